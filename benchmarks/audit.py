@@ -1,10 +1,13 @@
-"""The audit against faiss's exact search, how it grows, and the approximate audit of a million samples.
+"""The audit against faiss's exact search, how it grows, and the approximate audit of a million
+samples.
 
     .venv/bin/python benchmarks/audit.py [--quick]
 
-Exact: `kf.audit` of 50,000 × 128 features (a mixture of clusters; α = 0.01, 10 pairs an anchor: thresholds, pairs, duplicates, hubs,
-suggested α) and `faiss.IndexFlatIP.search` with k = α · N over the same unit features, in turn, on all cores; then memory and time up to
-200,000 samples, and 1,000,000 approximately, each in a process of its own. Memory is the peak above what the process held with its input.
+Exact: `kf.audit` of 50,000 × 128 features (a mixture of clusters; α = 0.01, 10 pairs an anchor:
+thresholds, pairs, duplicates, hubs, suggested α) and `faiss.IndexFlatIP.search` with k = α · N over
+the same unit features, in turn, on all cores; then memory and time up to 200,000 samples, and
+1,000,000 approximately, each in a process of its own. Memory is the peak above what the process
+held with its input.
 """
 
 from __future__ import annotations
@@ -69,13 +72,22 @@ def one(num: int, search: str) -> dict[str, float]:
     seconds = time.perf_counter() - start
     result = {"seconds": seconds, "memory": peak.above, "pairs": len(found.pairs) / num}
     if found.check is not None:
-        result |= {"recall": found.check.recall, "threshold_error": found.check.threshold_error, "searched": found.check.searched}
+        result |= {
+            "recall": found.check.recall,
+            "threshold_error": found.check.threshold_error,
+            "searched": found.check.searched,
+        }
     return result
 
 
 def apart(num: int, search: str) -> dict[str, float]:
     """The same in a fresh process."""
-    output = subprocess.run([sys.executable, __file__, "--one", str(num), search], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        [sys.executable, __file__, "--one", str(num), search],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     result: dict[str, float] = json.loads(output.splitlines()[-1])
     return result
 
@@ -93,16 +105,28 @@ def side_by_side(num: int, repetitions: int) -> float:
         index.add(unit)
         return index.search(unit, int(ALPHA * num))
 
-    times = interleaved({"kinfolk": lambda: kf.audit(x, ALPHA, pairs=PAIRS), "faiss": by_faiss}, repetitions)
+    times = interleaved(
+        {"kinfolk": lambda: kf.audit(x, ALPHA, pairs=PAIRS), "faiss": by_faiss}, repetitions
+    )
     ratio = median(times["kinfolk"]) / median(times["faiss"])
-    print(f"{num:,} × {DIM}: kf.audit {median(times['kinfolk']):.1f} s, IndexFlatIP k = {int(ALPHA * num)} {median(times['faiss']):.1f} s,")
-    print(f"  ratio {ratio:.2f} (rounds: {', '.join(f'{a / b:.2f}' for a, b in zip(times['kinfolk'], times['faiss'], strict=True))})")
+    print(
+        f"{num:,} × {DIM}: kf.audit {median(times['kinfolk']):.1f} s, IndexFlatIP k ="
+        f" {int(ALPHA * num)} {median(times['faiss']):.1f} s,"
+    )
+    print(
+        f"  ratio {ratio:.2f} (rounds:"
+        f" {', '.join(f'{a / b:.2f}' for a, b in zip(times['kinfolk'], times['faiss'], strict=True))})"  # noqa: E501
+    )
     return ratio
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a fifth of the samples: to see that it runs")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a fifth of the samples: to see that it runs"
+    )
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--one", nargs=2, metavar=("N", "SEARCH"), help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -123,8 +147,9 @@ def main() -> None:
         print(f"  {verdict(result['memory'], MEMORY)}")
     result = apart(1_000_000 // part, "approximate")
     print(
-        f"{1_000_000 // part:,} approximate: {result['seconds']:.0f} s, peak {result['memory']:.0f} MiB, recall {result['recall']:.3f} "
-        f"({result['searched']:.0f} lists searched), threshold error {result['threshold_error']:.4f}"
+        f"{1_000_000 // part:,} approximate: {result['seconds']:.0f} s, peak {result['memory']:.0f}"
+        f" MiB, recall {result['recall']:.3f} ({result['searched']:.0f} lists searched), threshold"
+        f" error {result['threshold_error']:.4f}"
     )
     print(f"  wanted ≥ {RECALL}: {'reached' if result['recall'] >= RECALL else 'MISSED'}")
 

@@ -1,9 +1,10 @@
-"""Figures over the epochs of all runs of a study, drawn side by side: a panel for each framework and figure, a line for each run.
+"""Figures over the epochs of all runs of a study, drawn side by side: a panel for each framework
+and figure, a line for each run.
 
     .venv/bin/python benchmarks/curves.py runs/study/spcl-temperature/cifar10-8000 tp_similarity fn_similarity [--out curves.html]
 
 Reads the metrics.jsonl of every run below the folder; the page needs nothing else.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ Runs = dict[str, list[dict[str, float]]]
 
 def read(folder: Path) -> Runs:
     """The epochs of every run, by its folder's name: `spcl_temperature_0.1-0`."""
-    found = {path.parent.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*/metrics.jsonl"))}
+    found = {
+        path.parent.name: path.read_text(encoding="utf-8")
+        for path in sorted(folder.glob("*/metrics.jsonl"))
+    }
     return {name: [json.loads(line) for line in text.splitlines()] for name, text in found.items()}
 
 
@@ -29,12 +33,19 @@ def method_of(run: str) -> str:
 
 
 def drawn(runs: Runs, names: list[str]) -> Any:
-    """Methods from top to bottom, figures from left to right; the panels of a figure have one scale."""
+    """Methods from top to bottom, figures from left to right; the panels of a figure have one
+    scale."""
     from plotly.subplots import make_subplots
 
     methods = list(dict.fromkeys(map(method_of, runs)))
     titles = [f"{method}: {name}" for method in methods for name in names]
-    figure = make_subplots(len(methods), len(names), subplot_titles=titles, x_title="epoch", vertical_spacing=0.24 / len(methods))
+    figure = make_subplots(
+        len(methods),
+        len(names),
+        subplot_titles=titles,
+        x_title="epoch",
+        vertical_spacing=0.24 / len(methods),
+    )
     for row, method in enumerate(methods, 1):
         for shade, run in enumerate(run for run in runs if method_of(run) == method):
             for column, name in enumerate(names, 1):
@@ -58,10 +69,14 @@ def drawn(runs: Runs, names: list[str]) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="runs of a study")
     parser.add_argument("figures", nargs="+", help="names in metrics.jsonl")
-    parser.add_argument("--out", type=Path, help="page to write; by default curves.html beside the runs")
+    parser.add_argument(
+        "--out", type=Path, help="page to write; by default curves.html beside the runs"
+    )
     options = parser.parse_args()
     runs = read(options.folder)
     if not runs:

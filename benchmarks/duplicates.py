@@ -1,4 +1,5 @@
-"""Near-duplicates: precision and recall on real images with planted copies, beside perceptual hashes.
+"""Near-duplicates: precision and recall on real images with planted copies, beside perceptual
+hashes.
 
     pip install imagehash
     .venv/bin/python benchmarks/duplicates.py tinyimagenet15.npz [cifar10.npz …] [--number 1000]
@@ -97,9 +98,12 @@ def measure(path: Path, number: int) -> None:
     images, others = images[:number], images[number:]
     copied = random.permutation(number)[: COPIES * len(KINDS)]
     planted = {
-        kind: [(int(at), number + place) for place, at in enumerate(copied) if place % 4 == index] for index, kind in enumerate(KINDS)
+        kind: [(int(at), number + place) for place, at in enumerate(copied) if place % 4 == index]
+        for index, kind in enumerate(KINDS)
     }
-    copies = [copy_of(images[at], KINDS[place % 4], random) for place, at in enumerate(copied.tolist())]
+    copies = [
+        copy_of(images[at], KINDS[place % 4], random) for place, at in enumerate(copied.tolist())
+    ]
     every = {pair for pairs in planted.values() for pair in pairs}
     for method in ("kinfolk", "phash"):
         try:
@@ -115,12 +119,16 @@ def measure(path: Path, number: int) -> None:
         extra = sorted(found - every)[:8]
         if extra or wrong:
             shown = [(int(chosen[a]), int(chosen[b])) for a, b in extra if b < number]
-            beyond = [(int(chosen[number + a]), int(chosen[number + b])) for a, b in sorted(wrong)[:8]]
+            beyond = [
+                (int(chosen[number + a]), int(chosen[number + b])) for a, b in sorted(wrong)[:8]
+            ]
             print(f"  not planted, by row of x_train: {shown}; without copies: {beyond}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path, nargs="+")
     parser.add_argument("--number", type=int, default=1000)
     given = parser.parse_args()

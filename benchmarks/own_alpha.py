@@ -1,10 +1,12 @@
-"""Does a share α_i for each sample, by the shape of its similarities, find more false negatives than one α for all?
+"""Does a share α_i for each sample, by the shape of its similarities, find more false negatives
+than one α for all?
 
     .venv/bin/python benchmarks/own_alpha.py FEATURES.npy …
 
-Each file as `kinfolk embed` writes it, with its labels beside it as .parquet. F1 of the flagged pairs against the labels, both rules
-flagging the same share of all pairs; also for a part of the samples whose classes have unequal sizes, the smallest a thirtieth of the
-largest, or of less than eleven classes each 0.7 times the one before.
+Each file as `kinfolk embed` writes it, with its labels beside it as .parquet. F1 of the flagged
+pairs against the labels, both rules flagging the same share of all pairs; also for a part of the
+samples whose classes have unequal sizes, the smallest a thirtieth of the largest, or of less than
+eleven classes each 0.7 times the one before.
 """
 
 from __future__ import annotations
@@ -28,7 +30,11 @@ def unequal(labels: NDArray[np.int64]) -> NDArray[np.int64]:
     factor = max(0.7, (1 / 30) ** (1 / max(1, len(classes) - 1)))
     rng = np.random.default_rng(0)
     kept = [
-        rng.choice(np.flatnonzero(labels == each), max(2, round(int(sizes.min()) * factor**i)), replace=False)
+        rng.choice(
+            np.flatnonzero(labels == each),
+            max(2, round(int(sizes.min()) * factor**i)),
+            replace=False,
+        )
         for i, each in enumerate(classes)
     ]
     return np.sort(np.concatenate(kept))
@@ -43,9 +49,14 @@ def line(name: str, features: NDArray[np.float32], labels: NDArray[np.int64]) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("features", nargs="+", type=Path)
-    print(f"| features, samples | {' | '.join(f'α = {alpha}' for alpha in ALPHAS)} |\n|---{'|---' * len(ALPHAS)}|")
+    print(
+        f"| features, samples | {' | '.join(f'α = {alpha}' for alpha in ALPHAS)}"
+        f" |\n|---{'|---' * len(ALPHAS)}|"
+    )
     for path in parser.parse_args().features:
         features = np.load(path, mmap_mode="r")
         labels, _ = encode(read_labels(path.with_suffix(".parquet")).values, len(features))

@@ -1,16 +1,21 @@
-"""What a ring costs over a queue: its selection, the loss, a training step, memory; and how well its bounds are learned.
+"""What a ring costs over a queue: its selection, the loss, a training step, memory; and how well
+its bounds are learned.
 
     .venv/bin/python benchmarks/queues.py
     .venv/bin/python benchmarks/queues.py --only loss --repetitions 5
 
-selection   a ring of 256 anchors over a queue of 65,536 against a full `torch.sort` of the same similarities
-loss        NT-Xent over that queue, forward and backward, with an exact and a learned ring against the plain loss;
-            for comparison the plain loss as it is usually written, in autograd
-step        views, encoders, loss, backward, optimiser, momentum: `moco+ring` against `moco`; resnet10, 32×32, batch 256, queue 4,096
-memory      what one call of the loss adds at its peak, in a process of its own, in row blocks × queue
+selection   a ring of 256 anchors over a queue of 65,536 against a full `torch.sort` of the same
+            similarities
+loss        NT-Xent over that queue, forward and backward, with an exact and a learned ring against
+            the plain loss; for comparison the plain loss as it is usually written, in autograd
+step        views, encoders, loss, backward, optimiser, momentum: `moco+ring` against `moco`;
+            resnet10, 32×32, batch 256, queue 4,096
+memory      what one call of the loss adds at its peak, in a process of its own, in row blocks ×
+            queue
 bounds      the learned bounds of a ring against the exact quantiles, on frozen features
 
-Interleaved repetitions, medians; for the steps the median of the difference, so that slow phases of the machine fall on both.
+Interleaved repetitions, medians; for the steps the median of the difference, so that slow phases of
+the machine fall on both.
 """
 
 from __future__ import annotations
@@ -45,17 +50,23 @@ ROWS = 64  # of a block, as many as the engine takes for such a queue on a CPU
 
 
 def features(number: int, clusters: int = 30, seed: int = 0) -> Tensor:
-    """(number, D) unit vectors around random centres: a cluster has 3 % of them, so that neither bound lies in the gap between the own
-    cluster and the others."""
+    """(number, D) unit vectors around random centres: a cluster has 3 % of them, so that neither
+    bound lies in the gap between the own cluster and the others."""
     g = torch.Generator().manual_seed(seed)
     centres = torch.randn(clusters, D, generator=g)
-    return F.normalize(centres[torch.randint(clusters, (number,), generator=g)] + torch.randn(number, D, generator=g), dim=1)
+    return F.normalize(
+        centres[torch.randint(clusters, (number,), generator=g)]
+        + torch.randn(number, D, generator=g),
+        dim=1,
+    )
 
 
 def rings() -> dict[str, kf.Ring]:
     return {
         "exact ring": kf.Ring(lower=LOWER, upper=UPPER, num_samples=NUM_SAMPLES),
-        "learned ring": kf.Ring(lower=LOWER, upper=UPPER, num_samples=NUM_SAMPLES, boundaries="learned"),
+        "learned ring": kf.Ring(
+            lower=LOWER, upper=UPPER, num_samples=NUM_SAMPLES, boundaries="learned"
+        ),
     }
 
 
@@ -64,17 +75,25 @@ def table(times: dict[str, list[float]], base: str, wanted: dict[str, float]) ->
         ratio = median(values) / median(times[base])
         spread = f"{min(values) * 1e3:.1f} to {max(values) * 1e3:.1f}"
         said = verdict(ratio, wanted[name]) if name in wanted else ""
-        print(f"  {name:22}{median(values) * 1e3:9.1f} ms  {spread:>18}   {ratio:6.3f} of {base}  {said}")
+        print(
+            f"  {name:22}{median(values) * 1e3:9.1f} ms  {spread:>18}   {ratio:6.3f} of {base} "
+            f" {said}"
+        )
 
 
 def selection(repetitions: int) -> None:
     print(
-        f"\nselection: {BATCH} anchors × {QUEUE} candidates in blocks of {ROWS} rows, lower {LOWER}, upper {UPPER}, "
-        f"{repetitions} interleaved repetitions, medians (range)"
+        f"\nselection: {BATCH} anchors × {QUEUE} candidates in blocks of {ROWS} rows, lower"
+        f" {LOWER}, upper {UPPER}, {repetitions} interleaved repetitions, medians (range)"
     )
     z, ids = features(BATCH + QUEUE), torch.arange(BATCH)
     rows = [slice(first, first + ROWS) for first in range(0, BATCH, ROWS)]
-    blocks = [Block(z[r] @ z[BATCH:].T, ids[r], torch.arange(QUEUE) + BATCH, 1, torch.full((ROWS,), QUEUE)) for r in rows]
+    blocks = [
+        Block(
+            z[r] @ z[BATCH:].T, ids[r], torch.arange(QUEUE) + BATCH, 1, torch.full((ROWS,), QUEUE)
+        )
+        for r in rows
+    ]
     ring = kf.Ring(lower=LOWER, upper=UPPER)
     runs: dict[str, Callable[[], object]] = {
         "full sort": lambda: [block.sim_RC.sort(1) for block in blocks],
@@ -87,17 +106,24 @@ def queue_pairs() -> tuple[Pairs, Tensor]:
     """A batch of queries with their keys over the queue, and the queries."""
     z = features(2 * BATCH + QUEUE)
     queries, keys = z[:BATCH].clone().requires_grad_(), z[BATCH : 2 * BATCH].unsqueeze(1)
-    return Pairs(queries, z[2 * BATCH :], keys, torch.arange(BATCH), torch.arange(QUEUE) + BATCH), queries
+    return (
+        Pairs(queries, z[2 * BATCH :], keys, torch.arange(BATCH), torch.arange(QUEUE) + BATCH),
+        queries,
+    )
 
 
 def loss(repetitions: int) -> None:
-    print(f"\nloss: {BATCH} × {QUEUE}, forward + backward, {repetitions} interleaved repetitions, medians (range)")
+    print(
+        f"\nloss: {BATCH} × {QUEUE}, forward + backward, {repetitions} interleaved repetitions,"
+        " medians (range)"
+    )
     pairs, queries = queue_pairs()
     runs: dict[str, Callable[[], object]] = {}
     for compiles in (False, True):
         for name, detector in {"plain": None, **rings()}.items():
             objective = NTXentLoss(temperature=TEMPERATURE, detector=detector, compile=compiles)
-            for _ in range(3):  # learned bounds have left their start, and what is compiled is ready
+            # learned bounds have left their start, and what is compiled is ready
+            for _ in range(3):
                 objective.on(pairs)
             called = f"{name}, compiled" if compiles else name
             runs[called] = lambda objective=objective: objective.on(pairs).backward()  # type: ignore[misc]
@@ -108,7 +134,10 @@ def loss(repetitions: int) -> None:
 def autograd(queries: Tensor, pairs: Pairs) -> Tensor:
     """MoCo's loss as it is usually written."""
     q = F.normalize(queries, dim=1)
-    logits = torch.cat([(q * pairs.positives[:, 0]).sum(1, keepdim=True), q @ pairs.candidates.T], 1) / TEMPERATURE
+    logits = (
+        torch.cat([(q * pairs.positives[:, 0]).sum(1, keepdim=True), q @ pairs.candidates.T], 1)
+        / TEMPERATURE
+    )
     return F.cross_entropy(logits, torch.zeros(len(q), dtype=torch.int64))
 
 
@@ -116,9 +145,18 @@ def stepper(method: str, arguments: dict[str, Any], pixels: Tensor) -> Callable[
     torch.manual_seed(0)
     encoder = build_encoder("resnet10", stem="cifar", width=16)
     head = projection_head(encoder.output_size, encoder.output_size, D, norm=False)
-    framework = build(parse(method), encoder, head, Context(len(pixels)), {"queue_size": 4096, "momentum": 0.99}, arguments)
+    framework = build(
+        parse(method),
+        encoder,
+        head,
+        Context(len(pixels)),
+        {"queue_size": 4096, "momentum": 0.99},
+        arguments,
+    )
     framework.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = torch.optim.SGD([p for p in framework.parameters() if p.requires_grad], lr=0.03, momentum=0.9)
+    optimizer = torch.optim.SGD(
+        [p for p in framework.parameters() if p.requires_grad], lr=0.03, momentum=0.9
+    )
     views = Views("moco", 32)
 
     def step(number: int) -> None:
@@ -136,7 +174,10 @@ def stepper(method: str, arguments: dict[str, Any], pixels: Tensor) -> Callable[
 
 def step(steps: int, filling: int = 18) -> None:
     pixels = torch.randint(0, 256, (8192, 32, 32, 3), dtype=torch.uint8)
-    print(f"\nstep: batch {BATCH}, queue 4,096, {steps} interleaved steps each after {filling} that fill the queue, median difference")
+    print(
+        f"\nstep: batch {BATCH}, queue 4,096, {steps} interleaved steps each after {filling} that"
+        " fill the queue, median difference"
+    )
     arguments = {"lower": LOWER, "upper": UPPER, "anneal": "none"}
     for method in ("moco+ring", "moco+ring:learned"):
         runs = {"moco": stepper("moco", {}, pixels), method: stepper(method, arguments, pixels)}
@@ -148,7 +189,11 @@ def step(steps: int, filling: int = 18) -> None:
                 if number >= filling:
                     times[name].append(time.perf_counter() - start)
         base = statistics.median(times["moco"])
-        overhead = 100 * statistics.median(b - a for a, b in zip(times["moco"], times[method], strict=True)) / base
+        overhead = (
+            100
+            * statistics.median(b - a for a, b in zip(times["moco"], times[method], strict=True))
+            / base
+        )
         said = verdict(overhead, 3.0) if method == "moco+ring" else ""
         print(f"  moco {base * 1e3:7.1f} ms   {method:18} {overhead:+5.1f} %   {said}")
 
@@ -158,7 +203,9 @@ def peak(rows: int, detector: str) -> float:
     pairs, _ = queue_pairs()
     made: dict[str, kf.Ring | None] = {"plain": None, **rings()}
     z = features(64).requires_grad_()
-    first = NTXentLoss(temperature=TEMPERATURE, detector=kf.Ring(lower=LOWER, upper=UPPER, num_samples=64))(z, z, torch.arange(64))
+    first = NTXentLoss(
+        temperature=TEMPERATURE, detector=kf.Ring(lower=LOWER, upper=UPPER, num_samples=64)
+    )(z, z, torch.arange(64))
     first.backward()  # loads what torch loads at the first call
     objective = NTXentLoss(temperature=TEMPERATURE, detector=made[detector], block_rows=rows)
     Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
@@ -169,21 +216,33 @@ def peak(rows: int, detector: str) -> float:
 
 def memory() -> None:
     copy = 4 * QUEUE * D / 2**20
-    print(f"\nmemory: what one call adds at its peak, forward + backward; a normalised copy of the queue, {copy:.0f} MB, is part of it")
+    print(
+        "\nmemory: what one call adds at its peak, forward + backward; a normalised copy of the"
+        f" queue, {copy:.0f} MB, is part of it"
+    )
     for detector in ("plain", *rings()):
         for rows in (16, 64, 256):
             command = [sys.executable, __file__, "--peak", str(rows), detector]
-            megabytes = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+            megabytes = float(
+                subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            )
             block = 4 * rows * QUEUE / 2**20
             beside = f"{(megabytes - copy) / block:5.2f} blocks beside the copy"
-            print(f"  {detector:14} {rows:4} rows a block of {block:5.0f} MB   {megabytes:7.1f} MB   {beside}")
+            print(
+                f"  {detector:14} {rows:4} rows a block of {block:5.0f} MB   {megabytes:7.1f} MB  "
+                f" {beside}"
+            )
 
 
 def bounds(visits: int, number: int = 16_384, queue: int = 8192) -> None:
     print(
-        f"\nbounds: {number} frozen features, queue {queue}, batches of {BATCH}, {visits} visits; error against the exact quantile over all"
+        f"\nbounds: {number} frozen features, queue {queue}, batches of {BATCH}, {visits} visits;"
+        " error against the exact quantile over all"
     )
-    z, detector = features(number), kf.Ring(lower=LOWER, upper=UPPER, num_samples=number, boundaries="learned").train()
+    z, detector = (
+        features(number),
+        kf.Ring(lower=LOWER, upper=UPPER, num_samples=number, boundaries="learned").train(),
+    )
     g, held = torch.Generator().manual_seed(0), torch.randperm(number)[:queue]
     for _ in range(visits):
         for ids in torch.randperm(number, generator=g).split(BATCH):  # type: ignore[no-untyped-call]
@@ -202,24 +261,37 @@ def bounds(visits: int, number: int = 16_384, queue: int = 8192) -> None:
         learned = getattr(detector.boundaries.store, f"{name}_level")[judged]
         error = learned - order[:, math.floor(share * order.shape[1])]
         below = (order < learned.unsqueeze(1)).float().mean()
-        figures = f"mean error {error.abs().mean():.4f}, root mean square {error.square().mean().sqrt():.4f}"
+        figures = (
+            f"mean error {error.abs().mean():.4f}, root mean square"
+            f" {error.square().mean().sqrt():.4f}"
+        )
         print(f"  {name}  {figures}; {below:.4f} below, wanted {share}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What a ring costs over a queue.")
-    parser.add_argument("--only", nargs="*", choices=["selection", "loss", "step", "memory", "bounds"])
+    parser.add_argument(
+        "--only", nargs="*", choices=["selection", "loss", "step", "memory", "bounds"]
+    )
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--steps", type=int, default=70)
     parser.add_argument("--visits", type=int, default=10)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--peak", nargs=2, metavar=("ROWS", "DETECTOR"), help="print the peak memory in MB of one call, and end")
+    parser.add_argument(
+        "--peak",
+        nargs=2,
+        metavar=("ROWS", "DETECTOR"),
+        help="print the peak memory in MB of one call, and end",
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.peak:
         print(peak(int(options.peak[0]), options.peak[1]))
         return
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads of {os.cpu_count()} cores, D = {D}, float32")
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads of {os.cpu_count()} cores, D"
+        f" = {D}, float32"
+    )
     parts: dict[str, Callable[[], None]] = {
         "selection": lambda: selection(options.repetitions),
         "loss": lambda: loss(options.repetitions),

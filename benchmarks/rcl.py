@@ -1,10 +1,12 @@
-"""What online hierarchical clustering costs: its growth with the data set, and its share of a training step.
+"""What online hierarchical clustering costs: its growth with the data set, and its share of a
+training step.
 
     .venv/bin/python benchmarks/rcl.py
 
-Growth: updates of batch 256, dimension 128, three levels, on data sets whose clusters have one size (10 samples, then 10 clusters);
-taken in turn. Share: `simclr` against `simclr+hierarchy` on resnet10, 32×32, batch 256, 15,000
-samples; the update alone, timed inside the step, in percent of the plain step.
+Growth: updates of batch 256, dimension 128, three levels, on data sets whose clusters have one size
+(10 samples, then 10 clusters); taken in turn. Share: `simclr` against `simclr+hierarchy` on
+resnet10, 32×32, batch 256, 15,000 samples; the update alone, timed inside the step, in percent of
+the plain step.
 """
 
 from __future__ import annotations
@@ -32,10 +34,14 @@ GROWTH, SHARE = 2.0, 5.0
 
 
 def planted(number: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """(3, N) labels, 10 samples a cluster and 10 clusters a higher one, and (N, D) unit-norm features around their centres."""
+    """(3, N) labels, 10 samples a cluster and 10 clusters a higher one, and (N, D) unit-norm
+    features around their centres."""
     g = torch.Generator().manual_seed(seed)
     fine, top = torch.arange(number) // 10, torch.arange(number) // 100
-    z = torch.randn(int(top[-1]) + 1, DIM, generator=g)[top] + 0.7 * torch.randn(int(fine[-1]) + 1, DIM, generator=g)[fine]
+    z = (
+        torch.randn(int(top[-1]) + 1, DIM, generator=g)[top]
+        + 0.7 * torch.randn(int(fine[-1]) + 1, DIM, generator=g)[fine]
+    )
     z += 0.5 * torch.randn(number, DIM, generator=g)
     return torch.stack((torch.arange(number), fine, top)), F.normalize(z, dim=1, out=z)
 
@@ -61,7 +67,10 @@ def growth(repetitions: int) -> None:
         print(f"{name:>10} samples {seconds * 1e3:7.1f} ms an update")
     ratio = times[f"{SIZES[-1]:,}"] / times[f"{SIZES[0]:,}"]
     print(f"{SIZES[-1]:,} against {SIZES[0]:,}: {ratio:.2f}×   {verdict(ratio, GROWTH)}")
-    print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB with all three")
+    print(
+        f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB with all"
+        " three"
+    )
 
 
 class Steps:
@@ -74,7 +83,12 @@ class Steps:
         settings = {"merge_similarity": SIMILARITY} if "+" in method else {}
         self.framework = build(parse(method), encoder, head, Context(len(pixels)), {}, settings)
         self.optimizer = torch.optim.SGD(self.framework.parameters(), lr=0.03, momentum=0.9)
-        self.views, self.pixels, self.number, self.updating = Views("simclr", 32), pixels, 0, list[float]()
+        self.views, self.pixels, self.number, self.updating = (
+            Views("simclr", 32),
+            pixels,
+            0,
+            list[float](),
+        )
         detector = self.framework.objective.detector
         if isinstance(detector, Detector):
             labels, z = planted(len(pixels))
@@ -84,7 +98,8 @@ class Steps:
 
             def timed(ids: Tensor, features: Tensor, is_finite: Tensor | None = None) -> None:
                 start = time.perf_counter()
-                update(ids, z[ids] + 0.02 * torch.randn(len(ids), DIM))  # the encoder is untrained: planted features stand for its own
+                # the encoder is untrained: planted features stand for its own
+                update(ids, z[ids] + 0.02 * torch.randn(len(ids), DIM))
                 self.updating.append(time.perf_counter() - start)
 
             detector.clusters.update = timed  # type: ignore[method-assign]
@@ -103,9 +118,17 @@ def share(repetitions: int) -> None:
     runs = {name: Steps(name, pixels) for name in ("simclr", "simclr+hierarchy")}
     times = interleaved(runs, repetitions)
     base, update = median(times["simclr"]), median(runs["simclr+hierarchy"].updating[1:])
-    whole = statistics.median(b - a for a, b in zip(times["simclr"], times["simclr+hierarchy"], strict=True))
-    print(f"simclr {base * 1e3:.0f} ms a step, the update {update * 1e3:.1f} ms, all that `+hierarchy` adds {whole * 1e3:.1f} ms")
-    print(f"the update's share of a step: {100 * update / base:.1f} %   {verdict(100 * update / base, SHARE)}")
+    whole = statistics.median(
+        b - a for a, b in zip(times["simclr"], times["simclr+hierarchy"], strict=True)
+    )
+    print(
+        f"simclr {base * 1e3:.0f} ms a step, the update {update * 1e3:.1f} ms, all that"
+        f" `+hierarchy` adds {whole * 1e3:.1f} ms"
+    )
+    print(
+        f"the update's share of a step: {100 * update / base:.1f} %  "
+        f" {verdict(100 * update / base, SHARE)}"
+    )
 
 
 def main() -> None:
@@ -115,7 +138,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, batch {BATCH}, dimension {DIM}, 3 levels")
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, batch {BATCH}, dimension"
+        f" {DIM}, 3 levels"
+    )
     growth(options.updates)
     share(options.steps)
 

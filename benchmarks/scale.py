@@ -1,11 +1,13 @@
-"""What every store holds, and what crosses ranks, by arithmetic: the tables of docs/scale.md. A test compares them with the real stores.
+"""What every store holds, and what crosses ranks, by arithmetic: the tables of docs/scale.md. A
+test compares them with the real stores.
 
     .venv/bin/python benchmarks/scale.py            # the computed tables
     .venv/bin/python benchmarks/scale.py measure    # what can be measured: memory and time at 10⁵, 10⁶ and 10⁷ samples, start-up, GradCache
 
-Key: N samples of the data set, B of a step on all ranks together, D embedding, L levels of clusters, K clusters in all of them, H levels
-of a hierarchy, Q places of a queue, P known pairs, each counted in both directions.
-"""
+Key: N samples of the data set, B of a step on all ranks together, D embedding, L levels of
+clusters, K clusters in all of them, H levels of a hierarchy, Q places of a queue, P known pairs,
+each counted in both directions.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ def clusters(N: int) -> int:
 
 @dataclass(frozen=True)
 class Held:
-    """A store: who has it, its bytes as a formula and as a function of N, and a small one to compare with."""
+    """A store: who has it, its bytes as a formula and as a function of N, and a small one to
+    compare with."""
 
     name: str
     of: str
@@ -93,10 +96,20 @@ def held() -> list[Held]:
 
     def known(N: int) -> nn.Module:
         anchor = torch.arange(N).repeat_interleave(PAIRS)
-        return kf.Known(num_samples=N, pairs=torch.stack((anchor, (anchor + torch.arange(PAIRS).repeat(N) + 1) % N), 1), symmetric=False)
+        return kf.Known(
+            num_samples=N,
+            pairs=torch.stack((anchor, (anchor + torch.arange(PAIRS).repeat(N) + 1) % N), 1),
+            symmetric=False,
+        )
 
     return [
-        Held("`PerSample`: u", "`sogclr`", "4·N", lambda N: 4 * N, lambda N: kf.SogCLRLoss(num_samples=N, temperature=0.1)),
+        Held(
+            "`PerSample`: u",
+            "`sogclr`",
+            "4·N",
+            lambda N: 4 * N,
+            lambda N: kf.SogCLRLoss(num_samples=N, temperature=0.1),
+        ),
         Held(
             "the same, images and texts",
             "`sogclr-clip`, `fastclip`",
@@ -104,42 +117,131 @@ def held() -> list[Held]:
             lambda N: 8 * N,
             lambda N: kf.BimodalSogCLRLoss(num_samples=N, temperature=0.1),
         ),
-        Held("thresholds, tracking", "`glofnd`", "16·N", lambda N: 16 * N, lambda N: kf.GloFND(num_samples=N, alpha=0.01)),
-        Held("thresholds, Adam", "`glofnd`", "16·N", lambda N: 16 * N, lambda N: kf.GloFND(num_samples=N, alpha=0.01, rule="adam")),
-        Held("thresholds, SGD", "`glofnd`", "8·N", lambda N: 8 * N, lambda N: kf.GloFND(num_samples=N, alpha=0.01, rule="sgd")),
         Held(
-            "one threshold for all", "`glofnd`, `shared`", "16", lambda N: 16, lambda N: kf.GloFND(num_samples=N, alpha=0.01, shared=True)
+            "thresholds, tracking",
+            "`glofnd`",
+            "16·N",
+            lambda N: 16 * N,
+            lambda N: kf.GloFND(num_samples=N, alpha=0.01),
+        ),
+        Held(
+            "thresholds, Adam",
+            "`glofnd`",
+            "16·N",
+            lambda N: 16 * N,
+            lambda N: kf.GloFND(num_samples=N, alpha=0.01, rule="adam"),
+        ),
+        Held(
+            "thresholds, SGD",
+            "`glofnd`",
+            "8·N",
+            lambda N: 8 * N,
+            lambda N: kf.GloFND(num_samples=N, alpha=0.01, rule="sgd"),
+        ),
+        Held(
+            "one threshold for all",
+            "`glofnd`, `shared`",
+            "16",
+            lambda N: 16,
+            lambda N: kf.GloFND(num_samples=N, alpha=0.01, shared=True),
         ),
         Held("two thresholds", "`ring:learned`", "32·N", lambda N: 32 * N, Boundaries),
-        Held("`Bank`", "`ir`, `la`, `cmc`", "(4·D + 1)·N", lambda N: (4 * D + 1) * N, lambda N: Bank(N, D)),
-        Held("`Collected`", "`ifnd`, `source=bank`", "(4·D + 1)·N", lambda N: (4 * D + 1) * N, collected),
-        Held("clusters", "`pcl`, `la`, `cave`", "8·L·N + 4·D·K", lambda N: 8 * L * N + 4 * D * clusters(N), labels),
-        Held("clusters, accepted labels, confidence", "`ifnd`", "13·L·N + 4·D·K", lambda N: 13 * L * N + 4 * D * clusters(N), ifnd),
-        Held("hierarchy", "`hierarchy`, `rcl`", "(56 + 4·D)·H·N", lambda N: (56 + 4 * D) * H * N, tree),
-        Held("labels", "`oracle`", "8·N", lambda N: 8 * N, lambda N: kf.Oracle(torch.zeros(N, dtype=torch.int64))),
+        Held(
+            "`Bank`",
+            "`ir`, `la`, `cmc`",
+            "(4·D + 1)·N",
+            lambda N: (4 * D + 1) * N,
+            lambda N: Bank(N, D),
+        ),
+        Held(
+            "`Collected`",
+            "`ifnd`, `source=bank`",
+            "(4·D + 1)·N",
+            lambda N: (4 * D + 1) * N,
+            collected,
+        ),
+        Held(
+            "clusters",
+            "`pcl`, `la`, `cave`",
+            "8·L·N + 4·D·K",
+            lambda N: 8 * L * N + 4 * D * clusters(N),
+            labels,
+        ),
+        Held(
+            "clusters, accepted labels, confidence",
+            "`ifnd`",
+            "13·L·N + 4·D·K",
+            lambda N: 13 * L * N + 4 * D * clusters(N),
+            ifnd,
+        ),
+        Held(
+            "hierarchy",
+            "`hierarchy`, `rcl`",
+            "(56 + 4·D)·H·N",
+            lambda N: (56 + 4 * D) * H * N,
+            tree,
+        ),
+        Held(
+            "labels",
+            "`oracle`",
+            "8·N",
+            lambda N: 8 * N,
+            lambda N: kf.Oracle(torch.zeros(N, dtype=torch.int64)),
+        ),
         Held("known pairs", "`known`", "8·N + 8·P", lambda N: (8 + 8 * PAIRS) * N, known),
-        Held("`Queue`", "`moco`, `nnclr`, `rcl`, `pcl`", "(4·D + 8)·Q", lambda N: (4 * D + 8) * Q, lambda N: Queue(Q, D)),
+        Held(
+            "`Queue`",
+            "`moco`, `nnclr`, `rcl`, `pcl`",
+            "(4·D + 8)·Q",
+            lambda N: (4 * D + 8) * Q,
+            lambda N: Queue(Q, D),
+        ),
     ]
 
 
 def steps() -> list[Sent]:
     return [
-        Sent("embeddings and ids", "`simclr`, `sogclr` and others without queue or bank", "8·B·(D + 2)", lambda b: 8 * b * (D + 2)),
+        Sent(
+            "embeddings and ids",
+            "`simclr`, `sogclr` and others without queue or bank",
+            "8·B·(D + 2)",
+            lambda b: 8 * b * (D + 2),
+        ),
         Sent("their gradient", "the same", "8·B·D", lambda b: 8 * b * D),
         Sent("ids and u", "`sogclr`", "12·B", lambda b: 12 * b),
         Sent("ids and thresholds, tracking", "`glofnd`", "32·B", lambda b: 32 * b),
         Sent("ids and two thresholds", "`ring:learned`", "40·B", lambda b: 40 * b),
         Sent("rows of the queue", "`moco`, `pcl`", "B·(4·D + 8)", lambda b: b * (4 * D + 8)),
         Sent("rows of the bank", "`ir`, `la`", "B·(4·D + 8)", lambda b: b * (4 * D + 8)),
-        Sent("collected embeddings", "`ifnd`, `source=bank`; `hierarchy`", "B·(8·D + 8)", lambda b: b * (8 * D + 8)),
+        Sent(
+            "collected embeddings",
+            "`ifnd`, `source=bank`; `hierarchy`",
+            "B·(8·D + 8)",
+            lambda b: b * (8 * D + 8),
+        ),
     ]
 
 
 def refreshes() -> list[Sent]:
     return [
-        Sent("features of all", "`ifnd`, `pcl`, `hierarchy`, where no bank has them", "4·D·N", lambda N: 4 * D * N),
-        Sent("clusters", "`pcl`, `la`, `cave`", "8·L·N + 4·D·K", lambda N: 8 * L * N + 4 * D * clusters(N)),
-        Sent("clusters, accepted labels, confidence", "`ifnd`", "13·L·N + 4·D·K", lambda N: 13 * L * N + 4 * D * clusters(N)),
+        Sent(
+            "features of all",
+            "`ifnd`, `pcl`, `hierarchy`, where no bank has them",
+            "4·D·N",
+            lambda N: 4 * D * N,
+        ),
+        Sent(
+            "clusters",
+            "`pcl`, `la`, `cave`",
+            "8·L·N + 4·D·K",
+            lambda N: 8 * L * N + 4 * D * clusters(N),
+        ),
+        Sent(
+            "clusters, accepted labels, confidence",
+            "`ifnd`",
+            "13·L·N + 4·D·K",
+            lambda N: 13 * L * N + 4 * D * clusters(N),
+        ),
     ]
 
 
@@ -154,17 +256,26 @@ def size(number: int) -> str:
 def main() -> None:
     print("| store | of | bytes | N = 10⁶ | N = 10⁸ | N = 10¹⁰ |\n|---|---|---|---|---|---|")
     for store in held():
-        print(f"| {store.name} | {store.of} | {store.formula} | {' | '.join(size(store.bytes(N)) for N in SIZES)} |")
+        print(
+            f"| {store.name} | {store.of} | {store.formula} |"
+            f" {' | '.join(size(store.bytes(N)) for N in SIZES)} |"
+        )
     print(f"\n| in a step | of | bytes | B = {B:,} |\n|---|---|---|---|")
     for part in steps():
         print(f"| {part.name} | {part.of} | {part.formula} | {size(part.bytes(B))} |")
-    print("\n| in a refresh | of | bytes | N = 10⁶ | N = 10⁸ | N = 10¹⁰ |\n|---|---|---|---|---|---|")
+    print(
+        "\n| in a refresh | of | bytes | N = 10⁶ | N = 10⁸ | N = 10¹⁰ |\n|---|---|---|---|---|---|"
+    )
     for part in refreshes():
-        print(f"| {part.name} | {part.of} | {part.formula} | {' | '.join(size(part.bytes(N)) for N in SIZES)} |")
+        print(
+            f"| {part.name} | {part.of} | {part.formula} |"
+            f" {' | '.join(size(part.bytes(N)) for N in SIZES)} |"
+        )
 
 
 def resident() -> dict[str, int]:
-    """Bytes of this process that no other has (RssAnon) and that are mapped from files, which others share (RssFile), from Linux."""
+    """Bytes of this process that no other has (RssAnon) and that are mapped from files, which
+    others share (RssFile), from Linux."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {name: int(lines[name].split()[0]) * 1024 for name in ("RssAnon", "RssFile")}
 
@@ -178,10 +289,17 @@ def sample_list(N: int) -> Samples:
     from kinfolk.data.sample_table import Samples
 
     parts = [
-        pa.array([f"train/n{row // 1300:08d}/n{row // 1300:08d}_{row % 1300:05d}.JPEG" for row in range(start, min(start + 100_000, N))])
+        pa.array(
+            [
+                f"train/n{row // 1300:08d}/n{row // 1300:08d}_{row % 1300:05d}.JPEG"
+                for row in range(start, min(start + 100_000, N))
+            ]
+        )
         for start in range(0, N, 100_000)
     ]
-    digests = pa.FixedSizeBinaryArray.from_buffers(pa.binary(8), N, [None, pa.py_buffer(np.arange(N).tobytes())])
+    digests = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(8), N, [None, pa.py_buffer(np.arange(N).tobytes())]
+    )
     return Samples(
         ids=np.arange(N),
         keys=TextColumn(pa.concat_arrays(parts)),
@@ -189,7 +307,11 @@ def sample_list(N: int) -> Samples:
         heights=np.full(N, 375),
         labels=np.arange(N) // 1300,
         classes=None,
-        splits=TextColumn(pa.DictionaryArray.from_arrays(pa.array(np.zeros(N, dtype=np.int8)), pa.array(["train"]))),
+        splits=TextColumn(
+            pa.DictionaryArray.from_arrays(
+                pa.array(np.zeros(N, dtype=np.int8)), pa.array(["train"])
+            )
+        ),
         sizes_bytes=np.full(N, 110_000),
         modified_ns=np.full(N, 1_700_000_000_000_000_000),
         digests=TextColumn(digests),
@@ -197,24 +319,35 @@ def sample_list(N: int) -> Samples:
 
 
 def open_list(file: str) -> dict[str, int]:
-    """In a process of its own: what mapping the list, and reading all of it, adds to the process."""
+    """In a process of its own: what mapping the list, and reading all of it, adds to the
+    process."""
     import numpy as np
 
     from kinfolk.data.captions import TextColumn
     from kinfolk.data.sample_table import Samples
 
-    with tempfile.TemporaryDirectory() as folder:  # what the libraries load when they are first used is not of the list
+    # what the libraries load when they are first used is not of the list
+    with tempfile.TemporaryDirectory() as folder:
         assert sample_list(1000).mapped(folder)[999].key
     before = resident()
     start = time.perf_counter()
     samples = Samples.open(file)
     seconds = time.perf_counter() - start
     opened = resident()
-    for numbers in (samples.widths, samples.heights, samples.sizes_bytes, samples.modified_ns, samples.ids):
+    for numbers in (
+        samples.widths,
+        samples.heights,
+        samples.sizes_bytes,
+        samples.modified_ns,
+        samples.ids,
+    ):
         np.asarray(numbers).sum()
     for column in (samples.keys, samples.splits, samples.digests):
         assert isinstance(column, TextColumn)
-        _ = [buffer is None or np.frombuffer(buffer, dtype=np.uint8).max() for buffer in column.array.buffers()]
+        _ = [
+            buffer is None or np.frombuffer(buffer, dtype=np.uint8).max()
+            for buffer in column.array.buffers()
+        ]
     assert samples[len(samples) - 1].key
     read = resident()
     return {
@@ -226,22 +359,32 @@ def open_list(file: str) -> dict[str, int]:
 
 
 def child(*arguments: str) -> Any:
-    """In a process that gives freed memory back at once, so that what is resident is what is held."""
+    """In a process that gives freed memory back at once, so that what is resident is what is
+    held."""
     malloc = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
-    out = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, check=True, env={**os.environ, **malloc})
+    out = subprocess.run(
+        [sys.executable, __file__, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **malloc},
+    )
     return json.loads(out.stdout)
 
 
 def measure_lists(sizes: tuple[int, ...]) -> None:
-    print("| samples | file, bytes a sample | mapped by a process, shared | of its own | opened in |\n|---|---|---|---|---|")
+    print(
+        "| samples | file, bytes a sample | mapped by a process, shared | of its own | opened in"
+        " |\n|---|---|---|---|---|"
+    )
     for N in sizes:
         with tempfile.TemporaryDirectory() as folder:
             file = sample_list(N).mapped(folder).file
             assert file is not None
             found = child("list", str(file))
             print(
-                f"| {N:,} | {file.stat().st_size / N:.1f} | {found['shared'] / N:.1f} | {found['private_read'] / N:.1f} "
-                f"| {found['microseconds'] / 1000:.1f} ms |"
+                f"| {N:,} | {file.stat().st_size / N:.1f} | {found['shared'] / N:.1f} |"
+                f" {found['private_read'] / N:.1f} | {found['microseconds'] / 1000:.1f} ms |"
             )
 
 
@@ -257,16 +400,30 @@ def store_memory(name: str, N: int) -> dict[str, int]:
 
 
 def measure_stores(sizes: tuple[int, ...], most: int) -> None:
-    print(f"\n| store | computed, bytes a sample | {' | '.join(f'measured, N = {N:,}' for N in sizes)} |\n|---|---|{'---|' * len(sizes)}")
+    print(
+        "\n| store | computed, bytes a sample |"
+        f" {' | '.join(f'measured, N = {N:,}' for N in sizes)} |\n|---|---|{'---|' * len(sizes)}"
+    )
     for store in held():
         if store.formula in ("24", "(4·D + 8)·Q"):
             continue
-        found = [f"{child('store', store.name, str(N))['bytes'] / N:.1f}" if store.bytes(N) < most else "not run" for N in sizes]
-        print(f"| {store.name} of {store.of} | {store.bytes(10**6) / 10**6:.1f} | {' | '.join(found)} |")
+        found = [
+            (
+                f"{child('store', store.name, str(N))['bytes'] / N:.1f}"
+                if store.bytes(N) < most
+                else "not run"
+            )
+            for N in sizes
+        ]
+        print(
+            f"| {store.name} of {store.of} | {store.bytes(10**6) / 10**6:.1f} |"
+            f" {' | '.join(found)} |"
+        )
 
 
 def measure_step(sizes: tuple[int, ...]) -> None:
-    """Loss, gradient with respect to the embeddings, and state of `sogclr+glofnd`: all of a step that might depend on N."""
+    """Loss, gradient with respect to the embeddings, and state of `sogclr+glofnd`: all of a step
+    that might depend on N."""
     import torch
 
     import kinfolk as kf
@@ -280,7 +437,9 @@ def measure_step(sizes: tuple[int, ...]) -> None:
 
     def step(N: int) -> Callable[[], None]:
         loss, draw = (
-            kf.SogCLRLoss(num_samples=N, temperature=0.1, detector=kf.GloFND(num_samples=N, alpha=0.01)),
+            kf.SogCLRLoss(
+                num_samples=N, temperature=0.1, detector=kf.GloFND(num_samples=N, alpha=0.01)
+            ),
             torch.Generator().manual_seed(0),
         )
 
@@ -291,14 +450,18 @@ def measure_step(sizes: tuple[int, ...]) -> None:
 
     times = interleaved({f"{N:,}": step(N) for N in sizes}, repetitions=15, seconds=0.1)
     first = times[f"{sizes[0]:,}"]
-    print(f"\n| samples | step without encoder, batch {batch} | of that at {sizes[0]:,} |\n|---|---|---|")
+    print(
+        f"\n| samples | step without encoder, batch {batch} | of that at {sizes[0]:,}"
+        " |\n|---|---|---|"
+    )
     for name, taken in times.items():
         ratio = median([a / b for a, b in zip(taken, first, strict=True)])
         print(f"| {name} | {1000 * median(taken):.2f} ms | {ratio:.2f} |")
 
 
 def measure_start(files: int) -> None:
-    """A folder of many files (hard links to a few): its listing, and its start with the index that the first has left."""
+    """A folder of many files (hard links to a few): its listing, and its start with the index that
+    the first has left."""
     import io
 
     from PIL import Image
@@ -320,17 +483,23 @@ def measure_start(files: int) -> None:
         times = []
         for _ in range(2):
             start = time.perf_counter()
-            found = len(StreamSource(root, Path(folder) / "index", labels_from_folders=True).samples)
+            found = len(
+                StreamSource(root, Path(folder) / "index", labels_from_folders=True).samples
+            )
             times.append(time.perf_counter() - start)
         start = time.perf_counter()
         open_folder(root, labels_from_folders=True)
         listed = time.perf_counter() - start
-    print(f"\n{found:,} files in {files // 1000:,} folders: index made in {times[0]:.1f} s, mapped by a later start in {times[1]:.3f} s")
+    print(
+        f"\n{found:,} files in {files // 1000:,} folders: index made in {times[0]:.1f} s, mapped by"
+        f" a later start in {times[1]:.3f} s"
+    )
     print(f"listing alone, which the cached mode does at each start: {listed:.1f} s")
 
 
 def grad_cache_step(batch: int, chunks: int) -> dict[str, float]:
-    """In a process of its own: seconds and memory of a step of `simclr+glofnd` on a small convolutional network."""
+    """In a process of its own: seconds and memory of a step of `simclr+glofnd` on a small
+    convolutional network."""
     import torch
 
     from kinfolk.frameworks.registry import Context, build, parse
@@ -364,7 +533,9 @@ def measure_grad_cache(batch: int, chunk: int) -> None:
     print("\n| batch | processor time | memory of the step, at most |\n|---|---|---|")
     for name, each in found.items():
         print(f"| {name} | {each['seconds']:.1f} s | {each['peak'] / 1e6:.0f} MB |")
-    cost = found[f"{batch:,} in chunks of {chunk}"]["seconds"] / found[f"{batch:,}, whole"]["seconds"]
+    cost = (
+        found[f"{batch:,} in chunks of {chunk}"]["seconds"] / found[f"{batch:,}, whole"]["seconds"]
+    )
     print(f"cost of the second forward pass: {cost:.2f} times the step of the whole batch")
 
 
@@ -378,11 +549,22 @@ def measure(sizes: tuple[int, ...], most: int, files: int) -> None:
 
 def command() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("what", nargs="?", default="tables", choices=["tables", "measure", "list", "store", "grad-cache"])
+    parser.add_argument(
+        "what",
+        nargs="?",
+        default="tables",
+        choices=["tables", "measure", "list", "store", "grad-cache"],
+    )
     parser.add_argument("values", nargs="*", help=argparse.SUPPRESS)
-    parser.add_argument("--files", type=int, default=10**6, help="of the folder whose start is timed")
-    parser.add_argument("--most", type=float, default=1e9, help="stores above so many bytes are not made")
-    parser.add_argument("--largest", type=int, default=MEASURED[-1], help="samples of the largest list and store")
+    parser.add_argument(
+        "--files", type=int, default=10**6, help="of the folder whose start is timed"
+    )
+    parser.add_argument(
+        "--most", type=float, default=1e9, help="stores above so many bytes are not made"
+    )
+    parser.add_argument(
+        "--largest", type=int, default=MEASURED[-1], help="samples of the largest list and store"
+    )
     chosen = parser.parse_args()
     if chosen.what == "tables":
         main()

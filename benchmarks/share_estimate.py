@@ -3,11 +3,11 @@
     .venv/bin/python benchmarks/labelled_features.py DATA CACHE
     .venv/bin/python benchmarks/share_estimate.py CACHE
 
-For each set of features: the true share of pairs with equal labels; without labels, the share of pairs
-that stands out (`Audit.outstanding`); with the labels of 100 and 200 random samples, the mean estimate,
-the mean width of the 95 % interval relative to the truth, and its coverage over 400 draws. Noise of
-several kinds comes first; its truth is zero. The share that stands out is no estimate of the truth:
-it is the same for any labels of the same samples.
+For each set of features: the true share of pairs with equal labels; without labels, the share of
+pairs that stands out (`Audit.outstanding`); with the labels of 100 and 200 random samples, the mean
+estimate, the mean width of the 95 % interval relative to the truth, and its coverage over 400
+draws. Noise of several kinds comes first; its truth is zero. The share that stands out is no
+estimate of the truth: it is the same for any labels of the same samples.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def noise() -> dict[str, np.ndarray]:
         "noise, anisotropic after PCA": stretched @ components.T,
         "noise, heavy tails": random.standard_t(3, size=(1000, 64)),
         "noise, ReLU": np.maximum(normal, 0),
-        "noise, ReLU of correlated values": np.maximum(normal * np.geomspace(1, 0.05, 64) @ mixed, 0),
+        "noise, ReLU of correlated values": np.maximum(
+            normal * np.geomspace(1, 0.05, 64) @ mixed, 0
+        ),
     }
 
 
@@ -59,10 +61,15 @@ def sampled(labels: np.ndarray, number: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("cache", type=Path)
     given = parser.parse_args()
-    print("| features | truth | stands out, at least | 100 labels: estimate, interval, coverage | 200 labels |")
+    print(
+        "| features | truth | stands out, at least | 100 labels: estimate, interval, coverage | 200"
+        " labels |"
+    )
     print("|---|---|---|---|---|")
     for name, features in noise().items():
         print(f"| {name} | 0 | {measure_standing_out(Features(features), ALPHAS).share:.4f} | | |")

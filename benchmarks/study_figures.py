@@ -3,11 +3,13 @@
     .venv/bin/python benchmarks/study_figures.py [benchmarks/results/gain.json] [--page docs/results.md] [--images docs/images]
     .venv/bin/python benchmarks/study_figures.py benchmarks/results/ifnd-figure1.json --classes benchmarks/studies/ifnd-figure1.yaml
 
-Prints one Markdown table for each data set; with `--page` they replace what stands in that page between `<!-- table DATASET -->` and
-`<!-- end -->`. With `--images` it draws `gain-map.svg` and `gain-epochs.svg` by plotly; Chromium turns them into SVG, so `chromium` (or
-google-chrome) must be on the PATH. With `--classes` it draws `gap-classes.svg` instead, Figure 1 of IFND: what each method reaches on data
-sets with more and more classes, by the numbers of `classes` in the document of the study.
-"""
+Prints one Markdown table for each data set; with `--page` they replace what stands in that page
+between `<!-- table DATASET -->` and `<!-- end -->`. With `--images` it draws `gain-map.svg` and
+`gain-epochs.svg` by plotly; Chromium turns them into SVG, so `chromium` (or google-chrome) must be
+on the PATH. With `--classes` it draws `gap-classes.svg` instead, Figure 1 of IFND: what each method
+reaches on data sets with more and more classes, by the numbers of `classes` in the document of the
+study.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -44,26 +46,43 @@ def read(path: Path) -> dict[str, dict[str, dict[int, Record]]]:
     return found
 
 
-def paired(rows: Mapping[str, Mapping[int, Record]], method: str, other: str, figure: str) -> tuple[list[float], list[float]]:
+def paired(
+    rows: Mapping[str, Mapping[int, Record]], method: str, other: str, figure: str
+) -> tuple[list[float], list[float]]:
     """The figure of both methods for the seeds that both have."""
     seeds = sorted(rows[method].keys() & rows.get(other, {}).keys())
-    return [rows[method][seed]["figures"][figure] for seed in seeds], [rows[other][seed]["figures"][figure] for seed in seeds]
+    return [rows[method][seed]["figures"][figure] for seed in seeds], [
+        rows[other][seed]["figures"][figure] for seed in seeds
+    ]
 
 
 def gain(rows: Mapping[str, Mapping[int, Record]], method: str, figure: str) -> float | None:
-    """Difference to the base, each the mean over its seeds: one run of the base would be a poor reference for a method with one seed."""
-    ours, base = ([one["figures"][figure] for one in rows.get(name, {}).values()] for name in (method, BASE))
+    """Difference to the base, each the mean over its seeds: one run of the base would be a poor
+    reference for a method with one seed."""
+    ours, base = (
+        [one["figures"][figure] for one in rows.get(name, {}).values()] for name in (method, BASE)
+    )
     return statistics.fmean(ours) - statistics.fmean(base) if ours and base else None
 
 
 def closed(rows: Mapping[str, Mapping[int, Record]], method: str, figure: str) -> float | None:
-    """Share of the gap between the base and attracting by the labels, each the mean over its seeds."""
-    return gap_closed(method, {name: [one["figures"] for one in runs.values()] for name, runs in rows.items()}, BASE, figure, ATTRACTED)
+    """Share of the gap between the base and attracting by the labels, each the mean over its
+    seeds."""
+    return gap_closed(
+        method,
+        {name: [one["figures"] for one in runs.values()] for name, runs in rows.items()},
+        BASE,
+        figure,
+        ATTRACTED,
+    )
 
 
 def cost(rows: Mapping[str, Mapping[int, Record]], method: str) -> str:
     """CPU seconds of an epoch relative to the base, each the mean over the runs that have them."""
-    ours, base = ([one["cpu_seconds"] for one in rows.get(name, {}).values() if "cpu_seconds" in one] for name in (method, BASE))
+    ours, base = (
+        [one["cpu_seconds"] for one in rows.get(name, {}).values() if "cpu_seconds" in one]
+        for name in (method, BASE)
+    )
     return f"{statistics.fmean(ours) / statistics.fmean(base):.2f}" if ours and base else "–"
 
 
@@ -71,7 +90,9 @@ def table(rows: Mapping[str, Mapping[int, Record]], methods: Iterable[str] | Non
     """Markdown: the base and the bounds first, then by kNN."""
     first = [name for name in (BASE, ELIMINATED, ATTRACTED) if name in rows]
     others = [name for name in rows if name not in first and "(p " not in name]
-    others.sort(key=lambda name: -statistics.fmean(one["figures"]["knn"] for one in rows[name].values()))
+    others.sort(
+        key=lambda name: -statistics.fmean(one["figures"]["knn"] for one in rows[name].values())
+    )
     head = [
         "method",
         "seeds",
@@ -91,14 +112,36 @@ def table(rows: Mapping[str, Mapping[int, Record]], methods: Iterable[str] | Non
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name in methods or [*first, *others]:
         figures = [one["figures"] for _, one in sorted(rows[name].items())]
-        scores = [spread([one[key] for one in figures if key in one]) for key in ("knn", "linear", "semi 10 %", "semi 1 %")]
-        more, p = gain(rows, name, "knn"), p_value(*paired(rows, name, BASE, "knn")) if name != BASE else None
-        shares = [None if name in (BASE, ATTRACTED) else closed(rows, name, figure) for figure in ("knn", "linear")]
-        sharp = [one for one in figures if one.get("flagged", 0) < 99]  # not every candidate to a degree
-        kin = [_mean([one[key] for one in sharp if key in one]) for key in ("precision", "recall", "f1")]
-        cells = [f"`{name}`", str(len(figures)), *scores, "–" if name == BASE or more is None else f"{more:+.1f}".replace("-", "−")]
+        scores = [
+            spread([one[key] for one in figures if key in one])
+            for key in ("knn", "linear", "semi 10 %", "semi 1 %")
+        ]
+        more, p = (
+            gain(rows, name, "knn"),
+            p_value(*paired(rows, name, BASE, "knn")) if name != BASE else None,
+        )
+        shares = [
+            None if name in (BASE, ATTRACTED) else closed(rows, name, figure)
+            for figure in ("knn", "linear")
+        ]
+        # not every candidate to a degree
+        sharp = [one for one in figures if one.get("flagged", 0) < 99]
+        kin = [
+            _mean([one[key] for one in sharp if key in one])
+            for key in ("precision", "recall", "f1")
+        ]
+        cells = [
+            f"`{name}`",
+            str(len(figures)),
+            *scores,
+            "–" if name == BASE or more is None else f"{more:+.1f}".replace("-", "−"),
+        ]
         cells += ["–" if p is None else f"{p:.3f}" if p >= 0.001 else "< 0.001"]
-        cells += ["–" if share is None else f"{100 * share:.0f} %".replace("-", "−") for share in shares] + kin + [cost(rows, name)]
+        cells += (
+            ["–" if share is None else f"{100 * share:.0f} %".replace("-", "−") for share in shares]
+            + kin
+            + [cost(rows, name)]
+        )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -112,7 +155,12 @@ def with_tables(page: str, tables: Mapping[str, str]) -> str:
     """
     for dataset, text in tables.items():
         pattern = rf"(<!-- table {re.escape(dataset)} -->\n).*?(<!-- end -->)"
-        page = re.sub(pattern, lambda found, text=text: f"{found[1]}\n{text}\n\n{found[2]}", page, flags=re.DOTALL)  # type: ignore[misc]
+        page = re.sub(
+            pattern,
+            lambda found, text=text: f"{found[1]}\n{text}\n\n{found[2]}",  # type: ignore[misc]
+            page,
+            flags=re.DOTALL,
+        )
     return page
 
 
@@ -130,17 +178,28 @@ def action_of(method: str) -> str | None:
 
 
 def the_map(rows: Mapping[str, Mapping[int, Record]], figure: str = "knn") -> dict[str, Any]:
-    """Precision and recall of what is flagged, and what it gains: squares are labels corrupted on purpose, circles are detectors. Methods
-    that give every candidate a degree flag all of them, and have no place on the map."""
+    """Precision and recall of what is flagged, and what it gains: squares are labels corrupted on
+    purpose, circles are detectors. Methods that give every candidate a degree flag all of them, and
+    have no place on the map."""
     points: list[tuple[str, bool, str, float, float, float]] = []
     for method, runs in rows.items():
         action, more = action_of(method), gain(rows, method, figure)
-        last = [one["figures"] for one in runs.values() if "precision" in one["figures"] and one["figures"].get("flagged", 0) < 99]
+        last = [
+            one["figures"]
+            for one in runs.values()
+            if "precision" in one["figures"] and one["figures"].get("flagged", 0) < 99
+        ]
         if action is None or more is None or not last or method.endswith(VARIANTS):
             continue
         made = "oracle" in method
-        text = f" {more:+.1f}".replace("-", "−") if made else f" {_short(method)} {more:+.1f}".replace("-", "−")
-        precision, recall = (statistics.fmean(one[key] for one in last) / 100 for key in ("precision", "recall"))
+        text = (
+            f" {more:+.1f}".replace("-", "−")
+            if made
+            else f" {_short(method)} {more:+.1f}".replace("-", "−")
+        )
+        precision, recall = (
+            statistics.fmean(one[key] for one in last) / 100 for key in ("precision", "recall")
+        )
         points.append((action, made, text, precision, recall, more))
     far = max((abs(point[-1]) for point in points), default=1)
     traces = []
@@ -180,7 +239,14 @@ def the_map(rows: Mapping[str, Mapping[int, Record]], figure: str = "knn") -> di
         "tickvals": [0, 0.25, 0.5, 0.75, 1],
         "tickformat": ".0%",
     }
-    up: dict[str, Any] = {**axis, "title": {"text": "recall"}, "type": "log", "range": [-2.05, 0.2], "tickformat": ".1~%", "dtick": 1}
+    up: dict[str, Any] = {
+        **axis,
+        "title": {"text": "recall"},
+        "type": "log",
+        "range": [-2.05, 0.2],
+        "tickformat": ".1~%",
+        "dtick": 1,
+    }
     titles = [
         {
             "text": f"<b>{text}</b>",
@@ -213,7 +279,8 @@ PLACES = {
     "neighbours": "top right",
     "ring": "bottom right",
 }
-"""Where the name of a detector stands beside its circle, if not on the right: circles that are close together share no side."""
+"""Where the name of a detector stands beside its circle, if not on the right: circles that are
+close together share no side."""
 
 
 def _beside(text: str) -> str:
@@ -223,26 +290,50 @@ def _beside(text: str) -> str:
 
 
 def _short(method: str) -> str:
-    """`simclr+known:attract (guide, 1 %)` as `guide 1 %`, and pairs of patches as `patches 10 %`."""
+    """`simclr+known:attract (guide, 1 %)` as `guide 1 %`, and pairs of patches as `patches 10
+    %`."""
     name, _, setting = method.removeprefix("simclr+").partition(" ")
     name, setting = name.partition(":")[0], setting.strip("()").replace(",", "")
-    return setting if name == "known" or setting.startswith("patches") else f"{name} {setting}".strip()
+    return (
+        setting if name == "known" or setting.startswith("patches") else f"{name} {setting}".strip()
+    )
 
 
 def over_epochs(rows: Mapping[str, Mapping[int, Record]], methods: Sequence[str]) -> dict[str, Any]:
     """Precision of the flagged pairs epoch by epoch, the mean over the seeds of a method."""
-    colours = ["#0969da", "#bc4c00", "#1a7f37", "#8250df", "#cf222e", "#57606a", "#9a6700", "#1b7c83", "#bf3989", "#24292f"]
+    colours = [
+        "#0969da",
+        "#bc4c00",
+        "#1a7f37",
+        "#8250df",
+        "#cf222e",
+        "#57606a",
+        "#9a6700",
+        "#1b7c83",
+        "#bf3989",
+        "#24292f",
+    ]
     traces = []
     for place, method in enumerate(name for name in methods if name in rows):
         curves = [one["curves"].get("precision", []) for one in rows[method].values()]
-        found = [[value for value in values if value is not None] for values in zip(*curves, strict=True)]
-        known = [(epoch, statistics.fmean(values)) for epoch, values in enumerate(found, 1) if values]
-        style = {"color": colours[place % len(colours)], "width": 2, "dash": "solid" if ":attract" in method else "dot"}
+        found = [
+            [value for value in values if value is not None] for values in zip(*curves, strict=True)
+        ]
+        known = [
+            (epoch, statistics.fmean(values)) for epoch, values in enumerate(found, 1) if values
+        ]
+        style = {
+            "color": colours[place % len(colours)],
+            "width": 2,
+            "dash": "solid" if ":attract" in method else "dot",
+        }
         traces.append(
             {
                 "type": "scatter",
                 "mode": "lines+markers",
-                "name": f"{_short(method)}{', eliminated' if action_of(method) == 'eliminate' else ''}",
+                "name": (
+                    f"{_short(method)}{', eliminated' if action_of(method) == 'eliminate' else ''}"
+                ),
                 "x": [epoch for epoch, _ in known],
                 "y": [value for _, value in known],
                 "line": style,
@@ -257,29 +348,67 @@ def over_epochs(rows: Mapping[str, Mapping[int, Record]], methods: Sequence[str]
 
 
 def by_classes(
-    results: Mapping[str, Mapping[str, Mapping[int, Record]]], classes: Mapping[str, int], figure: str = "linear"
+    results: Mapping[str, Mapping[str, Mapping[int, Record]]],
+    classes: Mapping[str, int],
+    figure: str = "linear",
 ) -> dict[str, Any]:
-    """Accuracy of the base, IFND and SupCon over the number of classes, and how far the first two are below the last: Figure 1 of IFND."""
-    names = {BASE: ("SimCLR", "#0969da"), "simclr+ifnd": ("IFND", "#1a7f37"), ATTRACTED: ("SupCon", "#cf222e")}
-    known = sorted((number, dataset) for dataset, number in classes.items() if set(names) <= results.get(dataset, {}).keys())
+    """Accuracy of the base, IFND and SupCon over the number of classes, and how far the first two
+    are below the last: Figure 1 of IFND."""
+    names = {
+        BASE: ("SimCLR", "#0969da"),
+        "simclr+ifnd": ("IFND", "#1a7f37"),
+        ATTRACTED: ("SupCon", "#cf222e"),
+    }
+    known = sorted(
+        (number, dataset)
+        for dataset, number in classes.items()
+        if set(names) <= results.get(dataset, {}).keys()
+    )
     means = {
-        method: [statistics.fmean(one["figures"][figure] for one in results[dataset][method].values()) for _, dataset in known]
+        method: [
+            statistics.fmean(one["figures"][figure] for one in results[dataset][method].values())
+            for _, dataset in known
+        ]
         for method in names
     }
     x = [str(number) for number, _ in known]
     traces: list[dict[str, Any]] = [
-        {"type": "scatter", "mode": "lines+markers", "name": title, "x": x, "y": means[method], "line": {"color": colour, "width": 2}}
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": title,
+            "x": x,
+            "y": means[method],
+            "line": {"color": colour, "width": 2},
+        }
         for method, (title, colour) in names.items()
     ]
     for method, (title, colour) in list(names.items())[:2]:
         gaps = [above - own for above, own in zip(means[ATTRACTED], means[method], strict=True)]
-        bars = {"type": "bar", "name": f"{title} below SupCon", "x": x, "y": gaps, "marker": {"color": colour, "opacity": 0.5}}
-        traces.append({**bars, "yaxis": "y2", "text": [f"{gap:.1f}" for gap in gaps], "textposition": "outside"})
+        bars = {
+            "type": "bar",
+            "name": f"{title} below SupCon",
+            "x": x,
+            "y": gaps,
+            "marker": {"color": colour, "opacity": 0.5},
+        }
+        traces.append(
+            {
+                **bars,
+                "yaxis": "y2",
+                "text": [f"{gap:.1f}" for gap in gaps],
+                "textposition": "outside",
+            }
+        )
     axis = {"gridcolor": GRID, "zeroline": False, "linecolor": INK, "ticks": "outside"}
     layout = {
         "barmode": "group",
         "xaxis": {**axis, "title": {"text": "number of classes"}, "type": "category"},
-        "yaxis": {**axis, "title": {"text": "accuracy of a linear probe, percent"}, "domain": [0.4, 1]},
+        "yaxis": {
+            **axis,
+            "title": {"text": "accuracy of a linear probe, percent"},
+            "domain": [0.4, 1],
+        },
         "yaxis2": {**axis, "title": {"text": "gap, points"}, "domain": [0, 0.3], "anchor": "x"},
     }
     return {"data": traces, "layout": layout}
@@ -289,20 +418,42 @@ def write_svg(figure: Mapping[str, Any], path: Path, width: int, height: int) ->
     """Drawn by plotly.js in a headless Chromium."""
     from plotly.offline import get_plotlyjs
 
-    usual = {"font": {"family": "sans-serif", "size": 12, "color": INK}, "paper_bgcolor": "white", "plot_bgcolor": "white"}
+    usual = {
+        "font": {"family": "sans-serif", "size": 12, "color": INK},
+        "paper_bgcolor": "white",
+        "plot_bgcolor": "white",
+    }
     layout = {**usual, "margin": {"l": 60, "r": 20, "t": 50, "b": 55}, **figure["layout"]}
     drawn = json.dumps({"data": figure["data"], "layout": layout}).replace("</", "<\\/")
     script = f"""const figure = {drawn}; const div = document.getElementById("figure");
 Plotly.newPlot(div, figure.data, figure.layout, {{staticPlot: true}})
   .then(() => Plotly.toImage(div, {{format: "svg", width: {width}, height: {height}, imageDataOnly: true}}))
-  .then((svg) => {{ const text = document.createElement("pre"); text.textContent = svg; document.body.replaceChildren(text); }});"""
-    page = f'<meta charset="utf-8"><body><div id="figure"></div><script>{get_plotlyjs()}</script><script>{script}</script></body>'
-    browser = next(found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name)))
+  .then((svg) => {{ const text = document.createElement("pre"); text.textContent = svg; document.body.replaceChildren(text); }});"""  # noqa: E501
+    page = (
+        '<meta charset="utf-8"><body><div'
+        f' id="figure"></div><script>{get_plotlyjs()}</script><script>{script}</script></body>'
+    )
+    browser = next(
+        found
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (found := shutil.which(name))
+    )
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "figure.html"
         source.write_text(page, encoding="utf-8")
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=60000", f"--user-data-dir={folder}/profile"]
-        shown = subprocess.run([browser, *flags, "--dump-dom", source.as_uri()], capture_output=True, text=True, check=True).stdout
+        flags = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--virtual-time-budget=60000",
+            f"--user-data-dir={folder}/profile",
+        ]
+        shown = subprocess.run(
+            [browser, *flags, "--dump-dom", source.as_uri()],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
     match = re.search(r"<pre>(.*?)</pre>", shown, re.DOTALL)
     if match is None:
         raise SystemExit(f"{browser} drew nothing for {path.name}")
@@ -311,23 +462,37 @@ Plotly.newPlot(div, figure.data, figure.layout, {{staticPlot: true}})
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, nargs="?", default=Path(__file__).parent / "results" / "gain.json")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "results", type=Path, nargs="?", default=Path(__file__).parent / "results" / "gain.json"
+    )
     parser.add_argument("--page", type=Path, help="Markdown page whose tables are replaced")
-    parser.add_argument("--images", type=Path, help="folder of the figures; none are drawn unless given")
+    parser.add_argument(
+        "--images", type=Path, help="folder of the figures; none are drawn unless given"
+    )
     parser.add_argument("--map", default="gtsrb", help="data set of the figures")
-    parser.add_argument("--classes", type=Path, help="study whose data sets name their number of classes; draws the gap over it")
+    parser.add_argument(
+        "--classes",
+        type=Path,
+        help="study whose data sets name their number of classes; draws the gap over it",
+    )
     options = parser.parse_args()
     results = read(options.results)
     if options.classes is not None:
         described = yaml.safe_load(options.classes.read_text(encoding="utf-8"))["datasets"]
         figure = by_classes(results, {name: one["classes"] for name, one in described.items()})
-        return write_svg(figure, (options.images or options.results.parent) / "gap-classes.svg", 700, 520)
+        return write_svg(
+            figure, (options.images or options.results.parent) / "gap-classes.svg", 700, 520
+        )
     tables = {dataset: table(rows) for dataset, rows in results.items() if BASE in rows}
     for dataset, text in tables.items():
         print(f"\n{dataset}; percent\n\n{text}")
     if options.page is not None:
-        options.page.write_text(with_tables(options.page.read_text(encoding="utf-8"), tables), encoding="utf-8")
+        options.page.write_text(
+            with_tables(options.page.read_text(encoding="utf-8"), tables), encoding="utf-8"
+        )
     if options.images is not None:
         rows = results[options.map]
         write_svg(the_map(rows), options.images / "gain-map.svg", 1000, 560)
@@ -335,7 +500,10 @@ def main() -> None:
             name
             for name in rows
             if action_of(name) is not None
-            and not any(part in name for part in ("oracle", "known", "guide", "teacher", "degrees", "second head"))
+            and not any(
+                part in name
+                for part in ("oracle", "known", "guide", "teacher", "degrees", "second head")
+            )
         ]
         write_svg(over_epochs(rows, kin), options.images / "gain-epochs.svg", 700, 340)
 

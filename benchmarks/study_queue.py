@@ -1,4 +1,5 @@
-"""The queue behind `study.py`: which runs there are, in which order, and the file of their results."""
+"""The queue behind `study.py`: which runs there are, in which order, and the file of their
+results."""
 
 from __future__ import annotations
 
@@ -52,7 +53,10 @@ def jobs(study: Mapping[str, Any], stages: list[str] | None = None) -> Iterator[
                 for method in stage.get("methods", study["methods"]):
                     for part, named in (("datasets", dataset), ("methods", method)):
                         if named not in study[part]:
-                            raise SystemExit(f"stage {stage['name']!r} names {named!r}, which is not among the {part} of the study")
+                            raise SystemExit(
+                                f"stage {stage['name']!r} names {named!r}, which is not among the"
+                                f" {part} of the study"
+                            )
                     job = Job(stage["name"], dataset, method, seed)
                     if job.key not in seen:
                         seen.add(job.key)
@@ -60,20 +64,32 @@ def jobs(study: Mapping[str, Any], stages: list[str] | None = None) -> Iterator[
 
 
 class Results:
-    """The records of finished runs, one for each data set, method and seed, in a JSON file that is replaced as a whole."""
+    """The records of finished runs, one for each data set, method and seed, in a JSON file that is
+    replaced as a whole."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.records: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        self.records: list[dict[str, Any]] = (
+            json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        )
 
     def __contains__(self, job: Job) -> bool:
         return any((one["dataset"], one["method"], one["seed"]) == job.key for one in self.records)
 
     def add(
-        self, job: Job, figures: Mapping[str, float], epochs: list[dict[str, float]], version: str, cpu_seconds: float | None = None
+        self,
+        job: Job,
+        figures: Mapping[str, float],
+        epochs: list[dict[str, float]],
+        version: str,
+        cpu_seconds: float | None = None,
     ) -> None:
         """`cpu_seconds`: of the whole training; the record has them for each epoch."""
-        curves = {name: [_short(epoch.get(name)) for epoch in epochs] for name in CURVES if any(name in epoch for epoch in epochs)}
+        curves = {
+            name: [_short(epoch.get(name)) for epoch in epochs]
+            for name in CURVES
+            if any(name in epoch for epoch in epochs)
+        }
         record = {
             "dataset": job.dataset,
             "method": job.method,
@@ -103,20 +119,31 @@ class Results:
 
 
 def version() -> str:
-    """The commit the code was made from, marked where files differ from it; the release where there is no repository."""
+    """The commit the code was made from, marked where files differ from it; the release where there
+    is no repository."""
     import kinfolk
 
-    command = ["git", "-C", str(Path(kinfolk.__file__).parent), "describe", "--always", "--dirty", "--exclude", "*"]
+    command = [
+        "git",
+        "-C",
+        str(Path(kinfolk.__file__).parent),
+        "describe",
+        "--always",
+        "--dirty",
+        "--exclude",
+        "*",
+    ]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     return f"{kinfolk.__version__} {found.stdout.strip()}".strip()
 
 
 def corrupted(labels: np.ndarray, precision: float, recall: float, seed: int = 0) -> np.ndarray:
-    """Labels of which about the share `precision` of the pairs with an equal label have an equal class, and which have an equal label for
-    about the share `recall` of the pairs of one class. Exact for balanced classes in expectation, where such a grouping exists.
+    """Labels of which about the share `precision` of the pairs with an equal label have an equal
+    class, and which have an equal label for about the share `recall` of the pairs of one class.
+    Exact for balanced classes in expectation, where such a grouping exists.
 
-    Classes are joined in groups where the recall is above the precision, then every sample keeps its group or takes any other, and each
-    group is split at random.
+    Classes are joined in groups where the recall is above the precision, then every sample keeps
+    its group or takes any other, and each group is split at random.
     """
     generator = np.random.default_rng(seed)
     num_classes = int(labels.max()) + 1
@@ -124,7 +151,11 @@ def corrupted(labels: np.ndarray, precision: float, recall: float, seed: int = 0
     group = (generator.permutation(num_classes) // joined)[labels]
     number = int(group.max()) + 1
     agree = min(1.0, precision * joined)  # of two samples of one group, to keep one group
-    keep = 1.0 if number == 1 else (1 + math.sqrt(max(0.0, (number * agree - 1) * (number - 1)))) / number
+    keep = (
+        1.0
+        if number == 1
+        else (1 + math.sqrt(max(0.0, (number * agree - 1) * (number - 1)))) / number
+    )
     moved = generator.random(len(labels)) >= keep
     other = generator.integers(0, max(1, number - 1), len(labels))
     group = np.where(moved, other + (other >= group), group) if number > 1 else group
@@ -136,7 +167,9 @@ def agreement(labels: np.ndarray, truth: np.ndarray) -> tuple[float, float]:
     """Precision and recall over all pairs of a grouping against the classes."""
     table = np.zeros((int(labels.max()) + 1, int(truth.max()) + 1))
     np.add.at(table, (labels, truth), 1)
-    both, given, wanted = (float((part * (part - 1)).sum()) for part in (table, table.sum(1), table.sum(0)))
+    both, given, wanted = (
+        float((part * (part - 1)).sum()) for part in (table, table.sum(1), table.sum(0))
+    )
     return both / given, both / wanted
 
 

@@ -1,4 +1,5 @@
-"""The contest on sentences: losses of sentence-transformers and ours, with detectors, on intents of questions.
+"""The contest on sentences: losses of sentence-transformers and ours, with detectors, on intents of
+questions.
 
     python benchmarks/text.py run --data-root DATA --model FOLDER       # all runs that have no record yet; may be started twice
     python benchmarks/text.py table                                     # the records as a table
@@ -6,7 +7,7 @@
 The protocol is `text.yaml`. One JSON record per run in `results/text/`.
 
 Dimension key: Q queries, N samples, D embedding.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -54,7 +55,10 @@ def split(train: Split, seed: int) -> tuple[Split, Split]:
     """A part to train on and one to choose settings by, a fifth of every intent."""
     texts, labels = train
     order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(seed)).tolist()
-    wanted = {label: round(HELD_OUT * count) for label, count in enumerate(torch.bincount(labels).tolist())}
+    wanted = {
+        label: round(HELD_OUT * count)
+        for label, count in enumerate(torch.bincount(labels).tolist())
+    }
     held, fit = list[int](), list[int]()
     for row in order:
         label = int(labels[row])
@@ -75,16 +79,25 @@ def draw_positives(labels: Tensor, seed: int) -> list[int]:
 
 
 def evaluate(model: Any, reference: Split, queries: Split) -> dict[str, float]:
-    """kNN accuracy among the reference; mean average precision and recall@1 of the queries among each other."""
+    """kNN accuracy among the reference; mean average precision and recall@1 of the queries among
+    each other."""
     known_ND, asked_QD = (
-        model.encode(texts, batch_size=256, convert_to_tensor=True, normalize_embeddings=True, show_progress_bar=False).float()
+        model.encode(
+            texts,
+            batch_size=256,
+            convert_to_tensor=True,
+            normalize_embeddings=True,
+            show_progress_bar=False,
+        ).float()
         for texts in (reference[0], queries[0])
     )
     labels = queries[1]
     near = (asked_QD @ known_ND.T).topk(min(NEIGHBOURS, len(known_ND)), dim=1)
     votes = torch.zeros(len(labels), int(reference[1].max()) + 1)
     votes.scatter_add_(1, reference[1][near.indices], near.values)
-    others = (asked_QD @ asked_QD.T).fill_diagonal_(-2).topk(min(DEPTH, len(labels) - 1), dim=1).indices
+    others = (
+        (asked_QD @ asked_QD.T).fill_diagonal_(-2).topk(min(DEPTH, len(labels) - 1), dim=1).indices
+    )
     hits = (labels[others] == labels.unsqueeze(1)).float()
     precision = hits.cumsum(1) / torch.arange(1, hits.shape[1] + 1)
     possible = (torch.bincount(labels)[labels] - 1).clamp(1, hits.shape[1])
@@ -92,13 +105,17 @@ def evaluate(model: Any, reference: Split, queries: Split) -> dict[str, float]:
     return {name: 100 * float(value.mean()) for name, value in zip(METRICS, found, strict=True)}
 
 
-def make_detector(name: str, settings: Mapping[str, Any], model: Any, fit: Split, positives: list[int]) -> kf.Detector:
+def make_detector(
+    name: str, settings: Mapping[str, Any], model: Any, fit: Split, positives: list[int]
+) -> kf.Detector:
     """A detector for pairs of the samples of `fit`."""
     number = len(fit[0])
     if name == "oracle":
         return kf.Oracle(fit[1])
     if name == "guide":  # the encoder as it is before training
-        features = model.encode(fit[0], batch_size=256, convert_to_tensor=True, show_progress_bar=False).clone()
+        features = model.encode(
+            fit[0], batch_size=256, convert_to_tensor=True, show_progress_bar=False
+        ).clone()
         return kf.Guide(features, positives=features[positives], **settings)
     if name in ("glofnd", "ifnd"):
         kind: Any = {"glofnd": kf.GloFND, "ifnd": kf.IFND}[name]
@@ -108,11 +125,20 @@ def make_detector(name: str, settings: Mapping[str, Any], model: Any, fit: Split
 
 
 def train(
-    load: Callable[[], Any], method: Mapping[str, Any], study: Mapping[str, Any], fit: Split, seed: int
+    load: Callable[[], Any],
+    method: Mapping[str, Any],
+    study: Mapping[str, Any],
+    fit: Split,
+    seed: int,
 ) -> tuple[Any, dict[str, float]]:
-    """The trained model; seconds per epoch, and the share, precision and recall of what was flagged in the last epoch."""
+    """The trained model; seconds per epoch, and the share, precision and recall of what was flagged
+    in the last epoch."""
     from datasets import Dataset
-    from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments, losses
+    from sentence_transformers import (
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+        losses,
+    )
     from sentence_transformers.training_args import BatchSamplers
 
     from kinfolk.integrations.sentence_transformers import KinfolkCallback, KinfolkLoss, add_ids
@@ -127,24 +153,36 @@ def train(
     if method.get("loss") == "mnrl":
         loss: Any = losses.MultipleNegativesRankingLoss(model, scale=1 / study["temperature"])
     elif method.get("loss") == "gist":
-        settings = {"temperature": study["temperature"], "margin": method["settings"]["margin"], "margin_strategy": "absolute"}
+        settings = {
+            "temperature": study["temperature"],
+            "margin": method["settings"]["margin"],
+            "margin_strategy": "absolute",
+        }
         loss = losses.GISTEmbedLoss(model, load(), **settings)
     else:
         name = method.get("detector")
-        detector = None if name is None else make_detector(name, method["settings"], model, fit, positives)
+        detector = (
+            None if name is None else make_detector(name, method["settings"], model, fit, positives)
+        )
         plain = {"temperature": study["temperature"], "learnable": False, "detector": detector}
         objective = kf.CLIPLoss(**plain, action=method.get("action", "eliminate"))
         objective.set_eval_labels(fit[1])
         loss, dataset = KinfolkLoss(model, objective, both_directions=False), add_ids(dataset)
         callbacks = [KinfolkCallback(loss)]
-    sampler = BatchSamplers.NO_DUPLICATES if method.get("sampler") == "no_duplicates" else BatchSamplers.BATCH_SAMPLER
+    sampler = (
+        BatchSamplers.NO_DUPLICATES
+        if method.get("sampler") == "no_duplicates"
+        else BatchSamplers.BATCH_SAMPLER
+    )
     with tempfile.TemporaryDirectory() as folder:
         args = SentenceTransformerTrainingArguments(
             output_dir=folder,
             num_train_epochs=study["epochs"],
             per_device_train_batch_size=study["batch_size"],
             learning_rate=study["learning_rate"],
-            warmup_steps=round(study["warmup_ratio"] * study["epochs"] * (len(dataset) // study["batch_size"])),
+            warmup_steps=round(
+                study["warmup_ratio"] * study["epochs"] * (len(dataset) // study["batch_size"])
+            ),
             bf16=study["bf16"],
             batch_sampler=sampler,
             dataloader_drop_last=True,
@@ -155,30 +193,46 @@ def train(
             logging_steps=10,
             disable_tqdm=True,
         )
-        trainer = SentenceTransformerTrainer(model=model, args=args, train_dataset=dataset, loss=loss, callbacks=callbacks)
+        trainer = SentenceTransformerTrainer(
+            model=model, args=args, train_dataset=dataset, loss=loss, callbacks=callbacks
+        )
         start = time.perf_counter()
         trainer.train()
         found = {"seconds": (time.perf_counter() - start) / study["epochs"]}
-    found |= {"flagged": shares[-1]} if (shares := [e["flagged"] for e in trainer.state.log_history if "flagged" in e]) else {}
+    found |= (
+        {"flagged": shares[-1]}
+        if (shares := [e["flagged"] for e in trainer.state.log_history if "flagged" in e])
+        else {}
+    )
     if isinstance(loss, KinfolkLoss) and loss.detectors:
         stats = cast(Any, loss.loss).image.stats  # of the last step
         found |= {"precision": stats.precision, "recall": stats.recall}
     return model, found
 
 
-def record_path(results: Path, stage: str, data: str, name: str, seed: int, settings: Mapping[str, Any]) -> Path:
+def record_path(
+    results: Path, stage: str, data: str, name: str, seed: int, settings: Mapping[str, Any]
+) -> Path:
     shown = "".join(f" {key}={value}" for key, value in settings.items())
-    return results / data / f"{stage} {name}{shown} seed={seed}.json".replace(", ", "-").replace(" ", "_")
+    return (
+        results
+        / data
+        / f"{stage} {name}{shown} seed={seed}.json".replace(", ", "-").replace(" ", "_")
+    )
 
 
 def choices(method: Mapping[str, Any]) -> list[dict[str, Any]]:
     """All settings of a method."""
     grid = method.get("grid", {})
-    return [{**method.get("fixed", {}), **dict(zip(grid, values, strict=True))} for values in itertools.product(*grid.values())]
+    return [
+        {**method.get("fixed", {}), **dict(zip(grid, values, strict=True))}
+        for values in itertools.product(*grid.values())
+    ]
 
 
 def chosen(study: Mapping[str, Any], results: Path, data: str, name: str) -> dict[str, Any] | None:
-    """The method with the settings of the best mAP while choosing; None while some are not measured."""
+    """The method with the settings of the best mAP while choosing; None while some are not
+    measured."""
     method = study["methods"][name]
     if "best_of" in method:
         found = [(each, chosen(study, results, data, each)) for each in method["best_of"]]
@@ -199,11 +253,19 @@ def chosen(study: Mapping[str, Any], results: Path, data: str, name: str) -> dic
     return {**method, "settings": options[best_at], "map": scores[best_at]}
 
 
-def queue(study: Mapping[str, Any], results: Path, data: str) -> Iterator[tuple[str, str, int, Callable[[], dict[str, Any] | None]]]:
-    """Stage, method, seed, and the method with its settings: first all that choose settings, then all others, seed by seed."""
+def queue(
+    study: Mapping[str, Any], results: Path, data: str
+) -> Iterator[tuple[str, str, int, Callable[[], dict[str, Any] | None]]]:
+    """Stage, method, seed, and the method with its settings: first all that choose settings, then
+    all others, seed by seed."""
     for name, method in study["methods"].items():
         for settings in choices(method) if "grid" in method else ():
-            yield "choose", name, CHOOSING_SEED, lambda method=method, settings=settings: {**method, "settings": settings}  # type: ignore[misc]
+            yield (
+                "choose",
+                name,
+                CHOOSING_SEED,
+                lambda method=method, settings=settings: {**method, "settings": settings},  # type: ignore[misc]
+            )
     for seed in study["seeds"]:
         for name in study["methods"]:
             yield "final", name, seed, lambda name=name: chosen(study, results, data, name)  # type: ignore[misc]
@@ -225,7 +287,14 @@ def claim(path: Path) -> bool:
         return False
 
 
-def run(study: Mapping[str, Any], root: Path, load: Callable[[], Any], results: Path, only: list[str] | None, most: int | None) -> int:
+def run(
+    study: Mapping[str, Any],
+    root: Path,
+    load: Callable[[], Any],
+    results: Path,
+    only: list[str] | None,
+    most: int | None,
+) -> int:
     """Makes the records that are missing; returns how many."""
     made = 0
     for data in study["data"]:
@@ -236,14 +305,25 @@ def run(study: Mapping[str, Any], root: Path, load: Callable[[], Any], results: 
                 continue
             method = settled()
             if method is None:
-                print(f"{data}, {name}: its settings are not chosen yet; start again later", flush=True)
+                print(
+                    f"{data}, {name}: its settings are not chosen yet; start again later",
+                    flush=True,
+                )
                 continue
-            path = record_path(results, stage, data, name, seed, method["settings"] if stage == "choose" else {})
+            path = record_path(
+                results, stage, data, name, seed, method["settings"] if stage == "choose" else {}
+            )
             if path.is_file() or not claim(path):
                 continue
             fit, asked = split(whole, seed) if stage == "choose" else (whole, test)
             model, found = train(load, method, study, fit, seed)
-            record = {"data": data, "stage": stage, "method": name, "seed": seed, "detector": method.get("detector")}
+            record = {
+                "data": data,
+                "stage": stage,
+                "method": name,
+                "seed": seed,
+                "detector": method.get("detector"),
+            }
             record |= {"settings": method["settings"], **found, **evaluate(model, fit, asked)}
             path.write_text(json.dumps(record, indent=1), encoding="utf-8")
             path.with_suffix(".claim").unlink()
@@ -263,22 +343,36 @@ def table(study: Mapping[str, Any], results: Path) -> str:
         ]
         for name in study["methods"]:
             paths = [record_path(results, "final", data, name, seed, {}) for seed in study["seeds"]]
-            records = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()]
+            records = [
+                json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()
+            ]
             if records:
                 shown = ["flagged", "precision", "recall"] if "flagged" in records[0] else []
-                detected = ", ".join(f"{statistics.fmean(record[key] for record in records):.3f}" for key in shown)
-                seconds = f"{statistics.fmean(record['seconds'] for record in records):.0f}" if "seconds" in records[0] else ""
+                detected = ", ".join(
+                    f"{statistics.fmean(record[key] for record in records):.3f}" for key in shown
+                )
+                seconds = (
+                    f"{statistics.fmean(record['seconds'] for record in records):.0f}"
+                    if "seconds" in records[0]
+                    else ""
+                )
                 cells = [_spread([record[key] for record in records]) for key in METRICS]
-                lines.append(f"| {name} | {' | '.join(cells)} | {detected} | {seconds} | {len(records)} |")
+                lines.append(
+                    f"| {name} | {' | '.join(cells)} | {detected} | {seconds} | {len(records)} |"
+                )
     return "\n".join(lines)
 
 
 def _spread(values: list[float]) -> str:
-    return f"{statistics.fmean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
+    return f"{statistics.fmean(values):.1f}" + (
+        f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("run", "table"))
     parser.add_argument("--study", type=Path, default=STUDY)
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -299,7 +393,14 @@ def main(arguments: list[str] | None = None) -> None:
 
     warnings.simplefilter("ignore")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    run(study, given.data_root, lambda: SentenceTransformer(given.model, device=device), given.results, given.only, given.most)
+    run(
+        study,
+        given.data_root,
+        lambda: SentenceTransformer(given.model, device=device),
+        given.results,
+        given.only,
+        given.most,
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Interleaved timing, so that a noisy machine is noisy for all that is compared; and the memory of the process."""
+"""Interleaved timing, so that a noisy machine is noisy for all that is compared; and the memory of
+the process."""
 
 from __future__ import annotations
 
@@ -8,9 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 
-def interleaved(runs: Mapping[str, Callable[[], object]], repetitions: int, seconds: float = 0.0) -> dict[str, list[float]]:
-    """Seconds of each run, taken in turn; the first round warms up and is not counted. A run is repeated within a turn until
-    `seconds` have passed."""
+def interleaved(
+    runs: Mapping[str, Callable[[], object]], repetitions: int, seconds: float = 0.0
+) -> dict[str, list[float]]:
+    """Seconds of each run, taken in turn; the first round warms up and is not counted. A run is
+    repeated within a turn until `seconds` have passed."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for repetition in range(repetitions + 1):
         for name, run in runs.items():

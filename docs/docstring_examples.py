@@ -13,4 +13,6 @@ class DocstringExamples(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         if obj.docstring is not None:
             lines = obj.docstring.value.split("\n")
-            obj.docstring.value = "\n".join("Examples:" if line == "Example:" else line for line in lines)
+            obj.docstring.value = "\n".join(
+                "Examples:" if line == "Example:" else line for line in lines
+            )

@@ -21,13 +21,19 @@ def table_row(name: str) -> str:
     kind = DETECTORS[name]
     recipes = [f"`{recipe}`" for recipe in recipe_names() if name in recipe.split("-")[1:]]
     used = ", ".join(sorted(recipes)) or "—"
-    return f"| `+{name}` | {kind.paper} | `kf.{kind.__name__}` | {kind.needs} | {used} | [{name}](methods/{name}.md) |"
+    return (
+        f"| `+{name}` | {kind.paper} | `kf.{kind.__name__}` | {kind.needs} | {used} |"
+        f" [{name}](methods/{name}.md) |"
+    )
 
 
 def readme_row(name: str) -> str:
     """The row of a detector in the README: the first sentence of its docstring."""
     text = " ".join((DETECTORS[name].__doc__ or "").split())
-    return f"| [`{name}`](docs/methods/{name}.md) | {text.split('. ')[0].rstrip('.')} | {DETECTORS[name].paper} |"
+    return (
+        f"| [`{name}`](docs/methods/{name}.md) | {text.split('. ')[0].rstrip('.')} |"
+        f" {DETECTORS[name].paper} |"
+    )
 
 
 def lists() -> dict[str, list[str]]:
@@ -36,7 +42,9 @@ def lists() -> dict[str, list[str]]:
     return {
         "README.md": [readme_row(name) for name in names],
         "docs/methods.md": [table_row(name) for name in names],
-        "docs/api.md": [f"::: {DETECTORS[name].__module__}.{DETECTORS[name].__name__}" for name in names],
+        "docs/api.md": [
+            f"::: {DETECTORS[name].__module__}.{DETECTORS[name].__name__}" for name in names
+        ],
         "mkdocs.yml": [f"          - {name}: methods/{name}.md" for name in names],
     }
 
@@ -47,9 +55,13 @@ def generated() -> dict[str, str]:
     for name, lines in lists().items():
         text = (ROOT / name).read_text(encoding="utf-8")
         pattern = re.compile(
-            r"(?P<start>[^\n]*detectors: generated[^\n]*\n(?:\n?\|[^\n]*\n\|[-| ]+\n)?).*?(?P<end>[^\n]*detectors: end)", re.S
+            r"(?P<start>[^\n]*detectors: generated[^\n]*\n(?:\n?\|[^\n]*\n\|[-|"
+            r" ]+\n)?).*?(?P<end>[^\n]*detectors: end)",
+            re.S,
         )
-        found[name] = pattern.sub(lambda m, lines=lines: f"{m['start']}" + "\n".join(lines) + f"\n{m['end']}", text)
+        found[name] = pattern.sub(
+            lambda m, lines=lines: f"{m['start']}" + "\n".join(lines) + f"\n{m['end']}", text
+        )
     return found
 
 

@@ -13,7 +13,10 @@ from pathlib import Path
 def figures(run: Path) -> dict[str, float]:
     """The accuracies of `kinfolk eval` and the false-negative figures of the last epoch."""
     last = json.loads((run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
-    accuracy = {path.stem: json.loads(path.read_text(encoding="utf-8")).get("accuracy") for path in (run / "eval").glob("*.json")}
+    accuracy = {
+        path.stem: json.loads(path.read_text(encoding="utf-8")).get("accuracy")
+        for path in (run / "eval").glob("*.json")
+    }
     return {
         "kNN accuracy": accuracy["knn"],
         "linear probe accuracy": accuracy["linear"],

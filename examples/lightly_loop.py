@@ -19,7 +19,8 @@ import kinfolk as kf
 try:
     from lightly.models.modules import SimCLRProjectionHead
     from lightly.transforms import SimCLRTransform
-except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit the torch installed
+# RuntimeError: a torchvision that does not fit the torch installed
+except (ImportError, RuntimeError) as error:
     sys.exit(f"This example needs lightly (`pip install lightly`): {error}")
 
 
@@ -28,7 +29,9 @@ class Digits(Dataset[tuple[Tensor, Tensor, int]]):
 
     def __init__(self) -> None:
         self.images = (load_digits().images * 15.9).astype("uint8")[:512]
-        self.transform: Any = SimCLRTransform(input_size=16, min_scale=0.4, cj_prob=0.0, hf_prob=0.0, gaussian_blur=0.0)
+        self.transform: Any = SimCLRTransform(
+            input_size=16, min_scale=0.4, cj_prob=0.0, hf_prob=0.0, gaussian_blur=0.0
+        )
 
     def __len__(self) -> int:
         return len(self.images)
@@ -40,7 +43,13 @@ class Digits(Dataset[tuple[Tensor, Tensor, int]]):
 def main() -> None:
     torch.manual_seed(0)
     data = Digits()
-    backbone = nn.Sequential(nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    backbone = nn.Sequential(
+        nn.Conv2d(3, 32, 3, 2, 1),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, 2, 1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
     model = nn.Sequential(backbone, SimCLRProjectionHead(64, 64, 32))
     loss_fn = kf.NTXentLoss(temperature=0.2, detector=kf.FNC(alpha=0.02))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)

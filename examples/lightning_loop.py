@@ -1,4 +1,5 @@
-"""A Lightning module with a kinfolk loss: the loss is a submodule, so its state per sample is in every checkpoint.
+"""A Lightning module with a kinfolk loss: the loss is a submodule, so its state per sample is in
+every checkpoint.
 
 Run: python examples/lightning_loop.py
 """
@@ -21,7 +22,9 @@ class Contrast(lightning.LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+        self.encoder = nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)
+        )
         self.loss_fn = kf.NTXentLoss(temperature=0.2, detector=kf.FNC(alpha=0.02))
 
     def on_train_epoch_start(self) -> None:
@@ -43,12 +46,25 @@ def main() -> None:
     lightning.seed_everything(0, verbose=False)
     images, _ = load_digits(return_X_y=True)
     pixels = torch.tensor(images, dtype=torch.float32).view(-1, 8, 8) / 16
-    loader = DataLoader(TensorDataset(pixels, torch.arange(len(pixels))), batch_size=128, shuffle=True, drop_last=True)
+    loader = DataLoader(
+        TensorDataset(pixels, torch.arange(len(pixels))),
+        batch_size=128,
+        shuffle=True,
+        drop_last=True,
+    )
     trainer = lightning.Trainer(
-        max_epochs=3, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False
+        max_epochs=3,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
     )
     trainer.fit(Contrast(), loader)
-    print(f"loss {trainer.callback_metrics['loss']:.3f}  flagged {trainer.callback_metrics['flagged']:.3f}")
+    print(
+        f"loss {trainer.callback_metrics['loss']:.3f}  flagged"
+        f" {trainer.callback_metrics['flagged']:.3f}"
+    )
 
 
 if __name__ == "__main__":

@@ -27,7 +27,8 @@ def main() -> None:
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
     detector = kf.StartAt(kf.GloFND(num_samples=num_samples, alpha=0.05, init="quantile"), epoch=2)
     loss_fn = kf.SogCLRLoss(num_samples=num_samples, temperature=0.2, detector=detector)
-    loss_fn.set_eval_labels(torch.tensor(labels))  # only for the figures below: training needs no labels
+    # only for the figures below: training needs no labels
+    loss_fn.set_eval_labels(torch.tensor(labels))
     optimizer = torch.optim.AdamW(encoder.parameters(), lr=2e-3)
 
     for epoch in range(num_epochs):
@@ -40,7 +41,10 @@ def main() -> None:
             optimizer.step()
             total += loss.item()
         stats = loss_fn.stats
-        print(f"epoch {epoch}  loss {total / (num_samples // batch_size):.3f}  flagged {stats.share:.3f}  precision {stats.precision:.2f}")
+        print(
+            f"epoch {epoch}  loss {total / (num_samples // batch_size):.3f}  flagged"
+            f" {stats.share:.3f}  precision {stats.precision:.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""Sentence embeddings: two views of a sentence are two random halves of its words; sentences on one topic are each other's kin.
+"""Sentence embeddings: two views of a sentence are two random halves of its words; sentences on one
+topic are each other's kin.
 
-The encoder is a bag of words, so that this runs offline; any model that gives one vector a sentence takes its place.
+The encoder is a bag of words, so that this runs offline; any model that gives one vector a sentence
+takes its place.
 
 Run: python examples/sentence_embeddings.py
 """
@@ -20,14 +22,33 @@ TOPICS = {
     "music": "violin chord melody rhythm choir tempo piano drum tune concert verse note",
     "gardens": "soil seed prune rose hedge compost bloom lawn spade root bulb shade",
 }
-FILLERS = ["the", "a", "of", "in", "with", "and", "then", "we", "they", "slowly", "near", "old", "new", "good", "very", "some"]
+FILLERS = [
+    "the",
+    "a",
+    "of",
+    "in",
+    "with",
+    "and",
+    "then",
+    "we",
+    "they",
+    "slowly",
+    "near",
+    "old",
+    "new",
+    "good",
+    "very",
+    "some",
+]
 
 
 def sentences(count: int) -> tuple[list[list[str]], Tensor]:
     """Sentences of eight topic words and four fillers, and the topic of each."""
     topics = [random.randrange(len(TOPICS)) for _ in range(count)]
     words = [text.split() for text in TOPICS.values()]
-    return [random.sample(words[topic], 8) + random.sample(FILLERS, 4) for topic in topics], torch.tensor(topics)
+    return [
+        random.sample(words[topic], 8) + random.sample(FILLERS, 4) for topic in topics
+    ], torch.tensor(topics)
 
 
 def main() -> None:
@@ -48,7 +69,10 @@ def main() -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        print(f"epoch {epoch}  loss {loss.item():.3f}  precision {loss_fn.stats.precision:.2f}  recall {loss_fn.stats.recall:.2f}")
+        print(
+            f"epoch {epoch}  loss {loss.item():.3f}  precision {loss_fn.stats.precision:.2f} "
+            f" recall {loss_fn.stats.recall:.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
 """Counts the collectives of a process group, and refuses tensors that NCCL would refuse.
 
-Rank tests run over gloo, which takes tensors of any device. NCCL takes CUDA tensors only, so code that hands it a CPU tensor passes every
-gloo test and fails on the first machine with several GPUs.
+Rank tests run over gloo, which takes tensors of any device. NCCL takes CUDA tensors only, so code
+that hands it a CPU tensor passes every gloo test and fails on the first machine with several GPUs.
 
     with collectives(device_only=True) as log, pretended():
         loss = framework(views, ids)      # a collective on a CPU tensor raises
     assert log.total <= 3
 
-With tensors of the pretended device (`tests/pretended/device.py`) the communication itself still runs over gloo.
+With tensors of the pretended device (`tests/pretended/device.py`) the communication itself still
+runs over gloo.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class CollectiveLog:
 
 @contextlib.contextmanager
 def collectives(device_only: bool = False) -> Iterator[CollectiveLog]:
-    """Counts the collectives called within; with `device_only`, one that is given a CPU tensor raises as NCCL does."""
+    """Counts the collectives called within; with `device_only`, one that is given a CPU tensor
+    raises as NCCL does."""
     log = CollectiveLog()
     originals = {name: getattr(dist, name) for name in NAMES}
 
@@ -65,7 +67,10 @@ def collectives(device_only: bool = False) -> Iterator[CollectiveLog]:
                 if not isinstance(value, Tensor):
                     return value
                 if device_only and value.device.type != "cuda":
-                    raise RuntimeError(f"No backend type associated with device type cpu: {name} of a tensor {tuple(value.shape)}")
+                    raise RuntimeError(
+                        f"No backend type associated with device type cpu: {name} of a tensor"
+                        f" {tuple(value.shape)}"
+                    )
                 return getattr(value, "held", value)
 
             return originals[name](*tree_map(plain, args), **tree_map(plain, kwargs))

@@ -11,7 +11,8 @@ from hypothesis import settings
 
 from tests.report.browser import launched
 
-torch.set_num_threads(1)  # two pytest processes share the cores, and equal bits are promised only for one number of threads
+# two pytest processes share the cores, and equal bits are promised only for one number of threads
+torch.set_num_threads(1)
 settings.register_profile("kinfolk", deadline=None)  # a busy machine is no failure
 settings.load_profile("kinfolk")
 

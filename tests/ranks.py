@@ -1,8 +1,10 @@
 """Starts the processes of tests: ranks, trainings that are killed, processes that hold a lock.
 
-A fresh interpreter imports torch anew, which costs some four seconds of CPU time, and ten with the training. The functions here fork the
-processes from one server, which has imported what the tests need and has done nothing else. A process starts in a few hundredths of a
-second and shares no state with the tests. There is one server for each pytest process, so all tests must start it with the same list.
+A fresh interpreter imports torch anew, which costs some four seconds of CPU time, and ten with the
+training. The functions here fork the processes from one server, which has imported what the tests
+need and has done nothing else. A process starts in a few hundredths of a second and shares no state
+with the tests. There is one server for each pytest process, so all tests must start it with the
+same list.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ def _context() -> ForkServerContext:
 
 
 def spawn(function: Callable[..., None], args: tuple[Any, ...] = (), nprocs: int = 1) -> None:
-    """Runs `function(rank, *args)` in `nprocs` processes and waits for them; an exception of one is raised here."""
+    """Runs `function(rank, *args)` in `nprocs` processes and waits for them; an exception of one is
+    raised here."""
     _context()
     start_processes(function, args, nprocs, start_method="forkserver")  # type: ignore[no-untyped-call]
 
@@ -62,10 +65,14 @@ class Ended(NamedTuple):
 
 
 def run_program(function: Callable[..., None], folder: Path, *args: Any) -> Ended:
-    """Runs `function(*args)` in a process of its own as if it were a program. `folder` holds what it writes."""
+    """Runs `function(*args)` in a process of its own as if it were a program. `folder` holds what
+    it writes."""
     process = start(_as_program, function, str(folder), args)
     process.join()
-    return Ended(process.exitcode or 0, *((folder / name).read_text(encoding="utf-8") for name in ("out.txt", "err.txt")))
+    return Ended(
+        process.exitcode or 0,
+        *((folder / name).read_text(encoding="utf-8") for name in ("out.txt", "err.txt")),
+    )
 
 
 def _as_program(function: Callable[..., None], folder: str, args: tuple[Any, ...]) -> None:
@@ -76,7 +83,8 @@ def _as_program(function: Callable[..., None], folder: str, args: tuple[Any, ...
 
 
 def exit_codes(function: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> list[int]:
-    """Runs `function(*args)` for all `calls` side by side and waits; returns the exit codes (negative: the signal)."""
+    """Runs `function(*args)` for all `calls` side by side and waits; returns the exit codes
+    (negative: the signal)."""
     processes = [start(function, *args) for args in calls]
     for process in processes:
         process.join()

@@ -64,7 +64,9 @@ def test_a_backend_without_them_gives_the_same(tmp_path: Path) -> None:
     spawn(compare_with_fallback, (str(tmp_path),), len(SIZES))
 
 
-def test_another_error_is_not_taken_for_a_missing_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_error_is_not_taken_for_a_missing_collective(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def lost(*given: Any) -> Any:
         raise RuntimeError("Connection closed by peer")
 
@@ -93,7 +95,9 @@ def count_step(rank: int, folder: str) -> None:
     batch, world = 4, len(SIZES)
     one, other = torch.randn(2, batch, D, generator=torch.Generator().manual_seed(rank))
     with distributed.equal_batches():
-        loss = NTXentLoss(temperature=0.1)(one.requires_grad_(), other, torch.arange(batch) + rank * batch)
+        loss = NTXentLoss(temperature=0.1)(
+            one.requires_grad_(), other, torch.arange(batch) + rank * batch
+        )
         loss.backward()
     embeddings, ids = 2 * batch * world * D * 4, 2 * batch * world * 8
     assert calls == [

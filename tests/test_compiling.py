@@ -1,4 +1,5 @@
-"""Compiled losses are the same losses: one graph for all sizes, no break in it, however many losses there are."""
+"""Compiled losses are the same losses: one graph for all sizes, no break in it, however many losses
+there are."""
 
 from __future__ import annotations
 
@@ -15,22 +16,44 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors import FNC, GloFND, Graded, Known, Oracle, Ring, StartAt
-from kinfolk.objectives import BimodalSogCLRLoss, CLIPLoss, LocalAggregationLoss, NTXentLoss, RelativeContrastLoss, SogCLRLoss
+from kinfolk.objectives import (
+    BimodalSogCLRLoss,
+    CLIPLoss,
+    LocalAggregationLoss,
+    NTXentLoss,
+    RelativeContrastLoss,
+    SogCLRLoss,
+)
 from kinfolk.objectives.base import Objective
 from tests.scripted import Scripted, same_class
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # of the compiler itself
+# of the compiler itself
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated")
 N, COMPILE = 40, torch.compile
 LOSSES: dict[str, Callable[[bool], Any]] = {
     "eliminated": lambda c: NTXentLoss(detector=GloFND(num_samples=N, alpha=0.1), compile=c),
     "estimated, attracted": lambda c: NTXentLoss(
-        prior=0.1, hardness=0.5, detector=Graded(FNC(top_k=3)), action="attract", own_weight=0.4, compile=c
+        prior=0.1,
+        hardness=0.5,
+        detector=Graded(FNC(top_k=3)),
+        action="attract",
+        own_weight=0.4,
+        compile=c,
     ),
     "levels": lambda c: SogCLRLoss(
-        num_samples=N, detector=Scripted(same_class(3), same_class(4)), action="reweight", min_negatives=3, compile=c
+        num_samples=N,
+        detector=Scripted(same_class(3), same_class(4)),
+        action="reweight",
+        min_negatives=3,
+        compile=c,
     ),
-    "annealed": lambda c: NTXentLoss(detector=Ring(num_samples=N, lower=0.3, upper=0.8, boundaries="learned", anneal="linear"), compile=c),
-    "two directions": lambda c: CLIPLoss(detector=Known(torch.tensor([[0, 2], [4, 8], [3, 5]]), num_samples=N), compile=c),
+    "annealed": lambda c: NTXentLoss(
+        detector=Ring(num_samples=N, lower=0.3, upper=0.8, boundaries="learned", anneal="linear"),
+        compile=c,
+    ),
+    "two directions": lambda c: CLIPLoss(
+        detector=Known(torch.tensor([[0, 2], [4, 8], [3, 5]]), num_samples=N), compile=c
+    ),
 }
 GRAPHS = {"two directions": 2}
 
@@ -70,18 +93,27 @@ def test_one_graph_serves_all_sizes_and_epochs(graphs: list[int], name: str) -> 
         torch.testing.assert_close(*losses)
         torch.testing.assert_close(*(torch.autograd.grad(loss, one)[0] for loss in losses))
         assert torch.equal(compiled.stats.counts(), eager.stats.counts())
-    torch.testing.assert_close(dict(compiled.state_dict()), dict(eager.state_dict()), equal_nan=True)
+    torch.testing.assert_close(
+        dict(compiled.state_dict()), dict(eager.state_dict()), equal_nan=True
+    )
     assert len(graphs) == GRAPHS.get(name, 1)
 
 
-def test_more_losses_than_the_compiler_keeps_variants_of_a_function_are_all_compiled(graphs: list[int]) -> None:
-    """It keeps eight, and then silently runs the function as it is. A copy of a loss is one more."""
+def test_more_losses_than_the_compiler_keeps_variants_of_a_function_are_all_compiled(
+    graphs: list[int],
+) -> None:
+    """It keeps eight, and then silently runs the function as it is. A copy of a loss is one
+    more."""
     one, other, ids = views(5)
     settings = itertools.product((False, True), (None, 0.1), (None, 0.5))
     made: list[list[Objective]] = [
-        [NTXentLoss(decoupled=d, prior=p, hardness=h, compile=which) for which in (True, False)] for d, p, h in settings
+        [NTXentLoss(decoupled=d, prior=p, hardness=h, compile=which) for which in (True, False)]
+        for d, p, h in settings
     ]
-    made += [[kind(compile=which) for which in (True, False)] for kind in (LocalAggregationLoss, RelativeContrastLoss)]
+    made += [
+        [kind(compile=which) for which in (True, False)]
+        for kind in (LocalAggregationLoss, RelativeContrastLoss)
+    ]
     made += [copy.deepcopy(made[0])]
     assert len(made) > torch._dynamo.config.recompile_limit + 2
     for number, (compiled, eager) in enumerate(made, 1):
@@ -109,7 +141,7 @@ for number in (9, 12, 7):
     torch.testing.assert_close(*found)
     torch.testing.assert_close(*(torch.autograd.grad(loss, one)[0] for loss in found), rtol=1e-4, atol=1e-5)
     print(torch._dynamo.utils.counters["stats"]["unique_graphs"], sum(torch._dynamo.utils.counters["graph_break"].values()))
-"""
+"""  # noqa: E501
 
 
 def test_one_set_of_kernels_serves_all_sizes() -> None:
@@ -129,18 +161,25 @@ def test_one_set_of_kernels_serves_all_sizes() -> None:
         lambda: BimodalSogCLRLoss(num_samples=N, temperature=0.2, compile=True),
     ],
 )
-def test_a_loss_inside_a_compiled_step_is_the_same(make: Callable[[], torch.nn.Module], graphs: list[int]) -> None:
-    """A user's own `torch.compile` around it: breaks in the graph are allowed, other results are not."""
+def test_a_loss_inside_a_compiled_step_is_the_same(
+    make: Callable[[], torch.nn.Module], graphs: list[int]
+) -> None:
+    """A user's own `torch.compile` around it: breaks in the graph are allowed, other results are
+    not."""
     plain, inside = make(), make()
     step = COMPILE(lambda *given: inside(*given) * 2, backend="eager")
     for number in (9, 7):
         one, other, ids = views(number)
         expected, found = plain(one, other, ids) * 2, step(one, other, ids)
         torch.testing.assert_close(found, expected)
-        torch.testing.assert_close(torch.autograd.grad(found, one), torch.autograd.grad(expected, one))
+        torch.testing.assert_close(
+            torch.autograd.grad(found, one), torch.autograd.grad(expected, one)
+        )
     torch.testing.assert_close(dict(inside.state_dict()), dict(plain.state_dict()))
 
 
 def test_repr_and_copies_say_that_a_loss_is_compiled() -> None:
     loss_fn = NTXentLoss(temperature=0.2, compile=True)
-    assert repr(copy.deepcopy(loss_fn)) == repr(loss_fn) == "NTXentLoss(temperature=0.2, compile=True)"
+    assert (
+        repr(copy.deepcopy(loss_fn)) == repr(loss_fn) == "NTXentLoss(temperature=0.2, compile=True)"
+    )

@@ -49,7 +49,9 @@ DETECTORS: dict[str, Callable[[], Detector | None]] = {
     "none": lambda: None,
     "glofnd": lambda: GloFND(num_samples=N, alpha=0.2, init="quantile"),
     "shared": lambda: GloFND(num_samples=N, alpha=0.2, rule="adam", init="quantile", shared=True),
-    "late": lambda: StartAt(GloFND(num_samples=N, alpha=0.2, init="quantile"), epoch=1, update_from=0),
+    "late": lambda: StartAt(
+        GloFND(num_samples=N, alpha=0.2, init="quantile"), epoch=1, update_from=0
+    ),
     "fnc": lambda: Graded(FNC(top_k=2)),
     "all": lambda: FNC(min_similarity=-1.0),
     "levels": lambda: Scripted(same_class(2), same_class(3)),
@@ -67,7 +69,9 @@ CASES = [
 
 def batch(seed: int, number: int = 10) -> tuple[Tensor, Tensor, Tensor]:
     g = torch.Generator().manual_seed(seed)
-    one, other = (torch.randn(number, 4, dtype=torch.float64, generator=g).requires_grad_() for _ in range(2))
+    one, other = (
+        torch.randn(number, 4, dtype=torch.float64, generator=g).requires_grad_() for _ in range(2)
+    )
     return one, other, torch.randperm(N, generator=g)[:number]
 
 
@@ -90,10 +94,18 @@ def steps(loss_fn: Any, grouped: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("loss", "detector", "action", "grouped"), CASES)
-def test_the_size_of_blocks_changes_nothing(loss: str, detector: str, action: Any, grouped: bool) -> None:
+def test_the_size_of_blocks_changes_nothing(
+    loss: str, detector: str, action: Any, grouped: bool
+) -> None:
     """Loss, gradient, counts and state; 7 rows are not a multiple of the views, 1 is less."""
     found = [
-        steps(LOSSES[loss](detector=DETECTORS[detector](), action=action, block_rows=rows, **T).double(), grouped) for rows in (None, 7, 1)
+        steps(
+            LOSSES[loss](
+                detector=DETECTORS[detector](), action=action, block_rows=rows, **T
+            ).double(),
+            grouped,
+        )
+        for rows in (None, 7, 1)
     ]
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=1e-9, atol=1e-11, equal_nan=True)
@@ -112,7 +124,9 @@ def test_image_and_text_are_the_mean_of_their_directions(loss: str, detector: st
         expected = (parts.image.on(pairs[0], t) + parts.text.on(pairs[1], t)) / 2
         found = whole(one, other, ids, GROUPS[ids])
         torch.testing.assert_close(found, expected)
-        torch.testing.assert_close(torch.autograd.grad(found, (one, other)), torch.autograd.grad(expected, (one, other)))
+        torch.testing.assert_close(
+            torch.autograd.grad(found, (one, other)), torch.autograd.grad(expected, (one, other))
+        )
     torch.testing.assert_close(dict(whole.state_dict()), dict(parts.state_dict()))
 
 
@@ -130,7 +144,9 @@ def test_a_frozen_tower_leaves_the_other_s_gradient_as_it_is(loss: str, frozen: 
 
 @pytest.mark.parametrize("detector", [None, Oracle(torch.arange(N) % 3)])
 @pytest.mark.parametrize("action", ["eliminate", "attract"])
-def test_a_learned_temperature_in_one_block_and_in_several(detector: Detector | None, action: Any) -> None:
+def test_a_learned_temperature_in_one_block_and_in_several(
+    detector: Detector | None, action: Any
+) -> None:
     one, other, ids = batch(0, 7)
     found = []
     for block_rows in (None, 4):
@@ -145,7 +161,9 @@ def test_a_learned_temperature_in_one_block_and_in_several(detector: Detector | 
 @pytest.mark.parametrize("detector", ["none", "fnc", "all"])
 def test_gradcheck_of_image_and_text(detector: str) -> None:
     images, texts, ids = (x[:5].detach() for x in batch(0))
-    loss_fn = CLIPLoss(temperature=0.4, detector=DETECTORS[detector](), block_rows=2).double().eval()
+    loss_fn = (
+        CLIPLoss(temperature=0.4, detector=DETECTORS[detector](), block_rows=2).double().eval()
+    )
 
     def at(scale: Tensor, *features: Tensor) -> Tensor:
         given = (*features, ids, GROUPS[ids])
@@ -164,17 +182,25 @@ def test_a_pair_left_out_far_above_all_others_does_not_overflow() -> None:
     found = []
     for dtype in (torch.float32, torch.float64):
         x = images.to(dtype, copy=True).requires_grad_()
-        loss = CLIPLoss(temperature=0.01, detector=FNC(top_k=1)).to(dtype)(x, texts.to(dtype), torch.arange(4))
+        loss = CLIPLoss(temperature=0.01, detector=FNC(top_k=1)).to(dtype)(
+            x, texts.to(dtype), torch.arange(4)
+        )
         found.append((loss.double(), torch.autograd.grad(loss, x)[0].double()))
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
 
 
 def test_float32_agrees_with_float64() -> None:
-    """The products of the two directions round differently; who is left out must not depend on it."""
+    """The products of the two directions round differently; who is left out must not depend on
+    it."""
     g = torch.Generator().manual_seed(0)
     themes = torch.randn(6, 64, generator=g)[torch.arange(192) % 6]
-    images, texts = (F.normalize(themes + torch.randn(192, 64, generator=g), dim=1) for _ in range(2))
-    for make in (lambda: FNC(alpha=0.05), lambda: GloFND(num_samples=192, alpha=0.05, init="quantile")):
+    images, texts = (
+        F.normalize(themes + torch.randn(192, 64, generator=g), dim=1) for _ in range(2)
+    )
+    for make in (
+        lambda: FNC(alpha=0.05),
+        lambda: GloFND(num_samples=192, alpha=0.05, init="quantile"),
+    ):
         found = []
         for dtype in (torch.float32, torch.float64):
             loss_fn = CLIPLoss(temperature=0.05, detector=make(), block_rows=50)
@@ -188,20 +214,26 @@ def test_float32_agrees_with_float64() -> None:
 def test_a_second_derivative_is_refused(name: str) -> None:
     """The gradient is known when the loss is; differentiated again it would count as a constant."""
     one, other, ids = batch(0)
-    with pytest.raises(RuntimeError, match="cannot be differentiated twice; leave out `create_graph`"):
+    with pytest.raises(
+        RuntimeError, match="cannot be differentiated twice; leave out `create_graph`"
+    ):
         torch.autograd.grad(LOSSES[name]()(one, other, ids), one, create_graph=True)
 
 
 def test_a_backward_pass_can_be_repeated_and_scaled() -> None:
     one, other, ids = batch(0)
     loss = NTXentLoss()(one, other, ids)
-    first, second = (torch.autograd.grad(factor * loss, one, retain_graph=True)[0] for factor in (1, -3))
+    first, second = (
+        torch.autograd.grad(factor * loss, one, retain_graph=True)[0] for factor in (1, -3)
+    )
     torch.testing.assert_close(second, -3 * first)
 
 
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("action", ACTIONS)
-def test_all_flagged_in_half_precision_at_a_low_temperature_is_finite(name: str, action: Any) -> None:
+def test_all_flagged_in_half_precision_at_a_low_temperature_is_finite(
+    name: str, action: Any
+) -> None:
     one, other, ids = batch(0)
     loss_fn = LOSSES[name](detector=Scripted(everybody), action=action, temperature=0.01)
     for dtype in (torch.bfloat16, torch.float16):
@@ -250,7 +282,9 @@ def test_the_log_sum_exp_and_its_gradient(temperature: float, dtype: torch.dtype
 
 
 def test_gradcheck_of_the_log_sum_exp() -> None:
-    sim = torch.rand(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    sim = torch.rand(
+        3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    ).requires_grad_()
     inv_t = torch.tensor([[2.0], [5.0], [1.0]], dtype=torch.float64, requires_grad=True)
     log_w = torch.full((3, 5), -0.5, dtype=torch.float64)
     assert torch.autograd.gradcheck(lambda s, i: LogSumExp.apply(log_w, s, i), (sim, inv_t))  # type: ignore[no-untyped-call]
@@ -301,7 +335,9 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         lambda: SigLIPLoss(),
     ],
 )
-def test_memory_is_linear_in_the_batch(make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_linear_in_the_batch(
+    make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No matrix of anchors × candidates outlives its block, neither in the step nor after it."""
     monkeypatch.setitem(contrast.BLOCK_ENTRIES, "cpu", 1 << 11)
     most, after = [], []

@@ -1,4 +1,5 @@
-"""Several gloo processes with unequal, asymmetric batches equal one process on the joined batch: loss, encoder gradient, state."""
+"""Several gloo processes with unequal, asymmetric batches equal one process on the joined batch:
+loss, encoder gradient, state."""
 
 from __future__ import annotations
 
@@ -34,10 +35,25 @@ def objective(name: str) -> Objective:
         "glofnd": GloFND(num_samples=NUM_SAMPLES, alpha=0.2, init="quantile"),
         "shared": GloFND(num_samples=NUM_SAMPLES, alpha=0.2, rule="adam", lr=0.3, shared=True),
     }
-    detector, action = detectors[name.partition("/")[2]], "attract" if "oracle" in name else "eliminate"
-    shared: dict[str, Any] = {"temperature": 0.3, "detector": detector, "action": action, "block_rows": 4}
-    shared |= {"min_negatives": 3 if name.endswith("all") else 1, "gather": False if name.endswith("local") else None}
-    made: Objective = NTXentLoss(**shared) if name.startswith("ntxent") else SogCLRLoss(num_samples=NUM_SAMPLES, **shared)
+    detector, action = (
+        detectors[name.partition("/")[2]],
+        "attract" if "oracle" in name else "eliminate",
+    )
+    shared: dict[str, Any] = {
+        "temperature": 0.3,
+        "detector": detector,
+        "action": action,
+        "block_rows": 4,
+    }
+    shared |= {
+        "min_negatives": 3 if name.endswith("all") else 1,
+        "gather": False if name.endswith("local") else None,
+    }
+    made: Objective = (
+        NTXentLoss(**shared)
+        if name.startswith("ntxent")
+        else SogCLRLoss(num_samples=NUM_SAMPLES, **shared)
+    )
     made.set_eval_labels(LABELS)
     return made.double()
 
@@ -61,7 +77,10 @@ class Whole(nn.Module):
 def parts(step: int, world: int) -> list[tuple[Tensor, Tensor]]:
     """Views and ids of every rank. In the second step, sample 3 is on all ranks at once."""
     g = torch.Generator().manual_seed(step)
-    views = [torch.randn(2, size, 6, dtype=torch.float64, generator=g) * (rank + 1) + rank for rank, size in enumerate(SIZES[:world])]
+    views = [
+        torch.randn(2, size, 6, dtype=torch.float64, generator=g) * (rank + 1) + rank
+        for rank, size in enumerate(SIZES[:world])
+    ]
     order = torch.randperm(NUM_SAMPLES, generator=g)
     ids = list(torch.split(order[: sum(SIZES[:world])], list(SIZES[:world])))
     if step == 1:
@@ -74,17 +93,24 @@ def distinct(step: int, world: int) -> list[tuple[Tensor, Tensor]]:
     """The same without a sample on several ranks."""
     together = torch.randperm(NUM_SAMPLES, generator=torch.Generator().manual_seed(step + 7))
     starts = [sum(SIZES[:rank]) for rank in range(world)]
-    return [(views, together[start : start + len(ids)]) for start, (views, ids) in zip(starts, parts(step, world), strict=True)]
+    return [
+        (views, together[start : start + len(ids)])
+        for start, (views, ids) in zip(starts, parts(step, world), strict=True)
+    ]
 
 
-def two_steps(module: nn.Module, whole: Whole, batches: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
+def two_steps(
+    module: nn.Module, whole: Whole, batches: list[tuple[Tensor, Tensor]]
+) -> dict[str, Any]:
     out: dict[str, Any] = {"loss": [], "gradient": []}
     for views, ids in batches:
         whole.zero_grad()
         loss = module(views, ids)
         loss.backward()
         out["loss"].append(loss.item())
-        out["gradient"].append([p.grad.clone() for p in whole.encoder.parameters() if p.grad is not None])
+        out["gradient"].append(
+            [p.grad.clone() for p in whole.encoder.parameters() if p.grad is not None]
+        )
     out["state"] = {name: value.clone() for name, value in whole.objective.state_dict().items()}
     out["counts"] = whole.objective.stats.counts()
     return out
@@ -92,26 +118,38 @@ def two_steps(module: nn.Module, whole: Whole, batches: list[tuple[Tensor, Tenso
 
 def child(rank: int, world: int, folder: str, names: list[str]) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world
+    )
     results = {}
     for name in names:
         whole = Whole(name)
-        results[name] = two_steps(DistributedDataParallel(whole), whole, [parts(step, world)[rank] for step in range(2)])
+        results[name] = two_steps(
+            DistributedDataParallel(whole), whole, [parts(step, world)[rank] for step in range(2)]
+        )
     for name in LOCAL:
         whole = Whole(name)
-        results[name] = two_steps(DistributedDataParallel(whole), whole, [distinct(step, world)[rank] for step in range(2)])
+        results[name] = two_steps(
+            DistributedDataParallel(whole),
+            whole,
+            [distinct(step, world)[rank] for step in range(2)],
+        )
     torch.save(results, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
 NAMES = [
-    f"{base}/{detector}" for base in ("ntxent", "sogclr") for detector in ("plain", "groups", "fnc", "all", "oracle", "glofnd", "shared")
+    f"{base}/{detector}"
+    for base in ("ntxent", "sogclr")
+    for detector in ("plain", "groups", "fnc", "all", "oracle", "glofnd", "shared")
 ]
 LOCAL = ["ntxent/local", "sogclr/local"]
 
 
 @pytest.fixture(scope="module", params=[2, 3])
-def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def ranks(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
     folder: Path = tmp_path_factory.mktemp("ranks")
     spawn(child, (request.param, str(folder), NAMES), nprocs=request.param)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(request.param)]
@@ -121,7 +159,8 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_ranks_together_equal_one_process(ranks: list[dict[str, Any]], name: str) -> None:
     whole, world = Whole(name), len(ranks)
     joined = [
-        (torch.cat([v for v, _ in batch], 1), torch.cat([i for _, i in batch])) for batch in (parts(step, world) for step in range(2))
+        (torch.cat([v for v, _ in batch], 1), torch.cat([i for _, i in batch]))
+        for batch in (parts(step, world) for step in range(2))
     ]
     single = two_steps(whole, whole, joined)
     for rank in ranks:
@@ -135,8 +174,11 @@ def test_ranks_together_equal_one_process(ranks: list[dict[str, Any]], name: str
 
 
 @pytest.mark.parametrize("name", LOCAL)
-def test_without_gathering_each_rank_has_its_own_loss_and_all_have_one_state(ranks: list[dict[str, Any]], name: str) -> None:
-    """The gradient is the mean of the ranks', and each sample has the state of the rank that had it."""
+def test_without_gathering_each_rank_has_its_own_loss_and_all_have_one_state(
+    ranks: list[dict[str, Any]], name: str
+) -> None:
+    """The gradient is the mean of the ranks', and each sample has the state of the rank that had
+    it."""
     world = len(ranks)
     whole, alone = Whole(name), [Whole(name) for _ in range(world)]
     for step in range(2):
@@ -157,7 +199,10 @@ def test_without_gathering_each_rank_has_its_own_loss_and_all_have_one_state(ran
         torch.testing.assert_close(rank[name]["state"], dict(whole.objective.state_dict()))
 
 
-@pytest.mark.parametrize(("environment", "expected"), [({}, 2), ({"LOCAL_WORLD_SIZE": "4"}, 4), ({"TORCHELASTIC_RUN_ID": "7"}, 6)])
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [({}, 2), ({"LOCAL_WORLD_SIZE": "4"}, 4), ({"TORCHELASTIC_RUN_ID": "7"}, 6)],
+)
 def test_work_of_one_rank_has_the_threads_of_those_that_wait(
     environment: dict[str, str], expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

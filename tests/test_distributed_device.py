@@ -1,7 +1,9 @@
-"""Two ranks on the pretended device with collectives that refuse CPU tensors, as NCCL does: every framework trains, and to the same values.
+"""Two ranks on the pretended device with collectives that refuse CPU tensors, as NCCL does: every
+framework trains, and to the same values.
 
-The same processes count the collectives of a step where batches are equal. Two ranks whose sums differ, as those of two kinds of
-processors do, have one hierarchy again when an epoch begins. A signal to one of them stops both after the same step.
+The same processes count the collectives of a step where batches are equal. Two ranks whose sums
+differ, as those of two kinds of processors do, have one hierarchy again when an epoch begins. A
+signal to one of them stops both after the same step.
 """
 
 from __future__ import annotations
@@ -25,7 +27,17 @@ from tests.pretended.methods import EPOCHS, METHODS, batch, features, made
 from tests.ranks import spawn
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="the pretended device needs g++")
-NETWORKS = ("encoder", "head", "text_encoder", "text_head", "slow", "predictor", "predictors", "metric", "prototype")
+NETWORKS = (
+    "encoder",
+    "head",
+    "text_encoder",
+    "text_head",
+    "slow",
+    "predictor",
+    "predictors",
+    "metric",
+    "prototype",
+)
 """What DistributedDataParallel would keep equal, which is not here."""
 MOST = {
     "simclr": 3,
@@ -53,12 +65,16 @@ MOST |= {
 
 
 def trained(framework: Framework, rank: int, log: CollectiveLog) -> dict[str, Any]:
-    """A refresh, a step of unequal batches, one of equal ones whose collectives are counted, and the end of the training."""
+    """A refresh, a step of unequal batches, one of equal ones whose collectives are counted, and
+    the end of the training."""
     if framework.due(0):
         framework.refresh(features(framework), 0.5)
     losses = []
     for step, (sizes, equal) in enumerate((((6, 4), False), ((5, 5), True))):
-        given = {key: on_device(value) for key, value in batch(framework, step, rank, sizes[rank]).items()}
+        given = {
+            key: on_device(value)
+            for key, value in batch(framework, step, rank, sizes[rank]).items()
+        }
         torch.manual_seed(step)
         log.reset()
         with distributed.equal_batches(equal):
@@ -70,7 +86,9 @@ def trained(framework: Framework, rank: int, log: CollectiveLog) -> dict[str, An
     if any(detector.refreshed_at_end for detector in framework.detectors):
         framework.finish(features(framework))
     framework.set_progress(1, EPOCHS)
-    state = {key: getattr(value, "held", value).clone() for key, value in framework.state_dict().items()}
+    state = {
+        key: getattr(value, "held", value).clone() for key, value in framework.state_dict().items()
+    }
     return {"losses": losses, "collectives": number, "state": state}
 
 
@@ -91,15 +109,21 @@ def child(rank: int, folder: str) -> None:
 
 
 def drifting(rank: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """The labels of a hierarchy whose sums differ between ranks before every update, and its state at the beginning of the next epoch."""
+    """The labels of a hierarchy whose sums differ between ranks before every update, and its state
+    at the beginning of the next epoch."""
     g, noise = torch.Generator().manual_seed(0), torch.Generator().manual_seed(rank)
     with pretended(), collectives(device_only=True):
         detector = Hierarchy(num_samples=60, radii=(0.3, 0.6)).to("cuda")
         detector.refresh(torch.nn.functional.normalize(torch.randn(60, 3, generator=g), dim=1), 0.0)
         for _ in range(12):
-            detector.collect(on_device(torch.randperm(60, generator=g)[:20]), on_device(torch.randn(20, 3, generator=g)))
+            detector.collect(
+                on_device(torch.randperm(60, generator=g)[:20]),
+                on_device(torch.randn(20, 3, generator=g)),
+            )
             detector.clusters.settle()
-            detector.clusters.tree.sums += 0.05 * torch.randn(detector.clusters.tree.sums.shape, generator=noise)
+            detector.clusters.tree.sums += 0.05 * torch.randn(
+                detector.clusters.tree.sums.shape, generator=noise
+            )
         before: Any = detector.clusters.labels
         detector.set_progress(1, 2)
         after: Any = detector.clusters.labels
@@ -111,10 +135,15 @@ SIGNAL = 17
 
 
 def agreed(rank: int, seconds: float) -> tuple[int, int, int]:
-    """The step after which the rank knows that all stop, the waits of its host, and the collectives. Steps of rank one take so long."""
+    """The step after which the rank knows that all stop, the waits of its host, and the
+    collectives. Steps of rank one take so long."""
     now = [0.0]
     clock = SimpleNamespace(monotonic=lambda: now[0])
-    with pytest.MonkeyPatch.context() as patch, pretended() as waiting, collectives(device_only=True) as log:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pretended() as waiting,
+        collectives(device_only=True) as log,
+    ):
         patch.setattr(checkpoint, "time", clock)
         agreement, step = checkpoint.Agreement(), 0
         while True:
@@ -136,7 +165,9 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_nothing_but_device_tensors_is_communicated(ranks: list[dict[str, Any]], name: str) -> None:
     first, second = (rank[name] for rank in ranks)
     assert "error" not in first, first["error"]
-    assert first["losses"][0] == pytest.approx(second["losses"][0], rel=1e-5), "both have the loss of the joined batch"
+    assert first["losses"][0] == pytest.approx(second["losses"][0], rel=1e-5), (
+        "both have the loss of the joined batch"
+    )
     for key, value in first["state"].items():
         if key.partition(".")[0] not in NETWORKS:
             torch.testing.assert_close(value, second["state"][key], equal_nan=True, msg=key)
@@ -148,7 +179,9 @@ def test_collectives_of_a_step(ranks: list[dict[str, Any]], name: str) -> None:
         assert rank[name]["collectives"] <= MOST[name]
 
 
-@pytest.mark.parametrize(("seconds", "later", "collectives"), [(0.1, checkpoint.AGREE_EVERY + 1, 4), (20.0, 2, 20)])
+@pytest.mark.parametrize(
+    ("seconds", "later", "collectives"), [(0.1, checkpoint.AGREE_EVERY + 1, 4), (20.0, 2, 20)]
+)
 def test_a_signal_to_one_rank_is_known_to_all_without_a_wait(
     ranks: list[dict[str, Any]], seconds: float, later: int, collectives: int
 ) -> None:

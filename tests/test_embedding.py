@@ -16,7 +16,15 @@ class Images(PixelData):
     """Random pixels."""
 
     def __init__(self, count: int) -> None:
-        super().__init__(torch.randint(0, 256, (count, 8, 8, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)))
+        super().__init__(
+            torch.randint(
+                0,
+                256,
+                (count, 8, 8, 3),
+                dtype=torch.uint8,
+                generator=torch.Generator().manual_seed(0),
+            )
+        )
 
 
 class Encoder(nn.Module):
@@ -33,7 +41,8 @@ class Encoder(nn.Module):
 
 
 class Framework(nn.Module):
-    """Stands for a framework: forward is the loss, features and embeddings have methods of their own."""
+    """Stands for a framework: forward is the loss, features and embeddings have methods of their
+    own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +127,10 @@ def test_autocast_is_as_asked_and_the_result_is_float32() -> None:
 
 def test_the_bar_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     encoder, data = Encoder(), Images(5)
-    assert torch.equal(embed(encoder, data, VIEWS, progress=True, batch_size=2), embed(encoder, data, VIEWS, batch_size=2))
+    assert torch.equal(
+        embed(encoder, data, VIEWS, progress=True, batch_size=2),
+        embed(encoder, data, VIEWS, batch_size=2),
+    )
 
 
 def test_wrong_use_is_refused() -> None:

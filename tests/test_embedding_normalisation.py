@@ -1,4 +1,5 @@
-"""Images normalised by their own mean: 0 and 1 over the samples asked for, in both colour spaces."""
+"""Images normalised by their own mean: 0 and 1 over the samples asked for, in both colour
+spaces."""
 
 from __future__ import annotations
 
@@ -27,7 +28,11 @@ def test_mean_and_deviation_of_the_samples(space: str) -> None:
     x = views.evaluate(data.pixels(ids), data.aspect(ids))
     assert x.mean((0, 2, 3)).tolist() == pytest.approx([0, 0, 0], abs=1e-4)
     assert x.std((0, 2, 3), correction=0).tolist() == pytest.approx([1, 1, 1], abs=1e-3)
-    assert {**views.config(), "mean": None, "std": None} == {**usual.config(), "mean": None, "std": None}
+    assert {**views.config(), "mean": None, "std": None} == {
+        **usual.config(),
+        "mean": None,
+        "std": None,
+    }
 
 
 def test_one_colour_is_not_divided_by_nothing() -> None:

@@ -1,4 +1,5 @@
-"""Embedding in parts: every rank computes a stretch, all have the whole, with the statistics of rank zero."""
+"""Embedding in parts: every rank computes a stretch, all have the whole, with the statistics of
+rank zero."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def made(rank: int) -> Framework:
 def test_one_process_embeds_all(projected: bool) -> None:
     data, views = Images(NUM_SAMPLES + 3), Views("plain", 8)
     got = embed_in_parts(made(0), data, views, NUM_SAMPLES, projected=projected)
-    assert torch.equal(got, embed(made(0), data, views, torch.arange(NUM_SAMPLES), projected=projected))
+    assert torch.equal(
+        got, embed(made(0), data, views, torch.arange(NUM_SAMPLES), projected=projected)
+    )
 
 
 def _child(rank: int, folder: str) -> None:
@@ -43,7 +46,14 @@ def _child(rank: int, folder: str) -> None:
         shown.extend(steps)
         return steps
 
-    found = embed_in_parts(framework, Images(NUM_SAMPLES + 3), Views("plain", 8), NUM_SAMPLES, batch_size=2, progress=track)
+    found = embed_in_parts(
+        framework,
+        Images(NUM_SAMPLES + 3),
+        Views("plain", 8),
+        NUM_SAMPLES,
+        batch_size=2,
+        progress=track,
+    )
     assert framework.training
     assert shown == [0, 2, 4]
     torch.save(found, f"{folder}/{rank}.pt")

@@ -24,8 +24,11 @@ LEVELS = [-1.0, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0]
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("attracted_stay", [True, False])
 @pytest.mark.parametrize("graded", [False, True])
-def test_weights_and_targets_equal_a_slow_loop(action: Action, attracted_stay: bool, graded: bool, data: st.DataObject) -> None:
-    """With own, ignored and tied candidates, rows in which all are kin, and rows without negatives."""
+def test_weights_and_targets_equal_a_slow_loop(
+    action: Action, attracted_stay: bool, graded: bool, data: st.DataObject
+) -> None:
+    """With own, ignored and tied candidates, rows in which all are kin, and rows without
+    negatives."""
     columns = data.draw(st.integers(1, 9))
     row = st.tuples(
         st.sampled_from(LEVELS),
@@ -33,11 +36,18 @@ def test_weights_and_targets_equal_a_slow_loop(action: Action, attracted_stay: b
         st.booleans(),
         st.sampled_from([0.0, 0.5, 1.0] if graded else [0.0, 1.0]),
     )
-    rows = data.draw(st.lists(st.lists(row, min_size=columns, max_size=columns), min_size=1, max_size=3))
+    rows = data.draw(
+        st.lists(st.lists(row, min_size=columns, max_size=columns), min_size=1, max_size=3)
+    )
     least, kin_weight = data.draw(st.integers(1, 10)), data.draw(st.sampled_from([0.0, 0.25, 1.0]))
     sim, own, ignored, degree = torch.tensor(rows, dtype=torch.float64).unbind(2)
     kin = Kin(degree if graded else degree > 0, ignored > 0)
-    found = weigh(torch.where(own > 0, OUT, sim), own > 0, kin, Policy(action, kin_weight, least, attracted_stay))
+    found = weigh(
+        torch.where(own > 0, OUT, sim),
+        own > 0,
+        kin,
+        Policy(action, kin_weight, least, attracted_stay),
+    )
     taken = degree if graded or action != "reweight" else degree * (1 - kin_weight)
     for i in range(len(rows)):
         out = ((own[i] + ignored[i]) > 0).tolist()
@@ -61,7 +71,10 @@ def test_without_kin_only_own_and_ignored_are_left_out() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("min_negatives", [1, 3])
-@pytest.mark.parametrize("make", [lambda **given: NTXentLoss(**given), lambda **given: SogCLRLoss(num_samples=12, **given)])
+@pytest.mark.parametrize(
+    "make",
+    [lambda **given: NTXentLoss(**given), lambda **given: SogCLRLoss(num_samples=12, **given)],
+)
 def test_the_order_of_candidates_does_not_decide_which_negatives_are_kept(
     make: type[NTXentLoss], min_negatives: int, dtype: torch.dtype
 ) -> None:
@@ -73,7 +86,12 @@ def test_the_order_of_candidates_does_not_decide_which_negatives_are_kept(
     found = []
     for ids in (torch.arange(12), order):
         views = z[:, ids].to(dtype).requires_grad_()
-        loss_fn = make(temperature=0.2, detector=Scripted(everybody), min_negatives=min_negatives, block_rows=10)
+        loss_fn = make(
+            temperature=0.2,
+            detector=Scripted(everybody),
+            min_negatives=min_negatives,
+            block_rows=10,
+        )
         loss = loss_fn(views[0], views[1], ids)
         (gradient,) = torch.autograd.grad(loss, views)
         found.append((loss, gradient[:, ids.argsort()], loss_fn.stats.counts()))
@@ -84,29 +102,45 @@ def test_the_order_of_candidates_does_not_decide_which_negatives_are_kept(
 def test_a_row_short_of_negatives_is_given_back_its_least_similar() -> None:
     """All others are kin of anchor 0, and none of anchor 1: only the rows of anchor 0 change."""
     z = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
-    loss_fn = NTXentLoss(temperature=0.2, detector=Scripted(lambda row, col: Kin((row == 0) & (col >= 0))), min_negatives=3)
+    loss_fn = NTXentLoss(
+        temperature=0.2,
+        detector=Scripted(lambda row, col: Kin((row == 0) & (col >= 0))),
+        min_negatives=3,
+    )
     loss_fn(z[0], z[1])
     assert int(loss_fn.stats.flagged) == 2 * (8 - 3)
 
 
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("min_negatives", [1, 4])
-@pytest.mark.parametrize(("low", "high"), [(-0.2, 0.4), (None, 0.1), (-0.2, 2.0), (0.9, 0.95), (-2.0, -0.9), (0.2, None)])
-def test_kin_above_a_level_and_ignored_below_another(action: Action, min_negatives: int, low: float | None, high: float | None) -> None:
+@pytest.mark.parametrize(
+    ("low", "high"), [(-0.2, 0.4), (None, 0.1), (-0.2, 2.0), (0.9, 0.95), (-2.0, -0.9), (0.2, None)]
+)
+def test_kin_above_a_level_and_ignored_below_another(
+    action: Action, min_negatives: int, low: float | None, high: float | None
+) -> None:
     """Also where the levels leave rows with too few negatives, or with none."""
     z = torch.randn(2, 9, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
     class Levels(Detector):
         def find(self, block: Block) -> Kin:
             return Kin(
-                None if high is None else above(block, block.sim_RC.new_full((len(block.sim_RC),), high)),
+                None
+                if high is None
+                else above(block, block.sim_RC.new_full((len(block.sim_RC),), high)),
                 None if low is None else block.sim_RC < low,
             )
 
     found = []
     for block_rows in (None, 6):
         x = z.clone().requires_grad_()
-        loss_fn = NTXentLoss(temperature=0.2, detector=Levels(), action=action, min_negatives=min_negatives, block_rows=block_rows)
+        loss_fn = NTXentLoss(
+            temperature=0.2,
+            detector=Levels(),
+            action=action,
+            min_negatives=min_negatives,
+            block_rows=block_rows,
+        )
         loss = loss_fn(x[0], x[1])
         (gradient,) = torch.autograd.grad(loss, x)
         found.append((loss, gradient, loss_fn.stats.counts()))
@@ -118,11 +152,18 @@ def test_kin_above_a_level_and_ignored_below_another(action: Action, min_negativ
         others = [j for j in range(18) if j // 2 != i // 2]
         similarity = [float(sim[i, j]) for j in others]
         out = [low is not None and s < low for s in similarity]
-        degree = [(0.5 if action == "reweight" else 1.0) * (high is not None and s > high) for s in similarity]
+        degree = [
+            (0.5 if action == "reweight" else 1.0) * (high is not None and s > high)
+            for s in similarity
+        ]
         row = weights.row(similarity, out, degree, action, min_negatives)
         own = sim[i, i ^ 1]
-        total = torch.exp(own / 0.2) + sum(w * torch.exp(sim[i, j] / 0.2) for w, j in zip(row.w, others, strict=True))
-        pull = (own + sum(y * sim[i, j] for y, j in zip(row.y, others, strict=True))) / (1 + sum(row.y))
+        total = torch.exp(own / 0.2) + sum(
+            w * torch.exp(sim[i, j] / 0.2) for w, j in zip(row.w, others, strict=True)
+        )
+        pull = (own + sum(y * sim[i, j] for y, j in zip(row.y, others, strict=True))) / (
+            1 + sum(row.y)
+        )
         losses.append(total.log() - pull / 0.2)
         flagged += sum(row.kin)
     torch.testing.assert_close(found[0][0].detach(), torch.stack(losses).mean())
@@ -142,7 +183,9 @@ def test_degrees_above_a_level() -> None:
                 s, low = float(block.sim_RC[i, j]), float(level_b[i // 2])
                 expected = (s - low) / (1 - low) if i // 2 != j // 2 and s > low else 0.0
                 assert float(degree[i, j]) == pytest.approx(expected, abs=1e-12)
-    assert not above(block, torch.full((3,), -torch.inf, dtype=torch.float64)).diagonal().any(), "never the own"
+    assert not above(block, torch.full((3,), -torch.inf, dtype=torch.float64)).diagonal().any(), (
+        "never the own"
+    )
 
 
 def test_equal_keys_are_kin_and_negative_keys_are_none() -> None:
@@ -160,7 +203,9 @@ def test_kin_by_keys_or_by_a_list_are_kin_as_a_mask(action: Action) -> None:
 
     z = torch.randn(2, 9, 4, generator=torch.Generator().manual_seed(0))
     says = (same_class(3), listed, lambda row, col: Kin(same_key(row[:, 0] % 3, col[0] % 3)))
-    masked, *others = (NTXentLoss(temperature=0.2, detector=Scripted(say), action=action) for say in says)
+    masked, *others = (
+        NTXentLoss(temperature=0.2, detector=Scripted(say), action=action) for say in says
+    )
     for other in others:
         assert torch.equal(masked(z[0], z[1]), other(z[0], z[1]))
         assert torch.equal(masked.stats.counts(), other.stats.counts())

@@ -51,7 +51,8 @@ def test_nothing_to_compare_is_refused(shape: tuple[int, int]) -> None:
 
 
 def test_a_candidate_with_the_key_of_the_anchor_is_never_its_negative() -> None:
-    """Keys are the ids, or the groups if there are any; each key of the anchor several times or not at all."""
+    """Keys are the ids, or the groups if there are any; each key of the anchor several times or not
+    at all."""
     g = torch.Generator().manual_seed(0)
     anchors, queue = torch.randn(6, 4, generator=g), torch.randn(12, 4, generator=g)
     ids, queue_ids = torch.tensor([1, 4, 1]), torch.randint(0, 6, (12,), generator=g)
@@ -61,7 +62,9 @@ def test_a_candidate_with_the_key_of_the_anchor_is_never_its_negative() -> None:
         (groups, queue_groups, {"groups": groups, "candidate_groups": queue_groups}),
     ):
         loss_fn = NTXentLoss(temperature=0.3, block_rows=2)
-        loss = loss_fn.on(Pairs(anchors, queue, anchors.unsqueeze(1), ids, queue_ids, num_views=2, **given))  # type: ignore[arg-type]
+        loss = loss_fn.on(
+            Pairs(anchors, queue, anchors.unsqueeze(1), ids, queue_ids, num_views=2, **given)  # type: ignore[arg-type]
+        )
         unit, number = [torch.nn.functional.normalize(x, dim=1) for x in (anchors, queue)], 0
         rows = []
         for i in range(6):

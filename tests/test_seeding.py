@@ -32,7 +32,8 @@ def test_every_part_of_the_key_matters() -> None:
 
 
 def test_the_value_is_pinned() -> None:
-    """Changing this breaks the exact resume of every stored run. Strings have other hashes in every process, and the value is the same."""
+    """Changing this breaks the exact resume of every stored run. Strings have other hashes in every
+    process, and the value is the same."""
     assert derive_seed(0, "views", 1) == 5978069794869003889
     assert 0 <= derive_seed(-5, "x") < 2**63
 
@@ -44,6 +45,9 @@ def test_unstable_parts_are_refused(part: object) -> None:
 
 
 def test_every_step_has_its_own_stream_which_is_pinned() -> None:
-    """Changing this breaks the exact resume of every stored run with draws from a bank, of keys or of partners."""
-    first = [int(torch.randint(1 << 30, (), generator=counted(1 << 61, count))) for count in range(3)]
+    """Changing this breaks the exact resume of every stored run with draws from a bank, of keys or
+    of partners."""
+    first = [
+        int(torch.randint(1 << 30, (), generator=counted(1 << 61, count))) for count in range(3)
+    ]
     assert first == [398764591, 1061650667, 794921487]

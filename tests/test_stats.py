@@ -12,7 +12,8 @@ from tests.scripted import Scripted, everybody, same_class
 
 
 def slow_counts(labels: list[int], num_classes: int) -> dict[str, int]:
-    """Over all (anchor, negative) pairs of the two views; the detector flags ids that agree modulo `num_classes`."""
+    """Over all (anchor, negative) pairs of the two views; the detector flags ids that agree modulo
+    `num_classes`."""
     counts = dict.fromkeys(("negatives", "flagged", "judged", "hits", "kin"), 0)
     n = len(labels)
     for i in range(2 * n):
@@ -20,7 +21,11 @@ def slow_counts(labels: list[int], num_classes: int) -> dict[str, int]:
             if i % n == j % n:
                 continue
             a, b = labels[i % n], labels[j % n]
-            flagged, known, same = i % n % num_classes == j % n % num_classes, a >= 0 and b >= 0, a == b
+            flagged, known, same = (
+                i % n % num_classes == j % n % num_classes,
+                a >= 0 and b >= 0,
+                a == b,
+            )
             counts["negatives"] += 1
             counts["flagged"] += flagged
             counts["judged"] += flagged and known
@@ -41,25 +46,36 @@ def test_counts_equal_a_slow_count(labels: list[int], block_rows: int | None) ->
 
 
 def slow_anchors(labels: list[int], num_classes: int) -> tuple[float, float]:
-    """Mean precision and recall of the samples, each over both its views, as GloFND's released code has them."""
+    """Mean precision and recall of the samples, each over both its views, as GloFND's released code
+    has them."""
     n, precision, recall = len(labels), [], []
     for sample in (i for i in range(n) if labels[i] >= 0):
         hits = judged = kin = 0
         for _ in range(2):
             for j in (j for j in range(2 * n) if j % n != sample and labels[j % n] >= 0):
-                flagged, same = sample % num_classes == j % n % num_classes, labels[sample] == labels[j % n]
+                flagged, same = (
+                    sample % num_classes == j % n % num_classes,
+                    labels[sample] == labels[j % n],
+                )
                 hits, judged, kin = hits + (flagged and same), judged + flagged, kin + same
         precision.append((hits + 1e-9) / (judged + 1e-9))
         recall.append((hits + 1e-9) / (kin + 1e-9))
     return sum(precision) / len(precision), sum(recall) / len(recall)
 
 
-@pytest.mark.parametrize("labels", [[0, 0, 1, 1, 0, 2, 1], [0, -1, 1, 1, -1, 0, 0], [0, 1, 2, 2, -1, 3, 4]])
+@pytest.mark.parametrize(
+    "labels", [[0, 0, 1, 1, 0, 2, 1], [0, -1, 1, 1, -1, 0, 0], [0, 1, 2, 2, -1, 3, 4]]
+)
 @pytest.mark.parametrize("num_classes", [2, 5])
 @pytest.mark.parametrize("block_rows", [None, 4])
-def test_rates_of_the_anchors_equal_the_released_definition(labels: list[int], num_classes: int, block_rows: int | None) -> None:
-    """With five groups of seven ids, some anchors have nothing flagged; the labels leave some without false negatives."""
-    loss_fn = NTXentLoss(temperature=0.2, detector=Scripted(same_class(num_classes)), block_rows=block_rows)
+def test_rates_of_the_anchors_equal_the_released_definition(
+    labels: list[int], num_classes: int, block_rows: int | None
+) -> None:
+    """With five groups of seven ids, some anchors have nothing flagged; the labels leave some
+    without false negatives."""
+    loss_fn = NTXentLoss(
+        temperature=0.2, detector=Scripted(same_class(num_classes)), block_rows=block_rows
+    )
     loss_fn.set_eval_labels(torch.tensor(labels))
     z = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0))
     loss_fn(z[0], z[1], torch.arange(7))
@@ -73,7 +89,9 @@ def test_rates_of_the_anchors_equal_the_released_definition(labels: list[int], n
 
 def test_the_harmonic_mean_of_the_means_is_the_papers_f1() -> None:
     """Table 1 of GloFND: precision 48.40, recall 58.81, F1 53.10."""
-    stats = Stats.from_counts(torch.tensor([1, 1, 1, 1, 1, 10, round(4.840 * UNIT), round(5.881 * UNIT), 0, 0, 0, 0]))
+    stats = Stats.from_counts(
+        torch.tensor([1, 1, 1, 1, 1, 10, round(4.840 * UNIT), round(5.881 * UNIT), 0, 0, 0, 0])
+    )
     assert stats.anchor_f1 == pytest.approx(0.5310, abs=5e-5)
 
 
@@ -89,18 +107,36 @@ def test_rates_of_the_anchors_before_anything_is_flagged() -> None:
 
 
 def test_shares_and_sums() -> None:
-    stats = Stats.from_counts(torch.tensor([100, 10, 8, 6, 12, 2, UNIT, UNIT // 2, 4, 3 * UNIT, 8, UNIT]))
+    stats = Stats.from_counts(
+        torch.tensor([100, 10, 8, 6, 12, 2, UNIT, UNIT // 2, 4, 3 * UNIT, 8, UNIT])
+    )
     assert (stats.anchor_precision, stats.anchor_recall) == (0.5, 0.25)
     assert stats.anchor_f1 == pytest.approx(1 / 3)
     assert (stats.share, stats.precision, stats.recall) == (0.1, 0.75, 0.5)
     assert stats.f1 == pytest.approx(2 * 0.75 * 0.5 / 1.25)
     assert (stats.tp_similarity, stats.fn_similarity) == (0.75, 0.125)
-    assert (stats + stats).counts().tolist() == [200, 20, 16, 12, 24, 4, 2 * UNIT, UNIT, 8, 6 * UNIT, 16, 2 * UNIT]
+    assert (stats + stats).counts().tolist() == [
+        200,
+        20,
+        16,
+        12,
+        24,
+        4,
+        2 * UNIT,
+        UNIT,
+        8,
+        6 * UNIT,
+        16,
+        2 * UNIT,
+    ]
 
 
 def test_undefined_is_nan() -> None:
     empty = Stats.empty()
-    assert all(math.isnan(x) for x in (*empty.detection().values(), empty.tp_similarity, empty.fn_similarity))
+    assert all(
+        math.isnan(x)
+        for x in (*empty.detection().values(), empty.tp_similarity, empty.fn_similarity)
+    )
 
 
 def slow_similarities(pairs: Pairs, labels: list[int]) -> tuple[float, float]:
@@ -118,12 +154,18 @@ def slow_similarities(pairs: Pairs, labels: list[int]) -> tuple[float, float]:
     return sum(own) / len(own), sum(alike) / len(alike) if alike else math.nan
 
 
-@pytest.mark.parametrize("labels", [[0, 0, 1, 1, 0, 2, 1, 3], [0, -1, 1, 1, -1, 0, 0, -1], [-1] * 8])
+@pytest.mark.parametrize(
+    "labels", [[0, 0, 1, 1, 0, 2, 1, 3], [0, -1, 1, 1, -1, 0, 0, -1], [-1] * 8]
+)
 def test_similarities_equal_slow_ones(labels: list[int]) -> None:
     """On a queue that holds old keys of the anchors too."""
     g = torch.Generator().manual_seed(0)
-    anchors, positives, queue = (torch.randn(*shape, 4, generator=g).double() for shape in ((10,), (10, 3), (11,)))
-    pairs = Pairs(anchors, queue, positives, torch.tensor([1, 2, 3, 7, 5]), torch.arange(11) % 8, num_views=2)
+    anchors, positives, queue = (
+        torch.randn(*shape, 4, generator=g).double() for shape in ((10,), (10, 3), (11,))
+    )
+    pairs = Pairs(
+        anchors, queue, positives, torch.tensor([1, 2, 3, 7, 5]), torch.arange(11) % 8, num_views=2
+    )
     loss_fn = NTXentLoss(temperature=0.2)
     loss_fn.set_eval_labels(torch.tensor(labels))
     loss_fn.on(pairs)
@@ -137,9 +179,20 @@ def test_of_keys_with_degrees_the_other_view_s_alone_counts() -> None:
     z = torch.randn(3, 6, 4, generator=torch.Generator().manual_seed(0))
     degree = torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, -1.0]] * 2)
     loss_fn = RelativeContrastLoss(temperature=0.2)
-    loss_fn.on(Pairs(z[0], z[1], torch.stack((z[1], z[2]), 1), torch.arange(6), torch.arange(6), degree=degree))
+    loss_fn.on(
+        Pairs(
+            z[0],
+            z[1],
+            torch.stack((z[1], z[2]), 1),
+            torch.arange(6),
+            torch.arange(6),
+            degree=degree,
+        )
+    )
     assert int(loss_fn.stats.positives) == 6
-    assert loss_fn.stats.tp_similarity == pytest.approx(torch.cosine_similarity(z[0], z[1]).mean().item(), abs=1e-5)
+    assert loss_fn.stats.tp_similarity == pytest.approx(
+        torch.cosine_similarity(z[0], z[1]).mean().item(), abs=1e-5
+    )
 
 
 def test_similarities_of_two_views_and_without_labels() -> None:
@@ -165,10 +218,15 @@ def test_similarities_of_two_views_and_without_labels() -> None:
 
 @pytest.mark.parametrize("block_rows", [None, 4])
 def test_levels_of_a_detector_add_up_and_positives_count_once(block_rows: int | None) -> None:
-    z, labels = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 0, 1, 1, 0, -1, 1])
+    z, labels = (
+        torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0)),
+        torch.tensor([0, 0, 1, 1, 0, -1, 1]),
+    )
     found = []
     for classes in ((2,), (3,), (2, 3)):
-        loss_fn = NTXentLoss(temperature=0.2, detector=Scripted(*map(same_class, classes)), block_rows=block_rows)
+        loss_fn = NTXentLoss(
+            temperature=0.2, detector=Scripted(*map(same_class, classes)), block_rows=block_rows
+        )
         loss_fn.set_eval_labels(labels)
         loss_fn(z[0], z[1], torch.arange(7))
         found.append(loss_fn.stats)
@@ -182,14 +240,21 @@ def test_levels_of_a_detector_add_up_and_positives_count_once(block_rows: int | 
 def test_what_stays_a_negative_for_want_of_others_is_not_flagged() -> None:
     z = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
     for action, kept in (("eliminate", 3), ("reweight", 0), ("attract", 0)):
-        loss_fn = NTXentLoss(temperature=0.2, detector=Scripted(everybody), action=action, min_negatives=3)  # type: ignore[arg-type]
+        loss_fn = NTXentLoss(
+            temperature=0.2,
+            detector=Scripted(everybody),
+            action=action,  # type: ignore[arg-type]
+            min_negatives=3,
+        )
         loss_fn(z[0], z[1])
         assert int(loss_fn.stats.flagged) == 10 * (8 - kept), action
 
 
 def test_labels_never_touch_the_loss() -> None:
     z = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0))
-    plain, watched = (NTXentLoss(temperature=0.2, detector=Scripted(same_class(2))) for _ in range(2))
+    plain, watched = (
+        NTXentLoss(temperature=0.2, detector=Scripted(same_class(2))) for _ in range(2)
+    )
     watched.set_eval_labels(torch.arange(7))
     assert torch.equal(plain(z[0], z[1]), watched(z[0], z[1], torch.arange(7)))
     assert "labels" not in watched.state_dict()

@@ -1,4 +1,5 @@
-"""The shape of the project: which part may import which, what the files are called, and that what the documents show runs."""
+"""The shape of the project: which part may import which, what the files are called, and that what
+the documents show runs."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ from kinfolk.training.settings import recipe_names
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "kinfolk"
 
-# Which parts each part may import (itself, `errors`, `files` and `seeding` always). `detectors.base` is what a detector is; only it, never
-# a concrete detector, is known to the objectives, and the engine knows no detector at all.
+# Which parts each part may import (itself, `errors`, `files` and `seeding` always).
+# `detectors.base` is what a detector is; only it, never a concrete detector, is known to the
+# objectives, and the engine knows no detector at all.
 ENGINE = {"pairs", "kinship", "stats", "stores", "distributed"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -42,7 +44,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "clustering": {"distributed", "stores"},
     "data": set(),
     "models": set(),
-    "frameworks": {"objectives", "detectors", "detectors.base", "contrast", "clustering", "models", *ENGINE},
+    "frameworks": {
+        "objectives",
+        "detectors",
+        "detectors.base",
+        "contrast",
+        "clustering",
+        "models",
+        *ENGINE,
+    },
     "embedding": {"data", "distributed", "seeding"},
     "cnce": {"cli", "data", "seeding"},
     "evaluation": {
@@ -73,7 +83,16 @@ MAY_IMPORT: dict[str, set[str]] = {
         "models",
         *ENGINE,
     },
-    "report": {"embedding", "training", "evaluation", "frameworks", "detectors", "detectors.base", "data", "models"},
+    "report": {
+        "embedding",
+        "training",
+        "evaluation",
+        "frameworks",
+        "detectors",
+        "detectors.base",
+        "data",
+        "models",
+    },
     "auditing": {"embedding", "report", "training", "data", "models"},
     "comparing": {"report", "training"},
     "exporting": {"models"},
@@ -114,7 +133,8 @@ def python_files() -> list[Path]:
 
 
 def part_of(module: str) -> str:
-    """The part a module belongs to: its first name below `kinfolk`, with `detectors.base` standing for itself."""
+    """The part a module belongs to: its first name below `kinfolk`, with `detectors.base` standing
+    for itself."""
     names = module.split(".")[1:]
     return "detectors.base" if names[:2] == ["detectors", "base"] else names[0] if names else ""
 
@@ -125,10 +145,18 @@ def imported(source: str, package: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "kinfolk")
         elif isinstance(node, ast.ImportFrom):
-            base = ".".join(package.split(".")[: package.count(".") + 2 - node.level]) if node.level else ""
+            base = (
+                ".".join(package.split(".")[: package.count(".") + 2 - node.level])
+                if node.level
+                else ""
+            )
             module = ".".join(filter(None, (base, node.module)))
             if module.split(".")[0] == "kinfolk":
-                yield from (f"{module}.{alias.name}" for alias in node.names) if module in ("kinfolk", "kinfolk.detectors") else (module,)
+                yield from (
+                    (f"{module}.{alias.name}" for alias in node.names)
+                    if module in ("kinfolk", "kinfolk.detectors")
+                    else (module,)
+                )
 
 
 def forbidden(source: str, module: str, package: str) -> list[str]:
@@ -174,43 +202,66 @@ def test_a_wrong_import_is_seen(source: str, module: str) -> None:
 
 
 def test_right_imports_pass() -> None:
-    source = "from kinfolk.detectors.base import Found\nfrom kinfolk.errors import KinfolkError\nfrom .base import Objective\nimport torch"
+    source = (
+        "from kinfolk.detectors.base import Found\nfrom kinfolk.errors import KinfolkError\nfrom"
+        " .base import Objective\nimport torch"
+    )
     assert not forbidden(source, "kinfolk.objectives.new", "kinfolk.objectives")
 
 
 def dependencies(sources: dict[str, str]) -> dict[str, set[str]]:
-    """The modules that each module imports when it is imported or run; imports for type checking do not count."""
+    """The modules that each module imports when it is imported or run; imports for type checking do
+    not count."""
     found: dict[str, set[str]] = {}
     for module, source in sources.items():
         tree = ast.parse(source)
-        checking = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
+        checking = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        ]
         ignored = {id(node) for block in checking for node in ast.walk(block)}
         found[module] = set()
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module and id(node) not in ignored:
                 names = (f"{node.module}.{alias.name}" for alias in node.names)
-                found[module] |= {name if name in sources else node.module for name in names} & set(sources)
+                found[module] |= {name if name in sources else node.module for name in names} & set(
+                    sources
+                )
     return found
 
 
 def test_no_cycle_of_imports() -> None:
     sources = {module_of(path)[0]: path.read_text(encoding="utf-8") for path in python_files()}
-    graphlib.TopologicalSorter(dependencies(sources)).prepare()  # raises CycleError with the modules of a cycle
+    # raises CycleError with the modules of a cycle
+    graphlib.TopologicalSorter(dependencies(sources)).prepare()
 
 
 def test_a_cycle_is_seen() -> None:
-    sources = {"kinfolk.a": "from kinfolk.b import f", "kinfolk.b": "def f():\n    from kinfolk import a"}
+    sources = {
+        "kinfolk.a": "from kinfolk.b import f",
+        "kinfolk.b": "def f():\n    from kinfolk import a",
+    }
     with pytest.raises(graphlib.CycleError):
         graphlib.TopologicalSorter(dependencies(sources)).prepare()
 
 
 def test_no_grab_bag() -> None:
-    assert not [path for path in python_files() if path.stem in ("utils", "util", "helpers", "misc", "common")]
+    assert not [
+        path
+        for path in python_files()
+        if path.stem in ("utils", "util", "helpers", "misc", "common")
+    ]
 
 
 def test_tests_mirror_the_package() -> None:
     folders = (
-        {path.parent.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("test_*.py")} - {"."} - NOT_OF_THE_PACKAGE
+        {
+            path.parent.relative_to(ROOT / "tests").as_posix()
+            for path in (ROOT / "tests").rglob("test_*.py")
+        }
+        - {"."}
+        - NOT_OF_THE_PACKAGE
     )
     parts = {path.parent.relative_to(SOURCE).as_posix() for path in python_files()} - {"."}
     assert folders <= parts
@@ -218,15 +269,23 @@ def test_tests_mirror_the_package() -> None:
 
 
 def tracked() -> list[Path]:
-    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    listing = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     if listing.returncode != 0:
         pytest.skip("not a git clone: which files are tracked is not known")
     return [path for name in listing.stdout.split("\0") if name and (path := ROOT / name).is_file()]
 
 
 def test_no_path_of_one_machine() -> None:
-    pattern = re.compile(rb"(?<![\w.$~}])/(?:work|root|home|Users|opt/(?:wheels|pypi))/|[A-Z]:\\Users")
-    found = {path.relative_to(ROOT).as_posix(): match[0] for path in tracked() if (match := pattern.search(path.read_bytes()))}
+    pattern = re.compile(
+        rb"(?<![\w.$~}])/(?:work|root|home|Users|opt/(?:wheels|pypi))/|[A-Z]:\\Users"
+    )
+    found = {
+        path.relative_to(ROOT).as_posix(): match[0]
+        for path in tracked()
+        if (match := pattern.search(path.read_bytes()))
+    }
     found.pop("tests/test_structure.py", None)
     assert not found
 
@@ -249,10 +308,13 @@ def with_python() -> list[str]:
 
 
 @pytest.mark.parametrize("name", with_python())
-def test_code_in_the_documents_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_in_the_documents_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = fenced(ROOT / name)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("kinfolk.report.maps.MIN_POINTS_TSNE", math.inf)  # t-SNE of all digits takes seconds, and its tests are elsewhere
+    # t-SNE of all digits takes seconds, and its tests are elsewhere
+    monkeypatch.setattr("kinfolk.report.maps.MIN_POINTS_TSNE", math.inf)
     exec(compile(program, name, "exec"), {"__name__": "__main__"})
 
 
@@ -275,19 +337,27 @@ def test_every_method_is_in_the_tables(name: str) -> None:
 
 def importable(path: Path) -> bool:
     """False for an integration of a library that is not installed."""
-    return path.parent.name != "integrations" or path.stem == "__init__" or importlib.util.find_spec(path.stem) is not None
+    return (
+        path.parent.name != "integrations"
+        or path.stem == "__init__"
+        or importlib.util.find_spec(path.stem) is not None
+    )
 
 
 def with_examples() -> list[str]:
     """The modules whose text holds an example that is not skipped."""
     example = re.compile(r">>> (?!.*\+SKIP)")
     paths = [path for path in python_files() if importable(path)]
-    return [module_of(path)[0] for path in paths if example.search(path.read_text(encoding="utf-8"))]
+    return [
+        module_of(path)[0] for path in paths if example.search(path.read_text(encoding="utf-8"))
+    ]
 
 
 @pytest.mark.parametrize("name", with_examples())
 def test_docstring_examples_run(name: str) -> None:
-    result = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    result = doctest.testmod(
+        importlib.import_module(name), optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    )
     assert result.attempted > 0, "an example that doctest does not find is not run"
     assert result.failed == 0
 

@@ -17,13 +17,21 @@ from kinfolk.sweeping import combinations, split_values
 
 
 def test_a_sweep_trains_compares_and_resumes(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"methods": ["simclr", "simclr+fnc"], "settings": {"detector.alpha": [0.05, 0.1]}, "protocols": ["knn"]}
+    given: dict[str, Any] = {
+        "methods": ["simclr", "simclr+fnc"],
+        "settings": {"detector.alpha": [0.05, 0.1]},
+        "protocols": ["knn"],
+    }
     given |= {"epochs": 1, "batch_size": 512, "report": False, "progress": False}
     found = kf.sweep("digits", tmp_path, seeds=[0], recipe=recipe(tmp_path), **given)
     names = [run.path.relative_to(tmp_path).as_posix() for run in found.runs]
     assert names == ["simclr/seed-0", "simclr+fnc,alpha=0.05/seed-0", "simclr+fnc,alpha=0.1/seed-0"]
     assert found.table is not None
-    assert [record["method"] for record in found.table.records] == ["simclr", "simclr+fnc (alpha 0.05)", "simclr+fnc (alpha 0.1)"]
+    assert [record["method"] for record in found.table.records] == [
+        "simclr",
+        "simclr+fnc (alpha 0.05)",
+        "simclr+fnc (alpha 0.1)",
+    ]
     again = kf.sweep("digits", tmp_path, seeds=[0], recipe=recipe(tmp_path), **given)
     assert [run.unchanged for run in again.runs] == [True] * 3
     assert again.table is not None
@@ -41,7 +49,9 @@ def classes(root: Path) -> Path:
     return root
 
 
-def test_a_sweep_over_a_folder_of_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_over_a_folder_of_classes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     given: dict[str, Any] = {
         "protocols": ["knn", "linear"],
         "epochs": 1,
@@ -97,13 +107,17 @@ def test_arrays_with_labels(tmp_path: Path, how: str) -> None:
         "report": False,
         "progress": False,
     }
-    data: dict[str, Any] = {"data": (x, torch.from_numpy(y))} if how == "tuple" else {"data": x, "labels": y.tolist()}
+    data: dict[str, Any] = (
+        {"data": (x, torch.from_numpy(y))} if how == "tuple" else {"data": x, "labels": y.tolist()}
+    )
     run = kf.train(out=tmp_path / "run", settings={"knn.every": 1}, **data, **common)
     assert "knn" in run.epochs()[-1]
     assert 0 <= kf.evaluate(run, (x, y))["accuracy"] <= 1
     with pytest.raises(UsageError, match="`labels` belong to an array of images"):
         kf.train("digits", tmp_path / "other", labels=y)
-    with pytest.raises(UsageError, match=r"\(images, labels\) must be two arrays or tensors; the images are str"):
+    with pytest.raises(
+        UsageError, match=r"\(images, labels\) must be two arrays or tensors; the images are str"
+    ):
         kf.train(("digits", y), tmp_path / "other")  # type: ignore[arg-type]
 
 
@@ -111,14 +125,21 @@ def recipe(folder: Path) -> Path:
     """The small settings as a file."""
     path = folder / "small.yaml"
     path.write_text(
-        "model: {name: resnet10, width: 4}\nhead: {out_size: 8}\nviews: {preset: mild}\nknn: {every: 0}\nsnapshots: {epochs: 0}\n"
+        "model: {name: resnet10, width: 4}\nhead: {out_size: 8}\nviews: {preset: mild}\nknn:"
+        " {every: 0}\nsnapshots: {epochs: 0}\n"
     )
     return path
 
 
 def test_settings_of_detectors_apply_to_methods_with_one() -> None:
-    found = combinations(["simclr", "simclr+glofnd:attract"], {"optimizer.lr": [0.1], "detector.alpha": [0.01, 0.05]})
-    assert list(found) == ["simclr,lr=0.1", "simclr+glofnd-attract,lr=0.1,alpha=0.01", "simclr+glofnd-attract,lr=0.1,alpha=0.05"]
+    found = combinations(
+        ["simclr", "simclr+glofnd:attract"], {"optimizer.lr": [0.1], "detector.alpha": [0.01, 0.05]}
+    )
+    assert list(found) == [
+        "simclr,lr=0.1",
+        "simclr+glofnd-attract,lr=0.1,alpha=0.01",
+        "simclr+glofnd-attract,lr=0.1,alpha=0.05",
+    ]
     assert found["simclr,lr=0.1"] == ("simclr", {"optimizer.lr": 0.1})
 
 
@@ -128,7 +149,9 @@ def test_values_are_split_at_commas_outside_of_brackets() -> None:
         split_values("detector.alpha=0.1,")
 
 
-@pytest.mark.parametrize("wrong", [{"methods": []}, {"seeds": []}, {"settings": {"optimizer.lr": []}}, {"resume": True}])
+@pytest.mark.parametrize(
+    "wrong", [{"methods": []}, {"seeds": []}, {"settings": {"optimizer.lr": []}}, {"resume": True}]
+)
 def test_wrong_use_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="a sweep"):
         kf.sweep("digits", tmp_path / "sweep", **wrong)

@@ -51,7 +51,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Names are imported on first access: the losses need only torch, `train` also needs Lightning, and `kinfolk --help` needs neither.
+# Names are imported on first access: the losses need only torch, `train` also needs Lightning, and
+# `kinfolk --help` needs neither.
 _MODULE_OF = {
     "BimodalSogCLRLoss": "kinfolk.objectives",
     "Block": "kinfolk.pairs",

@@ -1,4 +1,5 @@
-"""The functions of the Python interface: `kf.train`, and `kf.load`, `kf.embed` and `kf.evaluate` for a run afterwards."""
+"""The functions of the Python interface: `kf.train`, and `kf.load`, `kf.embed` and `kf.evaluate`
+for a run afterwards."""
 
 from __future__ import annotations
 
@@ -60,44 +61,57 @@ def train(
     progress: bool = True,
     report: bool = True,
 ) -> Run:
-    """Trains an encoder on images and writes a run folder with the encoder, metrics, checkpoints and a report.
+    """Trains an encoder on images and writes a run folder with the encoder, metrics, checkpoints
+    and a report.
 
     Args:
         data: a folder, array file, table, archive, "digits", an array of images (N, H, W, 3), two
             arrays (images, labels), or a map-style `Dataset`.
         out: the run folder; must be new or empty unless `resume` or `overwrite`.
-        method: `framework[+detector[:variant][:action]]`, e.g. "sogclr+glofnd"; by default "simclr".
-        epochs, batch_size, seed: settings of the training; `batch_size` is the total over all devices.
-        guide: features for a method with `+guide`: a .npy or .safetensors file, a run folder, "timm/NAME", "torchvision/NAME" or "patches",
-            which is made from these images alone and is the default; the same as the setting `detector.features`.
-        recipe: a ready configuration to start from, by name or path. With another `method` than that of the recipe, settings of the
-            replaced parts are dropped.
-        model: the name of an encoder, or a module that maps images (B, 3, H, W) to (B, F) or (B, F, H, W). A module is trained in place.
+        method: `framework[+detector[:variant][:action]]`, e.g. "sogclr+glofnd"; by default
+            "simclr".
+        epochs, batch_size, seed: settings of the training; `batch_size` is the total over all
+            devices.
+        guide: features for a method with `+guide`: a .npy or .safetensors file, a run folder,
+            "timm/NAME", "torchvision/NAME" or "patches", which is made from these images alone and
+            is the default; the same as the setting `detector.features`.
+        recipe: a ready configuration to start from, by name or path. With another `method` than
+            that of the recipe, settings of the replaced parts are dropped.
+        model: the name of an encoder, or a module that maps images (B, 3, H, W) to (B, F) or (B, F,
+            H, W). A module is trained in place.
         detector: a detector object, used with a `method` that has none. It is trained in place.
-        action: what happens to the false negatives of that detector: "eliminate" (the default), "attract" or "reweight".
+        action: what happens to the false negatives of that detector: "eliminate" (the default),
+            "attract" or "reweight".
         lr: learning rate before scaling.
         image_size: side of the views in pixels.
-        settings: any other key of the configuration: `{"optimizer.momentum": 0.8}` or `["optimizer.momentum=0.8"]`.
+        settings: any other key of the configuration: `{"optimizer.momentum": 0.8}` or
+            `["optimizer.momentum=0.8"]`.
         labels: classes (N,) of an array of images, to measure with; as in `data=(images, labels)`.
-        resume: continues the run in `out` exactly from its last checkpoint, or starts it if there is none. Settings that are not given
-            are those of the run; given ones must agree with it. A larger `epochs` extends the run.
+        resume: continues the run in `out` exactly from its last checkpoint, or starts it if there
+            is none. Settings that are not given are those of the run; given ones must agree with
+            it. A larger `epochs` extends the run.
         overwrite: replaces the run in `out`. Files that no run wrote are kept.
         progress: shows a progress bar, or lines if there is no terminal.
-        report: writes `report.html`. Data passed as an array or a `Dataset` cannot be read again by a later `kinfolk report`.
+        report: writes `report.html`. Data passed as an array or a `Dataset` cannot be read again by
+            a later `kinfolk report`.
 
     Returns:
-        The run. Its `rank` is above 0 in processes other than rank zero, and `unchanged` is True if it was finished already.
+        The run. Its `rank` is above 0 in processes other than rank zero, and `unchanged` is True if
+        it was finished already.
     """
     if guide is not None:
         if not isinstance(guide, str | os.PathLike):
             raise UsageError(
-                f"`guide` (={type(guide).__name__}) must be a path or a name; features in memory are passed as "
-                "`detector=kf.Guide(features, alpha=0.01)`"
+                f"`guide` (={type(guide).__name__}) must be a path or a name; features in memory"
+                " are passed as `detector=kf.Guide(features, alpha=0.01)`"
             )
         settings = {"detector.features": os.fspath(guide), **parse_settings(settings)}
     if labels is not None:
         if data is None or isinstance(data, str | os.PathLike | tuple):
-            raise UsageError("`labels` belong to an array of images; give `data` as one, or leave them out for a source that has its own")
+            raise UsageError(
+                "`labels` belong to an array of images; give `data` as one, or leave them out for a"
+                " source that has its own"
+            )
         data = (data, labels)  # type: ignore[assignment]
     run = train_run(
         data,
@@ -125,8 +139,8 @@ def train(
 class Encoder(nn.Module):
     """The encoder of a run with its preprocessing, as `kf.load` returns it.
 
-    The call takes preprocessed images (B, 3, H, W) and returns features (B, F), like any encoder. `preprocess` makes such images of
-    pixels or of Pillow images.
+    The call takes preprocessed images (B, 3, H, W) and returns features (B, F), like any encoder.
+    `preprocess` makes such images of pixels or of Pillow images.
     """
 
     def __init__(self, run: OpenedRun) -> None:
@@ -164,7 +178,8 @@ class Encoder(nn.Module):
             given = pixels.cpu().numpy() if isinstance(pixels, Tensor) else np.asarray(pixels)
             if given.dtype != np.uint8 or given.ndim not in (3, 4) or given.shape[-1] != 3:
                 raise UsageError(
-                    f"`pixels` (={pixels.dtype}, shape {given.shape}) must be uint8 of the shape (B, H, W, 3), or Pillow images"
+                    f"`pixels` (={pixels.dtype}, shape {given.shape}) must be uint8 of the shape"
+                    " (B, H, W, 3), or Pillow images"
                 )
             given = given if given.ndim == 4 else given[None]
             native = (int(given.shape[1]), int(given.shape[2])) if self.keeps_size else None
@@ -192,7 +207,11 @@ def load(run: str | os.PathLike[str] | Run, model: nn.Module | None = None) -> E
 
 
 def embed(
-    run: str | os.PathLike[str] | Run, data: Data | None = None, *, model: nn.Module | None = None, progress: bool = False
+    run: str | os.PathLike[str] | Run,
+    data: Data | None = None,
+    *,
+    model: nn.Module | None = None,
+    progress: bool = False,
 ) -> NDArray[np.float32]:
     """(N, F) features of every sample of `data`, or of the data of the run, by its encoder."""
     opened = open_run(_folder(run), model)
@@ -217,7 +236,8 @@ def evaluate(
     Args:
         run: the run, or its folder.
         data: labelled data; None: the data of the run.
-        protocol: "knn", "linear", "clusters", or "kin" for the false negatives that the method flags. `kinfolk eval` has more.
+        protocol: "knn", "linear", "clusters", or "kin" for the false negatives that the method
+            flags. `kinfolk eval` has more.
         k, temperature: of the nearest-neighbour classifier.
         seed: of classifiers and subsets.
         labels_from_folders: whether the sub-folders of a folder are the classes. None: they are if
@@ -225,7 +245,10 @@ def evaluate(
         model: as in `load`.
     """
     if protocol not in PROTOCOLS:
-        raise UsageError(f"unknown protocol {protocol!r}{did_you_mean(protocol, PROTOCOLS)} (there are: {', '.join(PROTOCOLS)})")
+        raise UsageError(
+            f"unknown protocol {protocol!r}{did_you_mean(protocol, PROTOCOLS)} (there are:"
+            f" {', '.join(PROTOCOLS)})"
+        )
     opened = open_run(_folder(run), model)
     images = _labelled_images(opened, data, labels_from_folders, progress)
     if protocol == "kin":
@@ -234,14 +257,20 @@ def evaluate(
     parts = take_parts(images, opened.features(images, progress=progress))
     if protocol == "knn":
         return protocols.run_knn(parts, k, temperature)
-    return protocols.run_linear(parts, seed, progress=progress) if protocol == "linear" else protocols.run_clusters(parts, None)
+    return (
+        protocols.run_linear(parts, seed, progress=progress)
+        if protocol == "linear"
+        else protocols.run_clusters(parts, None)
+    )
 
 
 def _folder(run: str | os.PathLike[str] | Run) -> Path:
     return run.path if isinstance(run, Run) else Path(run)
 
 
-def _labelled_images(opened: OpenedRun, data: Data | None, labels_from_folders: bool | None, progress: bool) -> ImageData:
+def _labelled_images(
+    opened: OpenedRun, data: Data | None, labels_from_folders: bool | None, progress: bool
+) -> ImageData:
     """As `_images`, with the sub-folders of a folder as classes where they are asked for, or where
     there are no other labels."""
     if data is None:
@@ -259,8 +288,13 @@ def _labelled_images(opened: OpenedRun, data: Data | None, labels_from_folders: 
 
 
 def _images(opened: OpenedRun, data: Data | None, progress: bool) -> ImageData:
-    """The data of the run, or other data in any form that `train` takes, at the resolution of the run."""
+    """The data of the run, or other data in any form that `train` takes, at the resolution of the
+    run."""
     if data is None or isinstance(data, str | os.PathLike):
         return opened.data(None if data is None else os.fspath(data), progress=progress)
-    config = opened.config.with_settings({"data.hierarchy": None, "data.depth": None, "data.streaming": False})
-    return read_data(open_data(data, config), config, Run(opened.path), several=False, progress=progress)
+    config = opened.config.with_settings(
+        {"data.hierarchy": None, "data.depth": None, "data.streaming": False}
+    )
+    return read_data(
+        open_data(data, config), config, Run(opened.path), several=False, progress=progress
+    )

@@ -70,7 +70,9 @@ class Rows:
         mass, kin = self.y.sum(1), (self.y * self.sim).sum(1)
         if own_weight is None:
             return (number * own + kin) / (number + mass)
-        return torch.where(mass > 0, own_weight * own + (1 - own_weight) * kin / mass.clamp(min=1e-30), own)
+        return torch.where(
+            mass > 0, own_weight * own + (1 - own_weight) * kin / mass.clamp(min=1e-30), own
+        )
 
 
 class LogSumExp(torch.autograd.Function):
@@ -89,7 +91,11 @@ class LogSumExp(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, total, inv_t, sim = ctx.saved_tensors
         scale = grad.unsqueeze(1) / total
-        return None, x * (scale * inv_t), None if sim is None else (x * sim).sum(1, keepdim=True) * scale
+        return (
+            None,
+            x * (scale * inv_t),
+            None if sim is None else (x * sim).sum(1, keepdim=True) * scale,
+        )
 
 
 class Finds(Protocol):
@@ -103,7 +109,8 @@ class Finds(Protocol):
 class Contrast:
     """How the loss of a block is computed."""
 
-    row_loss: Callable[[Rows], tuple[Tensor, State]]  # the (R,) losses, and the (b, …) state to write
+    # the (R,) losses, and the (b, …) state to write
+    row_loss: Callable[[Rows], tuple[Tensor, State]]
     policy: Policy
     detector: Finds | None = None
     labels_N: Tensor | None = None  # of all samples, for the counts; below 0: unknown
@@ -129,7 +136,9 @@ Summed = tuple[Tensor, Tensor, State, State]
 BlockLoss = Callable[..., Summed]
 
 
-def block_loss(how: Contrast, part: Part, a: Tensor, c: Tensor, p: Tensor, t: Tensor, *parameters: Tensor) -> Summed:
+def block_loss(
+    how: Contrast, part: Part, a: Tensor, c: Tensor, p: Tensor, t: Tensor, *parameters: Tensor
+) -> Summed:
     """The summed loss of a block of anchors `a` against candidates `c` with positives `p`; its
     counts; and the state that detector and loss propose."""
     sim_RC, pos_RP, t_R = a @ c.T, (a.unsqueeze(1) * p).sum(2), t.expand(len(a))
@@ -137,7 +146,10 @@ def block_loss(how: Contrast, part: Part, a: Tensor, c: Tensor, p: Tensor, t: Te
     out_bC = own_bC
     if (owners_C := part.owners_C) is not None:
         out_bC = own_bC | ((owners_C >= 0) & (owners_C != part.ids_b.unsqueeze(1)))
-    own_RC, out_RC = ((x if part.num_views == 1 else x.repeat_interleave(part.num_views, 0)) for x in (own_bC, out_bC))
+    own_RC, out_RC = (
+        (x if part.num_views == 1 else x.repeat_interleave(part.num_views, 0))
+        for x in (own_bC, out_bC)
+    )
     seen_RC, seen_RP = torch.where(out_RC, OUT, sim_RC.detach()), pos_RP.detach()
     if part.degree_RP is not None:
         seen_RP = seen_RP[:, :1]  # the first is the other view, the rest are retrieved keys
@@ -160,7 +172,9 @@ def block_loss(how: Contrast, part: Part, a: Tensor, c: Tensor, p: Tensor, t: Te
 def compile_block_loss() -> BlockLoss:
     """`block_loss` through `torch.compile`, as a new function: the compiler keeps at most eight
     variants of a function, and then silently runs it as it is."""
-    return torch.compile(types.FunctionType(block_loss.__code__.replace(), block_loss.__globals__), dynamic=True)
+    return torch.compile(
+        types.FunctionType(block_loss.__code__.replace(), block_loss.__globals__), dynamic=True
+    )
 
 
 @dataclass(frozen=True)
@@ -171,7 +185,8 @@ class Outcome:
     stats: Stats
     found: State
     proposed: State
-    t_grad: Tensor | None  # (A,) derivative of each anchor's loss by its temperature, if each has one
+    # (A,) derivative of each anchor's loss by its temperature, if each has one
+    t_grad: Tensor | None
 
 
 def contrast(
@@ -192,15 +207,22 @@ def contrast(
         num_anchors: anchors of all ranks; None: those of `pairs`.
         run: `block_loss`, or its compiled form.
     """
-    inputs, each = (pairs.anchors, pairs.candidates, pairs.positives, temperature, *parameters), temperature.ndim == 1
+    inputs, each = (
+        (pairs.anchors, pairs.candidates, pairs.positives, temperature, *parameters),
+        temperature.ndim == 1,
+    )
     by_row = [True, False, True, each, *(False for _ in parameters)]
-    wanted = [torch.is_grad_enabled() and (x.requires_grad or (x is temperature and each)) for x in inputs]
+    wanted = [
+        torch.is_grad_enabled() and (x.requires_grad or (x is temperature and each)) for x in inputs
+    ]
     grads = [torch.zeros_like(x) if want else None for x, want in zip(inputs, wanted, strict=True)]
     number, views, entries = num_anchors or len(pairs.anchors), pairs.num_views, BLOCK_ENTRIES
     many = entries.get(temperature.device.type, MANY_ENTRIES) // len(pairs.candidates)
     step, prepared = max(1, (block_rows or many) // views), None
     if how.detector is not None:
-        prepared = how.detector.prepare(pairs.candidate_ids, pairs.candidates.detach(), pairs.candidate_guide)
+        prepared = how.detector.prepare(
+            pairs.candidate_ids, pairs.candidates.detach(), pairs.candidate_guide
+        )
     blocks = list[tuple[Any, ...]]()
     for first in range(0, len(pairs.ids), step):
         samples, rows = slice(first, first + step), slice(first * views, (first + step) * views)
@@ -211,14 +233,24 @@ def contrast(
             loss = loss / number
         blocks.append((loss.detach(), *noted))
         differentiable = [x for x in leaves if x.requires_grad]
-        found = iter(torch.autograd.grad(loss, differentiable, materialize_grads=True) if differentiable else ())
+        found = iter(
+            torch.autograd.grad(loss, differentiable, materialize_grads=True)
+            if differentiable
+            else ()
+        )
         for grad, own in zip(grads, by_row, strict=True):
             if grad is not None:
                 (grad[rows] if own else grad).add_(next(found))
     losses, counts, updates, states = zip(*blocks, strict=True)
     total: Tensor = _WithGradient.apply(torch.stack(losses).sum(), grads, *inputs)  # type: ignore[no-untyped-call]
     stats, t_grad = Stats.from_counts(torch.stack(counts).sum(0)), grads[3]
-    return Outcome(total, stats, _concat(updates), _concat(states), None if t_grad is None or not each else t_grad * number)
+    return Outcome(
+        total,
+        stats,
+        _concat(updates),
+        _concat(states),
+        None if t_grad is None or not each else t_grad * number,
+    )
 
 
 def _part(pairs: Pairs, samples: slice, rows: slice, prepared: Any) -> Part:
@@ -228,7 +260,14 @@ def _part(pairs: Pairs, samples: slice, rows: slice, prepared: Any) -> Part:
     degree_RP, guide = None if pairs.degree is None else pairs.degree[rows], pairs.guide
     if guide is not None:
         guide = guide[samples if len(guide) == len(pairs.ids) else rows]
-    known = pairs.num_views, degree_RP, guide, pairs.candidate_guide, prepared, pairs.candidate_owners
+    known = (
+        pairs.num_views,
+        degree_RP,
+        guide,
+        pairs.candidate_guide,
+        prepared,
+        pairs.candidate_owners,
+    )
     return Part(pairs.ids[samples], pairs.candidate_ids, keys_B[samples], keys_C, *known)
 
 
@@ -247,5 +286,7 @@ class _WithGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
-            raise RuntimeError("a contrastive loss cannot be differentiated twice; leave out `create_graph`")
+            raise RuntimeError(
+                "a contrastive loss cannot be differentiated twice; leave out `create_graph`"
+            )
         return None, None, *(None if x is None else by_loss * x for x in ctx.grads)

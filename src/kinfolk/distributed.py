@@ -1,10 +1,13 @@
-"""Communication between ranks: embeddings with their gradient, ids, and per-sample updates. The mathematics is in `contrast.py`.
+"""Communication between ranks: embeddings with their gradient, ids, and per-sample updates. The
+mathematics is in `contrast.py`.
 
-The convention is that of DistributedDataParallel, which averages the ranks' gradients: every rank returns the loss of the joined batch, and
-its gradient is scaled so that the **average** over ranks is the gradient of the joined batch.
+The convention is that of DistributedDataParallel, which averages the ranks' gradients: every rank
+returns the loss of the joined batch, and its gradient is scaled so that the **average** over ranks
+is the gradient of the joined batch.
 
-A collective costs a fixed time however little it carries, so what is known at one moment is packed into one (`gather_together`). Ranks may
-hold batches of unequal size. They then tell each other their sizes first, for which the host waits; `equal_batches` saves that.
+A collective costs a fixed time however little it carries, so what is known at one moment is packed
+into one (`gather_together`). Ranks may hold batches of unequal size. They then tell each other
+their sizes first, for which the host waits; `equal_batches` saves that.
 
 Every tensor that is communicated is on the device of its caller's data: NCCL takes no CPU tensors.
 """
@@ -38,10 +41,12 @@ def is_rank_zero() -> bool:
 
 @contextmanager
 def equal_batches(equal: bool = True) -> Iterator[None]:
-    """Declares that within it all ranks hold batches of one size, or, with False, that sizes have to be exchanged (the default).
+    """Declares that within it all ranks hold batches of one size, or, with False, that sizes have
+    to be exchanged (the default).
 
-    Saves one collective and one wait of the host for the device in every step. If batches are unequal nevertheless, the collectives fail or
-    hang. A training declares it where its loader gives every rank the same number of samples.
+    Saves one collective and one wait of the host for the device in every step. If batches are
+    unequal nevertheless, the collectives fail or hang. A training declares it where its loader
+    gives every rank the same number of samples.
     """
     global _equal_batches
     before, _equal_batches = _equal_batches, equal
@@ -63,13 +68,19 @@ def batch_sizes(local: int, device: torch.device) -> list[int]:
 
 @contextmanager
 def threads_of_waiting_ranks() -> Iterator[None]:
-    """Within, torch computes with the CPU threads of all ranks of this machine: for work that one rank does while the others wait.
+    """Within, torch computes with the CPU threads of all ranks of this machine: for work that one
+    rank does while the others wait.
 
-    torchrun sets `OMP_NUM_THREADS=1` where it is not set, on a machine with any number of cores; then all cores are used.
+    torchrun sets `OMP_NUM_THREADS=1` where it is not set, on a machine with any number of cores;
+    then all cores are used.
     """
     before = torch.get_num_threads()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    set_by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1"
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    set_by_torchrun = (
+        "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1"
+    )
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))
     torch.set_num_threads(max(before, cores if set_by_torchrun else min(cores, before * local)))
     try:
@@ -88,7 +99,8 @@ def _all_gather(gathered: Tensor, own: Tensor) -> None:
 
 
 def _reduce_scatter(own: Tensor, whole: Tensor) -> None:
-    """Fills `own` with this rank's part, of W equal ones, of the sum of `whole` over the W ranks."""
+    """Fills `own` with this rank's part, of W equal ones, of the sum of `whole` over the W
+    ranks."""
     try:
         _collective("reduce_scatter_single", "reduce_scatter_tensor")(own, whole)
     except RuntimeError as error:
@@ -105,8 +117,8 @@ def _collective(name: str, before: str) -> Callable[[Tensor, Tensor], object]:
 
 
 def _require_unsupported(error: RuntimeError) -> None:
-    """Raises the error again, unless the backend lacks the collective, as gloo of torch 2.4 does. It
-    says so on all ranks before it sends anything, so that all of them can use another one."""
+    """Raises the error again, unless the backend lacks the collective, as gloo of torch 2.4 does.
+    It says so on all ranks before it sends anything, so that all of them can use another one."""
     if "not support" not in str(error):
         raise error
 
@@ -117,10 +129,12 @@ def gather_rows(rows: Tensor, sizes: list[int]) -> Tensor:
 
 
 def gather_together(tensors: Sequence[Tensor], sizes: list[int]) -> list[Tensor]:
-    """The rows of all ranks of each of these tensors, in the order of ranks, without gradient, in one collective.
+    """The rows of all ranks of each of these tensors, in the order of ranks, without gradient, in
+    one collective.
 
     Args:
-        tensors: of any types; each has the same number of rows for every sample on every rank, such as one for each view.
+        tensors: of any types; each has the same number of rows for every sample on every rank, such
+            as one for each view.
         sizes: samples on each rank.
     """
     own, longest, world = sizes[dist.get_rank()], max(sizes), len(sizes)
@@ -139,34 +153,45 @@ def gather_together(tensors: Sequence[Tensor], sizes: list[int]) -> list[Tensor]
     message_WB, found, same = packed.new_empty(world, start), list[Tensor](), min(sizes) == longest
     _all_gather(message_WB.view(-1), packed)
     for tensor, (each, first, length) in zip(tensors, layout, strict=True):
-        rows = message_WB[:, first : first + length].view(tensor.dtype).reshape(world, each * longest, *tensor.shape[1:])
-        found.append(rows.flatten(0, 1) if same else torch.cat([part[: each * size] for part, size in zip(rows, sizes, strict=True)]))
+        rows = (
+            message_WB[:, first : first + length]
+            .view(tensor.dtype)
+            .reshape(world, each * longest, *tensor.shape[1:])
+        )
+        found.append(
+            rows.flatten(0, 1)
+            if same
+            else torch.cat([part[: each * size] for part, size in zip(rows, sizes, strict=True)])
+        )
     return found
 
 
 def joined(*tensors: Tensor, sizes: list[int] | None = None) -> tuple[Tensor, ...]:
-    """The rows of all ranks of each of these tensors of one length, in the order of ranks, without gradient; in one process, its own.
-    `sizes`: rows on each rank, if they are known."""
+    """The rows of all ranks of each of these tensors of one length, in the order of ranks, without
+    gradient; in one process, its own. `sizes`: rows on each rank, if they are known."""
     if world_size() == 1:
         return tuple(x.detach() for x in tensors)
     return tuple(gather_together(tensors, sizes or batch_sizes(len(tensors[0]), tensors[0].device)))
 
 
 def gather_with_gradient(rows: Tensor, sizes: list[int], *others: Tensor) -> tuple[Tensor, ...]:
-    """As `gather_together`; the gradients that all ranks have for this rank's `rows` come back summed. The `others` have no gradient."""
+    """As `gather_together`; the gradients that all ranks have for this rank's `rows` come back
+    summed. The `others` have no gradient."""
     gathered: tuple[Tensor, ...] = _Gather.apply(sizes, rows, *others)  # type: ignore[no-untyped-call]
     return gathered
 
 
 def sum_over_ranks(value: Tensor) -> Tensor:
-    """The sum of a scalar over ranks, with the gradient of DDP's convention (times the number of ranks)."""
+    """The sum of a scalar over ranks, with the gradient of DDP's convention (times the number of
+    ranks)."""
     total: Tensor = _Sum.apply(value)  # type: ignore[no-untyped-call]
     return total
 
 
 def averaged(parameter: Tensor) -> Tensor:
-    """The same value; its gradient comes back as the average over ranks, so that a parameter outside of DistributedDataParallel stays
-    the same on all of them. Inside of it nothing changes."""
+    """The same value; its gradient comes back as the average over ranks, so that a parameter
+    outside of DistributedDataParallel stays the same on all of them. Inside of it nothing
+    changes."""
     if world_size() == 1:
         return parameter
     same: Tensor = _Average.apply(parameter)  # type: ignore[no-untyped-call]
@@ -174,7 +199,8 @@ def averaged(parameter: Tensor) -> Tensor:
 
 
 def overwrite_from_rank_zero(tensors: Sequence[Tensor], device: torch.device) -> None:
-    """Overwrites tensors on the CPU with those of rank zero. They travel by `device`: NCCL refuses tensors on the CPU."""
+    """Overwrites tensors on the CPU with those of rank zero. They travel by `device`: NCCL refuses
+    tensors on the CPU."""
     if world_size() > 1:
         for tensor in tensors:
             there = tensor.to(device)
@@ -197,7 +223,10 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
         rows, longest = ctx.rows, max(ctx.rows)
         if min(rows) < longest:  # the parts of a reduce-scatter are equally long
-            parts = [torch.cat((part, part.new_zeros(longest - len(part), *part.shape[1:]))) for part in torch.split(grad, rows)]
+            parts = [
+                torch.cat((part, part.new_zeros(longest - len(part), *part.shape[1:])))
+                for part in torch.split(grad, rows)
+            ]
             grad = torch.cat(parts)
         own = grad.new_empty(longest, *grad.shape[1:])
         _reduce_scatter(own, grad.contiguous())

@@ -1,8 +1,9 @@
 """Features of a whole data set, and their division into parts that train and test a classifier.
 
-`embed` computes features in data order, in evaluation mode, without augmentation or gradient; `embed_in_parts` shares the work among ranks.
-`own_normalisation` follows the Ring paper, section 5, on transfer: "we compute mean and variance from a training split to normalize input
-images, which we found important for generalization to new visual domains".
+`embed` computes features in data order, in evaluation mode, without augmentation or gradient;
+`embed_in_parts` shares the work among ranks. `own_normalisation` follows the Ring paper, section 5,
+on transfer: "we compute mean and variance from a training split to normalize input images, which we
+found important for generalization to new visual domains".
 
 Dimension key: N samples, B batch, C = 3 channels, S pixels of a side, F features, K labels.
 """
@@ -73,10 +74,12 @@ def embed(
     progress: bool | Tracker = False,
     projected: bool = False,
 ) -> Tensor:
-    """(N, F) float32 on the CPU: the features of all samples in data order, or of `ids` in their order.
+    """(N, F) float32 on the CPU: the features of all samples in data order, or of `ids` in their
+    order.
 
-    The model is in evaluation mode meanwhile; afterwards, also after an error, each of its modules has the mode it had. Neither statistics
-    nor random state change. The next batch is read, and on a GPU copied, while the current one is computed.
+    The model is in evaluation mode meanwhile; afterwards, also after an error, each of its modules
+    has the mode it had. Neither statistics nor random state change. The next batch is read, and on
+    a GPU copied, while the current one is computed.
 
     Args:
         model: a framework, or a bare encoder that maps (B, 3, H, W) to (B, F).
@@ -87,7 +90,8 @@ def embed(
         device: the model is moved there; None: its present device.
         autocast: type of the computation, e.g. `torch.bfloat16`; None: that of the weights.
         progress: whether to show a bar, or a function that shows one.
-        projected: the framework's projected embeddings (unit norm) instead of the encoder's features.
+        projected: the framework's projected embeddings (unit norm) instead of the encoder's
+            features.
     """
     if batch_size < 1:
         raise ValueError(f"`batch_size` (={batch_size}) must be at least 1")
@@ -96,19 +100,31 @@ def embed(
         raise KinfolkError("There are no samples to embed.")
     forward = embedding_function(model, projected)
     if device is None:
-        device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+        device = next(
+            (tensor.device for tensor in (*model.parameters(), *model.buffers())),
+            torch.device("cpu"),
+        )
     else:
         device = torch.device(device)
         model.to(device)
     features_NF, done = torch.empty(0), 0
-    # Without the cache: weights cast under no_grad must not be reused by the caller's own training step.
-    computing = torch.autocast(device.type, dtype=autocast, enabled=autocast is not None, cache_enabled=False)
-    transfer = Transfer(device, lambda batch: {"images": views.evaluate(batch["pixels"], batch["aspect"])})
+    # Without the cache: weights cast under no_grad must not be reused by the caller's own training
+    # step.
+    computing = torch.autocast(
+        device.type, dtype=autocast, enabled=autocast is not None, cache_enabled=False
+    )
+    transfer = Transfer(
+        device, lambda batch: {"images": views.evaluate(batch["pixels"], batch["aspect"])}
+    )
     starts = range(0, len(ids), batch_size)
 
     def write(features_BF: Tensor) -> None:
         nonlocal features_NF, done
-        features_NF = features_NF if done else torch.empty(len(ids), features_BF.shape[1], dtype=torch.float32)
+        features_NF = (
+            features_NF
+            if done
+            else torch.empty(len(ids), features_BF.shape[1], dtype=torch.float32)
+        )
         features_NF[done : done + len(features_BF)] = features_BF
         done += len(features_BF)
 
@@ -122,7 +138,9 @@ def embed(
         evaluating(model),
         torch.no_grad(),
         torch.autocast(device.type, enabled=False),  # views are made in full precision
-        closing(transferred(read, starts, transfer, threads=2 if transfer.is_ahead else 1)) as batches,
+        closing(
+            transferred(read, starts, transfer, threads=2 if transfer.is_ahead else 1)
+        ) as batches,
     ):
         for _, batch in zip(_shown(starts, progress), batches, strict=True):
             with computing:
@@ -134,7 +152,8 @@ def embed(
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """Puts `model` in evaluation mode; afterwards, also after an error, every module has the mode it had."""
+    """Puts `model` in evaluation mode; afterwards, also after an error, every module has the mode
+    it had."""
     modes = [(part, part.training) for part in model.modules()]
     try:
         yield model.eval()
@@ -144,12 +163,17 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def embedding_function(model: nn.Module, projected: bool) -> Callable[[Tensor], Tensor]:
-    """The function that embeds a batch of images: a framework's `embed` or `features`, or the bare encoder itself."""
-    # Some networks (VGG) have a submodule called `features`; only a model with both methods is a framework.
+    """The function that embeds a batch of images: a framework's `embed` or `features`, or the bare
+    encoder itself."""
+    # Some networks (VGG) have a submodule called `features`; only a model with both methods is a
+    # framework.
     if isinstance(model, Projecting) and not isinstance(model.features, nn.Module):
         return model.embed if projected else model.features
     if projected:
-        raise ValueError(f"`projected` needs a framework; {type(model).__name__} is a bare encoder without a head")
+        raise ValueError(
+            f"`projected` needs a framework; {type(model).__name__} is a bare encoder without a"
+            " head"
+        )
     return model
 
 
@@ -175,21 +199,41 @@ def embed_in_parts(
     progress: bool | Tracker = False,
     projected: bool = False,
 ) -> Tensor:
-    """(N, F) float32 on the CPU: the features of the samples 0 to N − 1, the same on every rank; each rank computes one part.
+    """(N, F) float32 on the CPU: the features of the samples 0 to N − 1, the same on every rank;
+    each rank computes one part.
 
-    Since the last step every rank has its own running statistics of BatchNorm. All ranks use those of rank zero, which are in the
-    checkpoint and which the next step would use too. For the other arguments see `embed`.
+    Since the last step every rank has its own running statistics of BatchNorm. All ranks use those
+    of rank zero, which are in the checkpoint and which the next step would use too. For the other
+    arguments see `embed`.
     """
     world = distributed.world_size()
     if world == 1:
         ids = torch.arange(num_samples)
-        return embed(model, data, views, ids, batch_size=batch_size, autocast=autocast, progress=progress, projected=projected)
+        return embed(
+            model,
+            data,
+            views,
+            ids,
+            batch_size=batch_size,
+            autocast=autocast,
+            progress=progress,
+            projected=projected,
+        )
     share_statistics(model)
     sizes = [num_samples // world + (rank < num_samples % world) for rank in range(world)]
     rank = dist.get_rank()
     first = sum(sizes[:rank])
     own_ids = torch.arange(first, first + sizes[rank])
-    own_MF = embed(model, data, views, own_ids, batch_size=batch_size, autocast=autocast, progress=progress, projected=projected)
+    own_MF = embed(
+        model,
+        data,
+        views,
+        own_ids,
+        batch_size=batch_size,
+        autocast=autocast,
+        progress=progress,
+        projected=projected,
+    )
     return distributed.gather_rows(own_MF if device is None else own_MF.to(device), sizes).cpu()
 
 
@@ -204,12 +248,17 @@ def share_statistics(model: nn.Module) -> None:
 
 
 def own_normalisation(data: Images, views: Views, ids: Tensor, *, batch_size: int = 512) -> Views:
-    """The same views, normalised by the mean and standard deviation of the channels over the evaluation images of the samples `ids`.
+    """The same views, normalised by the mean and standard deviation of the channels over the
+    evaluation images of the samples `ids`.
 
     A constant channel gets a standard deviation of 1.
     """
     plain = Views(**{**views.config(), "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})
-    number, sum_C, square_C = 0, torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    number, sum_C, square_C = (
+        0,
+        torch.zeros(3, dtype=torch.float64),
+        torch.zeros(3, dtype=torch.float64),
+    )
     for ids_B in ids.cpu().split(batch_size):  # type: ignore[no-untyped-call]
         x_BCSS = plain.evaluate(data.pixels(ids_B), data.aspect(ids_B)).double()
         number += x_BCSS.numel() // 3
@@ -229,7 +278,8 @@ HELD_OUT = 0.2
 
 @dataclass(frozen=True)
 class Parts:
-    """Labelled features for training and for testing a classifier; the latter are None if there is no test split.
+    """Labelled features for training and for testing a classifier; the latter are None if there is
+    no test split.
 
     Labels are classes (N,), or (N, K) for samples with several labels.
     """
@@ -256,8 +306,11 @@ class Divided:
     measured_on: str
 
 
-def take_parts(images: ImageData, features_NF: NDArray[np.float32], label_sets: NDArray[np.int64] | None = None) -> Parts:
-    """Divides the features by split. An image that several samples of a part share counts once, as the first of them.
+def take_parts(
+    images: ImageData, features_NF: NDArray[np.float32], label_sets: NDArray[np.int64] | None = None
+) -> Parts:
+    """Divides the features by split. An image that several samples of a part share counts once, as
+    the first of them.
 
     Args:
         label_sets: (N, K) used instead of the classes; see `read_label_sets`.
@@ -273,7 +326,15 @@ def take_parts(images: ImageData, features_NF: NDArray[np.float32], label_sets: 
         ids = _once(images, known)
         return Parts(ids, features_NF[ids], labels[ids], None, None, None, "")
     ids, test_ids = _once(images, train), _once(images, known & (splits == present[0]))
-    return Parts(ids, features_NF[ids], labels[ids], test_ids, features_NF[test_ids], labels[test_ids], present[0])
+    return Parts(
+        ids,
+        features_NF[ids],
+        labels[ids],
+        test_ids,
+        features_NF[test_ids],
+        labels[test_ids],
+        present[0],
+    )
 
 
 def _once(images: ImageData, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -293,20 +354,32 @@ def require_labels(labels: NDArray[np.int64] | None) -> NDArray[np.int64]:
 
 
 def divide(parts: Parts, seed: int, what: str) -> Divided:
-    """The parts, with a fifth of each class held out if there is no test split. `what` names the caller in errors."""
+    """The parts, with a fifth of each class held out if there is no test split. `what` names the
+    caller in errors."""
     if parts.test_ids is not None and parts.test_x is not None and parts.test_y is not None:
         train = parts.train_ids, parts.train_x, parts.train_y
-        return Divided(*train, parts.test_ids, parts.test_x, parts.test_y, f"{parts.test_split} split")
-    strata = parts.train_y if parts.train_y.ndim == 1 else np.zeros(len(parts.train_y), dtype=np.int64)
+        return Divided(
+            *train, parts.test_ids, parts.test_x, parts.test_y, f"{parts.test_split} split"
+        )
+    strata = (
+        parts.train_y if parts.train_y.ndim == 1 else np.zeros(len(parts.train_y), dtype=np.int64)
+    )
     held = held_out_part(strata, HELD_OUT, seed)
     if not held.any():
         raise UsageError(f"{what} needs at least two samples of a class, or a test split")
-    kept, tested = ((parts.train_ids[part], parts.train_x[part], parts.train_y[part]) for part in (~held, held))
-    return Divided(*kept, *tested, f"{HELD_OUT:.0%} of {'each class' if parts.train_y.ndim == 1 else 'the samples'}, held out")
+    kept, tested = (
+        (parts.train_ids[part], parts.train_x[part], parts.train_y[part]) for part in (~held, held)
+    )
+    return Divided(
+        *kept,
+        *tested,
+        f"{HELD_OUT:.0%} of {'each class' if parts.train_y.ndim == 1 else 'the samples'}, held out",
+    )
 
 
 def held_out_part(y: np.ndarray, share: float, seed: int, repeat: int = 0) -> np.ndarray:
-    """(N,) True for held-out samples: a `share` of each class with at least two samples, rounded, at least one sample and never all."""
+    """(N,) True for held-out samples: a `share` of each class with at least two samples, rounded,
+    at least one sample and never all."""
     key = ("linear-holdout", repeat) if repeat else ("linear-holdout",)
     order = torch.randperm(len(y), generator=generator(seed, *key)).numpy()
     held = np.zeros(len(y), dtype=bool)

@@ -1,8 +1,10 @@
-"""Errors and warnings for users, and the safe display of text from outside, such as names of files and classes.
+"""Errors and warnings for users, and the safe display of text from outside, such as names of files
+and classes.
 
-The command line shows the message of a `KinfolkError` without a traceback. Text from outside may contain line breaks or escape sequences of
-a terminal, or look like a formula of a spreadsheet. Messages, logs and tables on the screen show it with `shown` and pages with
-`without_controls`. CSV files contain it as `escaped` returns it, and `unescaped` restores the exact text.
+The command line shows the message of a `KinfolkError` without a traceback. Text from outside may
+contain line breaks or escape sequences of a terminal, or look like a formula of a spreadsheet.
+Messages, logs and tables on the screen show it with `shown` and pages with `without_controls`. CSV
+files contain it as `escaped` returns it, and `unescaped` restores the exact text.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _LETTERS = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 def shown(text: str, longest: int = LONGEST) -> str:
-    """A text for a message: control characters are escaped, and the middle of a long text is left out.
+    """A text for a message: control characters are escaped, and the middle of a long text is left
+    out.
 
     Example:
         >>> shown("a\\x1b[2Jb")
@@ -35,18 +38,28 @@ def shown(text: str, longest: int = LONGEST) -> str:
 
 
 def printable(text: str) -> str:
-    """A text of any length with all characters escaped that are not printable, including line breaks."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    """A text of any length with all characters escaped that are not printable, including line
+    breaks."""
+    return (
+        text
+        if text.isprintable()
+        else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    )
 
 
 def without_controls(value: object) -> object:
-    """For a page: a text with its control characters escaped except line breaks and tabs. Other values, such as HTML, are returned as is.
+    """For a page: a text with its control characters escaped except line breaks and tabs. Other
+    values, such as HTML, are returned as is.
 
     Example:
         >>> without_controls("a\\x1b[2Jb")
         'a\\\\x1b[2Jb'
     """
-    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), value) if type(value) is str else value
+    return (
+        _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), value)
+        if type(value) is str
+        else value
+    )
 
 
 def escaped(text: str) -> str:
@@ -72,7 +85,9 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     file = io.StringIO(newline="")
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(header)
-    writer.writerows([escaped(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    writer.writerows(
+        [escaped(cell) if isinstance(cell, str) else cell for cell in row] for row in rows
+    )
     return file.getvalue()
 
 
@@ -84,8 +99,9 @@ def _letter(two: str | None, four: str | None, eight: str | None, other: str | N
 
 
 class KinfolkError(ValueError):
-    """An error that the user can fix. The message says what was wrong, what was received and what to do. Control characters in it are
-    escaped and its length is limited, because it may contain names of files and classes."""
+    """An error that the user can fix. The message says what was wrong, what was received and what
+    to do. Control characters in it are escaped and its length is limited, because it may contain
+    names of files and classes."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(shown(message, 4000))
@@ -96,10 +112,11 @@ class UsageError(KinfolkError):
 
 
 class InterruptedRunError(KinfolkError):
-    """A signal has ended a training before its last epoch. The training can be resumed from its last checkpoint.
+    """A signal has ended a training before its last epoch. The training can be resumed from its
+    last checkpoint.
 
-    The newest one is kept in `latest`, so that the command line recognises the interruption even where the code that was running answered
-    with another error.
+    The newest one is kept in `latest`, so that the command line recognises the interruption even
+    where the code that was running answered with another error.
 
     Args:
         signal: the number of the signal.
@@ -120,7 +137,11 @@ def counted(number: int, noun: str) -> str:
         >>> counted(1, "epoch"), counted(1200, "class")
         ('1 epoch', '1,200 classes')
     """
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{'es' if noun.endswith('s') else 's'}"
+    return (
+        f"{number:,} {noun}"
+        if number == 1
+        else f"{number:,} {noun}{'es' if noun.endswith('s') else 's'}"
+    )
 
 
 def install_hint(packages: str, extra: str | None = None) -> str:
@@ -136,7 +157,8 @@ def install_hint(packages: str, extra: str | None = None) -> str:
 
 
 def did_you_mean(name: str, names: Iterable[str], limit: int = 3) -> str:
-    """Returns the hint for an unknown name: "; did you mean A or B?" with the nearest of `names`, or "" if none is near.
+    """Returns the hint for an unknown name: "; did you mean A or B?" with the nearest of `names`,
+    or "" if none is near.
 
     Example:
         >>> did_you_mean("alhpa", ["alpha", "betas"])
@@ -147,27 +169,30 @@ def did_you_mean(name: str, names: Iterable[str], limit: int = 3) -> str:
 
 
 class KinfolkWarning(UserWarning):
-    """Something that works but is probably a mistake; `kinfolk train` writes it to the log as one line."""
+    """Something that works but is probably a mistake; `kinfolk train` writes it to the log as one
+    line."""
 
 
 def warn_if_queue_too_large(queue_size: int, num_samples: int) -> None:
     """Warns about a queue that is not smaller than the data set."""
     if queue_size >= num_samples:
         warnings.warn(
-            f"`queue_size` (={queue_size}) is not smaller than the data set (={num_samples} samples): the queue then contains several keys "
-            "of one sample, some older than an epoch, and each of them is a separate negative; choose a smaller queue",
+            f"`queue_size` (={queue_size}) is not smaller than the data set (={num_samples}"
+            " samples): the queue then contains several keys of one sample, some older than an"
+            " epoch, and each of them is a separate negative; choose a smaller queue",
             KinfolkWarning,
             stacklevel=3,
         )
 
 
 def warn_if_warmup_too_long(warmup_epochs: int, num_epochs: int, what: str) -> bool:
-    """Warns about a warm-up as long as the training, so that there will be no `what`; returns whether it did. One epoch is a trial."""
+    """Warns about a warm-up as long as the training, so that there will be no `what`; returns
+    whether it did. One epoch is a trial."""
     too_long = warmup_epochs >= num_epochs > 1
     if too_long:
         warnings.warn(
-            f"`warmup_epochs` (={warmup_epochs}) is as long as the training (={num_epochs} epochs): there will be no {what}; choose a "
-            "shorter warm-up",
+            f"`warmup_epochs` (={warmup_epochs}) is as long as the training (={num_epochs} epochs):"
+            f" there will be no {what}; choose a shorter warm-up",
             KinfolkWarning,
             stacklevel=3,
         )
@@ -175,13 +200,22 @@ def warn_if_warmup_too_long(warmup_epochs: int, num_epochs: int, what: str) -> b
 
 
 def warn_if_silent(method: str, reason: str | None) -> None:
-    """Warns about a detector that cannot flag anything in this training, so that the method is the framework alone."""
+    """Warns about a detector that cannot flag anything in this training, so that the method is the
+    framework alone."""
     if reason is not None:
-        warnings.warn(f"the detector of {method} will flag nothing in this training: {reason}", KinfolkWarning, stacklevel=3)
+        warnings.warn(
+            f"the detector of {method} will flag nothing in this training: {reason}",
+            KinfolkWarning,
+            stacklevel=3,
+        )
 
 
 def warn_about_dropped_settings(own: str, method: str, dropped: Sequence[str]) -> None:
     """Names the settings of a recipe that do not apply to another method than its own."""
     if dropped:
         settings = ", ".join(f"`{name}`" for name in dropped)
-        warnings.warn(f"the recipe is for {own}; for {method} these settings of it are dropped: {settings}", KinfolkWarning, stacklevel=3)
+        warnings.warn(
+            f"the recipe is for {own}; for {method} these settings of it are dropped: {settings}",
+            KinfolkWarning,
+            stacklevel=3,
+        )

@@ -1,8 +1,8 @@
 """Atomic and durable writing of files, and digests that detect damaged ones.
 
-Every file of a run folder is written under a temporary name, flushed to the disk and then renamed, and the folder is flushed as well.
-Checkpoints and safetensors files carry a digest of all their bytes: a checkpoint in the comment of its zip archive, a safetensors file in
-its metadata.
+Every file of a run folder is written under a temporary name, flushed to the disk and then renamed,
+and the folder is flushed as well. Checkpoints and safetensors files carry a digest of all their
+bytes: a checkpoint in the comment of its zip archive, a safetensors file in its metadata.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 UNFINISHED = ".unfinished"
-"""Part of the name of a file that is being written. A killed process may leave such a file behind; nothing ever reads it."""
+"""Part of the name of a file that is being written. A killed process may leave such a file behind;
+nothing ever reads it."""
 
 DIGEST = "kinfolk.digest"
 """Key of the digest in the metadata of a safetensors file."""
@@ -58,7 +59,8 @@ class DamagedFileError(KinfolkError):
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Writes a file under a temporary name and renames it to `path` once its bytes are on the disk.
 
-    The folder of `path` is created if it is missing, but not the folder above it: a run folder that was removed is an error.
+    The folder of `path` is created if it is missing, but not the folder above it: a run folder that
+    was removed is an error.
     """
 
     def write_to(unfinished: Path) -> None:
@@ -69,14 +71,16 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def write_by_name(path: Path, write: Callable[[Path], T]) -> T:
-    """As `write_atomically`, for writers that take a path. `write` receives a name with the suffix of `path`; its result is returned."""
+    """As `write_atomically`, for writers that take a path. `write` receives a name with the suffix
+    of `path`; its result is returned."""
     # The name is random because two processes may write the same cache.
     unfinished = path.with_name(f"{path.stem}.{secrets.token_hex(3)}{UNFINISHED}{path.suffix}")
     with explain_write_errors(path):
         _make_folder(path.parent)
         try:
             result = write(unfinished)
-            if not unfinished.stat().st_mode & 0o077:  # safetensors makes its files readable by the owner only
+            # safetensors makes its files readable by the owner only
+            if not unfinished.stat().st_mode & 0o077:
                 os.umask(mask := os.umask(0o077))  # the only way to read it
                 unfinished.chmod(0o666 & ~mask)
             move_into_place(unfinished, path)
@@ -88,7 +92,8 @@ def write_by_name(path: Path, write: Callable[[Path], T]) -> T:
 
 
 def move_into_place(unfinished: Path, path: Path) -> None:
-    """Flushes a finished file to the disk and renames it to `path`, so that the rename survives a crash."""
+    """Flushes a finished file to the disk and renames it to `path`, so that the rename survives a
+    crash."""
     with open(unfinished, "rb+") as file:
         os.fsync(file.fileno())
     os.replace(unfinished, path)
@@ -96,7 +101,8 @@ def move_into_place(unfinished: Path, path: Path) -> None:
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether a file name is a temporary one that a killed process has left behind, by this version or an earlier one."""
+    """Whether a file name is a temporary one that a killed process has left behind, by this version
+    or an earlier one."""
     return UNFINISHED in name or name.endswith((".partial", ".part"))
 
 
@@ -119,7 +125,8 @@ def write_sealed_text(path: Path, text: str) -> None:
 
 
 def read_sealed_text(path: Path) -> str:
-    """Reads what `write_sealed_text` wrote. Raises `DamagedFileError` if the digest is wrong, and the errors of `Path.read_text`."""
+    """Reads what `write_sealed_text` wrote. Raises `DamagedFileError` if the digest is wrong, and
+    the errors of `Path.read_text`."""
     digest, _, text = path.read_text(encoding="utf-8").partition("\n")
     if digest != _text_digest(text):
         raise DamagedFileError(f"{shown(str(path))} does not match its digest")
@@ -144,18 +151,22 @@ def append_line(path: Path, line: str) -> None:
 
 @contextlib.contextmanager
 def explain_write_errors(path: Path) -> Iterator[None]:
-    """Turns an error of the file system into a sentence about `path`, also where torch has wrapped it in a RuntimeError."""
+    """Turns an error of the file system into a sentence about `path`, also where torch has wrapped
+    it in a RuntimeError."""
     try:
         yield
     except KinfolkError:
         raise
     except (OSError, RuntimeError) as error:
-        raise KinfolkError(f"{shown(str(path))} cannot be written: {_reason(error)}; what was there before is kept") from error
+        raise KinfolkError(
+            f"{shown(str(path))} cannot be written: {_reason(error)}; what was there before is kept"
+        ) from error
 
 
 @contextlib.contextmanager
 def explain_file_errors(folder: Path) -> Iterator[None]:
-    """Turns an error of the file system into a sentence, wherever it is raised: loggers write into `folder` too.
+    """Turns an error of the file system into a sentence, wherever it is raised: loggers write into
+    `folder` too.
 
     Their threads run into the same error; its traceback is suppressed there.
     """
@@ -166,7 +177,11 @@ def explain_file_errors(folder: Path) -> Iterator[None]:
     def is_about_folder(error: object) -> bool:
         if not isinstance(error, OSError):
             return False
-        name = os.path.abspath(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else ""
+        name = (
+            os.path.abspath(os.fsdecode(error.filename))
+            if isinstance(error.filename, str | bytes)
+            else ""
+        )
         return error.errno in _UNWRITABLE or (error.errno in _GONE and name.startswith(place))
 
     def hook(args: threading.ExceptHookArgs) -> None:
@@ -178,11 +193,15 @@ def explain_file_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if is_about_folder(error) and not os.path.isdir(place):
-            raise KinfolkError(f"{shown(str(folder))} was removed or renamed during the run; {_NEW_PLACE}") from error
+            raise KinfolkError(
+                f"{shown(str(folder))} was removed or renamed during the run; {_NEW_PLACE}"
+            ) from error
         if error.errno in _REASONS and error.filename is not None:
             raise KinfolkError(why_failed(error)) from error
         if error.errno in _UNWRITABLE:
-            raise KinfolkError(f"a file in {shown(str(folder))} cannot be written: {_REASONS[error.errno]}") from error
+            raise KinfolkError(
+                f"a file in {shown(str(folder))} cannot be written: {_REASONS[error.errno]}"
+            ) from error
         raise
     finally:
         threading.excepthook = usual
@@ -210,17 +229,24 @@ def first_line(error: BaseException) -> str:
 
 
 def why_failed(error: BaseException) -> str:
-    """Describes an unexpected error in one line: file and reason for an error of the file system, otherwise type and message."""
+    """Describes an unexpected error in one line: file and reason for an error of the file system,
+    otherwise type and message."""
     if isinstance(error, OSError) and error.errno in _REASONS and error.filename is not None:
-        denied = error.errno in (errno.EACCES, errno.EPERM)  # the error does not say whether for reading or for writing
-        reason = "this user may not use it; change its rights, or give another place" if denied else _REASONS[error.errno]
+        # the error does not say whether for reading or for writing
+        denied = error.errno in (errno.EACCES, errno.EPERM)
+        reason = (
+            "this user may not use it; change its rights, or give another place"
+            if denied
+            else _REASONS[error.errno]
+        )
         return f"{shown(os.fsdecode(error.filename))} cannot be used: {reason}"
     text = first_line(error)
     return text if text == type(error).__name__ else f"{type(error).__name__}: {text}"
 
 
 def write_sealed_zip(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Writes a zip archive atomically, with the digest of its bytes as the comment of the archive. `write` must not seek."""
+    """Writes a zip archive atomically, with the digest of its bytes as the comment of the archive.
+    `write` must not seek."""
 
     def sealed(file: BinaryIO) -> None:
         hashing = _Hashing(file)
@@ -235,7 +261,8 @@ def write_sealed_zip(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def check_sealed_zip(path: Path) -> None:
-    """Raises `DamagedFileError` unless the bytes of `path` are the ones that `write_sealed_zip` wrote."""
+    """Raises `DamagedFileError` unless the bytes of `path` are the ones that `write_sealed_zip`
+    wrote."""
     size, length = path.stat().st_size, len(_SEAL) + _HEX
     with open(path, "rb") as file:
         if size > length + 22:
@@ -248,10 +275,14 @@ def check_sealed_zip(path: Path) -> None:
                 return
             if end[2:].startswith(_SEAL):
                 raise DamagedFileError("its bytes do not match its digest")
-    raise DamagedFileError("it has no digest at its end: it was cut short, or it is not a checkpoint of this version")
+    raise DamagedFileError(
+        "it has no digest at its end: it was cut short, or it is not a checkpoint of this version"
+    )
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+def write_safetensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
     """Writes tensors atomically, with the digest of all bytes of the file in its metadata."""
     from safetensors.torch import save
 
@@ -279,15 +310,18 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mappi
 
 
 def check_safetensors(path: Path, metadata: Mapping[str, str], own: bool = False) -> None:
-    """Raises `DamagedFileError` if `path`, whose metadata is given, is not what `write_safetensors` wrote.
+    """Raises `DamagedFileError` if `path`, whose metadata is given, is not what `write_safetensors`
+    wrote.
 
-    Files of other programs have no digest and are not checked. A file with other kinfolk keys, or one that is known to be the run's `own`,
-    must have a digest.
+    Files of other programs have no digest and are not checked. A file with other kinfolk keys, or
+    one that is known to be the run's `own`, must have a digest.
     """
     digest = metadata.get(DIGEST)
     if digest is None:
         if own or any(key.startswith("kinfolk") for key in metadata):
-            raise DamagedFileError("its metadata has no digest: it was changed, or written by an older version")
+            raise DamagedFileError(
+                "its metadata has no digest: it was changed, or written by an older version"
+            )
         return
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -297,7 +331,9 @@ def check_safetensors(path: Path, metadata: Mapping[str, str], own: bool = False
         if len(digest) != _HEX or header.count(wanted) != 1:
             raise DamagedFileError("its bytes do not match its digest")
         place = header.index(wanted) + len(DIGEST) + 4
-        state = hashlib.blake2b(header[:place] + b"0" * _HEX + header[place + _HEX :], digest_size=_HEX // 2)
+        state = hashlib.blake2b(
+            header[:place] + b"0" * _HEX + header[place + _HEX :], digest_size=_HEX // 2
+        )
         while piece := file.read(_PIECE):
             state.update(piece)
     if state.hexdigest() != digest:
@@ -319,7 +355,8 @@ def _hashed(file: BinaryIO, length: int) -> hashlib.blake2b:
 
 
 class _Hashing:
-    """A file that hashes what is written to it. It keeps an OSError, because torch reports it as an error of its own."""
+    """A file that hashes what is written to it. It keeps an OSError, because torch reports it as an
+    error of its own."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.failed = file, None
@@ -359,5 +396,7 @@ def is_running(pid: int) -> bool:
     except OSError:
         return True
     with contextlib.suppress(OSError, IndexError):  # a zombie has ended too
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in ("Z", "X")
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[
+            0
+        ] not in ("Z", "X")
     return True

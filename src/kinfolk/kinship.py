@@ -68,13 +68,16 @@ class Weighed(NamedTuple):
 def above(block: Block, level: Tensor, degrees_from_R: Tensor | None = None) -> Tensor:
     """(R, C) the candidates more similar than `level`, (R,) or (b,).
 
-    With `block.degrees`: to the degree (s − level) / (1 − level); `degrees_from_R` is that level."""
+    With `block.degrees`: to the degree (s − level) / (1 − level); `degrees_from_R` is that
+    level."""
     sim_lC, level_l1 = block.sim_RC.view(len(level), -1), level.to(block.sim_RC.dtype).unsqueeze(1)
     kin_RC = (sim_lC > level_l1.clamp(min=-2)).view_as(block.sim_RC)
     if not block.degrees:
         return kin_RC
     from_R1 = block.per_row(level) if len(level) < len(block.sim_RC) else level
-    from_R1 = (from_R1 if degrees_from_R is None else degrees_from_R).to(block.sim_RC.dtype).unsqueeze(1)
+    from_R1 = (
+        (from_R1 if degrees_from_R is None else degrees_from_R).to(block.sim_RC.dtype).unsqueeze(1)
+    )
     from_R1 = from_R1.nan_to_num(nan=1.0).clamp(-1, 1)
     width_R1 = (1 - from_R1).clamp(min=torch.finfo(block.sim_RC.dtype).eps)
     return ((block.sim_RC - from_R1) / width_R1).clamp(0, 1) * kin_RC
@@ -91,26 +94,44 @@ def check_answer(answer: object, block: Block) -> tuple[Kin, ...]:
     for kin in levels or (answer,):
         if not isinstance(kin, Kin):
             raise TypeError(f"`find` must return a `Kin`, or a tuple of them; received {kin!r:.80}")
-        for name, value, floats in (("degree", kin.degree, " or float"), ("ignore", kin.ignore, "")):
-            dtype, shape = (value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else (None, ())
-            fits = shape == right and dtype is not None and (dtype == torch.bool or (floats and dtype.is_floating_point))
+        for name, value, floats in (
+            ("degree", kin.degree, " or float"),
+            ("ignore", kin.ignore, ""),
+        ):
+            dtype, shape = (
+                (value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else (None, ())
+            )
+            fits = (
+                shape == right
+                and dtype is not None
+                and (dtype == torch.bool or (floats and dtype.is_floating_point))
+            )
             if value is not None and not fits:
-                raise ValueError(f"`{name}` of `Kin` (={dtype or type(value)} {shape}) must be bool{floats} of the shape {right}")
+                raise ValueError(
+                    f"`{name}` of `Kin` (={dtype or type(value)} {shape}) must be bool{floats} of"
+                    f" the shape {right}"
+                )
         for name, value in kin.update.items():
             if not isinstance(value, Tensor) or value.shape[:1] != block.ids.shape:
-                raise ValueError(f"the update {name!r} (={getattr(value, 'shape', value)}) must have {len(block.ids)} rows, one per sample")
+                raise ValueError(
+                    f"the update {name!r} (={getattr(value, 'shape', value)}) must have"
+                    f" {len(block.ids)} rows, one per sample"
+                )
     return levels
 
 
 @torch.no_grad()
 def weigh(sim_RC: Tensor, own_RC: Tensor, kin: Kin, policy: Policy) -> Weighed:
-    """Weights and targets of a block. `own_RC`: candidates that are the anchor's sample or group."""
+    """Weights and targets of a block. `own_RC`: candidates that are the anchor's sample or
+    group."""
     zero, near_one = sim_RC.new_zeros(()), 1 - 8 * torch.finfo(sim_RC.dtype).eps
     out_RC = own_RC if kin.ignore is None else own_RC | kin.ignore
     if kin.degree is None:
         return Weighed(torch.where(out_RC, OUT, zero), None, None)
     graded = kin.degree.is_floating_point()
-    degree_RC = torch.where(out_RC, 0.0, kin.degree.to(sim_RC.dtype)) if graded else kin.degree & ~out_RC
+    degree_RC = (
+        torch.where(out_RC, 0.0, kin.degree.to(sim_RC.dtype)) if graded else kin.degree & ~out_RC
+    )
     kin_RC = degree_RC > 0 if graded else degree_RC
     removed_RC: Tensor | None = None  # (R, C) bool, or the share removed
     if policy.action == "eliminate":
@@ -125,7 +146,11 @@ def weigh(sim_RC: Tensor, own_RC: Tensor, kin: Kin, policy: Policy) -> Weighed:
     gone_RC = removed_RC > near_one if removed_RC.is_floating_point() else removed_RC
     spared_RC = spare(sim_RC, out_RC, gone_RC, policy.min_negatives)
     kin_RC = kin_RC & ~spared_RC
-    y_RC = torch.where(spared_RC, 0.0, degree_RC.to(sim_RC.dtype)) if policy.action == "attract" else None
+    y_RC = (
+        torch.where(spared_RC, 0.0, degree_RC.to(sim_RC.dtype))
+        if policy.action == "attract"
+        else None
+    )
     if not removed_RC.is_floating_point():
         return Weighed(torch.where(out_RC | (removed_RC & ~spared_RC), OUT, zero), y_RC, kin_RC)
     left_RC = torch.log1p(-torch.where(spared_RC, 0.0, removed_RC)).clamp(min=OUT)
@@ -133,7 +158,8 @@ def weigh(sim_RC: Tensor, own_RC: Tensor, kin: Kin, policy: Policy) -> Weighed:
 
 
 def spare(sim_RC: Tensor, out_RC: Tensor, gone_RC: Tensor, min_negatives: int) -> Tensor:
-    """(R, C) bool: kin that stay negatives, because their row would have fewer than `min_negatives`.
+    """(R, C) bool: kin that stay negatives, because their row would have fewer than
+    `min_negatives`.
 
     They are the least similar ones. Ties, up to rounding, are treated alike, so that the order of
     the candidates does not matter."""

@@ -11,18 +11,21 @@ from torch.optim import Optimizer
 
 
 class LARS(Optimizer):
-    """Layer-wise adaptive rate scaling: SGD whose step on each weight is proportional to that weight's own norm.
+    """Layer-wise adaptive rate scaling: SGD whose step on each weight is proportional to that
+    weight's own norm.
 
         d = g + weight_decay · w
         d ← trust · ‖w‖ / ‖d‖ · d
         m ← momentum · m + d
         w ← w − lr · m            (nesterov: w − lr · (d + momentum · m))
 
-    You et al., Large Batch Training of Convolutional Networks, 2017. Biases and norms (ndim ≤ 1) take the plain SGD step with neither
-    decay nor adaptation; so does a weight with ‖w‖ = 0 or ‖d‖ = 0 (without the factor). State kept: `momentum_buffer`.
+    You et al., Large Batch Training of Convolutional Networks, 2017. Biases and norms (ndim ≤ 1)
+    take the plain SGD step with neither decay nor adaptation; so does a weight with ‖w‖ = 0 or ‖d‖
+    = 0 (without the factor). State kept: `momentum_buffer`.
 
-    Deviates from the paper as SimCLR's, MoCo v3's and SogCLR's code do: the norm is taken of the decayed gradient, not of the two
-    apart; and as torch's SGD does, the learning rate multiplies the momentum rather than what goes into it.
+    Deviates from the paper as SimCLR's, MoCo v3's and SogCLR's code do: the norm is taken of the
+    decayed gradient, not of the two apart; and as torch's SGD does, the learning rate multiplies
+    the momentum rather than what goes into it.
 
     Args:
         params: parameters or groups.
@@ -45,7 +48,13 @@ class LARS(Optimizer):
         check_not_negative(lr=lr, momentum=momentum, weight_decay=weight_decay, trust=trust)
         if nesterov and momentum == 0:
             raise ValueError("`momentum` (=0) must be above 0 with `nesterov`")
-        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust, "nesterov": nesterov}
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "trust": trust,
+            "nesterov": nesterov,
+        }
         super().__init__(params, defaults)
 
     @overload
@@ -64,7 +73,9 @@ class LARS(Optimizer):
             others = [param for param in params if param.ndim <= 1]
             if kernels:
                 grads = [param.grad for param in kernels]
-                self._move(kernels, _adapted(kernels, grads, group["weight_decay"], group["trust"]), group)
+                self._move(
+                    kernels, _adapted(kernels, grads, group["weight_decay"], group["trust"]), group
+                )
             if others:
                 self._move(others, [param.grad for param in others], group)
         return loss
@@ -78,15 +89,23 @@ class LARS(Optimizer):
             buffers = [self.state[param]["momentum_buffer"] for param in params]
             torch._foreach_mul_(buffers, momentum)
             torch._foreach_add_(buffers, directions)
-            directions = list(torch._foreach_add(directions, buffers, alpha=momentum)) if group["nesterov"] else buffers
+            directions = (
+                list(torch._foreach_add(directions, buffers, alpha=momentum))
+                if group["nesterov"]
+                else buffers
+            )
         torch._foreach_add_(params, directions, alpha=-group["lr"])
 
 
-def _adapted(params: list[Tensor], grads: list[Tensor], weight_decay: float, trust: float) -> list[Tensor]:
+def _adapted(
+    params: list[Tensor], grads: list[Tensor], weight_decay: float, trust: float
+) -> list[Tensor]:
     """Decayed gradients, each scaled to `trust` times the norm of its weight."""
     directions = list(torch._foreach_add(grads, params, alpha=weight_decay))
     ratios = []
-    for own, moved in zip(torch._foreach_norm(params), torch._foreach_norm(directions), strict=True):
+    for own, moved in zip(
+        torch._foreach_norm(params), torch._foreach_norm(directions), strict=True
+    ):
         ratios.append(torch.where((own > 0) & (moved > 0), trust * own / moved, 1.0))
     torch._foreach_mul_(directions, ratios)
     return directions

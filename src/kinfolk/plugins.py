@@ -1,9 +1,11 @@
-"""Plugins: modules of a user that register detectors, frameworks and encoders of their own under a name.
+"""Plugins: modules of a user that register detectors, frameworks and encoders of their own under a
+name.
 
-A plugin is a module that calls `register_detector` and the like when it is imported. It is found in one of two ways: an installed package
-names it in the entry-point group `kinfolk.plugins`, or the user names it, as `--plugin my_detector` or `--plugin my_detector.py`. The
-configuration of a run lists the plugins that were named, and every command that opens the run imports them again, unless a file lies in the
-run folder itself: opening a run never runs code that came with it.
+A plugin is a module that calls `register_detector` and the like when it is imported. It is found in
+one of two ways: an installed package names it in the entry-point group `kinfolk.plugins`, or the
+user names it, as `--plugin my_detector` or `--plugin my_detector.py`. The configuration of a run
+lists the plugins that were named, and every command that opens the run imports them again, unless a
+file lies in the run folder itself: opening a run never runs code that came with it.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ Kind = TypeVar("Kind", bound=Callable[..., Any])
 
 
 def register_detector(name: str, detector: type) -> None:
-    """Makes a detector available as `framework+NAME`. `detector` is a subclass of `kinfolk.detectors.Detector`.
+    """Makes a detector available as `framework+NAME`. `detector` is a subclass of
+    `kinfolk.detectors.Detector`.
 
     Example:
         >>> from kinfolk.detectors import DETECTORS, FNC
@@ -39,21 +42,27 @@ def register_detector(name: str, detector: type) -> None:
     from kinfolk.detectors.base import Detector
 
     if not (isinstance(detector, type) and issubclass(detector, Detector)):
-        raise UsageError(f"`detector` (={detector!r}) must be a subclass of kinfolk.detectors.Detector")
+        raise UsageError(
+            f"`detector` (={detector!r}) must be a subclass of kinfolk.detectors.Detector"
+        )
     _register(DETECTORS, name, detector)
 
 
 def register_framework(name: str, framework: type) -> None:
-    """Makes a framework available as `--method NAME`. `framework` is a subclass of `kinfolk.frameworks.Framework`."""
+    """Makes a framework available as `--method NAME`. `framework` is a subclass of
+    `kinfolk.frameworks.Framework`."""
     from kinfolk.frameworks import FRAMEWORKS, Framework
 
     if not (isinstance(framework, type) and issubclass(framework, Framework)):
-        raise UsageError(f"`framework` (={framework!r}) must be a subclass of kinfolk.frameworks.Framework")
+        raise UsageError(
+            f"`framework` (={framework!r}) must be a subclass of kinfolk.frameworks.Framework"
+        )
     _register(FRAMEWORKS, name, framework)
 
 
 def load_plugins(names: Iterable[str] = ()) -> None:
-    """Imports the plugins of installed packages, once, and those in `names`: modules, or files that end in .py."""
+    """Imports the plugins of installed packages, once, and those in `names`: modules, or files that
+    end in .py."""
     _load_entry_points()
     for name in names:
         _load(name)
@@ -82,7 +91,10 @@ def _load(name: str) -> None:
         sys.modules[module_name] = module
         spec.loader.exec_module(module)
     except Exception as error:  # the code of a plugin may raise anything
-        raise UsageError(f"the plugin `{name}` cannot be imported: {first_line(error)}; give an importable module or a .py file") from error
+        raise UsageError(
+            f"the plugin `{name}` cannot be imported: {first_line(error)}; give an importable"
+            " module or a .py file"
+        ) from error
 
 
 class _working_directory_on_path:  # noqa: N801 - used like a function

@@ -1,4 +1,5 @@
-"""Seeding: a random generator is a function of seed and key, so no random state has to be saved or restored."""
+"""Seeding: a random generator is a function of seed and key, so no random state has to be saved or
+restored."""
 
 from __future__ import annotations
 
@@ -10,21 +11,27 @@ import torch
 
 
 def derive_seed(seed: int, *key: int | str) -> int:
-    """The 63-bit seed of `seed` and `key`, equal in every process, on every platform and in every version.
+    """The 63-bit seed of `seed` and `key`, equal in every process, on every platform and in every
+    version.
 
-    Each part is hashed with its type and length, so `("1",)`, `(1,)` and `("1", "")` have different seeds.
+    Each part is hashed with its type and length, so `("1",)`, `(1,)` and `("1", "")` have different
+    seeds.
     """
     digest = hashlib.blake2b(digest_size=8)
     for part in (seed, *key):
         if isinstance(part, bool) or not isinstance(part, int | str):
-            raise TypeError(f"`key` holds {part!r} ({type(part).__name__}); only int and str parts are stable across processes")
+            raise TypeError(
+                f"`key` holds {part!r} ({type(part).__name__}); only int and str parts are stable"
+                " across processes"
+            )
         text = str(part).encode()
         digest.update(f"{'i' if isinstance(part, int) else 's'}{len(text)}:".encode() + text)
     return int.from_bytes(digest.digest(), "big") >> 1
 
 
 def generator(seed: int, *key: int | str, device: torch.device | str = "cpu") -> torch.Generator:
-    """A fresh generator on `device` for `seed` and `key`, e.g. `generator(0, "views", epoch, step)`.
+    """A fresh generator on `device` for `seed` and `key`, e.g. `generator(0, "views", epoch,
+    step)`.
 
     Example:
         >>> a = torch.rand(2, generator=generator(0, "views", 3))
@@ -36,14 +43,16 @@ def generator(seed: int, *key: int | str, device: torch.device | str = "cpu") ->
 
 
 def counted(seed: int, count: int) -> torch.Generator:
-    """The generator of the `count`-th step of a module that stores its own random 62-bit `seed` and counts its steps."""
+    """The generator of the `count`-th step of a module that stores its own random 62-bit `seed` and
+    counts its steps."""
     return torch.Generator().manual_seed(seed ^ count)
 
 
 @contextlib.contextmanager
 def kept_random_state() -> Iterator[None]:
-    """Restores the global random state of torch at the end. The GPUs are included only if CUDA is in use: reading their state would
-    initialise CUDA on all of them, and a process that has done so cannot fork."""
+    """Restores the global random state of torch at the end. The GPUs are included only if CUDA is
+    in use: reading their state would initialise CUDA on all of them, and a process that has done so
+    cannot fork."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices=devices):
         yield

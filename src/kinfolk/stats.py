@@ -1,9 +1,9 @@
 """Counts of a step that add up over steps and ranks: how many negatives were flagged, how many of
 them are false negatives by the labels, and how similar positives and false negatives are.
 
-Precision and recall are counted over pairs, and per anchor: each labelled sample has a precision and
-a recall over all its views, and their mean over samples is taken, as GloFND's released code does for
-its Table 1. F1 is the harmonic mean of the two means.
+Precision and recall are counted over pairs, and per anchor: each labelled sample has a precision
+and a recall over all its views, and their mean over samples is taken, as GloFND's released code
+does for its Table 1. F1 is the harmonic mean of the two means.
 
 Dimension key: P positives, C candidates, R = b·V rows of a block, b samples, V views.
 """
@@ -19,12 +19,14 @@ from kinfolk.pairs import Block
 
 NAN = float("nan")
 UNIT = 1 << 20
-"""A similarity or a rate of 1 in the sums, which are whole numbers: they come to the same in any order, and after a resume."""
+"""A similarity or a rate of 1 in the sums, which are whole numbers: they come to the same in any
+order, and after a resume."""
 
 
 @dataclass(frozen=True)
 class Stats:
-    """Counts over pairs of an anchor and a negative, over anchors, and over pairs of an anchor and an own positive."""
+    """Counts over pairs of an anchor and a negative, over anchors, and over pairs of an anchor and
+    an own positive."""
 
     negatives: Tensor  # pairs that could have been flagged
     flagged: Tensor  # pairs that were
@@ -59,7 +61,11 @@ class Stats:
         """Such as "1.0 % of 65,024 negatives flagged, precision 0.79, recall 0.21"."""
         rates = {"precision": self.precision, "recall": self.recall, "F1": self.f1}
         known = "".join(f", {name} {rate:.2f}" for name, rate in rates.items() if rate == rate)
-        share = "no negatives" if not self.negatives else f"{self.share:.1%} of {int(self.negatives):,} negatives flagged"
+        share = (
+            "no negatives"
+            if not self.negatives
+            else f"{self.share:.1%} of {int(self.negatives):,} negatives flagged"
+        )
         return share + known
 
     @property
@@ -84,12 +90,14 @@ class Stats:
 
     @property
     def anchor_precision(self) -> float:
-        """Mean over the anchors of their own precision; NaN without labels, and where nothing was flagged for any of them."""
+        """Mean over the anchors of their own precision; NaN without labels, and where nothing was
+        flagged for any of them."""
         return _ratio(self.precision_sum, self.anchors) / UNIT if self.judged else NAN
 
     @property
     def anchor_recall(self) -> float:
-        """Mean over the anchors of their own recall; NaN without labels, and where none of them has a false negative."""
+        """Mean over the anchors of their own recall; NaN without labels, and where none of them has
+        a false negative."""
         return _ratio(self.recall_sum, self.anchors) / UNIT if self.kin else NAN
 
     @property
@@ -99,7 +107,8 @@ class Stats:
         return 2 * precision * recall / (precision + recall) if precision + recall != 0 else 0.0
 
     def detection(self) -> dict[str, float]:
-        """The figures of detection by name, over pairs and per anchor; NaN where nothing could be counted."""
+        """The figures of detection by name, over pairs and per anchor; NaN where nothing could be
+        counted."""
         return {
             "flagged": self.share,
             "precision": self.precision,
@@ -112,16 +121,23 @@ class Stats:
 
     @property
     def tp_similarity(self) -> float:
-        """Mean similarity of the anchors and their own positives (true positives), such as the other view of the sample."""
+        """Mean similarity of the anchors and their own positives (true positives), such as the
+        other view of the sample."""
         return _ratio(self.positive_sum, self.positives) / UNIT
 
     @property
     def fn_similarity(self) -> float:
-        """Mean similarity of the anchors and the negatives with their label (false negatives); NaN without labels."""
+        """Mean similarity of the anchors and the negatives with their label (false negatives); NaN
+        without labels."""
         return _ratio(self.alike_sum, self.alike) / UNIT
 
 
-def count(block: Block, kin_RC: Tensor | None, labels: tuple[Tensor, Tensor] | None, positives: bool = True) -> Tensor:
+def count(
+    block: Block,
+    kin_RC: Tensor | None,
+    labels: tuple[Tensor, Tensor] | None,
+    positives: bool = True,
+) -> Tensor:
     """(12,) int64 counts of one level of a block, in the order of the fields of `Stats`.
 
     Args:
@@ -129,7 +145,10 @@ def count(block: Block, kin_RC: Tensor | None, labels: tuple[Tensor, Tensor] | N
         labels: (b,) of the samples and (C,) of the candidates, below 0 where unknown; None: none.
         positives: whether the positives are counted: once for all levels.
     """
-    flagged_b, none = _per_sample(block, kin_RC), block.num_negatives_b.new_zeros((), dtype=torch.float64)
+    flagged_b, none = (
+        _per_sample(block, kin_RC),
+        block.num_negatives_b.new_zeros((), dtype=torch.float64),
+    )
     pos = (none, none)
     if positives and block.pos_RP is not None:
         pos = (none + block.pos_RP.numel(), _units(block.pos_RP))
@@ -145,12 +164,22 @@ def count(block: Block, kin_RC: Tensor | None, labels: tuple[Tensor, Tensor] | N
     if kin_RC is not None:
         judged_b = _per_sample(block, kin_RC & _rows(block, known_bC))
         hits_b = _per_sample(block, kin_RC & same_RC)
-    precision_b = torch.where(judged_b > 0, hits_b / judged_b.clamp(min=1), 1.0)  # 1 with nothing flagged
+    # 1 with nothing flagged
+    precision_b = torch.where(judged_b > 0, hits_b / judged_b.clamp(min=1), 1.0)
     recall_b = torch.where(alike_b > 0, hits_b / alike_b.clamp(min=1), 1.0)
     alike_sim_b = torch.where(same_RC, block.sim_RC, 0.0).view(len(block.ids), -1).sum(1)
     alike = (alike_b.sum(), _units(alike_sim_b))
     rates = (known_b.sum(), _units(precision_b * known_b), _units(recall_b * known_b))
-    return _whole(negatives, flagged_b.sum(), judged_b.sum(), hits_b.sum(), alike_b.sum(), *rates, *pos, *alike)
+    return _whole(
+        negatives,
+        flagged_b.sum(),
+        judged_b.sum(),
+        hits_b.sum(),
+        alike_b.sum(),
+        *rates,
+        *pos,
+        *alike,
+    )
 
 
 def _rows(block: Block, mask_bC: Tensor) -> Tensor:

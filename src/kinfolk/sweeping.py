@@ -1,7 +1,8 @@
-"""`kf.sweep` and `kinfolk sweep`: one training per combination of method, settings and seed, and the table that compares them.
+"""`kf.sweep` and `kinfolk sweep`: one training per combination of method, settings and seed, and
+the table that compares them.
 
-A sweep is resumable: repeated with the same arguments, it continues an interrupted training, skips finished ones, and measures only what
-has not been measured.
+A sweep is resumable: repeated with the same arguments, it continues an interrupted training, skips
+finished ones, and measures only what has not been measured.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ LOG = logging.getLogger("kinfolk.sweep")
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs of a sweep in order, and the table over them; None if the data has no labels to measure with."""
+    """The runs of a sweep in order, and the table over them; None if the data has no labels to
+    measure with."""
 
     runs: tuple[Run, ...]
     table: Comparison | None
@@ -68,20 +70,33 @@ def sweep(
         protocols: protocols of `kf.evaluate`, measured where the data has labels.
         common: settings with one value for all runs, as `settings` of `kf.train`.
         progress: shows the progress of each training, which run it is, and the time that is left.
-        arguments: other arguments of `kf.train`, the same for all runs, such as `epochs` and `recipe`.
+        arguments: other arguments of `kf.train`, the same for all runs, such as `epochs` and
+            `recipe`.
     """
     if {"method", "seed", "resume", "overwrite"} & arguments.keys():
-        raise UsageError("a sweep takes `methods` and `seeds`, and resumes by itself; leave method, seed, resume and overwrite out")
+        raise UsageError(
+            "a sweep takes `methods` and `seeds`, and resumes by itself; leave method, seed, resume"
+            " and overwrite out"
+        )
     if not methods or not seeds or not all((settings or {}).values()):
-        raise UsageError("a sweep needs at least one method, one seed and one value for each setting")
+        raise UsageError(
+            "a sweep needs at least one method, one seed and one value for each setting"
+        )
     names = combinations(methods, settings or {})
     runs: list[Run] = []
     clock = Clock(len(names) * len(seeds), progress)
     for (name, (method, chosen)), seed in itertools.product(names.items(), seeds):
         folder = Path(out) / name / f"seed-{seed}"
         clock.start(folder)
-        given: dict[str, Any] = {"method": method, "seed": seed, "settings": {**parse_settings(common), **chosen}, **arguments}
-        run = train(data, folder, **given, resume=(folder / "config.yaml").exists(), progress=progress)
+        given: dict[str, Any] = {
+            "method": method,
+            "seed": seed,
+            "settings": {**parse_settings(common), **chosen},
+            **arguments,
+        }
+        run = train(
+            data, folder, **given, resume=(folder / "config.yaml").exists(), progress=progress
+        )
         _measure(run, data, protocols)
         clock.finish(run)
         runs.append(run)
@@ -101,7 +116,9 @@ class Clock:
 
     def __init__(self, total: int, shown: bool) -> None:
         self.total, self.number, self._seconds = total, 0, list[float]()
-        self._console = Console(stderr=True, soft_wrap=True) if shown and global_rank(1) == 0 else None
+        self._console = (
+            Console(stderr=True, soft_wrap=True) if shown and global_rank(1) == 0 else None
+        )
         self._since = time.monotonic()
 
     def start(self, folder: Path) -> None:
@@ -123,7 +140,9 @@ class Clock:
             self._seconds.append(time.monotonic() - self._since)
 
 
-def combinations(methods: Sequence[str], settings: Mapping[str, Sequence[Any]]) -> dict[str, tuple[str, dict[str, Any]]]:
+def combinations(
+    methods: Sequence[str], settings: Mapping[str, Sequence[Any]]
+) -> dict[str, tuple[str, dict[str, Any]]]:
     """(method, settings) of each combination, by the name of its folder.
 
     Example:
@@ -135,8 +154,14 @@ def combinations(methods: Sequence[str], settings: Mapping[str, Sequence[Any]]) 
         keys = [key for key in settings if "+" in method or not key.startswith("detector.")]
         for values in itertools.product(*(settings[key] for key in keys)):
             chosen = dict(zip(keys, values, strict=True))
-            words = [method, *(f"{key.rpartition('.')[2]}={value}" for key, value in chosen.items())]
-            found[re.sub(r"[^\w.,=+:-]+", "_", ",".join(words)).replace(":", "-")] = (method, chosen)
+            words = [
+                method,
+                *(f"{key.rpartition('.')[2]}={value}" for key, value in chosen.items()),
+            ]
+            found[re.sub(r"[^\w.,=+:-]+", "_", ",".join(words)).replace(":", "-")] = (
+                method,
+                chosen,
+            )
     return found
 
 
@@ -150,7 +175,10 @@ def split_values(text: str) -> tuple[str, list[Any]]:
     key, equals, values = text.partition("=")
     parts = re.split(r",(?![^\[]*\])", values)
     if not equals or not all(part.strip() for part in parts):
-        raise UsageError(f"a setting of a sweep must have the form KEY=VALUE,VALUE, as in detector.alpha=0.01,0.05; received {text!r}")
+        raise UsageError(
+            "a setting of a sweep must have the form KEY=VALUE,VALUE, as in"
+            f" detector.alpha=0.01,0.05; received {text!r}"
+        )
     return key.strip(), [parse_settings([f"{key}={part}"])[key.strip()] for part in parts]
 
 
@@ -161,7 +189,8 @@ def _measure(run: Run, data: Data, protocols: Sequence[str]) -> None:
     done = read_results(run.path) if run.unchanged else {}
     source = open_run(run.path).config.data.source
     for protocol in protocols:
-        if protocol not in done:  # from its source as the run reads it, so that its labels are the same
+        # from its source as the run reads it, so that its labels are the same
+        if protocol not in done:
             found = evaluate(run, data if source is None else None, protocol)
             write_result(run.path, protocol, {**found, "data": source})
 

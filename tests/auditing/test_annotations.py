@@ -40,14 +40,19 @@ def test_file_names_match_keys_with_folders(tmp_path: Path) -> None:
 def test_the_column_id_orders_rows_without_keys(tmp_path: Path) -> None:
     order = list(range(20))
     random.Random(1).shuffle(order)
-    pq.write_table(pa.table({"id": order, "label": [LABELS[i] for i in order]}), tmp_path / "y.parquet")
+    pq.write_table(
+        pa.table({"id": order, "label": [LABELS[i] for i in order]}), tmp_path / "y.parquet"
+    )
     assert align(read_labels(tmp_path / "y.parquet"), None, 20) == LABELS
     assert align(read_labels(tmp_path / "y.parquet"), KEYS, 20) == LABELS
 
 
 def test_missing_and_unknown_samples_are_reported(tmp_path: Path) -> None:
     found = read_labels(shuffled_csv(tmp_path / "y.csv"))
-    with pytest.warns(KinfolkWarning, match=r"no entry for 1 of 16 samples \(the first is other.png\) and names 5 samples"):
+    with pytest.warns(
+        KinfolkWarning,
+        match=r"no entry for 1 of 16 samples \(the first is other.png\) and names 5 samples",
+    ):
         assert align(found, [*KEYS[:15], "other.png"], 16) == [*LABELS[:15], None]
 
 
@@ -55,7 +60,9 @@ def test_keys_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     found = read_labels(shuffled_csv(tmp_path / "y.csv"))
     with pytest.raises(UsageError, match=r"none of the 20 samples .* the features have a.png"):
         align(found, ["a.png", "b.png"], 2)
-    with pytest.raises(UsageError, match=r"names its samples in the column `file`, but the features have no keys"):
+    with pytest.raises(
+        UsageError, match=r"names its samples in the column `file`, but the features have no keys"
+    ):
         align(found, None, 20)
     (tmp_path / "twice.csv").write_text("key,label\na,0\nb,1\na,1\n")
     with pytest.raises(UsageError, match=r"`key` of .* names a more than once"):
@@ -70,4 +77,7 @@ def test_texts_and_keys_have_their_columns(tmp_path: Path) -> None:
     assert align(read_texts(tmp_path / "t.csv"), ["a.png", "b.png"], 2) == ["one", "two, words"]
     assert read_keys(tmp_path / "t.csv") == ["b.png", "a.png"]
     (tmp_path / "t.txt").write_text("first line\nsecond line")
-    assert align(read_texts(tmp_path / "t.txt"), ["a.png", "b.png"], 2) == ["first line", "second line"]
+    assert align(read_texts(tmp_path / "t.txt"), ["a.png", "b.png"], 2) == [
+        "first line",
+        "second line",
+    ]

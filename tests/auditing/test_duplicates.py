@@ -27,11 +27,20 @@ def parachute(seed: int, size: int = 128) -> Image.Image:
     rng = np.random.default_rng(seed)
     sky = np.linspace(90, 230, size, dtype=np.uint8)
     image = Image.fromarray(
-        np.stack([np.tile(sky[:, None] // 2, (1, size)), np.tile(sky[:, None], (1, size)), np.full((size, size), 240)], 2).astype(np.uint8)
+        np.stack(
+            [
+                np.tile(sky[:, None] // 2, (1, size)),
+                np.tile(sky[:, None], (1, size)),
+                np.full((size, size), 240),
+            ],
+            2,
+        ).astype(np.uint8)
     )
     x, y, r = (int(rng.integers(low, high)) for low, high in ((20, 80), (15, 70), (12, 26)))
     draw = ImageDraw.Draw(image)
-    draw.pieslice((x, y, x + 2 * r, y + 2 * r), 180, 360, fill=tuple(rng.integers(0, 255, 3).tolist()))
+    draw.pieslice(
+        (x, y, x + 2 * r, y + 2 * r), 180, 360, fill=tuple(rng.integers(0, 255, 3).tolist())
+    )
     draw.line((x, y + r, x + r, y + 3 * r), fill=(30, 30, 30), width=2)
     return image
 
@@ -47,11 +56,15 @@ def groups_of(folder: Path, images: dict[str, Image.Image]) -> list[set[str]]:
     for name, image in images.items():
         image.save(folder / f"{name}.png")
     data = prepare(open_source(folder), image_size=64)
-    features = np.random.default_rng(0).normal(size=(len(data), 8))  # candidates come from the thumbnails alone
+    # candidates come from the thumbnails alone
+    features = np.random.default_rng(0).normal(size=(len(data), 8))
     found = kf.audit(features, 0.1, images=data, keys=data.samples.keys)
     assert found.verified
     names = [key.removesuffix(".png") for key in data.samples.keys]
-    return [{names[row["sample"]] for row in found.groups[found.groups["group"] == group]} for group in np.unique(found.groups["group"])]
+    return [
+        {names[row["sample"]] for row in found.groups[found.groups["group"] == group]}
+        for group in np.unique(found.groups["group"])
+    ]
 
 
 def test_resized_recompressed_and_cropped_copies_are_found(tmp_path: Path) -> None:
@@ -92,7 +105,9 @@ def test_a_strong_edge_in_the_same_place_is_not_enough(tmp_path: Path) -> None:
     """A bright post that covers a part of different images, away from their borders."""
     images = {}
     for i in range(12):
-        images[f"image{i}"] = Image.blend(Image.new("RGB", (128, 128), (60, 60, 60)), textured(i), 0.25)
+        images[f"image{i}"] = Image.blend(
+            Image.new("RGB", (128, 128), (60, 60, 60)), textured(i), 0.25
+        )
         ImageDraw.Draw(images[f"image{i}"]).rectangle((50, 0, 78, 127), fill=(255, 255, 255))
     assert groups_of(tmp_path / "post", images) == []
 

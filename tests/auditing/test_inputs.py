@@ -1,4 +1,5 @@
-"""Features from files: the same numbers from every kind, mapped where it is possible, nothing run, faults in one sentence."""
+"""Features from files: the same numbers from every kind, mapped where it is possible, nothing run,
+faults in one sentence."""
 
 from __future__ import annotations
 
@@ -44,9 +45,15 @@ def write(kind: str, folder: Path, dtype: type) -> Path:
     elif kind == "list-parquet":
         pq.write_table(pa.table({"id": range(len(x)), "embedding": pa.array(list(x))}), path)
     elif kind == "fixed-parquet":
-        pq.write_table(pa.table({"v": pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), x.shape[1])}), path)
+        pq.write_table(
+            pa.table({"v": pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), x.shape[1])}),
+            path,
+        )
     elif kind == "columns-parquet":
-        pq.write_table(pa.table({"name": ["a"] * len(x), **{f"f{i}": x[:, i] for i in range(x.shape[1])}}), path)
+        pq.write_table(
+            pa.table({"name": ["a"] * len(x), **{f"f{i}": x[:, i] for i in range(x.shape[1])}}),
+            path,
+        )
     else:
         save_file({"embeddings": x, "other": np.zeros(2, np.float32)}, path)
     return path
@@ -76,7 +83,9 @@ def test_every_kind_gives_the_same_numbers(tmp_path: Path, kind: str, dtype: typ
 
 def test_a_path_is_audited_like_its_array(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", X[:50])
-    assert np.array_equal(kf.audit(tmp_path / "x.npy", 0.1).thresholds, kf.audit(X[:50], 0.1).thresholds)
+    assert np.array_equal(
+        kf.audit(tmp_path / "x.npy", 0.1).thresholds, kf.audit(X[:50], 0.1).thresholds
+    )
 
 
 class Trap:
@@ -85,7 +94,9 @@ class Trap:
 
 
 @pytest.mark.parametrize("suffix", ["npy", "npz"])
-def test_nothing_in_a_file_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+def test_nothing_in_a_file_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     objects = np.array([Trap(), Trap()], dtype=object)
     (np.save if suffix == "npy" else np.savez)(tmp_path / f"x.{suffix}", objects, allow_pickle=True)
@@ -141,11 +152,17 @@ def test_labels_from_every_kind_of_file(tmp_path: Path) -> None:
     np.save(tmp_path / "y.npy", np.asarray(names))
     np.savez(tmp_path / "y.npz", x=np.zeros(2), labels=np.asarray(names))
     pq.write_table(pa.table({"id": range(4), "label": names}), tmp_path / "y.parquet")
-    (tmp_path / "y.csv").write_text("id,label\n" + "".join(f"{i},{name}\n" for i, name in enumerate(names)))
-    (tmp_path / "y.tsv").write_text("label\tid\n" + "".join(f"{name}\t{i}\n" for i, name in enumerate(names)))
+    (tmp_path / "y.csv").write_text(
+        "id,label\n" + "".join(f"{i},{name}\n" for i, name in enumerate(names))
+    )
+    (tmp_path / "y.tsv").write_text(
+        "label\tid\n" + "".join(f"{name}\t{i}\n" for i, name in enumerate(names))
+    )
     (tmp_path / "y.txt").write_text("\n".join(names))
     for suffix in ("npy", "npz", "parquet", "csv", "tsv", "txt"):
-        assert [str(label) for label in read_labels(tmp_path / f"y.{suffix}").values] == names, suffix
+        assert [str(label) for label in read_labels(tmp_path / f"y.{suffix}").values] == names, (
+            suffix
+        )
     (tmp_path / "bad.csv").write_text("a,b\n1,2\n")
     with pytest.raises(UsageError, match="no column 'label'; its columns are a, b"):
         read_labels(tmp_path / "bad.csv")
@@ -167,14 +184,19 @@ def _text(path: Path) -> Path:
 def test_features_from_csv(tmp_path: Path, header: bool) -> None:
     rows = [",".join(f"{value:.8g}" for value in row) for row in X[:50]]
     if header:
-        rows = ["key,label," + ",".join(f"f{i}" for i in range(5)), *(f"a/{i}.png,{i % 3},{row}" for i, row in enumerate(rows))]
+        rows = [
+            "key,label," + ",".join(f"f{i}" for i in range(5)),
+            *(f"a/{i}.png,{i % 3},{row}" for i, row in enumerate(rows)),
+        ]
     (tmp_path / "x.csv").write_text("\n".join(rows))
     np.testing.assert_allclose(open_features(tmp_path / "x.csv"), X[:50], rtol=1e-6)
 
 
 def test_features_from_torch_files(tmp_path: Path) -> None:
     torch.save(torch.from_numpy(X), tmp_path / "x.pt")
-    torch.save({"embeddings": torch.from_numpy(X).bfloat16(), "other": torch.zeros(2)}, tmp_path / "two.pt")
+    torch.save(
+        {"embeddings": torch.from_numpy(X).bfloat16(), "other": torch.zeros(2)}, tmp_path / "two.pt"
+    )
     assert np.array_equal(open_features(tmp_path / "x.pt"), X)
     np.testing.assert_allclose(open_features(tmp_path / "two.pt"), X, rtol=0.01)
     torch.save([Trap()], tmp_path / "trap.pt")
@@ -184,10 +206,15 @@ def test_features_from_torch_files(tmp_path: Path) -> None:
 
 def test_keys_and_labels_beside_the_features_are_found(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", X[:6])
-    pq.write_table(pa.table({"id": range(6), "key": [f"{i}.png" for i in range(6)], "label": list("ababab")}), tmp_path / "x.parquet")
+    pq.write_table(
+        pa.table({"id": range(6), "key": [f"{i}.png" for i in range(6)], "label": list("ababab")}),
+        tmp_path / "x.parquet",
+    )
     with open_input(tmp_path / "x.npy") as found:
         assert list(found.keys or ()) == [f"{i}.png" for i in range(6)]
         assert found.labels == list("ababab")
-    (tmp_path / "y.csv").write_text("key,label\n" + "".join(f"{i}.png,{i}\n" for i in reversed(range(6))))
+    (tmp_path / "y.csv").write_text(
+        "key,label\n" + "".join(f"{i}.png,{i}\n" for i in reversed(range(6)))
+    )
     with open_input(tmp_path / "x.npy", labels=tmp_path / "y.csv") as found:
         assert found.labels == list("012345")

@@ -15,7 +15,13 @@ from tests.report.browser import open_page
 from tests.report.synthetic import HOSTILE, features, images
 
 
-def made(folder: Path, *, names: list[str] | None = None, labels: list[str] | None = None, with_images: bool = True) -> Path:
+def made(
+    folder: Path,
+    *,
+    names: list[str] | None = None,
+    labels: list[str] | None = None,
+    with_images: bool = True,
+) -> Path:
     data = images(classes=["cat", "dog", "fox"])
     x = features(data)
     x[7] = x[3]
@@ -25,7 +31,9 @@ def made(folder: Path, *, names: list[str] | None = None, labels: list[str] | No
 
 @pytest.mark.parametrize("width", [1300, 390])
 @pytest.mark.parametrize("hostile", [False, True])
-def test_everything_is_drawn_and_nothing_runs(browser: Any, tmp_path: Path, width: int, hostile: bool) -> None:
+def test_everything_is_drawn_and_nothing_runs(
+    browser: Any, tmp_path: Path, width: int, hostile: bool
+) -> None:
     words = HOSTILE if hostile else ["cat", "dog", "fox"]
     names = [f"{words[i % len(words)]}{i}" for i in range(80)]
     path = made(tmp_path, names=names, labels=[words[i % len(words)] for i in range(80)])
@@ -43,7 +51,9 @@ def test_everything_is_drawn_and_nothing_runs(browser: Any, tmp_path: Path, widt
 
 def test_the_gallery_can_be_filtered(browser: Any, tmp_path: Path) -> None:
     labels = ["cat", "dog", "fox", "owl"] * 20
-    page = open_page(browser, made(tmp_path, names=[f"image {i}" for i in range(80)], labels=labels)).page
+    page = open_page(
+        browser, made(tmp_path, names=[f"image {i}" for i in range(80)], labels=labels)
+    ).page
     cards, count = page.locator("#cards .card"), page.locator("#count")
 
     def number() -> int:
@@ -87,13 +97,22 @@ def test_an_audit_that_flags_nothing_still_has_a_page(browser: Any, tmp_path: Pa
 @pytest.mark.parametrize("width", [1300, 390])
 def test_texts_are_shown_whole(browser: Any, tmp_path: Path, width: int) -> None:
     data = images(classes=["cat", "dog", "fox"])
-    sentence = "A rather long sentence about a fox that is shown to its very last word, <b>without</b> dots. "
-    found = kf.audit(features(data), 0.1, texts=[f"{i}: {sentence * 2}" for i in range(80)], pairs=5)
-    opened = open_page(browser, found.save(tmp_path) / "audit.html", viewport={"width": width, "height": 900})
+    sentence = (
+        "A rather long sentence about a fox that is shown to its very last word, <b>without</b>"
+        " dots. "
+    )
+    found = kf.audit(
+        features(data), 0.1, texts=[f"{i}: {sentence * 2}" for i in range(80)], pairs=5
+    )
+    opened = open_page(
+        browser, found.save(tmp_path) / "audit.html", viewport={"width": width, "height": 900}
+    )
     assert opened.complaints == []
     quote = opened.page.locator("#cards .card .sample q").first
     assert quote.inner_text().endswith("<b>without</b> dots.")
-    assert quote.evaluate("e => e.scrollWidth <= e.clientWidth && e.scrollHeight <= e.clientHeight + 1")
+    assert quote.evaluate(
+        "e => e.scrollWidth <= e.clientWidth && e.scrollHeight <= e.clientHeight + 1"
+    )
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
@@ -106,7 +125,9 @@ def test_the_verdict_is_at_the_top(browser: Any, tmp_path: Path) -> None:
 
 def test_marked_pairs_are_saved_as_a_file_that_known_takes(browser: Any, tmp_path: Path) -> None:
     names = [f"image {i}" for i in range(80)]
-    opened = open_page(browser, made(tmp_path, names=names, labels=["cat", "dog", "fox", "owl"] * 20))
+    opened = open_page(
+        browser, made(tmp_path, names=names, labels=["cat", "dog", "fox", "owl"] * 20)
+    )
     page = opened.page
     page.locator("#cards .card").first.locator(".row .mark input").nth(0).check()
     page.locator("#cards .card").first.locator(".row .mark input").nth(1).check()

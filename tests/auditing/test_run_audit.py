@@ -17,10 +17,14 @@ from kinfolk.errors import KinfolkError, UsageError
 from tests.reference import audit as reference
 
 
-def clustered(num: int, dim: int = 6, clusters: int = 4, seed: int = 0) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def clustered(
+    num: int, dim: int = 6, clusters: int = 4, seed: int = 0
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, clusters, num)
-    return (rng.normal(size=(clusters, dim))[labels] + 0.7 * rng.normal(size=(num, dim))).astype(np.float32), labels
+    return (rng.normal(size=(clusters, dim))[labels] + 0.7 * rng.normal(size=(num, dim))).astype(
+        np.float32
+    ), labels
 
 
 @pytest.fixture
@@ -42,11 +46,20 @@ def test_equals_the_slow_loops(num: int, alpha: float) -> None:
     np.testing.assert_allclose(found.thresholds, thresholds, atol=2e-6)
     assert found.flagged.tolist() == [len(row) for row in kin]
     expected = [(i, j, rank) for i, row in enumerate(kin) for rank, (j, _) in enumerate(row[:4], 1)]
-    assert [(int(pair["anchor"]), int(pair["kin"]), int(pair["rank"])) for pair in found.pairs] == expected
-    np.testing.assert_allclose(found.pairs["similarity"], [s for row in kin for _, s in row[:4]], atol=2e-6)
-    assert found.occurrence.tolist() == np.bincount([j for row in kin for j, _ in row], minlength=num).tolist()
+    assert [
+        (int(pair["anchor"]), int(pair["kin"]), int(pair["rank"])) for pair in found.pairs
+    ] == expected
+    np.testing.assert_allclose(
+        found.pairs["similarity"], [s for row in kin for _, s in row[:4]], atol=2e-6
+    )
+    assert (
+        found.occurrence.tolist()
+        == np.bincount([j for row in kin for j, _ in row], minlength=num).tolist()
+    )
     if any(kin) and num > 3:
-        assert (found.precision, found.recall, found.f1) == pytest.approx(reference.judged(kin, labels.tolist()))
+        assert (found.precision, found.recall, found.f1) == pytest.approx(
+            reference.judged(kin, labels.tolist())
+        )
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -63,9 +76,13 @@ def test_brackets_tiles_and_threads_change_nothing(alpha: float, workers: int) -
         listed = found.pairs[found.pairs["anchor"] == i]
         best = np.sort(others[others > level + 1e-6])[::-1][:7]
         np.testing.assert_allclose(listed["similarity"][: len(best)], best, atol=1e-6)
-    point = next(point for point in found.survey.curve if point.rule == "one α" and point.alpha == alpha)
+    point = next(
+        point for point in found.survey.curve if point.rule == "one α" and point.alpha == alpha
+    )
     assert len(found.survey.anchors) == 333
-    assert (found.precision, found.recall, found.f1) == pytest.approx((point.precision, point.recall, point.f1), abs=1e-3)
+    assert (found.precision, found.recall, found.f1) == pytest.approx(
+        (point.precision, point.recall, point.f1), abs=1e-3
+    )
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -82,7 +99,12 @@ def test_any_float_and_any_holder_give_the_same() -> None:
     x, _ = clustered(80)
     half = x.astype(np.float16)
     found = kf.audit(half, 0.1)
-    for same in (half.astype(np.float32), half.astype(np.float64) * 1e10, torch.from_numpy(half.astype(np.float32)), half[:, ::-1]):
+    for same in (
+        half.astype(np.float32),
+        half.astype(np.float64) * 1e10,
+        torch.from_numpy(half.astype(np.float32)),
+        half[:, ::-1],
+    ):
         other = kf.audit(same, 0.1)
         np.testing.assert_allclose(other.thresholds, found.thresholds, atol=1e-6)
         assert other.pairs["kin"].tolist() == found.pairs["kin"].tolist()
@@ -114,11 +136,16 @@ def test_without_labels_nothing_is_judged() -> None:
 
 def test_approximate_agrees_with_exact_and_says_how_well() -> None:
     x, labels = clustered(3000, dim=16, clusters=30)
-    near, far = kf.audit(x, 0.02, labels, pairs=5, search="exact"), kf.audit(x, 0.02, labels, pairs=5, search="approximate")
+    near, far = (
+        kf.audit(x, 0.02, labels, pairs=5, search="exact"),
+        kf.audit(x, 0.02, labels, pairs=5, search="approximate"),
+    )
     assert near.check is None
     assert far.check is not None
     assert far.check.recall >= 0.9
-    same = {*zip(near.pairs["anchor"], near.pairs["kin"], strict=True)} & {*zip(far.pairs["anchor"], far.pairs["kin"], strict=True)}
+    same = {*zip(near.pairs["anchor"], near.pairs["kin"], strict=True)} & {
+        *zip(far.pairs["anchor"], far.pairs["kin"], strict=True)
+    }
     assert len(same) / len(near.pairs) == pytest.approx(far.check.recall, abs=0.05)
     error = np.abs(near.thresholds - far.thresholds).mean()
     assert error == pytest.approx(far.check.threshold_error, abs=0.01)
@@ -165,7 +192,11 @@ def test_batches_go_by_the_labels_and_are_no_larger_than_the_data() -> None:
         (np.ones((5, 3)), {"alpha": 0}, r"`alpha` \(=0\) must be in \(0, 1\)"),
         (np.ones((5, 3)), {"alpha": 1.0}, r"`alpha` \(=1.0\)"),
         (np.ones((5, 3)), {"alpha": float("nan")}, r"`alpha` \(=nan\)"),
-        (np.ones((5, 3)), {"labels": [1, 2]}, r"`labels` \(=2 labels\) must be as many as the samples \(=5\)"),
+        (
+            np.ones((5, 3)),
+            {"labels": [1, 2]},
+            r"`labels` \(=2 labels\) must be as many as the samples \(=5\)",
+        ),
         (np.ones((5, 3)), {"labels": np.zeros((5, 2))}, "one label for each sample"),
         (np.ones((5, 3)), {"pairs": 0}, r"`pairs` \(=0\) must be at least 1"),
         (np.ones((5, 3)), {"near": 2}, r"`near` \(=2\)"),
@@ -179,7 +210,10 @@ def test_wrong_use_is_named(features: Any, arguments: dict[str, Any], words: str
         kf.audit(features, **arguments)
 
 
-@pytest.mark.parametrize(("value", "words"), [(np.nan, "NaN or infinite"), (np.inf, "NaN or infinite"), (0.0, "all zero")])
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(np.nan, "NaN or infinite"), (np.inf, "NaN or infinite"), (0.0, "all zero")],
+)
 def test_bad_rows_are_counted_and_the_first_is_named(value: float, words: str) -> None:
     x, _ = clustered(20)
     x[[4, 9]] = value
@@ -202,7 +236,11 @@ def test_save_writes_tables_summary_and_page(tmp_path: Path) -> None:
     assert pairs["kin_key"].to_pylist() == [f"{i}.png" for i in found.pairs["kin"]]
     for name in ("groups", "hubs", "outliers", "mislabels", "thresholds"):
         assert "key" in pq.read_table(out / f"{name}.parquet").column_names, name
-    assert pairs["kin"].to_pylist() == found.pairs["kin"].tolist() == pc.read_csv(out / "pairs.csv")["kin"].to_pylist()
+    assert (
+        pairs["kin"].to_pylist()
+        == found.pairs["kin"].tolist()
+        == pc.read_csv(out / "pairs.csv")["kin"].to_pylist()
+    )
     thresholds = pq.read_table(out / "thresholds.parquet")
     assert thresholds["threshold"].to_numpy().tolist() == found.thresholds.tolist()
     assert pq.read_table(out / "groups.parquet")["sample"].to_pylist()[:2] == [3, 7]
@@ -214,10 +252,19 @@ def test_save_writes_tables_summary_and_page(tmp_path: Path) -> None:
     assert detector.kin_P.sort().values.tolist() == sorted(found.pairs["kin"].tolist())
     other = kf.audit(x[8:], 0.1)
     other.save(out)
-    assert pq.read_table(out / "pairs.parquet").column_names == ["anchor", "kin", "similarity", "rank"], "no keys were given"
-    with pytest.raises(UsageError, match=r"has the pairs of 82 samples, but there are 90 training samples"):
+    assert pq.read_table(out / "pairs.parquet").column_names == [
+        "anchor",
+        "kin",
+        "similarity",
+        "rank",
+    ], "no keys were given"
+    with pytest.raises(
+        UsageError, match=r"has the pairs of 82 samples, but there are 90 training samples"
+    ):
         kf.Known(num_samples=90, pairs=str(out / "pairs.parquet"))
-    assert not (out / "curve.csv").exists(), "an earlier audit's curve does not stay beside another's pairs"
+    assert not (out / "curve.csv").exists(), (
+        "an earlier audit's curve does not stay beside another's pairs"
+    )
     assert not list(out.glob("*.partial"))
 
 
@@ -225,7 +272,9 @@ def test_keys_are_no_formulas_in_csv_files(tmp_path: Path) -> None:
     import csv
 
     x, _ = clustered(20)
-    out = kf.audit(x, 0.2, keys=["=1+1", "undecodable-\udce9.jpg", *(f"{i}.png" for i in range(18))]).save(tmp_path)
+    out = kf.audit(
+        x, 0.2, keys=["=1+1", "undecodable-\udce9.jpg", *(f"{i}.png" for i in range(18))]
+    ).save(tmp_path)
     with (out / "pairs.csv").open(newline="") as file:
         keys = {row["anchor_key"] for row in csv.DictReader(file)}
     assert "=1+1" not in keys

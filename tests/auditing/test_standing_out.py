@@ -72,7 +72,10 @@ HIDDEN = np.maximum(NOISE @ random.normal(size=(64, 256)), 0)
         pytest.param(np.maximum(CORRELATED, 0), id="ReLU of correlated values"),
         pytest.param(HIDDEN, id="wide layer"),
         pytest.param(np.maximum(HIDDEN @ random.normal(size=(256, 64)), 0), id="two layers"),
-        pytest.param(np.maximum(NOISE @ random.normal(size=(64, 1024)), 0), id="wider than decoys are made for"),
+        pytest.param(
+            np.maximum(NOISE @ random.normal(size=(64, 1024)), 0),
+            id="wider than decoys are made for",
+        ),
     ],
 )
 def test_activations_of_noise_have_no_share(x: Array) -> None:

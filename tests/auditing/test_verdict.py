@@ -38,11 +38,20 @@ def test_with_labels_the_share_is_theirs() -> None:
     found = kf.audit(x, 0.02, labels)
     decided = verdict(found)
     (line,) = [line for line in found.batches if line.batch_size == 256]
-    assert f"Each anchor has {line.per_anchor:.1f} false negatives among its 510 negatives" in decided.amount
+    assert (
+        f"Each anchor has {line.per_anchor:.1f} false negatives among its 510 negatives"
+        in decided.amount
+    )
     assert "by the labels)" in decided.amount
     assert "CIFAR-10 has 10.0%" in decided.amount
-    assert decided.alpha == f"Suggested α: {found.best_alpha:g}, where F1 is highest with these labels."
-    assert decided.precision == f"At α = 0.02, {found.precision:.0%} of the flagged pairs are right by the labels."
+    assert (
+        decided.alpha
+        == f"Suggested α: {found.best_alpha:g}, where F1 is highest with these labels."
+    )
+    assert (
+        decided.precision
+        == f"At α = 0.02, {found.precision:.0%} of the flagged pairs are right by the labels."
+    )
 
 
 def test_labels_of_a_part_give_an_interval() -> None:
@@ -50,17 +59,28 @@ def test_labels_of_a_part_give_an_interval() -> None:
     labels[np.random.default_rng(0).permutation(600)[200:]] = -1
     found = kf.audit(x, 0.02, labels)
     low, high = found.kin_share_range
-    assert f"of 200 samples; if these are a random part, the 95% interval is {low:.2%} to {high:.2%}" in verdict(found).amount
+    assert (
+        f"of 200 samples; if these are a random part, the 95% interval is {low:.2%} to {high:.2%}"
+        in verdict(found).amount
+    )
 
 
 def test_without_labels_no_share_of_false_negatives_is_claimed() -> None:
     x, _ = clustered(800, dim=24, clusters=20)
     found = kf.audit(x, 0.02)
     decided = verdict(found, FOREIGN)
-    assert decided.amount.startswith(f"At least {found.outstanding.share:.2%} of all pairs stand out")
+    assert decided.amount.startswith(
+        f"At least {found.outstanding.share:.2%} of all pairs stand out"
+    )
     assert "How many negatives are false is unknown without labels" in decided.amount
-    assert decided.alpha == f"Suggested α: {found.suggested_alpha:g}, the share of pairs that stands out."
-    assert f"at least {found.outstanding.at(0.02):.0%} of the flagged pairs stand out" in decided.precision
+    assert (
+        decided.alpha
+        == f"Suggested α: {found.suggested_alpha:g}, the share of pairs that stands out."
+    )
+    assert (
+        f"at least {found.outstanding.at(0.02):.0%} of the flagged pairs stand out"
+        in decided.precision
+    )
     assert "interval" not in " ".join(decided.sentences)
 
 
@@ -76,9 +96,17 @@ def test_noise_is_called_noise() -> None:
 
 def test_two_or_three_methods_are_worth_a_try_and_nothing_is_promised() -> None:
     x, labels = features(0.3)
-    decided = verdict(kf.audit(x, 0.02, labels), Provenance("my photos/", encoder="timm/x", guide="timm/x"))
-    assert [method_of(command) for _, command in decided.commands] == ["simclr", "simclr+glofnd", "simclr+guide:attract"]
-    assert all(command.startswith("kinfolk train --data 'my photos/' ") for _, command in decided.commands)
+    decided = verdict(
+        kf.audit(x, 0.02, labels), Provenance("my photos/", encoder="timm/x", guide="timm/x")
+    )
+    assert [method_of(command) for _, command in decided.commands] == [
+        "simclr",
+        "simclr+glofnd",
+        "simclr+guide:attract",
+    ]
+    assert all(
+        command.startswith("kinfolk train --data 'my photos/' ") for _, command in decided.commands
+    )
     assert "--guide timm/x --set detector.alpha=" in decided.commands[2][1]
     assert "has not been measured" in decided.advice
     assert {parse(method_of(command)).framework for _, command in decided.commands} == {"simclr"}
@@ -102,7 +130,11 @@ def test_labels_of_the_data_are_offered_as_pairs() -> None:
     x, labels = features(0.1)
     origin = Provenance("photos/", labels_from_folders=True, has_labels=True, own=True)
     _, command = verdict(kf.audit(x, 0.02, labels), origin).commands[-1]
-    assert command == "kinfolk train --data photos/ --labels-from-folders --out runs/supervised --method simclr+oracle:attract"
+    assert (
+        command
+        == "kinfolk train --data photos/ --labels-from-folders --out runs/supervised --method"
+        " simclr+oracle:attract"
+    )
 
 
 def test_features_that_do_not_know_the_labels_are_weak() -> None:
@@ -115,16 +147,31 @@ def test_features_that_do_not_know_the_labels_are_weak() -> None:
 
 def test_image_and_text_get_their_own_methods_and_negatives() -> None:
     x, labels = features(0.2)
-    origin = Provenance("train.csv", encoder="the encoder of the run runs/clip", own=True, framework="fastclip", captions=True)
+    origin = Provenance(
+        "train.csv",
+        encoder="the encoder of the run runs/clip",
+        own=True,
+        framework="fastclip",
+        captions=True,
+    )
     decided = verdict(kf.audit(x, 0.02, labels, views=1), origin)
     assert "among its 255 negatives" in decided.amount
-    assert [method_of(command) for _, command in decided.commands] == ["fastclip", "fastclip+glofnd", "fastclip+fnc"]
+    assert [method_of(command) for _, command in decided.commands] == [
+        "fastclip",
+        "fastclip+glofnd",
+        "fastclip+fnc",
+    ]
     assert "patches" not in " ".join(command for _, command in decided.commands)
-    settings = [command.partition("--set detector.")[2].partition("=")[0] for _, command in decided.commands[1:]]
+    settings = [
+        command.partition("--set detector.")[2].partition("=")[0]
+        for _, command in decided.commands[1:]
+    ]
     assert settings == ["alpha", "alpha"]
 
 
-@pytest.mark.parametrize(("alpha", "warns"), [(0.01, False), (0.4, False), (0.5, True), (0.9, True)])
+@pytest.mark.parametrize(
+    ("alpha", "warns"), [(0.01, False), (0.4, False), (0.5, True), (0.9, True)]
+)
 def test_an_alpha_that_flags_most_negatives_warns(alpha: float, warns: bool) -> None:
     x, _ = features(0.2)
     assert ("flags most negatives" in verdict(kf.audit(x, alpha)).alpha) == warns

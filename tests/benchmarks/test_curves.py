@@ -10,10 +10,19 @@ from tests.benchmarks.loading import load
 
 def test_a_line_for_each_run_in_the_panel_of_its_method(tmp_path: Path) -> None:
     curves = load("curves")
-    for run, shift in (("simclr_temperature_0.1-0", 0.0), ("simclr_temperature_0.5-0", 0.1), ("spcl+fnc-3", 0.2)):
-        rows: list[dict[str, float]] = [{"epoch": 1, "loss": 3.0}, {"epoch": 2, "loss": 2.0, "tp_similarity": 0.5 + shift}]
+    for run, shift in (
+        ("simclr_temperature_0.1-0", 0.0),
+        ("simclr_temperature_0.5-0", 0.1),
+        ("spcl+fnc-3", 0.2),
+    ):
+        rows: list[dict[str, float]] = [
+            {"epoch": 1, "loss": 3.0},
+            {"epoch": 2, "loss": 2.0, "tp_similarity": 0.5 + shift},
+        ]
         (tmp_path / run).mkdir()
-        (tmp_path / run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        (tmp_path / run / "metrics.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
+        )
     runs = curves.read(tmp_path)
     assert [curves.method_of(run) for run in runs] == ["simclr", "simclr", "spcl+fnc"]
     figure = curves.drawn(runs, ["loss", "tp_similarity"])

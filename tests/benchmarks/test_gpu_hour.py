@@ -18,10 +18,28 @@ gpu_hour = load("gpu_hour")
 
 def run(tmp_path: Path, only: str) -> tuple[int, str]:
     out = tmp_path / "gpu-hour.md"
-    given = {"QUICK": "1", "ONLY": only, "PYTHON": sys.executable, "OUT": str(out), "WORK": str(tmp_path / "work")}
+    given = {
+        "QUICK": "1",
+        "ONLY": only,
+        "PYTHON": sys.executable,
+        "OUT": str(out),
+        "WORK": str(tmp_path / "work"),
+    }
     path = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
-    environment = {**os.environ, **given, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    ended = subprocess.run(["sh", "benchmarks/gpu_hour.sh"], cwd=ROOT, env=environment, capture_output=True, check=False)
+    environment = {
+        **os.environ,
+        **given,
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    ended = subprocess.run(
+        ["sh", "benchmarks/gpu_hour.sh"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        check=False,
+    )
     return ended.returncode, out.read_text(encoding="utf-8")
 
 
@@ -50,7 +68,11 @@ def test_a_wrong_result_is_called_different(capsys: pytest.CaptureFixture[str]) 
     assert "DIFFERENT" in capsys.readouterr().out
 
 
-def test_time_is_measured(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_hour, "LOSSES", {"NTXentLoss": lambda compiles: gpu_hour.kf.NTXentLoss(temperature=0.1)})
+def test_time_is_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        gpu_hour, "LOSSES", {"NTXentLoss": lambda compiles: gpu_hour.kf.NTXentLoss(temperature=0.1)}
+    )
     assert gpu_hour.table([8], repeats=1)
     assert "| NTXentLoss | 8 |" in capsys.readouterr().out

@@ -1,4 +1,5 @@
-"""The loading benchmark: a missing peer is skipped by name, and what it streams is every sample once."""
+"""The loading benchmark: a missing peer is skipped by name, and what it streams is every sample
+once."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ def test_an_epoch_is_streamed_and_its_memory_printed(capsys: pytest.CaptureFixtu
     assert "bytes a sample" in out
 
 
-def test_a_missing_peer_is_skipped_by_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_peer_is_skipped_by_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def missing(*_: object) -> Any:
         raise ImportError("No module named 'webdataset'")
 

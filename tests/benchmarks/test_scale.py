@@ -1,4 +1,5 @@
-"""The tables of docs/scale.md: the formulae say what the stores hold and what crosses ranks, and the page shows what the script prints."""
+"""The tables of docs/scale.md: the formulae say what the stores hold and what crosses ranks, and
+the page shows what the script prints."""
 
 from __future__ import annotations
 
@@ -39,7 +40,11 @@ class Wire:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.gathered = self.reduced = self.broadcast = 0
-        for name, value in (("is_initialized", lambda: True), ("get_world_size", lambda: RANKS), ("get_rank", lambda: 0)):
+        for name, value in (
+            ("is_initialized", lambda: True),
+            ("get_world_size", lambda: RANKS),
+            ("get_rank", lambda: 0),
+        ):
             patch.setattr(dist, name, value)
         patch.setattr(dist, "all_reduce", self._all_reduce)
         patch.setattr(distributed, "_all_gather", self._all_gather)
@@ -62,7 +67,9 @@ class Wire:
 
 
 def expected(name: str, number: int = RANKS * LOCAL) -> int:
-    found: int = next(part.bytes(number) for part in (*scale.steps(), *scale.refreshes()) if part.name == name)
+    found: int = next(
+        part.bytes(number) for part in (*scale.steps(), *scale.refreshes()) if part.name == name
+    )
     return found
 
 
@@ -80,23 +87,31 @@ def test_traffic_is_what_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = step(wire, kf.NTXentLoss(temperature=0.1))
     assert plain == expected("embeddings and ids")
     assert wire.reduced == expected("their gradient")
-    assert step(wire, kf.SogCLRLoss(num_samples=SAMPLES, temperature=0.1)) - plain == expected("ids and u")
-    assert step(wire, kf.NTXentLoss(temperature=0.1, detector=kf.GloFND(num_samples=SAMPLES, alpha=0.1))) - plain == expected(
-        "ids and thresholds, tracking"
+    assert step(wire, kf.SogCLRLoss(num_samples=SAMPLES, temperature=0.1)) - plain == expected(
+        "ids and u"
     )
     assert step(
-        wire, kf.NTXentLoss(temperature=0.1, detector=kf.Ring(lower=0.2, upper=0.9, num_samples=SAMPLES, boundaries="learned"))
+        wire, kf.NTXentLoss(temperature=0.1, detector=kf.GloFND(num_samples=SAMPLES, alpha=0.1))
+    ) - plain == expected("ids and thresholds, tracking")
+    assert step(
+        wire,
+        kf.NTXentLoss(
+            temperature=0.1,
+            detector=kf.Ring(lower=0.2, upper=0.9, num_samples=SAMPLES, boundaries="learned"),
+        ),
     ) - plain == expected("ids and two thresholds")
-    assert step(wire, kf.NTXentLoss(temperature=0.1, detector=kf.IFND(num_samples=SAMPLES, source="bank"))) - plain == expected(
-        "collected embeddings"
-    )
+    assert step(
+        wire, kf.NTXentLoss(temperature=0.1, detector=kf.IFND(num_samples=SAMPLES, source="bank"))
+    ) - plain == expected("collected embeddings")
     for store in (Queue(64, scale.D), Bank(SAMPLES, scale.D)):
         before, rows, ids = wire.gathered, torch.randn(LOCAL, scale.D), torch.arange(LOCAL)
         if isinstance(store, Queue):
             store.push(rows, ids)
         else:
             store.write(ids, rows)
-        assert wire.gathered - before == expected("rows of the queue") == expected("rows of the bank")
+        assert (
+            wire.gathered - before == expected("rows of the queue") == expected("rows of the bank")
+        )
 
 
 def test_what_a_refresh_shares(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-"""Every study resolves, one case for each file; tables and figures of the papers are one command each."""
+"""Every study resolves, one case for each file; tables and figures of the papers are one command
+each."""
 
 from __future__ import annotations
 
@@ -29,24 +30,38 @@ class _Data(SimpleNamespace):
 def test_every_method_of_a_study_resolves(path: Path, tmp_path: Path) -> None:
     """As the command line would take it, up to the untrained framework for 8,000 samples."""
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert path.stem in path.read_text(encoding="utf-8").split("command")[1], "the header has the command"
+    assert path.stem in path.read_text(encoding="utf-8").split("command")[1], (
+        "the header has the command"
+    )
     (tmp_path / "pairs.csv").write_text("anchor,kin\n0,1\n", encoding="utf-8")
     np.save(tmp_path / "features.npy", np.ones((8000, 2), np.float32))
     tokenizer = train_tokenizer(["a dog runs"], vocab_size=300, context=32)
     keys = [str(number) for number in range(8000)]
-    data: Any = _Data(num_train=8000, labels=torch.arange(8000) % 100, samples=SimpleNamespace(keys=keys))
+    data: Any = _Data(
+        num_train=8000, labels=torch.arange(8000) % 100, samples=SimpleNamespace(keys=keys)
+    )
     assert document.get("base", next(iter(document["methods"]))) in document["methods"]
     for name in document["methods"]:
         for dataset in list(document.get("datasets", [None]))[:2]:
             change = study.settings_of(document, name, dataset)
             change.pop("labels", None)
-            for key in change.pop("files", {}).keys() - {"model.init"}:  # weights would be read here
+            # weights would be read here
+            for key in change.pop("files", {}).keys() - {"model.init"}:
                 file = tmp_path / {"pairs": "pairs.csv", "features": "features.npy"}[key]
                 change = study.merged(change, study.in_section(key, str(file)))
             method = study.method_of(name, change)
-            config = assemble(None, change.pop("recipe", document["recipe"]), {"method": method}, study.settings(change))
-            framework = build_framework(config, data, tokenizer if learns_from_text(config) else None)
-            assert config.method == method or config.method == method.removesuffix(":eliminate"), name
+            config = assemble(
+                None,
+                change.pop("recipe", document["recipe"]),
+                {"method": method},
+                study.settings(change),
+            )
+            framework = build_framework(
+                config, data, tokenizer if learns_from_text(config) else None
+            )
+            assert config.method == method or config.method == method.removesuffix(":eliminate"), (
+                name
+            )
             assert framework.detectors or "+" not in method, name
 
 
@@ -56,14 +71,34 @@ def test_every_method_of_a_study_resolves(path: Path, tmp_path: Path) -> None:
         ("glofnd-table1", "knn,linear,semi", {"sogclr", "sogclr+fnc", "sogclr+glofnd"}),
         ("glofnd-table2", "transfer", {"sogclr", "sogclr+fnc", "sogclr+glofnd"}),
         ("glofnd-table7", "knn,linear,semi", {"simclr", "simclr+fnc", "simclr+glofnd"}),
-        ("glofnd-figure4", "knn,linear,semi", {"sogclr", "sogclr+fnc", "sogclr+glofnd (single threshold)", "sogclr+glofnd"}),
+        (
+            "glofnd-figure4",
+            "knn,linear,semi",
+            {"sogclr", "sogclr+fnc", "sogclr+glofnd (single threshold)", "sogclr+glofnd"},
+        ),
         ("rcl-table2", "knn,linear,finetune --percent 10,1 --finetuning rcl", {"nnclr", "rcl"}),
-        ("ring-table1", "knn,linear --unpooled", {"ir", "ir+ring", "cmc", "cmc+ring", "moco", "moco+ring", "la"}),
-        ("ring-table3", "transfer --own-mean --unpooled", {"ir", "ir+ring", "cmc", "cmc+ring", "moco", "moco+ring", "la"}),
+        (
+            "ring-table1",
+            "knn,linear --unpooled",
+            {"ir", "ir+ring", "cmc", "cmc+ring", "moco", "moco+ring", "la"},
+        ),
+        (
+            "ring-table3",
+            "transfer --own-mean --unpooled",
+            {"ir", "ir+ring", "cmc", "cmc+ring", "moco", "moco+ring", "la"},
+        ),
         ("ifnd-figure1", None, {"simclr", "simclr+ifnd", "simclr+oracle:attract"}),
         ("ifnd-figure6", None, {"simclr+ifnd (constant)", "simclr+ifnd (step)", "simclr+ifnd"}),
-        ("ifnd-figure7", None, {"simclr", "simclr+ifnd", "simclr+ifnd:attract", "simclr+oracle:attract"}),
-        ("spcl-figure2a", None, {"spcl (8 prototypes batch 128)", "spcl (4096 prototypes batch 4096)"}),
+        (
+            "ifnd-figure7",
+            None,
+            {"simclr", "simclr+ifnd", "simclr+ifnd:attract", "simclr+oracle:attract"},
+        ),
+        (
+            "spcl-figure2a",
+            None,
+            {"spcl (8 prototypes batch 128)", "spcl (4096 prototypes batch 4096)"},
+        ),
         ("rcl-figure5a", None, {f"rcl ({epochs} epochs)" for epochs in (30, 60, 120)}),
     ],
 )
@@ -80,7 +115,10 @@ def test_table_4_of_rcl_has_three_levels_of_clusters() -> None:
 
 
 def test_a_table_has_a_column_for_each_share_of_the_labels_and_each_data_set() -> None:
-    runs = {name: [{"knn": 1.0, "semi 10 %": value, "finetune 1 %": 3.0, "seconds": 1.0}] for name, value in (("a", 4.5), ("b", 5.5))}
+    runs = {
+        name: [{"knn": 1.0, "semi 10 %": value, "finetune 1 %": 3.0, "seconds": 1.0}]
+        for name, value in (("a", 4.5), ("b", 5.5))
+    }
     header, _, one, two = study.table(runs, "a").splitlines()
     columns = [cell.strip() for cell in header.strip("|").split("|")]
     assert {"semi 10 %", "finetune 1 %"} <= set(columns)
@@ -88,7 +126,9 @@ def test_a_table_has_a_column_for_each_share_of_the_labels_and_each_data_set() -
     assert [line.strip("|").split("|")[place].strip() for line in (one, two)] == ["4.5", "5.5"]
 
 
-def test_transfer_is_measured_on_each_of_several_data_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transfer_is_measured_on_each_of_several_data_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[tuple[str, ...]] = []
 
     def command(*words: object) -> float:
@@ -104,21 +144,48 @@ def test_transfer_is_measured_on_each_of_several_data_sets(tmp_path: Path, monke
 
     monkeypatch.setattr(study, "command", command)
     monkeypatch.setattr(study, "read_record", lambda folder: folder)
-    given: tuple[Any, ...] = (tmp_path / "run", "ir-cpu", "ir", {}, Path("a.npz"), 0, ["transfer", "--own-mean"])
+    given: tuple[Any, ...] = (
+        tmp_path / "run",
+        "ir-cpu",
+        "ir",
+        {},
+        Path("a.npz"),
+        0,
+        ["transfer", "--own-mean"],
+    )
     for _ in range(2):
         study.run(*given, tests=[Path("b.npz"), Path("c.npz")], report=True)
-    assert [call[0] for call in calls] == ["train", "eval", "eval", "report"], "what is measured is not measured again"
-    assert calls[1] == ("eval", str(tmp_path / "run"), "--protocol", "transfer", "--data", "b.npz", "--own-mean")
+    assert [call[0] for call in calls] == ["train", "eval", "eval", "report"], (
+        "what is measured is not measured again"
+    )
+    assert calls[1] == (
+        "eval",
+        str(tmp_path / "run"),
+        "--protocol",
+        "transfer",
+        "--data",
+        "b.npz",
+        "--own-mean",
+    )
 
 
 def test_the_gap_by_number_of_classes_is_drawn() -> None:
     """Figure 1 of IFND: three curves of accuracy, and two rows of bars for the gap to SupCon."""
-    accuracy = {"simclr": (80.0, 50.0), "simclr+ifnd": (81.0, 53.0), "simclr+oracle:attract": (82.0, 56.0)}
+    accuracy = {
+        "simclr": (80.0, 50.0),
+        "simclr+ifnd": (81.0, 53.0),
+        "simclr+oracle:attract": (82.0, 56.0),
+    }
     results = {
-        dataset: {method: {0: {"figures": {"linear": values[place]}}} for method, values in accuracy.items()}
+        dataset: {
+            method: {0: {"figures": {"linear": values[place]}}}
+            for method, values in accuracy.items()
+        }
         for place, dataset in enumerate(("ten", "hundred"))
     }
-    figure = study_figures.by_classes({**results, "unfinished": {"simclr": {}}}, {"hundred": 100, "ten": 10, "unfinished": 20})
+    figure = study_figures.by_classes(
+        {**results, "unfinished": {"simclr": {}}}, {"hundred": 100, "ten": 10, "unfinished": 20}
+    )
     assert [trace["x"] for trace in figure["data"]] == [["10", "100"]] * 5
     assert figure["data"][0]["y"] == [80.0, 50.0]
     assert [trace["y"] for trace in figure["data"][3:]] == [[2.0, 6.0], [1.0, 3.0]]

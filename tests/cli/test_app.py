@@ -17,8 +17,30 @@ from kinfolk.cli import main
 from kinfolk.cli.app import app as application
 from kinfolk.errors import InterruptedRunError, KinfolkError, KinfolkWarning, UsageError
 
-HEAVY = {"torch", "numpy", "lightning", "sklearn", "scipy", "faiss", "plotly", "pyarrow", "PIL", "pandas"}  # pydantic is typer's own
-VERBS: tuple[str, ...] = ("train", "sweep", "eval", "embed", "report", "data", "methods", "recipes", "settings")
+# pydantic is typer's own
+HEAVY = {
+    "torch",
+    "numpy",
+    "lightning",
+    "sklearn",
+    "scipy",
+    "faiss",
+    "plotly",
+    "pyarrow",
+    "PIL",
+    "pandas",
+}
+VERBS: tuple[str, ...] = (
+    "train",
+    "sweep",
+    "eval",
+    "embed",
+    "report",
+    "data",
+    "methods",
+    "recipes",
+    "settings",
+)
 VERBS += ("cnce", "audit", "advise", "compare", "export")
 
 
@@ -30,7 +52,8 @@ def left(*arguments: str) -> int:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    """One fresh process shows all help pages and names, for each, the heavy packages that are loaded by then."""
+    """One fresh process shows all help pages and names, for each, the heavy packages that are
+    loaded by then."""
     commands = [["--help"], ["--version"], *([verb, "--help"] for verb in VERBS)]
     script = f"""
 import contextlib, io, json, sys
@@ -45,8 +68,10 @@ for arguments in {commands!r}:
     shown[" ".join(arguments)] = out.getvalue()
     heavy[" ".join(arguments)] = sorted({{name.partition(".")[0] for name in sys.modules}} & {HEAVY!r})
 print(json.dumps([shown, heavy]))
-"""
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+"""  # noqa: E501
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     shown, heavy = json.loads(result.stdout)
     assert heavy == {" ".join(arguments): [] for arguments in commands}
     assert all(text.strip() for text in shown.values())
@@ -61,9 +86,16 @@ def test_help_names_every_verb_and_shows_examples(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    ("arguments", "hint"), [(["trian"], "train"), (["train", "--metod", "simclr", "--out", "x"], "--method"), (["train"], "--out")]
+    ("arguments", "hint"),
+    [
+        (["trian"], "train"),
+        (["train", "--metod", "simclr", "--out", "x"], "--method"),
+        (["train"], "--out"),
+    ],
 )
-def test_wrong_use_leaves_with_2_and_a_hint(arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_use_leaves_with_2_and_a_hint(
+    arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert left(*arguments) == 2
     assert hint in capsys.readouterr().err
 
@@ -78,20 +110,36 @@ def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
-        (UsageError("`alpha` (=1.3) must be in [0, 1]"), 2, "Error: `alpha` (=1.3) must be in [0, 1]"),
-        (KinfolkError("runs/[bold]x[/bold] :smile: has no model"), 1, "Error: runs/[bold]x[/bold] :smile: has no model"),
+        (
+            UsageError("`alpha` (=1.3) must be in [0, 1]"),
+            2,
+            "Error: `alpha` (=1.3) must be in [0, 1]",
+        ),
+        (
+            KinfolkError("runs/[bold]x[/bold] :smile: has no model"),
+            1,
+            "Error: runs/[bold]x[/bold] :smile: has no model",
+        ),
         (
             RuntimeError("out of memory.\nsecond line"),
             1,
             "Error: RuntimeError: out of memory. Run again with --debug to see the traceback.",
         ),
-        (AssertionError(), 1, "Error: AssertionError. Run again with --debug to see the traceback."),
+        (
+            AssertionError(),
+            1,
+            "Error: AssertionError. Run again with --debug to see the traceback.",
+        ),
         (KeyboardInterrupt(), 130, "Interrupted: ended by Ctrl-C."),
         (SystemExit(130), 130, "Interrupted: ended by Ctrl-C."),
     ],
 )
 def test_an_error_is_one_message(
-    error: BaseException, code: int, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: BaseException,
+    code: int,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     raising(monkeypatch, error)
     assert left("report") == code
@@ -100,7 +148,9 @@ def test_an_error_is_one_message(
     assert shown.out == ""
 
 
-def test_a_warning_is_printed_once_per_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_warning_is_printed_once_per_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def app(*arguments: Any, **settings: Any) -> None:
         for _ in range(2):
             with warnings.catch_warnings():
@@ -114,7 +164,9 @@ def test_a_warning_is_printed_once_per_command(monkeypatch: pytest.MonkeyPatch, 
         assert capsys.readouterr().err == "Warning: the run is not finished\n"
 
 
-def test_debug_shows_where(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_shows_where(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     raising(monkeypatch, UsageError("wrong"))
     assert left("report", "--debug") == 2
     text = capsys.readouterr().err
@@ -127,7 +179,10 @@ def test_every_verb_takes_debug() -> None:
 
     commands = typer.main.get_command(application).commands  # type: ignore[attr-defined]
     assert set(commands) == set(VERBS)
-    assert all("--debug" in [name for option in command.params for name in option.opts] for command in commands.values())
+    assert all(
+        "--debug" in [name for option in command.params for name in option.opts]
+        for command in commands.values()
+    )
 
 
 @pytest.fixture
@@ -172,7 +227,9 @@ def test_an_interruption_that_became_another_error_is_still_one(
     assert capsys.readouterr().err.strip() == "Interrupted: the training was ended"
 
 
-def test_only_the_first_ctrl_c_counts(own_handler: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_the_first_ctrl_c_counts(
+    own_handler: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def app(*arguments: Any, **settings: Any) -> None:
         try:
             press_ctrl_c()

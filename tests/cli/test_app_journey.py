@@ -12,7 +12,20 @@ from PIL import Image
 
 from kinfolk.cli import main
 
-SMALL = ["--epochs", "2", "--batch-size", "16", "--image-size", "8", "--model", "resnet10", "--set", "model.width=4", "--workers", "0"]
+SMALL = [
+    "--epochs",
+    "2",
+    "--batch-size",
+    "16",
+    "--image-size",
+    "8",
+    "--model",
+    "resnet10",
+    "--set",
+    "model.width=4",
+    "--workers",
+    "0",
+]
 
 
 def run(*arguments: str) -> int:
@@ -38,14 +51,31 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "photos"
-    command = ["train", "--data", str(photos), "--out", str(out), "--labels-from-folders", "--method", "simclr+oracle", *SMALL]
+    command = [
+        "train",
+        "--data",
+        str(photos),
+        "--out",
+        str(out),
+        "--labels-from-folders",
+        "--method",
+        "simclr+oracle",
+        *SMALL,
+    ]
     assert run(*command, "--temperature", "0.3", "--lr", "0.05", "--seed", "7") == 0
     return out
 
 
 def test_training_leaves_a_run_with_its_page(trained: Path) -> None:
     config = (trained / "config.yaml").read_text(encoding="utf-8")
-    for line in ("method: simclr+oracle", "epochs: 2", "seed: 7", "temperature: 0.3", "lr: 0.05", "labels_from_folders: true"):
+    for line in (
+        "method: simclr+oracle",
+        "epochs: 2",
+        "seed: 7",
+        "temperature: 0.3",
+        "lr: 0.05",
+        "labels_from_folders: true",
+    ):
         assert line in config
     page = (trained / "report.html").read_text(encoding="utf-8")
     assert 'id="plot-map"' in page
@@ -63,14 +93,18 @@ def test_evaluating_on_the_runs_own_data(trained: Path, capsys: pytest.CaptureFi
         assert protocol in shown
 
 
-def test_evaluating_on_other_data_with_a_test_split(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluating_on_other_data_with_a_test_split(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run("eval", str(trained), "--data", "digits", "--protocol", "knn") == 0
     result = json.loads((trained / "eval" / "knn.json").read_text())
     assert (result["data"], result["measured_on"]) == ("digits", "test split")
     assert "test split" in capsys.readouterr().out
 
 
-def test_labels_are_asked_for(trained: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_labels_are_asked_for(
+    trained: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run("eval", str(trained), "--data", str(photos)) == 2
     assert "--labels-from-folders" in capsys.readouterr().err
 
@@ -81,7 +115,9 @@ def test_unknown_protocols_are_refused(trained: Path, capsys: pytest.CaptureFixt
     assert run("eval", str(trained), "--protocol", ",") == 2
 
 
-def test_two_views_for_the_estimators(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_views_for_the_estimators(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What `embed` writes, `cnce` reads."""
     out = tmp_path / "z.npy"
     assert run("embed", str(trained), "--views", "2", "--projected", "--out", str(out)) == 0
@@ -128,7 +164,18 @@ def test_the_report_can_be_written_again(trained: Path, capsys: pytest.CaptureFi
 
 
 def test_looking_at_data(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("data", str(photos), "--labels-from-folders", "--out", str(tmp_path / "scan"), "--workers", "0") == 0
+    assert (
+        run(
+            "data",
+            str(photos),
+            "--labels-from-folders",
+            "--out",
+            str(tmp_path / "scan"),
+            "--workers",
+            "0",
+        )
+        == 0
+    )
     shown = capsys.readouterr().out
     for text in ("48 images, 14 × 10 pixels", "train", "bright", "dark <b>", "broken.jpg"):
         assert text in shown
@@ -139,13 +186,25 @@ def test_looking_at_data(photos: Path, tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "--data", "digits", "--out", "{new}", "--method", "simclr+orcale"], "did you mean oracle"),
+        (
+            ["train", "--data", "digits", "--out", "{new}", "--method", "simclr+orcale"],
+            "did you mean oracle",
+        ),
         (["train", "--data", "digits", "--out", "{new}", "--set", "optimiser.lr=1"], "optimizer"),
         (["train", "--data", "digits", "--out", "{new}", "--set", "lr"], "KEY=VALUE"),
         (["train", "--data", "digits", "--out", "{new}", "--recipe", "demo-digit"], "demo-digits"),
-        (["train", "--data", "digits", "--out", "{run}"], "already holds a run; resume it (--resume), overwrite it (--overwrite)"),
-        (["train", "--data", "digits", "--out", "{new}", "--method", "simclr+known"], "with --known-kin FILE"),
-        (["train", "--data", "digits", "--out", "{run}", "--resume", "--overwrite"], "exclude each other"),
+        (
+            ["train", "--data", "digits", "--out", "{run}"],
+            "already holds a run; resume it (--resume), overwrite it (--overwrite)",
+        ),
+        (
+            ["train", "--data", "digits", "--out", "{new}", "--method", "simclr+known"],
+            "with --known-kin FILE",
+        ),
+        (
+            ["train", "--data", "digits", "--out", "{run}", "--resume", "--overwrite"],
+            "exclude each other",
+        ),
         (["train", "--out", "{new}"], "`data` is required"),
         (["report", "{new}"], "no run folder"),
         (["eval", "{new}"], "not a run folder"),
@@ -154,7 +213,11 @@ def test_looking_at_data(photos: Path, tmp_path: Path, capsys: pytest.CaptureFix
     ],
 )
 def test_wrong_use_is_one_sentence(
-    arguments: list[str], message: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    message: str,
+    trained: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     filled = [word.format(new=tmp_path / "new", run=trained) for word in arguments]
     assert run(*filled) == 2
@@ -164,7 +227,9 @@ def test_wrong_use_is_one_sentence(
     assert not (tmp_path / "new").exists()
 
 
-def test_clusters_and_a_hierarchy(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_clusters_and_a_hierarchy(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run("eval", str(trained), "--protocol", "clusters") == 0
     result = json.loads((trained / "eval" / "clusters.json").read_text())
     assert 0 <= result["nmi"] <= 1
@@ -173,7 +238,17 @@ def test_clusters_and_a_hierarchy(trained: Path, tmp_path: Path, capsys: pytest.
     tree = tmp_path / "digits.csv"
     lines = [f"{digit},{'even' if digit % 2 == 0 else 'odd'}" for digit in range(10)]
     tree.write_text("\n".join(["child,parent", *lines, "even,number", "odd,number"]) + "\n")
-    at_depth = ["eval", str(trained), "--data", "digits", "--protocol", "knn", "--hierarchy", str(tree), "--depth"]
+    at_depth = [
+        "eval",
+        str(trained),
+        "--data",
+        "digits",
+        "--protocol",
+        "knn",
+        "--hierarchy",
+        str(tree),
+        "--depth",
+    ]
     for depth, classes in ((1, 2), (2, 10)):
         assert run(*at_depth, str(depth)) == 0
         assert json.loads((trained / "eval" / "knn.json").read_text())["classes"] == classes

@@ -27,7 +27,9 @@ def features(tmp_path: Path) -> Path:
     return tmp_path / "x.npy"
 
 
-def test_files_and_words(features: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_and_words(
+    features: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "y.txt").write_text("\n".join("ab" * 6))
     for i in range(12):
         folder = tmp_path / "photos" / "ab"[i % 2]
@@ -35,16 +37,49 @@ def test_files_and_words(features: Path, tmp_path: Path, capsys: pytest.CaptureF
         Image.new("RGB", (20, 14), (20 * i, 0, 0)).save(folder / f"{i:02}.png")
     out = tmp_path / "out"
     assert (
-        run("audit", features, "--out", out, "--alpha", "0.2", "--pairs", "2", "--labels", tmp_path / "y.txt", "--batch-sizes", "32") == 0
+        run(
+            "audit",
+            features,
+            "--out",
+            out,
+            "--alpha",
+            "0.2",
+            "--pairs",
+            "2",
+            "--labels",
+            tmp_path / "y.txt",
+            "--batch-sizes",
+            "32",
+        )
+        == 0
     )
     said = capsys.readouterr().out
     assert "12 samples" in said
     assert "Precision" in said
-    assert {"pairs.parquet", "pairs.csv", "thresholds.parquet", "audit.html", "groups.csv", "hubs.csv"} <= {p.name for p in out.iterdir()}
+    assert {
+        "pairs.parquet",
+        "pairs.csv",
+        "thresholds.parquet",
+        "audit.html",
+        "groups.csv",
+        "hubs.csv",
+    } <= {p.name for p in out.iterdir()}
     assert run("audit", features, "--out", out) == 2
     assert "--overwrite" in capsys.readouterr().err
     assert (
-        run("audit", features, "--out", out, "--overwrite", "--alpha", "0.2", "--images", tmp_path / "photos", "--labels-from-folders") == 0
+        run(
+            "audit",
+            features,
+            "--out",
+            out,
+            "--overwrite",
+            "--alpha",
+            "0.2",
+            "--images",
+            tmp_path / "photos",
+            "--labels-from-folders",
+        )
+        == 0
     )
     assert "data:image/webp" in (out / "audit.html").read_text()
     assert "Equal labels" in capsys.readouterr().out
@@ -53,7 +88,14 @@ def test_files_and_words(features: Path, tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["gone.npy"], 2, "give a folder of images, a run folder, or a file of features, such as `kinfolk embed RUN"),
+        (
+            ["gone.npy"],
+            2,
+            (
+                "give a folder of images, a run folder, or a file of features, such as `kinfolk"
+                " embed RUN"
+            ),
+        ),
         (["xx.npy"], 2, "there is no file or folder `xx.npy`; did you mean `x.npy`?"),
         (["x.npy", "--alpha", "1.5"], 2, "must be in (0, 1)"),
         (["x.npy", "--labels", "short.txt"], 2, "must be as many as the samples"),
@@ -89,36 +131,121 @@ def test_wrong_use_and_failures(
     assert not (tmp_path / "audit").exists()
 
 
-def test_a_run_is_audited_and_its_pairs_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    quick = ["--epochs", "1", "--batch-size", "64", "--no-report", "--set", "model.width=4", "--model", "resnet10"]
+def test_a_run_is_audited_and_its_pairs_train(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = [
+        "--epochs",
+        "1",
+        "--batch-size",
+        "64",
+        "--no-report",
+        "--set",
+        "model.width=4",
+        "--model",
+        "resnet10",
+    ]
     x = np.random.default_rng(0).integers(0, 255, (128, 16, 16, 3), dtype=np.uint8)
-    np.savez(tmp_path / "x.npz", x_train=x, y_train=np.arange(128) % 4, x_test=x[:20], y_test=np.arange(20) % 4)
+    np.savez(
+        tmp_path / "x.npz",
+        x_train=x,
+        y_train=np.arange(128) % 4,
+        x_test=x[:20],
+        y_test=np.arange(20) % 4,
+    )
     assert run("train", "--data", tmp_path / "x.npz", "--out", tmp_path / "one", *quick) == 0
     assert run("audit", tmp_path / "one", "--out", tmp_path / "audit", "--alpha", "0.05") == 0
-    assert "128 samples" in " ".join(capsys.readouterr().out.split()), "the training samples, not the test split"
+    assert "128 samples" in " ".join(capsys.readouterr().out.split()), (
+        "the training samples, not the test split"
+    )
     assert run("embed", tmp_path / "one", "--out", tmp_path / "x.csv") == 0
     assert (tmp_path / "x.csv").read_text().startswith('"key","split","label","f0"')
     assert run("audit", tmp_path / "x.csv", "--out", tmp_path / "from-csv", "--alpha", "0.05") == 0
     assert "Precision" in capsys.readouterr().out, "labels and keys are in the table"
     assert "anchor_key" in (tmp_path / "from-csv" / "pairs.csv").read_text().splitlines()[0]
     known = ["--known-kin", str(tmp_path / "audit" / "pairs.parquet")]
-    assert run("train", "--data", tmp_path / "x.npz", "--out", tmp_path / "two", "--method", "simclr", *known, *quick) == 2
+    assert (
+        run(
+            "train",
+            "--data",
+            tmp_path / "x.npz",
+            "--out",
+            tmp_path / "two",
+            "--method",
+            "simclr",
+            *known,
+            *quick,
+        )
+        == 2
+    )
     assert "--method simclr+known" in capsys.readouterr().err
-    assert run("train", "--data", tmp_path / "x.npz", "--out", tmp_path / "two", "--method", "simclr+known", *known, *quick) == 0
+    assert (
+        run(
+            "train",
+            "--data",
+            tmp_path / "x.npz",
+            "--out",
+            tmp_path / "two",
+            "--method",
+            "simclr+known",
+            *known,
+            *quick,
+        )
+        == 0
+    )
     assert '"flagged"' in (tmp_path / "two" / "metrics.jsonl").read_text()
     np.savez(tmp_path / "few.npz", x_train=x[:64])
     capsys.readouterr()
-    assert run("train", "--data", tmp_path / "few.npz", "--out", tmp_path / "three", "--method", "simclr+known", *known, *quick) == 2
-    assert "has the pairs of 128 samples, but there are 64 training samples" in " ".join(capsys.readouterr().err.split())
+    assert (
+        run(
+            "train",
+            "--data",
+            tmp_path / "few.npz",
+            "--out",
+            tmp_path / "three",
+            "--method",
+            "simclr+known",
+            *known,
+            *quick,
+        )
+        == 2
+    )
+    assert "has the pairs of 128 samples, but there are 64 training samples" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
-def test_images_with_several_captions_are_audited_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_images_with_several_captions_are_audited_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     photos = image_folder(tmp_path / "photos", 24)
     images = sorted(path.relative_to(tmp_path) for path in photos.rglob("*.png"))
     rows = [f"{path},caption {number} of {path.stem}" for path in images for number in range(5)]
     (tmp_path / "train.csv").write_text("image,caption\n" + "\n".join(rows))
-    quick = ["--epochs", "1", "--batch-size", "16", "--no-report", "--set", "model.width=4", "--image-size", "16"]
-    assert run("train", "--data", tmp_path / "train.csv", "--out", tmp_path / "run", "--recipe", "clip-cpu", *quick) == 0
+    quick = [
+        "--epochs",
+        "1",
+        "--batch-size",
+        "16",
+        "--no-report",
+        "--set",
+        "model.width=4",
+        "--image-size",
+        "16",
+    ]
+    assert (
+        run(
+            "train",
+            "--data",
+            tmp_path / "train.csv",
+            "--out",
+            tmp_path / "run",
+            "--recipe",
+            "clip-cpu",
+            *quick,
+        )
+        == 0
+    )
     capsys.readouterr()
     assert run("audit", tmp_path / "run", "--out", tmp_path / "audit", "--alpha", "0.1") == 0
     text = " ".join(capsys.readouterr().out.split())
@@ -138,26 +265,43 @@ def image_folder(folder: Path, number: int = 24) -> Path:
         place = folder / "ab"[i % 2]
         place.mkdir(parents=True, exist_ok=True)
         pixels = rng.integers(0, 120, (6, 6, 3), dtype=np.uint8) + np.uint8(100 * (i % 2))
-        Image.fromarray(pixels).resize((120, 120), Image.Resampling.BICUBIC).save(place / f"{i:02}.png")
+        Image.fromarray(pixels).resize((120, 120), Image.Resampling.BICUBIC).save(
+            place / f"{i:02}.png"
+        )
     return folder
 
 
-def test_a_reordered_label_file_gives_the_same_precision(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reordered_label_file_gives_the_same_precision(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     image_folder(tmp_path / "photos")
     x = np.random.default_rng(1).normal(size=(24, 8))
     np.save(tmp_path / "x.npy", x)
-    rows = [f"{name}/{i:02}.png,{i % 2}\n" for name in "ab" for i in range(24) if "ab"[i % 2] == name]
+    rows = [
+        f"{name}/{i:02}.png,{i % 2}\n" for name in "ab" for i in range(24) if "ab"[i % 2] == name
+    ]
     said = []
     for number, ordered in enumerate((rows, rows[::-1])):
         (tmp_path / "y.csv").write_text("file,label\n" + "".join(ordered))
         out = tmp_path / f"out{number}"
         assert (
             run(
-                "audit", tmp_path / "x.npy", "--images", tmp_path / "photos", "--labels", tmp_path / "y.csv", "--out", out, "--alpha", "0.2"
+                "audit",
+                tmp_path / "x.npy",
+                "--images",
+                tmp_path / "photos",
+                "--labels",
+                tmp_path / "y.csv",
+                "--out",
+                out,
+                "--alpha",
+                "0.2",
             )
             == 0
         )
-        said.append(next(line for line in capsys.readouterr().out.splitlines() if "Precision" in line))
+        said.append(
+            next(line for line in capsys.readouterr().out.splitlines() if "Precision" in line)
+        )
     assert said[0] == said[1]
     assert "b/23.png" in (tmp_path / "out0" / "pairs.csv").read_text()
 
@@ -176,14 +320,32 @@ def test_advise_names_commands_and_trains_nothing(
     assert f"  kinfolk train --data {photos} --labels-from-folders" in said
     assert not (out / "encoder").exists()
     assert run("advise", photos, "--out", out) == 2
-    assert "choose another folder with --out, or replace the audit with --overwrite" in " ".join(capsys.readouterr().err.split())
+    assert "choose another folder with --out, or replace the audit with --overwrite" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
-def test_the_same_features_get_the_same_advice_as_a_run_and_as_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_features_get_the_same_advice_as_a_run_and_as_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shades = np.random.default_rng(0).integers(0, 255, (8, 1, 1, 3))[np.arange(128) % 8]
-    x = (shades + np.random.default_rng(1).integers(-9, 9, (128, 16, 16, 3))).clip(0, 255).astype(np.uint8)
+    x = (
+        (shades + np.random.default_rng(1).integers(-9, 9, (128, 16, 16, 3)))
+        .clip(0, 255)
+        .astype(np.uint8)
+    )
     np.savez(tmp_path / "x.npz", x_train=x, y_train=np.arange(128) % 8)
-    quick = ["--epochs", "1", "--batch-size", "64", "--no-report", "--set", "model.width=4", "--model", "resnet10"]
+    quick = [
+        "--epochs",
+        "1",
+        "--batch-size",
+        "64",
+        "--no-report",
+        "--set",
+        "model.width=4",
+        "--model",
+        "resnet10",
+    ]
     assert run("train", "--data", tmp_path / "x.npz", "--out", tmp_path / "one", *quick) == 0
     assert run("embed", tmp_path / "one", "--out", tmp_path / "features.npy") == 0
     verdicts = []
@@ -192,7 +354,10 @@ def test_the_same_features_get_the_same_advice_as_a_run_and_as_a_file(tmp_path: 
         assert run("audit", given, "--out", tmp_path / out, "--alpha", "0.05") == 0
         lines = capsys.readouterr().out.splitlines()
         verdicts.append([line for line in lines if "kinfolk train --data" in line])
-        assert "trained on the same samples" in json.loads((tmp_path / out / "summary.json").read_text())["verdict"][3]
+        assert (
+            "trained on the same samples"
+            in json.loads((tmp_path / out / "summary.json").read_text())["verdict"][3]
+        )
     assert verdicts[0] == verdicts[1]
     assert len(verdicts[0]) >= 3
 
@@ -200,33 +365,54 @@ def test_the_same_features_get_the_same_advice_as_a_run_and_as_a_file(tmp_path: 
 def printed(noise: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """The lines that `kinfolk audit` prints for ten classes with so much noise."""
     labels = np.arange(200) % 10
-    np.save(tmp_path / "x.npy", np.eye(10)[labels] + noise * np.random.default_rng(0).normal(size=(200, 10)))
+    np.save(
+        tmp_path / "x.npy",
+        np.eye(10)[labels] + noise * np.random.default_rng(0).normal(size=(200, 10)),
+    )
     (tmp_path / "y.txt").write_text("\n".join(map(str, labels)))
-    assert run("audit", tmp_path / "x.npy", "--out", tmp_path / "out", "--labels", tmp_path / "y.txt") == 0
+    assert (
+        run("audit", tmp_path / "x.npy", "--out", tmp_path / "out", "--labels", tmp_path / "y.txt")
+        == 0
+    )
     return capsys.readouterr().out.splitlines()
 
 
-def test_good_features_are_worth_a_try_and_the_command_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_good_features_are_worth_a_try_and_the_command_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (command,) = (line for line in printed(0.05, tmp_path, capsys) if "+guide:attract" in line)
     words = shlex.split(command)
     assert words[:2] == ["kinfolk", "train"]
     assert Path(words[words.index("--guide") + 1]) == tmp_path / "x.npy"
-    np.savez(tmp_path / "images.npz", images=np.random.default_rng(0).integers(0, 256, (200, 8, 8, 3), dtype=np.uint8))
-    words[words.index("--data") + 1], words[words.index("--out") + 1] = str(tmp_path / "images.npz"), str(tmp_path / "run")
+    np.savez(
+        tmp_path / "images.npz",
+        images=np.random.default_rng(0).integers(0, 256, (200, 8, 8, 3), dtype=np.uint8),
+    )
+    words[words.index("--data") + 1], words[words.index("--out") + 1] = (
+        str(tmp_path / "images.npz"),
+        str(tmp_path / "run"),
+    )
     assert run(*words[1:], "--epochs", "1", "--set", "model.width=4", "--no-report") == 0
 
 
 def test_patches_are_audited_as_a_guide_for_the_same_images(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PatchFeatures, "fit", partial(PatchFeatures.fit, num_patches=20, samples=2000))
+    monkeypatch.setattr(
+        PatchFeatures, "fit", partial(PatchFeatures.fit, num_patches=20, samples=2000)
+    )
     x = np.random.default_rng(0).integers(0, 256, (60, 8, 8, 3), dtype=np.uint8)
     np.savez(tmp_path / "data.npz", images=x)
-    assert run("advise", tmp_path / "data.npz", "--guide", "patches", "--out", tmp_path / "advice") == 0
+    assert (
+        run("advise", tmp_path / "data.npz", "--guide", "patches", "--out", tmp_path / "advice")
+        == 0
+    )
     assert "by k-means of patches of these images" in " ".join(capsys.readouterr().out.split())
 
 
-def test_weak_features_suggest_better_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weak_features_suggest_better_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = printed(5.0, tmp_path, capsys)
     assert "these features tell little" in " ".join(" ".join(lines).split())
     assert any("kinfolk advise DATA --guide" in line for line in lines)

@@ -20,16 +20,31 @@ def run(*arguments: object) -> int:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    accuracies = {"simclr": (0.50, 0.52), "simclr+glofnd": (0.54, 0.55), "simclr+oracle:attract": (0.60, 0.62)}
+    accuracies = {
+        "simclr": (0.50, 0.52),
+        "simclr+glofnd": (0.54, 0.55),
+        "simclr+oracle:attract": (0.60, 0.62),
+    }
     for method, values in accuracies.items():
         for seed, value in enumerate(values):
-            epoch = {"flagged": 0.01, "precision": 0.5, "recall": 0.25, "f1": 0.3, "fn_similarity": 0.2, "tp_similarity": 0.9}
-            make_run(folder / f"{method.replace(':', '-')}-{seed}", method, seed, value, epoch=epoch)
+            epoch = {
+                "flagged": 0.01,
+                "precision": 0.5,
+                "recall": 0.25,
+                "f1": 0.3,
+                "fn_similarity": 0.2,
+                "tp_similarity": 0.9,
+            }
+            make_run(
+                folder / f"{method.replace(':', '-')}-{seed}", method, seed, value, epoch=epoch
+            )
     return folder
 
 
 @pytest.mark.parametrize("width", [60, 80, 240])
-def test_the_table_fits_the_screen(width: int, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_fits_the_screen(
+    width: int, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     assert run("compare", runs) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -48,7 +63,10 @@ def test_tables_as_files(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     head, _, _, glofnd, _ = out.read_text(encoding="utf-8").splitlines()
     assert (head, glofnd) == ("| method | linear | gain |", "| simclr+glofnd | 54.5 ± 0.7 | +3.5 |")
     assert run("compare", runs, "--out", out) == 2
-    assert "exists; choose another file with --out, or replace it with --overwrite" in capsys.readouterr().err
+    assert (
+        "exists; choose another file with --out, or replace it with --overwrite"
+        in capsys.readouterr().err
+    )
     assert run("compare", runs, "--format", "csv") == 0
     assert capsys.readouterr().out.startswith(
         "method,seeds,base,oracle,linear,linear_deviation,linear_runs,linear_low,linear_high,linear_gain,"
@@ -61,11 +79,19 @@ def test_tables_as_files(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         (["--format", "doc"], "--format (=doc) must be one of table, csv, markdown, latex, html"),
         (["--format", "table", "--out", "x.md"], "--format table is for the screen"),
         (["--out", "x.doc"], "must end in .csv, .md, .tex, .html"),
-        (["--columns", "linear,gains"], "there is no column 'gains' in this table; there are: linear, gain, 95% interval, n, p"),
-        (["--base", "moco"], "`base` (=moco) must be one of the rows: simclr, simclr+glofnd, simclr+oracle:attract"),
+        (
+            ["--columns", "linear,gains"],
+            "there is no column 'gains' in this table; there are: linear, gain, 95% interval, n, p",
+        ),
+        (
+            ["--base", "moco"],
+            "`base` (=moco) must be one of the rows: simclr, simclr+glofnd, simclr+oracle:attract",
+        ),
     ],
 )
-def test_wrong_use(arguments: list[str], message: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_use(
+    arguments: list[str], message: str, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run("compare", runs, *arguments) == 2
     assert message in capsys.readouterr().err
 
@@ -77,4 +103,7 @@ def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"Written: {tmp_path}/export/encoder.safetensors" in shown
     assert "Checked: read again and equal" in shown
     assert run("export", tmp_path, "--format", "detectron2") == 2
-    assert "Error: the encoder can't be exported to detectron2: there is no resnet10; its stem is" in capsys.readouterr().err
+    assert (
+        "Error: the encoder can't be exported to detectron2: there is no resnet10; its stem is"
+        in capsys.readouterr().err
+    )

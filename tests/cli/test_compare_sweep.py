@@ -19,9 +19,26 @@ def run(*words: str) -> int:
 def test_a_sweep_of_labelled_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     draw = np.random.default_rng(0)
     images, labels = draw.integers(0, 255, (40, 8, 8, 3), dtype=np.uint8), np.arange(40) % 2
-    np.savez(tmp_path / "data.npz", x_train=images[:30], y_train=labels[:30], x_test=images[30:], y_test=labels[30:])
-    options = ["--data", str(tmp_path / "data.npz"), "--out", str(tmp_path / "sweep"), "--epochs", "1", "--no-report"]
-    assert run(*options, "--set", "model.width=4", "--set", "optimizer.lr=0.1,0.2", "--seeds", "0,1") == 0
+    np.savez(
+        tmp_path / "data.npz",
+        x_train=images[:30],
+        y_train=labels[:30],
+        x_test=images[30:],
+        y_test=labels[30:],
+    )
+    options = [
+        "--data",
+        str(tmp_path / "data.npz"),
+        "--out",
+        str(tmp_path / "sweep"),
+        "--epochs",
+        "1",
+        "--no-report",
+    ]
+    assert (
+        run(*options, "--set", "model.width=4", "--set", "optimizer.lr=0.1,0.2", "--seeds", "0,1")
+        == 0
+    )
     assert "lr 0.1" in capsys.readouterr().out
     assert len(list((tmp_path / "sweep").glob("*/seed-*"))) == 4
 

@@ -1,4 +1,5 @@
-"""Captions through the command: what is bad is named, and no caption ever moves to another image."""
+"""Captions through the command: what is bad is named, and no caption ever moves to another
+image."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def test_bad_captions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         "4.png,four,mine",
     ]
     rows += ["5.png,same  words,mine", "6.png,six,", "copy.png,a copy of six,", ",no image,"]
-    (tmp_path / "t.csv").write_bytes("\n".join(["image,caption,group", *rows, ""]).encode() + b"1.png,caf\xe9,\n")
+    (tmp_path / "t.csv").write_bytes(
+        "\n".join(["image,caption,group", *rows, ""]).encode() + b"1.png,caf\xe9,\n"
+    )
     with pytest.raises(SystemExit, match="0"):
         main(["data", str(tmp_path / "t.csv"), "--out", str(tmp_path / "scan"), "--workers", "0"])
     shown = capsys.readouterr().out
@@ -42,8 +45,17 @@ def test_bad_captions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     ]
     table = pq.read_table(tmp_path / "scan" / "samples.parquet").to_pylist()
     pairs = {row["caption"]: row["key"].partition("#")[0] for row in table}
-    expected = {"zero": "0.png", "also zero": "0.png", "same words": "3.png", "four": "4.png", "same  words": "5.png", "six": "6.png"}
+    expected = {
+        "zero": "0.png",
+        "also zero": "0.png",
+        "same words": "3.png",
+        "four": "4.png",
+        "same  words": "5.png",
+        "six": "6.png",
+    }
     assert pairs == {**expected, "a copy of six": "copy.png"}
     for row in table:
         assert row["digest"] == digest((tmp_path / row["key"].partition("#")[0]).read_bytes())
-    assert [row["group_id"] for row in table] == [0, 0, 2, 2, 2, 5, 5], "one image; words and the user's group; a copy"
+    assert [row["group_id"] for row in table] == [0, 0, 2, 2, 2, 5, 5], (
+        "one image; words and the user's group; a copy"
+    )

@@ -60,7 +60,9 @@ def write_moco(path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["torchvision.safetensors", "timm.pt", "checkpoint_0199.pth"])
-def test_a_checkpoint_of_elsewhere_stands_beside_our_run(kind: str, ours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_of_elsewhere_stands_beside_our_run(
+    kind: str, ours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, plain = (
         tmp_path / kind,
         state_dict() | {"fc.weight": torch.zeros(5, 32), "fc.bias": torch.zeros(5)},
@@ -98,7 +100,16 @@ def test_a_checkpoint_of_elsewhere_stands_beside_our_run(kind: str, ours: Path, 
 
 def test_finetuning_and_other_data(ours: Path, data: Path, tmp_path: Path) -> None:
     torch.save(state_dict(), tmp_path / "simclr.pth")
-    words: list[str | Path] = ["--name", "rival", "--train-seed", "3", "--out", tmp_path / "out", "--image-size", "8"]
+    words: list[str | Path] = [
+        "--name",
+        "rival",
+        "--train-seed",
+        "3",
+        "--out",
+        tmp_path / "out",
+        "--image-size",
+        "8",
+    ]
     assert (
         run(
             "eval",
@@ -113,7 +124,10 @@ def test_finetuning_and_other_data(ours: Path, data: Path, tmp_path: Path) -> No
         )
         == 0
     )
-    assert json.loads((tmp_path / "out" / "eval" / "finetune.json").read_text())["measured_on"] == "test split"
+    assert (
+        json.loads((tmp_path / "out" / "eval" / "finetune.json").read_text())["measured_on"]
+        == "test split"
+    )
     opened = kf.load(tmp_path / "out").run.config
     assert (opened.method, opened.seed, opened.views.size) == ("rival", 3, 8)
 
@@ -132,13 +146,17 @@ def test_a_file_called_like_a_method_has_a_row_of_its_own(ours: Path, tmp_path: 
         ([], "names no data to measure it on; give --data, or --like RUN"),
     ],
 )
-def test_what_cannot_be_measured(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_measured(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     torch.save(state_dict(), tmp_path / "a.pth")
     assert run("eval", tmp_path / "a.pth", *words) == 2
     assert message in capsys.readouterr().err
 
 
-def test_options_of_weights_are_refused_for_a_run(ours: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_weights_are_refused_for_a_run(
+    ours: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run("eval", ours, "--train-seed", "1") == 2
     assert "--train-seed is for a file of weights" in capsys.readouterr().err
 
@@ -148,7 +166,9 @@ def test_another_file_is_no_weights(data: Path, capsys: pytest.CaptureFixture[st
     assert "is neither a run folder nor a file of weights (.safetensors" in capsys.readouterr().err
 
 
-def test_results_of_other_weights_are_kept(ours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_of_other_weights_are_kept(
+    ours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for seed in (0, 1):
         torch.save({name: value + seed for name, value in state_dict().items()}, tmp_path / "a.pth")
         code = run("eval", tmp_path / "a.pth", "--like", ours, "--protocol", "knn")
@@ -206,6 +226,8 @@ def test_what_does_not_fit_is_named(state: dict[str, torch.Tensor], message: str
 @pytest.mark.parametrize("name", ["resnet10", "resnet34", "resnet50", "resnet101"])
 @pytest.mark.parametrize("stem", ["cifar", "imagenet"])
 def test_the_network_is_found(name: str, stem: str) -> None:
-    found = find_network({f"backbone.{key}": value for key, value in state_dict(name, stem=stem).items()}, "a")
+    found = find_network(
+        {f"backbone.{key}": value for key, value in state_dict(name, stem=stem).items()}, "a"
+    )
     assert found.arguments == {"name": name, "stem": stem, "width": WIDTH}
     assert found.left_out == 0

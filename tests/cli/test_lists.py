@@ -17,7 +17,9 @@ def test_everything_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         main(["methods"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    variants = [f"{name}:{variant}" for name, kind in DETECTORS.items() for variant in kind.variants]
+    variants = [
+        f"{name}:{variant}" for name, kind in DETECTORS.items() for variant in kind.variants
+    ]
     assert "ring:learned" in variants
     for name in (*FRAMEWORKS, *DETECTORS, *variants, *KNOWN, *recipe_names()):
         assert name in text

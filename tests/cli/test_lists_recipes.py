@@ -23,11 +23,19 @@ def test_every_recipe_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_one_recipe_is_printed_with_its_header(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("show", "demo-digits") == 0
-    assert capsys.readouterr().out.strip() == recipe_path("demo-digits").read_text(encoding="utf-8").strip()
+    assert (
+        capsys.readouterr().out.strip()
+        == recipe_path("demo-digits").read_text(encoding="utf-8").strip()
+    )
 
 
 @pytest.mark.parametrize(
-    ("words", "message"), [(["show"], "give the name of a recipe"), (["print"], "unknown action"), (["show", "demo-digit"], "demo-digits?")]
+    ("words", "message"),
+    [
+        (["show"], "give the name of a recipe"),
+        (["print"], "unknown action"),
+        (["show", "demo-digit"], "demo-digits?"),
+    ],
 )
 def test_wrong_use(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*words) == 2

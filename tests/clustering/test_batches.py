@@ -1,4 +1,5 @@
-"""Batches by clusters: each sample once, half of a cluster and half of others, whatever the clusters are like."""
+"""Batches by clusters: each sample once, half of a cluster and half of others, whatever the
+clusters are like."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ KINDS = {
 def test_every_sample_once_but_for_the_last_few(kind: str, size: int) -> None:
     order = cluster_pair_batches(KINDS[kind], size, draw())
     assert len(order) == 400 // size * size
-    assert len(set(order.tolist())) == len(order), "between zero and one visits; fewer than a batch is left out"
+    assert len(set(order.tolist())) == len(order), (
+        "between zero and one visits; fewer than a batch is left out"
+    )
     assert 0 <= order.min() <= order.max() < 400
 
 
@@ -54,7 +57,9 @@ def test_half_of_a_batch_is_one_cluster_and_the_other_half_is_not() -> None:
     assert len(counts) == 40
     assert all(max(each.values()) == 25 for each in counts)
     assert all(len(each) > 4 for each in counts), "the others are of any clusters"
-    assert len({max(each, key=lambda k: each[k]) for each in counts}) > 4, "all clusters have their turn"
+    assert len({max(each, key=lambda k: each[k]) for each in counts}) > 4, (
+        "all clusters have their turn"
+    )
 
 
 def test_two_clusters_are_halved() -> None:
@@ -62,7 +67,8 @@ def test_two_clusters_are_halved() -> None:
 
 
 def test_tiny_clusters_stay_together() -> None:
-    """Clusters of seven, thirty to a batch: four whole ones and a part of a fifth, and fifteen others at random."""
+    """Clusters of seven, thirty to a batch: four whole ones and a part of a fifth, and fifteen
+    others at random."""
     labels = torch.arange(2100) // 7
     for each in halves(labels, 60):
         together = sorted(each.values(), reverse=True)
@@ -97,5 +103,11 @@ def test_it_is_a_function_of_labels_and_generator() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     for size in (1, 401):
-        with pytest.raises(ValueError, match=rf"`batch_size` \(={size}\) must be at least 2 and at most the number of samples \(=400\)"):
+        with pytest.raises(
+            ValueError,
+            match=(
+                rf"`batch_size` \(={size}\) must be at least 2 and at most the number of samples"
+                r" \(=400\)"
+            ),
+        ):
             cluster_pair_batches(KINDS["equal"], size, draw())

@@ -1,4 +1,5 @@
-"""The concentration of clusters against the loops over its equation, and clusters that have none."""
+"""The concentration of clusters against the loops over its equation, and clusters that have
+none."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def test_it_is_equation_12(alpha: float) -> None:
 def test_extremes_can_be_cut() -> None:
     g = torch.Generator().manual_seed(0)
     labels = torch.arange(400) % 20
-    features = torch.randn(400, 3, generator=g) * (1 + 10 * (labels == 7).float() + 0.001 * labels).unsqueeze(1)
+    features = torch.randn(400, 3, generator=g) * (
+        1 + 10 * (labels == 7).float() + 0.001 * labels
+    ).unsqueeze(1)
     centroids = torch.stack([features[labels == k].mean(0) for k in range(20)])
     plain, cut = (concentration(features, labels, centroids, clip=clip) for clip in (0.0, 0.1))
     assert plain.max() / plain.median() > 5
@@ -37,7 +40,8 @@ def test_degenerate_clusters_stay_finite() -> None:
     labels, centroids = torch.tensor([0, 0, 1, 1, 3]), torch.tensor([[1.0], [5.0], [9.0], [7.0]])
     features = torch.tensor([[0.0], [2.0], [5.0], [5.0], [7.0]])
     phi = concentration(features, labels, centroids, temperature=0.1)
-    torch.testing.assert_close(phi, torch.tensor([0.1, 0.1, 0.0, 0.1]))  # equal members and a single one: as the widest; the empty one 0
+    # equal members and a single one: as the widest; the empty one 0
+    torch.testing.assert_close(phi, torch.tensor([0.1, 0.1, 0.0, 0.1]))
     alone = concentration(torch.eye(3), torch.arange(3), torch.eye(3), temperature=0.3)
     torch.testing.assert_close(alone, torch.full((3,), 0.3))
 

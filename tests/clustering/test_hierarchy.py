@@ -1,4 +1,5 @@
-"""Online hierarchical clustering: what holds after every update, and that it finds and follows what is there."""
+"""Online hierarchical clustering: what holds after every update, and that it finds and follows what
+is there."""
 
 from __future__ import annotations
 
@@ -15,23 +16,36 @@ from kinfolk.clustering import Hierarchy, conforming
 from tests.reference.hierarchy import check
 
 
-def planted(per: int = 12, seed: int = 0, dim: int = 16, noise: float = 0.15) -> tuple[Tensor, Tensor]:
-    """(3, N) labels of 3 coarse clusters of 3 fine ones each, and unit-norm features: fine clusters at about 0.95, coarse at 0.6."""
+def planted(
+    per: int = 12, seed: int = 0, dim: int = 16, noise: float = 0.15
+) -> tuple[Tensor, Tensor]:
+    """(3, N) labels of 3 coarse clusters of 3 fine ones each, and unit-norm features: fine clusters
+    at about 0.95, coarse at 0.6."""
     g = torch.Generator().manual_seed(seed)
     top, fine = torch.arange(9 * per) // (3 * per), torch.arange(9 * per) // per
     basis = torch.linalg.qr(torch.randn(dim, dim, generator=g))[0]
-    z = basis[top] + 0.8 * basis[3 + fine] + noise * torch.randn(9 * per, dim, generator=g) / dim**0.5
+    z = (
+        basis[top]
+        + 0.8 * basis[3 + fine]
+        + noise * torch.randn(9 * per, dim, generator=g) / dim**0.5
+    )
     return torch.stack((torch.arange(9 * per), fine, top)), F.normalize(z, dim=1)
 
 
 def same(one: Tensor, other: Tensor) -> bool:
     """Whether two labellings are one partition."""
-    return torch.equal(one.unsqueeze(0) == one.unsqueeze(1), other.unsqueeze(0) == other.unsqueeze(1))
+    return torch.equal(
+        one.unsqueeze(0) == one.unsqueeze(1), other.unsqueeze(0) == other.unsqueeze(1)
+    )
 
 
-def run(hierarchy: Hierarchy, z: Tensor, steps: int, batch: int, seed: int = 0, first: int = 0) -> None:
+def run(
+    hierarchy: Hierarchy, z: Tensor, steps: int, batch: int, seed: int = 0, first: int = 0
+) -> None:
     for step in range(first, first + steps):
-        ids = torch.randperm(len(z), generator=torch.Generator().manual_seed(1000 * seed + step))[:batch]
+        ids = torch.randperm(len(z), generator=torch.Generator().manual_seed(1000 * seed + step))[
+            :batch
+        ]
         hierarchy.update(ids, z[ids])
 
 
@@ -47,19 +61,29 @@ def run(hierarchy: Hierarchy, z: Tensor, steps: int, batch: int, seed: int = 0, 
 def test_all_that_must_hold_holds_after_every_update(
     seed: int, num_samples: int, levels: int, parts: int, max_units: int, started: bool
 ) -> None:
-    """Random walks of clumped features through random batches with repeated ids: thousands of splits and merges in all."""
+    """Random walks of clumped features through random batches with repeated ids: thousands of
+    splits and merges in all."""
     g = torch.Generator().manual_seed(seed)
     similarity = torch.rand(levels - 1, generator=g).sort(descending=True).values.tolist()
-    hierarchy = Hierarchy(num_samples, levels, merge_similarity=similarity, dim=3, parts=parts, max_units=max_units)
+    hierarchy = Hierarchy(
+        num_samples, levels, merge_similarity=similarity, dim=3, parts=parts, max_units=max_units
+    )
     check(hierarchy)
     if started:  # from one cluster at every level above the first: the largest there can be
-        hierarchy.start(torch.stack((torch.arange(num_samples), *torch.zeros(levels - 1, num_samples).long())), torch.randn(num_samples, 3))
+        hierarchy.start(
+            torch.stack((torch.arange(num_samples), *torch.zeros(levels - 1, num_samples).long())),
+            torch.randn(num_samples, 3),
+        )
         check(hierarchy)
     for _ in range(40):
         size = int(torch.randint(1, 12, (1,), generator=g))
         ids = torch.randint(0, num_samples, (size,), generator=g)
         clumps = torch.randn(3, 3, generator=g)
-        hierarchy.update(ids, clumps[torch.randint(0, 3, (size,), generator=g)] + 0.1 * torch.randn(size, 3, generator=g))
+        hierarchy.update(
+            ids,
+            clumps[torch.randint(0, 3, (size,), generator=g)]
+            + 0.1 * torch.randn(size, 3, generator=g),
+        )
         check(hierarchy)
     assert conforming(hierarchy.labels, strict=True) == 1
 
@@ -97,12 +121,16 @@ def test_what_is_planted_and_stays_is_left_alone() -> None:
 
 def test_save_load_continue_equals_uninterrupted() -> None:
     _, z = planted(noise=1.0)
-    whole, first, second = (Hierarchy(len(z), 3, merge_similarity=(0.8, 0.4), max_units=5) for _ in range(3))
+    whole, first, second = (
+        Hierarchy(len(z), 3, merge_similarity=(0.8, 0.4), max_units=5) for _ in range(3)
+    )
     run(whole, z, 20, 16)
     run(first, z, 10, 16)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     run(second, z, 10, 16, first=10)
-    assert all(torch.equal(value, second.state_dict()[name]) for name, value in whole.state_dict().items())
+    assert all(
+        torch.equal(value, second.state_dict()[name]) for name, value in whole.state_dict().items()
+    )
 
 
 def test_the_order_of_rows_is_of_no_consequence() -> None:
@@ -114,12 +142,17 @@ def test_the_order_of_rows_is_of_no_consequence() -> None:
         one.update(halves.flatten(), z[halves.flatten()])
         other.update(halves.flip(0).flatten(), z[halves.flip(0).flatten()])
     assert torch.equal(one.labels, other.labels)
-    assert all(torch.equal(value, other.state_dict()[name]) for name, value in one.state_dict().items())
+    assert all(
+        torch.equal(value, other.state_dict()[name]) for name, value in one.state_dict().items()
+    )
 
 
 def test_rows_of_one_id_count_as_their_mean_and_broken_rows_not_at_all() -> None:
     hierarchy = Hierarchy(3, 2, merge_similarity=0.9)
-    hierarchy.update(torch.tensor([1, 1, 2, 0]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [torch.nan, 0.0], [0.0, 2.0]]))
+    hierarchy.update(
+        torch.tensor([1, 1, 2, 0]),
+        torch.tensor([[1.0, 0.0], [0.0, 1.0], [torch.nan, 0.0], [0.0, 2.0]]),
+    )
     assert hierarchy.tree.features.tolist() == [[0, 1], pytest.approx([0.5**0.5] * 2), [0, 0]]
     hierarchy.update(torch.tensor([2]), torch.tensor([[torch.inf, 0.0]]))
     hierarchy.update(torch.empty(0, dtype=torch.int64), torch.empty(0, 2))
@@ -168,7 +201,13 @@ def test_what_is_wrong_is_named() -> None:
         hierarchy.start(torch.arange(3).expand(2, -1), torch.full((3, 4), torch.nan))
     with pytest.raises(ValueError, match="nested"):
         Hierarchy(3, 3, merge_similarity=0.5).start(torch.tensor([[0, 1, 2], [0, 0, 1], [0, 1, 1]]))
-    with pytest.raises(RuntimeError, match="has the size 2 × 3, but `levels` × `num_samples` is 2 × 4: use the same data set and levels"):
+    with pytest.raises(
+        RuntimeError,
+        match=(
+            "has the size 2 × 3, but `levels` × `num_samples` is 2 × 4: use the same data set and"
+            " levels"
+        ),
+    ):
         Hierarchy(4, 2, merge_similarity=0.5).load_state_dict(hierarchy.state_dict())
 
 
@@ -176,13 +215,18 @@ def test_mixed_precision_around_an_update_changes_nothing() -> None:
     one, other = (Hierarchy(40, levels=3, merge_similarity=(0.9, 0.7)) for _ in range(2))
     for step in range(3):
         g = torch.Generator().manual_seed(step)
-        ids, rows = torch.randperm(40, generator=g)[:20], torch.randn(4, 6, generator=g)[torch.arange(20) % 4]
+        ids, rows = (
+            torch.randperm(40, generator=g)[:20],
+            torch.randn(4, 6, generator=g)[torch.arange(20) % 4],
+        )
         rows = rows + 0.3 * torch.randn(20, 6, generator=g)
         one.update(ids, rows)
         with torch.autocast("cpu", torch.bfloat16):
             other.update(ids, rows)
     assert torch.equal(one.labels, other.labels)
-    assert all(torch.equal(value, other.state_dict()[name]) for name, value in one.state_dict().items())
+    assert all(
+        torch.equal(value, other.state_dict()[name]) for name, value in one.state_dict().items()
+    )
 
 
 def test_similarities_that_rise_with_the_level_are_refused() -> None:

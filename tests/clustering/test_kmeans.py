@@ -1,4 +1,5 @@
-"""k-means: finds what is there, repairs what is empty, refuses what cannot be clustered, and lives beside torch in one process."""
+"""k-means: finds what is there, repairs what is empty, refuses what cannot be clustered, and lives
+beside torch in one process."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from kinfolk.errors import KinfolkError
 from tests.ranks import run_program
 
 
-def blobs(number: int, each: int, dim: int = 6, spread: float = 0.05, seed: int = 0) -> tuple[Tensor, Tensor]:
+def blobs(
+    number: int, each: int, dim: int = 6, spread: float = 0.05, seed: int = 0
+) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(seed)
     centres = torch.randn(number, dim, generator=g) * 3
     labels = torch.arange(number).repeat_interleave(each)
@@ -31,12 +34,15 @@ def test_well_separated_groups_are_found() -> None:
     assert same_partition(found.labels, labels)
     assert (found.labels.dtype, found.centroids.shape) == (torch.int64, (3, 6))
     for cluster in range(3):
-        torch.testing.assert_close(found.centroids[cluster], x[found.labels == cluster].mean(0), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            found.centroids[cluster], x[found.labels == cluster].mean(0), rtol=1e-4, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize(("dim", "spread"), [(6, 0.2), (32, 1.0), (128, 1.5)])
 def test_twelve_groups_that_lie_apart_are_kept_apart(dim: int, spread: float) -> None:
-    """From centroids drawn uniformly, two groups share one and another group has two: a purity of 11/12."""
+    """From centroids drawn uniformly, two groups share one and another group has two: a purity of
+    11/12."""
     for seed in range(5):
         x, truth = blobs(12, 250, dim, spread, seed)
         labels = kmeans(x, 12, seed=seed).labels
@@ -61,7 +67,9 @@ def test_every_sample_has_its_nearest_centroid() -> None:
 
 
 def test_spherical_centroids_have_unit_norm() -> None:
-    x = torch.nn.functional.normalize(torch.randn(300, 8, generator=torch.Generator().manual_seed(3)), dim=1)
+    x = torch.nn.functional.normalize(
+        torch.randn(300, 8, generator=torch.Generator().manual_seed(3)), dim=1
+    )
     found = kmeans(x, 9, seed=0, spherical=True)
     torch.testing.assert_close(found.centroids.norm(dim=1), torch.ones(9))
     assert torch.equal((x @ found.centroids.T).argmax(1), found.labels)
@@ -111,7 +119,13 @@ def test_all_samples_equal() -> None:
 
 @pytest.mark.parametrize("number", [0, 10, 11])
 def test_as_many_clusters_as_samples_are_refused(number: int) -> None:
-    with pytest.raises(KinfolkError, match=rf"`num_clusters` \(={number}\) must be at least 1 and below the number of samples \(10\)"):
+    with pytest.raises(
+        KinfolkError,
+        match=(
+            rf"`num_clusters` \(={number}\) must be at least 1 and below the number of samples"
+            r" \(10\)"
+        ),
+    ):
         kmeans(torch.randn(10, 3), number, seed=0)
 
 

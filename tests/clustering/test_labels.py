@@ -1,4 +1,5 @@
-"""The labels of all samples: before and after a refresh, saved and loaded, and equal on all ranks."""
+"""The labels of all samples: before and after a refresh, saved and loaded, and equal on all
+ranks."""
 
 from __future__ import annotations
 
@@ -45,14 +46,21 @@ def test_the_second_refresh_starts_from_the_first(warm: bool) -> None:
     clusters.refresh(features(0))
     before = clusters.level(1).clone()
     clusters.refresh(features(1))
-    want = kmeans(features(1), 9, seed=4, init=before, iterations=5) if warm else kmeans(features(1), 9, seed=4)
+    want = (
+        kmeans(features(1), 9, seed=4, init=before, iterations=5)
+        if warm
+        else kmeans(features(1), 9, seed=4)
+    )
     assert torch.equal(clusters.labels[1], want.labels)
 
 
 def test_iterations_and_points_are_those_that_were_given() -> None:
     clusters = made(iterations=1, warm_iterations=2, points_per_cluster=4)
     clusters.refresh(features(0))
-    assert torch.equal(clusters.labels[1], kmeans(features(0), 9, seed=4, iterations=1, points_per_cluster=4).labels)
+    assert torch.equal(
+        clusters.labels[1],
+        kmeans(features(0), 9, seed=4, iterations=1, points_per_cluster=4).labels,
+    )
     before = clusters.level(1).clone()
     clusters.refresh(features(1))
     want = kmeans(features(1), 9, seed=4, init=before, iterations=2, points_per_cluster=4)
@@ -70,7 +78,10 @@ def test_save_load_continue(dim: int | None) -> None:
     fresh.load_state_dict(whole.state_dict())
     for clusters in (whole, fresh):
         clusters.refresh(features(1))
-    assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), fresh.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(whole.state_dict().values(), fresh.state_dict().values(), strict=True)
+    )
 
 
 def test_an_unrefreshed_state_loads() -> None:
@@ -82,9 +93,21 @@ def test_an_unrefreshed_state_loads() -> None:
 
 
 def test_another_data_set_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="`labels` has the size 2 × 60, but `levels` × `num_samples` is 2 × 61: use the same data set"):
+    with pytest.raises(
+        RuntimeError,
+        match=(
+            "`labels` has the size 2 × 60, but `levels` × `num_samples` is 2 × 61: use the same"
+            " data set"
+        ),
+    ):
         made(num_samples=61).load_state_dict(made().state_dict())
-    with pytest.raises(RuntimeError, match=r"`centroids` has the size .*, but `clusters` is 13: .* the same `num_clusters` \(=\(5, 8\)\)"):
+    with pytest.raises(
+        RuntimeError,
+        match=(
+            r"`centroids` has the size .*, but `clusters` is 13: .* the same `num_clusters` \(=\(5,"
+            r" 8\)\)"
+        ),
+    ):
         made(num_clusters=(5, 8)).load_state_dict(made().state_dict())
 
 
@@ -97,13 +120,20 @@ def test_a_cast_for_weights_spares_the_centroids() -> None:
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(ValueError, match=r"`num_clusters` \(=60\) must be at least 1 and below the number of samples \(60\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"`num_clusters` \(=60\) must be at least 1 and below the number of samples \(60\)",
+    ):
         made(num_clusters=(60,))
     with pytest.raises(ValueError, match="`num_clusters` must name at least one"):
         made(num_clusters=())
-    with pytest.raises(ValueError, match=r"`features` \(=\(59, 4\)\) must have the shape \(60, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"`features` \(=\(59, 4\)\) must have the shape \(60, 4\)"
+    ):
         made().refresh(features(0, number=59))
-    with pytest.raises(ValueError, match=r"`features` \(=\(60, 5\)\) must have the shape \(60, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"`features` \(=\(60, 5\)\) must have the shape \(60, 4\)"
+    ):
         made().refresh(features(0, dim=5))
 
 
@@ -143,7 +173,10 @@ def test_the_most_confident_clusters_become_labels(subset: bool) -> None:
     clusters.accept(z, 0.3, cosine, ids if subset else None)
     for level, number in enumerate((5, 9)):
         found, cluster = clusters.of(everyone)[level], clusters.labels[level]
-        sure = {int(i): float(cosine(z[k : k + 1], clusters.level(level), cluster[i].view(1), level)) for k, i in enumerate(ids)}
+        sure = {
+            int(i): float(cosine(z[k : k + 1], clusters.level(level), cluster[i].view(1), level))
+            for k, i in enumerate(ids)
+        }
         best = sorted(sure, key=lambda i: -sure[i])[: round(0.3 * len(ids))]
         assert sorted(best) == (found >= 0).nonzero().flatten().tolist()
         assert all(found[i] == cluster[i] for i in best)

@@ -1,4 +1,5 @@
-"""k-means in torch, as an accelerator runs it: as good as faiss, shared by ranks, and without waiting for the device."""
+"""k-means in torch, as an accelerator runs it: as good as faiss, shared by ranks, and without
+waiting for the device."""
 
 from __future__ import annotations
 
@@ -21,8 +22,16 @@ from tests.ranks import spawn
 CPU = torch.device("cpu")
 
 
-def in_torch(features: Tensor, number: int, *, seed: int = 0, shared: bool = False, **changed: Any) -> Clusters:
-    given: dict[str, Any] = {"init": None, "iterations": 20, "spherical": False, "points_per_cluster": 256, "device": CPU}
+def in_torch(
+    features: Tensor, number: int, *, seed: int = 0, shared: bool = False, **changed: Any
+) -> Clusters:
+    given: dict[str, Any] = {
+        "init": None,
+        "iterations": 20,
+        "spherical": False,
+        "points_per_cluster": 256,
+        "device": CPU,
+    }
     return torch_kmeans(features, number, seed, shared=shared, **{**given, **changed})
 
 
@@ -35,13 +44,20 @@ def test_separated_groups_are_found() -> None:
     found = in_torch(x, 3)
     assert same_partition(found.labels, labels)
     for cluster in range(3):
-        torch.testing.assert_close(found.centroids[cluster], x[found.labels == cluster].mean(0), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            found.centroids[cluster], x[found.labels == cluster].mean(0), rtol=1e-4, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("spherical", [False, True])
 def test_the_inertia_is_that_of_faiss(spherical: bool) -> None:
-    x = torch.nn.functional.normalize(torch.randn(3000, 16, generator=torch.Generator().manual_seed(0)), dim=1)
-    found, expected = in_torch(x, 40, spherical=spherical), kmeans(x, 40, seed=0, spherical=spherical)
+    x = torch.nn.functional.normalize(
+        torch.randn(3000, 16, generator=torch.Generator().manual_seed(0)), dim=1
+    )
+    found, expected = (
+        in_torch(x, 40, spherical=spherical),
+        kmeans(x, 40, seed=0, spherical=spherical),
+    )
     assert inertia(x, found) == pytest.approx(inertia(x, expected), rel=0.01)
     if spherical:
         torch.testing.assert_close(found.centroids.norm(dim=1), torch.ones(40))
@@ -55,7 +71,8 @@ def test_a_warm_start_keeps_the_numbers_of_clusters() -> None:
 
 
 def test_empty_clusters_take_halves_of_the_largest() -> None:
-    """All samples are nearest to the first centroid, so the others are empty after the first iteration."""
+    """All samples are nearest to the first centroid, so the others are empty after the first
+    iteration."""
     x, labels = blobs(4, 50)
     start = torch.cat((x[:1], x[:1] + 1000 * torch.arange(1, 4).unsqueeze(1)))
     assert same_partition(lloyd_labels(x, start, 30), labels)
@@ -77,7 +94,9 @@ def test_duplicates_and_few_points() -> None:
 
 @pytest.mark.skipif(not AVAILABLE, reason="the pretended device needs g++")
 @pytest.mark.parametrize("most", [4 << 30, 0])
-def test_features_on_the_host_are_clustered_on_the_device(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_on_the_host_are_clustered_on_the_device(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Moved once, or, where they are too large for that, block by block."""
     monkeypatch.setattr(sys.modules["kinfolk.clustering.kmeans"], "_RESIDENT_BYTES", most)
     x = torch.randn(500, 8, generator=torch.Generator().manual_seed(3))
@@ -96,7 +115,8 @@ def child(rank: int, folder: str) -> None:
         with collectives() as log:
             clusters = in_torch(x, 30, iterations=iterations, shared=True, points_per_cluster=20)
         found[iterations] = (clusters.labels, clusters.centroids, log.calls["all_reduce"])
-    on_cpu = kmeans(x, 30, seed=rank, over_ranks=True)  # the ranks' seeds differ: rank zero's counts
+    # the ranks' seeds differ: rank zero's counts
+    on_cpu = kmeans(x, 30, seed=rank, over_ranks=True)
     torch.save({"torch": found, "faiss": (on_cpu.labels, on_cpu.centroids)}, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -122,8 +142,11 @@ def test_ranks_share_the_rows_and_agree(tmp_path: Path) -> None:
 @pytest.mark.skipif(not AVAILABLE, reason="the pretended device needs g++")
 @pytest.mark.parametrize("spherical", [False, True])
 def test_no_iteration_waits_for_the_device(spherical: bool) -> None:
-    x = torch.nn.functional.normalize(torch.randn(300, 8, generator=torch.Generator().manual_seed(3)), dim=1)
-    start = x[:12] * torch.where(torch.arange(12) > 9, 100.0, 1.0).unsqueeze(1)  # two that start empty
+    x = torch.nn.functional.normalize(
+        torch.randn(300, 8, generator=torch.Generator().manual_seed(3)), dim=1
+    )
+    # two that start empty
+    start = x[:12] * torch.where(torch.arange(12) > 9, 100.0, 1.0).unsqueeze(1)
     expected = lloyd_iterations(x, start, 5, spherical)
     with pretended():
         moved, first = on_device(x), on_device(start)
@@ -134,9 +157,13 @@ def test_no_iteration_waits_for_the_device(spherical: bool) -> None:
         torch.testing.assert_close(found.held, expected)
         LOG.reset()
         drawn = first_centroids(moved, 12, torch.Generator().manual_seed(0))
-        assert sum(LOG.waits.values()) <= 2, "the first sample and the uniform numbers are copied to the device; no round waits"
+        assert sum(LOG.waits.values()) <= 2, (
+            "the first sample and the uniform numbers are copied to the device; no round waits"
+        )
         assert isinstance(drawn, OnDevice)
-        torch.testing.assert_close(drawn.held, first_centroids(x, 12, torch.Generator().manual_seed(0)))
+        torch.testing.assert_close(
+            drawn.held, first_centroids(x, 12, torch.Generator().manual_seed(0))
+        )
         clusters = kmeans(moved, 12, seed=0, spherical=spherical)
         assert isinstance(clusters.labels, OnDevice)
     expected_clusters = in_torch(x, 12, spherical=spherical)

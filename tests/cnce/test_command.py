@@ -1,4 +1,5 @@
-"""`kinfolk cnce`: the paper's table beside what is measured, the study of variance, and the file of figures."""
+"""`kinfolk cnce`: the paper's table beside what is measured, the study of variance, and the file of
+figures."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "table.json"
-    assert left("--seeds", "2", "--epochs", "1", "--train-each", "--same-data", "--out", str(out)) == 0
+    assert (
+        left("--seeds", "2", "--epochs", "1", "--train-each", "--same-data", "--out", str(out)) == 0
+    )
     shown = capsys.readouterr().out
     assert "0.02041 nats" in shown
     assert shown.count("0.01345 ± 0.00100") == 2  # the paper's NCE, whole, in both tables
@@ -41,7 +44,11 @@ def test_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(len(line) <= 80 for line in shown.splitlines())
     found = json.loads(out.read_text(encoding="utf-8"))
     assert found["settings"]["epochs"] == 1
-    row = next(row for row in found["rows"] if (row["critic"], row["points"], row["omega"]) == ("own", "fresh", 95))
+    row = next(
+        row
+        for row in found["rows"]
+        if (row["critic"], row["points"], row["omega"]) == ("own", "fresh", 95)
+    )
     assert len(row["values"]) == 2
     assert left("--out", str(out)) == 2
     assert "--overwrite" in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""The estimators equal the paper's equations, keep their order draw by draw, and bound the mutual information in expectation."""
+"""The estimators equal the paper's equations, keep their order draw by draw, and bound the mutual
+information in expectation."""
 
 from __future__ import annotations
 
@@ -20,12 +21,17 @@ OMEGAS = (0, 10, 25, 50, 75, 90, 95)
 
 def some_scores(anchors: int = 40, candidates: int = 60, seed: int = 0) -> tuple[Tensor, Tensor]:
     draws = generator(seed, "scores")
-    return tuple(torch.randn(*shape, generator=draws, dtype=torch.float64) for shape in ((anchors,), (anchors, candidates)))  # type: ignore[return-value]
+    return tuple(
+        torch.randn(*shape, generator=draws, dtype=torch.float64)
+        for shape in ((anchors,), (anchors, candidates))
+    )  # type: ignore[return-value]
 
 
 def test_z_equals_the_equation() -> None:
     positive, others = some_scores(5, 7)
-    expected = [reference.z(float(p), row.tolist()) for p, row in zip(positive, others, strict=True)]
+    expected = [
+        reference.z(float(p), row.tolist()) for p, row in zip(positive, others, strict=True)
+    ]
     assert log_ratio(positive, others).tolist() == pytest.approx(expected, rel=1e-12)
 
 
@@ -39,18 +45,26 @@ def test_the_estimate_tends_to_the_expectation_over_all_draws(lower: float) -> N
 
 def test_nce_is_cnce_from_the_lowest_percentile() -> None:
     positive, others = some_scores()
-    assert float(nce(positive, others, 20, generator(1))) == float(cnce(positive, others, 20, generator(1), 0.0))
-    assert float(nce(positive, others, 20, generator(1))) != float(nce(positive, others, 20, generator(2)))
+    assert float(nce(positive, others, 20, generator(1))) == float(
+        cnce(positive, others, 20, generator(1), 0.0)
+    )
+    assert float(nce(positive, others, 20, generator(1))) != float(
+        nce(positive, others, 20, generator(2))
+    )
 
 
 def test_the_order_of_candidates_is_of_no_consequence() -> None:
     positive, others = some_scores()
     mixed = others[:, torch.randperm(others.shape[1], generator=generator(3))]
-    assert float(cnce(positive, mixed, 20, generator(1), 50)) == float(cnce(positive, others, 20, generator(1), 50))
+    assert float(cnce(positive, mixed, 20, generator(1), 50)) == float(
+        cnce(positive, others, 20, generator(1), 50)
+    )
 
 
 def test_a_constant_critic_knows_nothing() -> None:
-    assert float(cnce(torch.full((4,), 3.0), torch.full((4, 9), 3.0), 5, generator(0), 50)) == pytest.approx(0, abs=1e-6)
+    assert float(
+        cnce(torch.full((4,), 3.0), torch.full((4, 9), 3.0), 5, generator(0), 50)
+    ) == pytest.approx(0, abs=1e-6)
 
 
 def test_large_scores_stay_finite_and_z_stays_below_log_k() -> None:
@@ -67,7 +81,8 @@ def test_cnce_falls_with_the_percentile_in_every_draw(seed: int) -> None:
 
 def test_cnce_below_the_mean_is_no_bound() -> None:
     """What theorem 3.1 excludes: a ring of easy negatives, which claims more than there is."""
-    x, y = torch.randn(2, 400, generator=generator(0), dtype=torch.float64)  # independent: there is nothing to know
+    # independent: there is nothing to know
+    x, y = torch.randn(2, 400, generator=generator(0), dtype=torch.float64)
     positive, others = off_diagonal(3 * x[:, None] * y[None, :])
     assert float(nce(positive, others, 50, generator(1))) < 0
     assert float(cnce(positive, others, 50, generator(1), 0, 20)) > 0.1
@@ -87,12 +102,19 @@ def best_critic() -> dict[int, list[float]]:
         positive, others = off_diagonal(reference.log_density_ratio(x[:, None], y[None, :]))
         ordered = others.sort(1).values
         for omega in OMEGAS:
-            found[omega].append(float(log_ratio(positive, draw(support(ordered, omega), 100, generator(seed))).mean()))
+            found[omega].append(
+                float(
+                    log_ratio(positive, draw(support(ordered, omega), 100, generator(seed))).mean()
+                )
+            )
     return found
 
 
-def test_nce_reaches_the_information_with_the_best_critic(best_critic: dict[int, list[float]]) -> None:
-    """Within 4 standard errors, which are less than half of I: neither 0 nor a normaliser off by one would pass."""
+def test_nce_reaches_the_information_with_the_best_critic(
+    best_critic: dict[int, list[float]],
+) -> None:
+    """Within 4 standard errors, which are less than half of I: neither 0 nor a normaliser off by
+    one would pass."""
     error = stdev(best_critic[0]) / math.sqrt(len(best_critic[0]))
     assert 4 * error < true_information() / 2
     assert abs(fmean(best_critic[0]) - true_information()) < 4 * error
@@ -110,30 +132,47 @@ def test_premise_of_the_theorem() -> None:
     ordered = torch.tensor([[0.0, 1.0, 2.0, 3.0], [0.0, 0.0, 0.0, 0.0]]).double()
     mean = math.log(sum(math.exp(score) for score in range(4)) / 4)
     assert 1 < mean < 3
-    assert [premise(ordered, omega) for omega in (0, 25, 75)] == [0.0, 0.0, 0.5]  # equal scores are never strictly above their mean
+    # equal scores are never strictly above their mean
+    assert [premise(ordered, omega) for omega in (0, 25, 75)] == [0.0, 0.0, 0.5]
 
 
 @pytest.mark.parametrize(
     ("size", "lower", "upper", "expected"),
-    [(10, 0, 100, (0, 10)), (10, 95, 100, (9, 10)), (10, 99.9, 100, (9, 10)), (10, 25, 75, (2, 8)), (1, 50, 60, (0, 1)), (3, 1, 2, (0, 1))],
+    [
+        (10, 0, 100, (0, 10)),
+        (10, 95, 100, (9, 10)),
+        (10, 99.9, 100, (9, 10)),
+        (10, 25, 75, (2, 8)),
+        (1, 50, 60, (0, 1)),
+        (3, 1, 2, (0, 1)),
+    ],
 )
-def test_ranks_between_percentiles(size: int, lower: float, upper: float, expected: tuple[int, int]) -> None:
+def test_ranks_between_percentiles(
+    size: int, lower: float, upper: float, expected: tuple[int, int]
+) -> None:
     assert bounds(size, lower, upper) == expected
-    assert support(torch.arange(float(size))[None], lower, upper).shape[1] == expected[1] - expected[0]
+    assert (
+        support(torch.arange(float(size))[None], lower, upper).shape[1] == expected[1] - expected[0]
+    )
 
 
 def test_draws_are_uniform_over_what_is_kept() -> None:
     drawn = draw(torch.arange(4.0)[None], 40_000, generator(0)).long().flatten()
     counts = torch.bincount(drawn, minlength=4).double()
-    assert float(((counts - 10_000) ** 2 / 10_000).sum()) < 16.3  # chi square, 3 degrees of freedom, 0.1 %
+    # chi square, 3 degrees of freedom, 0.1 %
+    assert float(((counts - 10_000) ** 2 / 10_000).sum()) < 16.3
 
 
 def test_scores_of_two_views() -> None:
     u, v = torch.randn(2, 5, 3, generator=generator(0))
     positive, others = scores(u[:2], v, 0.5)
-    cosine = torch.nn.functional.cosine_similarity(u[:2, None].double(), v[None].double(), dim=2) / 0.5
+    cosine = (
+        torch.nn.functional.cosine_similarity(u[:2, None].double(), v[None].double(), dim=2) / 0.5
+    )
     torch.testing.assert_close(positive, cosine.diagonal())
-    torch.testing.assert_close(others, torch.stack((cosine[0, [1, 2, 3, 4]], cosine[1, [0, 2, 3, 4]])))
+    torch.testing.assert_close(
+        others, torch.stack((cosine[0, [1, 2, 3, 4]], cosine[1, [0, 2, 3, 4]]))
+    )
 
 
 @pytest.mark.parametrize(

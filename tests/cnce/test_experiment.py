@@ -39,7 +39,10 @@ def test_points_have_the_covariance() -> None:
     """Σ = Σ_Z + Σ_ε within 4 standard errors of a covariance: at most √(2·2·2/n)."""
     x, y = draw_points(40_000, 0)
     torch.testing.assert_close(
-        torch.cov(torch.stack((x, y))), torch.tensor([[2.0, 0.4], [0.4, 2.0]]), rtol=0, atol=4 * math.sqrt(8 / 40_000)
+        torch.cov(torch.stack((x, y))),
+        torch.tensor([[2.0, 0.4], [0.4, 2.0]]),
+        rtol=0,
+        atol=4 * math.sqrt(8 / 40_000),
     )
 
 
@@ -58,7 +61,11 @@ def test_points_and_critic_are_functions_of_the_seed() -> None:
 
 def test_the_critic_is_the_papers() -> None:
     critic = Critic(Toy(), 0)
-    shapes = [(layer.in_features, layer.out_features) for layer in critic.of_x if isinstance(layer, torch.nn.Linear)]
+    shapes = [
+        (layer.in_features, layer.out_features)
+        for layer in critic.of_x
+        if isinstance(layer, torch.nn.Linear)
+    ]
     assert shapes == [(1, 10), (10, 10), (10, 10), (10, 10), (10, 10)]
     x, y = draw_points(6, 0)
     torch.testing.assert_close(critic.embed_y(y).norm(dim=1), torch.ones(6))
@@ -81,7 +88,8 @@ def test_training_raises_what_it_maximises() -> None:
     epochs: list[None] = []
     trained = train_critic(x, y, SMALL, 0, after_epoch=lambda: epochs.append(None))
     before, after = (
-        against_negatives(c.embed_x(x), c.embed_y(y), 0.07, negatives=[20], omegas=[0])[0] for c in (Critic(SMALL, 0), trained)
+        against_negatives(c.embed_x(x), c.embed_y(y), 0.07, negatives=[20], omegas=[0])[0]
+        for c in (Critic(SMALL, 0), trained)
     )
     assert len(epochs) == 3
     assert after["mean"] > before["mean"] + 0.1
@@ -93,19 +101,25 @@ def test_table_study() -> None:
     assert len(rows) == len(found["rows"]) == 2 * 2 * len(PAPER)
     for part in ("train", "fresh"):
         by_nce = [rows["nce", part, omega]["values"] for omega in PAPER]
-        assert all(later < earlier for run in zip(*by_nce, strict=True) for earlier, later in pairwise(run))
+        assert all(
+            later < earlier for run in zip(*by_nce, strict=True) for earlier, later in pairwise(run)
+        )
         assert rows["own", part, 0] == {**rows["nce", part, 0], "critic": "own"}
         assert rows["own", part, 95]["values"] != rows["nce", part, 95]["values"]
     assert found["premise"]["0"] == 0.0
     assert found["premise"]["95"] > 0.9
     again = table_study(1, SMALL)["rows"]
-    assert [row["values"][0] for row in again] == [rows[row["critic"], row["points"], row["omega"]]["values"][0] for row in again]
+    assert [row["values"][0] for row in again] == [
+        rows[row["critic"], row["points"], row["omega"]]["values"][0] for row in again
+    ]
     assert json.loads(json.dumps(found))["true"] == true_information()
 
 
 def test_same_data_differ_by_the_critic_only() -> None:
     untrained = Toy(num_points=50, num_negatives=5, epochs=0)
-    first, second = (table_study(2, untrained, same_data=same)["rows"][1]["values"] for same in (True, False))
+    first, second = (
+        table_study(2, untrained, same_data=same)["rows"][1]["values"] for same in (True, False)
+    )
     assert first[0] == second[0]
     assert first[1] != second[1]
 
@@ -118,7 +132,9 @@ def test_variance_falls_with_the_number_of_negatives_and_with_the_percentile() -
         assert rows[number, 0]["mean"] > rows[number, 50]["mean"] > rows[number, 90]["mean"]
         assert rows[number, 0]["variance"] > rows[number, 90]["variance"]
     for omega in (0, 50, 90):  # as 1/k, to the accuracy of 16 draws for each of 32 anchors
-        assert rows[16, omega]["variance"] / rows[1024, omega]["variance"] == pytest.approx(64, rel=0.5)
+        assert rows[16, omega]["variance"] / rows[1024, omega]["variance"] == pytest.approx(
+            64, rel=0.5
+        )
 
 
 def test_variance_of_two_arrays(tmp_path: Path) -> None:
@@ -135,7 +151,12 @@ def test_arrays_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "b.npy", np.zeros((4, 2)))
     np.save(tmp_path / "c.npy", np.full((3, 2), np.nan))
     (tmp_path / "d.npy").write_text("no array")
-    for other, message in (("b", r"shapes \(3, 2\) and \(4, 2\)"), ("c", "not finite"), ("d", "cannot be read"), ("e", "cannot be read")):
+    for other, message in (
+        ("b", r"shapes \(3, 2\) and \(4, 2\)"),
+        ("c", "not finite"),
+        ("d", "cannot be read"),
+        ("e", "cannot be read"),
+    ):
         with pytest.raises(UsageError, match=message):
             views_study(tmp_path / "a.npy", tmp_path / f"{other}.npy", 0.5)
 
@@ -151,7 +172,10 @@ def test_one_seed_has_no_spread() -> None:
         (lambda: Toy(lr=0.0), r"`lr` \(=0.0\) must be above 0"),
         (lambda: table_study(0), r"`num_seeds` \(=0\)"),
         (lambda: variance_study(0), r"`num_seeds` \(=0\)"),
-        (lambda: against_negatives(torch.ones(2, 2), torch.ones(2, 2), 1.0, draws=1), r"`draws` \(=1\)"),
+        (
+            lambda: against_negatives(torch.ones(2, 2), torch.ones(2, 2), 1.0, draws=1),
+            r"`draws` \(=1\)",
+        ),
     ],
 )
 def test_wrong_settings_are_named(call: object, message: str) -> None:

@@ -25,15 +25,27 @@ def make_run(
     num_samples: int = 6,
     **result: Any,
 ) -> Path:
-    """A run of `method`; `linear` is the accuracy of its probe, `settings` its configuration, `epoch` what its last epoch says."""
+    """A run of `method`; `linear` is the accuracy of its probe, `settings` its configuration,
+    `epoch` what its last epoch says."""
     folder.mkdir(parents=True)
-    config = TrainConfig(method=method, seed=seed).with_settings({"data.source": source, **(settings or {})})
+    config = TrainConfig(method=method, seed=seed).with_settings(
+        {"data.source": source, **(settings or {})}
+    )
     (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
-    rows = [{"epoch": 1, "step": 2, "seconds": 4.0}, {"epoch": 2, "step": 4, "seconds": 2.0, **(epoch or {})}]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    rows = [
+        {"epoch": 1, "step": 2, "seconds": 4.0},
+        {"epoch": 2, "step": 4, "seconds": 2.0, **(epoch or {})},
+    ]
+    (folder / "metrics.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
+    )
     samples(num_samples).to_parquet(folder / "samples.parquet")
     if linear is not None:
-        write_result(folder, "linear", {"accuracy": linear, "test": 10, "measured_on": "test split", "data": source, **result})
+        write_result(
+            folder,
+            "linear",
+            {"accuracy": linear, "test": 10, "measured_on": "test split", "data": source, **result},
+        )
     return folder
 
 

@@ -29,32 +29,62 @@ def two_degrees(t: float) -> float:
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
     """Three methods, three seeds each; in a folder below the one that is given."""
-    accuracies = {"simclr": (0.50, 0.52, 0.54), "simclr+glofnd": (0.55, 0.56, 0.60), "simclr+oracle:attract": (0.60, 0.62, 0.64)}
+    accuracies = {
+        "simclr": (0.50, 0.52, 0.54),
+        "simclr+glofnd": (0.55, 0.56, 0.60),
+        "simclr+oracle:attract": (0.60, 0.62, 0.64),
+    }
     for method, values in accuracies.items():
         for seed, value in enumerate(values):
             epoch = FLAGGED if "+" in method else {}
-            run = make_run(tmp_path / "study" / f"{method.replace(':', '-')}-{seed}", method, seed, value, epoch=epoch)
-            write_result(run, "knn", {"accuracy": value - 0.1, "test": 10, "measured_on": "test split", "data": "photos"})
+            run = make_run(
+                tmp_path / "study" / f"{method.replace(':', '-')}-{seed}",
+                method,
+                seed,
+                value,
+                epoch=epoch,
+            )
+            write_result(
+                run,
+                "knn",
+                {
+                    "accuracy": value - 0.1,
+                    "test": 10,
+                    "measured_on": "test split",
+                    "data": "photos",
+                },
+            )
     return tmp_path
 
 
 def test_seeds_are_one_row_with_a_test_and_a_gap(study: Path) -> None:
     table = kf.compare([study])
     plain, glofnd, oracle = table.records
-    assert [record["method"] for record in table.records] == ["simclr", "simclr+glofnd", "simclr+oracle:attract"]
+    assert [record["method"] for record in table.records] == [
+        "simclr",
+        "simclr+glofnd",
+        "simclr+oracle:attract",
+    ]
     assert glofnd["seeds"] == [0, 1, 2]
     assert glofnd["linear"] == pytest.approx(57.0)
     assert glofnd["linear_deviation"] == pytest.approx(7**0.5)
     assert glofnd["linear_gain"] == pytest.approx(5.0)
     assert glofnd["linear_to_oracle"] == pytest.approx(-5.0)
     assert glofnd["linear_gap_closed"] == pytest.approx(50.0)
-    assert glofnd["linear_p"] == pytest.approx(2 * two_degrees(5 * 3**0.5))  # differences 5, 4 and 6, two-sided
+    # differences 5, 4 and 6, two-sided
+    assert glofnd["linear_p"] == pytest.approx(2 * two_degrees(5 * 3**0.5))
     half = 4.302653 / 3**0.5  # Student's t, two degrees of freedom, deviation 1
-    assert (glofnd["linear_gain_low"], glofnd["linear_gain_high"]) == pytest.approx((5 - half, 5 + half))
+    assert (glofnd["linear_gain_low"], glofnd["linear_gain_high"]) == pytest.approx(
+        (5 - half, 5 + half)
+    )
     assert (glofnd["linear_pairs"], glofnd["linear_verdict"]) == (3, "better")
-    assert glofnd["linear_p_holm"] == glofnd["linear_p"], "one method is compared; the oracle is a reference"
-    assert table.sentences()[0] == (
-        "simclr+glofnd: +5.0 points of linear against simclr (95% interval +2.5 to +7.5, n = 3 seeds, p = 0.013): significantly better."
+    assert glofnd["linear_p_holm"] == glofnd["linear_p"], (
+        "one method is compared; the oracle is a reference"
+    )
+    assert (
+        table.sentences()[0]
+        == "simclr+glofnd: +5.0 points of linear against simclr (95% interval +2.5 to +7.5, n = 3"
+        " seeds, p = 0.013): significantly better."
     )
     assert glofnd["knn_gain"] == pytest.approx(5.0)
     assert (plain["base"], plain["linear_p"], plain["linear_gap_closed"]) == (None, None, None)
@@ -67,12 +97,17 @@ def test_seeds_are_one_row_with_a_test_and_a_gap(study: Path) -> None:
 
 
 def test_base_and_oracle_are_chosen(study: Path) -> None:
-    _, glofnd, oracle = kf.compare(study, base="simclr+oracle:attract", oracle="simclr", figure="knn").records
+    _, glofnd, oracle = kf.compare(
+        study, base="simclr+oracle:attract", oracle="simclr", figure="knn"
+    ).records
     assert glofnd["base"] == "simclr+oracle:attract"
     assert glofnd["knn_gain"] == pytest.approx(-5.0)
     assert glofnd["knn_to_oracle"] == pytest.approx(5.0)
     assert oracle["base"] is None
-    for wrong, message in (({"base": "moco"}, "`base` .=moco. must be one of the rows"), ({"figure": "map"}, "there are: knn, linear")):
+    for wrong, message in (
+        ({"base": "moco"}, "`base` .=moco. must be one of the rows"),
+        ({"figure": "map"}, "there are: knn, linear"),
+    ):
         with pytest.raises(UsageError, match=message):
             kf.compare([study], **wrong)
 
@@ -93,7 +128,11 @@ def test_settings_tell_rows_apart(tmp_path: Path) -> None:
             make_run(tmp_path / f"{alpha}-{seed}", "simclr+glofnd", seed, 0.5, settings=settings)
     make_run(tmp_path / "plain", "simclr", 0, 0.4, settings={"epochs": 7})
     table = kf.compare([tmp_path])
-    assert [record["method"] for record in table.records] == ["simclr", "simclr+glofnd (alpha 0.01)", "simclr+glofnd (alpha 0.1)"]
+    assert [record["method"] for record in table.records] == [
+        "simclr",
+        "simclr+glofnd (alpha 0.01)",
+        "simclr+glofnd (alpha 0.1)",
+    ]
     assert [record["base"] for record in table.records] == [None, "simclr", "simclr"]
     assert table.notes == ["The methods were not trained with the same settings: epochs."]
 
@@ -101,30 +140,48 @@ def test_settings_tell_rows_apart(tmp_path: Path) -> None:
 def test_a_run_may_be_given_twice_but_not_have_a_twin(tmp_path: Path) -> None:
     first, second = (make_run(tmp_path / name, "simclr", 3, 0.5) for name in ("a", "b"))
     assert kf.compare([first, tmp_path / "a"]).records[0]["seeds"] == [3]
-    with pytest.raises(UsageError, match=r"a and .*b are of the same method, settings and seed \(3\)"):
+    with pytest.raises(
+        UsageError, match=r"a and .*b are of the same method, settings and seed \(3\)"
+    ):
         kf.compare([first, second])
 
 
 def test_different_data_is_refused(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path / name, name, 0, 0.5, num_samples=number) for name, number in (("simclr", 6), ("moco", 7))]
-    with pytest.raises(UsageError, match=r"simclr learnt from photos \(6 samples\) and .*moco from photos \(7 samples\)"):
+    runs = [
+        make_run(tmp_path / name, name, 0, 0.5, num_samples=number)
+        for name, number in (("simclr", 6), ("moco", 7))
+    ]
+    with pytest.raises(
+        UsageError,
+        match=r"simclr learnt from photos \(6 samples\) and .*moco from photos \(7 samples\)",
+    ):
         kf.compare(runs)
 
 
 def test_the_same_data_elsewhere_is_the_same(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path / name, name, 0, 0.5, source=f"{name}/photos") for name in ("simclr", "moco")]
+    runs = [
+        make_run(tmp_path / name, name, 0, 0.5, source=f"{name}/photos")
+        for name in ("simclr", "moco")
+    ]
     assert len(kf.compare(runs).records) == 2
 
 
 def test_results_on_different_data_are_refused(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path / name, name, 0, 0.5, data=data) for name, data in (("simclr", "photos"), ("moco", "digits"))]
-    with pytest.raises(UsageError, match=r"linear was not measured alike: .* on the run's own data, .* on digits"):
+    runs = [
+        make_run(tmp_path / name, name, 0, 0.5, data=data)
+        for name, data in (("simclr", "photos"), ("moco", "digits"))
+    ]
+    with pytest.raises(
+        UsageError, match=r"linear was not measured alike: .* on the run's own data, .* on digits"
+    ):
         kf.compare(runs)
 
 
 def test_missing_results(tmp_path: Path) -> None:
     bare = make_run(tmp_path / "study" / "bare", "moco")
-    with pytest.raises(UsageError, match="has no results to compare; measure it with `kinfolk eval"):
+    with pytest.raises(
+        UsageError, match="has no results to compare; measure it with `kinfolk eval"
+    ):
         kf.compare([bare])
     with pytest.raises(UsageError, match="none of the runs has results"):
         kf.compare([tmp_path])
@@ -146,16 +203,27 @@ def test_missing_results(tmp_path: Path) -> None:
 def test_written_down(study: Path, tmp_path: Path) -> None:
     table = kf.compare([study])
     head, rule, _, glofnd, _ = table.to_markdown().splitlines()
-    assert head.startswith("| method | knn | linear | gain | 95% interval | n | p | verdict | to oracle | gap closed | precision |")
+    assert head.startswith(
+        "| method | knn | linear | gain | 95% interval | n | p | verdict | to oracle | gap closed |"
+        " precision |"
+    )
     assert rule.count("---:") == head.count("|") - 2
     assert glofnd.startswith(
-        "| simclr+glofnd | 47.0 ± 2.6 | 57.0 ± 2.6 | +5.0 | +2.5 to +7.5 | 3 | 0.013 | better | -5.0 | 50 % | 50.0 ± 0.0 |"
+        "| simclr+glofnd | 47.0 ± 2.6 | 57.0 ± 2.6 | +5.0 | +2.5 to +7.5 | 3 | 0.013 | better |"
+        " -5.0 | 50 % | 50.0 ± 0.0 |"
     )
-    (row,) = [row for row in csv.DictReader(io.StringIO(table.to_csv())) if row["method"] == "simclr+glofnd"]
+    (row,) = [
+        row
+        for row in csv.DictReader(io.StringIO(table.to_csv()))
+        if row["method"] == "simclr+glofnd"
+    ]
     assert float(row["linear"]) == pytest.approx(57.0)
     assert row["seeds"] == "0 1 2"
     latex = table.to_latex()
-    assert r"simclr+glofnd & $47.0 \pm 2.6$ & $57.0 \pm 2.6$ & $+5.0$ & +2.5 to +7.5 & $3$ & $0.013$ & better & $-5.0$ & $50\,\%$" in latex
+    assert (
+        r"simclr+glofnd & $47.0 \pm 2.6$ & $57.0 \pm 2.6$ & $+5.0$ & +2.5 to +7.5 & $3$ & $0.013$ &"
+        r" better & $-5.0$ & $50\,\%$" in latex
+    )
     assert latex.count(r"\\") == 4
     table.save(tmp_path / "new" / "table.tex")
     assert (tmp_path / "new" / "table.tex").read_text(encoding="utf-8") == latex
@@ -175,15 +243,30 @@ def test_averages_are_compared_over_the_same_shares_alone(tmp_path: Path) -> Non
     shares = [{"fraction": share, "labels": 5, "accuracy": 0.5} for share in (1.0, 0.1, 0.01)]
     for method, number in (("simclr", 3), ("simclr+glofnd", 3)):
         run = make_run(tmp_path / method, method, 0, 0.5, epoch={"anchor_f1": 0.25})
-        write_result(run, "semi", {"accuracy": 0.5, "fractions": shares[:number], "measured_on": "test split", "data": "photos"})
+        write_result(
+            run,
+            "semi",
+            {
+                "accuracy": 0.5,
+                "fractions": shares[:number],
+                "measured_on": "test split",
+                "data": "photos",
+            },
+        )
     table = kf.compare([tmp_path])
     assert [record["semi average"] for record in table.records] == [50.0, 50.0]
     assert table.records[1]["semi average_gain"] == 0
     assert "F1 per anchor" in [column.head for column in table.columns]
-    write_result(tmp_path / "simclr", "semi", {"accuracy": 0.5, "fractions": shares[:2], "measured_on": "test split", "data": "photos"})
+    write_result(
+        tmp_path / "simclr",
+        "semi",
+        {"accuracy": 0.5, "fractions": shares[:2], "measured_on": "test split", "data": "photos"},
+    )
     table = kf.compare([tmp_path])
     assert "semi average" not in table.records[0]
-    assert table.notes[0] == "semi average is left out: the runs were not measured on the same parts."
+    assert (
+        table.notes[0] == "semi average is left out: the runs were not measured on the same parts."
+    )
 
 
 def test_features_and_normalisers_must_be_the_same(tmp_path: Path) -> None:
@@ -196,44 +279,85 @@ def test_features_and_normalisers_must_be_the_same(tmp_path: Path) -> None:
 
 
 def test_figures_of_protocols() -> None:
-    assert measured("linear", {"accuracy": 0.5, "strength": 0.01, "converged": True, "test": 10}) == {"linear": 50.0}
-    parts = [{"fraction": 0.001, "accuracy": 0.25, "accuracies": [0.25]}, {"fraction": 1.0, "accuracy": 0.5, "deviation": None}]
+    assert measured(
+        "linear", {"accuracy": 0.5, "strength": 0.01, "converged": True, "test": 10}
+    ) == {"linear": 50.0}
+    parts = [
+        {"fraction": 0.001, "accuracy": 0.25, "accuracies": [0.25]},
+        {"fraction": 1.0, "accuracy": 0.5, "deviation": None},
+    ]
     sets = [{"name": "cifar100", "accuracy": 0.5, "top1": 0.5, "map": None}]
-    assert measured("transfer", {"accuracy": 0.5, "sets": sets, "measured_on": "test split"}) == {"transfer cifar100": 50.0}
-    kin = {"f1": 0.25, "precision": None, "exact": {"f1": 0.5}, "threshold": {"mae": 0.02}, "tp_similarity": 0.9, "alpha": 0.01}
-    assert measured("kin", kin) == {"kin F1": 25.0, "kin threshold MAE": 0.02, "kin TP similarity": 90.0}
+    assert measured("transfer", {"accuracy": 0.5, "sets": sets, "measured_on": "test split"}) == {
+        "transfer cifar100": 50.0
+    }
+    kin = {
+        "f1": 0.25,
+        "precision": None,
+        "exact": {"f1": 0.5},
+        "threshold": {"mae": 0.02},
+        "tp_similarity": 0.9,
+        "alpha": 0.01,
+    }
+    assert measured("kin", kin) == {
+        "kin F1": 25.0,
+        "kin threshold MAE": 0.02,
+        "kin TP similarity": 90.0,
+    }
     semi = {"semi 0.1 %": 25.0, "semi 100 %": 50.0, "semi average": 37.5}
     assert measured("semi", {"accuracy": 0.375, "fractions": parts}) == semi
-    assert measured("semi", {"accuracy": 0.5, "fractions": parts[1:]}) == {"semi 100 %": 50.0}, "of one share there is no average"
+    assert measured("semi", {"accuracy": 0.5, "fractions": parts[1:]}) == {"semi 100 %": 50.0}, (
+        "of one share there is no average"
+    )
     five = {"fraction": 0.0999, "subset": "10percent", "accuracy": 0.5, "top5": 0.75}
     assert measured("finetune", {"accuracy": 0.5, "top5": 0.75, "fractions": [five]}) == {
         "finetune 10percent": 50.0,
         "finetune 10percent top 5": 75.0,
     }
-    assert measured("linear", {"accuracy": 0.5, "top5": 0.75}) == {"linear": 50.0, "linear top 5": 75.0}
+    assert measured("linear", {"accuracy": 0.5, "top5": 0.75}) == {
+        "linear": 50.0,
+        "linear top 5": 75.0,
+    }
     assert measured("kin", {"anchor_f1": 0.5}) == {"kin F1 per anchor": 50.0}
-    recalls = {"image_to_text": {"R@1": 0.1}, "text_to_image": {"R@1": 0.2}, "mean": 0.15, "images": 5}
+    recalls = {
+        "image_to_text": {"R@1": 0.1},
+        "text_to_image": {"R@1": 0.2},
+        "mean": 0.15,
+        "images": 5,
+    }
     assert measured("retrieval", recalls) == {"i→t R@1": 10.0, "t→i R@1": 20.0, "retrieval": 15.0}
 
 
 def test_few_seeds_are_not_significant_in_words(tmp_path: Path) -> None:
-    accuracies = {"simclr": (0.50, 0.54), "simclr+glofnd": (0.52, 0.54), "simclr+fnc": (0.5,), "simclr+oracle": (0.49, 0.56)}
+    accuracies = {
+        "simclr": (0.50, 0.54),
+        "simclr+glofnd": (0.52, 0.54),
+        "simclr+fnc": (0.5,),
+        "simclr+oracle": (0.49, 0.56),
+    }
     for method, values in accuracies.items():
         for seed, value in enumerate(values):
             make_run(tmp_path / f"{method}-{seed}", method, seed, value)
     table = kf.compare(tmp_path)
     record = {record["method"]: record for record in table.records}
     assert record["simclr+glofnd"]["linear_verdict"] == "not significant"
-    assert record["simclr+glofnd"]["linear_gap_closed"] is None, "the gap to the oracle, −1 and +2 points, is within noise"
+    assert record["simclr+glofnd"]["linear_gap_closed"] is None, (
+        "the gap to the oracle, −1 and +2 points, is within noise"
+    )
     assert record["simclr+fnc"]["linear_verdict"] == "no test"
     sentences = {sentence.partition(":")[0]: sentence for sentence in table.sentences()}
-    assert sentences["simclr+glofnd"].endswith("n = 2 seeds, p = 0.500): not significant, so it may be noise.")
+    assert sentences["simclr+glofnd"].endswith(
+        "n = 2 seeds, p = 0.500): not significant, so it may be noise."
+    )
     assert sentences["simclr+fnc"].endswith("one seed in common, so there is no test.")
     assert "gap closed" not in [column.head for column in table.columns]
 
 
 def test_several_methods_are_corrected_by_holm(tmp_path: Path) -> None:
-    accuracies = {"simclr": (0.5, 0.5, 0.5), "simclr+glofnd": (0.54, 0.55, 0.56), "simclr+fnc": (0.51, 0.52, 0.53)}
+    accuracies = {
+        "simclr": (0.5, 0.5, 0.5),
+        "simclr+glofnd": (0.54, 0.55, 0.56),
+        "simclr+fnc": (0.51, 0.52, 0.53),
+    }
     for method, values in accuracies.items():
         for seed, value in enumerate(values):
             make_run(tmp_path / f"{method}-{seed}", method, seed, value)
@@ -255,7 +379,9 @@ def test_the_page_draws_the_intervals(study: Path, tmp_path: Path, browser: Any)
         assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
         assert "significantly better" in opened.page.locator(".verdict").inner_text()
         assert opened.page.locator("#table tbody tr").count() == 3
-        wide = opened.page.evaluate("(e => e.scrollWidth > e.clientWidth)(document.querySelector('#table .sideways'))")
+        wide = opened.page.evaluate(
+            "(e => e.scrollWidth > e.clientWidth)(document.querySelector('#table .sideways'))"
+        )
         assert wide or width == 1300
         assert opened.page.locator("#table .scrolls").is_visible() == wide
 
@@ -265,5 +391,7 @@ def test_statistics() -> None:
     assert p_value([1.0, 2.0], [0.0]) is None
     assert p_value([1.0, 2.0], [1.0, 2.0]) is None
     assert p_value([5.0, 4.0, 6.0], [1.0, 1.0, 1.0]) == pytest.approx(two_degrees(4 * 3**0.5))
-    assert p_value([1.0, 1.0, 1.0], [5.0, 4.0, 6.0]) == pytest.approx(1 - two_degrees(4 * 3**0.5)), "one-sided"
+    assert p_value([1.0, 1.0, 1.0], [5.0, 4.0, 6.0]) == pytest.approx(
+        1 - two_degrees(4 * 3**0.5)
+    ), "one-sided"
     assert spread([0.5], 4) == "0.5000"

@@ -19,7 +19,8 @@ def noise(height: int, width: int, seed: int = 0, channels: int = 3) -> Bytes:
 
 
 def smooth(height: int, width: int) -> Bytes:
-    """Gradients: red to the right, green downwards, blue both. Survives JPEG and resizing nearly unchanged."""
+    """Gradients: red to the right, green downwards, blue both. Survives JPEG and resizing nearly
+    unchanged."""
     x = np.linspace(0, 255, width)[None, :].repeat(height, 0)
     y = np.linspace(0, 255, height)[:, None].repeat(width, 1)
     pixels: Bytes = np.stack((x, y, (x + y) / 2), -1).round().astype(np.uint8)

@@ -14,7 +14,9 @@ from tests.data.images import noise, save
 
 
 def images(count: int = 5, height: int = 6, width: int = 7, channels: int = 3) -> Any:
-    return np.random.default_rng(1).integers(0, 256, (count, height, width, channels), dtype=np.uint8)
+    return np.random.default_rng(1).integers(
+        0, 256, (count, height, width, channels), dtype=np.uint8
+    )
 
 
 def prepared(spec: object, size: int = 8, **options: Any) -> ImageData:
@@ -61,7 +63,10 @@ def test_types_agree() -> None:
         (images() / 100, r"float64 values in \[0, 2.5.*; floats must be in \[0, 1\]"),
         (images() / 255 - 0.5, r"floats must be in \[0, 1\]"),
         (np.full((3, 6, 5, 3), np.nan), "NaN or infinite values, first in image 0"),
-        (np.where(np.arange(3)[:, None, None] == 2, np.inf, 0.5) * np.ones((3, 6, 5)), "first in image 2"),
+        (
+            np.where(np.arange(3)[:, None, None] == 2, np.inf, 0.5) * np.ones((3, 6, 5)),
+            "first in image 2",
+        ),
         (images().astype(np.int32) * 300, r"int32 values in .*; integers must be in \[0, 255\]"),
         (images().astype(np.int16) - 200, "integers must be in"),
         (images().astype(complex), "has the type complex128"),
@@ -89,7 +94,13 @@ def test_small_arrays_keep_their_size_and_large_ones_do_not() -> None:
 def test_npz_with_splits(tmp_path: Path) -> None:
     x, y = images(6), np.array([[2], [0], [1], [1], [0], [2]])
     np.savez(
-        tmp_path / "a.npz", x_test=x[4:], y_test=y[4:], x_train=x[:4], y_train=y[:4], classes=np.array(["a", "b", "c"]), extra=np.arange(3)
+        tmp_path / "a.npz",
+        x_test=x[4:],
+        y_test=y[4:],
+        x_train=x[:4],
+        y_train=y[:4],
+        classes=np.array(["a", "b", "c"]),
+        extra=np.arange(3),
     )
     data = prepared(tmp_path / "a.npz")
     assert np.array_equal(all_pixels(data), x)
@@ -102,7 +113,9 @@ def test_npz_with_splits(tmp_path: Path) -> None:
 
 
 def test_npz_with_images_and_names(tmp_path: Path) -> None:
-    np.savez_compressed(tmp_path / "a.npz", images=images(4), labels=np.array(["dog", "cat", "", "dog"]))
+    np.savez_compressed(
+        tmp_path / "a.npz", images=images(4), labels=np.array(["dog", "cat", "", "dog"])
+    )
     data = prepared(tmp_path / "a.npz")
     assert data.classes == ["cat", "dog"]
     assert data.labels is not None
@@ -150,7 +163,9 @@ def test_objects_are_refused_without_running_them(tmp_path: Path, name: str) -> 
 @pytest.mark.parametrize("content", [b"", b"not an array", b"PK\x03\x04 cut short"])
 def test_broken_files(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(KinfolkError, match=f"{name}` (is not a readable array|holds Python objects)"):
+    with pytest.raises(
+        KinfolkError, match=f"{name}` (is not a readable array|holds Python objects)"
+    ):
         open_source(tmp_path / name)
 
 

@@ -53,7 +53,9 @@ def test_changes_are_named(root: Path) -> None:
     path = root / "cats" / "b.png"
     content = path.read_bytes()
     path.write_bytes(content + b"more")
-    refuses(data, root, rf"sample 1 \(cats/b.png\) was {len(content)} bytes, is now {len(content) + 4}")
+    refuses(
+        data, root, rf"sample 1 \(cats/b.png\) was {len(content)} bytes, is now {len(content) + 4}"
+    )
     path.write_bytes(content[:-1] + b"!")
     refuses(data, root, r"sample 1 \(cats/b.png\) has the same size as before but other content")
     path.unlink()
@@ -79,7 +81,12 @@ def test_labels(root: Path) -> None:
     check_unchanged(data.samples, open_source(root, labels_from_folders=True), data.quarantine)
     refuses(data, root, r"the classes were \['cats', 'dogs'\], are now None")
     x = np.zeros((3, 8, 8), np.uint8)
-    refuses(prepared(x, labels=[0, 1, 2]), x, r"sample 2 \(train/2\) had label 2, now has 0", labels=[0, 1, 0])
+    refuses(
+        prepared(x, labels=[0, 1, 2]),
+        x,
+        r"sample 2 \(train/2\) had label 2, now has 0",
+        labels=[0, 1, 0],
+    )
 
 
 def test_reordered_table(tmp_path: Path) -> None:
@@ -106,7 +113,11 @@ def test_rows_of_an_array(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", images=x)
     stored = prepared(tmp_path / "a.npz")
     np.savez(tmp_path / "a.npz", images=y)
-    refuses(stored, tmp_path / "a.npz", r"sample 3 \(train/3\) has the same size as before but other content")
+    refuses(
+        stored,
+        tmp_path / "a.npz",
+        r"sample 3 \(train/3\) has the same size as before but other content",
+    )
 
 
 def test_a_dataset_that_gives_another_image_each_time() -> None:

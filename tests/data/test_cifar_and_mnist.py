@@ -1,4 +1,5 @@
-"""MNIST's idx files: plain and compressed, in folders as they are downloaded, and files that are not what they say."""
+"""MNIST's idx files: plain and compressed, in folders as they are downloaded, and files that are
+not what they say."""
 
 from __future__ import annotations
 
@@ -19,17 +20,25 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (6, 5, 7), dtype=np.uint8)
 LABELS = np.array([3, 1, 4, 1, 5, 9], dtype=np.uint8)
 
 
-def idx(values: np.ndarray[Any, Any], code: int = 0x08, shape: tuple[int, ...] | None = None) -> bytes:
+def idx(
+    values: np.ndarray[Any, Any], code: int = 0x08, shape: tuple[int, ...] | None = None
+) -> bytes:
     sides = values.shape if shape is None else shape
     return struct.pack(f">HBB{len(sides)}I", 0, code, len(sides), *sides) + values.tobytes()
 
 
-def mnist(folder: Path, suffix: str = "", name: str = "{}-{}-idx{}-ubyte", prefix: str = "") -> Path:
+def mnist(
+    folder: Path, suffix: str = "", name: str = "{}-{}-idx{}-ubyte", prefix: str = ""
+) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     pack = gzip.compress if suffix else bytes
     for split, part in (("train", slice(0, 4)), ("t10k", slice(4, 6))):
-        (folder / (prefix + name.format(split, "images", 3) + suffix)).write_bytes(pack(idx(IMAGES[part])))
-        (folder / (prefix + name.format(split, "labels", 1) + suffix)).write_bytes(pack(idx(LABELS[part])))
+        (folder / (prefix + name.format(split, "images", 3) + suffix)).write_bytes(
+            pack(idx(IMAGES[part]))
+        )
+        (folder / (prefix + name.format(split, "labels", 1) + suffix)).write_bytes(
+            pack(idx(LABELS[part]))
+        )
     return folder
 
 
@@ -43,13 +52,22 @@ def mnist(folder: Path, suffix: str = "", name: str = "{}-{}-idx{}-ubyte", prefi
         ("raw", ".gz", "{}-{}-idx{}-ubyte", "emnist-letters-"),
     ],
 )
-def test_reads_images_labels_and_splits(tmp_path: Path, below: str, suffix: str, name: str, prefix: str) -> None:
+def test_reads_images_labels_and_splits(
+    tmp_path: Path, below: str, suffix: str, name: str, prefix: str
+) -> None:
     mnist(tmp_path / below, suffix, name, prefix)
     data = prepare(open_source(tmp_path), image_size=8)
     assert (len(data), data.num_train, data.height, data.width) == (6, 4, 5, 7)
     assert data.labels is not None
     assert data.labels.tolist() == LABELS.tolist()
-    assert list(data.samples.keys) == ["train/0", "train/1", "train/2", "train/3", "test/0", "test/1"]
+    assert list(data.samples.keys) == [
+        "train/0",
+        "train/1",
+        "train/2",
+        "train/3",
+        "test/0",
+        "test/1",
+    ]
     pixels = data.pixels(data.labels.new_tensor(range(6))).numpy()
     assert (pixels == IMAGES[..., None]).all()
 
@@ -64,26 +82,59 @@ def test_a_file_of_images_alone(tmp_path: Path) -> None:
     source = open_source(tmp_path / "t10k-images-idx3-ubyte")
     assert [(item.split, item.label) for item in source.items()] == [("train", 5), ("train", 9)]
     (tmp_path / "t10k-labels-idx1-ubyte").unlink()
-    assert [item.label for item in open_source(tmp_path / "t10k-images-idx3-ubyte").items()] == [None, None]
+    assert [item.label for item in open_source(tmp_path / "t10k-images-idx3-ubyte").items()] == [
+        None,
+        None,
+    ]
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("train-images-idx3-ubyte", idx(IMAGES)[:-1], "do not fit the shape (6, 5, 7) of its header"),
-        ("train-images-idx3-ubyte", idx(IMAGES, shape=(1 << 31, 1 << 31, 1 << 31)), "do not fit the shape"),
-        ("train-images-idx3-ubyte.gz", gzip.compress(idx(IMAGES)[:-1]), "it has fewer bytes than the shape"),
-        ("train-images-idx3-ubyte.gz", gzip.compress(idx(IMAGES) + b"x"), "it has more bytes than the shape"),
-        ("train-images-idx3-ubyte.gz", gzip.compress(idx(IMAGES, shape=(1 << 31, 1 << 31, 1 << 31))), "for which it is too small"),
-        ("train-images-idx3-ubyte.gz", gzip.compress(idx(IMAGES))[:-9], "is not a readable idx file"),
+        (
+            "train-images-idx3-ubyte",
+            idx(IMAGES)[:-1],
+            "do not fit the shape (6, 5, 7) of its header",
+        ),
+        (
+            "train-images-idx3-ubyte",
+            idx(IMAGES, shape=(1 << 31, 1 << 31, 1 << 31)),
+            "do not fit the shape",
+        ),
+        (
+            "train-images-idx3-ubyte.gz",
+            gzip.compress(idx(IMAGES)[:-1]),
+            "it has fewer bytes than the shape",
+        ),
+        (
+            "train-images-idx3-ubyte.gz",
+            gzip.compress(idx(IMAGES) + b"x"),
+            "it has more bytes than the shape",
+        ),
+        (
+            "train-images-idx3-ubyte.gz",
+            gzip.compress(idx(IMAGES, shape=(1 << 31, 1 << 31, 1 << 31))),
+            "for which it is too small",
+        ),
+        (
+            "train-images-idx3-ubyte.gz",
+            gzip.compress(idx(IMAGES))[:-9],
+            "is not a readable idx file",
+        ),
         ("train-images-idx3-ubyte.gz", b"no gzip", "is not a readable idx file"),
         ("train-images-idx3-ubyte", b"", "is not a readable idx file"),
         ("train-images-idx3-ubyte", b"<html>not found</html>", "does not begin with the header"),
-        ("train-images-idx3-ubyte", idx(IMAGES.astype(">i4"), 0x0C), "images must be bytes of shape (N, H, W)"),
+        (
+            "train-images-idx3-ubyte",
+            idx(IMAGES.astype(">i4"), 0x0C),
+            "images must be bytes of shape (N, H, W)",
+        ),
         ("train-images-idx3-ubyte", idx(LABELS), "images must be bytes of shape (N, H, W)"),
     ],
 )
-def test_refuses_files_that_are_not_what_they_say(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_refuses_files_that_are_not_what_they_say(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(KinfolkError, match=re.escape(message)):
         open_source(tmp_path)

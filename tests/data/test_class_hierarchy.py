@@ -14,7 +14,7 @@ from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
 from kinfolk.errors import KinfolkError, UsageError
 
-ANIMALS = "child,parent\ndog,mammal\ncat,mammal\nmammal,chordate\ngoldfish,chordate\nchordate,animal\nsnail,animal\n"
+ANIMALS = "child,parent\ndog,mammal\ncat,mammal\nmammal,chordate\ngoldfish,chordate\nchordate,animal\nsnail,animal\n"  # noqa: E501
 
 
 def write(path: Path, text: str) -> str:
@@ -32,7 +32,9 @@ def write(path: Path, text: str) -> str:
         (9, ["cat", "dog", "goldfish", "snail"], [0, 1, 2, 3]),
     ],
 )
-def test_labels_at_every_depth(depth: int, classes: list[str], labels: list[int], tmp_path: Path) -> None:
+def test_labels_at_every_depth(
+    depth: int, classes: list[str], labels: list[int], tmp_path: Path
+) -> None:
     for name, text in (("tree.csv", ANIMALS), ("tree.tsv", ANIMALS.replace(",", "\t"))):
         tree = open_hierarchy(write(tmp_path / name, text))
         assert tree.at(["cat", "dog", "goldfish", "snail"], depth) == (labels, classes)
@@ -40,7 +42,11 @@ def test_labels_at_every_depth(depth: int, classes: list[str], labels: list[int]
 
 def test_the_data_is_relabelled(tmp_path: Path) -> None:
     images = np.zeros((6, 8, 8, 3), dtype=np.uint8)
-    source = array_source({"train": (images, [0, 1, 2, 3, -1, 0])}, name="x", classes=["cat", "dog", "goldfish", "snail"])
+    source = array_source(
+        {"train": (images, [0, 1, 2, 3, -1, 0])},
+        name="x",
+        classes=["cat", "dog", "goldfish", "snail"],
+    )
     data = prepare(at_depth(source, write(tmp_path / "tree.csv", ANIMALS), 1), image_size=8)
     assert data.labels is not None
     assert data.labels.tolist() == [0, 0, 0, 1, -1, 0]
@@ -54,7 +60,9 @@ def test_the_data_is_relabelled(tmp_path: Path) -> None:
 def test_numbers_stand_for_classes_without_names(tmp_path: Path) -> None:
     images = np.zeros((3, 8, 8, 3), dtype=np.uint8)
     source = open_source(images, labels=[0, 1, 2])
-    tree = write(tmp_path / "tree.csv", "child,parent\n0,even\n1,odd\n2,even\neven,number\nodd,number\n")
+    tree = write(
+        tmp_path / "tree.csv", "child,parent\n0,even\n1,odd\n2,even\neven,number\nodd,number\n"
+    )
     relabelled = at_depth(source, tree, 1)
     assert [relabelled.label(index) for index in range(3)] == [0, 1, 0]
     with pytest.raises(UsageError, match="no labels that a hierarchy could replace"):
@@ -71,9 +79,14 @@ def test_cifar100_is_built_in() -> None:
     assert coarse[labels[fine.index("whale")]] == "aquatic_mammals"
     assert tree.at(fine, 2) == (list(range(100)), fine)
     images = np.zeros((3, 8, 8, 3), dtype=np.uint8)
-    numbered = at_depth(open_source(images, labels=[4, 30, 0]), "cifar100", 1)  # beaver, dolphin, apple
+    # beaver, dolphin, apple
+    numbered = at_depth(open_source(images, labels=[4, 30, 0]), "cifar100", 1)
     assert numbered.classes is not None
-    assert [numbered.classes[numbered.label(i) or 0] for i in range(3)] == ["aquatic_mammals", "aquatic_mammals", "fruit_and_vegetables"]
+    assert [numbered.classes[numbered.label(i) or 0] for i in range(3)] == [
+        "aquatic_mammals",
+        "aquatic_mammals",
+        "fruit_and_vegetables",
+    ]
     with pytest.raises(KinfolkError, match="has the label 100"):
         at_depth(open_source(images, labels=[0, 1, 100]), "cifar100", 1)
 

@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile
 
-from kinfolk.data.decode import Decoded, RefusedError, decode, digest, read_file, strict_pillow, to_rgb
+from kinfolk.data.decode import (
+    Decoded,
+    RefusedError,
+    decode,
+    digest,
+    read_file,
+    strict_pillow,
+    to_rgb,
+)
 from tests.data.images import noise, smooth
 
 CAP = 50_000_000
@@ -82,14 +90,18 @@ def test_exif_rotation(kind: str, orientation: int) -> None:
 
 
 def test_broken_exif_is_no_reason_to_refuse() -> None:
-    data = encoded(Image.fromarray(smooth(16, 16)), "JPEG", exif=b"Exif\x00\x00II*\x00\xff\xff\xff\xff")
+    data = encoded(
+        Image.fromarray(smooth(16, 16)), "JPEG", exif=b"Exif\x00\x00II*\x00\xff\xff\xff\xff"
+    )
     with strict_pillow():
         assert decoded(data).pixels.shape == (16, 16, 3)
 
 
 def test_grey_is_expanded() -> None:
     grey = noise(16, 16)[..., 0]
-    assert np.array_equal(decoded(encoded(Image.fromarray(grey), "PNG")).pixels, grey[..., None].repeat(3, -1))
+    assert np.array_equal(
+        decoded(encoded(Image.fromarray(grey), "PNG")).pixels, grey[..., None].repeat(3, -1)
+    )
 
 
 def test_sixteen_bits_are_scaled_not_clipped() -> None:
@@ -103,7 +115,10 @@ def test_sixteen_bits_are_scaled_not_clipped() -> None:
 
 def test_float_tiff() -> None:
     values = np.linspace(0, 1, 256, dtype=np.float32).reshape(16, 16)
-    assert np.array_equal(decoded(encoded(Image.fromarray(values), "TIFF")).pixels[..., 1], np.rint(values * 255).astype(np.uint8))
+    assert np.array_equal(
+        decoded(encoded(Image.fromarray(values), "TIFF")).pixels[..., 1],
+        np.rint(values * 255).astype(np.uint8),
+    )
     for bad in (values * 7, values * np.nan):
         with pytest.raises(RefusedError, match="pixel values in"):
             decoded(encoded(Image.fromarray(bad), "TIFF"))
@@ -140,7 +155,26 @@ def test_palette_transparency_is_laid_on_white() -> None:
         assert (result[:, 8:] == 255).all()
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "CMYK", "YCbCr", "HSV", "I", "I;16", "F"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "1",
+        "L",
+        "LA",
+        "La",
+        "P",
+        "PA",
+        "RGB",
+        "RGBA",
+        "RGBa",
+        "CMYK",
+        "YCbCr",
+        "HSV",
+        "I",
+        "I;16",
+        "F",
+    ],
+)
 def test_every_mode_becomes_rgb(mode: str) -> None:
     image = Image.new("L", (4, 4), 0).convert("PA") if mode == "PA" else Image.new(mode, (4, 4))
     assert to_rgb(image).mode == "RGB"
@@ -152,7 +186,13 @@ def test_empty() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"hello, I am text", b"\x00" * 1000, b"<svg></svg>", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"]
+    "data",
+    [
+        b"hello, I am text",
+        b"\x00" * 1000,
+        b"<svg></svg>",
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+    ],
 )
 def test_not_an_image(data: bytes) -> None:
     with pytest.raises(RefusedError, match="not an image in a known format"):
@@ -166,7 +206,9 @@ def test_truncated(kind: str) -> None:
         decoded(data[: len(data) // 2])
 
 
-def test_truncated_is_refused_whatever_the_program_around_it_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncated_is_refused_whatever_the_program_around_it_has_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     data = encoded(Image.fromarray(noise(64, 64)), "JPEG")
     with strict_pillow(), pytest.raises(RefusedError, match="truncated"):
@@ -197,7 +239,9 @@ def test_pixel_cap_is_read_from_the_header(side: int) -> None:
 def test_pixel_cap_is_inclusive() -> None:
     data = encoded(Image.fromarray(smooth(20, 30)), "PNG")
     assert decode(data, 8, 8, 600).width == 30
-    with pytest.raises(RefusedError, match=r"30 × 20 pixels \(0.0 MP\) are above the cap of 0.000599 MP"):
+    with pytest.raises(
+        RefusedError, match=r"30 × 20 pixels \(0.0 MP\) are above the cap of 0.000599 MP"
+    ):
         decode(data, 8, 8, 599)
     with pytest.raises(RefusedError, match="above the cap"):
         decode(smooth(20, 30), 8, 8, 599)
@@ -222,7 +266,12 @@ def test_arrays_equal_files() -> None:
 
 def test_digest_tells_content_and_shape_apart() -> None:
     pixels = noise(4, 6)
-    digests = {digest(pixels), digest(pixels.reshape(6, 4, 3)), digest(pixels[::-1]), digest(pixels.tobytes())}
+    digests = {
+        digest(pixels),
+        digest(pixels.reshape(6, 4, 3)),
+        digest(pixels[::-1]),
+        digest(pixels.tobytes()),
+    }
     assert len(digests) == 4
     assert all(len(value) == 16 for value in digests)
     assert digest(pixels[:, ::-1]) == digest(pixels[:, ::-1].copy())
@@ -233,7 +282,11 @@ def test_read_file(tmp_path: Path) -> None:
     data = encoded(Image.fromarray(noise(16, 16)), "PNG")
     path.write_bytes(data)
     read = read_file(str(path), 16, 16, CAP)
-    assert (read.size_bytes, read.modified_ns, read.digest) == (len(data), path.stat().st_mtime_ns, digest(data))
+    assert (read.size_bytes, read.modified_ns, read.digest) == (
+        len(data),
+        path.stat().st_mtime_ns,
+        digest(data),
+    )
     missing = read_file(str(tmp_path / "b.png"), 16, 16, CAP)
     assert missing.pixels is None
     assert missing.reason == "can't be read: No such file or directory"

@@ -32,7 +32,17 @@ def test_recursive_and_sorted_by_relative_path(tmp_path: Path) -> None:
 
 def test_what_is_clearly_no_image_is_ignored(tmp_path: Path) -> None:
     save(tmp_path / "a.png", noise(4, 4))
-    for name in ("notes.txt", "labels.csv", "x.json", ".DS_Store", "Thumbs.db", ".hidden.png", "README", "__MACOSX/b.png", ".git/c.png"):
+    for name in (
+        "notes.txt",
+        "labels.csv",
+        "x.json",
+        ".DS_Store",
+        "Thumbs.db",
+        ".hidden.png",
+        "README",
+        "__MACOSX/b.png",
+        ".git/c.png",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"no image")
     source = opened(tmp_path)
@@ -73,14 +83,21 @@ def test_links(tmp_path: Path) -> None:
     assert keys(opened(root)) == ["file.png", "pool/a.png", "x/b.png"]
 
 
-@pytest.mark.parametrize(("name", "split"), [("test", "test"), ("val", "val"), ("valid", "val"), ("validation", "val")])
+@pytest.mark.parametrize(
+    ("name", "split"), [("test", "test"), ("val", "val"), ("valid", "val"), ("validation", "val")]
+)
 def test_splits(tmp_path: Path, name: str, split: str) -> None:
     for path in (f"{name}/cats/c.png", "train/dogs/a.png", "train/cats/b.png", "train/loose.png"):
         save(tmp_path / path, noise(4, 4))
     source = opened(tmp_path, labels=True)
     assert source.classes == ["cats", "dogs"]
     data = prepare(source, image_size=4)
-    assert data.samples.keys == ["train/cats/b.png", "train/dogs/a.png", "train/loose.png", f"{name}/cats/c.png"]
+    assert data.samples.keys == [
+        "train/cats/b.png",
+        "train/dogs/a.png",
+        "train/loose.png",
+        f"{name}/cats/c.png",
+    ]
     assert data.samples.splits == ["train", "train", "train", split]
     assert data.num_train == 3
     assert data.labels is not None
@@ -159,7 +176,10 @@ def test_empty_folder(tmp_path: Path) -> None:
 def test_all_bad(tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
         (tmp_path / name).write_bytes(b"")
-    with pytest.raises(KinfolkError, match=r"all 2 images of .* were refused; the first is a.png: the file is empty"):
+    with pytest.raises(
+        KinfolkError,
+        match=r"all 2 images of .* were refused; the first is a.png: the file is empty",
+    ):
         prepare(opened(tmp_path), image_size=4)
 
 
@@ -176,17 +196,26 @@ def test_names_of_splits_in_any_case(tmp_path: Path) -> None:
     for name in ("Training/cat/a.png", "TEST/cat/b.png", "Validation/dog/c.png"):
         save(tmp_path / name, noise(4, 4))
     items = {item.key: (item.split, item.label) for item in opened(tmp_path, labels=True).items()}
-    assert items == {"Training/cat/a.png": ("train", 0), "TEST/cat/b.png": ("test", 0), "Validation/dog/c.png": ("val", 1)}
+    assert items == {
+        "Training/cat/a.png": ("train", 0),
+        "TEST/cat/b.png": ("test", 0),
+        "Validation/dog/c.png": ("val", 1),
+    }
 
 
-def test_folders_that_look_like_classes_are_mentioned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_folders_that_look_like_classes_are_mentioned(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "kinfolk.data")
     for name in ("cat/a.png", "dog/b.png"):
         save(tmp_path / name, noise(4, 4))
     opened(tmp_path, labels=True)
     assert not caplog.messages
     opened(tmp_path)
-    assert "has 2 folders (cat, dog); if they are classes, --labels-from-folders makes them labels" in caplog.text
+    assert (
+        "has 2 folders (cat, dog); if they are classes, --labels-from-folders makes them labels"
+        in caplog.text
+    )
     caplog.clear()
     save(tmp_path / "c.png", noise(4, 4))
     opened(tmp_path)

@@ -18,7 +18,11 @@ def slow_groups(digests: list[str], captions: list[str], groups: list[str | None
         changed = False
         for i in range(number):
             for j in range(number):
-                kin = digests[i] == digests[j] or captions[i].split() == captions[j].split() or (groups[i] and groups[i] == groups[j])
+                kin = (
+                    digests[i] == digests[j]
+                    or captions[i].split() == captions[j].split()
+                    or (groups[i] and groups[i] == groups[j])
+                )
                 if kin and labels[j] < labels[i]:
                     labels[i], changed = labels[j], True
     return labels
@@ -42,12 +46,22 @@ def test_captions_that_differ_in_case_or_spaces_are_the_same() -> None:
 
 
 def test_several_captions_join_all_who_share_one() -> None:
-    assert group_ids(["a", "b", "c", "d"], [("x", "y"), ("z",), ("y", "z"), ("w",)], None).tolist() == [0, 0, 0, 3]
+    assert group_ids(
+        ["a", "b", "c", "d"], [("x", "y"), ("z",), ("y", "z"), ("w",)], None
+    ).tolist() == [0, 0, 0, 3]
 
 
 @pytest.mark.parametrize(
     ("given", "split"),
-    [("train", "train"), ("training", "train"), ("", "train"), ("val", "val"), ("Valid", "val"), ("validation", "val"), ("dev", "val")],
+    [
+        ("train", "train"),
+        ("training", "train"),
+        ("", "train"),
+        ("val", "val"),
+        ("Valid", "val"),
+        ("validation", "val"),
+        ("dev", "val"),
+    ],
 )
 def test_a_mapping_of_data_sets_is_named_as_folders_and_tables_are(given: str, split: str) -> None:
     assert split_name(given) == split

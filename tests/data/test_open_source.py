@@ -24,11 +24,14 @@ def test_digits() -> None:
     assert ((share > 0.18) & (share < 0.22)).all()
     pixels = data.pixels(torch.arange(len(data)))
     assert (int(pixels.min()), int(pixels.max())) == (0, 255)
-    assert data.samples.first_difference(prepare(open_source("digits"), image_size=32).samples) is None
+    assert (
+        data.samples.first_difference(prepare(open_source("digits"), image_size=32).samples) is None
+    )
 
 
 def python2_pickle(content: dict[bytes, Any], module: bytes = b"numpy.core.multiarray") -> bytes:
-    """Protocol 2, as Python 2 wrote the official archives: byte strings, and arrays from `numpy.core.multiarray`."""
+    """Protocol 2, as Python 2 wrote the official archives: byte strings, and arrays from
+    `numpy.core.multiarray`."""
     data = pickle.dumps(content, protocol=2)
     return data.replace(b"numpy._core.multiarray", module)
 
@@ -36,17 +39,29 @@ def python2_pickle(content: dict[bytes, Any], module: bytes = b"numpy.core.multi
 def cifar(folder: Path, classes: int) -> tuple[Any, list[int]]:
     """A small archive in the official form; returns images and labels, training first."""
     rng = np.random.default_rng(0)
-    names = [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"] if classes == 10 else ["train", "test"]
+    names = (
+        [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]
+        if classes == 10
+        else ["train", "test"]
+    )
     folder.mkdir(parents=True)
     images, labels = [], []
     for name in names:
         data = rng.integers(0, 256, (4, 3072), dtype=np.uint8)
         label = rng.integers(0, classes, 4).tolist()
         key = b"labels" if classes == 10 else b"fine_labels"
-        (folder / name).write_bytes(python2_pickle({b"data": data, key: label, b"coarse_labels": [0] * 4, b"filenames": [b"a.png"] * 4}))
+        (folder / name).write_bytes(
+            python2_pickle(
+                {b"data": data, key: label, b"coarse_labels": [0] * 4, b"filenames": [b"a.png"] * 4}
+            )
+        )
         images.append(data.reshape(4, 3, 32, 32).transpose(0, 2, 3, 1))
         labels += label
-    meta = {b"label_names" if classes == 10 else b"fine_label_names": [f"class {n}".encode() for n in range(classes)]}
+    meta = {
+        b"label_names" if classes == 10 else b"fine_label_names": [
+            f"class {n}".encode() for n in range(classes)
+        ]
+    }
     (folder / ("batches.meta" if classes == 10 else "meta")).write_bytes(python2_pickle(meta))
     return np.concatenate(images), labels
 
@@ -57,10 +72,16 @@ def pack(folder: Path, target: Path) -> Path:
     return target
 
 
-@pytest.mark.parametrize(("name", "classes"), [("cifar-10-batches-py", 10), ("cifar-100-python", 100)])
+@pytest.mark.parametrize(
+    ("name", "classes"), [("cifar-10-batches-py", 10), ("cifar-100-python", 100)]
+)
 def test_cifar_archive_folder_and_folder_above(tmp_path: Path, name: str, classes: int) -> None:
     images, labels = cifar(tmp_path / "x" / name, classes)
-    for path in (tmp_path / "x" / name, tmp_path / "x", pack(tmp_path / "x" / name, tmp_path / "a.tar.gz")):
+    for path in (
+        tmp_path / "x" / name,
+        tmp_path / "x",
+        pack(tmp_path / "x" / name, tmp_path / "a.tar.gz"),
+    ):
         data = prepare(open_source(path), image_size=32)
         assert np.array_equal(data.pixels(torch.arange(len(data))).numpy(), images)
         assert data.labels is not None
@@ -87,7 +108,9 @@ class Evaluated:
 
 @pytest.mark.parametrize("bomb", [Bomb, Evaluated])
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_pickle_that_would_run_code_is_refused_without_running(tmp_path: Path, bomb: Any, packed: bool) -> None:
+def test_a_pickle_that_would_run_code_is_refused_without_running(
+    tmp_path: Path, bomb: Any, packed: bool
+) -> None:
     folder, mark = tmp_path / "cifar-10-batches-py", tmp_path / "ran"
     cifar(folder, 10)
     (folder / "data_batch_3").write_bytes(pickle.dumps({b"data": bomb(mark)}, protocol=2))
@@ -147,15 +170,22 @@ def test_unknown_kind(tmp_path: Path) -> None:
         open_source(tmp_path / "a.xyz")
 
 
-def test_paths_that_do_not_exist_and_files_that_are_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_that_do_not_exist_and_files_that_are_no_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "photos").mkdir()
-    with pytest.raises(UsageError, match=r"there is no file or folder `.*photo`; did you mean `.*photos`\?"):
+    with pytest.raises(
+        UsageError, match=r"there is no file or folder `.*photo`; did you mean `.*photos`\?"
+    ):
         open_source(tmp_path / "photo")
     with pytest.raises(UsageError, match=r"the folder `.*gone` does not exist either"):
         open_source(tmp_path / "gone" / "photos")
     with pytest.raises(UsageError, match="there is no file or folder `mnist`; download it"):
         open_source("mnist")
-    for name, message in (("a.zip", "is an archive; unpack it"), ("a.JPG", "is a single image; give the folder")):
+    for name, message in (
+        ("a.zip", "is an archive; unpack it"),
+        ("a.JPG", "is a single image; give the folder"),
+    ):
         (tmp_path / name).write_bytes(b"")
         with pytest.raises(UsageError, match=message):
             open_source(tmp_path / name)

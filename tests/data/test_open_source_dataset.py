@@ -60,7 +60,10 @@ def test_tensor_dataset_without_labels() -> None:
 
 
 def test_splits() -> None:
-    splits = {"test": Items([(noise(8, 8, 9), 0)]), "train": Items([(noise(8, 8, n), 1) for n in range(3)])}
+    splits = {
+        "test": Items([(noise(8, 8, 9), 0)]),
+        "train": Items([(noise(8, 8, n), 1) for n in range(3)]),
+    }
     data = prepare(open_source(splits), image_size=8)
     assert data.samples.keys == ["train/0", "train/1", "train/2", "test/0"]
     assert data.labels is not None
@@ -69,16 +72,31 @@ def test_splits() -> None:
 
 def test_bad_items_are_refused_with_the_reason() -> None:
     x = noise(8, 8)
-    items = [x, OSError("image file is truncated"), "text", x[None], x * np.nan, (x, "dog"), (x, 1.5)]
+    items = [
+        x,
+        OSError("image file is truncated"),
+        "text",
+        x[None],
+        x * np.nan,
+        (x, "dog"),
+        (x, 1.5),
+    ]
     data = prepare(open_source(Items(items)), image_size=8)
     assert data.samples.keys == ["train/0"]
     reasons = [reason for _, reason in data.quarantine]
-    for reason, part in zip(reasons, ["OSError: image file is truncated", "str", "shape", "NaN", "'dog'", "1.5"], strict=True):
+    for reason, part in zip(
+        reasons,
+        ["OSError: image file is truncated", "str", "shape", "NaN", "'dog'", "1.5"],
+        strict=True,
+    ):
         assert part in reason
 
 
 def test_all_bad() -> None:
-    with pytest.raises(KinfolkError, match="all 2 images of the Items were refused; the first is train/0: KeyError: 'x'"):
+    with pytest.raises(
+        KinfolkError,
+        match="all 2 images of the Items were refused; the first is train/0: KeyError: 'x'",
+    ):
         prepare(open_source(Items([KeyError("x"), KeyError("y")])), image_size=8)
 
 

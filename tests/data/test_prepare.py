@@ -33,7 +33,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """80 good images of several formats and sizes, and three bad ones among them."""
     root = tmp_path_factory.mktemp("folder")
     for n in range(80):
-        save(root / f"{n:02d}.{('png', 'jpg', 'webp', 'gif')[n % 4]}", smooth(20 + n % 7, 30) if n % 2 else noise(16, 16, n))
+        save(
+            root / f"{n:02d}.{('png', 'jpg', 'webp', 'gif')[n % 4]}",
+            smooth(20 + n % 7, 30) if n % 2 else noise(16, 16, n),
+        )
     (root / "05x.png").write_bytes(b"")
     (root / "40x.jpg").write_bytes(b"no image")
     (root / "70x.png").write_bytes((root / "00.png").read_bytes()[:200])
@@ -45,7 +48,9 @@ def pixels(data: ImageData) -> torch.Tensor:
 
 
 def test_workers_make_no_difference(folder: Path) -> None:
-    alone, two, many = (prepare(open_source(folder), image_size=16, workers=count) for count in (0, 2, None))
+    alone, two, many = (
+        prepare(open_source(folder), image_size=16, workers=count) for count in (0, 2, None)
+    )
     for other in (two, many):
         assert alone.samples.first_difference(other.samples) is None
         assert alone.samples.modified_ns.tolist() == other.samples.modified_ns.tolist()
@@ -55,7 +60,9 @@ def test_workers_make_no_difference(folder: Path) -> None:
     assert [path for path, _ in alone.quarantine] == ["05x.png", "40x.jpg", "70x.png"]
 
 
-def test_workers_are_really_used_and_gone_afterwards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_really_used_and_gone_afterwards(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started: list[subprocess.Popen[bytes]] = []
     original = subprocess.Popen
 
@@ -70,13 +77,19 @@ def test_workers_are_really_used_and_gone_afterwards(folder: Path, monkeypatch: 
     assert all(process.poll() is not None for process in started)
 
 
-def test_a_worker_that_dies_costs_one_image(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decoder that takes its process down must not take the pass down, nor the images beside it."""
+def test_a_worker_that_dies_costs_one_image(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decoder that takes its process down must not take the pass down, nor the images beside
+    it."""
     for name in ("decode_worker.py", "decode.py"):
         source = Path(workers.__file__).with_name(name).read_text()
         if name == "decode.py":
             source += "\n_read_file = read_file\n\n\ndef read_file(path, *rest):\n"
-            source += "    if path.endswith('33.jpg'):\n        os.kill(os.getpid(), 9)\n    return _read_file(path, *rest)\n"
+            source += (
+                "    if path.endswith('33.jpg'):\n        os.kill(os.getpid(), 9)\n    return"
+                " _read_file(path, *rest)\n"
+            )
         (tmp_path / name).write_text(source)
     monkeypatch.setattr(workers, "__file__", str(tmp_path / "workers.py"))
     data = prepare(open_source(folder), image_size=16, workers=2)
@@ -85,11 +98,17 @@ def test_a_worker_that_dies_costs_one_image(folder: Path, tmp_path: Path, monkey
     assert len(data) == 79
 
 
-def test_a_worker_that_does_not_start(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_does_not_start(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "decode_worker.py").write_text("raise ImportError('no numpy here')")
     monkeypatch.setattr(workers, "__file__", str(tmp_path / "workers.py"))
     with pytest.raises(
-        KinfolkError, match="a decoding worker did not start: ImportError: no numpy here; use `workers=0` to decode in the main process"
+        KinfolkError,
+        match=(
+            "a decoding worker did not start: ImportError: no numpy here; use `workers=0` to decode"
+            " in the main process"
+        ),
     ):
         prepare(open_source(folder), image_size=16, workers=2)
 
@@ -143,7 +162,9 @@ def test_aspect_is_of_the_original(tmp_path: Path) -> None:
     assert repr(data) == "<ImageData of 2 images (2 for training), 8 × 8, 0 refused>"
 
 
-def test_file_and_memory_agree(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_and_memory_agree(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     memory = prepare(open_source(folder), image_size=16)
     shared = prepare(open_source(folder), image_size=16, cache_dir=tmp_path, shared=True)
     monkeypatch.setattr(prepare_module, "available_memory", lambda: 1000)
@@ -201,19 +222,25 @@ def test_a_complete_cache_is_used_again(small: Path, tmp_path: Path, decoding: D
     assert decoding.passes == 1
     assert torch.equal(pixels(first), pixels(again))
     assert first.samples.first_difference(again.samples) is None
-    assert first.quarantine == again.quarantine == [("cats/bad.png", "not an image in a known format")]
+    assert (
+        first.quarantine == again.quarantine == [("cats/bad.png", "not an image in a known format")]
+    )
     labelled = cached(small, tmp_path / "cache", labels_from_folders=True)
     assert decoding.passes == 1, "labels are not the cache's matter"
     assert labelled.classes == ["cats"]
 
 
-def test_a_cache_of_something_else_is_not_used(small: Path, tmp_path: Path, decoding: Decoding) -> None:
+def test_a_cache_of_something_else_is_not_used(
+    small: Path, tmp_path: Path, decoding: Decoding
+) -> None:
     cache = tmp_path / "cache"
     cached(small, cache)
     prepare(open_source(small), image_size=9, cache_dir=cache, shared=True)
     assert decoding.passes == 2
     save(small / "cats" / "2.png", noise(8, 8, 99))
-    assert torch.equal(cached(small, cache).pixels(torch.tensor([2]))[0], torch.from_numpy(noise(8, 8, 99)))
+    assert torch.equal(
+        cached(small, cache).pixels(torch.tensor([2]))[0], torch.from_numpy(noise(8, 8, 99))
+    )
     assert decoding.passes == 3
     save(small / "cats" / "bad.png", noise(8, 8, 7))
     assert len(cached(small, cache)) == 6, "a mended file is read"
@@ -226,12 +253,19 @@ def test_a_cache_of_something_else_is_not_used(small: Path, tmp_path: Path, deco
     assert len(list(cache.glob("*/*.u8"))) == 2, "what is replaced is removed"
 
 
-@pytest.mark.parametrize("harm", ["pixels gone", "pixels short", "index gone", "index half", "samples gone", "samples half"])
-def test_a_damaged_cache_is_made_again(small: Path, tmp_path: Path, decoding: Decoding, harm: str) -> None:
+@pytest.mark.parametrize(
+    "harm",
+    ["pixels gone", "pixels short", "index gone", "index half", "samples gone", "samples half"],
+)
+def test_a_damaged_cache_is_made_again(
+    small: Path, tmp_path: Path, decoding: Decoding, harm: str
+) -> None:
     cache = tmp_path / "cache"
     expected = pixels(cached(small, cache)).clone()
     kind, how = harm.split()
-    (path,) = cache.glob({"pixels": "*/*.u8", "index": "*/index.json", "samples": "*/*.parquet"}[kind])
+    (path,) = cache.glob(
+        {"pixels": "*/*.u8", "index": "*/index.json", "samples": "*/*.parquet"}[kind]
+    )
     if how == "gone":
         path.unlink()
     else:
@@ -266,7 +300,9 @@ def test_killed_in_the_middle(folder: Path, tmp_path: Path, decoding: Decoding) 
     assert not list(cache.glob("*/*.part")), "what the killed process left is removed"
 
 
-def test_an_interrupted_pass_leaves_nothing(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_pass_leaves_nothing(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(*_: object) -> Any:
         yield from ()
         raise KeyboardInterrupt
@@ -274,12 +310,18 @@ def test_an_interrupted_pass_leaves_nothing(small: Path, tmp_path: Path, monkeyp
     monkeypatch.setattr(prepare_module, "_read_all", interrupt)
     with pytest.raises(KeyboardInterrupt):
         cached(small, tmp_path / "cache")
-    assert {path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()} == {"writer.lock"}
+    assert {path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()} == {
+        "writer.lock"
+    }
 
 
-def test_a_full_disk_is_a_clear_error(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_a_clear_error(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10}))
-    with pytest.raises(KinfolkError, match=r"needs 0.0 GB and .* has 0.0 GB; give another `cache_dir`"):
+    with pytest.raises(
+        KinfolkError, match=r"needs 0.0 GB and .* has 0.0 GB; give another `cache_dir`"
+    ):
         cached(small, tmp_path / "cache")
 
 
@@ -298,7 +340,10 @@ def test_two_processes_map_the_same_file(small: Path, tmp_path: Path) -> None:
 def test_the_index_names_what_was_refused(small: Path, tmp_path: Path) -> None:
     cached(small, tmp_path / "cache")
     (index,) = (tmp_path / "cache").glob("*/index.json")
-    assert json.loads(index.read_text())["refused"][0][:2] == ["cats/bad.png", "not an image in a known format"]
+    assert json.loads(index.read_text())["refused"][0][:2] == [
+        "cats/bad.png",
+        "not an image in a known format",
+    ]
 
 
 def test_no_progress_bar_without_a_terminal(small: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -306,7 +351,9 @@ def test_no_progress_bar_without_a_terminal(small: Path, capfd: pytest.CaptureFi
     assert capfd.readouterr() == ("", "")
 
 
-def test_progress_bar_on_a_terminal(small: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_bar_on_a_terminal(
+    small: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     prepare(open_source(small), image_size=8, progress=True)
     out, err = capfd.readouterr()
@@ -316,7 +363,11 @@ def test_progress_bar_on_a_terminal(small: Path, capfd: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    ("options", "match"), [({"image_size": 0}, r"`image_size` \(=0\)"), ({"image_size": 8, "workers": -1}, r"`workers` \(=-1\)")]
+    ("options", "match"),
+    [
+        ({"image_size": 0}, r"`image_size` \(=0\)"),
+        ({"image_size": 8, "workers": -1}, r"`workers` \(=-1\)"),
+    ],
 )
 def test_wrong_arguments(small: Path, options: dict[str, Any], match: str) -> None:
     with pytest.raises(UsageError, match=match):
@@ -327,7 +378,9 @@ def test_pixel_cap_reaches_workers(folder: Path) -> None:
     data = prepare(open_source(folder), image_size=16, pixel_cap=16 * 16, workers=2)
     assert len(data) == 40
     assert sum("above the cap" in reason for _, reason in data.quarantine) == 40
-    array = prepare(open_source(np.zeros((2, 70, 70, 3), np.uint8)), image_size=16, pixel_cap=70 * 70)
+    array = prepare(
+        open_source(np.zeros((2, 70, 70, 3), np.uint8)), image_size=16, pixel_cap=70 * 70
+    )
     assert len(array) == 2
 
 
@@ -349,7 +402,9 @@ def prepare_slowly(small: Path, cache: Path, out: Path) -> None:
 def test_processes_that_prepare_one_cache_have_one_writer(small: Path, tmp_path: Path) -> None:
     """Four processes at once, the first of which is slow: it decodes, the others wait and map."""
     notes = [tmp_path / f"{n}.json" for n in range(4)]
-    assert exit_codes(prepare_slowly, [(small, tmp_path / "cache", note) for note in notes]) == [0] * 4
+    assert (
+        exit_codes(prepare_slowly, [(small, tmp_path / "cache", note) for note in notes]) == [0] * 4
+    )
     answers = [json.loads(note.read_text()) for note in notes]
     assert sum(decoded for decoded, *_ in answers) == 1
     assert len({tuple(rest) for _, *rest in answers}) == 1

@@ -9,7 +9,12 @@ from kinfolk.errors import KinfolkError
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    refused = [("a,b.png", 'a "reason"'), ("new\nline.png", "日本語"), ("=1+1", ""), ("<script>", "x" * 500)]
+    refused = [
+        ("a,b.png", 'a "reason"'),
+        ("new\nline.png", "日本語"),
+        ("=1+1", ""),
+        ("<script>", "x" * 500),
+    ]
     write_quarantine(refused, tmp_path / "quarantine.csv")
     assert read_quarantine(tmp_path / "quarantine.csv") == refused
     assert [path.name for path in tmp_path.iterdir()] == ["quarantine.csv"]
@@ -29,5 +34,8 @@ def test_something_else(tmp_path: Path) -> None:
 
 def test_summary() -> None:
     assert summary([], 5) is None
-    assert summary([("a", "b")], 1200, "run/quarantine.csv") == "1 of 1,200 images was refused; see run/quarantine.csv"
+    assert (
+        summary([("a", "b")], 1200, "run/quarantine.csv")
+        == "1 of 1,200 images was refused; see run/quarantine.csv"
+    )
     assert summary([("a", "b")] * 2, 3) == "2 of 3 images were refused; see quarantine.csv"

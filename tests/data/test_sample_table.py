@@ -49,7 +49,9 @@ def test_of_a_split_keeps_ids() -> None:
     assert len(samples().of("none")) == 0
 
 
-@pytest.mark.parametrize("changes", [{}, {"labels": None, "classes": None, "captions": None, "groups": None}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"labels": None, "classes": None, "captions": None, "groups": None}]
+)
 def test_parquet_round_trip(tmp_path: Path, changes: dict[str, Any]) -> None:
     before = samples(**changes)
     before.to_parquet(tmp_path / "samples.parquet")
@@ -70,7 +72,9 @@ def test_parquet_columns(tmp_path: Path) -> None:
 def test_not_a_table_of_samples(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"no")
     for path in (tmp_path / "a", tmp_path / "missing"):
-        with pytest.raises(KinfolkError, match=r"not a readable table of samples|there is no table of samples"):
+        with pytest.raises(
+            KinfolkError, match=r"not a readable table of samples|there is no table of samples"
+        ):
             Samples.read(path)
 
 
@@ -79,19 +83,34 @@ def test_not_a_table_of_samples(tmp_path: Path) -> None:
     [
         (samples(), None),
         (samples(modified_ns=np.array([9, 9, 9, 9])), None),
-        (samples(sizes_bytes=np.array([3200, 200, 300, 400])), "sample 0 (a.png) was 3,112 bytes, is now 3,200"),
-        (samples(digests=["00", "xx", "02", "03"]), "sample 1 (b\\n.png) has the same size as before but other content"),
+        (
+            samples(sizes_bytes=np.array([3200, 200, 300, 400])),
+            "sample 0 (a.png) was 3,112 bytes, is now 3,200",
+        ),
+        (
+            samples(digests=["00", "xx", "02", "03"]),
+            "sample 1 (b\\n.png) has the same size as before but other content",
+        ),
         (samples(labels=np.array([1, -1, 1, 1])), "sample 2 (<c>.png) had label 0, now has 1"),
         (samples(labels=None), "sample 0 (a.png) had label 1, now has none"),
-        (samples(splits=["train", "train", "test", "test"]), "sample 2 (<c>.png) had split 'val', now has 'test'"),
+        (
+            samples(splits=["train", "train", "test", "test"]),
+            "sample 2 (<c>.png) had split 'val', now has 'test'",
+        ),
         (samples(captions=["x", None, "", "z"]), "sample 3 (d.png) had caption 'y', now has 'z'"),
         (samples(groups=None), "sample 0 (a.png) had group 'g', now has none"),
         (samples(widths=np.array([3, 4, 5, 9])), "sample 3 (d.png) had width 6, now has 9"),
-        (samples(classes=["cat", "cow"]), "the classes were ['cat', 'dog'], are now ['cat', 'cow']"),
+        (
+            samples(classes=["cat", "cow"]),
+            "the classes were ['cat', 'dog'], are now ['cat', 'cow']",
+        ),
         (taken([0, 2, 3]), "sample 1 (b\\n.png) is now missing"),
         (taken([0, 1, 2]), "sample 3 (d.png) is now missing"),
         (taken([0, 2, 1, 3]), "the order has changed: sample 1 was b\\n.png, is now <c>.png"),
-        (samples(keys=["a.png", "new.png", "<c>.png", "d.png"]), "sample 1 (b\\n.png) is now missing"),
+        (
+            samples(keys=["a.png", "new.png", "<c>.png", "d.png"]),
+            "sample 1 (b\\n.png) is now missing",
+        ),
         (taken([0, 1, 2, 3, 3]), "there were 4 samples, there are now 5"),
     ],
 )
@@ -100,8 +119,14 @@ def test_first_difference(now: Samples, sentence: str | None) -> None:
 
 
 def test_added() -> None:
-    assert taken([0, 2, 3]).first_difference(samples()) == "b\\n.png was not there before and is now sample 1"
-    assert taken([0, 1, 2]).first_difference(samples()) == "d.png was not there before and is now sample 3"
+    assert (
+        taken([0, 2, 3]).first_difference(samples())
+        == "b\\n.png was not there before and is now sample 1"
+    )
+    assert (
+        taken([0, 1, 2]).first_difference(samples())
+        == "d.png was not there before and is now sample 3"
+    )
 
 
 def test_the_first_of_several_is_named() -> None:
@@ -109,10 +134,16 @@ def test_the_first_of_several_is_named() -> None:
     assert samples().first_difference(now) == "sample 2 (<c>.png) was 300 bytes, is now 301"
 
 
-@pytest.mark.parametrize("changes", [{}, {"labels": None, "classes": None, "captions": None, "groups": None}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"labels": None, "classes": None, "captions": None, "groups": None}]
+)
 def test_packed_and_mapped_tables_are_the_same(tmp_path: Path, changes: dict[str, Any]) -> None:
     before = samples(**changes)
-    for after in (before.packed(), before.mapped(tmp_path), Samples.open(next(tmp_path.glob("*.arrow")))):
+    for after in (
+        before.packed(),
+        before.mapped(tmp_path),
+        Samples.open(next(tmp_path.glob("*.arrow"))),
+    ):
         assert list(after) == list(before)
         assert after.classes == before.classes
         assert before.first_difference(after) is None
@@ -128,7 +159,10 @@ def test_packed_and_mapped_tables_are_the_same(tmp_path: Path, changes: dict[str
 def many(number: int) -> Samples:
     return Samples(
         ids=np.arange(number),
-        keys=[f"train/n{row // 1000:08d}/n{row // 1000:08d}_{row % 1000:05d}.JPEG" for row in range(number)],
+        keys=[
+            f"train/n{row // 1000:08d}/n{row // 1000:08d}_{row % 1000:05d}.JPEG"
+            for row in range(number)
+        ],
         widths=np.full(number, 500),
         heights=np.full(number, 375),
         labels=np.arange(number) // 1000,
@@ -163,5 +197,7 @@ def test_a_cut_file_is_named(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(KinfolkError, match=r"samples-.*\.arrow cannot be written: its folder is not a folder"):
+    with pytest.raises(
+        KinfolkError, match=r"samples-.*\.arrow cannot be written: its folder is not a folder"
+    ):
         many(10).mapped(tmp_path / "file")

@@ -47,11 +47,25 @@ def prepared(spec: object) -> ImageData:
 
 
 def test_images_captions_and_labels_in_the_order_of_the_archives(tmp_path: Path) -> None:
-    shard(tmp_path / "s" / "00001.tar", {**captioned(3, 1), "0004.png": png(4), "0004.json": b'{"caption": "from json"}', "0004.cls": b"7"})
+    shard(
+        tmp_path / "s" / "00001.tar",
+        {
+            **captioned(3, 1),
+            "0004.png": png(4),
+            "0004.json": b'{"caption": "from json"}',
+            "0004.cls": b"7",
+        },
+    )
     shard(tmp_path / "s" / "00000.tar", captioned(0, 3))
     (tmp_path / "s" / "00000_stats.json").write_text("{}")
     data = prepared(tmp_path / "s")
-    assert data.samples.keys == ["00000.tar/0000", "00000.tar/0001", "00000.tar/0002", "00001.tar/0003", "00001.tar/0004"]
+    assert data.samples.keys == [
+        "00000.tar/0000",
+        "00000.tar/0001",
+        "00000.tar/0002",
+        "00001.tar/0003",
+        "00001.tar/0004",
+    ]
     assert data.samples.captions == ["image 0", "image 1", "image 2", "image 3", "from json"]
     assert data.labels is not None
     assert data.labels.tolist() == [-1, -1, -1, -1, 7]
@@ -114,7 +128,9 @@ def test_what_can_t_be_used_is_named_and_shifts_nothing(tmp_path: Path) -> None:
     reasons = {path.removeprefix("a.tar/"): reason for path, reason in data.quarantine}
     assert reasons.pop("broken").startswith(("truncated", "can't be decoded"))
     assert reasons.pop("b.tar").startswith("not a readable archive")
-    assert reasons.pop("long") == "the caption has 10,000 characters; it must have fewer than 10,000"
+    assert (
+        reasons.pop("long") == "the caption has 10,000 characters; it must have fewer than 10,000"
+    )
     assert "fewer than 10,000" in reasons.pop("longer")
     assert reasons == {
         "empty": "the caption is empty",
@@ -130,7 +146,11 @@ def test_what_can_t_be_used_is_named_and_shifts_nothing(tmp_path: Path) -> None:
 
 def test_links_and_devices_are_not_followed(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        for name, kind in (("link.png", tarfile.SYMTYPE), ("hard.png", tarfile.LNKTYPE), ("device.png", tarfile.CHRTYPE)):
+        for name, kind in (
+            ("link.png", tarfile.SYMTYPE),
+            ("hard.png", tarfile.LNKTYPE),
+            ("device.png", tarfile.CHRTYPE),
+        ):
             info = tarfile.TarInfo(name)
             info.type, info.linkname = kind, "/etc/passwd"
             archive.addfile(info)
@@ -180,11 +200,15 @@ def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
 
 
 def test_patterns() -> None:
-    assert [path.as_posix() for path in expand("a/{08..10}-{0..1}.tar")] == [f"a/{n}-{m}.tar" for n in ("08", "09", "10") for m in (0, 1)]
+    assert [path.as_posix() for path in expand("a/{08..10}-{0..1}.tar")] == [
+        f"a/{n}-{m}.tar" for n in ("08", "09", "10") for m in (0, 1)
+    ]
     assert expand("a/b.tar") == expand("photos/{1..2}") == []
 
 
-def test_a_second_opening_reads_no_shard_that_has_not_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_opening_reads_no_shard_that_has_not_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bad = {
         "latin.png": png(5),
         "latin.txt": b"caf\xe9",
@@ -192,7 +216,10 @@ def test_a_second_opening_reads_no_shard_that_has_not_changed(tmp_path: Path, mo
         "list.png": png(6),
         "list.json": b'{"captions": ["a", ""]}',
     }
-    first, second = shard(tmp_path / "s" / "0.tar", captioned(0, 2) | bad), shard(tmp_path / "s" / "1.tar", captioned(2, 2))
+    first, second = (
+        shard(tmp_path / "s" / "0.tar", captioned(0, 2) | bad),
+        shard(tmp_path / "s" / "1.tar", captioned(2, 2)),
+    )
     read: list[str] = []
     reader = shards.read_shard
 
@@ -203,7 +230,12 @@ def test_a_second_opening_reads_no_shard_that_has_not_changed(tmp_path: Path, mo
     monkeypatch.setattr(shards, "read_shard", noted)
 
     def opened() -> ImageData:
-        return prepare(open_source(tmp_path / "s", index_dir=tmp_path / "cache"), image_size=8, workers=0, cache_dir=tmp_path / "cache")
+        return prepare(
+            open_source(tmp_path / "s", index_dir=tmp_path / "cache"),
+            image_size=8,
+            workers=0,
+            cache_dir=tmp_path / "cache",
+        )
 
     data = opened()
     assert read == ["0.tar", "1.tar"]
@@ -225,7 +257,16 @@ def test_a_second_opening_reads_no_shard_that_has_not_changed(tmp_path: Path, mo
 
 @pytest.mark.parametrize("format_", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_the_fast_reading_of_headers_is_that_of_tarfile(tmp_path: Path, format_: int) -> None:
-    names = ["a/b.png", "./c.png", "d.tar.txt", ".hidden.png", "f/" * 60 + "g.png", "ä/ö.png", "x.cls", "empty.txt"]
+    names = [
+        "a/b.png",
+        "./c.png",
+        "d.tar.txt",
+        ".hidden.png",
+        "f/" * 60 + "g.png",
+        "ä/ö.png",
+        "x.cls",
+        "empty.txt",
+    ]
     with tarfile.open(tmp_path / "a.tar", "w", format=format_) as archive:
         for number, name in enumerate(names):
             info = tarfile.TarInfo(name)
@@ -235,12 +276,19 @@ def test_the_fast_reading_of_headers_is_that_of_tarfile(tmp_path: Path, format_:
             folder.type = tarfile.DIRTYPE
             archive.addfile(folder)
     with open(tmp_path / "a.tar", "rb") as file, tarfile.open(tmp_path / "a.tar") as archive:
-        expected = [(member.name, member.offset_data, member.size) for member in archive if member.isreg()]
+        expected = [
+            (member.name, member.offset_data, member.size) for member in archive if member.isreg()
+        ]
         found = shards.plain_members(file.fileno())
-    assert found == expected or (found is None and format_ == tarfile.GNU_FORMAT), "GNU's long names are left to tarfile"
+    assert found == expected or (found is None and format_ == tarfile.GNU_FORMAT), (
+        "GNU's long names are left to tarfile"
+    )
 
 
-@pytest.mark.parametrize("change", ["link", "sparse size", "cut header", "cut data", "no end", "checksum", "not an archive"])
+@pytest.mark.parametrize(
+    "change",
+    ["link", "sparse size", "cut header", "cut data", "no end", "checksum", "not an archive"],
+)
 def test_what_is_not_ordinary_is_left_to_tarfile(tmp_path: Path, change: str) -> None:
     path = shard(tmp_path / "a.tar", {"a.png": png(0), "b.png": png(1)})
     whole = bytearray(path.read_bytes())
@@ -256,7 +304,13 @@ def test_what_is_not_ordinary_is_left_to_tarfile(tmp_path: Path, change: str) ->
         whole[124] = 0x80
     elif change == "checksum":
         whole[second.offset] ^= 1
-    ends = {"cut header": second.offset + 100, "cut data": second.offset_data + 5, "no end": second.offset}
-    path.write_bytes(b"hello" if change == "not an archive" else whole[: ends.get(change, len(whole))])
+    ends = {
+        "cut header": second.offset + 100,
+        "cut data": second.offset_data + 5,
+        "no end": second.offset,
+    }
+    path.write_bytes(
+        b"hello" if change == "not an archive" else whole[: ends.get(change, len(whole))]
+    )
     with open(path, "rb") as file:
         assert shards.plain_members(file.fileno()) is None

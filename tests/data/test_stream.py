@@ -1,4 +1,5 @@
-"""Streaming: every sample once an epoch in an order by seed and epoch, exact positions, corrupt images refused, missing shards named."""
+"""Streaming: every sample once an epoch in an order by seed and epoch, exact positions, corrupt
+images refused, missing shards named."""
 
 from __future__ import annotations
 
@@ -35,23 +36,36 @@ def make_shards(folder: Path, *sizes: int, bad: tuple[int, ...] = ()) -> Path:
     for number, size in enumerate(sizes):
         names = range(first, first + size)
         files = {f"{n:04d}.jpg": b"\xff\xd8\xff broken" if n in bad else jpg(n) for n in names}
-        shard(folder / f"{number:03d}.tar", {**files, **{f"{n:04d}.cls": str(n % 3).encode() for n in names}})
+        shard(
+            folder / f"{number:03d}.tar",
+            {**files, **{f"{n:04d}.cls": str(n % 3).encode() for n in names}},
+        )
         first += size
     return folder
 
 
-def streamed(spec: Path | str, cache: Path, *, window: int = 8, processes: int = 0, **more: Any) -> ImageData:
-    return StreamSource(spec, cache, **more).image_data(image_size=16, workers=processes, pixel_cap=10**7, window=window)
+def streamed(
+    spec: Path | str, cache: Path, *, window: int = 8, processes: int = 0, **more: Any
+) -> ImageData:
+    return StreamSource(spec, cache, **more).image_data(
+        image_size=16, workers=processes, pixel_cap=10**7, window=window
+    )
 
 
-def batches(data: ImageData, size: int, *, epoch: int = 0, position: int = 0, rank: int = 0, world: int = 1) -> list[dict[str, Any]]:
+def batches(
+    data: ImageData, size: int, *, epoch: int = 0, position: int = 0, rank: int = 0, world: int = 1
+) -> list[dict[str, Any]]:
     loader = BatchLoader(data, size, seed=1, rank=rank, world_size=world)
     loader.load_state_dict({"epoch": epoch, "position": position})
     return list(loader)
 
 
-@pytest.mark.parametrize(("sizes", "window"), [((5, 3, 7, 1), 4), ((5, 3, 7, 1), 100), ((16,), 1), ((2,) * 8, 5)])
-def test_every_sample_once_an_epoch_in_another_order_each_time(sizes: tuple[int, ...], window: int) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "window"), [((5, 3, 7, 1), 4), ((5, 3, 7, 1), 100), ((16,), 1), ((2,) * 8, 5)]
+)
+def test_every_sample_once_an_epoch_in_another_order_each_time(
+    sizes: tuple[int, ...], window: int
+) -> None:
     starts = np.cumsum([0, *sizes])
     orders = [StreamOrder(starts, window, seed=3, epoch=epoch) for epoch in (0, 0, 1)]
     whole = [order[0 : len(order)] for order in orders]
@@ -59,7 +73,9 @@ def test_every_sample_once_an_epoch_in_another_order_each_time(sizes: tuple[int,
         assert ids.sort().values.tolist() == list(range(16))
     assert torch.equal(whole[0], whole[1])
     assert not torch.equal(whole[0], whole[2]) or len(sizes) * window == 1
-    assert torch.equal(torch.cat([orders[0][start : start + 3] for start in range(0, 16, 3)]), whole[0])
+    assert torch.equal(
+        torch.cat([orders[0][start : start + 3] for start in range(0, 16, 3)]), whole[0]
+    )
 
 
 @pytest.mark.parametrize("kind", ["shards", "folder"])
@@ -72,7 +88,10 @@ def test_files_of_an_interrupted_index_go_away(tmp_path: Path, kind: str) -> Non
         (data / "a.jpg").write_bytes(jpg(0))
     for folder in ("streams", "shards") if kind == "shards" else ("streams",):
         (tmp_path / "cache" / folder).mkdir(parents=True)
-        left += [tmp_path / "cache" / folder / name for name in ("0a.1b2c3d.unfinished.json", "samples-0.1b2c3d.unfinished.arrow")]
+        left += [
+            tmp_path / "cache" / folder / name
+            for name in ("0a.1b2c3d.unfinished.json", "samples-0.1b2c3d.unfinished.arrow")
+        ]
     for path in left:
         path.write_text("half")
     streamed(data, tmp_path / "cache")
@@ -87,7 +106,10 @@ def test_reads_stay_within_a_window_of_shards() -> None:
 
 def test_pixels_are_those_of_the_cached_mode(tmp_path: Path) -> None:
     folder = make_shards(tmp_path / "shards", 5, 3)
-    data, cached = streamed(folder, tmp_path / "cache"), prepare(open_source(folder), image_size=16, workers=0)
+    data, cached = (
+        streamed(folder, tmp_path / "cache"),
+        prepare(open_source(folder), image_size=16, workers=0),
+    )
     ids = torch.tensor([7, 0, 3, 3])
     assert torch.equal(data.aspect(ids), cached.aspect(ids))
     assert torch.equal(data.pixels(ids), cached.pixels(ids))
@@ -100,7 +122,10 @@ def test_pixels_are_those_of_the_cached_mode(tmp_path: Path) -> None:
 
 def test_workers_give_the_same_pixels(tmp_path: Path) -> None:
     folder = make_shards(tmp_path / "shards", 40, bad=(7,))
-    alone, pool = streamed(folder, tmp_path / "cache"), streamed(folder, tmp_path / "cache", processes=2)
+    alone, pool = (
+        streamed(folder, tmp_path / "cache"),
+        streamed(folder, tmp_path / "cache", processes=2),
+    )
     ids = torch.arange(40)
     for _ in range(2):  # the second time the same files in memory are written to
         for a, b in zip(alone.stream.read(ids), pool.stream.read(ids), strict=True):  # type: ignore[union-attr]
@@ -110,7 +135,9 @@ def test_workers_give_the_same_pixels(tmp_path: Path) -> None:
     boards = [board.path for board in pool.stream.pool._boards]
     assert len(boards) == 1, "memory is used again once its pixels are gone"
     where = [os.readlink(path) for path in boards]
-    assert all(path.endswith(" (deleted)") for path in where), "memory that has no name is free again after a kill, too"
+    assert all(path.endswith(" (deleted)") for path in where), (
+        "memory that has no name is free again after a kill, too"
+    )
     first, second = (pool.stream.read(ids)[0] for _ in range(2))
     assert torch.equal(first, second)
     assert len(pool.stream.pool._boards) == 2, "and not before"
@@ -118,7 +145,9 @@ def test_workers_give_the_same_pixels(tmp_path: Path) -> None:
     assert not any(os.path.lexists(path) and os.readlink(path) in where for path in boards)
 
 
-def test_where_memory_for_files_is_short_the_disk_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_memory_for_files_is_short_the_disk_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original = os.posix_fallocate
 
     def short(handle: int, offset: int, length: int) -> None:
@@ -134,12 +163,17 @@ def test_where_memory_for_files_is_short_the_disk_serves(tmp_path: Path, monkeyp
     data.stream.pool.close()
 
 
-def test_a_decoder_that_takes_its_process_down_costs_one_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decoder_that_takes_its_process_down_costs_one_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("decode_worker.py", "decode.py"):
         source = Path(workers.__file__).with_name(name).read_text()
         if name == "decode.py":
             source += "\n_read_file = read_file\n\n\ndef read_file(path, *rest, **more):\n"
-            source += "    if path.endswith('07.png'):\n        os.kill(os.getpid(), 9)\n    return _read_file(path, *rest, **more)\n"
+            source += (
+                "    if path.endswith('07.png'):\n        os.kill(os.getpid(), 9)\n    return"
+                " _read_file(path, *rest, **more)\n"
+            )
         (tmp_path / name).write_text(source)
     for n in range(20):
         save(tmp_path / "data" / f"{n:02d}.png", noise(8, 8, n))
@@ -171,7 +205,9 @@ def test_resumed_anywhere_it_goes_on_bit_for_bit(tmp_path: Path) -> None:
 
 def test_ranks_hold_disjoint_parts_that_are_one_processs_batches(tmp_path: Path) -> None:
     folder = make_shards(tmp_path / "shards", 7, 9)
-    ranks = [batches(streamed(folder, tmp_path / "cache"), 8, rank=rank, world=2) for rank in range(2)]
+    ranks = [
+        batches(streamed(folder, tmp_path / "cache"), 8, rank=rank, world=2) for rank in range(2)
+    ]
     one = batches(streamed(folder, tmp_path / "cache"), 8)
     assert not set(joined(ranks[0], "ids").tolist()) & set(joined(ranks[1], "ids").tolist())
     assert sorted(joined(ranks[0] + ranks[1], "ids").tolist()) == list(range(16))
@@ -205,14 +241,19 @@ def test_a_shard_that_is_missing_or_cut_is_named(tmp_path: Path) -> None:
     data = streamed(folder, tmp_path / "cache")
     whole = (folder / "001.tar").read_bytes()
     (folder / "001.tar").write_bytes(whole[:3000])
-    with pytest.raises(KinfolkError, match=r"the shard `.*001.tar` is missing or has been truncated since it was indexed"):
+    with pytest.raises(
+        KinfolkError,
+        match=r"the shard `.*001.tar` is missing or has been truncated since it was indexed",
+    ):
         batches(data, 3)
     (folder / "001.tar").unlink()
     with pytest.raises(KinfolkError, match=r"the shard `.*001.tar` is missing"):
         batches(streamed_again(data), 3)
     pattern = f"{folder}/{{000..002}}.tar"
     named = streamed(pattern, tmp_path / "cache")
-    assert [(key, reason.partition(":")[0]) for key, reason in named.quarantine] == [("001.tar", "not a readable archive")]
+    assert [(key, reason.partition(":")[0]) for key, reason in named.quarantine] == [
+        ("001.tar", "not a readable archive")
+    ]
     (folder / "001.tar").write_bytes(whole[:3000])
     named = streamed(pattern, tmp_path / "cache")
     assert [(key, reason.partition(":")[0]) for key, reason in named.quarantine] == [
@@ -227,7 +268,11 @@ def streamed_again(data: ImageData) -> ImageData:
 
 
 def test_a_folder_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for split, kind, name in (("train", "cats", "a"), ("train", "dogs", "b"), ("test", "cats", "c")):
+    for split, kind, name in (
+        ("train", "cats", "a"),
+        ("train", "dogs", "b"),
+        ("test", "cats", "c"),
+    ):
         save(tmp_path / "data" / split / kind / f"{name}.png", noise(8, 8, ord(name)))
     listed: list[Path] = []
     original = stream_index.open_folder  # type: ignore[attr-defined]
@@ -253,12 +298,16 @@ def test_links_that_lead_back_up_are_not_followed(tmp_path: Path) -> None:
     for name in "abcd":
         save(tmp_path / "data" / name / "x.png", noise(8, 8, ord(name)))
         (tmp_path / "data" / name / "up").symlink_to("..")
-    assert streamed(tmp_path / "data", tmp_path / "cache").samples.keys == [f"{name}/x.png" for name in "abcd"]
+    assert streamed(tmp_path / "data", tmp_path / "cache").samples.keys == [
+        f"{name}/x.png" for name in "abcd"
+    ]
     save(tmp_path / "elsewhere" / "y.png", noise(8, 8, 1))
     (tmp_path / "data" / "link").symlink_to("../elsewhere")
     assert len(streamed(tmp_path / "data", tmp_path / "cache")) == 5
     save(tmp_path / "elsewhere" / "z.png", noise(8, 8, 2))
-    assert len(streamed(tmp_path / "data", tmp_path / "cache")) == 6, "a folder behind a link is watched too"
+    assert len(streamed(tmp_path / "data", tmp_path / "cache")) == 6, (
+        "a folder behind a link is watched too"
+    )
 
 
 def test_a_name_that_is_not_utf8_and_a_folder_without_images_are_refused(tmp_path: Path) -> None:
@@ -268,7 +317,13 @@ def test_a_name_that_is_not_utf8_and_a_folder_without_images_are_refused(tmp_pat
         streamed(tmp_path / "data", tmp_path / "cache")
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / "b.png").symlink_to("nowhere")
-    with pytest.raises(KinfolkError, match=r"all 1 images of .* were refused; the first is b.png: a link to a file that does not exist"):
+    with pytest.raises(
+        KinfolkError,
+        match=(
+            r"all 1 images of .* were refused; the first is b.png: a link to a file that does not"
+            r" exist"
+        ),
+    ):
         streamed(tmp_path / "links", tmp_path / "cache")
 
 
@@ -287,9 +342,13 @@ def test_captions_and_known_groups_come_from_the_shards(tmp_path: Path) -> None:
 def test_what_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", noise(4, 4)[None])
     for spec in (tmp_path / "a.npy", "digits"):
-        with pytest.raises(UsageError, match=r"needs webdataset shards \(.tar\) or a folder of images"):
+        with pytest.raises(
+            UsageError, match=r"needs webdataset shards \(.tar\) or a folder of images"
+        ):
             StreamSource(spec, tmp_path / "cache")
     with pytest.raises(UsageError, match=r"there is no file or folder `.*gone`"):
         StreamSource(tmp_path / "gone", tmp_path / "cache")
     with pytest.raises(UsageError, match=r"whose labels are .cls files"):
-        StreamSource(make_shards(tmp_path / "shards", 2), tmp_path / "cache", labels_from_folders=True)
+        StreamSource(
+            make_shards(tmp_path / "shards", 2), tmp_path / "cache", labels_from_folders=True
+        )

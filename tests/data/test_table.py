@@ -22,7 +22,10 @@ def write_csv(path: Path, rows: list[tuple[Any, ...]], **options: Any) -> Path:
 
 
 def image_files(root: Path, count: int) -> list[str]:
-    return [save(root / "images" / f"{n}.png", noise(8, 8, n)).relative_to(root).as_posix() for n in range(count)]
+    return [
+        save(root / "images" / f"{n}.png", noise(8, 8, n)).relative_to(root).as_posix()
+        for n in range(count)
+    ]
 
 
 def prepared(path: Path, **options: Any) -> ImageData:
@@ -36,7 +39,11 @@ def labels_of(data: ImageData) -> list[int] | None:
 def test_all_columns(tmp_path: Path) -> None:
     a, b, c = image_files(tmp_path, 3)
     header = ("image", "caption", "label", "group", "split")
-    rows = [(a, "a dog, running", "dog", "g1", "test"), (b, "two\nlines “quoted”", "cat", "g2", "train"), (c, "x", "dog", "g1", "dev")]
+    rows = [
+        (a, "a dog, running", "dog", "g1", "test"),
+        (b, "two\nlines “quoted”", "cat", "g2", "train"),
+        (c, "x", "dog", "g1", "dev"),
+    ]
     data = prepared(write_csv(tmp_path / "t.csv", [header, *rows]))
     assert data.samples.keys == [b, c, a]
     assert data.samples.splits == ["train", "val", "test"]
@@ -52,17 +59,25 @@ def test_csv_tsv_and_parquet_agree(tmp_path: Path) -> None:
     columns = {"image": names, "label": ["x", "y", "x"], "caption": ["1", "2", "3"]}
     rows = [tuple(columns), *zip(*columns.values(), strict=True)]
     pq.write_table(pa.table(columns), tmp_path / "t.parquet")
-    (tmp_path / "bom.csv").write_bytes(b"\xef\xbb\xbf" + write_csv(tmp_path / "t.csv", rows).read_bytes())
+    (tmp_path / "bom.csv").write_bytes(
+        b"\xef\xbb\xbf" + write_csv(tmp_path / "t.csv", rows).read_bytes()
+    )
     write_csv(tmp_path / "t.tsv", rows, delimiter="\t")
-    first, *others = (prepared(tmp_path / name) for name in ("t.parquet", "t.csv", "t.tsv", "bom.csv"))
+    first, *others = (
+        prepared(tmp_path / name) for name in ("t.parquet", "t.csv", "t.tsv", "bom.csv")
+    )
     for other in others:
         assert first.samples.first_difference(other.samples) is None
         assert torch.equal(first.pixels(torch.arange(3)), other.pixels(torch.arange(3)))
 
 
-@pytest.mark.parametrize("labels", [[3, 0, None], [3.0, 0.0, float("nan")], ["3", "0", ""], [3, 0, -1]])
+@pytest.mark.parametrize(
+    "labels", [[3, 0, None], [3.0, 0.0, float("nan")], ["3", "0", ""], [3, 0, -1]]
+)
 def test_whole_numbers_stay(tmp_path: Path, labels: list[Any]) -> None:
-    pq.write_table(pa.table({"image": image_files(tmp_path, 3), "label": labels}), tmp_path / "t.parquet")
+    pq.write_table(
+        pa.table({"image": image_files(tmp_path, 3), "label": labels}), tmp_path / "t.parquet"
+    )
     data = prepared(tmp_path / "t.parquet")
     assert labels_of(data) == [3, 0, -1]
     assert data.classes is None
@@ -71,7 +86,14 @@ def test_whole_numbers_stay(tmp_path: Path, labels: list[Any]) -> None:
 def test_missing_images_are_refused_by_name(tmp_path: Path) -> None:
     (a,) = image_files(tmp_path, 1)
     (tmp_path / "broken.png").write_bytes(b"")
-    rows = [("image",), ("gone.png",), (a,), ("broken.png",), ("images",), ("https://example.org/a.png",)]
+    rows = [
+        ("image",),
+        ("gone.png",),
+        (a,),
+        ("broken.png",),
+        ("images",),
+        ("https://example.org/a.png",),
+    ]
     data = prepared(write_csv(tmp_path / "t.csv", rows))
     assert data.samples.keys == [a]
     assert dict(data.quarantine) == {
@@ -87,21 +109,35 @@ def test_empty_cells_and_zero_bytes_in_paths(tmp_path: Path) -> None:
     pq.write_table(pa.table({"image": [a, None, "", "a\0b.png"]}), tmp_path / "t.parquet")
     data = prepared(tmp_path / "t.parquet")
     assert data.samples.keys == [a]
-    assert [reason for _, reason in data.quarantine] == ["the image column is empty", "the image column is empty", "not a valid path"]
+    assert [reason for _, reason in data.quarantine] == [
+        "the image column is empty",
+        "the image column is empty",
+        "not a valid path",
+    ]
     assert len({path for path, _ in data.quarantine}) == 3
 
 
 def test_absolute_paths(tmp_path: Path) -> None:
     (a,) = image_files(tmp_path, 1)
     (tmp_path / "elsewhere").mkdir()
-    path = write_csv(tmp_path / "elsewhere" / "t.csv", [("image",), (str(tmp_path / a),), ("../" + a,)])
+    path = write_csv(
+        tmp_path / "elsewhere" / "t.csv", [("image",), (str(tmp_path / a),), ("../" + a,)]
+    )
     assert len(prepared(path)) == 2
 
 
 def test_rows_that_share_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = image_files(tmp_path, 2)
     (tmp_path / "bad.png").write_bytes(b"x")
-    rows = [("image", "caption"), (a, "1"), ("bad.png", "2"), (b, "3"), (a, "4"), ("bad.png", "5"), (a, "6")]
+    rows = [
+        ("image", "caption"),
+        (a, "1"),
+        ("bad.png", "2"),
+        (b, "3"),
+        (a, "4"),
+        ("bad.png", "5"),
+        (a, "6"),
+    ]
     data = prepared(write_csv(tmp_path / "t.csv", rows))
     assert data.samples.keys == [a, b, f"{a}#2", f"{a}#3"]
     assert data.samples.captions == ["1", "3", "4", "6"]
@@ -117,7 +153,9 @@ def test_rows_that_share_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_shared_across_splits(tmp_path: Path) -> None:
     a, b = image_files(tmp_path, 2)
-    data = prepared(write_csv(tmp_path / "t.csv", [("image", "split"), (a, "test"), (b, "train"), (a, "train")]))
+    data = prepared(
+        write_csv(tmp_path / "t.csv", [("image", "split"), (a, "test"), (b, "train"), (a, "train")])
+    )
     assert data.samples.keys == [b, f"{a}#2", a]
     assert torch.equal(data.pixels(torch.tensor([2])), data.pixels(torch.tensor([1])))
     assert torch.equal(data.pixels(torch.tensor([0]))[0], torch.from_numpy(noise(8, 8, 1)))
@@ -135,7 +173,10 @@ def test_other_column_names(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "t.csv", [("file", "class", "label"), (a, "dog", "7")])
     assert labels_of(prepared(path, image_column="file")) == [7]
     assert prepared(path, image_column="file", label_column="class").classes == ["dog"]
-    with pytest.raises(UsageError, match="no column 'image' for `image_column`; its columns are 'file', 'class', 'label'"):
+    with pytest.raises(
+        UsageError,
+        match="no column 'image' for `image_column`; its columns are 'file', 'class', 'label'",
+    ):
         prepared(path)
     with pytest.raises(UsageError, match="no column 'kind' for `label_column`"):
         prepared(path, image_column="file", label_column="kind")
@@ -153,7 +194,10 @@ def test_bad_captions_are_refused_by_name_and_shift_nothing(tmp_path: Path) -> N
     a, b, c, d, e = image_files(tmp_path, 5)
     rows = [(a, "one"), (b, ""), ("gone.png", "lost"), (c, "x" * 10_000), (d, " \t"), (e, "five")]
     data = prepared(write_csv(tmp_path / "t.csv", [("image", "caption"), *rows]))
-    assert list(zip(data.samples.keys, data.samples.captions or [], strict=True)) == [(a, "one"), (e, "five")]
+    assert list(zip(data.samples.keys, data.samples.captions or [], strict=True)) == [
+        (a, "one"),
+        (e, "five"),
+    ]
     assert data.quarantine == [
         (b, "the caption is empty"),
         ("gone.png", "there is no such file"),
@@ -170,7 +214,11 @@ def test_a_column_of_lists_gives_a_sample_several_captions(tmp_path: Path) -> No
     data = prepared(tmp_path / "t.parquet")
     assert data.samples.keys == [a, c]
     assert data.samples.captions == [("one", "two"), ("three",)]
-    assert data.quarantine == [(f"{a}[2]", "the caption is empty"), (f"{b}[1]", "the caption is empty"), (b, "it has no caption")]
+    assert data.quarantine == [
+        (f"{a}[2]", "the caption is empty"),
+        (f"{b}[1]", "the caption is empty"),
+        (b, "it has no caption"),
+    ]
     data.samples.to_parquet(tmp_path / "samples.parquet")
     again = type(data.samples).read(tmp_path / "samples.parquet")
     assert data.samples.first_difference(again) is None
@@ -183,13 +231,23 @@ def test_a_parquet_caption_that_is_not_utf8(tmp_path: Path) -> None:
     for column in (captions, captions.view(pa.binary())):
         pq.write_table(pa.table({"image": [a, b], "caption": column}), tmp_path / "t.parquet")
         data = prepared(tmp_path / "t.parquet")
-        assert (data.samples.captions, data.quarantine) == (["good"], [(b, "the caption is not valid UTF-8")])
+        assert (data.samples.captions, data.quarantine) == (
+            ["good"],
+            [(b, "the caption is not valid UTF-8")],
+        )
 
 
 def test_known_positives(tmp_path: Path) -> None:
     a, b, c, d, e = image_files(tmp_path, 5)
     (tmp_path / "copy.png").write_bytes((tmp_path / a).read_bytes())
-    rows = [(a, "x", ""), (b, "caf\u00e9  here", ""), (c, "cafe\u0301 here", "g"), (d, "y", "g"), ("copy.png", "z", ""), (e, "w", "")]
+    rows = [
+        (a, "x", ""),
+        (b, "caf\u00e9  here", ""),
+        (c, "cafe\u0301 here", "g"),
+        (d, "y", "g"),
+        ("copy.png", "z", ""),
+        (e, "w", ""),
+    ]
     data = prepared(write_csv(tmp_path / "t.csv", [("image", "caption", "group"), *rows]))
     assert data.groups is not None
     assert data.groups.tolist() == [0, 1, 1, 1, 0, 5]
@@ -211,8 +269,14 @@ def test_known_positives(tmp_path: Path) -> None:
         ),
         (b'image,caption\na.png,x\nb.png,"two" dogs\n', "in the row that begins in line 3"),
         ("image,caption\na.png,x\n".encode("utf-16"), "is UTF-16; save it as UTF-8"),
-        (b"image;caption\na.png;x\n", "its columns are 'image;caption'; its cells must be separated by commas"),
-        (b"image\ngone.png\nalso.png\n", "all 2 images of .* were refused; the first is gone.png: there is no such file"),
+        (
+            b"image;caption\na.png;x\n",
+            "its columns are 'image;caption'; its cells must be separated by commas",
+        ),
+        (
+            b"image\ngone.png\nalso.png\n",
+            "all 2 images of .* were refused; the first is gone.png: there is no such file",
+        ),
     ],
 )
 def test_bad_csv(tmp_path: Path, content: bytes, match: str) -> None:
@@ -223,19 +287,34 @@ def test_bad_csv(tmp_path: Path, content: bytes, match: str) -> None:
 
 def test_a_tab_separated_line_is_a_row_whatever_its_quotes(tmp_path: Path) -> None:
     a, b, c, d = image_files(tmp_path, 4)
-    lines = ["image\tcaption", f'{a}\t"an open one', f'{b}\tthe "end"', f'{c}\t"a ""quoted"" tab:\t."', f'{d}\t"two" dogs']
+    lines = [
+        "image\tcaption",
+        f'{a}\t"an open one',
+        f'{b}\tthe "end"',
+        f'{c}\t"a ""quoted"" tab:\t."',
+        f'{d}\t"two" dogs',
+    ]
     (tmp_path / "t.tsv").write_text("\r\n".join(lines) + "\r\n", encoding="utf-8", newline="")
     data = prepared(tmp_path / "t.tsv")
     assert data.samples.keys == [a, b, c, d]
-    assert data.samples.captions == ['"an open one', 'the "end"', 'a "quoted" tab:\t.', '"two" dogs']
+    assert data.samples.captions == [
+        '"an open one',
+        'the "end"',
+        'a "quoted" tab:\t.',
+        '"two" dogs',
+    ]
 
 
 def test_a_caption_of_any_length_costs_its_own_row_alone(tmp_path: Path) -> None:
     a, b = image_files(tmp_path, 2)
     before = csv.field_size_limit()
-    data = prepared(write_csv(tmp_path / "t.csv", [("image", "caption"), (a, "x" * 200_000), (b, "short")]))
+    data = prepared(
+        write_csv(tmp_path / "t.csv", [("image", "caption"), (a, "x" * 200_000), (b, "short")])
+    )
     assert data.samples.keys == [b]
-    assert data.quarantine == [(a, "the caption has 200,000 characters; it must have fewer than 10,000")]
+    assert data.quarantine == [
+        (a, "the caption has 200,000 characters; it must have fewer than 10,000")
+    ]
     assert csv.field_size_limit() == before
 
 
@@ -246,11 +325,17 @@ def test_bytes_that_are_no_text_in_parquet(tmp_path: Path, kind: pa.DataType) ->
     texts = pa.Array.from_buffers(pa.string(), 2, raw.buffers()).cast(kind, safe=False)
     pq.write_table(pa.table({"image": [a, b], "caption": texts}), tmp_path / "t.parquet")
     data = prepared(tmp_path / "t.parquet")
-    assert (data.samples.captions, data.quarantine) == (["good"], [(b, "the caption is not valid UTF-8")])
+    assert (data.samples.captions, data.quarantine) == (
+        ["good"],
+        [(b, "the caption is not valid UTF-8")],
+    )
     lists = pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), texts)
     pq.write_table(pa.table({"image": [a], "caption": lists}), tmp_path / "t.parquet")
     data = prepared(tmp_path / "t.parquet")
-    assert (data.samples.captions, data.quarantine) == ([("good",)], [(f"{a}[2]", "the caption is not valid UTF-8")])
+    assert (data.samples.captions, data.quarantine) == (
+        [("good",)],
+        [(f"{a}[2]", "the caption is not valid UTF-8")],
+    )
 
 
 def test_bad_parquet(tmp_path: Path) -> None:

@@ -30,7 +30,14 @@ def test_one_of_several_captions_by_a_number(tmp_path: Path) -> None:
     assert text.owners.tolist() == [0, 0, 0, 1, 2, 2]
     ids = torch.tensor([2, 0, 0, 1, 0, 2])
     drawn = text.draw(ids, torch.tensor([0.5, 0.0, 0.99999997, 0.9, 0.34, 0.49]))
-    assert [tokenizer.decode(row) for row in drawn] == ["c two", "a one", "a three", "b one", "a two", "c one"]
+    assert [tokenizer.decode(row) for row in drawn] == [
+        "c two",
+        "a one",
+        "a three",
+        "b one",
+        "a two",
+        "c one",
+    ]
     assert text.rows(torch.tensor([2, 1])).tolist() == [3, 4, 5]
     assert text.groups.tolist() == [0, 1, 2]
 

@@ -12,7 +12,12 @@ from kinfolk.data.text import Tokenizer, read_tokenizer, train_tokenizer
 from kinfolk.errors import KinfolkError, UsageError
 from tests.ranks import spawn
 
-CAPTIONS = [f"a {colour} {thing} on the {place}" for colour in ("red", "blue") for thing in ("dog", "ball") for place in ("grass", "beach")]
+CAPTIONS = [
+    f"a {colour} {thing} on the {place}"
+    for colour in ("red", "blue")
+    for thing in ("dog", "ball")
+    for place in ("grass", "beach")
+]
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +83,17 @@ def test_saved_and_read_again(trained: Tokenizer, tmp_path: Path) -> None:
 def test_a_given_tokenizer_that_adds_no_end(tmp_path: Path) -> None:
     import tokenizers
 
-    inner: Any = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "dog": 1, "[UNK]": 2, "</s>": 3}, unk_token="[UNK]"))
+    inner: Any = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"a": 0, "dog": 1, "[UNK]": 2, "</s>": 3}, unk_token="[UNK]")
+    )
     inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     inner.save(str(tmp_path / "t.json"))
     given = read_tokenizer(tmp_path / "t.json", 4)
-    assert given.encode(["a dog", "a a a a a a", ""]).tolist() == [[0, 1, 3, 3], [0, 0, 0, 3], [3] * 4]
+    assert given.encode(["a dog", "a a a a a a", ""]).tolist() == [
+        [0, 1, 3, 3],
+        [0, 0, 0, 3],
+        [3] * 4,
+    ]
     assert given.pad_id == given.end_id == 3
 
 

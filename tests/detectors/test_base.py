@@ -1,4 +1,5 @@
-"""What a detector needs at least; its wrappers, and the warm-up: silent, then learning, then flagging."""
+"""What a detector needs at least; its wrappers, and the warm-up: silent, then learning, then
+flagging."""
 
 from __future__ import annotations
 
@@ -75,8 +76,17 @@ def test_a_wrapper_adds_no_ability(wrap: Callable[[Detector], Wrapped]) -> None:
         assert not wrapped.refreshed_at_end
         assert not wrapped.collects
         wrapped.refresh(None, 0.5)  # does nothing
-    assert (wrapped.space, wrapped.wanted_metrics, wrapped.metrics) == ("projected", frozenset(), {})
-    assert (wrapped.num_samples, wrapped.guide, wrapped.soft, wrapped.own_weight) == (None, None, False, None)
+    assert (wrapped.space, wrapped.wanted_metrics, wrapped.metrics) == (
+        "projected",
+        frozenset(),
+        {},
+    )
+    assert (wrapped.num_samples, wrapped.guide, wrapped.soft, wrapped.own_weight) == (
+        None,
+        None,
+        False,
+        None,
+    )
     assert wrapped.inner is inner
     assert (inner.epoch, inner.num_epochs, inner.loss_temperature) == (2, 3, 0.1)
 
@@ -122,7 +132,9 @@ class Clustering(Nearest):
 
 
 @pytest.mark.parametrize("wrap", [lambda detector: detector, Graded])
-def test_a_training_makes_the_calls_that_a_detector_overrides(wrap: Callable[[Detector], Detector]) -> None:
+def test_a_training_makes_the_calls_that_a_detector_overrides(
+    wrap: Callable[[Detector], Detector],
+) -> None:
     detector = Clustering()
     framework = SimCLR(torch.nn.Flatten(), torch.nn.Linear(4, 3), detector=wrap(detector))
     assert [framework.due(epoch) for epoch in range(3)] == [False, True, False]
@@ -166,9 +178,14 @@ def test_candidates_are_prepared_once_a_step_and_passed_to_every_block() -> None
 
 @pytest.mark.parametrize("of_samples", [False, True])
 @pytest.mark.parametrize("num_views", [1, 2])
-def test_in_the_space_of_the_guide_its_similarities_are_seen(num_views: int, of_samples: bool) -> None:
+def test_in_the_space_of_the_guide_its_similarities_are_seen(
+    num_views: int, of_samples: bool
+) -> None:
     g, ids = torch.Generator().manual_seed(0), torch.arange(6)
-    z, positives = torch.randn(6 * num_views, 4, generator=g), torch.randn(6 * num_views, 1, 4, generator=g)
+    z, positives = (
+        torch.randn(6 * num_views, 4, generator=g),
+        torch.randn(6 * num_views, 1, 4, generator=g),
+    )
     samples = torch.nn.functional.normalize(torch.randn(6, 3, generator=g), dim=1)
     rows, row_ids = samples.repeat_interleave(num_views, 0), ids.repeat_interleave(num_views)
     guide = samples if of_samples else rows
@@ -184,7 +201,9 @@ def test_in_the_space_of_the_guide_its_similarities_are_seen(num_views: int, of_
     assert torch.equal(grouped.stats.flagged, plain.stats.flagged)
 
 
-def test_a_registered_detector_without_a_paper_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_registered_detector_without_a_paper_is_listed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     from kinfolk.cli.lists import methods
     from kinfolk.plugins import register_detector
 
@@ -273,7 +292,9 @@ def test_from_the_start_it_equals_the_wrapped_detector() -> None:
         (FNC(top_k=1), 20, None, []),
     ],
 )
-def test_a_refresh_missed_in_the_warm_up_is_made_up_for(detector: Detector, start: int, update_from: int | None, due: list[int]) -> None:
+def test_a_refresh_missed_in_the_warm_up_is_made_up_for(
+    detector: Detector, start: int, update_from: int | None, due: list[int]
+) -> None:
     wrapped = StartAt(detector, epoch=start, update_from=update_from)
     wrapped.set_progress(0, 30)
     assert [epoch for epoch in range(30) if wrapped.due(epoch)] == due

@@ -1,4 +1,5 @@
-"""A detector that a user writes: short, with state, on every loss; wrong answers get one sentence."""
+"""A detector that a user writes: short, with state, on every loss; wrong answers get one
+sentence."""
 
 from __future__ import annotations
 
@@ -162,7 +163,10 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "kin of samples": (
         lambda block: kf.Kin(block.sim_RC[::2] > 0),
         ValueError,
-        r"`degree` of `Kin` \(=torch.bool \(6, 12\)\) must be bool or float of the shape \(12, 12\)",
+        (
+            r"`degree` of `Kin` \(=torch.bool \(6, 12\)\) must be bool or float of the shape \(12,"
+            r" 12\)"
+        ),
     ),
     "kin that would broadcast": (
         lambda block: kf.Kin(block.sim_RC[:, :1] > 0),
@@ -243,7 +247,11 @@ def test_own_views_are_never_kin_whatever_the_answer() -> None:
     assert int(loss_fn.stats.flagged) == 2 * B * (2 * B - 2)
 
 
-NO_DETECTOR: dict[str, Any] = {"a name": "fnc", "a class": kf.FNC, "a function": lambda block: kf.Kin()}
+NO_DETECTOR: dict[str, Any] = {
+    "a name": "fnc",
+    "a class": kf.FNC,
+    "a function": lambda block: kf.Kin(),
+}
 
 
 @pytest.mark.parametrize("given", NO_DETECTOR)

@@ -1,4 +1,5 @@
-"""The registry: a file is enough for a new detector; signatures are keyword-only and shown in full."""
+"""The registry: a file is enough for a new detector; signatures are keyword-only and shown in
+full."""
 
 from __future__ import annotations
 
@@ -98,9 +99,13 @@ OF_DETECTOR: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(DETECTORS.keys() - {"fnc", "components", "teacher", "positive_margin"}))
+@pytest.mark.parametrize(
+    "name", sorted(DETECTORS.keys() - {"fnc", "components", "teacher", "positive_margin"})
+)
 def test_ids_outside_of_the_data_are_named_by_the_loss(name: str) -> None:
-    made = build_detector(parse(f"simclr+{name}"), Context(8, torch.arange(8) % 3), OF_DETECTOR.get(name, {}))
+    made = build_detector(
+        parse(f"simclr+{name}"), Context(8, torch.arange(8) % 3), OF_DETECTOR.get(name, {})
+    )
     assert made is not None
     assert made.num_samples == 8
     action: Action = "attract" if made.soft else "eliminate"
@@ -154,7 +159,9 @@ class Mine(Detector):
 """
 
 
-def test_a_new_file_in_the_package_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_new_file_in_the_package_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The package is imported again, with one more folder of modules."""
     from kinfolk.cli.lists import methods
 

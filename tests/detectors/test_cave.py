@@ -18,7 +18,8 @@ FEATURES = torch.tensor([[0.0], [0.1], [0.2], [5.0], [5.1], [9.0]])
 def refreshed() -> Cave:
     detector = Cave(num_samples=6, num_clusters=3)
     detector.refresh(FEATURES, 0.0)
-    detector.clusters.labels.copy_(torch.tensor([[0, 0, 0, 1, 1, 2]]))  # k-means may end elsewhere with so few
+    # k-means may end elsewhere with so few
+    detector.clusters.labels.copy_(torch.tensor([[0, 0, 0, 1, 1, 2]]))
     return detector
 
 
@@ -50,16 +51,25 @@ def test_loss_equals_the_sum_over_the_cluster() -> None:
 def test_before_the_first_clustering_it_is_the_base_loss() -> None:
     z = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0))
     assert torch.equal(
-        NTXentLoss(temperature=0.1, detector=Cave(num_samples=6, num_clusters=3))(z[0], z[1], torch.arange(6)),
+        NTXentLoss(temperature=0.1, detector=Cave(num_samples=6, num_clusters=3))(
+            z[0], z[1], torch.arange(6)
+        ),
         NTXentLoss(temperature=0.1)(z[0], z[1], torch.arange(6)),
     )
 
 
 def test_gradient_and_cold_coarse_input() -> None:
-    z = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: NTXentLoss(temperature=0.5, detector=refreshed())(x[0], x[1], torch.arange(6)), (z,))
+    z = torch.randn(
+        2, 6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    ).requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda x: NTXentLoss(temperature=0.5, detector=refreshed())(x[0], x[1], torch.arange(6)),
+        (z,),
+    )
     coarse = z.detach().bfloat16().requires_grad_()
-    loss = NTXentLoss(temperature=0.01, detector=refreshed()).bfloat16()(coarse[0], coarse[1], torch.arange(6))
+    loss = NTXentLoss(temperature=0.01, detector=refreshed()).bfloat16()(
+        coarse[0], coarse[1], torch.arange(6)
+    )
     loss.backward()
     assert loss.isfinite()
     assert coarse.grad is not None
@@ -67,7 +77,9 @@ def test_gradient_and_cold_coarse_input() -> None:
 
 
 def test_it_is_due_every_so_often_and_saved_whole() -> None:
-    assert [epoch for epoch in range(7) if Cave(num_samples=6, num_clusters=3, every=3).due(epoch)] == [0, 3, 6]
+    assert [
+        epoch for epoch in range(7) if Cave(num_samples=6, num_clusters=3, every=3).due(epoch)
+    ] == [0, 3, 6]
     saved, loaded, z = refreshed(), Cave(num_samples=6, num_clusters=3), torch.randn(2, 6, 4)
     loaded.load_state_dict(saved.state_dict())
     assert torch.equal(
@@ -83,7 +95,10 @@ def test_it_is_due_every_so_often_and_saved_whole() -> None:
     ("arguments", "message"),
     [
         ({"num_samples": 1, "num_clusters": 1}, r"`num_samples` \(=1\) must be at least 2"),
-        ({"num_samples": 5, "num_clusters": 5}, r"`num_clusters` \(=5\) must be at least 1 and below"),
+        (
+            {"num_samples": 5, "num_clusters": 5},
+            r"`num_clusters` \(=5\) must be at least 1 and below",
+        ),
         ({"num_samples": 5, "num_clusters": 2, "every": 0}, r"`every` \(=0\) must be at least 1"),
     ],
 )
@@ -96,8 +111,13 @@ def test_wrong_calls() -> None:
     with pytest.raises(ValueError, match="`features` of all samples must be given"):
         Cave(num_samples=6, num_clusters=3).refresh(None, 0.0)
     with pytest.raises(ValueError, match=r"`ids` \(=6\) must be in \[0, 6\)"):
-        NTXentLoss(temperature=0.1, detector=refreshed())(torch.eye(7), torch.eye(7), torch.arange(7))
-    assert repr(eval(repr(Cave(num_samples=6, num_clusters=3, every=2)))) == "Cave(num_samples=6, num_clusters=3, every=2)"
+        NTXentLoss(temperature=0.1, detector=refreshed())(
+            torch.eye(7), torch.eye(7), torch.arange(7)
+        )
+    assert (
+        repr(eval(repr(Cave(num_samples=6, num_clusters=3, every=2))))
+        == "Cave(num_samples=6, num_clusters=3, every=2)"
+    )
 
 
 def test_several_clusterings() -> None:
@@ -108,8 +128,12 @@ def test_several_clusterings() -> None:
     dropped_RC = dropped(detector.find(block), block)
     labels = detector.clusters.labels
     for row, i in enumerate(block.row_ids.tolist()):
-        members = [j != i and any(level[i] == level[j] for level in labels) for j in block.candidate_ids.tolist()]
+        members = [
+            j != i and any(level[i] == level[j] for level in labels)
+            for j in block.candidate_ids.tolist()
+        ]
         if any(members):
             assert (~dropped_RC[row]).tolist() == [
-                member or j == i for j, member in zip(block.candidate_ids.tolist(), members, strict=True)
+                member or j == i
+                for j, member in zip(block.candidate_ids.tolist(), members, strict=True)
             ]

@@ -18,7 +18,13 @@ def searched(z: Tensor, ids: list[int]) -> list[set[int]]:
     links: dict[int, set[int]] = {sample: set() for sample in samples}
     for one in samples:
         near = {
-            other: max(float(z[i] @ z[j]) for i in range(len(ids)) if ids[i] == one for j in range(len(ids)) if ids[j] == other)
+            other: max(
+                float(z[i] @ z[j])
+                for i in range(len(ids))
+                if ids[i] == one
+                for j in range(len(ids))
+                if ids[j] == other
+            )
             for other in samples
             if other != one
         }
@@ -61,8 +67,12 @@ def test_attracts_the_component_and_nothing_else(block_rows: int | None) -> None
     z = F.normalize(torch.stack((z1, z2), 1).flatten(0, 1), dim=1)
     key = components(z, torch.arange(8).repeat_interleave(2))[::2]
     assert 1 < len(set(key.tolist())) < 8
-    loss_fn = NTXentLoss(temperature=0.3, detector=Components(), action="attract", block_rows=block_rows)
-    expected = NTXentLoss(temperature=0.3, detector=Oracle(key), action="attract")(z1, z2, torch.arange(8))
+    loss_fn = NTXentLoss(
+        temperature=0.3, detector=Components(), action="attract", block_rows=block_rows
+    )
+    expected = NTXentLoss(temperature=0.3, detector=Oracle(key), action="attract")(
+        z1, z2, torch.arange(8)
+    )
     torch.testing.assert_close(loss_fn(z1, z2, torch.arange(8)), expected)
 
 
@@ -71,7 +81,9 @@ def test_an_anchor_outside_the_candidates_joins_the_nearest() -> None:
     anchors = torch.tensor([[0.2, 0.8], [0.8, 0.2]])
     block = prepared(anchors @ queue.T, torch.tensor([7, 8]), torch.arange(4), queue)
     assert kin(Components(), block).tolist() == [[0, 0, 1, 1], [1, 1, 0, 0]]
-    own = prepared(torch.full((1, 4), OUT), torch.tensor([0]), torch.zeros(4, dtype=torch.int64), queue)
+    own = prepared(
+        torch.full((1, 4), OUT), torch.tensor([0]), torch.zeros(4, dtype=torch.int64), queue
+    )
     assert not kin(Components(), own).any()
 
 

@@ -15,7 +15,11 @@ from tests.detectors.blocks import kin, random_block
 from tests.reference import detection
 
 
-@given(seed=st.integers(0, 100), top_k=st.integers(1, 20), dtype=st.sampled_from([torch.float32, torch.float64]))
+@given(
+    seed=st.integers(0, 100),
+    top_k=st.integers(1, 20),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
 def test_top_k_equals_the_sorted_row(seed: int, top_k: int, dtype: torch.dtype) -> None:
     block = random_block(seed, [0, 1, 2, 3, 1], dtype=dtype)
     found = kin(FNC(top_k=top_k), block)
@@ -49,7 +53,13 @@ def test_ties_with_the_last_are_kin_too_and_own_candidates_never() -> None:
 
 
 def test_a_row_without_negatives_flags_nothing() -> None:
-    block = Block(torch.full((1, 3), OUT), torch.tensor([0]), torch.zeros(3, dtype=torch.int64), 1, torch.tensor([0]))
+    block = Block(
+        torch.full((1, 3), OUT),
+        torch.tensor([0]),
+        torch.zeros(3, dtype=torch.int64),
+        1,
+        torch.tensor([0]),
+    )
     assert not kin(FNC(alpha=0.5), block).any()
     assert not kin(FNC(top_k=2), block).any()
 
@@ -57,7 +67,9 @@ def test_a_row_without_negatives_flags_nothing() -> None:
 def test_the_order_of_candidates_changes_nothing_and_similarities_stay() -> None:
     block, order = random_block(5, list(range(6)), dtype=torch.bfloat16), torch.randperm(12)
     before = block.sim_RC.clone()
-    moved = Block(block.sim_RC[:, order], block.ids, block.candidate_ids[order], 2, block.num_negatives_b)
+    moved = Block(
+        block.sim_RC[:, order], block.ids, block.candidate_ids[order], 2, block.num_negatives_b
+    )
     assert torch.equal(kin(FNC(alpha=0.3), block)[:, order], kin(FNC(alpha=0.3), moved))
     assert torch.equal(block.sim_RC, before)
 
@@ -78,4 +90,7 @@ def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
 
 
 def test_repr_is_the_call() -> None:
-    assert repr(eval(repr(FNC(alpha=0.01, min_similarity=0.3)))) == "FNC(alpha=0.01, min_similarity=0.3)"
+    assert (
+        repr(eval(repr(FNC(alpha=0.01, min_similarity=0.3))))
+        == "FNC(alpha=0.01, min_similarity=0.3)"
+    )

@@ -20,9 +20,14 @@ RULES = ("tracking", "adam", "sgd")
 LR = {"adam": 0.05, "sgd": 0.5}
 
 
-def batches(number: int, num_samples: int = 12, size: int = 5, seed: int = 0, num_views: int = 2) -> list[Block]:
+def batches(
+    number: int, num_samples: int = 12, size: int = 5, seed: int = 0, num_views: int = 2
+) -> list[Block]:
     g = torch.Generator().manual_seed(seed)
-    return [random_block(seed + i, torch.randperm(num_samples, generator=g)[:size].tolist(), num_views) for i in range(number)]
+    return [
+        random_block(seed + i, torch.randperm(num_samples, generator=g)[:size].tolist(), num_views)
+        for i in range(number)
+    ]
 
 
 def made(rule: str = "tracking", alpha: float = 0.2, **more: Any) -> GloFND:
@@ -39,24 +44,47 @@ def test_adam_and_sgd_equal_the_loop(rule: str, seed: int, alpha: float) -> None
         flagged = step(detector, block)
         for place, i in enumerate(block.ids.tolist()):
             rows = slice(2 * place, 2 * place + 2)
-            want = loop[i].visit(block.sim_RC[rows].double(), alpha, LR[rule], (0.9, 0.98) if rule == "adam" else None)
+            want = loop[i].visit(
+                block.sim_RC[rows].double(),
+                alpha,
+                LR[rule],
+                (0.9, 0.98) if rule == "adam" else None,
+            )
             assert detector.thresholds[i].item() == pytest.approx(loop[i].value, abs=1e-6)
             assert [set(row.nonzero().flatten().tolist()) for row in flagged[rows]] == want
 
 
-def drawn(detector: GloFND, visits: int, n: int, mean: float, spread: float, jump: float = 0.0, fixed: bool = False) -> list[float]:
-    """The share flagged at each visit, in units of α, of normal similarities that jump half way; the samples' own means differ."""
+def drawn(
+    detector: GloFND,
+    visits: int,
+    n: int,
+    mean: float,
+    spread: float,
+    jump: float = 0.0,
+    fixed: bool = False,
+) -> list[float]:
+    """The share flagged at each visit, in units of α, of normal similarities that jump half way;
+    the samples' own means differ."""
     g, number, shares = torch.Generator().manual_seed(0), detector.num_samples, []
     own, still = 0.5 * torch.randn(number, 1, generator=g), torch.randn(number, n, generator=g)
     for visit in range(visits):
-        noise = still + 0.1 * torch.randn(number, n, generator=g) if fixed else torch.randn(number, n, generator=g)
+        noise = (
+            still + 0.1 * torch.randn(number, n, generator=g)
+            if fixed
+            else torch.randn(number, n, generator=g)
+        )
         sim = mean + spread * (own + noise) + (jump if visit >= visits // 2 else 0.0)
-        block = Block(sim, torch.arange(number), torch.arange(n) + number, 1, torch.full((number,), n))
+        block = Block(
+            sim, torch.arange(number), torch.arange(n) + number, 1, torch.full((number,), n)
+        )
         shares.append(step(detector, block).sum().item() / (number * n * detector.alpha))
     return shares
 
 
-@pytest.mark.parametrize(("n", "alpha", "within"), [(127, 0.01, 0.15), (127, 0.2, 0.05), (400, 0.00025, 0.5), (400, 0.00075, 0.5)])
+@pytest.mark.parametrize(
+    ("n", "alpha", "within"),
+    [(127, 0.01, 0.15), (127, 0.2, 0.05), (400, 0.00025, 0.5), (400, 0.00075, 0.5)],
+)
 def test_the_share_is_held_wherever_similarities_lie(n: int, alpha: float, within: float) -> None:
     """With αn < 1, within a factor of 1.5."""
     shares = drawn(GloFND(num_samples=400, alpha=alpha, init="quantile"), 30, n, 0.8, 0.02)[10:]
@@ -65,14 +93,22 @@ def test_the_share_is_held_wherever_similarities_lie(n: int, alpha: float, withi
 
 def test_fixed_candidates_do_not_make_it_diverge() -> None:
     """1,024 candidates that stay the same, α = 0.02, standard deviation 0.024."""
-    shares = drawn(GloFND(num_samples=32, alpha=0.02, init="quantile"), 40, 1024, 0.3, 0.024, fixed=True)
+    shares = drawn(
+        GloFND(num_samples=32, alpha=0.02, init="quantile"), 40, 1024, 0.3, 0.024, fixed=True
+    )
     assert all(abs(share - 1) < 0.1 for share in shares[5:])
 
 
 @pytest.mark.parametrize("jump", [0.5, -0.5])
-@pytest.mark.parametrize(("alpha", "spread"), [(0.01, 0.005), (0.01, 0.1), (0.1, 0.005), (0.1, 0.1)])
-def test_a_jump_of_all_similarities_is_followed_in_a_few_visits(jump: float, alpha: float, spread: float) -> None:
-    shares = drawn(GloFND(num_samples=256, alpha=alpha, init="quantile"), 40, 127, 0.0, spread, jump)
+@pytest.mark.parametrize(
+    ("alpha", "spread"), [(0.01, 0.005), (0.01, 0.1), (0.1, 0.005), (0.1, 0.1)]
+)
+def test_a_jump_of_all_similarities_is_followed_in_a_few_visits(
+    jump: float, alpha: float, spread: float
+) -> None:
+    shares = drawn(
+        GloFND(num_samples=256, alpha=alpha, init="quantile"), 40, 127, 0.0, spread, jump
+    )
     assert abs(sum(shares[10:20]) / 10 - 1) < 0.1
     assert abs(sum(shares[28:31]) / 3 - 1) < 0.25
     assert abs(sum(shares[30:]) / 10 - 1) < 0.1
@@ -80,20 +116,28 @@ def test_a_jump_of_all_similarities_is_followed_in_a_few_visits(jump: float, alp
 
 @pytest.mark.parametrize(("stretch", "shift"), [(0.01, 0.95), (0.3, -0.5), (0.5, 0.0)])
 @pytest.mark.parametrize("alpha", [0.003, 0.03, 0.3])
-def test_a_shift_and_a_stretch_change_the_thresholds_alone(stretch: float, shift: float, alpha: float) -> None:
+def test_a_shift_and_a_stretch_change_the_thresholds_alone(
+    stretch: float, shift: float, alpha: float
+) -> None:
     g = torch.Generator().manual_seed(0)
     one, other = (GloFND(num_samples=16, alpha=alpha, init="quantile").double() for _ in range(2))
     for visit in range(25):
-        sim = (0.2 * torch.randn(16, 100, generator=g, dtype=torch.float64) + (0.3 if visit > 12 else 0.0)).clamp(-1, 1)
+        sim = (
+            0.2 * torch.randn(16, 100, generator=g, dtype=torch.float64)
+            + (0.3 if visit > 12 else 0.0)
+        ).clamp(-1, 1)
         parts = (torch.arange(16), torch.arange(100) + 16, 1, torch.full((16,), 100))
         flagged = step(one, Block(sim, *parts))
         assert torch.equal(flagged, step(other, Block(stretch * sim + shift, *parts)))
-    torch.testing.assert_close(other.thresholds, stretch * one.thresholds + shift, rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        other.thresholds, stretch * one.thresholds + shift, rtol=0, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("init", ["quantile", "one"])
 def test_concentrated_features_in_small_batches_stay_near_alpha(init: str) -> None:
-    """512 features with similarities of 0.963 ± 0.0095, batches of 128 with two views, α = 0.1, in all of 30 epochs."""
+    """512 features with similarities of 0.963 ± 0.0095, batches of 128 with two views, α = 0.1, in
+    all of 30 epochs."""
     g = torch.Generator().manual_seed(0)
     x, centre = torch.randn(512, 32, generator=g) / 32**0.5, torch.randn(1, 32, generator=g)
     x = torch.nn.functional.normalize(x + 5 * torch.nn.functional.normalize(centre, dim=1), dim=1)
@@ -103,13 +147,17 @@ def test_concentrated_features_in_small_batches_stay_near_alpha(init: str) -> No
         for ids in torch.randperm(512, generator=g).split(128):  # type: ignore[no-untyped-call]
             with torch.no_grad():
                 loss_fn(*(x[ids] + 0.01 * torch.randn(128, 32, generator=g) for _ in range(2)), ids)
-            flagged, negatives = flagged + int(loss_fn.stats.flagged), negatives + int(loss_fn.stats.negatives)
+            flagged, negatives = (
+                flagged + int(loss_fn.stats.flagged),
+                negatives + int(loss_fn.stats.negatives),
+            )
         low, high = (0.07, 0.13) if epoch < 2 else (0.085, 0.115)
         assert low < flagged / negatives < high or (epoch == 0 and init == "one" and not flagged)
 
 
 def test_a_drift_of_all_similarities_is_followed() -> None:
-    """The tail shrinks by 3 % with each visit, and the mean stays: each sample learns it from the whole batch."""
+    """The tail shrinks by 3 % with each visit, and the mean stays: each sample learns it from the
+    whole batch."""
     detector = GloFND(num_samples=400, alpha=0.005, init="quantile")
     drawn(detector, 20, 100, 0.0, 0.1)
     g, shares = torch.Generator().manual_seed(1), []
@@ -121,19 +169,27 @@ def test_a_drift_of_all_similarities_is_followed() -> None:
 
 
 def test_a_spread_that_changes_is_followed_sample_by_sample() -> None:
-    """One of 4,096 is to be flagged. Half of the samples spread by 2.5 % more with each visit, the others by 2.5 % less."""
+    """One of 4,096 is to be flagged. Half of the samples spread by 2.5 % more with each visit, the
+    others by 2.5 % less."""
     n, number, g = 4096, 32, torch.Generator().manual_seed(0)
-    detector, way = GloFND(num_samples=number, alpha=1 / n, init="quantile"), 1 - 2 * (torch.arange(number) % 2)
+    detector, way = (
+        GloFND(num_samples=number, alpha=1 / n, init="quantile"),
+        1 - 2 * (torch.arange(number) % 2),
+    )
     for visit in range(30):
         spread = 0.05 * torch.exp(0.025 * (visit - 15) * way)
         sim = 0.3 + spread.unsqueeze(1) * torch.randn(number, n, generator=g)
-        step(detector, Block(sim, torch.arange(number), torch.arange(n) + number, 1, torch.full((number,), n)))
+        step(
+            detector,
+            Block(sim, torch.arange(number), torch.arange(n) + number, 1, torch.full((number,), n)),
+        )
     level = -torch.special.ndtri(torch.tensor(1 / n))
     assert ((detector.thresholds - 0.3) / spread - level).abs().mean() < 0.25
 
 
 def test_the_share_is_alpha_where_a_batch_expects_a_few_flags_and_a_sample_almost_none() -> None:
-    """1,000 samples with 100 negatives each and α = 0.0001: ten flags in a batch, 0.01 for a sample."""
+    """1,000 samples with 100 negatives each and α = 0.0001: ten flags in a batch, 0.01 for a
+    sample."""
     shares = drawn(GloFND(num_samples=1000, alpha=0.0001, init="quantile"), 80, 100, 0.2, 0.1)[20:]
     assert sum(shares) / len(shares) == pytest.approx(1, abs=0.25)
 
@@ -144,9 +200,14 @@ def test_heavy_tails_and_two_modes_do_not_change_the_share() -> None:
     for modes in (False, True):
         detector, shares = GloFND(num_samples=256, alpha=0.02, init="quantile"), []
         for _ in range(90):
-            sim, other = 0.02 * torch.randn(256, 200, generator=g), torch.rand(256, 200, generator=g)
+            sim, other = (
+                0.02 * torch.randn(256, 200, generator=g),
+                torch.rand(256, 200, generator=g),
+            )
             sim = sim + 0.5 * (other < 0.03) if modes else sim / other.clamp(min=0.05)
-            block = Block(sim, torch.arange(256), torch.arange(200) + 256, 1, torch.full((256,), 200))
+            block = Block(
+                sim, torch.arange(256), torch.arange(200) + 256, 1, torch.full((256,), 200)
+            )
             shares.append(step(detector, block).sum().item() / (256 * 200 * 0.02))
         assert sum(shares[70:]) / 20 == pytest.approx(1, abs=0.1)
 
@@ -164,8 +225,13 @@ def test_a_step_whose_loss_is_not_finite_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(("init", "shared", "each"), [("one", False, False), ("quantile", True, False), ("quantile", False, True)])
-def test_a_step_never_reads_a_value_on_the_host(rule: str, init: str, shared: bool, each: bool) -> None:
+@pytest.mark.parametrize(
+    ("init", "shared", "each"),
+    [("one", False, False), ("quantile", True, False), ("quantile", False, True)],
+)
+def test_a_step_never_reads_a_value_on_the_host(
+    rule: str, init: str, shared: bool, each: bool
+) -> None:
     """Tensors without values raise where one is read."""
     alpha = torch.full((12,), 0.2) if each else 0.2
     detector = GloFND(num_samples=12, alpha=alpha, rule=rule, init=init, shared=shared).to("meta")  # type: ignore[arg-type]
@@ -189,7 +255,8 @@ def test_kin_are_above_the_new_threshold_not_the_old(rule: str) -> None:
 
 
 def test_tracking_flags_with_the_level_it_counts_at() -> None:
-    """So that what a sample flags, and not only its threshold, is right on average: one candidate in a thousand, visits of 100."""
+    """So that what a sample flags, and not only its threshold, is right on average: one candidate
+    in a thousand, visits of 100."""
     shares = drawn(GloFND(num_samples=1000, alpha=0.001, init="quantile"), 60, 100, 0.2, 0.1)[10:]
     assert sum(shares) / len(shares) == pytest.approx(1, abs=0.12)
 
@@ -215,7 +282,9 @@ def test_eval_flags_with_the_stored_threshold(rule: str, shared: bool) -> None:
         step(detector, block)
     detector.eval()
     state, block = {k: v.clone() for k, v in detector.state_dict().items()}, batches(1, seed=9)[0]
-    assert torch.equal(step(detector, block), block.sim_RC > detector.thresholds[block.row_ids].unsqueeze(1))
+    assert torch.equal(
+        step(detector, block), block.sim_RC > detector.thresholds[block.row_ids].unsqueeze(1)
+    )
     assert not detector.find(block).update
     assert all(torch.equal(state[k], v) for k, v in detector.state_dict().items())
 
@@ -237,7 +306,9 @@ def test_a_threshold_of_one_flags_nothing_even_where_rounding_goes_over_one() ->
 
 @pytest.mark.parametrize("rule", ["adam", "sgd"])
 @pytest.mark.parametrize("each", [False, True])
-def test_the_first_visit_with_quantile_sets_the_normal_quantile_of_that_visit(rule: str, each: bool) -> None:
+def test_the_first_visit_with_quantile_sets_the_normal_quantile_of_that_visit(
+    rule: str, each: bool
+) -> None:
     alphas = torch.linspace(0.05, 0.4, 12) if each else torch.full((12,), 0.2)
     detector = made(rule, alphas if each else 0.2, init="quantile")  # type: ignore[arg-type]
     block = batches(1)[0]
@@ -260,11 +331,14 @@ def test_the_start_by_quantile_is_near_the_exact_quantile(rule: str) -> None:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("shared", [False, True])
 def test_no_visit_sorts_or_selects(rule: str, shared: bool) -> None:
-    """An order statistic costs more than the rest of a step, and only the first visit would need it."""
+    """An order statistic costs more than the rest of a step, and only the first visit would need
+    it."""
     detector, called = made(rule, init="quantile", shared=shared), list[str]()
 
     class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, op: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             called.append(op.overloadpacket.__name__)
             return op(*args, **(kwargs or {}))
 
@@ -282,7 +356,10 @@ def test_a_sample_without_negatives_is_left_as_it_is(rule: str, init: str) -> No
     detector = made(rule, init=init)
     flagged = step(detector, random_block(0, [3, 3]))
     assert not flagged.any()
-    assert all(torch.equal(v, made(rule, init=init).state_dict()[k]) for k, v in detector.state_dict().items())
+    assert all(
+        torch.equal(v, made(rule, init=init).state_dict()[k])
+        for k, v in detector.state_dict().items()
+    )
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -293,7 +370,9 @@ def test_duplicates_store_the_mean_of_their_proposals(rule: str) -> None:
     block = random_block(77, [4, 1, 4, 2, 5])
     update = detector.find(block).update
     detector.observe(block.ids, update)
-    assert detector.store.threshold[4].item() == pytest.approx(update["state"][[0, 2], 0].mean().item(), abs=1e-6)
+    assert detector.store.threshold[4].item() == pytest.approx(
+        update["state"][[0, 2], 0].mean().item(), abs=1e-6
+    )
     assert detector.store.threshold[1] == update["state"][1, 0]
 
 
@@ -311,9 +390,12 @@ def test_saved_loaded_and_continued_is_uninterrupted_bit_for_bit(rule: str, shar
         step(second, block)
     assert all(torch.equal(v, second.state_dict()[k]) for k, v in whole.state_dict().items())
     with pytest.raises(RuntimeError, match=r"has the size .* use the same data set"):
-        GloFND(num_samples=13 if not shared else 12, alpha=0.2, rule=rule, shared=False).load_state_dict(  # type: ignore[arg-type]
-            made(rule, shared=shared).state_dict()
-        )
+        GloFND(
+            num_samples=13 if not shared else 12,
+            alpha=0.2,
+            rule=rule,  # type: ignore[arg-type]
+            shared=False,
+        ).load_state_dict(made(rule, shared=shared).state_dict())
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -321,8 +403,13 @@ def test_saved_loaded_and_continued_is_uninterrupted_bit_for_bit(rule: str, shar
 def test_the_order_of_candidates_changes_nothing(rule: str, dtype: torch.dtype) -> None:
     one, other = made(rule, init="quantile"), made(rule, init="quantile")
     for seed in range(20):
-        block, order = random_block(seed, [0, 3, 5, 7], dtype=dtype), torch.randperm(8, generator=torch.Generator().manual_seed(seed))
-        moved = Block(block.sim_RC[:, order], block.ids, block.candidate_ids[order], 2, block.num_negatives_b)
+        block, order = (
+            random_block(seed, [0, 3, 5, 7], dtype=dtype),
+            torch.randperm(8, generator=torch.Generator().manual_seed(seed)),
+        )
+        moved = Block(
+            block.sim_RC[:, order], block.ids, block.candidate_ids[order], 2, block.num_negatives_b
+        )
         step(one, block)
         step(other, moved)
     assert torch.allclose(one.thresholds, other.thresholds, atol=1e-5)
@@ -332,11 +419,15 @@ def test_the_order_of_candidates_changes_nothing(rule: str, dtype: torch.dtype) 
 @pytest.mark.parametrize("rule", RULES)
 @given(seed=st.integers(0, 1000), alpha=st.floats(0.001, 1), constant=st.booleans())
 @settings(max_examples=15, deadline=None)
-def test_thresholds_stay_in_range_whatever_comes(rule: str, seed: int, alpha: float, constant: bool) -> None:
+def test_thresholds_stay_in_range_whatever_comes(
+    rule: str, seed: int, alpha: float, constant: bool
+) -> None:
     detector = made(rule, alpha, init="quantile" if seed % 2 else "one")
     for block in batches(12, seed=seed):
         if constant:
-            block = block_of(torch.ones(10, 3) + 0.1 * (seed % 3) * torch.randn(10, 3), block.ids, 2)
+            block = block_of(
+                torch.ones(10, 3) + 0.1 * (seed % 3) * torch.randn(10, 3), block.ids, 2
+            )
         step(detector, block)
         for value in detector.state_dict().values():
             assert value.isfinite().all()
@@ -345,7 +436,10 @@ def test_thresholds_stay_in_range_whatever_comes(rule: str, seed: int, alpha: fl
 
 @pytest.mark.parametrize("rule", RULES)
 def test_one_shared_threshold_learns_the_share_of_all(rule: str) -> None:
-    detector, g = GloFND(num_samples=40, alpha=0.2, rule=rule, lr=LR.get(rule, 1) / 2, shared=True), torch.Generator().manual_seed(0)  # type: ignore[arg-type]
+    detector, g = (
+        GloFND(num_samples=40, alpha=0.2, rule=rule, lr=LR.get(rule, 1) / 2, shared=True),  # type: ignore[arg-type]
+        torch.Generator().manual_seed(0),
+    )
     shares = []
     for _ in range(150):
         block = block_of(torch.randn(20, 6, generator=g), torch.randperm(40, generator=g)[:20])
@@ -357,9 +451,12 @@ def test_one_shared_threshold_learns_the_share_of_all(rule: str) -> None:
 
 @pytest.mark.parametrize(("init", "turn"), [("one", 0.0), ("quantile", 0.02)])
 def test_tracking_learns_the_quantile_and_holds_the_share(init: str, turn: float) -> None:
-    """The benchmark in small: 1,024 samples, batches of 64, α = 0.05, 40 visits; frozen, and turning."""
+    """The benchmark in small: 1,024 samples, batches of 64, α = 0.05, 40 visits; frozen, and
+    turning."""
     g = torch.Generator().manual_seed(0)
-    here, there = (torch.nn.functional.normalize(torch.randn(1024, 16, generator=g), dim=1) for _ in range(2))
+    here, there = (
+        torch.nn.functional.normalize(torch.randn(1024, 16, generator=g), dim=1) for _ in range(2)
+    )
     detector, shares = GloFND(num_samples=1024, alpha=0.05, init=init), []  # type: ignore[arg-type]
     for visit in range(40):
         z = torch.nn.functional.normalize(here + turn * visit * there, dim=1)
@@ -384,11 +481,26 @@ def quantiles(sim: torch.Tensor, alpha: float) -> torch.Tensor:
     [
         ({"num_samples": 0, "alpha": 0.1}, r"`num_samples` \(=0\) must be at least 1"),
         ({"num_samples": 3, "alpha": 1.3}, r"`alpha` \(=1.3\) must be in \[0, 1\]"),
-        ({"num_samples": 3, "alpha": torch.tensor([0.1, 0.2])}, r"`alpha` \(=\(2,\)\) must be a number or have the shape \(3,\)"),
-        ({"num_samples": 2, "alpha": torch.tensor([0.1, 1.2])}, r"`alpha` \(=0.1 to 1.2\) must be in \[0, 1\] for every sample"),
-        ({"num_samples": 2, "alpha": torch.tensor([0.1, 0.2]), "shared": True}, r"`alpha` must be one number where `shared` is set"),
-        ({"num_samples": 3, "alpha": 0.1, "rule": "rprop"}, r"`rule` \(='rprop'\) must be one of tracking, adam, sgd"),
-        ({"num_samples": 3, "alpha": 0.1, "init": "zero"}, r"`init` \(='zero'\) must be one of one, quantile"),
+        (
+            {"num_samples": 3, "alpha": torch.tensor([0.1, 0.2])},
+            r"`alpha` \(=\(2,\)\) must be a number or have the shape \(3,\)",
+        ),
+        (
+            {"num_samples": 2, "alpha": torch.tensor([0.1, 1.2])},
+            r"`alpha` \(=0.1 to 1.2\) must be in \[0, 1\] for every sample",
+        ),
+        (
+            {"num_samples": 2, "alpha": torch.tensor([0.1, 0.2]), "shared": True},
+            r"`alpha` must be one number where `shared` is set",
+        ),
+        (
+            {"num_samples": 3, "alpha": 0.1, "rule": "rprop"},
+            r"`rule` \(='rprop'\) must be one of tracking, adam, sgd",
+        ),
+        (
+            {"num_samples": 3, "alpha": 0.1, "init": "zero"},
+            r"`init` \(='zero'\) must be one of one, quantile",
+        ),
         ({"num_samples": 3, "alpha": 0.1, "lr": 0.0}, r"`lr` \(=0.0\) must be above 0"),
         ({"num_samples": 3, "alpha": 0.1, "betas": (0.9, 1.0)}, r"`betas` \(=\(0.9, 1.0\)\)"),
     ],
@@ -403,7 +515,13 @@ def test_an_alpha_for_each_sample() -> None:
     detector, shares = GloFND(num_samples=300, alpha=alpha, init="quantile"), torch.zeros(300)
     g = torch.Generator().manual_seed(0)
     for visit in range(30):
-        block = Block(0.1 * torch.randn(300, 120, generator=g), torch.arange(300), torch.arange(120) + 300, 1, torch.full((300,), 120))
+        block = Block(
+            0.1 * torch.randn(300, 120, generator=g),
+            torch.arange(300),
+            torch.arange(120) + 300,
+            1,
+            torch.full((300,), 120),
+        )
         flagged = step(detector, block)
         assert not flagged[::3].any()
         shares += flagged.float().mean(1) / 20 if visit >= 10 else 0
@@ -411,13 +529,18 @@ def test_an_alpha_for_each_sample() -> None:
     assert (detector.thresholds[::3] == 1).all()
     assert detector.alpha == pytest.approx(0.35 / 3)
     assert not any("alpha" in name for name in detector.state_dict())
-    assert repr(detector).startswith("GloFND(num_samples=300, alpha=<300 in [0, 0.3]>, rule='tracking'")
+    assert repr(detector).startswith(
+        "GloFND(num_samples=300, alpha=<300 in [0, 0.3]>, rule='tracking'"
+    )
     assert not kin(detector.eval(), block)[::3].any()
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_one_alpha_for_all_is_the_same_as_equal_ones(rule: str) -> None:
-    one, each = (GloFND(num_samples=12, alpha=alpha, rule=rule, init="quantile", lr=0.1) for alpha in (0.25, torch.full((12,), 0.25)))  # type: ignore[arg-type]
+    one, each = (
+        GloFND(num_samples=12, alpha=alpha, rule=rule, init="quantile", lr=0.1)  # type: ignore[arg-type]
+        for alpha in (0.25, torch.full((12,), 0.25))
+    )
     for block in batches(12):
         assert torch.equal(step(one, block), step(each, block))
     torch.testing.assert_close(one.thresholds, each.thresholds)
@@ -438,5 +561,8 @@ def test_the_default_rate_moves_thresholds(rule: str) -> None:
 
 def test_repr_is_the_call() -> None:
     detector = GloFND(num_samples=7, alpha=0.01, rule="adam", init="quantile")
-    want = "GloFND(num_samples=7, alpha=0.01, rule='adam', lr=0.05, betas=(0.9, 0.98), init='quantile', shared=False)"
+    want = (
+        "GloFND(num_samples=7, alpha=0.01, rule='adam', lr=0.05, betas=(0.9, 0.98),"
+        " init='quantile', shared=False)"
+    )
     assert repr(detector) == repr(eval(repr(detector))) == want

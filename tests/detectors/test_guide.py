@@ -25,7 +25,9 @@ N, B = 12, 7
 
 def views(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     g = torch.Generator().manual_seed(seed)
-    z1, z2 = (torch.randn(B, 5, dtype=torch.float64, generator=g).requires_grad_() for _ in range(2))
+    z1, z2 = (
+        torch.randn(B, 5, dtype=torch.float64, generator=g).requires_grad_() for _ in range(2)
+    )
     return z1, z2, torch.randperm(N, generator=g)[:B]
 
 
@@ -35,7 +37,9 @@ def features(seed: int = 5) -> Tensor:
 
 def require_equal(ours: Tensor, slow: Tensor, *inputs: Tensor) -> None:
     torch.testing.assert_close(ours, slow)
-    for a, b in zip(torch.autograd.grad(ours, inputs), torch.autograd.grad(slow, inputs), strict=True):
+    for a, b in zip(
+        torch.autograd.grad(ours, inputs), torch.autograd.grad(slow, inputs), strict=True
+    ):
         torch.testing.assert_close(a, b)
 
 
@@ -44,20 +48,37 @@ def require_equal(ours: Tensor, slow: Tensor, *inputs: Tensor) -> None:
 def test_one_hot_labels_are_the_oracle(action: Action, block_rows: int | None) -> None:
     z1, z2, ids = views()
     labels = torch.arange(N) % 3
-    guided = NTXentLoss(temperature=0.3, detector=Guide(torch.eye(3)[labels], margin=0.5), action=action, block_rows=block_rows)
-    known = NTXentLoss(temperature=0.3, detector=Oracle(labels), action=action, block_rows=block_rows)
+    guided = NTXentLoss(
+        temperature=0.3,
+        detector=Guide(torch.eye(3)[labels], margin=0.5),
+        action=action,
+        block_rows=block_rows,
+    )
+    known = NTXentLoss(
+        temperature=0.3, detector=Oracle(labels), action=action, block_rows=block_rows
+    )
     require_equal(guided(z1, z2, ids), known(z1, z2, ids), z1, z2)
     assert torch.equal(guided.stats.counts()[:3], known.stats.counts()[:3])
 
 
 @pytest.mark.parametrize("block_rows", [None, 4])
 @pytest.mark.parametrize("own_weight", [None, 0.0, 0.5])
-def test_soft_attraction_is_the_cross_entropy_to_the_guides_softmax(block_rows: int | None, own_weight: float | None) -> None:
+def test_soft_attraction_is_the_cross_entropy_to_the_guides_softmax(
+    block_rows: int | None, own_weight: float | None
+) -> None:
     z1, z2, ids = views()
     unit = F.normalize(features(), dim=1)[ids]
     guide = Guide(features() * 3, temperature=0.4)
-    loss_fn = NTXentLoss(temperature=0.3, detector=guide, action="attract", own_weight=own_weight, block_rows=block_rows)
-    require_equal(loss_fn(z1, z2, ids), soft_targets(z1, z2, unit @ unit.T, 0.3, 0.4, own_weight), z1, z2)
+    loss_fn = NTXentLoss(
+        temperature=0.3,
+        detector=guide,
+        action="attract",
+        own_weight=own_weight,
+        block_rows=block_rows,
+    )
+    require_equal(
+        loss_fn(z1, z2, ids), soft_targets(z1, z2, unit @ unit.T, 0.3, 0.4, own_weight), z1, z2
+    )
 
 
 def test_alpha_takes_the_highest_similarities_of_each_row_but_its_own() -> None:
@@ -68,7 +89,9 @@ def test_alpha_takes_the_highest_similarities_of_each_row_but_its_own() -> None:
     found = kin(Guide(features(), alpha=0.25), block)
     unit = F.normalize(features(), dim=1)
     for row, anchor in enumerate(ids.tolist()):
-        nearest = sorted((j for j in range(N) if j != anchor), key=lambda j: -float(unit[anchor] @ unit[j]))[:3]
+        nearest = sorted(
+            (j for j in range(N) if j != anchor), key=lambda j: -float(unit[anchor] @ unit[j])
+        )[:3]
         assert found[row].nonzero().flatten().tolist() == sorted(nearest)
 
 
@@ -82,11 +105,16 @@ def test_the_margin_is_below_the_similarity_to_the_positive() -> None:
 
 
 def test_degrees_are_factors_of_reweight() -> None:
-    """A guide that finds all samples equal leaves nothing of the negatives but the positive's own share."""
+    """A guide that finds all samples equal leaves nothing of the negatives but the positive's own
+    share."""
     z1, z2, ids = views()
-    same = NTXentLoss(temperature=0.3, detector=Guide(torch.ones(N, 2), temperature=0.1), action="reweight")(z1, z2, ids)
+    same = NTXentLoss(
+        temperature=0.3, detector=Guide(torch.ones(N, 2), temperature=0.1), action="reweight"
+    )(z1, z2, ids)
     assert same.item() == pytest.approx(0, abs=1e-12)
-    apart = NTXentLoss(temperature=0.3, detector=Guide(torch.eye(N), temperature=0.01), action="reweight")(z1, z2, ids)
+    apart = NTXentLoss(
+        temperature=0.3, detector=Guide(torch.eye(N), temperature=0.01), action="reweight"
+    )(z1, z2, ids)
     torch.testing.assert_close(apart, NTXentLoss(temperature=0.3)(z1, z2, ids))
 
 
@@ -121,7 +149,9 @@ def test_a_copy_shares_the_features() -> None:
 
 def test_the_candidates_own_modality_guides_without_a_file() -> None:
     images, texts, ids = views()
-    loss_fn = CLIPLoss(temperature=0.3, learnable=False, detector=Guide(temperature=0.5), action="reweight")
+    loss_fn = CLIPLoss(
+        temperature=0.3, learnable=False, detector=Guide(temperature=0.5), action="reweight"
+    )
     i, t = F.normalize(images, dim=1), F.normalize(texts, dim=1)
     total = torch.zeros((), dtype=torch.float64)
     for anchors, others in ((i, t), (t, i)):
@@ -138,7 +168,10 @@ def test_degrees_of_one_are_what_hard_attraction_is() -> None:
     """Also where attracted kin leave the denominator."""
     z1, z2, ids = views()
     labels = torch.eye(3)[torch.arange(N) % 3]
-    for make in (lambda **given: NTXentLoss(temperature=0.3, **given), lambda **given: SogCLRLoss(num_samples=N, temperature=0.3, **given)):
+    for make in (
+        lambda **given: NTXentLoss(temperature=0.3, **given),
+        lambda **given: SogCLRLoss(num_samples=N, temperature=0.3, **given),
+    ):
         soft = make(detector=Guide(labels, temperature=1e-3), action="attract")(z1, z2, ids)
         hard = make(detector=Guide(labels, margin=0.5), action="attract")(z1, z2, ids)
         require_equal(soft, hard, z1, z2)
@@ -152,7 +185,10 @@ def test_degrees_of_one_are_what_hard_attraction_is() -> None:
         ({"alpha": 1.0}, r"`alpha` \(=1.0\) must be in \(0, 1\)"),
         ({"margin": -0.1}, r"`margin` \(=-0.1\) must be in \[0, 2\]"),
         ({"temperature": 0.0}, r"`temperature` \(=0.0\) must be above 0"),
-        ({"alpha": 0.1, "num_samples": 13}, r"`features` \(=12 rows\) must hold one row for each of the 13 training samples"),
+        (
+            {"alpha": 0.1, "num_samples": 13},
+            r"`features` \(=12 rows\) must hold one row for each of the 13 training samples",
+        ),
     ],
 )
 def test_impossible_settings_are_refused(given: dict[str, Any], words: str) -> None:
@@ -161,14 +197,18 @@ def test_impossible_settings_are_refused(given: dict[str, Any], words: str) -> N
 
 
 def test_soft_kin_cannot_be_eliminated() -> None:
-    with pytest.raises(ValueError, match=r"`action` \(='eliminate'\) must be 'attract' or 'reweight' with Guide"):
+    with pytest.raises(
+        ValueError, match=r"`action` \(='eliminate'\) must be 'attract' or 'reweight' with Guide"
+    ):
         NTXentLoss(temperature=0.3, detector=Guide(features(), temperature=0.1))
 
 
 def test_broken_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "features.npy"
     path.write_bytes(b"nothing")
-    with pytest.raises(KinfolkError, match=r"is not a readable .npy or .safetensors file of a guide's features"):
+    with pytest.raises(
+        KinfolkError, match=r"is not a readable .npy or .safetensors file of a guide's features"
+    ):
         Guide(path, alpha=0.1)
     with pytest.raises(KinfolkError, match="there is no file"):
         Guide(tmp_path / "none.npy", alpha=0.1)
@@ -196,9 +236,14 @@ def test_candidates_are_read_once_a_step(block_rows: int | None) -> None:
         assert guide.read == steps * (2 * B + B), "2B candidates, and the B samples of the anchors"
 
 
-@pytest.mark.parametrize(("value", "words"), [(float("nan"), "not all finite"), (float("inf"), "not all finite"), (0.0, "all 0")])
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(float("nan"), "not all finite"), (float("inf"), "not all finite"), (0.0, "all 0")],
+)
 @pytest.mark.parametrize("in_file", [False, True])
-def test_rows_without_a_direction_are_refused(tmp_path: Path, value: float, words: str, in_file: bool) -> None:
+def test_rows_without_a_direction_are_refused(
+    tmp_path: Path, value: float, words: str, in_file: bool
+) -> None:
     bad = features().half()
     bad[7], bad[9] = value, value
     if in_file:
@@ -211,7 +256,10 @@ def test_an_array_is_taken_as_it_is() -> None:
     array = features().numpy().copy()
     array.flags.writeable = False
     z1, z2, ids = views()
-    losses = [NTXentLoss(temperature=0.3, detector=Guide(given, alpha=0.2))(z1, z2, ids) for given in (features(), array)]
+    losses = [
+        NTXentLoss(temperature=0.3, detector=Guide(given, alpha=0.2))(z1, z2, ids)
+        for given in (features(), array)
+    ]
     assert torch.equal(*losses)
     assert repr(Guide(array, alpha=0.2)) == "Guide(<12 features>, alpha=0.2)"
 
@@ -219,7 +267,10 @@ def test_an_array_is_taken_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (torch.ones(0, 3), r"`features` \(=torch.float32, shape \(0, 3\)\) must be floats .* at least one of each"),
+        (
+            torch.ones(0, 3),
+            r"`features` \(=torch.float32, shape \(0, 3\)\) must be floats .* at least one of each",
+        ),
         (np.ones((3, 2), dtype=int), r"`features` \(=int64, shape \(3, 2\)\) must be floats"),
         (np.array([["a"]]), r"`features` \(=<U1, shape \(1, 1\)\) must be floats"),
         ([[1.0]], r"`features` \(=list\) must be a tensor, a NumPy array, or the path"),
@@ -232,7 +283,10 @@ def test_what_is_no_features_is_refused(given: Any, words: str) -> None:
 
 @pytest.mark.parametrize("given", [torch.ones(3, 2), np.ones((3, 2))])
 def test_a_training_takes_features_in_memory_as_a_detector(given: Any) -> None:
-    with pytest.raises(UsageError, match=r"`guide` \(=\w+\) must be a path or a name; .*`detector=kf.Guide\(features"):
+    with pytest.raises(
+        UsageError,
+        match=r"`guide` \(=\w+\) must be a path or a name; .*`detector=kf.Guide\(features",
+    ):
         kf.train("digits", method="simclr+guide", guide=given)
 
 
@@ -299,7 +353,9 @@ def test_kin_of_a_guide_have_degrees_by_their_cosine() -> None:
 
 
 def test_tables_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"`positives` \(=\(11, 4\)\) must have as many features as"):
+    with pytest.raises(
+        ValueError, match=r"`positives` \(=\(11, 4\)\) must have as many features as"
+    ):
         Guide(features(), positives=features()[1:], margin=0.1)
     with pytest.raises(ValueError, match="`positives` must be given with `features`"):
         Guide(positives=features(), margin=0.1)

@@ -1,4 +1,5 @@
-"""The hierarchy as a detector: what is kin, how nearly, when it starts, and what crosses ranks and restarts."""
+"""The hierarchy as a detector: what is kin, how nearly, when it starts, and what crosses ranks and
+restarts."""
 
 from __future__ import annotations
 
@@ -24,18 +25,27 @@ TOP = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1])
 
 def started(level: int | None = None, **more: Any) -> Hierarchy:
     detector = Hierarchy(num_samples=8, levels=3, level=level, **more)
-    detector.clusters.start(torch.stack((torch.arange(8), FINE, TOP)), torch.randn(8, 4, generator=torch.Generator().manual_seed(0)))
+    detector.clusters.start(
+        torch.stack((torch.arange(8), FINE, TOP)),
+        torch.randn(8, 4, generator=torch.Generator().manual_seed(0)),
+    )
     detector.started.fill_(True)
     return detector
 
 
 def clumps(number: int = 48, seed: int = 0) -> Tensor:
     g = torch.Generator().manual_seed(seed)
-    return F.normalize(torch.randn(4, 6, generator=g)[torch.arange(number) % 4] + 0.05 * torch.randn(number, 6, generator=g), dim=1)
+    return F.normalize(
+        torch.randn(4, 6, generator=g)[torch.arange(number) % 4]
+        + 0.05 * torch.randn(number, 6, generator=g),
+        dim=1,
+    )
 
 
 @pytest.mark.parametrize(("level", "labels"), [(2, FINE), (3, TOP), (None, TOP)])
-def test_kin_share_the_cluster_and_the_degree_is_the_share_of_levels(level: int | None, labels: Tensor) -> None:
+def test_kin_share_the_cluster_and_the_degree_is_the_share_of_levels(
+    level: int | None, labels: Tensor
+) -> None:
     detector, block = started(level), random_block(0, [7, 1, 3, 0, 5, 4, 6])
     found, degree_RC = kin(detector, block), detector.find(block).degree
     assert degree_RC is not None
@@ -50,13 +60,23 @@ def test_kin_share_the_cluster_and_the_degree_is_the_share_of_levels(level: int 
 def test_before_it_starts_and_at_level_one_nothing_is_kin() -> None:
     z, ids = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8)
     plain = NTXentLoss(temperature=0.1)(z[0], z[1], ids)
-    assert torch.equal(NTXentLoss(temperature=0.1, detector=Hierarchy(num_samples=8))(z[0], z[1], ids), plain)
-    assert torch.equal(NTXentLoss(temperature=0.1, detector=started(level=1))(z[0], z[1], ids), plain)
+    assert torch.equal(
+        NTXentLoss(temperature=0.1, detector=Hierarchy(num_samples=8))(z[0], z[1], ids), plain
+    )
+    assert torch.equal(
+        NTXentLoss(temperature=0.1, detector=started(level=1))(z[0], z[1], ids), plain
+    )
     assert not torch.equal(NTXentLoss(temperature=0.1, detector=started())(z[0], z[1], ids), plain)
 
 
 def test_reweighting_multiplies_by_the_levels_that_differ() -> None:
-    z, ids = F.normalize(torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64), dim=2), torch.arange(8)
+    z, ids = (
+        F.normalize(
+            torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64),
+            dim=2,
+        ),
+        torch.arange(8),
+    )
     loss = NTXentLoss(temperature=0.5, detector=started(), action="reweight")(z[0], z[1], ids)
     rows = []
     for i in range(8):
@@ -65,13 +85,18 @@ def test_reweighting_multiplies_by_the_levels_that_differ() -> None:
             negatives = torch.zeros((), dtype=torch.float64)
             for j in (j for j in range(8) if j != i):
                 agree = int(FINE[i] == FINE[j]) + int(TOP[i] == TOP[j])
-                negatives += sum((1 - agree / 3) * (z[v, i] @ z[w, j] / 0.5).exp() for w in range(2))
+                negatives += sum(
+                    (1 - agree / 3) * (z[v, i] @ z[w, j] / 0.5).exp() for w in range(2)
+                )
             rows.append((positive + negatives).log() - positive.log())
     assert loss.item() == pytest.approx(torch.stack(rows).mean().item(), rel=1e-6)
 
 
 def test_dbscan_starts_it_once_and_every_step_refines_it() -> None:
-    detector, z = Hierarchy(num_samples=48, radii=(0.3, 0.6), warmup_epochs=2, feature_momentum=0.0), clumps()
+    detector, z = (
+        Hierarchy(num_samples=48, radii=(0.3, 0.6), warmup_epochs=2, feature_momentum=0.0),
+        clumps(),
+    )
     assert [epoch for epoch in range(6) if detector.due(epoch)] == [2]
     assert not detector.collects, "who collects is not given the features of all samples"
     detector.refresh(z, 0.5)
@@ -83,7 +108,10 @@ def test_dbscan_starts_it_once_and_every_step_refines_it() -> None:
         ids = torch.randperm(48, generator=torch.Generator().manual_seed(step))[:16]
         loss_fn(moved[ids], moved[ids], ids)
     label = detector.clusters.labels[1]
-    assert torch.equal(label.unsqueeze(0) == label.unsqueeze(1), (torch.arange(48) % 4).unsqueeze(0) == (torch.arange(48) % 4).unsqueeze(1))
+    assert torch.equal(
+        label.unsqueeze(0) == label.unsqueeze(1),
+        (torch.arange(48) % 4).unsqueeze(0) == (torch.arange(48) % 4).unsqueeze(1),
+    )
     torch.testing.assert_close(detector.clusters.tree.features, moved)
 
 
@@ -91,7 +119,10 @@ def test_dbscan_starts_it_once_and_every_step_refines_it() -> None:
     ("wrong", "words"),
     [
         ({"radii": (-0.5, 0.7)}, "must be above 0"),
-        ({"radii": (0.5,), "levels": 3}, "one for each of the levels 2 to 3; 1 radii need 2 levels"),
+        (
+            {"radii": (0.5,), "levels": 3},
+            "one for each of the levels 2 to 3; 1 radii need 2 levels",
+        ),
         ({"min_samples": 0}, "must be at least 1"),
         ({"levels": 0}, r"`levels` \(=0\) must be at least 1"),
         ({"min_samples": 49}, "at most the number of samples"),
@@ -103,13 +134,21 @@ def test_a_start_that_cannot_work_is_refused_at_once(wrong: dict[str, Any], word
 
 
 def test_merging_follows_the_features_once_an_epoch() -> None:
-    detector, resumed = Hierarchy(num_samples=48, warmup_epochs=0), Hierarchy(num_samples=48, warmup_epochs=0)
+    detector, resumed = (
+        Hierarchy(num_samples=48, warmup_epochs=0),
+        Hierarchy(num_samples=48, warmup_epochs=0),
+    )
     detector.set_progress(0, 9)
     detector.refresh(clumps(), 0.0)
     start = detector.radii.values
-    detector.collect(torch.arange(48), clumps(seed=1) + 0.5 * torch.randn(48, 6, generator=torch.Generator().manual_seed(0)))
+    detector.collect(
+        torch.arange(48),
+        clumps(seed=1) + 0.5 * torch.randn(48, 6, generator=torch.Generator().manual_seed(0)),
+    )
     detector.set_progress(0, 9)
-    assert detector.radii.values == start, "an epoch that goes on after an interruption is the same epoch"
+    assert detector.radii.values == start, (
+        "an epoch that goes on after an interruption is the same epoch"
+    )
     detector.set_progress(1, 9)
     assert start is not None
     assert detector.radii.values is not None
@@ -131,7 +170,9 @@ def test_radii_and_merging_fit_the_embeddings_it_starts_from() -> None:
     loaded.load_state_dict(detector.state_dict())
     for each in (detector, loaded):
         each.collect(torch.arange(48), clumps(seed=1))
-        assert each.clusters.merge_similarity == pytest.approx([max(1 - 0.75 * r * r, 0.95 * (1 - r * r / 2)) for r in radii])
+        assert each.clusters.merge_similarity == pytest.approx(
+            [max(1 - 0.75 * r * r, 0.95 * (1 - r * r / 2)) for r in radii]
+        )
     assert torch.equal(detector.clusters.labels, loaded.clusters.labels)
     fixed = Hierarchy(num_samples=48, merge_similarity=(0.9, 0.7))
     fixed.refresh(clumps(), 0.0)
@@ -156,23 +197,32 @@ def test_find_reads_and_the_queue_s_new_ids_are_seen() -> None:
 
 def test_save_load_continue_equals_uninterrupted() -> None:
     z = clumps()
-    whole, loaded = Hierarchy(num_samples=48, radii=(0.3, 0.6)), Hierarchy(num_samples=48, radii=(0.3, 0.6))
+    whole, loaded = (
+        Hierarchy(num_samples=48, radii=(0.3, 0.6)),
+        Hierarchy(num_samples=48, radii=(0.3, 0.6)),
+    )
     whole.refresh(z, 0.0)
     loaded.load_state_dict(whole.state_dict())
     for detector in (whole, loaded):
         for step in range(10):
             ids = torch.randperm(48, generator=torch.Generator().manual_seed(step))[:16]
             detector.collect(ids, clumps(seed=1)[ids])
-    assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in whole.state_dict().items())
+    assert all(
+        torch.equal(value, loaded.state_dict()[name]) for name, value in whole.state_dict().items()
+    )
 
 
 def test_gradient_and_cold_coarse_input() -> None:
-    z = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    z = torch.randn(
+        2, 8, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    ).requires_grad_()
     for action in ACTIONS:
         loss_fn = NTXentLoss(temperature=0.5, detector=started(level=2), action=action).eval()
         assert torch.autograd.gradcheck(lambda x, f=loss_fn: f(x[0], x[1], torch.arange(8)), (z,))
     coarse = z.detach().bfloat16().requires_grad_()
-    loss = NTXentLoss(temperature=0.01, detector=started(), action="reweight").bfloat16()(coarse[0], coarse[1], torch.arange(8))
+    loss = NTXentLoss(temperature=0.01, detector=started(), action="reweight").bfloat16()(
+        coarse[0], coarse[1], torch.arange(8)
+    )
     loss.backward()
     assert loss.isfinite()
     assert coarse.grad is not None

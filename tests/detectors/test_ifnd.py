@@ -56,10 +56,14 @@ def test_the_most_confident_are_accepted(progress: float) -> None:
     for level in range(2):
         clusters = detector.clusters.labels[level].tolist()
         want = ifnd.confidence(z, detector.clusters.level(level), clusters, 0.2)
-        torch.testing.assert_close(detector.confidence[level], torch.tensor(want), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            detector.confidence[level], torch.tensor(want), rtol=1e-4, atol=1e-5
+        )
         chosen = ifnd.acceptance(detector.confidence[level].tolist(), progress)
         assert len(chosen) == round(progress * N)
-        assert labels_of(detector)[level] == [label if i in chosen else None for i, label in enumerate(clusters)]
+        assert labels_of(detector)[level] == [
+            label if i in chosen else None for i, label in enumerate(clusters)
+        ]
 
 
 def test_a_sample_that_is_not_accepted_is_alone() -> None:
@@ -92,7 +96,9 @@ def test_when_it_is_due() -> None:
     assert detector.due(0)
 
 
-@pytest.mark.parametrize(("every", "want"), [(1, [1, 2, 3, 4, 5, 6]), (3, [3, 6]), (4, [4]), (7, [])])
+@pytest.mark.parametrize(
+    ("every", "want"), [(1, [1, 2, 3, 4, 5, 6]), (3, [3, 6]), (4, [4]), (7, [])]
+)
 def test_the_last_epoch_is_trained_with_the_final_rate(every: int, want: list[int]) -> None:
     detector = made(None, every=every, final_rate=0.9)
     detector.set_progress(0, 7)
@@ -112,7 +118,9 @@ def test_the_confidence_has_the_temperature_of_the_loss() -> None:
         return detector.confidence[1]
 
     def want(detector: IFND, t: float) -> Tensor:
-        return torch.tensor(ifnd.confidence(z, detector.clusters.level(1), detector.clusters.labels[1].tolist(), t))
+        return torch.tensor(
+            ifnd.confidence(z, detector.clusters.level(1), detector.clusters.labels[1].tolist(), t)
+        )
 
     own, given, wrapped = made(None), made(None, temperature=0.7), made(None)
     NTXentLoss(temperature=0.05, detector=own)
@@ -125,12 +133,17 @@ def test_the_confidence_has_the_temperature_of_the_loss() -> None:
 
 
 def test_equally_confident_labels_are_accepted_nearest_first() -> None:
-    """Of four clusters of two radii, all confidences of PCL tie in pairs at its cut; the numbers of the samples must not decide."""
+    """Of four clusters of two radii, all confidences of PCL tie in pairs at its cut; the numbers of
+    the samples must not decide."""
     g = torch.Generator().manual_seed(0)
     centres = torch.eye(4).repeat_interleave(10, 0)
     radius = torch.tensor([0.01, 0.3]).repeat_interleave(20)
-    x = torch.nn.functional.normalize(centres + radius.unsqueeze(1) * torch.randn(40, 4, generator=g), dim=1)
-    detector = IFND(num_samples=40, num_clusters=4, schedule="constant", final_rate=0.75, confidence="cluster")
+    x = torch.nn.functional.normalize(
+        centres + radius.unsqueeze(1) * torch.randn(40, 4, generator=g), dim=1
+    )
+    detector = IFND(
+        num_samples=40, num_clusters=4, schedule="constant", final_rate=0.75, confidence="cluster"
+    )
     detector.refresh(x, 0.0)
     confidence, accepted = detector.confidence[0], detector.labels[0] < 4
     tied = confidence == confidence[~accepted].max()
@@ -152,7 +165,9 @@ def test_kin_are_those_of_the_same_accepted_label() -> None:
     assert len(found) == 2
     for level, label in zip(found, labels_of(detector), strict=True):
         row, col = block.row_ids.tolist(), block.candidate_ids.tolist()
-        want = [[i != j and label[i] is not None and label[i] == label[j] for j in col] for i in row]
+        want = [
+            [i != j and label[i] is not None and label[i] == label[j] for j in col] for i in row
+        ]
         assert torch.equal(mask(level, block), torch.tensor(want))
         assert any(map(any, want))
 
@@ -168,7 +183,9 @@ def test_a_queue_is_relabelled_by_a_new_clustering_and_followed_when_it_moves() 
         own = ids.unsqueeze(1) == queue_ids
         block = Block(sim.masked_fill(own, OUT), ids, queue_ids, 1, (~own).sum(1))
         for level, label in zip(levels(detector, block), detector.labels, strict=True):
-            assert torch.equal(mask(level, block), (label[ids].unsqueeze(1) == label[queue_ids]) & ~own)
+            assert torch.equal(
+                mask(level, block), (label[ids].unsqueeze(1) == label[queue_ids]) & ~own
+            )
 
     check()
     check()
@@ -194,7 +211,9 @@ def test_nothing_accepted_is_the_base_loss(action: Action) -> None:
     z1, z2, ids = batch()
     base = NTXentLoss(temperature=0.3)(z1, z2)
     for detector in (made(None), made(0.0), made(final_rate=0.0)):
-        assert torch.equal(NTXentLoss(temperature=0.3, detector=detector, action=action)(z1, z2, ids), base)
+        assert torch.equal(
+            NTXentLoss(temperature=0.3, detector=detector, action=action)(z1, z2, ids), base
+        )
 
 
 def test_true_clusters_attracted_are_supcon() -> None:
@@ -204,7 +223,8 @@ def test_true_clusters_attracted_are_supcon() -> None:
     detector.refresh(centres[truth] + 0.01 * features(), 0.0)
     z1, z2, ids = batch()
     torch.testing.assert_close(
-        NTXentLoss(temperature=0.3, detector=detector, action="attract")(z1, z2, ids), losses.supcon(z1, z2, truth[ids], 0.3)
+        NTXentLoss(temperature=0.3, detector=detector, action="attract")(z1, z2, ids),
+        losses.supcon(z1, z2, truth[ids], 0.3),
     )
 
 
@@ -218,8 +238,14 @@ def test_gradient(action: Action) -> None:
 
 def test_the_order_of_candidates_does_not_matter() -> None:
     g, detector = torch.Generator().manual_seed(2), made(1.0)
-    anchors, candidates, positives = (torch.randn(*shape, 5, dtype=torch.float64, generator=g) for shape in ((6,), (20,), (6, 1)))
-    ids, candidate_ids, order = torch.arange(6), torch.randperm(N, generator=g)[:20], torch.randperm(20, generator=g)
+    anchors, candidates, positives = (
+        torch.randn(*shape, 5, dtype=torch.float64, generator=g) for shape in ((6,), (20,), (6, 1))
+    )
+    ids, candidate_ids, order = (
+        torch.arange(6),
+        torch.randperm(N, generator=g)[:20],
+        torch.randperm(20, generator=g),
+    )
     objective = NTXentLoss(temperature=0.2, detector=detector)
     one = objective.on(Pairs(anchors, candidates, positives, ids, candidate_ids))
     other = objective.on(Pairs(anchors, candidates[order], positives, ids, candidate_ids[order]))
@@ -230,7 +256,9 @@ def test_the_order_of_candidates_does_not_matter() -> None:
 def test_half_precision_and_cold_temperatures_stay_finite(temperature: float) -> None:
     z1, z2, ids = batch()
     detector = made(1.0, temperature=temperature)
-    assert SogCLRLoss(num_samples=N, temperature=temperature, detector=detector)(z1.bfloat16(), z2.bfloat16(), ids).isfinite()
+    assert SogCLRLoss(num_samples=N, temperature=temperature, detector=detector)(
+        z1.bfloat16(), z2.bfloat16(), ids
+    ).isfinite()
     confidence = detector.confidence.clone()
     assert confidence.isfinite().all()
     assert torch.equal(detector.bfloat16().confidence, confidence)
@@ -248,12 +276,20 @@ def test_save_load_continue(source: str) -> None:
     collect(whole, 2)
     fresh.load_state_dict(whole.state_dict())
     z1, z2, ids = batch()
-    assert torch.equal(NTXentLoss(temperature=0.3, detector=whole)(z1, z2, ids), NTXentLoss(temperature=0.3, detector=fresh)(z1, z2, ids))
+    assert torch.equal(
+        NTXentLoss(temperature=0.3, detector=whole)(z1, z2, ids),
+        NTXentLoss(temperature=0.3, detector=fresh)(z1, z2, ids),
+    )
     for detector in (whole, fresh):
         detector.refresh(features(2), 0.8)
-    assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), fresh.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(whole.state_dict().values(), fresh.state_dict().values(), strict=True)
+    )
     with pytest.raises(RuntimeError, match="use the same data set and numbers of clusters"):
-        IFND(num_samples=N + 1, num_clusters=(3, 7), source=source).load_state_dict(whole.state_dict())  # type: ignore[arg-type]
+        IFND(num_samples=N + 1, num_clusters=(3, 7), source=source).load_state_dict(  # type: ignore[arg-type]
+            whole.state_dict()
+        )
 
 
 def test_what_was_collected_is_clustered() -> None:
@@ -284,10 +320,15 @@ def test_training_collects_by_itself() -> None:
     z1, z2, ids = batch()
     detector = made(None, source="bank")
     NTXentLoss(temperature=0.3, detector=detector)(z1, z2, ids)
-    assert set(detector.get_buffer("collected.seen").nonzero().flatten().tolist()) == set(ids.tolist())
+    assert set(detector.get_buffer("collected.seen").nonzero().flatten().tolist()) == set(
+        ids.tolist()
+    )
 
 
-@pytest.mark.parametrize(("number", "want"), [(50_000, (100, 300, 1000)), (8_000, (40, 120, 400)), (24, (12,)), (5, (2,)), (2, (1,))])
+@pytest.mark.parametrize(
+    ("number", "want"),
+    [(50_000, (100, 300, 1000)), (8_000, (40, 120, 400)), (24, (12,)), (5, (2,)), (2, (1,))],
+)
 def test_usual_clusters(number: int, want: tuple[int, ...]) -> None:
     assert usual_clusters(number) == want == IFND(num_samples=number).num_clusters
 
@@ -296,12 +337,18 @@ def test_usual_clusters(number: int, want: tuple[int, ...]) -> None:
     ("changed", "message"),
     [
         ({"num_samples": 1}, r"`num_samples` \(=1\) must be at least 2"),
-        ({"num_clusters": (3, 30)}, r"`num_clusters` \(=30\) must be at least 1 and below the number of samples \(30\)"),
+        (
+            {"num_clusters": (3, 30)},
+            r"`num_clusters` \(=30\) must be at least 1 and below the number of samples \(30\)",
+        ),
         ({"schedule": "cosine"}, r"`schedule` \(='cosine'\) must be one of linear, step, constant"),
         ({"confidence": "both"}, r"`confidence` \(='both'\) must be one of sample, cluster"),
         ({"space": "pixels"}, r"`space` \(='pixels'\) must be one of projected, features"),
         ({"source": "queue"}, r"`source` \(='queue'\) must be one of pass, bank"),
-        ({"source": "bank", "space": "features"}, r"`space` \(='features'\) must be 'projected' with `source` \(='bank'\)"),
+        (
+            {"source": "bank", "space": "features"},
+            r"`space` \(='features'\) must be 'projected' with `source` \(='bank'\)",
+        ),
         ({"final_rate": 1.1}, r"`final_rate` \(=1.1\) must be in \[0, 1\]"),
         ({"every": 0}, r"`every` \(=0\) must be at least 1"),
         ({"temperature": 0.0}, r"`temperature` \(=0.0\) must be above 0"),
@@ -331,7 +378,8 @@ def _child(rank: int, folder: str) -> None:
 
 
 def _trained(rank: int, world: int) -> dict[str, Tensor]:
-    """Two epochs of one step on unequal parts of the batch, and a refresh before each from what was collected."""
+    """Two epochs of one step on unequal parts of the batch, and a refresh before each from what was
+    collected."""
     detector = IFND(num_samples=N, num_clusters=(3, 7), schedule="constant", source="bank")
     objective, results = NTXentLoss(temperature=0.3, detector=detector, action="attract"), {}
     for epoch in (1, 2):
@@ -353,5 +401,7 @@ def test_two_ranks_equal_one(tmp_path: Path) -> None:
 
 def test_one_number_of_clusters_is_one_level() -> None:
     assert IFND(num_samples=20, num_clusters=5).num_clusters == (5,)
-    with pytest.raises(ValueError, match=r"`features` \(=\(19, 3\)\) must have the shape \(20, features\)"):
+    with pytest.raises(
+        ValueError, match=r"`features` \(=\(19, 3\)\) must have the shape \(20, features\)"
+    ):
         IFND(num_samples=20, num_clusters=5, schedule="constant").refresh(torch.randn(19, 3), 0.5)

@@ -20,7 +20,9 @@ from kinfolk.frameworks.registry import Context, build_detector, parse
         (50_000, torch.full((50_000,), -1), (100, 300, 1000)),  # no label is known
     ],
 )
-def test_numbers_of_clusters_follow_the_classes(number: int, labels: torch.Tensor | None, want: tuple[int, ...]) -> None:
+def test_numbers_of_clusters_follow_the_classes(
+    number: int, labels: torch.Tensor | None, want: tuple[int, ...]
+) -> None:
     detector = build_detector(parse("simclr+ifnd"), Context(number, labels), {})
     assert isinstance(detector, IFND)
     assert detector.num_clusters == want

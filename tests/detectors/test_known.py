@@ -24,17 +24,24 @@ def test_kin_are_the_listed_pairs(symmetric: bool, num_views: int) -> None:
     found = kin(Known(num_samples=6, pairs=torch.tensor(PAIRS), symmetric=symmetric), block)
     for r, i in enumerate(block.row_ids.tolist()):
         for c, j in enumerate(block.candidate_ids.tolist()):
-            assert found[r, c].item() == (i != j and ((i, j) in PAIRS or (symmetric and (j, i) in PAIRS))), (i, j)
+            assert found[r, c].item() == (
+                i != j and ((i, j) in PAIRS or (symmetric and (j, i) in PAIRS))
+            ), (i, j)
 
 
 def test_candidates_of_a_queue_may_repeat_a_sample_and_are_each_found_once() -> None:
     candidates = torch.tensor([2, 3, 2, 0, 1])
     block = Block(torch.zeros(1, 5), torch.tensor([0]), candidates, 1, torch.tensor([4]))
-    assert kin(Known(num_samples=6, pairs=torch.tensor(PAIRS)), block).nonzero().tolist() == [[0, 0], [0, 2]]
+    assert kin(Known(num_samples=6, pairs=torch.tensor(PAIRS)), block).nonzero().tolist() == [
+        [0, 0],
+        [0, 2],
+    ]
 
 
 def test_what_shares_the_anchors_group_is_never_kin() -> None:
-    block = Block(torch.tensor([[OUT, 0.1]]), torch.tensor([0]), torch.tensor([2, 3]), 1, torch.tensor([1]))
+    block = Block(
+        torch.tensor([[OUT, 0.1]]), torch.tensor([0]), torch.tensor([2, 3]), 1, torch.tensor([1])
+    )
     assert not kin(Known(num_samples=6, pairs=torch.tensor(PAIRS)), block).any()
 
 
@@ -42,7 +49,10 @@ def test_no_pairs_flag_nothing() -> None:
     torch.manual_seed(0)
     z1, z2, ids = torch.randn(6, 4), torch.randn(6, 4), torch.arange(6)
     detector = Known(num_samples=6, pairs=torch.zeros(0, 2, dtype=torch.int64))
-    assert torch.equal(kf.NTXentLoss(temperature=0.1, detector=detector)(z1, z2, ids), kf.NTXentLoss(temperature=0.1)(z1, z2, ids))
+    assert torch.equal(
+        kf.NTXentLoss(temperature=0.1, detector=detector)(z1, z2, ids),
+        kf.NTXentLoss(temperature=0.1)(z1, z2, ids),
+    )
 
 
 def test_pairs_of_equal_labels_are_the_oracle() -> None:
@@ -50,8 +60,13 @@ def test_pairs_of_equal_labels_are_the_oracle() -> None:
     labels = torch.tensor([0, 1, 0, 2, 1, 0])
     pairs = (labels.unsqueeze(1) == labels).nonzero()
     z1, z2, ids = torch.randn(6, 4), torch.randn(6, 4), torch.arange(6)
-    known = kf.NTXentLoss(temperature=0.1, detector=Known(num_samples=6, pairs=pairs), action="attract")(z1, z2, ids)
-    assert torch.allclose(known, kf.NTXentLoss(temperature=0.1, detector=kf.Oracle(labels), action="attract")(z1, z2, ids))
+    known = kf.NTXentLoss(
+        temperature=0.1, detector=Known(num_samples=6, pairs=pairs), action="attract"
+    )(z1, z2, ids)
+    assert torch.allclose(
+        known,
+        kf.NTXentLoss(temperature=0.1, detector=kf.Oracle(labels), action="attract")(z1, z2, ids),
+    )
 
 
 def test_pairs_are_data_not_state() -> None:
@@ -64,11 +79,20 @@ def test_pairs_from_a_file(tmp_path: Path, suffix: str) -> None:
     import pyarrow.csv
     import pyarrow.parquet
 
-    table = pa.table({"kin": [i for _, i in PAIRS], "similarity": [0.5] * len(PAIRS), "anchor": [i for i, _ in PAIRS]})
+    table = pa.table(
+        {
+            "kin": [i for _, i in PAIRS],
+            "similarity": [0.5] * len(PAIRS),
+            "anchor": [i for i, _ in PAIRS],
+        }
+    )
     path = tmp_path / f"pairs.{suffix}"
     (pa.csv.write_csv if suffix == "csv" else pa.parquet.write_table)(table, path)
     block = random_block(0, [5, 0, 2, 4, 1])
-    assert torch.equal(kin(Known(num_samples=6, pairs=str(path)), block), kin(Known(num_samples=6, pairs=torch.tensor(PAIRS)), block))
+    assert torch.equal(
+        kin(Known(num_samples=6, pairs=str(path)), block),
+        kin(Known(num_samples=6, pairs=torch.tensor(PAIRS)), block),
+    )
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])
@@ -79,7 +103,11 @@ def test_the_similarity_of_an_audit_is_the_degree(tmp_path: Path, suffix: str) -
 
     names = [f"{letter}.png" for letter in "abcdef"]
     similarity = [0.9, 0.4, 0.6, 1.0, -0.2, 0.8]
-    listed = {"anchor": [i for i, _ in PAIRS], "kin": [i for _, i in PAIRS], "similarity": similarity}
+    listed = {
+        "anchor": [i for i, _ in PAIRS],
+        "kin": [i for _, i in PAIRS],
+        "similarity": similarity,
+    }
     path = tmp_path / f"pairs.{suffix}"
     write = pa.csv.write_csv if suffix == "csv" else pa.parquet.write_table
     write(pa.table(listed), path)
@@ -90,20 +118,34 @@ def test_the_similarity_of_an_audit_is_the_degree(tmp_path: Path, suffix: str) -
     assert by_id.degree_P is not None
     assert same.degree_P is not None
     assert torch.equal(by_id.degree_P, same.degree_P)
-    write(pa.table({**listed, "anchor_key": [names[i] for i, _ in PAIRS], "kin_key": [names[i] for _, i in PAIRS]}), path)
+    write(
+        pa.table(
+            {
+                **listed,
+                "anchor_key": [names[i] for i, _ in PAIRS],
+                "kin_key": [names[i] for _, i in PAIRS],
+            }
+        ),
+        path,
+    )
     with pytest.warns(KinfolkWarning, match="1 of 6 pairs"):
         by_name = Known(
             num_samples=5, pairs=str(path), keys=["f.png", "e.png", "c.png", "b.png", "a.png"]
         )  # d.png is missing, so 1–3 is left out
     degree = levels(kf.Graded(by_name), random_block(0, [0, 2, 4]))[0].degree
     assert degree is not None
-    assert torch.allclose(degree[::2, ::2], torch.tensor([[0, 0.6, 0], [0.6, 0, 0.9], [0, 0.9, 0]]))  # f, c and a; of two the higher
+    # f, c and a; of two the higher
+    assert torch.allclose(degree[::2, ::2], torch.tensor([[0, 0.6, 0], [0.6, 0, 0.9], [0, 0.9, 0]]))
 
 
 def test_an_audit_writes_the_similarities_that_become_degrees(tmp_path: Path) -> None:
     features = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
     kf.audit(features.numpy(), alpha=0.2).save(tmp_path / "audit")
-    detector = build_detector(parse("simclr+known:attract"), Context(30), {"pairs": tmp_path / "audit" / "pairs.parquet", "degrees": True})
+    detector = build_detector(
+        parse("simclr+known:attract"),
+        Context(30),
+        {"pairs": tmp_path / "audit" / "pairs.parquet", "degrees": True},
+    )
     assert detector is not None
     block = random_block(0, list(range(30)), 1)
     degree = levels(detector, block)[0].degree
@@ -111,17 +153,26 @@ def test_an_audit_writes_the_similarities_that_become_degrees(tmp_path: Path) ->
     assert degree.is_floating_point()
     unit = torch.nn.functional.normalize(features, dim=1)
     assert (degree > 0).any()
-    torch.testing.assert_close(degree[degree > 0], (unit @ unit.T)[degree > 0].clamp(0, 1), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        degree[degree > 0], (unit @ unit.T)[degree > 0].clamp(0, 1), atol=1e-5, rtol=0
+    )
 
 
 def test_wrong_similarities_are_named(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet
 
-    with pytest.raises(ValueError, match=r"`similarities` \(=shape \(2,\)\) must be one finite number for each of 6 pairs"):
+    with pytest.raises(
+        ValueError,
+        match=r"`similarities` \(=shape \(2,\)\) must be one finite number for each of 6 pairs",
+    ):
         Known(num_samples=6, pairs=torch.tensor(PAIRS), similarities=torch.ones(2))
-    pa.parquet.write_table(pa.table({"anchor": [0], "kin": [1], "similarity": ["much"]}), tmp_path / "x.parquet")
-    with pytest.raises(KinfolkError, match=r"column `similarity` of .* \(=string\) must be a number for each pair"):
+    pa.parquet.write_table(
+        pa.table({"anchor": [0], "kin": [1], "similarity": ["much"]}), tmp_path / "x.parquet"
+    )
+    with pytest.raises(
+        KinfolkError, match=r"column `similarity` of .* \(=string\) must be a number for each pair"
+    ):
         Known(num_samples=6, pairs=tmp_path / "x.parquet")
 
 
@@ -133,7 +184,9 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"shape \(pairs, 2\)"):
         Known(num_samples=6, pairs=torch.tensor([0, 1]))
     with pytest.raises(ValueError, match=r"`ids` \(=6\) must be in \[0, 6\)"):
-        kf.NTXentLoss(detector=Known(num_samples=6, pairs=torch.tensor(PAIRS)))(torch.eye(2), torch.eye(2), torch.tensor([0, 6]))
+        kf.NTXentLoss(detector=Known(num_samples=6, pairs=torch.tensor(PAIRS)))(
+            torch.eye(2), torch.eye(2), torch.tensor([0, 6])
+        )
     with pytest.raises(UsageError, match="there is no file"):
         Known(num_samples=6, pairs=str(tmp_path / "none.parquet"))
     broken = tmp_path / "broken.parquet"
@@ -147,13 +200,26 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
 
 
 def test_repr() -> None:
-    assert repr(Known(num_samples=6, pairs=torch.tensor(PAIRS))) == "Known(<6 pairs>, num_samples=6, symmetric=True)"
+    assert (
+        repr(Known(num_samples=6, pairs=torch.tensor(PAIRS)))
+        == "Known(<6 pairs>, num_samples=6, symmetric=True)"
+    )
 
 
 def test_pairs_are_matched_by_key(tmp_path: Path) -> None:
-    (tmp_path / "pairs.csv").write_text("anchor,kin,anchor_key,kin_key\n0,1,a,b\n1,2,b,c\n2,0,c,z\n")
-    with pytest.warns(KinfolkWarning, match=r"1 of 3 pairs in .* name samples that are not in the training"):
+    (tmp_path / "pairs.csv").write_text(
+        "anchor,kin,anchor_key,kin_key\n0,1,a,b\n1,2,b,c\n2,0,c,z\n"
+    )
+    with pytest.warns(
+        KinfolkWarning, match=r"1 of 3 pairs in .* name samples that are not in the training"
+    ):
         detector = Known(num_samples=3, pairs=str(tmp_path / "pairs.csv"), keys=["c", "b", "a"])
-    assert sorted(zip(detector.start_N.diff().tolist(), "cba", strict=True)) == [(1, "a"), (1, "c"), (2, "b")]
-    with pytest.raises(UsageError, match=r"none of the 3 pairs in .* it names a, they are named like x"):
+    assert sorted(zip(detector.start_N.diff().tolist(), "cba", strict=True)) == [
+        (1, "a"),
+        (1, "c"),
+        (2, "b"),
+    ]
+    with pytest.raises(
+        UsageError, match=r"none of the 3 pairs in .* it names a, they are named like x"
+    ):
         Known(num_samples=2, pairs=str(tmp_path / "pairs.csv"), keys=["x", "y"])

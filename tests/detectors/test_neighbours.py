@@ -16,7 +16,9 @@ NUM_SAMPLES = 60
 
 
 def features(seed: int = 0) -> Tensor:
-    return torch.nn.functional.normalize(torch.randn(NUM_SAMPLES, 6, generator=torch.Generator().manual_seed(seed)), dim=1)
+    return torch.nn.functional.normalize(
+        torch.randn(NUM_SAMPLES, 6, generator=torch.Generator().manual_seed(seed)), dim=1
+    )
 
 
 def test_kin_share_a_cluster_in_any_clustering() -> None:
@@ -27,16 +29,23 @@ def test_kin_share_a_cluster_in_any_clustering() -> None:
     rows, columns = block.row_ids.tolist(), block.candidate_ids.tolist()
     for r, i in enumerate(rows):
         for c, j in enumerate(columns):
-            assert bool(found[r, c]) == (i != j and any(labels[level, i] == labels[level, j] for level in range(3)))
+            assert bool(found[r, c]) == (
+                i != j and any(labels[level, i] == labels[level, j] for level in range(3))
+            )
     assert len({tuple(level) for level in labels.tolist()}) == 3, "the clusterings differ"
 
 
 def test_nothing_is_kin_before_the_first_refresh() -> None:
-    assert not kin(Neighbours(num_samples=NUM_SAMPLES, num_clusters=5), random_block(0, [3, 17, 40, 8], num_views=1)).any()
+    assert not kin(
+        Neighbours(num_samples=NUM_SAMPLES, num_clusters=5),
+        random_block(0, [3, 17, 40, 8], num_views=1),
+    ).any()
 
 
 def test_an_unknown_space_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"`space` \(='pixels'\) must be one of projected, features"):
+    with pytest.raises(
+        ValueError, match=r"`space` \(='pixels'\) must be one of projected, features"
+    ):
         Neighbours(num_samples=NUM_SAMPLES, space="pixels")  # type: ignore[arg-type]
 
 
@@ -44,7 +53,9 @@ def test_an_id_outside_of_the_data_is_refused() -> None:
     detector = Neighbours(num_samples=NUM_SAMPLES, num_clusters=5)
     detector.refresh(features(), 0.0)
     ids = torch.tensor([3, -1, 40, 8])  # the last sample's clusters would be read for it
-    with pytest.raises(ValueError, match=r"`ids` \(=-1\) must be in \[0, 60\): the number of samples of `detector`"):
+    with pytest.raises(
+        ValueError, match=r"`ids` \(=-1\) must be in \[0, 60\): the number of samples of `detector`"
+    ):
         NTXentLoss(detector=detector)(torch.eye(4), torch.eye(4), ids)
 
 
@@ -69,7 +80,9 @@ def test_a_background_of_everybody() -> None:
 
 
 def test_the_state_is_saved_and_the_clusters_go_on() -> None:
-    whole, first = (Neighbours(num_samples=NUM_SAMPLES, num_clusters=5, num_clusterings=2) for _ in range(2))
+    whole, first = (
+        Neighbours(num_samples=NUM_SAMPLES, num_clusters=5, num_clusterings=2) for _ in range(2)
+    )
     for detector in (whole, first):
         detector.refresh(features(0), 0.0)
     again = Neighbours(num_samples=NUM_SAMPLES, num_clusters=5, num_clusterings=2)
@@ -77,14 +90,26 @@ def test_the_state_is_saved_and_the_clusters_go_on() -> None:
     for detector in (whole, again):
         detector.refresh(features(1), 0.5)
     assert whole.state_dict().keys() == again.state_dict().keys()
-    assert all(torch.equal(value, again.state_dict()[name]) for name, value in whole.state_dict().items())
+    assert all(
+        torch.equal(value, again.state_dict()[name]) for name, value in whole.state_dict().items()
+    )
 
 
 def test_settings() -> None:
     assert Neighbours(num_samples=86_000).num_clusters == 2000
-    assert [Neighbours(num_samples=NUM_SAMPLES, every=2).due(epoch) for epoch in range(4)] == [True, False, True, False]
-    expected = "Neighbours(num_samples=60, num_clusters=5, num_clusterings=10, num_background=None, every=2)"
-    assert repr(Neighbours(num_samples=60, num_clusters=5, num_background=None, every=2)) == expected
+    assert [Neighbours(num_samples=NUM_SAMPLES, every=2).due(epoch) for epoch in range(4)] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    expected = (
+        "Neighbours(num_samples=60, num_clusters=5, num_clusterings=10, num_background=None,"
+        " every=2)"
+    )
+    assert (
+        repr(Neighbours(num_samples=60, num_clusters=5, num_background=None, every=2)) == expected
+    )
     for name in ("num_clusterings", "num_background", "every"):
         with pytest.raises(ValueError, match=rf"`{name}` \(=0\) must be at least 1"):
             Neighbours(num_samples=60, num_clusters=5, **{name: 0})  # type: ignore[arg-type]

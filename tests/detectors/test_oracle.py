@@ -32,7 +32,13 @@ def test_labels_are_data_not_state() -> None:
 
 
 @pytest.mark.parametrize(
-    "labels", [torch.rand(3), torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, dtype=torch.bool), torch.zeros(0, dtype=torch.int64)]
+    "labels",
+    [
+        torch.rand(3),
+        torch.zeros(3, 1, dtype=torch.int64),
+        torch.ones(3, dtype=torch.bool),
+        torch.zeros(0, dtype=torch.int64),
+    ],
 )
 def test_labels_must_be_integers_of_one_dimension(labels: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="`labels`"):
@@ -41,7 +47,9 @@ def test_labels_must_be_integers_of_one_dimension(labels: torch.Tensor) -> None:
 
 def test_an_id_without_a_label_is_named() -> None:
     with pytest.raises(ValueError, match=r"`ids` \(=2\) must be in \[0, 2\)"):
-        NTXentLoss(detector=Oracle(torch.tensor([0, 1])))(torch.eye(2), torch.eye(2), torch.tensor([0, 2]))
+        NTXentLoss(detector=Oracle(torch.tensor([0, 1])))(
+            torch.eye(2), torch.eye(2), torch.tensor([0, 2])
+        )
 
 
 def test_repr() -> None:

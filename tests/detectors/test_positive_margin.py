@@ -44,7 +44,11 @@ def test_equals_the_rule_in_loops(margin: float, relative: bool) -> None:
     slow = sum(slow_loss(*pair, margin, relative, 0.3) for pair in ((one, other), (other, one))) / 2
     ours = loss_fn(one, other)
     torch.testing.assert_close(ours, slow)
-    grads = zip(torch.autograd.grad(ours, (one, other)), torch.autograd.grad(slow, (one, other)), strict=True)  # type: ignore[arg-type]
+    grads = zip(
+        torch.autograd.grad(ours, (one, other)),
+        torch.autograd.grad(slow, (one, other)),  # type: ignore[arg-type]
+        strict=True,
+    )
     for a, b in grads:
         torch.testing.assert_close(a, b)
     assert 0 < int(loss_fn.stats.flagged) < 2 * B * (B - 1)
@@ -54,7 +58,13 @@ def test_of_several_positives_the_nearest_counts() -> None:
     z = torch.eye(4)
     near, far = torch.tensor([0.9, 0.1, 0.0, 0.0]), torch.tensor([0.0, 0.0, 1.0, 0.0])
     candidates = torch.tensor([[0.8, 0.6, 0.0, 0.0], [1.0, 0.01, 0.0, 0.0]])
-    pairs = Pairs(z[:1], candidates, torch.stack((near, far)).unsqueeze(0), torch.tensor([0]), torch.tensor([1, 2]))
+    pairs = Pairs(
+        z[:1],
+        candidates,
+        torch.stack((near, far)).unsqueeze(0),
+        torch.tensor([0]),
+        torch.tensor([1, 2]),
+    )
     loss_fn = kf.NTXentLoss(temperature=0.5, detector=kf.PositiveMargin(margin=0.0))
     loss_fn.on(pairs)
     assert int(loss_fn.stats.flagged) == 1  # both are nearer than the mean of 0.99 and 0
@@ -84,8 +94,13 @@ def test_without_positives_nothing_is_flagged() -> None:
 
 def test_a_method_name_builds_it() -> None:
     context = Context(8)
-    built = build_detector(parse("simclr+positive_margin"), context, {"margin": 0.1, "start_epoch": 2, "stop_epoch": 5})
-    shown = "StopAt(StartAt(PositiveMargin(margin=0.1, relative=True), epoch=2, update_from=2), epoch=5)"
+    built = build_detector(
+        parse("simclr+positive_margin"), context, {"margin": 0.1, "start_epoch": 2, "stop_epoch": 5}
+    )
+    shown = (
+        "StopAt(StartAt(PositiveMargin(margin=0.1, relative=True), epoch=2, update_from=2),"
+        " epoch=5)"
+    )
     assert repr(built) == shown
     built = build_detector(parse("clip+positive_margin:absolute:reweight"), context, {})
     assert repr(built) == "PositiveMargin(margin=0.05, relative=False)"

@@ -22,12 +22,16 @@ from tests.reference import ring as reference
 
 
 def views(seed: int, batch: int = 12, dim: int = 6, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(2, batch, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(
+        2, batch, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).to(dtype)
 
 
 def row_block(rows: list[list[float]]) -> Block:
     sim = torch.tensor(rows)
-    return Block(sim, torch.arange(len(rows)), torch.arange(sim.shape[1]) + 100, 1, (sim > -2).sum(1))
+    return Block(
+        sim, torch.arange(len(rows)), torch.arange(sim.shape[1]) + 100, 1, (sim > -2).sum(1)
+    )
 
 
 def in_ring(block: Block) -> Tensor:
@@ -37,8 +41,9 @@ def in_ring(block: Block) -> Tensor:
 
 
 def cut(row: list[float], lower: str, upper: str) -> tuple[set[int], set[int]]:
-    """The columns too far and too close by algorithm 1, where a sort cuts through equal similarities: all
-    those equal to the first of the ring are in it, all those equal to the first too close are too close."""
+    """The columns too far and too close by algorithm 1, where a sort cuts through equal
+    similarities: all those equal to the first of the ring are in it, all those equal to the first
+    too close are too close."""
     too_far, ring, too_close = reference.ring(row, lower, upper)
     first, close = ([row[j] for j in part[:1]] for part in (ring + too_close, too_close))
     far = {j for j in too_far if row[j] < first[0]}
@@ -47,7 +52,9 @@ def cut(row: list[float], lower: str, upper: str) -> tuple[set[int], set[int]]:
 
 @given(
     seed=st.integers(0, 200),
-    bounds=st.sampled_from([("0", "1"), ("0.5", "0.9"), ("0", "0.3"), ("0.29", "1"), ("0.7", "0.71"), ("0.1", "0.99")]),
+    bounds=st.sampled_from(
+        [("0", "1"), ("0.5", "0.9"), ("0", "0.3"), ("0.29", "1"), ("0.7", "0.71"), ("0.1", "0.99")]
+    ),
     ties=st.booleans(),
 )
 def test_equals_the_sorted_row(seed: int, bounds: tuple[str, str], ties: bool) -> None:
@@ -59,7 +66,10 @@ def test_equals_the_sorted_row(seed: int, bounds: tuple[str, str], ties: bool) -
 
 def test_a_whole_queue_equals_the_sorted_row() -> None:
     g = torch.Generator().manual_seed(0)
-    block = row_block((torch.randn(3, 5_000, generator=g).clamp(-1, 1) * 400).round().div(400).tolist())  # with ties
+    # with ties
+    block = row_block(
+        (torch.randn(3, 5_000, generator=g).clamp(-1, 1) * 400).round().div(400).tolist()
+    )
     require_cut(block, "0.9", "0.99")
 
 
@@ -74,18 +84,28 @@ def require_cut(block: Block, lower: str, upper: str) -> None:
 @pytest.mark.parametrize("judged", [False, True])
 def test_loss_is_that_of_algorithm_1(judged: bool) -> None:
     g = torch.Generator().manual_seed(1)
-    anchors, queue, positives = (torch.randn(n, 5, generator=g, dtype=torch.float64) for n in (4, 60, 4))
-    anchors, queue, positives = (torch.nn.functional.normalize(x, dim=1) for x in (anchors, queue, positives))
+    anchors, queue, positives = (
+        torch.randn(n, 5, generator=g, dtype=torch.float64) for n in (4, 60, 4)
+    )
+    anchors, queue, positives = (
+        torch.nn.functional.normalize(x, dim=1) for x in (anchors, queue, positives)
+    )
     loss_fn = NTXentLoss(temperature=0.2, detector=Ring(lower=0.5, upper=0.9))
     loss_fn.set_eval_labels(torch.zeros(200, dtype=torch.int64) if judged else None)
-    loss = loss_fn.on(Pairs(anchors, queue, positives.unsqueeze(1), torch.arange(4), torch.arange(60) + 100))
+    loss = loss_fn.on(
+        Pairs(anchors, queue, positives.unsqueeze(1), torch.arange(4), torch.arange(60) + 100)
+    )
     own, sim = (anchors * positives).sum(1).tolist(), (anchors @ queue.T).tolist()
-    slow = [reference.moco_ring_loss(s, row, "0.5", "0.9", 0.2) for s, row in zip(own, sim, strict=True)]
+    slow = [
+        reference.moco_ring_loss(s, row, "0.5", "0.9", 0.2) for s, row in zip(own, sim, strict=True)
+    ]
     assert loss.item() == pytest.approx(sum(slow) / 4, rel=1e-10)
     assert int(loss_fn.stats.flagged) == 4 * 6
 
 
-@pytest.mark.parametrize("objective", [NTXentLoss(temperature=0.1), SogCLRLoss(num_samples=20, temperature=0.1)])
+@pytest.mark.parametrize(
+    "objective", [NTXentLoss(temperature=0.1), SogCLRLoss(num_samples=20, temperature=0.1)]
+)
 def test_the_whole_ring_is_the_base_loss_bit_for_bit(objective: NTXentLoss | SogCLRLoss) -> None:
     ringed = (
         NTXentLoss(temperature=0.1, detector=Ring(lower=0, upper=1))
@@ -93,18 +113,23 @@ def test_the_whole_ring_is_the_base_loss_bit_for_bit(objective: NTXentLoss | Sog
         else SogCLRLoss(num_samples=20, temperature=0.1, detector=Ring(lower=0, upper=1))
     )
     z = views(2, dtype=torch.float32)
-    assert torch.equal(ringed(z[0], z[1], torch.arange(12)), objective(z[0], z[1], torch.arange(12)))
+    assert torch.equal(
+        ringed(z[0], z[1], torch.arange(12)), objective(z[0], z[1], torch.arange(12))
+    )
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.parametrize("arguments", [{}, {"boundaries": "learned"}, {"num_clusters": (2, 3)}, {"draw": 3}])
+@pytest.mark.parametrize(
+    "arguments", [{}, {"boundaries": "learned"}, {"num_clusters": (2, 3)}, {"draw": 3}]
+)
 def test_gradient(action: Action, arguments: dict[str, Any]) -> None:
     detector = Ring(lower=0.3, upper=0.8, num_samples=5, **arguments)
     if detector.due(0):
         detector.refresh(torch.randn(5, 3, generator=torch.Generator().manual_seed(0)), 0.0)
     loss_fn = NTXentLoss(temperature=0.5, detector=detector, action=action).double()
     z, other = views(3, 5, 3), views(33, 5, 3)
-    loss_fn(other[0], other[1], torch.arange(5))  # learned levels are then no similarity of `z`, where the loss would jump
+    # learned levels are then no similarity of `z`, where the loss would jump
+    loss_fn(other[0], other[1], torch.arange(5))
 
     def call(x: Tensor) -> Tensor:
         loss_fn.train("draw" in arguments)
@@ -118,18 +143,29 @@ def test_gradient(action: Action, arguments: dict[str, Any]) -> None:
 @pytest.mark.parametrize("arguments", [{}, {"boundaries": "learned"}])
 def test_the_order_of_candidates_changes_nothing(arguments: dict[str, Any]) -> None:
     g = torch.Generator().manual_seed(1)
-    anchors, queue, positives = (torch.randn(n, 5, generator=g, dtype=torch.float64) for n in (4, 60, 4))
+    anchors, queue, positives = (
+        torch.randn(n, 5, generator=g, dtype=torch.float64) for n in (4, 60, 4)
+    )
     order, ids = torch.randperm(60, generator=g), torch.arange(60)
-    one, other = (NTXentLoss(temperature=0.2, detector=Ring(lower=0.5, upper=0.9, num_samples=60, **arguments)).double() for _ in range(2))
+    one, other = (
+        NTXentLoss(
+            temperature=0.2, detector=Ring(lower=0.5, upper=0.9, num_samples=60, **arguments)
+        ).double()
+        for _ in range(2)
+    )
     first = one.on(Pairs(anchors, queue, positives.unsqueeze(1), torch.arange(4), ids))
-    second = other.on(Pairs(anchors, queue[order], positives.unsqueeze(1), torch.arange(4), ids[order]))
+    second = other.on(
+        Pairs(anchors, queue[order], positives.unsqueeze(1), torch.arange(4), ids[order])
+    )
     assert first.item() == pytest.approx(second.item(), rel=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("arguments", [{}, {"boundaries": "learned"}, {"draw": 2}])
 def test_cold_and_coarse_stay_finite(dtype: torch.dtype, arguments: dict[str, Any]) -> None:
-    loss_fn = NTXentLoss(temperature=0.01, detector=Ring(lower=0.5, upper=0.9, num_samples=12, **arguments)).to(dtype)
+    loss_fn = NTXentLoss(
+        temperature=0.01, detector=Ring(lower=0.5, upper=0.9, num_samples=12, **arguments)
+    ).to(dtype)
     z = views(4, dtype=dtype).requires_grad_()
     for _ in range(3):
         loss = loss_fn(z[0], z[1], torch.arange(12))
@@ -137,13 +173,20 @@ def test_cold_and_coarse_stay_finite(dtype: torch.dtype, arguments: dict[str, An
     assert loss.isfinite()
     assert z.grad is not None
     assert z.grad.isfinite().all()
-    assert all(value.dtype not in (torch.bfloat16, torch.float16) for value in loss_fn.state_dict().values())
+    assert all(
+        value.dtype not in (torch.bfloat16, torch.float16)
+        for value in loss_fn.state_dict().values()
+    )
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.parametrize("arguments", [{}, {"boundaries": "learned"}, {"num_clusters": 1}, {"draw": 1}])
+@pytest.mark.parametrize(
+    "arguments", [{}, {"boundaries": "learned"}, {"num_clusters": 1}, {"draw": 1}]
+)
 @pytest.mark.parametrize("bounds", [(0.0, 0.001), (0.5, 0.5001), (0.99, 1.0), (0.999, 0.9999)])
-def test_no_anchor_is_left_without_negatives(bounds: tuple[float, float], arguments: dict[str, Any], action: Action) -> None:
+def test_no_anchor_is_left_without_negatives(
+    bounds: tuple[float, float], arguments: dict[str, Any], action: Action
+) -> None:
     for batch in (2, 3, 5):
         detector = Ring(lower=bounds[0], upper=bounds[1], num_samples=5, **arguments)
         if detector.due(0):
@@ -154,7 +197,8 @@ def test_no_anchor_is_left_without_negatives(bounds: tuple[float, float], argume
             loss = loss_fn(z[0], z[1], torch.arange(batch))
         (gradient,) = torch.autograd.grad(loss, z)
         assert loss.isfinite()
-        assert (gradient != 0).any(2).all()  # every anchor has a positive and something to be pushed from
+        # every anchor has a positive and something to be pushed from
+        assert (gradient != 0).any(2).all()
 
 
 def test_too_few_for_a_ring_keeps_the_farthest_of_the_close() -> None:
@@ -162,9 +206,17 @@ def test_too_few_for_a_ring_keeps_the_farthest_of_the_close() -> None:
     found = Ring(lower=0.4, upper=0.6).find(row_block(sim))  # both bounds at index 1
     assert mask(found, row_block(sim)).tolist() == [[False, True, True]]
     assert dropped(found, row_block(sim)).tolist() == [[True, False, False]]
-    anchors, queue = torch.eye(3)[:1], torch.nn.functional.normalize(torch.tensor([[0.1, 1, 0], [0.4, 0.9, 0], [0.3, 0, 0.9]]), dim=1)
+    anchors, queue = (
+        torch.eye(3)[:1],
+        torch.nn.functional.normalize(
+            torch.tensor([[0.1, 1, 0], [0.4, 0.9, 0], [0.3, 0, 0.9]]), dim=1
+        ),
+    )
     pairs = Pairs(anchors, queue, anchors.unsqueeze(1), torch.tensor([9]), torch.arange(3))
-    loss, s = NTXentLoss(temperature=0.5, detector=Ring(lower=0.4, upper=0.6)).on(pairs), float((anchors @ queue.T)[0, 2])
+    loss, s = (
+        NTXentLoss(temperature=0.5, detector=Ring(lower=0.4, upper=0.6)).on(pairs),
+        float((anchors @ queue.T)[0, 2]),
+    )
     assert loss.item() == pytest.approx(math.log(1 + math.exp((s - 1) / 0.5)), rel=1e-5)
 
 
@@ -185,7 +237,11 @@ def test_draws_are_of_the_ring_uniform_and_seeded() -> None:
         assert not (kept & ~ring_RC).any()
         assert torch.equal(kept.sum(1), ring_RC.sum(1).clamp(max=5))
         total += kept
-    often = (total / 200)[ring_RC] * ring_RC.sum(1).clamp(min=5).unsqueeze(1).expand(50, 40)[ring_RC] / 5
+    often = (
+        (total / 200)[ring_RC]
+        * ring_RC.sum(1).clamp(min=5).unsqueeze(1).expand(50, 40)[ring_RC]
+        / 5
+    )
     assert (often - 1).abs().max() < 0.75  # each about as often as any other
     torch.manual_seed(2)
     first = draw(ring_RC, 5)
@@ -196,16 +252,24 @@ def test_draws_are_of_the_ring_uniform_and_seeded() -> None:
 def test_a_draw_leaves_out_the_others_and_evaluation_takes_the_ring_whole() -> None:
     block, detector = random_block(0, list(range(10))), Ring(lower=0.2, upper=0.9, draw=4)
     found = detector.find(block)
-    assert (block.num_negatives_R - dropped(found, block).sum(1) - mask(found, block).sum(1)).tolist() == [4] * 20
+    assert (
+        block.num_negatives_R - dropped(found, block).sum(1) - mask(found, block).sum(1)
+    ).tolist() == [4] * 20
     whole = detector.eval().find(block)
-    assert torch.equal(dropped(whole, block), dropped(Ring(lower=0.2, upper=0.9).find(block), block))
+    assert torch.equal(
+        dropped(whole, block), dropped(Ring(lower=0.2, upper=0.9).find(block), block)
+    )
     assert torch.equal(mask(whole, block), mask(found, block))
 
 
 def test_members_of_a_cluster_are_kin_wherever_they_are() -> None:
-    block, detector = random_block(0, list(range(10))), Ring(lower=0.3, upper=0.8, num_samples=10, num_clusters=(2, 2))
+    block, detector = (
+        random_block(0, list(range(10))),
+        Ring(lower=0.3, upper=0.8, num_samples=10, num_clusters=(2, 2)),
+    )
     before = detector.find(block)
-    assert not mask(before, block).any()  # no clusters yet: the ring alone, and what is too close is not kin
+    # no clusters yet: the ring alone, and what is too close is not kin
+    assert not mask(before, block).any()
     assert torch.equal(dropped(before, block), ~in_ring(block))
     detector.refresh(torch.randn(10, 3, generator=torch.Generator().manual_seed(0)), 0.0)
     assert detector.clusters is not None
@@ -223,17 +287,41 @@ def test_members_of_a_cluster_are_kin_wherever_they_are() -> None:
         ({"lower": 0, "upper": 1.5}, r"`upper` \(=1.5\) must be in \[0, 1\]"),
         ({"lower": 0.5, "upper": 0.5}, r"`lower` \(=0.5\) must be below `upper` \(=0.5\)"),
         ({"lower": 0, "upper": 1, "draw": 0}, r"`draw` \(=0\) must be at least 1"),
-        ({"lower": 0, "upper": 1, "anneal": "cosine"}, r"`anneal` \(='cosine'\) must be one of none, linear"),
-        ({"lower": 0.2, "upper": 1, "start_lower": 0.5}, r"`start_lower` \(=0.5\) must be in \[0, 0.2\]"),
-        ({"lower": 0.2, "upper": 1, "start_upper": 0.5}, r"`start_upper` \(=0.5\) must be None with `anneal` \(='none'\)"),
-        ({"lower": 0.5, "upper": 1, "start_lower": 0.3, "start_upper": 0.3, "anneal": "step"}, r"`start_upper` \(=0.3\) must be above"),
-        ({"lower": 0.5, "upper": 1, "start_upper": 1.1, "anneal": "step"}, r"`start_upper` \(=1.1\) must be above .* and at most 1"),
-        ({"lower": 0, "upper": 1, "anneal_epochs": 0}, r"`anneal_epochs` \(=0\) must be at least 1"),
+        (
+            {"lower": 0, "upper": 1, "anneal": "cosine"},
+            r"`anneal` \(='cosine'\) must be one of none, linear",
+        ),
+        (
+            {"lower": 0.2, "upper": 1, "start_lower": 0.5},
+            r"`start_lower` \(=0.5\) must be in \[0, 0.2\]",
+        ),
+        (
+            {"lower": 0.2, "upper": 1, "start_upper": 0.5},
+            r"`start_upper` \(=0.5\) must be None with `anneal` \(='none'\)",
+        ),
+        (
+            {"lower": 0.5, "upper": 1, "start_lower": 0.3, "start_upper": 0.3, "anneal": "step"},
+            r"`start_upper` \(=0.3\) must be above",
+        ),
+        (
+            {"lower": 0.5, "upper": 1, "start_upper": 1.1, "anneal": "step"},
+            r"`start_upper` \(=1.1\) must be above .* and at most 1",
+        ),
+        (
+            {"lower": 0, "upper": 1, "anneal_epochs": 0},
+            r"`anneal_epochs` \(=0\) must be at least 1",
+        ),
         ({"lower": 0, "upper": 1, "anneal_jumps": 0}, r"`anneal_jumps` \(=0\) must be at least 1"),
-        ({"lower": 0, "upper": 1, "boundaries": "soft"}, r"`boundaries` \(='soft'\) must be one of exact, learned"),
+        (
+            {"lower": 0, "upper": 1, "boundaries": "soft"},
+            r"`boundaries` \(='soft'\) must be one of exact, learned",
+        ),
         ({"lower": 0, "upper": 1, "boundaries": "learned"}, "`num_samples` must be given"),
         ({"lower": 0, "upper": 1, "num_clusters": 3}, "`num_samples` must be given"),
-        ({"lower": 0, "upper": 1, "num_clusters": 9, "num_samples": 4}, r"`num_clusters` \(=9\) must be at least 1 and below"),
+        (
+            {"lower": 0, "upper": 1, "num_clusters": 9, "num_samples": 4},
+            r"`num_clusters` \(=9\) must be at least 1 and below",
+        ),
         ({"lower": 0, "upper": 1, "every": 0}, r"`every` \(=0\) must be at least 1"),
     ],
 )
@@ -247,7 +335,9 @@ def test_ids_are_needed_where_state_is_kept_by_them() -> None:
     kept: list[dict[str, Any]] = [{"boundaries": "learned"}, {"num_clusters": 2}]
     for arguments in kept:
         with pytest.raises(ValueError, match="`ids` must be given"):
-            NTXentLoss(temperature=0.1, detector=Ring(lower=0.1, upper=0.9, num_samples=20, **arguments))(z[0], z[1])
+            NTXentLoss(
+                temperature=0.1, detector=Ring(lower=0.1, upper=0.9, num_samples=20, **arguments)
+            )(z[0], z[1])
 
 
 def test_repr_is_the_call_and_the_grammar_knows_it() -> None:
@@ -265,10 +355,16 @@ def test_repr_is_the_call_and_the_grammar_knows_it() -> None:
     )
     assert repr(eval(repr(given))) == repr(given)
     late = Ring(lower=0.5, upper=0.9, anneal="linear", start_lower=0.1, start_upper=0.8)
-    assert repr(late) == "Ring(lower=0.5, upper=0.9, anneal='linear', start_lower=0.1, start_upper=0.8)"
+    assert (
+        repr(late)
+        == "Ring(lower=0.5, upper=0.9, anneal='linear', start_lower=0.1, start_upper=0.8)"
+    )
     assert repr(Ring(lower=0.5, upper=0.9)) == "Ring(lower=0.5, upper=0.9)"
     made = build_detector(parse("simclr+ring:learned"), Context(30), {})
-    assert repr(made) == "Ring(lower=0.9, upper=0.99, num_samples=30, anneal='linear', boundaries='learned')"
+    assert (
+        repr(made)
+        == "Ring(lower=0.9, upper=0.99, num_samples=30, anneal='linear', boundaries='learned')"
+    )
 
 
 def test_an_annealed_ring_tells_where_its_lower_end_stands() -> None:
@@ -281,10 +377,13 @@ def test_an_annealed_ring_tells_where_its_lower_end_stands() -> None:
 
 @pytest.mark.parametrize("boundaries", ["exact", "learned"])
 def test_rows_without_negatives(boundaries: Any) -> None:
-    """A single sample, a batch of one group, and one of two rows whose candidates are all its own."""
+    """A single sample, a batch of one group, and one of two rows whose candidates are all its
+    own."""
     g = torch.Generator().manual_seed(0)
     (one, other), ids = torch.randn(2, 4, 8, generator=g), torch.arange(4)
-    loss_fn = NTXentLoss(temperature=0.1, detector=Ring(lower=0.1, upper=0.9, num_samples=4, boundaries=boundaries))
+    loss_fn = NTXentLoss(
+        temperature=0.1, detector=Ring(lower=0.1, upper=0.9, num_samples=4, boundaries=boundaries)
+    )
     assert loss_fn(one[:1], other[:1], ids[:1]) == 0
     second = Pairs(one[1:2], one[2:], other[1:2].unsqueeze(1), ids[1:2], torch.tensor([0, 0]))
     both = Pairs(one[:2], one[2:], other[:2].unsqueeze(1), ids[:2], torch.tensor([0, 0]))

@@ -1,4 +1,5 @@
-"""The bounds of a ring: every policy follows its formula, is exact on resume, moves at every step, and stays between its ends."""
+"""The bounds of a ring: every policy follows its formula, is exact on resume, moves at every step,
+and stays between its ends."""
 
 from __future__ import annotations
 
@@ -14,9 +15,16 @@ from kinfolk.detectors.ring import Anneal, Bounds, Policy
 from kinfolk.objectives import NTXentLoss
 
 
-def lowers(policy: Policy, epochs: int | None, num_epochs: int, jumps: int = 4, steps: int = 1) -> list[float]:
+def lowers(
+    policy: Policy, epochs: int | None, num_epochs: int, jumps: int = 4, steps: int = 1
+) -> list[float]:
     loss_fn, seen = (
-        NTXentLoss(temperature=0.1, detector=Ring(lower=0.9, upper=0.99, anneal=policy, anneal_epochs=epochs, anneal_jumps=jumps)),
+        NTXentLoss(
+            temperature=0.1,
+            detector=Ring(
+                lower=0.9, upper=0.99, anneal=policy, anneal_epochs=epochs, anneal_jumps=jumps
+            ),
+        ),
         [],
     )
     for step in range(num_epochs * steps):
@@ -36,14 +44,19 @@ def test_linear_is_the_paper_s_schedule() -> None:
 
 
 def test_it_moves_at_every_step() -> None:
-    assert lowers("linear", 3, 5, steps=4) == pytest.approx([min(0.9, 0.9 * step / 12) for step in range(20)])
-    assert lowers("step", 3, 5, jumps=2, steps=2) == pytest.approx([0, 0, 0, 0.45, 0.45, 0.45, 0.9, 0.9, 0.9, 0.9])
+    assert lowers("linear", 3, 5, steps=4) == pytest.approx(
+        [min(0.9, 0.9 * step / 12) for step in range(20)]
+    )
+    assert lowers("step", 3, 5, jumps=2, steps=2) == pytest.approx(
+        [0, 0, 0, 0.45, 0.45, 0.45, 0.9, 0.9, 0.9, 0.9]
+    )
     assert lowers("none", None, 2, steps=2) == [0.9] * 4
 
 
 @pytest.mark.parametrize("policy", ["linear", "step", "knn", "loss"])
 def test_the_upper_bound_moves_with_the_lower_one(policy: Policy) -> None:
-    """From 90 to 99 %: the closest tenth of what is above `lower` is excluded at all times, whatever drives the bounds."""
+    """From 90 to 99 %: the closest tenth of what is above `lower` is excluded at all times,
+    whatever drives the bounds."""
     ring = Ring(lower=0.9, upper=0.99, anneal=policy, start_upper=0.9, anneal_epochs=8)
     seen = set()
     for epoch in range(12):
@@ -56,7 +69,9 @@ def test_the_upper_bound_moves_with_the_lower_one(policy: Policy) -> None:
     assert len(seen) > 2
     assert max(seen) == 0.99
     assert ring.metrics == {"ring_lower": ring.lower, "ring_upper": ring.upper}
-    assert Ring(lower=0.0, upper=0.9, anneal="linear", start_upper=1.0).upper == 1.0, "with a lower bound that stays at 0"
+    assert Ring(lower=0.0, upper=0.9, anneal="linear", start_upper=1.0).upper == 1.0, (
+        "with a lower bound that stays at 0"
+    )
 
 
 def test_a_fixed_upper_bound_stays() -> None:
@@ -69,7 +84,17 @@ def test_a_fixed_upper_bound_stays() -> None:
 def test_a_late_ring_begins_at_its_beginning() -> None:
     loss_fn = NTXentLoss(
         temperature=0.1,
-        detector=StartAt(Ring(lower=0.8, upper=0.9, anneal="linear", start_lower=0.2, start_upper=0.5, anneal_epochs=4), epoch=6),
+        detector=StartAt(
+            Ring(
+                lower=0.8,
+                upper=0.9,
+                anneal="linear",
+                start_lower=0.2,
+                start_upper=0.5,
+                anneal_epochs=4,
+            ),
+            epoch=6,
+        ),
     )
     assert isinstance(loss_fn.detector, StartAt)
     ring, seen = loss_fn.detector.detector, list[tuple[float, float]]()
@@ -78,12 +103,16 @@ def test_a_late_ring_begins_at_its_beginning() -> None:
         loss_fn.set_progress(half / 2, 12)
         seen.append((ring.lower, ring.upper))
     assert seen[:13] == [(0.2, 0.5)] * 13
-    assert [lower for lower, _ in seen[12:20]] == pytest.approx([0.2 + 0.6 * half / 8 for half in range(8)])
+    assert [lower for lower, _ in seen[12:20]] == pytest.approx(
+        [0.2 + 0.6 * half / 8 for half in range(8)]
+    )
     assert seen[20:] == [(0.8, 0.9)] * 4
 
 
 def test_steps_are_of_one_size_and_length() -> None:
-    assert lowers("step", 8, 10, jumps=4) == pytest.approx([0, 0, 0.225, 0.225, 0.45, 0.45, 0.675, 0.675, 0.9, 0.9])
+    assert lowers("step", 8, 10, jumps=4) == pytest.approx(
+        [0, 0, 0.225, 0.225, 0.45, 0.45, 0.675, 0.675, 0.9, 0.9]
+    )
     assert lowers("step", 3, 4, jumps=3) == pytest.approx([0, 0.3, 0.6, 0.9])
 
 
@@ -103,7 +132,8 @@ def test_a_rarer_measurement_moves_it_as_far() -> None:
         if epoch % 2 == 1:
             anneal.on_metric(0.1 * epoch)
             seen.append(anneal.lower)
-    assert seen == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 0.8])  # all the way in eight epochs, whether measured in each or in every other
+    # all the way in eight epochs, whether measured in each or in every other
+    assert seen == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 0.8])
 
 
 def test_a_falling_loss_drives_it_up_in_the_time_given() -> None:
@@ -114,7 +144,8 @@ def test_a_falling_loss_drives_it_up_in_the_time_given() -> None:
         for step in range(10):
             anneal.on_metric(5 - 0.1 * epoch - 0.01 * step)
         seen.append(anneal.lower)
-    assert seen == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 0.8, 0.8])  # the first epoch only counts its steps
+    # the first epoch only counts its steps
+    assert seen == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 0.8, 0.8])
     anneal.on_metric(9.0)
     assert anneal.lower == pytest.approx(0.8 - 0.8 / 40)
 
@@ -136,7 +167,15 @@ def test_save_load_continue_is_uninterrupted(policy: Policy, boundaries: Bounds)
     def made() -> NTXentLoss:
         return NTXentLoss(
             temperature=0.2,
-            detector=Ring(lower=0.6, upper=0.9, num_samples=16, anneal=policy, start_upper=start, anneal_epochs=3, boundaries=boundaries),
+            detector=Ring(
+                lower=0.6,
+                upper=0.9,
+                num_samples=16,
+                anneal=policy,
+                start_upper=start,
+                anneal_epochs=3,
+                boundaries=boundaries,
+            ),
         )
 
     def steps(loss_fn: NTXentLoss, first: int, last: int) -> list[float]:
@@ -145,7 +184,11 @@ def test_save_load_continue_is_uninterrupted(policy: Policy, boundaries: Bounds)
             loss_fn.set_progress(step / 4, 4)
             z = torch.randn(2, 12, 5, generator=torch.Generator().manual_seed(step))
             losses.append(loss_fn(z[0], z[1], torch.arange(12) + step % 4).item())
-            if step % 4 == 3 and loss_fn.detector is not None and "knn" in loss_fn.detector.wanted_metrics:
+            if (
+                step % 4 == 3
+                and loss_fn.detector is not None
+                and "knn" in loss_fn.detector.wanted_metrics
+            ):
                 loss_fn.detector.on_metric("knn", math.sin(step))
         return losses
 

@@ -27,7 +27,11 @@ from kinfolk.detectors import (
 )
 from kinfolk.objectives import NTXentLoss
 
-LABELS, PAIRS, NONE = torch.arange(8) % 2, torch.tensor([[0, 1]]), torch.zeros(0, 2, dtype=torch.int64)
+LABELS, PAIRS, NONE = (
+    torch.arange(8) % 2,
+    torch.tensor([[0, 1]]),
+    torch.zeros(0, 2, dtype=torch.int64),
+)
 EPOCHS = 20
 SILENT: list[tuple[Callable[[], Detector], str]] = [
     (lambda: StartAt(FNC(top_k=1), epoch=20), "starts in epoch 20, counted from 0, of 20"),
@@ -42,7 +46,10 @@ SILENT: list[tuple[Callable[[], Detector], str]] = [
     (lambda: StartAt(GloFND(num_samples=8, alpha=0.1), epoch=19), "only in the last of 20 epochs"),
     (lambda: IFND(num_samples=8, every=20), r"`every` \(=20\)"),
     (lambda: IFND(num_samples=8, every=200), "no clustering is due in 20 epochs"),
-    (lambda: IFND(num_samples=8, schedule="constant", source="bank", every=20), "no clustering is due"),
+    (
+        lambda: IFND(num_samples=8, schedule="constant", source="bank", every=20),
+        "no clustering is due",
+    ),
     (lambda: IFND(num_samples=8, schedule="step", step_at=1.0, every=3), "no clustering is due"),
     (lambda: IFND(num_samples=8, final_rate=0.0), r"`final_rate` \(=0\.0\)"),
     (lambda: IFND(num_samples=8, final_rate=0.1), "fewer than two of 8 labels"),
@@ -107,7 +114,9 @@ def test_one_that_can_flag_says_nothing(make: Callable[[], Detector]) -> None:
         (GloFND(num_samples=8, alpha=0.5, shared=True), False),
     ],
 )
-def test_thresholds_that_only_learn_at_the_first_visit_need_two_epochs(detector: GloFND, silent: bool) -> None:
+def test_thresholds_that_only_learn_at_the_first_visit_need_two_epochs(
+    detector: GloFND, silent: bool
+) -> None:
     detector.set_progress(0, 1)
     assert (detector.silent_reason() is not None) is silent
     z1, z2 = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0))

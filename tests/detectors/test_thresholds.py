@@ -24,7 +24,9 @@ def test_batch_quantile_is_torch_s(n: int, alpha: float, own: int, seed: int) ->
 
 def test_batch_quantile_with_other_numbers_in_each_row() -> None:
     inf = -torch.inf
-    rows = torch.tensor([[0.1, 0.9, 0.5, inf], [0.3, inf, inf, inf], [inf, inf, inf, inf], [0.0, 0.4, 0.8, 0.2]])
+    rows = torch.tensor(
+        [[0.1, 0.9, 0.5, inf], [0.3, inf, inf, inf], [inf, inf, inf, inf], [0.0, 0.4, 0.8, 0.2]]
+    )
     got = thresholds.batch_quantile(rows, torch.tensor([3, 1, 0, 4]), 0.5)
     assert got.tolist() == pytest.approx([0.5, 0.3, 1.0, 0.3])
 
@@ -35,7 +37,9 @@ def test_the_share_above_a_level(dtype: torch.dtype) -> None:
     sim[:, :3] = -torch.inf
     before, level, n = sim.clone(), torch.linspace(-0.9, 1.0, 6), torch.full((6,), 697)
     share = thresholds.share_above(sim, n, level)
-    assert share.tolist() == pytest.approx(((sim > level.to(dtype).unsqueeze(1)).sum(1) / 697).tolist())
+    assert share.tolist() == pytest.approx(
+        ((sim > level.to(dtype).unsqueeze(1)).sum(1) / 697).tolist()
+    )
     assert torch.equal(sim, before)
 
 
@@ -47,8 +51,12 @@ def test_mean_and_spread_are_those_of_the_negatives(width: int) -> None:
     others = sim[:3, 7:].double()
     wanted = others.mean(1, keepdim=True)
     exact = width < 8000  # of more, every few are read
-    assert mean[:3].tolist() == pytest.approx(wanted.flatten().tolist(), abs=1e-6 if exact else 1e-4)
-    assert spread[:3].tolist() == pytest.approx((others - wanted).relu().mean(1).tolist(), rel=1e-3 if exact else 0.1)
+    assert mean[:3].tolist() == pytest.approx(
+        wanted.flatten().tolist(), abs=1e-6 if exact else 1e-4
+    )
+    assert spread[:3].tolist() == pytest.approx(
+        (others - wanted).relu().mean(1).tolist(), rel=1e-3 if exact else 0.1
+    )
     assert mean[3].isnan()
     assert spread[3].isnan()
 
@@ -56,10 +64,14 @@ def test_mean_and_spread_are_those_of_the_negatives(width: int) -> None:
 def test_mean_and_spread_of_candidates_that_are_sorted_by_class() -> None:
     """As those of a bank may be."""
     g = torch.Generator().manual_seed(0)
-    sim = 0.3 * torch.randn(6, 100, generator=g).repeat_interleave(200, 1) + 0.1 * torch.randn(6, 20_000, generator=g)
+    sim = 0.3 * torch.randn(6, 100, generator=g).repeat_interleave(200, 1) + 0.1 * torch.randn(
+        6, 20_000, generator=g
+    )
     mean, spread, _ = thresholds.moments(sim, torch.full((6,), 20_000)).unbind(1)
     torch.testing.assert_close(mean, sim.mean(1), atol=0.02, rtol=0)
-    torch.testing.assert_close(spread, (sim - sim.mean(1, keepdim=True)).relu().mean(1), atol=0, rtol=0.05)
+    torch.testing.assert_close(
+        spread, (sim - sim.mean(1, keepdim=True)).relu().mean(1), atol=0, rtol=0.05
+    )
 
 
 @pytest.mark.parametrize("alpha", [0.3, 0.01, 1e-4])
@@ -69,23 +81,34 @@ def test_the_start_is_that_of_a_normal_distribution(alpha: float) -> None:
     level = normal.inv_cdf(1 - alpha)
     place, tail = thresholds.normal(torch.tensor(alpha, dtype=torch.float64))
     assert place.item() == pytest.approx(level / normal.pdf(0), rel=1e-6)
-    assert tail.item() == pytest.approx((normal.pdf(level) / alpha - level) / normal.pdf(0), rel=1e-4)
+    assert tail.item() == pytest.approx(
+        (normal.pdf(level) / alpha - level) / normal.pdf(0), rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("expected", [0.2, 1.0, 5.0, 100.0])
 def test_steps_cancel_where_the_mean_of_the_flags_is_as_expected(expected: float) -> None:
-    flags = torch.poisson(torch.full((200_000,), expected), generator=torch.Generator().manual_seed(0))
+    flags = torch.poisson(
+        torch.full((200_000,), expected), generator=torch.Generator().manual_seed(0)
+    )
     steps = thresholds.step(flags, torch.tensor(expected))
     assert steps.mean().item() == pytest.approx(0, abs=0.01)
-    assert thresholds.step(torch.tensor(1e6), torch.tensor(expected)) == steps.new_tensor(float("inf")).clamp(max=thresholds._LARGEST)
+    assert thresholds.step(torch.tensor(1e6), torch.tensor(expected)) == steps.new_tensor(
+        float("inf")
+    ).clamp(max=thresholds._LARGEST)
 
 
 def test_a_change_within_the_noise_is_averaged_and_a_jump_is_followed() -> None:
     state = torch.tensor([[1.0, 5.0, 0.3, 0.04]])
-    small, large = (thresholds.follow(state, torch.tensor([[0.3 + by, 0.04, 400.0]]))[0, 0].item() for by in (0.002, 0.5))
+    small, large = (
+        thresholds.follow(state, torch.tensor([[0.3 + by, 0.04, 400.0]]))[0, 0].item()
+        for by in (0.002, 0.5)
+    )
     assert 0.3 < small < 0.301
     assert large == pytest.approx(0.8, abs=0.025)
-    first = thresholds.follow(torch.tensor([[1.0, 5.0, 0.0, 0.0]]), torch.tensor([[0.7, 0.1, 50.0]]))
+    first = thresholds.follow(
+        torch.tensor([[1.0, 5.0, 0.0, 0.0]]), torch.tensor([[0.7, 0.1, 50.0]])
+    )
     assert first.flatten().tolist() == pytest.approx([0.7, 0.1])
 
 
@@ -93,8 +116,16 @@ def test_a_change_within_the_noise_is_averaged_and_a_jump_is_followed() -> None:
 @pytest.mark.parametrize("each", [False, True])
 def test_a_visit_is_one_graph(width: int, each: bool) -> None:
     sim = 0.3 + 0.1 * torch.randn(4, width, generator=torch.Generator().manual_seed(0))
-    state, n, drift = torch.tensor([[1.0, 5.8, 0.3, 0.04]]).repeat(4, 1), torch.full((4,), width), torch.tensor(0.1)
+    state, n, drift = (
+        torch.tensor([[1.0, 5.8, 0.3, 0.04]]).repeat(4, 1),
+        torch.full((4,), width),
+        torch.tensor(0.1),
+    )
     alpha, tail = (torch.full((4,), x) if each else x for x in (0.01, 0.85))
     graph = torch.compile(thresholds.track, dynamic=True, fullgraph=True, backend="eager")
-    for got, want in zip(graph(sim, n, state, drift, alpha, tail), thresholds.track(sim, n, state, drift, alpha, tail), strict=True):
+    for got, want in zip(
+        graph(sim, n, state, drift, alpha, tail),
+        thresholds.track(sim, n, state, drift, alpha, tail),
+        strict=True,
+    ):
         torch.testing.assert_close(got, want)

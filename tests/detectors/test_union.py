@@ -37,9 +37,15 @@ def test_kin_of_any() -> None:
 @pytest.mark.parametrize("action", ACTIONS)
 def test_the_union_of_one_detector_with_itself_is_that_detector(action: Action) -> None:
     z1, z2, ids = views()
-    alone, twice = kf.GloFND(num_samples=N, alpha=0.3, init="quantile"), kf.GloFND(num_samples=N, alpha=0.3, init="quantile")
+    alone, twice = (
+        kf.GloFND(num_samples=N, alpha=0.3, init="quantile"),
+        kf.GloFND(num_samples=N, alpha=0.3, init="quantile"),
+    )
     united = kf.Union(copy.deepcopy(alone), twice)
-    losses = [kf.NTXentLoss(temperature=0.3, detector=each, action=action, block_rows=6) for each in (alone, united)]
+    losses = [
+        kf.NTXentLoss(temperature=0.3, detector=each, action=action, block_rows=6)
+        for each in (alone, united)
+    ]
     for _ in range(3):
         one, other = (loss_fn(z1, z2, ids) for loss_fn in losses)
         torch.testing.assert_close(one, other)
@@ -51,8 +57,13 @@ def test_the_union_of_one_detector_with_itself_is_that_detector(action: Action) 
 def test_each_keeps_its_state_and_its_prepared_features() -> None:
     z1, z2, ids = views()
     features = torch.randn(N, 3, generator=torch.Generator().manual_seed(3))
-    parts = kf.GloFND(num_samples=N, alpha=0.3, init="quantile"), kf.GloFND(num_samples=N, alpha=0.1, init="quantile")
-    loss_fn = kf.NTXentLoss(temperature=0.3, detector=kf.Union(*parts, kf.Guide(features, alpha=0.2), kf.Components()))
+    parts = (
+        kf.GloFND(num_samples=N, alpha=0.3, init="quantile"),
+        kf.GloFND(num_samples=N, alpha=0.1, init="quantile"),
+    )
+    loss_fn = kf.NTXentLoss(
+        temperature=0.3, detector=kf.Union(*parts, kf.Guide(features, alpha=0.2), kf.Components())
+    )
     alone = [kf.NTXentLoss(temperature=0.3, detector=copy.deepcopy(part)) for part in parts]
     for _ in range(2):
         for each in (loss_fn, *alone):
@@ -81,7 +92,9 @@ def test_the_highest_degree_counts_and_kin_are_not_ignored() -> None:
     hard = torch.tensor([[True, False, False, False]])
     soft = torch.tensor([[0.5, 0.25, 0.0, 0.0]])
     ignored = torch.tensor([[False, True, True, False]])
-    (found,) = [kf.Union(Fixed(Kin(hard)), Fixed(Kin(soft)), Fixed(Kin(ignore=ignored))).find(BLOCK)]
+    (found,) = [
+        kf.Union(Fixed(Kin(hard)), Fixed(Kin(soft)), Fixed(Kin(ignore=ignored))).find(BLOCK)
+    ]
     assert isinstance(found, Kin)
     assert found.degree is not None
     assert found.ignore is not None
@@ -94,7 +107,11 @@ def test_levels_are_united_one_by_one() -> None:
     found = kf.Union(Fixed(Kin(first), Kin(second)), Fixed(Kin(other))).find(BLOCK)
     assert isinstance(found, tuple)
     degrees = [kin.degree for kin in found]
-    assert all(torch.equal(a, b) for a, b in zip(degrees, (first | other, second | other), strict=True) if a is not None)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(degrees, (first | other, second | other), strict=True)
+        if a is not None
+    )
 
 
 def test_refresh_metrics_and_progress_are_delegated() -> None:
@@ -115,7 +132,9 @@ def test_refresh_metrics_and_progress_are_delegated() -> None:
 
 
 def test_detectors_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"`num_samples` of united detectors \(=8, 9\) must be the same"):
+    with pytest.raises(
+        ValueError, match=r"`num_samples` of united detectors \(=8, 9\) must be the same"
+    ):
         kf.Union(kf.GloFND(num_samples=8, alpha=0.1), kf.GloFND(num_samples=9, alpha=0.1))
     with pytest.raises(ValueError, match="`guide` of united detectors"):
         kf.Union(kf.Teacher(), kf.Guide(alpha=0.1))
@@ -132,7 +151,9 @@ def test_a_stopped_detector_flags_nothing_and_learns_nothing() -> None:
         detector.set_progress(epoch, 4)
         before = {name: value.clone() for name, value in detector.state_dict().items()}
         flagged.append(bool(step(detector, replace(BLOCK)).any()))
-        same = all(torch.equal(value, before[name]) for name, value in detector.state_dict().items())
+        same = all(
+            torch.equal(value, before[name]) for name, value in detector.state_dict().items()
+        )
         assert same == (epoch >= 2)
     assert flagged == [True, True, False, False]
 
@@ -143,5 +164,7 @@ def test_a_stopped_detector_is_not_refreshed() -> None:
     assert detector.refreshed_at_end
     detector.set_progress(3, 4)
     assert not detector.refreshed_at_end
-    with pytest.raises(ValueError, match=r"`epoch` \(=3\) must be above 3, the first epoch that flags"):
+    with pytest.raises(
+        ValueError, match=r"`epoch` \(=3\) must be above 3, the first epoch that flags"
+    ):
         kf.StopAt(kf.StartAt(kf.FNC(top_k=1), epoch=3), epoch=3)

@@ -1,4 +1,5 @@
-"""`kinfolk eval --protocol kin` of a run with captions: both directions, against labels or caption groups."""
+"""`kinfolk eval --protocol kin` of a run with captions: both directions, against labels or caption
+groups."""
 
 from __future__ import annotations
 
@@ -29,8 +30,15 @@ def test_candidates_may_be_of_another_kind() -> None:
     for i in range(12):
         for j in range(12):
             if i != j:
-                is_kin, is_flagged = bool(labels[i] == labels[j]), bool(sim[i, j] > found.thresholds[i])
-                flagged, hits, kin = flagged + is_flagged, hits + (is_kin and is_flagged), kin + is_kin
+                is_kin, is_flagged = (
+                    bool(labels[i] == labels[j]),
+                    bool(sim[i, j] > found.thresholds[i]),
+                )
+                flagged, hits, kin = (
+                    flagged + is_flagged,
+                    hits + (is_kin and is_flagged),
+                    kin + is_kin,
+                )
     assert 0 < hits < flagged
     assert found.exact.stats.precision == pytest.approx(hits / flagged)
     assert found.exact.stats.recall == pytest.approx(hits / kin)
@@ -39,7 +47,15 @@ def test_candidates_may_be_of_another_kind() -> None:
 def test_a_run_with_captions_is_measured_in_both_directions(tmp_path: Path) -> None:
     data = write_pairs(tmp_path / "d", 32)
     settings = {**SMALL, "detector.alpha": 0.1}
-    train(data, tmp_path / "run", progress=False, method="clip+glofnd", epochs=2, batch_size=12, settings=settings)
+    train(
+        data,
+        tmp_path / "run",
+        progress=False,
+        method="clip+glofnd",
+        epochs=2,
+        batch_size=12,
+        settings=settings,
+    )
     with pytest.raises(SystemExit, match="0"):
         main(["eval", str(tmp_path / "run"), "--protocol", "kin"])
     result = json.loads((tmp_path / "run" / "eval" / "kin.json").read_text())

@@ -1,4 +1,5 @@
-"""False negatives over a data set: against slow loops, blocks, levels, unlabelled samples, odd label sets."""
+"""False negatives over a data set: against slow loops, blocks, levels, unlabelled samples, odd
+label sets."""
 
 from __future__ import annotations
 
@@ -11,13 +12,20 @@ from torch import Tensor
 from kinfolk.detectors import FNC, GloFND, Oracle
 from kinfolk.errors import KinfolkError
 from kinfolk.evaluation import detection
-from kinfolk.evaluation.detection import detection_quality, kin_similarity, mtpr_mtnr, threshold_error
+from kinfolk.evaluation.detection import (
+    detection_quality,
+    kin_similarity,
+    mtpr_mtnr,
+    threshold_error,
+)
 from kinfolk.kinship import Kin
 from tests.reference import kin as slow
 
 
 def embedded(num: int = 14, views: int = 2, seed: int = 0) -> Tensor:
-    z = torch.randn(num, views, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    z = torch.randn(
+        num, views, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     return torch.nn.functional.normalize(z + z[:, :1], dim=2)
 
 
@@ -42,7 +50,9 @@ def test_a_detector_with_learned_thresholds() -> None:
     found = detection_quality(z, LABELS, 0.1, detector.find)
     assert found.rule is not None
     own = detector.thresholds.tolist()
-    expected = slow.judged(z, LABELS.tolist(), lambda i, _, similarity: similarity > own[i] and own[i] < 1)
+    expected = slow.judged(
+        z, LABELS.tolist(), lambda i, _, similarity: similarity > own[i] and own[i] < 1
+    )
     assert found.rule.metrics() == pytest.approx(expected, abs=1e-6)
 
 
@@ -51,7 +61,9 @@ def test_the_oracle_and_several_levels() -> None:
     right = detection_quality(z, LABELS, 0.1, oracle.find).rule
     assert right is not None
     figures = right.metrics()
-    assert [figures[name] for name in ("precision", "recall", "f1", "anchor_f1", "mtpr", "mtnr")] == [1.0] * 6
+    assert [
+        figures[name] for name in ("precision", "recall", "f1", "anchor_f1", "mtpr", "mtnr")
+    ] == [1.0] * 6
     halved = detection_quality(z, LABELS, 0.1, lambda block: (oracle.find(block), Kin())).rule
     assert halved is not None
     assert halved.mtpr == 1, "of the first level, as in the metrics log"
@@ -78,7 +90,9 @@ def test_blocks_and_chosen_anchors(monkeypatch: pytest.MonkeyPatch) -> None:
     assert blocked.rule.metrics() == pytest.approx(whole.rule.metrics())
     assert blocked.exact.metrics() == pytest.approx(whole.exact.metrics())
     chosen = torch.tensor([3, 17, 39])
-    torch.testing.assert_close(detection_quality(z, labels, 0.1, anchors=chosen).thresholds, whole.thresholds[chosen])
+    torch.testing.assert_close(
+        detection_quality(z, labels, 0.1, anchors=chosen).thresholds, whole.thresholds[chosen]
+    )
 
 
 def test_odd_label_sets() -> None:
@@ -104,7 +118,9 @@ def test_odd_label_sets() -> None:
 @pytest.mark.parametrize("views", [1, 2])
 def test_similarities(views: int) -> None:
     z = embedded(views=views)
-    assert kin_similarity(3 * z, LABELS) == pytest.approx(slow.similarities(z, LABELS.tolist()), nan_ok=True)
+    assert kin_similarity(3 * z, LABELS) == pytest.approx(
+        slow.similarities(z, LABELS.tolist()), nan_ok=True
+    )
     alone = kin_similarity(z, torch.arange(14))
     assert math.isnan(alone.false_negative)
     assert math.isnan(kin_similarity(z, torch.zeros(14)).true_negative)

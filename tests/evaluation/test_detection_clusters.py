@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from kinfolk.errors import KinfolkError
-from kinfolk.evaluation.detection import NORMALISERS, Normaliser, label_nmi, mtpr_mtnr, nmi, quality_curve
+from kinfolk.evaluation.detection import (
+    NORMALISERS,
+    Normaliser,
+    label_nmi,
+    mtpr_mtnr,
+    nmi,
+    quality_curve,
+)
 from tests.reference import clusters as slow
 
 
@@ -19,7 +26,9 @@ def test_equal_to_the_slow_loops(seed: int) -> None:
     truth = torch.randint(-1, 4, (40,), generator=g)
     assert mtpr_mtnr(labels, truth) == pytest.approx(slow.rates(labels.tolist(), truth.tolist()))
     known = torch.randint(0, 5, (40,), generator=g), truth.clamp(min=0)
-    assert label_nmi(*known) == pytest.approx(slow.mutual_information(known[0].tolist(), known[1].tolist()))
+    assert label_nmi(*known) == pytest.approx(
+        slow.mutual_information(known[0].tolist(), known[1].tolist())
+    )
 
 
 @pytest.mark.parametrize("normaliser", NORMALISERS)
@@ -29,15 +38,23 @@ def test_mutual_information_by_every_normaliser(normaliser: Normaliser) -> None:
     expected = slow.mutual_information(labels.tolist(), truth.tolist(), normaliser)
     assert label_nmi(labels, truth, normaliser) == pytest.approx(expected)
     features = torch.randn(60, 6, generator=g)
-    assert nmi(features, truth, seeds=(0,), normaliser="min").mean >= nmi(features, truth, seeds=(0,)).mean
+    assert (
+        nmi(features, truth, seeds=(0,), normaliser="min").mean
+        >= nmi(features, truth, seeds=(0,)).mean
+    )
     with pytest.raises(ValueError, match=r"`normaliser` \(='mean'\) must be one of arithmetic"):
         label_nmi(labels, truth, "mean")  # type: ignore[arg-type]
 
 
 def test_several_levels_are_averaged() -> None:
     g = torch.Generator().manual_seed(0)
-    labels, truth = torch.randint(0, 6, (3, 50), generator=g), torch.randint(0, 4, (50,), generator=g)
-    expected = torch.tensor([mtpr_mtnr(level, truth) for level in labels], dtype=torch.float64).mean(0)
+    labels, truth = (
+        torch.randint(0, 6, (3, 50), generator=g),
+        torch.randint(0, 4, (50,), generator=g),
+    )
+    expected = torch.tensor(
+        [mtpr_mtnr(level, truth) for level in labels], dtype=torch.float64
+    ).mean(0)
     assert mtpr_mtnr(labels, truth) == pytest.approx(tuple(expected.tolist()))
 
 
@@ -91,4 +108,9 @@ def test_the_curve_has_the_epochs_that_were_measured() -> None:
         {"epoch": 2, "nmi": 0.1, "mtpr": 0.2, "mtnr": 0.9},
         {"epoch": 3, "nmi": 0.2, "mtpr": 0.3, "mtnr": 0.8},
     ]
-    assert quality_curve(rows) == {"epoch": [2, 3], "nmi": [0.1, 0.2], "mtpr": [0.2, 0.3], "mtnr": [0.9, 0.8]}
+    assert quality_curve(rows) == {
+        "epoch": [2, 3],
+        "nmi": [0.1, 0.2],
+        "mtpr": [0.2, 0.3],
+        "mtnr": [0.9, 0.8],
+    }

@@ -1,4 +1,5 @@
-"""Fine-tuning: learns, leaves the encoder as it was, is seeded, copes with tiny and odd label sets."""
+"""Fine-tuning: learns, leaves the encoder as it was, is seeded, copes with tiny and odd label
+sets."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ class Images(PixelData):
     def __init__(self, count: int, classes: int = 2) -> None:
         self.labels = torch.arange(count) % classes
         noise = torch.randint(0, 60, (count, 8, 8, 3), generator=torch.Generator().manual_seed(0))
-        super().__init__((noise + (190 // max(1, classes - 1)) * self.labels.view(-1, 1, 1, 1)).to(torch.uint8))
+        super().__init__(
+            (noise + (190 // max(1, classes - 1)) * self.labels.view(-1, 1, 1, 1)).to(torch.uint8)
+        )
 
     def part(self, *where: int) -> tuple[Tensor, Tensor]:
         ids = torch.arange(*where)
@@ -42,7 +45,9 @@ def test_learns_and_leaves_the_encoder_as_it_was(encoder: torch.nn.Module) -> No
     data = Images(80)
     before = {name: value.clone() for name, value in encoder.state_dict().items()}
     random = torch.get_rng_state()
-    found = finetune(encoder, data, VIEWS, data.part(40), data.part(40, 80), epochs=6, batch_size=16)
+    found = finetune(
+        encoder, data, VIEWS, data.part(40), data.part(40, 80), epochs=6, batch_size=16
+    )
     assert found.accuracy > 0.9
     assert (found.epochs, found.steps) == (6, 18)
     assert math.isnan(found.top5)
@@ -50,12 +55,23 @@ def test_learns_and_leaves_the_encoder_as_it_was(encoder: torch.nn.Module) -> No
     assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
     assert not encoder.training
     assert torch.equal(torch.get_rng_state(), random)
-    assert finetune(encoder, data, VIEWS, data.part(40), data.part(40, 80), epochs=6, batch_size=16) == found
-    assert finetune(encoder, data, VIEWS, data.part(40), data.part(40, 80), epochs=6, batch_size=16, seed=1) != found
+    assert (
+        finetune(encoder, data, VIEWS, data.part(40), data.part(40, 80), epochs=6, batch_size=16)
+        == found
+    )
+    assert (
+        finetune(
+            encoder, data, VIEWS, data.part(40), data.part(40, 80), epochs=6, batch_size=16, seed=1
+        )
+        != found
+    )
 
 
-def test_few_samples_are_met_more_often(encoder: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["kinfolk.evaluation.finetune"], "FEWEST_STEPS", 25)  # the function has its name
+def test_few_samples_are_met_more_often(
+    encoder: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the function has its name
+    monkeypatch.setattr(sys.modules["kinfolk.evaluation.finetune"], "FEWEST_STEPS", 25)
     data = Images(20)
     found = finetune(encoder, data, VIEWS, data.part(2), data.part(2, 20))
     assert (found.epochs, found.steps) == (25, 25)
@@ -72,7 +88,8 @@ def test_top5_and_unknown_test_classes(encoder: torch.nn.Module) -> None:
 
 
 def test_settings_of_rcl(encoder: torch.nn.Module) -> None:
-    """Nesterov momentum and a cosine; the rate goes by the size of the batches, so that a few samples do not make it diverge."""
+    """Nesterov momentum and a cosine; the rate goes by the size of the batches, so that a few
+    samples do not make it diverge."""
     data = Images(80)
     given: Any = (encoder, data, VIEWS, data.part(40), data.part(40, 80))
     found = finetune(*given, epochs=8, **tuning("rcl", 0.1))
@@ -87,14 +104,18 @@ def test_settings_of_rcl(encoder: torch.nn.Module) -> None:
 def test_rates_fall_by_steps_or_by_a_cosine() -> None:
     from kinfolk.evaluation.finetune import _factor
 
-    assert [_factor("steps", epoch, 20) for epoch in (0, 11, 12, 16)] == pytest.approx([1, 1, 0.2, 0.04])
+    assert [_factor("steps", epoch, 20) for epoch in (0, 11, 12, 16)] == pytest.approx(
+        [1, 1, 0.2, 0.04]
+    )
     assert [_factor("cosine", epoch, 20) for epoch in (0, 10, 20)] == pytest.approx([1, 0.5, 0])
 
 
 def test_wrong_use(encoder: torch.nn.Module) -> None:
     data = Images(10)
     one = torch.tensor([0, 2]), torch.tensor([0, 0])
-    with pytest.raises(KinfolkError, match="at least two classes; the 2 labelled training samples have 1"):
+    with pytest.raises(
+        KinfolkError, match="at least two classes; the 2 labelled training samples have 1"
+    ):
         finetune(encoder, data, VIEWS, one, data.part(5, 10))
     with pytest.raises(KinfolkError, match="test part has no labelled samples"):
         finetune(encoder, data, VIEWS, data.part(5), data.part(0))

@@ -1,4 +1,5 @@
-"""Subsets of the labels: balanced, seeded, nested, at least one of each class; and those that a file lists."""
+"""Subsets of the labels: balanced, seeded, nested, at least one of each class; and those that a
+file lists."""
 
 from __future__ import annotations
 
@@ -39,12 +40,21 @@ def test_wrong_use() -> None:
         label_subset(np.full(3, -1), 0.5, 0)
 
 
-KEYS = ["train/n01/n01_1.JPEG", "train/n01/n01_2.JPEG", "train/n02/n02_1.JPEG", "train/n02/same.png", "train/n01/same.png"]
+KEYS = [
+    "train/n01/n01_1.JPEG",
+    "train/n01/n01_2.JPEG",
+    "train/n02/n02_1.JPEG",
+    "train/n02/same.png",
+    "train/n01/same.png",
+]
 
 
 def test_a_list_of_file_names(tmp_path: Path) -> None:
     path = tmp_path / "1percent.txt"
-    path.write_text("\ufeff# of ImageNet\nn01_2.JPEG\r\n\nn02/same.png\nn02_1.JPEG\nn02_1.JPEG\nn99_7.JPEG\n", encoding="utf-8")
+    path.write_text(
+        "\ufeff# of ImageNet\nn01_2.JPEG\r\n\nn02/same.png\nn02_1.JPEG\nn02_1.JPEG\nn99_7.JPEG\n",
+        encoding="utf-8",
+    )
     found = read_subset(path, KEYS)
     assert (found.name, found.listed) == ("1percent", 4)
     assert found.used.tolist() == [False, True, True, True, False]
@@ -54,7 +64,11 @@ def test_a_list_of_file_names(tmp_path: Path) -> None:
 
 def test_lists_that_do_not_fit(tmp_path: Path) -> None:
     path = tmp_path / "list.txt"
-    for text, message in (("same.png", "matches 2 samples"), ("n99_7.JPEG", "matches none of the labelled"), ("", "it lists nothing")):
+    for text, message in (
+        ("same.png", "matches 2 samples"),
+        ("n99_7.JPEG", "matches none of the labelled"),
+        ("", "it lists nothing"),
+    ):
         path.write_text(text)
         with pytest.raises(UsageError, match=message):
             read_subset(path, KEYS)

@@ -1,4 +1,5 @@
-"""Probes by gradient descent at the papers' settings: as good as L-BFGS on the bundled digits, and their rules."""
+"""Probes by gradient descent at the papers' settings: as good as L-BFGS on the bundled digits, and
+their rules."""
 
 from __future__ import annotations
 
@@ -20,11 +21,19 @@ Parts = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 @pytest.fixture(scope="module")
 def features() -> Parts:
-    """Random convolutional features of the digits: 64 numbers, as an encoder that has not learnt would give."""
+    """Random convolutional features of the digits: 64 numbers, as an encoder that has not learnt
+    would give."""
     source = digits()
-    pixels = torch.from_numpy(np.stack([source.load(i) for i in range(len(source.items()))])).float().reshape(-1, 1, 8, 8) / 255
+    pixels = (
+        torch.from_numpy(np.stack([source.load(i) for i in range(len(source.items()))]))
+        .float()
+        .reshape(-1, 1, 8, 8)
+        / 255
+    )
     layer = torch.nn.functional.relu(
-        torch.nn.functional.conv2d(pixels, torch.randn(16, 1, 3, 3, generator=torch.Generator().manual_seed(0)))
+        torch.nn.functional.conv2d(
+            pixels, torch.randn(16, 1, 3, 3, generator=torch.Generator().manual_seed(0))
+        )
     )
     x = torch.nn.functional.adaptive_avg_pool2d(layer, 3).flatten(1).numpy()
     y = np.array([item.label for item in source.items()])
@@ -40,18 +49,36 @@ def test_agrees_with_lbfgs_within_a_point(name: str, features: Parts) -> None:
 
 
 def test_agrees_on_few_labels(features: Parts) -> None:
-    fast, slow = (semi_supervised(*features, fractions=[0.1], draws=2, probe=probe)[0].accuracy for probe in ("lbfgs", "glofnd"))
+    fast, slow = (
+        semi_supervised(*features, fractions=[0.1], draws=2, probe=probe)[0].accuracy
+        for probe in ("lbfgs", "glofnd")
+    )
     assert slow == pytest.approx(fast, abs=0.02)
 
 
 def test_the_papers_numbers() -> None:
-    assert [PROBES["glofnd"].epochs_of(fraction) for fraction in (1, 0.1, 0.01, 0.001)] == [90, 285, 900, 900]
+    assert [PROBES["glofnd"].epochs_of(fraction) for fraction in (1, 0.1, 0.01, 0.001)] == [
+        90,
+        285,
+        900,
+        900,
+    ]
     assert [PROBES["ifnd"].epochs_of(fraction) for fraction in (1, 0.01)] == [100, 100]
-    assert [PROBES["ifnd"].factor(epoch / 100) for epoch in (0, 59, 60, 80)] == pytest.approx([1, 1, 0.1, 0.01])
+    assert [PROBES["ifnd"].factor(epoch / 100) for epoch in (0, 59, 60, 80)] == pytest.approx(
+        [1, 1, 0.1, 0.01]
+    )
     assert PROBES["ring"].factor(0.99) == 1
     rcl = PROBES["rcl"]
-    assert (rcl.optimizer, rcl.lr, rcl.nesterov, rcl.batch_size, rcl.schedule) == ("lars", 1.0, True, 4096, "cosine")
-    assert [rcl.epochs_of(1, num) for num in (1_281_167, 5000, 100)] == [90, 150, 300], "at least 300 steps"
+    assert (rcl.optimizer, rcl.lr, rcl.nesterov, rcl.batch_size, rcl.schedule) == (
+        "lars",
+        1.0,
+        True,
+        4096,
+        "cosine",
+    )
+    assert [rcl.epochs_of(1, num) for num in (1_281_167, 5000, 100)] == [90, 150, 300], (
+        "at least 300 steps"
+    )
     assert ("lbfgs", *PROBES) == OFFERED
 
 
@@ -60,7 +87,10 @@ def test_top5(features: Parts) -> None:
     quick = ProbeSettings("sgd", 1.0, 64, 5, "constant")
     five, of_five = train_y < 5, test_y < 5
     few = train_x[five], train_y[five], test_x[of_five], test_y[of_five]
-    for probe, settings in ((linear_probe, {"strengths": (0.1,)}), (gradient_probe, {"settings": quick})):
+    for probe, settings in (
+        (linear_probe, {"strengths": (0.1,)}),
+        (gradient_probe, {"settings": quick}),
+    ):
         found = probe(train_x, train_y, test_x, test_y, **settings)
         assert found.accuracy < found.top5 <= 1
         assert math.isnan(probe(*few, **settings).top5), "of five classes there is none"
@@ -76,14 +106,18 @@ def test_seeded_and_versions_in_turn(features: Parts) -> None:
     assert gradient_probe(train_x, train_y, test_x, test_y, quick, seed=1) != once
     assert gradient_probe(np.stack([train_x] * 2), train_y, test_x, test_y, quick) == once
     other = train_x + np.random.default_rng(0).normal(size=train_x.shape).astype(np.float32)
-    assert gradient_probe(np.stack([train_x, other]), train_y, test_x, test_y, quick).loss != once.loss
+    assert (
+        gradient_probe(np.stack([train_x, other]), train_y, test_x, test_y, quick).loss != once.loss
+    )
 
 
 def test_unlabelled_samples_and_wrong_use(features: Parts) -> None:
     train_x, train_y, test_x, test_y = (part[:60] for part in features)
     quick = ProbeSettings("sgd", 1.0, 32, 4, "constant")
     more = np.concatenate((train_x, test_x)), np.concatenate((train_y, np.full(60, -1)))
-    assert gradient_probe(*more, test_x, test_y, quick) == gradient_probe(train_x, train_y, test_x, test_y, quick)
+    assert gradient_probe(*more, test_x, test_y, quick) == gradient_probe(
+        train_x, train_y, test_x, test_y, quick
+    )
     with pytest.raises(KinfolkError, match="at least two classes"):
         gradient_probe(train_x, np.full(60, 3), test_x, test_y, quick)
     with pytest.raises(ValueError, match=r"`settings` \(='sgd'\)"):

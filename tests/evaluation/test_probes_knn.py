@@ -14,15 +14,27 @@ from kinfolk.evaluation import probes
 from kinfolk.evaluation.probes import knn_accuracy, knn_predict
 
 
-def slow(train_x: list[list[float]], train_y: list[int], test_x: list[list[float]] | None, k: int, temperature: float) -> list[int]:
+def slow(
+    train_x: list[list[float]],
+    train_y: list[int],
+    test_x: list[list[float]] | None,
+    k: int,
+    temperature: float,
+) -> list[int]:
     """The vote, sample by sample."""
 
     def cosine(a: list[float], b: list[float]) -> float:
-        return sum(p * q for p, q in zip(a, b, strict=True)) / math.sqrt(sum(p * p for p in a)) / math.sqrt(sum(q * q for q in b))
+        return (
+            sum(p * q for p, q in zip(a, b, strict=True))
+            / math.sqrt(sum(p * p for p in a))
+            / math.sqrt(sum(q * q for q in b))
+        )
 
     predicted = []
     for row, x in enumerate(train_x if test_x is None else test_x):
-        others = [i for i in range(len(train_x)) if train_y[i] >= 0 and (test_x is not None or i != row)]
+        others = [
+            i for i in range(len(train_x)) if train_y[i] >= 0 and (test_x is not None or i != row)
+        ]
         nearest = sorted(((cosine(x, train_x[i]), train_y[i]) for i in others), reverse=True)[:k]
         votes: dict[int, float] = {}
         for similarity, label in nearest:
@@ -40,7 +52,8 @@ def blobs(count: int, seed: int, spread: float = 1.5) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize(("k", "temperature"), [(1, 0.1), (5, 0.1), (20, 0.07), (20, 1.0)])
 def test_equals_a_slow_loop(k: int, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "_BLOCK_ELEMENTS", {"cpu": 7 * 60})  # several blocks, the last one short
+    # several blocks, the last one short
+    monkeypatch.setattr(probes, "_BLOCK_ELEMENTS", {"cpu": 7 * 60})
     (train_x, train_y), (test_x, test_y) = blobs(60, 1), blobs(31, 2)
     expected = slow(train_x.tolist(), train_y.tolist(), test_x.tolist(), k, temperature)
     assert knn_predict(train_x, train_y, test_x, k, temperature).tolist() == expected
@@ -81,19 +94,25 @@ def test_unlabelled_samples_neither_vote_nor_count() -> None:
     accuracy = knn_accuracy(train_x, train_y, test_x, test_y)
     more_train, more_test = torch.cat((test_x, train_x)), torch.cat((train_x, test_x))
     none_train, none_test = torch.full((30,), -1), torch.full((60,), -1)
-    got = knn_accuracy(more_train, torch.cat((none_train, train_y)), more_test, torch.cat((none_test, test_y)))
+    got = knn_accuracy(
+        more_train, torch.cat((none_train, train_y)), more_test, torch.cat((none_test, test_y))
+    )
     assert got == accuracy
 
 
 def test_k_beyond_the_voters_means_all() -> None:
     (train_x, train_y), (test_x, test_y) = blobs(15, 1), blobs(30, 2)
-    assert knn_accuracy(train_x, train_y, test_x, test_y, k=500) == knn_accuracy(train_x, train_y, test_x, test_y, k=15)
+    assert knn_accuracy(train_x, train_y, test_x, test_y, k=500) == knn_accuracy(
+        train_x, train_y, test_x, test_y, k=15
+    )
     assert knn_accuracy(train_x, train_y, k=500) == knn_accuracy(train_x, train_y, k=14)
 
 
 def test_a_small_temperature_is_the_nearest_neighbour() -> None:
     (train_x, train_y), (test_x, test_y) = blobs(60, 1), blobs(30, 2)
-    assert knn_accuracy(train_x, train_y, test_x, test_y, 20, 1e-6) == knn_accuracy(train_x, train_y, test_x, test_y, k=1)
+    assert knn_accuracy(train_x, train_y, test_x, test_y, 20, 1e-6) == knn_accuracy(
+        train_x, train_y, test_x, test_y, k=1
+    )
 
 
 def test_zero_vectors_and_half_precision_do_no_harm() -> None:

@@ -1,4 +1,5 @@
-"""The protocols that need the whole method: what `kin` says of frameworks and detectors of every kind, and crops for fine-tuning."""
+"""The protocols that need the whole method: what `kin` says of frameworks and detectors of every
+kind, and crops for fine-tuning."""
 
 from __future__ import annotations
 
@@ -26,21 +27,26 @@ from kinfolk.training.epoch_end import ClusterQuality
 def three_classes(labelled: bool = True) -> tuple[ImageData, object]:
     rng = np.random.default_rng(0)
     labels = np.arange(24) % 3
-    images = (60 * labels[:, None, None, None] + rng.integers(0, 60, (24, 16, 16, 3))).astype(np.uint8)
+    images = (60 * labels[:, None, None, None] + rng.integers(0, 60, (24, 16, 16, 3))).astype(
+        np.uint8
+    )
     source = array_source({"train": (images, labels if labelled else None)}, name="made up")
     return prepare(source, image_size=16, workers=0, progress=False), source
 
 
 @pytest.mark.parametrize(
     ("method", "judged"),
-    [("simclr", False), ("simclr+fnc", True), ("sogclr+glofnd", True), ("simclr+oracle", True), ("moco+ring", True), ("simclr+ifnd", True),
+    [("simclr", False), ("simclr+fnc", True), ("sogclr+glofnd", True), ("simclr+oracle", True), ("moco+ring", True), ("simclr+ifnd", True),  # noqa: E501
      ("cmc+glofnd", False), ("la", True)],
 )  # fmt: skip
 def test_every_kind_of_method_is_asked(method: str, judged: bool) -> None:
     data, source = three_classes()
     small = {"model.name": "resnet10", "model.width": 4, "head.hidden_size": 8, "head.out_size": 8}
     more = {"framework.queue_size": 16} if method.startswith("moco") else {}
-    config = fit_to_data(assemble(None, None, {"method": method, "batch_size": 8}, {**small, **more}), source)  # type: ignore[arg-type]
+    config = fit_to_data(
+        assemble(None, None, {"method": method, "batch_size": 8}, {**small, **more}),
+        source,  # type: ignore[arg-type]
+    )
     framework = build_framework(config, data).eval()
     found = run_kin(framework, data, build_views(config), seed=0, alpha=0.1)
     assert ("f1" in found) == judged
@@ -55,21 +61,35 @@ def test_every_kind_of_method_is_asked(method: str, judged: bool) -> None:
 
 
 def test_rates_are_those_of_the_metrics_log() -> None:
-    """MTPR and MTNR of a method with several levels: of the first, in the epoch's line as in the result."""
+    """MTPR and MTNR of a method with several levels: of the first, in the epoch's line as in the
+    result."""
     data, source = three_classes()
-    more = {"model.name": "resnet10", "model.width": 4, "head.hidden_size": 8, "head.out_size": 8, "detector.num_clusters": [3, 9]}
-    config = fit_to_data(assemble(None, None, {"method": "simclr+ifnd", "batch_size": 8}, more), source)  # type: ignore[arg-type]
+    more = {
+        "model.name": "resnet10",
+        "model.width": 4,
+        "head.hidden_size": 8,
+        "head.out_size": 8,
+        "detector.num_clusters": [3, 9],
+    }
+    config = fit_to_data(
+        assemble(None, None, {"method": "simclr+ifnd", "batch_size": 8}, more),
+        source,  # type: ignore[arg-type]
+    )
     framework = build_framework(config, data).eval()
     (detector,) = framework.detectors
     detector.refresh(torch.randn(24, 8, generator=torch.Generator().manual_seed(0)), 0.8)
     in_training = ClusterQuality(data)(SimpleNamespace(framework=framework), 1)  # type: ignore[arg-type]
     found = run_kin(framework, data, build_views(config), seed=0)
     assert 0 < in_training["mtpr"] < 1
-    assert (found["mtpr"], found["mtnr"]) == pytest.approx((in_training["mtpr"], in_training["mtnr"]))
+    assert (found["mtpr"], found["mtnr"]) == pytest.approx(
+        (in_training["mtpr"], in_training["mtnr"])
+    )
     assert found["mtpr"] != pytest.approx(found["recall"], abs=0.02), "over both levels"
 
 
-def test_fine_tuning_of_the_papers_on_drawn_and_listed_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fine_tuning_of_the_papers_on_drawn_and_listed_labels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     received: list[dict[str, Any]] = []
 
     def fake(*_: Any, **settings: Any) -> FinetuneResult:
@@ -78,19 +98,29 @@ def test_fine_tuning_of_the_papers_on_drawn_and_listed_labels(tmp_path: Path, mo
 
     monkeypatch.setattr(sys.modules["kinfolk.evaluation.finetune"], "finetune", fake)
     data, source = three_classes()
-    config = fit_to_data(assemble(None, None, {"method": "simclr"}, {"model.name": "resnet10", "model.width": 4}), source)  # type: ignore[arg-type]
+    config = fit_to_data(
+        assemble(None, None, {"method": "simclr"}, {"model.name": "resnet10", "model.width": 4}),
+        source,  # type: ignore[arg-type]
+    )
     parts = take_parts(data, np.zeros((24, 2), dtype=np.float32))
     chosen = tmp_path / "few.txt"
     chosen.write_text("\n".join(data.samples.keys))
     arguments: Any = (torch.nn.Identity(), data, build_views(config), parts, 0)
     found = run_finetune(*arguments, fractions=(0.1, 0.01), lists=[chosen], settings="rcl")
-    assert [(each["usual_epochs"], each["weight_decay"], each["nesterov"], each["lr"]) for each in received] == [
+    assert [
+        (each["usual_epochs"], each["weight_decay"], each["nesterov"], each["lr"])
+        for each in received
+    ] == [
         (30, 0.0, True, 0.8),
         (60, 0.0, True, 0.8),
         (30, 0.0, True, 0.8),
     ]
     assert found["finetuning"] == "rcl"
-    assert (found["fractions"][2]["subset"], found["fractions"][2]["listed"], found["fractions"][2]["labels"]) == (
+    assert (
+        found["fractions"][2]["subset"],
+        found["fractions"][2]["listed"],
+        found["fractions"][2]["labels"],
+    ) == (
         "few",
         24,
         found["train"],
@@ -98,12 +128,19 @@ def test_fine_tuning_of_the_papers_on_drawn_and_listed_labels(tmp_path: Path, mo
     assert "top5" not in found["fractions"][0], "of three classes there is none"
     received.clear()
     run_finetune(*arguments, fractions=(0.1, 0.0999, 0.01))
-    assert [each["classifier_lr"] for each in received] == [0.1, 0.1, 1.0], "published lists of a tenth have slightly fewer"
+    assert [each["classifier_lr"] for each in received] == [
+        0.1,
+        0.1,
+        1.0,
+    ], "published lists of a tenth have slightly fewer"
 
 
 def test_labels_are_needed() -> None:
     data, source = three_classes(labelled=False)
-    config = fit_to_data(assemble(None, None, {"method": "simclr"}, {"model.name": "resnet10", "model.width": 4}), source)  # type: ignore[arg-type]
+    config = fit_to_data(
+        assemble(None, None, {"method": "simclr"}, {"model.name": "resnet10", "model.width": 4}),
+        source,  # type: ignore[arg-type]
+    )
     with pytest.raises(UsageError, match="have no labels"):
         run_kin(build_framework(config, data), data, build_views(config), seed=0)
 

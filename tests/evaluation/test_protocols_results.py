@@ -19,11 +19,13 @@ from kinfolk.evaluation.protocols import read_results, write_result
 def test_there_and_back(tmp_path: Path) -> None:
     assert read_results(tmp_path) == {}
     write_result(tmp_path, "knn", {"accuracy": 0.5, "k": 20})
-    path = write_result(tmp_path, "linear", asdict(LinearResult(0.75, 0.1, {0.1: 0.7, 0.01: 0.6}, True)))
+    path = write_result(
+        tmp_path, "linear", asdict(LinearResult(0.75, 0.1, {0.1: 0.7, 0.01: 0.6}, True))
+    )
     assert path == tmp_path / "eval" / "linear.json"
     assert read_results(tmp_path) == {
         "knn": {"protocol": "knn", "accuracy": 0.5, "k": 20},
-        "linear": {"protocol": "linear", "accuracy": 0.75, "strength": 0.1, "held_out": {"0.1": 0.7, "0.01": 0.6}, "converged": True,
+        "linear": {"protocol": "linear", "accuracy": 0.75, "strength": 0.1, "held_out": {"0.1": 0.7, "0.01": 0.6}, "converged": True,  # noqa: E501
                    "top5": None},
     }  # fmt: skip
     write_result(tmp_path, "knn", {"accuracy": 0.25})
@@ -31,14 +33,24 @@ def test_there_and_back(tmp_path: Path) -> None:
 
 
 def test_numbers_of_other_libraries_and_what_is_not_finite(tmp_path: Path) -> None:
-    values = {"a": np.float32(0.5), "b": torch.tensor(2), "c": np.arange(2), "d": math.nan, "e": [math.inf], "f": None, "g": "é"}
+    values = {
+        "a": np.float32(0.5),
+        "b": torch.tensor(2),
+        "c": np.arange(2),
+        "d": math.nan,
+        "e": [math.inf],
+        "f": None,
+        "g": "é",
+    }
     path = write_result(tmp_path, "knn", values)
     assert json.loads(path.read_text(encoding="utf-8")) == {
-        "protocol": "knn", "a": 0.5, "b": 2, "c": [0, 1], "d": None, "e": [None], "f": None, "g": "é",
+        "protocol": "knn", "a": 0.5, "b": 2, "c": [0, 1], "d": None, "e": [None], "f": None, "g": "é",  # noqa: E501
     }  # fmt: skip
 
 
-def test_a_failed_write_keeps_the_old_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_old_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_result(tmp_path, "knn", {"accuracy": 0.5})
 
     def crash(*_: object) -> None:

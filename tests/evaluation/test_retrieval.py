@@ -8,7 +8,9 @@ from kinfolk.errors import KinfolkError
 from kinfolk.evaluation.retrieval import retrieval
 
 
-def slow(images: torch.Tensor, texts: torch.Tensor, owners: list[int], k: int) -> tuple[float, float]:
+def slow(
+    images: torch.Tensor, texts: torch.Tensor, owners: list[int], k: int
+) -> tuple[float, float]:
     """By sorting, one query after the other."""
     found = 0
     for i, image in enumerate(images):
@@ -30,7 +32,9 @@ def test_equals_sorting(entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = F.normalize(images[owners] + 1.2 * torch.randn(32, 6, generator=random), dim=1)
     found = retrieval(images, texts, owners)
     for k in (1, 5, 10):
-        assert (found.image_to_text[k], found.text_to_image[k]) == pytest.approx(slow(images, texts, owners.tolist(), k))
+        assert (found.image_to_text[k], found.text_to_image[k]) == pytest.approx(
+            slow(images, texts, owners.tolist(), k)
+        )
     assert 0 < found.image_to_text[1] < found.image_to_text[10] <= 1
 
 
@@ -38,7 +42,8 @@ def test_any_caption_of_an_image_counts_and_each_is_a_query() -> None:
     images = torch.eye(2)
     texts = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
     found = retrieval(images, texts, torch.tensor([0, 0, 1]), (1,))
-    assert found.image_to_text == {1: pytest.approx(0.75)}  # the second image's nearest are two alike, one of them its own
+    # the second image's nearest are two alike, one of them its own
+    assert found.image_to_text == {1: pytest.approx(0.75)}
     assert found.text_to_image == {1: pytest.approx(2 / 3)}
 
 
@@ -50,7 +55,10 @@ def test_embeddings_that_are_all_alike_come_to_chance() -> None:
     assert found.mean == pytest.approx(0.8 / 3)
 
 
-@pytest.mark.parametrize(("owners", "match"), [([0], "one entry per row"), ([0, 2], "row numbers of"), ([0, 0], "every image")])
+@pytest.mark.parametrize(
+    ("owners", "match"),
+    [([0], "one entry per row"), ([0, 2], "row numbers of"), ([0, 0], "every image")],
+)
 def test_wrong_owners(owners: list[int], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         retrieval(torch.eye(2), torch.eye(2), torch.tensor(owners))

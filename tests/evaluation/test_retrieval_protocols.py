@@ -21,17 +21,23 @@ NAMES = ("dog", "cat", "cow")
 
 
 def data_of(root: Path, splits: bool) -> ImageData:
-    """Three images, red, green and blue, with two captions each in rows of their own; a second test image for the first class."""
+    """Three images, red, green and blue, with two captions each in rows of their own; a second test
+    image for the first class."""
     rows = []
     for number, name in enumerate((*NAMES, "dog")):
         pixels = noise(8, 8, number) // 16
         pixels[..., NAMES.index(name)] += 200 - 20 * (number > 2)
         path = save(root / f"{number}.png", pixels).name
-        rows += [(path, f"a {name} {number}", name, "test"), (path, f"my {name} {number}", name, "test")]
+        rows += [
+            (path, f"a {name} {number}", name, "test"),
+            (path, f"my {name} {number}", name, "test"),
+        ]
     rows += [("0.png", "no matter", "dog", "train")]
     with open(root / "t.csv", "w", newline="") as file:
         columns = ("image", "caption", "label", "split")
-        csv.writer(file).writerows([columns[: 4 if splits else 3], *(row[: 4 if splits else 3] for row in rows)])
+        csv.writer(file).writerows(
+            [columns[: 4 if splits else 3], *(row[: 4 if splits else 3] for row in rows)]
+        )
     return prepare(open_source(root / "t.csv"), image_size=8, workers=0)
 
 
@@ -59,7 +65,9 @@ class Words(nn.Module):
 def towers_of(data: ImageData) -> Towers:
     tokenizer = train_tokenizer(every_caption(data.samples), vocab_size=290, context=12)
     return Towers(
-        Pair(Colours(), nn.Identity(), Words(tokenizer), nn.Identity()), Views("plain", 8, mean=(0.0,) * 3, std=(1.0,) * 3), tokenizer
+        Pair(Colours(), nn.Identity(), Words(tokenizer), nn.Identity()),
+        Views("plain", 8, mean=(0.0,) * 3, std=(1.0,) * 3),
+        tokenizer,
     )
 
 
@@ -75,7 +83,13 @@ def test_an_image_in_several_rows_counts_once(tmp_path: Path) -> None:
 def test_copies_of_an_image_count_once(tmp_path: Path) -> None:
     for name in ("a.png", "b.png", "other.png"):
         save(tmp_path / name, noise(8, 8, name == "other.png"))
-    rows = [("image", "caption"), ("a.png", "a dog"), ("b.png", "my dog"), ("./a.png", "the dog"), ("other.png", "a cat")]
+    rows = [
+        ("image", "caption"),
+        ("a.png", "a dog"),
+        ("b.png", "my dog"),
+        ("./a.png", "the dog"),
+        ("other.png", "a cat"),
+    ]
     with open(tmp_path / "t.csv", "w", newline="") as file:
         csv.writer(file).writerows(rows)
     data = prepare(open_source(tmp_path / "t.csv"), image_size=8, workers=0)

@@ -15,7 +15,9 @@ WORDS = {"dog": 0, "big cat": 1, "car": 2}
 
 def embed(texts: list[str]) -> Tensor:
     """A vector for the class a sentence names, and a little for how it is said."""
-    rows = [torch.eye(5)[next(place for word, place in WORDS.items() if word in text)] for text in texts]
+    rows = [
+        torch.eye(5)[next(place for word, place in WORDS.items() if word in text)] for text in texts
+    ]
     extra = [torch.eye(5)[3 + text.startswith("a photo")] for text in texts]
     return F.normalize(torch.stack(rows) + 0.5 * torch.stack(extra), dim=1)
 
@@ -30,7 +32,9 @@ def test_a_class_is_the_mean_of_its_sentences() -> None:
 
 
 def test_alike_embeddings_come_to_chance() -> None:
-    assert zero_shot(torch.ones(8, 2), torch.arange(8) % 4, torch.ones(4, 2), (1, 2)) == pytest.approx({1: 0.25, 2: 0.5})
+    assert zero_shot(
+        torch.ones(8, 2), torch.arange(8) % 4, torch.ones(4, 2), (1, 2)
+    ) == pytest.approx({1: 0.25, 2: 0.5})
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
@@ -59,6 +63,8 @@ def test_embedder_goes_by_batches() -> None:
         sizes.append(len(tokens))
         return tokens.float()
 
-    made = embedder(tower, lambda texts: torch.tensor([[len(text)] for text in texts]), batch_size=2)
+    made = embedder(
+        tower, lambda texts: torch.tensor([[len(text)] for text in texts]), batch_size=2
+    )
     assert made(["a", "bb", "ccc"]).tolist() == [[1.0], [2.0], [3.0]]
     assert sizes == [2, 1]

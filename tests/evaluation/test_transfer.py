@@ -1,4 +1,5 @@
-"""Transfer: against scikit-learn by hand, the strength chosen inside the training part, metrics, several labels."""
+"""Transfer: against scikit-learn by hand, the strength chosen inside the training part, metrics,
+several labels."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from kinfolk.evaluation.transfer import STRENGTHS, metric_of, transfer
 def blobs(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     y = rng.choice(3, count, p=(0.7, 0.2, 0.1))
-    return (np.random.default_rng(0).normal(size=(3, 10))[y] + 1.5 * rng.normal(size=(count, 10))).astype(np.float32), y
+    return (
+        np.random.default_rng(0).normal(size=(3, 10))[y] + 1.5 * rng.normal(size=(count, 10))
+    ).astype(np.float32), y
 
 
 def test_equals_scikit_learn_by_hand() -> None:
@@ -25,9 +28,15 @@ def test_equals_scikit_learn_by_hand() -> None:
     for strength in (100.0, 0.1):
         found = transfer(x, y, xt, yt, strengths=[strength])
         scaler = StandardScaler().fit(x.astype(np.float64))
-        predicted = LogisticRegression(C=1 / strength, max_iter=1000).fit(scaler.transform(x), y).predict(scaler.transform(xt))
+        predicted = (
+            LogisticRegression(C=1 / strength, max_iter=1000)
+            .fit(scaler.transform(x), y)
+            .predict(scaler.transform(xt))
+        )
         assert found.top1 == pytest.approx((predicted == yt).mean(), abs=0.005)
-        assert found.mean_per_class == pytest.approx(balanced_accuracy_score(yt, predicted), abs=0.01)
+        assert found.mean_per_class == pytest.approx(
+            balanced_accuracy_score(yt, predicted), abs=0.01
+        )
         assert math.isnan(found.map)
 
 
@@ -36,7 +45,11 @@ def test_ten_strengths_chosen_by_the_metric_on_held_out_training_labels() -> Non
     (x, y), (xt, yt) = blobs(150, 1), blobs(200, 2)
     found = transfer(x, y, xt, yt, "mean-per-class")
     assert list(found.held_out) == pytest.approx(sorted(STRENGTHS, reverse=True))
-    assert found.strength == max(strength for strength, value in found.held_out.items() if value == max(found.held_out.values()))
+    assert found.strength == max(
+        strength
+        for strength, value in found.held_out.items()
+        if value == max(found.held_out.values())
+    )
     assert found.value == found.mean_per_class
     shuffled = transfer(x, y, xt, np.random.default_rng(3).permutation(yt), "mean-per-class")
     assert (shuffled.strength, shuffled.held_out) == (found.strength, found.held_out)
@@ -44,9 +57,15 @@ def test_ten_strengths_chosen_by_the_metric_on_held_out_training_labels() -> Non
 
 def test_several_labels_are_ranked_one_by_one() -> None:
     rng = np.random.default_rng(0)
-    x, xt = rng.normal(size=(200, 8)).astype(np.float32), rng.normal(size=(150, 8)).astype(np.float32)
+    x, xt = (
+        rng.normal(size=(200, 8)).astype(np.float32),
+        rng.normal(size=(150, 8)).astype(np.float32),
+    )
     directions = rng.normal(size=(8, 3))
-    y, yt = (((part @ directions + rng.normal(size=(len(part), 3))) > 0.5).astype(np.int64) for part in (x, xt))
+    y, yt = (
+        ((part @ directions + rng.normal(size=(len(part), 3))) > 0.5).astype(np.int64)
+        for part in (x, xt)
+    )
     y[:30, 1], yt[0] = -1, -1
     found = transfer(x, y, xt, yt, "map", strengths=[1.0])
     scaler = StandardScaler().fit(x[30:])
@@ -75,9 +94,9 @@ def test_map_of_single_labels() -> None:
 @pytest.mark.parametrize(
     ("name", "metric"),
     [
-        ("data/oxford-iiit-pet", "mean-per-class"), ("PETS.npz", "mean-per-class"), ("caltech-101/", "mean-per-class"),
-        ("flowers102", "mean-per-class"), ("fgvc_aircraft", "mean-per-class"), ("voc/VOC2007.csv", "map"), ("voc2007", "map"),
-        ("food-101", "top1"), ("cifar-10-python.tar.gz", "top1"), ("petshop-carpets", "top1"), ("pets/cifar", "top1"),
+        ("data/oxford-iiit-pet", "mean-per-class"), ("PETS.npz", "mean-per-class"), ("caltech-101/", "mean-per-class"),  # noqa: E501
+        ("flowers102", "mean-per-class"), ("fgvc_aircraft", "mean-per-class"), ("voc/VOC2007.csv", "map"), ("voc2007", "map"),  # noqa: E501
+        ("food-101", "top1"), ("cifar-10-python.tar.gz", "top1"), ("petshop-carpets", "top1"), ("pets/cifar", "top1"),  # noqa: E501
     ],
 )  # fmt: skip
 def test_the_metric_goes_by_the_name(name: str, metric: str) -> None:
@@ -106,15 +125,46 @@ def test_odd_labels_and_wrong_use() -> None:
     [
         *(
             (name, "mean-per-class")
-            for name in ("oxfordpets", "OxfordIIITPet", "oxford_iiit_pet.csv", "data/Oxford-Pets/", "PetImages", "pet")
+            for name in (
+                "oxfordpets",
+                "OxfordIIITPet",
+                "oxford_iiit_pet.csv",
+                "data/Oxford-Pets/",
+                "PetImages",
+                "pet",
+            )
         ),
         *(
             (name, "mean-per-class")
-            for name in ("oxfordflowers", "OxfordFlowers102", "102flowers.npz", "vggflowers", "Flowers102", "flower")
+            for name in (
+                "oxfordflowers",
+                "OxfordFlowers102",
+                "102flowers.npz",
+                "vggflowers",
+                "Flowers102",
+                "flower",
+            )
         ),
-        *((name, "mean-per-class") for name in ("FGVCAircraft", "fgvc-aircraft-2013b", "caltech101", "Caltech_101")),
-        *((name, "map") for name in ("VOCdevkit", "pascalvoc", "PascalVOC2007", "voc07", "VOCDetection")),
-        *((name, "top1") for name in ("carpets", "trumpets", "pets/cifar10", "wildflowersong", "advocate", "stanford-cars", "")),
+        *(
+            (name, "mean-per-class")
+            for name in ("FGVCAircraft", "fgvc-aircraft-2013b", "caltech101", "Caltech_101")
+        ),
+        *(
+            (name, "map")
+            for name in ("VOCdevkit", "pascalvoc", "PascalVOC2007", "voc07", "VOCDetection")
+        ),
+        *(
+            (name, "top1")
+            for name in (
+                "carpets",
+                "trumpets",
+                "pets/cifar10",
+                "wildflowersong",
+                "advocate",
+                "stanford-cars",
+                "",
+            )
+        ),
     ],
 )
 def test_every_spelling_of_a_name(name: str, metric: str) -> None:

@@ -12,7 +12,9 @@ from kinfolk.evaluation.transfer import read_label_sets
 
 def test_a_row_for_each_label(tmp_path: Path) -> None:
     file = tmp_path / "voc.csv"
-    file.write_text("image,label,difficult\na.jpg,dog,0\na.jpg,cat,0\na.jpg,cat,1\nb.jpg,dog,1\nc.jpg,,0\nelsewhere.jpg,bird,0\n")
+    file.write_text(
+        "image,label,difficult\na.jpg,dog,0\na.jpg,cat,0\na.jpg,cat,1\nb.jpg,dog,1\nc.jpg,,0\nelsewhere.jpg,bird,0\n"
+    )
     sets, names = read_label_sets(file, ["a.jpg", "b.jpg", "c.jpg", "d.jpg"])
     assert names == ["bird", "cat", "dog"]
     assert sets.tolist() == [[0, 1, 1], [0, 0, -1], [0, 0, 0], [-1, -1, -1]]

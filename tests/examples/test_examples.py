@@ -26,13 +26,18 @@ def script(name: str, arguments: tuple[str, ...]) -> None:
 
 def last_figures(printed: str) -> dict[str, float]:
     """The names and numbers of the last line."""
-    return {name: float(value) for name, value in re.findall(r"([a-z]+) (-?[\d.]+|nan)", printed.splitlines()[-1])}
+    return {
+        name: float(value)
+        for name, value in re.findall(r"([a-z]+) (-?[\d.]+|nan)", printed.splitlines()[-1])
+    }
 
 
 LEARNT: dict[str, dict[str, tuple[float, float]]] = {
-    "plain_pytorch": {"loss": (-0.5, -0.2), "flagged": (0.04, 0.06), "precision": (0.4, 0.7)},  # a tenth are kin
+    # a tenth are kin
+    "plain_pytorch": {"loss": (-0.5, -0.2), "flagged": (0.04, 0.06), "precision": (0.4, 0.7)},
     "lightning_loop": {"loss": (2.0, 3.5), "flagged": (0.019, 0.021)},  # 5.5 before the training
-    "sentence_embeddings": {"precision": (0.95, 1.0), "recall": (0.35, 0.5)},  # the tenth that is nearest, of a quarter
+    # the tenth that is nearest, of a quarter
+    "sentence_embeddings": {"precision": (0.95, 1.0), "recall": (0.35, 0.5)},
     "image_text": {"loss": (0.0, 0.05), "temperature": (0.08, 0.099), "flagged": (0.005, 0.02)},
     "lightly_loop": {"loss": (2.0, 5.0), "flagged": (0.019, 0.021)},
 }
@@ -66,15 +71,24 @@ def test_every_example_is_tested() -> None:
 
 
 def test_examples_are_short() -> None:
-    too_long = [path.name for path in EXAMPLES.glob("*.py") if len(path.read_text(encoding="utf-8").splitlines()) >= 60]
+    too_long = [
+        path.name
+        for path in EXAMPLES.glob("*.py")
+        if len(path.read_text(encoding="utf-8").splitlines()) >= 60
+    ]
     assert not too_long
 
 
 def test_the_demo_ends_with_a_table(tmp_path: Path) -> None:
     (tmp_path / "eval").mkdir()
     for protocol, accuracy in (("knn", 0.9), ("linear", 0.85)):
-        (tmp_path / "eval" / f"{protocol}.json").write_text(json.dumps({"protocol": protocol, "accuracy": accuracy}))
-    lines = [{"epoch": epoch, "precision": precision, "recall": 0.5, "f1": 0.55} for epoch, precision in enumerate((0.1, 0.625))]
+        (tmp_path / "eval" / f"{protocol}.json").write_text(
+            json.dumps({"protocol": protocol, "accuracy": accuracy})
+        )
+    lines = [
+        {"epoch": epoch, "precision": precision, "recall": 0.5, "f1": 0.55}
+        for epoch, precision in enumerate((0.1, 0.625))
+    ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     ended = run_program(script, tmp_path, "demo_table", (str(tmp_path),))
     assert ended.code == 0, ended.err

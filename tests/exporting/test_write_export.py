@@ -1,4 +1,5 @@
-"""Encoders for other software: names, shapes and features as the target has them; what it has not is refused."""
+"""Encoders for other software: names, shapes and features as the target has them; what it has not
+is refused."""
 
 from __future__ import annotations
 
@@ -20,9 +21,11 @@ from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.exporting.write_export import config_lines, network_in, unavailable
 from kinfolk.models import build_encoder, read_state, save_encoder
 
-NAMES: dict[str, dict[str, list[int]]] = json.loads((Path(__file__).parent / "names.json").read_text(encoding="utf-8"))
-"""Parameters and buffers with their shapes: as torchvision 0.28 and timm 1.0.30 list them, who agree, and as detectron2 builds them;
-classifiers left out."""
+NAMES: dict[str, dict[str, list[int]]] = json.loads(
+    (Path(__file__).parent / "names.json").read_text(encoding="utf-8")
+)
+"""Parameters and buffers with their shapes: as torchvision 0.28 and timm 1.0.30 list them, who
+agree, and as detectron2 builds them; classifiers left out."""
 VIEWS = {"size": 32, "mean": [0.5, 0.4, 0.3], "std": [0.25, 0.2, 0.2], "space": "rgb"}
 
 
@@ -38,7 +41,9 @@ def seldom(module: nn.Module) -> nn.Module:
 
 
 @pytest.fixture(scope="module", params=["resnet18", "resnet50"])
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+def run(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp(request.param)
     save_encoder(seldom(build_encoder(request.param, stem="imagenet")), folder, {"views": VIEWS})
     return request.param, folder
@@ -107,7 +112,11 @@ def test_detectron2_has_these_names(run: tuple[str, Path], tmp_path: Path) -> No
     assert not opcodes & {"INST", "OBJ", "BUILD", "PERSID", "EXT1"}
     loaded = Plain(io.BytesIO(data)).load()
     assert loaded.keys() == {"model", "__author__", "matching_heuristics"}
-    model = {key: value for key, value in loaded["model"].items() if not key.endswith("num_batches_tracked")}
+    model = {
+        key: value
+        for key, value in loaded["model"].items()
+        if not key.endswith("num_batches_tracked")
+    }
     assert shapes(model) == NAMES[f"detectron2 {name}"]
     state = read_state(folder / "model.safetensors")
     for ours, theirs in (
@@ -137,17 +146,41 @@ def test_the_configuration_is_yaml() -> None:
     ("config", "package", "why"),
     [
         (None, "timm", "a module of your own"),
-        ({"name": "resnet10", "stem": "imagenet", "width": 64}, "torchvision", "there is no resnet10;"),
-        ({"name": "resnet18", "stem": "cifar", "width": 64}, "detectron2", r"3×3 convolution without pooling.*\(`model.stem`\)"),
-        ({"name": "resnet50", "stem": "imagenet", "width": 32}, "timm", r"32 channels instead of 64 \(`model.width`\)"),
-        ({"name": "resnet18", "stem": "imagenet", "width": 64, "in_channels": 1}, "torchvision", "images of 1 channels"),
+        (
+            {"name": "resnet10", "stem": "imagenet", "width": 64},
+            "torchvision",
+            "there is no resnet10;",
+        ),
+        (
+            {"name": "resnet18", "stem": "cifar", "width": 64},
+            "detectron2",
+            r"3×3 convolution without pooling.*\(`model.stem`\)",
+        ),
+        (
+            {"name": "resnet50", "stem": "imagenet", "width": 32},
+            "timm",
+            r"32 channels instead of 64 \(`model.width`\)",
+        ),
+        (
+            {"name": "resnet18", "stem": "imagenet", "width": 64, "in_channels": 1},
+            "torchvision",
+            "images of 1 channels",
+        ),
         ({"towers": [], "channels": [1, 2]}, "torchvision", "two networks"),
         ({"name": "timm/vit_tiny_patch16_224"}, "torchvision", "it is timm/vit_tiny_patch16_224"),
         ({"name": "open_clip/RN50"}, "detectron2", "it is open_clip/RN50"),
     ],
 )
-def test_what_the_target_has_not_is_refused(config: dict[str, Any] | None, package: str, why: str) -> None:
-    with pytest.raises(UsageError, match=f"the encoder can't be exported to {package}: .*{why}.*safetensors and onnx take any encoder"):
+def test_what_the_target_has_not_is_refused(
+    config: dict[str, Any] | None, package: str, why: str
+) -> None:
+    with pytest.raises(
+        UsageError,
+        match=(
+            f"the encoder can't be exported to {package}: .*{why}.*safetensors and onnx take any"
+            " encoder"
+        ),
+    ):
         network_in(package, config)
 
 
@@ -159,9 +192,16 @@ def test_networks_of_other_packages() -> None:
 
 
 def test_wrong_use(small: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"`format` .='keras'. must be one of safetensors, torchvision, timm, detectron2, onnx"):
+    with pytest.raises(
+        UsageError,
+        match=(
+            r"`format` .='keras'. must be one of safetensors, torchvision, timm, detectron2, onnx"
+        ),
+    ):
         kf.export(small, "keras")
-    with pytest.raises(UsageError, match="can't be exported to torchvision: there is no resnet10; its stem"):
+    with pytest.raises(
+        UsageError, match="can't be exported to torchvision: there is no resnet10; its stem"
+    ):
         kf.export(small, "torchvision", tmp_path / "out.pth")
     assert not (tmp_path / "out.pth").exists()
     (tmp_path / "there.safetensors").touch()
@@ -171,7 +211,9 @@ def test_wrong_use(small: Path, tmp_path: Path) -> None:
         kf.export(tmp_path, "safetensors")
 
 
-def test_other_features_are_refused(run: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_features_are_refused(
+    run: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A target that is there, and builds another network under the name."""
     name, folder = run
     other = seldom(build_encoder(name, stem="imagenet"))
@@ -189,7 +231,11 @@ def test_onnx(small: Path, tmp_path: Path) -> None:
     assert found.checked.startswith("run by onnxruntime on batches of 1 and 5")
     assert [path.name for path in tmp_path.iterdir()] == ["encoder.onnx"], "weights included"
     onnx, onnxruntime = (importlib.import_module(package) for package in ("onnx", "onnxruntime"))
-    notes = {entry.key: json.loads(entry.value) for entry in onnx.load(found.path).metadata_props if entry.key in VIEWS}
+    notes = {
+        entry.key: json.loads(entry.value)
+        for entry in onnx.load(found.path).metadata_props
+        if entry.key in VIEWS
+    }
     assert notes == VIEWS
     from kinfolk.models import load_encoder
 
@@ -197,11 +243,17 @@ def test_onnx(small: Path, tmp_path: Path) -> None:
     session = onnxruntime.InferenceSession(found.path, providers=["CPUExecutionProvider"])
     (features,) = session.run(["features"], {"images": images.numpy()})
     with torch.no_grad():
-        np.testing.assert_allclose(features, load_encoder(small)[0](images).numpy(), rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(
+            features, load_encoder(small)[0](images).numpy(), rtol=1e-3, atol=1e-5
+        )
 
 
 def test_onnx_asks_for_what_is_missing(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinfolk.exporting.write_export.unavailable", lambda package: f"{package} is not installed")
-    hint = r"install it with `pip install onnx onnxscript onnxruntime`, or .*'\.\[onnx\]'` in a clone"
+    monkeypatch.setattr(
+        "kinfolk.exporting.write_export.unavailable", lambda package: f"{package} is not installed"
+    )
+    hint = (
+        r"install it with `pip install onnx onnxscript onnxruntime`, or .*'\.\[onnx\]'` in a clone"
+    )
     with pytest.raises(UsageError, match=rf"onnx can't be written: onnx is not installed; {hint}"):
         kf.export(small, "onnx")

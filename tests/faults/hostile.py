@@ -1,4 +1,5 @@
-"""Files that somebody else wrote: damaged, lying about their size, or made to harm. Readers must refuse them in a sentence or read them."""
+"""Files that somebody else wrote: damaged, lying about their size, or made to harm. Readers must
+refuse them in a sentence or read them."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def hostile_files(number: int, chance: random.Random, room: Path, tally: Tally) 
 
 
 def _held(path: Path, data: bytes, read: Reader) -> tuple[bool, str]:
-    """Whether the reader gives something or refuses in one printable line; anything else is a fault of ours."""
+    """Whether the reader gives something or refuses in one printable line; anything else is a fault
+    of ours."""
     from kinfolk.errors import KinfolkError
 
     path.write_bytes(data)
@@ -56,15 +58,39 @@ def _held(path: Path, data: bytes, read: Reader) -> tuple[bool, str]:
 
 def made() -> list[tuple[str, bytes, Reader]]:
     """(name, content, reader) of files that are made to harm."""
-    bomb = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
+    bomb = "a0: &a0 [x, x]\n" + "".join(
+        f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}, *a{n - 1}]\n" for n in range(1, 40)
+    )
     deep = b"[" * 5_000
     evil = pickle.dumps(_Evil())
-    header = json.dumps({"features": {"dtype": "F32", "shape": [1 << 40, 8], "data_offsets": [0, 32]}}).encode()
-    overlapping = json.dumps({n: {"dtype": "F32", "shape": [2, 4], "data_offsets": [0, 32]} for n in ("features", "x")}).encode()
-    beyond = json.dumps({"features": {"dtype": "F32", "shape": [2, 4], "data_offsets": [1 << 40, (1 << 40) + 32]}}).encode()
+    header = json.dumps(
+        {"features": {"dtype": "F32", "shape": [1 << 40, 8], "data_offsets": [0, 32]}}
+    ).encode()
+    overlapping = json.dumps(
+        {n: {"dtype": "F32", "shape": [2, 4], "data_offsets": [0, 32]} for n in ("features", "x")}
+    ).encode()
+    beyond = json.dumps(
+        {"features": {"dtype": "F32", "shape": [2, 4], "data_offsets": [1 << 40, (1 << 40) + 32]}}
+    ).encode()
     nested = b'{"features":' + b'{"a":' * 20_000 + b"1" + b"}" * 20_000 + b"}"
-    asks = json.dumps({"format": 1, "encoder": {"name": "timm/hf-hub:somebody/model", "pretrained": True}, "meta": {}})
-    wide = json.dumps({"format": 1, "encoder": {"name": "resnet10", "stem": "cifar", "width": 1 << 30, "zero_init_residual": False}})
+    asks = json.dumps(
+        {
+            "format": 1,
+            "encoder": {"name": "timm/hf-hub:somebody/model", "pretrained": True},
+            "meta": {},
+        }
+    )
+    wide = json.dumps(
+        {
+            "format": 1,
+            "encoder": {
+                "name": "resnet10",
+                "stem": "cifar",
+                "width": 1 << 30,
+                "zero_init_residual": False,
+            },
+        }
+    )
     return [
         ("bomb.yaml", bomb.encode(), _yaml),
         ("circle.yaml", b"a: &a [*a]\nepochs: *a\n", _yaml),
@@ -100,7 +126,11 @@ def made() -> list[tuple[str, bytes, Reader]]:
         ("wide.csv", b"image," + b",".join(b"c%d" % n for n in range(5000)) + b"\n", _source),
         ("links.tar", _tar(), _source),
         ("train-images-idx3-ubyte", struct.pack(">HBB3I", 0, 8, 3, *[(1 << 32) - 1] * 3), _source),
-        ("train-images-idx3-ubyte.gz", gzip.compress(struct.pack(">HBB3I", 0, 8, 3, *[1 << 20] * 3)), _source),
+        (
+            "train-images-idx3-ubyte.gz",
+            gzip.compress(struct.pack(">HBB3I", 0, 8, 3, *[1 << 20] * 3)),
+            _source,
+        ),
         ("tokenizer.json", deep, _tokenizer),
         ("circle.csv", b"child,parent\na,b\nb,a\n", _hierarchy),
         ("binary.csv", bytes(range(256)), _hierarchy),
@@ -134,24 +164,39 @@ def seeds(room: Path) -> list[tuple[str, bytes, Reader]]:
     labels = io.BytesIO()
     np.save(labels, np.arange(40))
     table = io.BytesIO()
-    pq.write_table(pa.table({"features": numbers.tolist(), "label": [str(n % 4) for n in range(40)]}), table)
+    pq.write_table(
+        pa.table({"features": numbers.tolist(), "label": [str(n % 4) for n in range(40)]}), table
+    )
     struct_typed = io.BytesIO()
     pq.write_table(pa.table({"image": ["a.png"] * 4, "label": [{"a": 1}] * 4}), struct_typed)
     embedded = io.BytesIO()
-    pq.write_table(pa.table({"image": [{"bytes": b"no image", "path": "a.png"}] * 4, "label": [0, 1, 0, 1]}), embedded)
+    pq.write_table(
+        pa.table({"image": [{"bytes": b"no image", "path": "a.png"}] * 4, "label": [0, 1, 0, 1]}),
+        embedded,
+    )
     pairs = io.BytesIO()
     pq.write_table(pa.table({"anchor": [0, 1], "kin": [1, 0]}), pairs)
     state = io.BytesIO()
     torch.save({"w": torch.arange(40.0)}, state)
     image = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(image, "PNG")
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(
+        image, "PNG"
+    )
     images = io.BytesIO()
-    np.savez(images, images=np.random.default_rng(0).integers(0, 256, (20, 8, 8, 3), dtype=np.uint8), labels=np.arange(20) % 3)
+    np.savez(
+        images,
+        images=np.random.default_rng(0).integers(0, 256, (20, 8, 8, 3), dtype=np.uint8),
+        labels=np.arange(20) % 3,
+    )
     (room / "a.png").write_bytes(image.getvalue())
     tar = io.BytesIO()
     with tarfile.open(fileobj=tar, mode="w") as archive:
         for number in range(3):
-            for suffix, content in ((".png", image.getvalue()), (".txt", b"a caption"), (".cls", b"1")):
+            for suffix, content in (
+                (".png", image.getvalue()),
+                (".txt", b"a caption"),
+                (".cls", b"1"),
+            ):
                 info = tarfile.TarInfo(f"{number}{suffix}")
                 info.size = len(content)
                 archive.addfile(info, io.BytesIO(content))
@@ -277,11 +322,15 @@ def _quarantine(path: Path) -> object:
 
 def _npy(shape: tuple[int, ...]) -> bytes:
     file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": "<f4", "fortran_order": False, "shape": shape}
+    )
     return file.getvalue() + b"\0" * 64
 
 
-def _npz(shape: tuple[int, ...], compression: int = zipfile.ZIP_STORED, name: str = "features") -> bytes:
+def _npz(
+    shape: tuple[int, ...], compression: int = zipfile.ZIP_STORED, name: str = "features"
+) -> bytes:
     return _zipped({f"{name}.npy": _npy(shape)}, compression)
 
 

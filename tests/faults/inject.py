@@ -40,7 +40,8 @@ def replaced(path: Path, data: bytes) -> Iterator[None]:
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
-    """One of the ways in which a file goes bad: bits, a cut, a hole, a repetition, noise, huge or negative numbers in its head."""
+    """One of the ways in which a file goes bad: bits, a cut, a hole, a repetition, noise, huge or
+    negative numbers in its head."""
     kind = chance.randrange(7)
     place = chance.randrange(max(1, len(data)))
     if kind == 0 and data:
@@ -56,7 +57,17 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
     place = chance.randrange(min(256, max(1, len(data))))
     return (
         data[:place]
-        + chance.choice([b"\xff" * 8, b"\0" * 8, b"\x7f" + b"\xff" * 7, b"-9", b"9" * 20, b"[" * 3000, b"\r\x1b[2J="])
+        + chance.choice(
+            [
+                b"\xff" * 8,
+                b"\0" * 8,
+                b"\x7f" + b"\xff" * 7,
+                b"-9",
+                b"9" * 20,
+                b"[" * 3000,
+                b"\r\x1b[2J=",
+            ]
+        )
         + data[place + 8 :]
     )
 
@@ -70,7 +81,8 @@ class FullDiskError(OSError):
 
 @contextlib.contextmanager
 def full_disk(after: int) -> Iterator[None]:
-    """Every file that is opened for writing by `kinfolk.files` takes `after` more bytes, all together, and no more."""
+    """Every file that is opened for writing by `kinfolk.files` takes `after` more bytes, all
+    together, and no more."""
     import kinfolk.files
 
     left = [after]
@@ -109,10 +121,11 @@ def full_disk(after: int) -> Iterator[None]:
 
 
 def arm(point: int, report: Path | None = None, number: int = signal.SIGKILL) -> None:
-    """This process ends itself at the `point`-th moment of its training; 0: never. At the end `report` says how many there were.
+    """This process ends itself at the `point`-th moment of its training; 0: never. At the end
+    `report` says how many there were.
 
-    Moments are: before and after every rename, link and flush to the disk, half-way through the first bytes of every file that is written,
-    and after every step.
+    Moments are: before and after every rename, link and flush to the disk, half-way through the
+    first bytes of every file that is written, and after every step.
     """
     from kinfolk.training.module import TrainingModule
 
@@ -162,9 +175,13 @@ def arm(point: int, report: Path | None = None, number: int = signal.SIGKILL) ->
     files._Hashing.write = half  # type: ignore[method-assign]
 
 
-def in_children(calls: list[tuple[Callable[..., None], tuple[Any, ...], dict[str, str]]], patience: float = 300.0) -> list[int | None]:
-    """Calls functions, each with its arguments and additions to its environment, in processes side by side; returns their exit codes
-    (negative: a signal). After `patience` seconds those that have not ended are killed, and None stands for their code."""
+def in_children(
+    calls: list[tuple[Callable[..., None], tuple[Any, ...], dict[str, str]]],
+    patience: float = 300.0,
+) -> list[int | None]:
+    """Calls functions, each with its arguments and additions to its environment, in processes side
+    by side; returns their exit codes (negative: a signal). After `patience` seconds those that have
+    not ended are killed, and None stands for their code."""
     processes = [start(_call, *call) for call in calls]
     until = time.monotonic() + patience
     codes: list[int | None] = []
@@ -188,13 +205,26 @@ def as_ranks(number: int, launcher: str = "torchrun") -> list[dict[str, str]]:
     if launcher == "torchrun":
         shared |= {"TORCHELASTIC_RUN_ID": port, "LOCAL_WORLD_SIZE": str(number), "GROUP_RANK": "0"}
         return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(number)]
-    shared |= {"SLURM_JOB_ID": port, "SLURM_STEP_ID": "0", "SLURM_NTASKS": str(number), "SLURM_JOB_NAME": "kinfolk"}
-    shared |= {"SLURM_NTASKS_PER_NODE": str(number), "SLURM_NNODES": "1", "SLURM_NODELIST": "127.0.0.1"}
-    return [{**shared, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NODEID": "0"} for rank in range(number)]
+    shared |= {
+        "SLURM_JOB_ID": port,
+        "SLURM_STEP_ID": "0",
+        "SLURM_NTASKS": str(number),
+        "SLURM_JOB_NAME": "kinfolk",
+    }
+    shared |= {
+        "SLURM_NTASKS_PER_NODE": str(number),
+        "SLURM_NNODES": "1",
+        "SLURM_NODELIST": "127.0.0.1",
+    }
+    return [
+        {**shared, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NODEID": "0"}
+        for rank in range(number)
+    ]
 
 
 def differences(ours: Path, theirs: Path) -> list[str]:
-    """What differs between two runs that should have come to the same, bit for bit; seconds and speed are not compared."""
+    """What differs between two runs that should have come to the same, bit for bit; seconds and
+    speed are not compared."""
     from kinfolk.training.checkpoint import read_checkpoint
     from kinfolk.training.run_folder import Run
 
@@ -203,17 +233,30 @@ def differences(ours: Path, theirs: Path) -> list[str]:
     checkpoints = [read_checkpoint(run.checkpoint) for run in (one, other)]
     for part in ("kinfolk", "state_dict", "optimizer_states", "lr_schedulers"):
         _differ(checkpoints[0][part], checkpoints[1][part], part, found)
-    names = [name for name in ("model.safetensors", "towers.safetensors", "samples.parquet", "quarantine.csv") if (theirs / name).exists()]
+    names = [
+        name
+        for name in ("model.safetensors", "towers.safetensors", "samples.parquet", "quarantine.csv")
+        if (theirs / name).exists()
+    ]
     found += [name for name in names if (ours / name).read_bytes() != (theirs / name).read_bytes()]
     timing = ("seconds", "refresh_seconds", "images_per_second")
-    lines = [[{key: value for key, value in row.items() if key not in timing} for row in run.epochs()] for run in (one, other)]
+    lines = [
+        [{key: value for key, value in row.items() if key not in timing} for row in run.epochs()]
+        for run in (one, other)
+    ]
     if lines[0] != lines[1]:
         found.append("metrics.jsonl")
-    leftovers = [path.name for path in ours.rglob("*") if is_unfinished(path.name) and "cache" not in path.parts]
+    leftovers = [
+        path.name
+        for path in ours.rglob("*")
+        if is_unfinished(path.name) and "cache" not in path.parts
+    ]
     return found + [f"left behind: {name}" for name in leftovers]
 
 
-def _call(function: Callable[..., None], args: tuple[Any, ...], environment: dict[str, str]) -> None:
+def _call(
+    function: Callable[..., None], args: tuple[Any, ...], environment: dict[str, str]
+) -> None:
     from kinfolk.errors import KinfolkError
 
     os.environ.update(environment)
@@ -226,7 +269,11 @@ def _call(function: Callable[..., None], args: tuple[Any, ...], environment: dic
 
 def _differ(ours: Any, theirs: Any, where: str, found: list[str]) -> None:
     if isinstance(theirs, torch.Tensor):
-        same = ours.dtype == theirs.dtype and ours.shape == theirs.shape and _bytes(ours) == _bytes(theirs)
+        same = (
+            ours.dtype == theirs.dtype
+            and ours.shape == theirs.shape
+            and _bytes(ours) == _bytes(theirs)
+        )
     elif isinstance(theirs, dict):
         same = list(ours) == list(theirs)
         for key in theirs if same else ():
@@ -242,4 +289,8 @@ def _differ(ours: Any, theirs: Any, where: str, found: list[str]) -> None:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    return (
+        tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        if tensor.numel()
+        else b""
+    )

@@ -1,4 +1,5 @@
-"""Every framework and every detector in a training of seconds: what is killed, resumed and compared."""
+"""Every framework and every detector in a training of seconds: what is killed, resumed and
+compared."""
 
 from __future__ import annotations
 
@@ -65,12 +66,17 @@ METHODS = (*IMAGES, *TEXT)
 
 
 def write_data(folder: Path) -> None:
-    """The samples of all trainings: 48 images of 8 × 8 with labels, some known pairs, and 24 images with captions."""
+    """The samples of all trainings: 48 images of 8 × 8 with labels, some known pairs, and 24 images
+    with captions."""
     if folder.exists():  # its times of modification stand in samples.parquet
         return
     random = np.random.default_rng(0)
     folder.mkdir(parents=True)
-    np.savez(folder / "images.npz", x_train=random.integers(0, 256, (48, 8, 8, 3), dtype=np.uint8), y_train=np.arange(48) % 4)
+    np.savez(
+        folder / "images.npz",
+        x_train=random.integers(0, 256, (48, 8, 8, 3), dtype=np.uint8),
+        y_train=np.arange(48) % 4,
+    )
     lines = "".join(f"{anchor},{anchor + 4}\n" for anchor in range(0, 40, 3))
     (folder / "pairs.csv").write_text(f"anchor,kin\n{lines}", encoding="utf-8")
     write_pairs(folder / "text", 24, captions=1)
@@ -80,8 +86,19 @@ def arguments(method: str, data: Path, out: Path) -> dict[str, Any]:
     """The arguments of `train`: two epochs of three or four steps."""
     shared = {"method": method, "out": out, "epochs": 2, "progress": False}
     if method in TEXT:
-        settings = {**SMALL_PAIRS, "model.width": 4, **TEXT[method], "trainer.loggers": [], "checkpoint.every_minutes": 1e-9}
-        return {**shared, "data": str(data / "text" / "pairs.csv"), "batch_size": 6, "settings": settings}
+        settings = {
+            **SMALL_PAIRS,
+            "model.width": 4,
+            **TEXT[method],
+            "trainer.loggers": [],
+            "checkpoint.every_minutes": 1e-9,
+        }
+        return {
+            **shared,
+            "data": str(data / "text" / "pairs.csv"),
+            "batch_size": 6,
+            "settings": settings,
+        }
     settings = {**TINY, **IMAGES[method]}
     if method.endswith("+known"):
         settings["detector.pairs"] = str(data / "pairs.csv")

@@ -1,7 +1,8 @@
 """Gradients of convolutions that oneDNN gets wrong on a CPU, and that a training must not take.
 
-A strided 1×1 convolution of few channels in channels-last layout: it writes beyond its memory (its issue 6035). A kernel wider than its
-input, which is one pixel, in bfloat16: parts of the weight's gradient are left unwritten.
+A strided 1×1 convolution of few channels in channels-last layout: it writes beyond its memory (its
+issue 6035). A kernel wider than its input, which is one pixel, in bfloat16: parts of the weight's
+gradient are left unwritten.
 """
 
 from __future__ import annotations
@@ -24,24 +25,44 @@ CHANNELS = (2, 8, 12, 16, 24)
 
 
 def convolve(channels: int) -> None:
-    """The minimal reproduction: ends by SIGSEGV or SIGABRT with 2 to 8 channels, on a CPU with AVX-512 and without bfloat16."""
+    """The minimal reproduction: ends by SIGSEGV or SIGABRT with 2 to 8 channels, on a CPU with
+    AVX-512 and without bfloat16."""
     x = torch.rand(64, channels, 64, 64).contiguous(memory_format=torch.channels_last)
-    weight = torch.rand(2 * channels, channels, 1, 1).contiguous(memory_format=torch.channels_last).requires_grad_()
+    weight = (
+        torch.rand(2 * channels, channels, 1, 1)
+        .contiguous(memory_format=torch.channels_last)
+        .requires_grad_()
+    )
     for _ in range(3):
         F.conv2d(x, weight, stride=2).square().mean().backward()  # type: ignore[no-untyped-call]
 
 
 def learn(data: str, out: str) -> None:
-    settings = {"model.name": "resnet10", "model.width": 8, "views.size": 64, "trainer.precision": "32", "trainer.loggers": []}
+    settings = {
+        "model.name": "resnet10",
+        "model.width": 8,
+        "views.size": 64,
+        "trainer.precision": "32",
+        "trainer.loggers": [],
+    }
     train(data, out, epochs=1, batch_size=8, settings=settings, progress=False)
 
 
 def test_what_crashes_is_guarded_and_trains(tmp_path: Path) -> None:
-    np.save(tmp_path / "images.npy", np.random.default_rng(0).integers(0, 256, (16, 64, 64, 3), dtype=np.uint8))
+    np.save(
+        tmp_path / "images.npy",
+        np.random.default_rng(0).integers(0, 256, (16, 64, 64, 3), dtype=np.uint8),
+    )
     calls: list[Any] = [(convolve, (channels,), {}) for channels in CHANNELS]
-    *codes, trained = in_children([*calls, (learn, (str(tmp_path / "images.npy"), str(tmp_path / "run")), {})])
+    *codes, trained = in_children(
+        [*calls, (learn, (str(tmp_path / "images.npy"), str(tmp_path / "run")), {})]
+    )
     crashed = [channels for channels, code in zip(CHANNELS, codes, strict=True) if code != 0]
-    guarded = [channels for channels in CHANNELS if _crashes_channels_last(torch.nn.Conv2d(channels, 2 * channels, 1, stride=2))]
+    guarded = [
+        channels
+        for channels in CHANNELS
+        if _crashes_channels_last(torch.nn.Conv2d(channels, 2 * channels, 1, stride=2))
+    ]
     assert set(crashed) <= set(guarded), "a convolution crashes that the guard lets through"
     assert guarded == [2, 8, 12]
     assert trained == 0
@@ -124,10 +145,26 @@ def test_a_users_encoder_keeps_its_classes(tmp_path: Path) -> None:
 
 
 def test_a_training_takes_the_guarded_convolution(tmp_path: Path) -> None:
-    np.save(tmp_path / "images.npy", np.random.default_rng(0).integers(0, 256, (24, 16, 16, 3), dtype=np.uint8))
-    settings = {"model.name": "resnet10", "model.width": 16, "model.stem": "imagenet", "views.size": 16, "trainer.loggers": []}
+    np.save(
+        tmp_path / "images.npy",
+        np.random.default_rng(0).integers(0, 256, (24, 16, 16, 3), dtype=np.uint8),
+    )
+    settings = {
+        "model.name": "resnet10",
+        "model.width": 16,
+        "model.stem": "imagenet",
+        "views.size": 16,
+        "trainer.loggers": [],
+    }
     settings |= {"trainer.precision": "bf16-mixed", "checkpoint.every_minutes": 1e-9}
-    run = train(str(tmp_path / "images.npy"), tmp_path / "run", epochs=2, batch_size=8, settings=settings, progress=False)
+    run = train(
+        str(tmp_path / "images.npy"),
+        tmp_path / "run",
+        epochs=2,
+        batch_size=8,
+        settings=settings,
+        progress=False,
+    )
     weights = load_file(run.model)
     assert all(value.isfinite().all() for value in weights.values())
     assert max(value.abs().max() for name, value in weights.items() if "conv" in name) < 10

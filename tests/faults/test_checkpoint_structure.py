@@ -55,7 +55,11 @@ def edit(path: Path, change: Edit) -> None:
 
 
 def per_sample(checkpoint: dict[str, Any]) -> Any:
-    return next(name for name, value in checkpoint["state_dict"].items() if "detector" in name and value.shape == (36,))
+    return next(
+        name
+        for name, value in checkpoint["state_dict"].items()
+        if "detector" in name and value.shape == (36,)
+    )
 
 
 def shorten(checkpoint: dict[str, Any]) -> None:
@@ -127,7 +131,9 @@ def test_missing_and_wrong_parts_are_named(finished: Run, run: Run, name: str) -
     edit(run.checkpoint, change)
     with pytest.raises(KinfolkError) as caught:
         resume(finished, run)
-    assert str(caught.value).startswith(f"the checkpoint {run.checkpoint} is incomplete or was edited: {message}")
+    assert str(caught.value).startswith(
+        f"the checkpoint {run.checkpoint} is incomplete or was edited: {message}"
+    )
     assert "\n" not in str(caught.value)
 
 
@@ -140,7 +146,9 @@ def test_missing_and_wrong_parts_are_named(finished: Run, run: Run, name: str) -
     ],
     ids=["short store", "no store", "other momentum"],
 )
-def test_a_state_that_does_not_fit_is_refused(finished: Run, run: Run, change: Edit, message: str) -> None:
+def test_a_state_that_does_not_fit_is_refused(
+    finished: Run, run: Run, change: Edit, message: str
+) -> None:
     edit(run.checkpoint, change)
     with pytest.raises(KinfolkError, match=r"last\.ckpt does not fit this run: .*" + message):
         resume(finished, run)

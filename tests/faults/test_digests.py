@@ -1,4 +1,5 @@
-"""One flipped bit, anywhere: checkpoints, models and snapshots are refused, a cache is written anew or refused."""
+"""One flipped bit, anywhere: checkpoints, models and snapshots are refused, a cache is written anew
+or refused."""
 
 from __future__ import annotations
 
@@ -13,7 +14,13 @@ import torch
 
 from kinfolk.data.pixel_cache import FileStore, Verify, map_pixels
 from kinfolk.errors import KinfolkError
-from kinfolk.files import DamagedFileError, check_safetensors, check_sealed_zip, write_safetensors, write_sealed_zip
+from kinfolk.files import (
+    DamagedFileError,
+    check_safetensors,
+    check_sealed_zip,
+    write_safetensors,
+    write_sealed_zip,
+)
 from kinfolk.models.weights import read_state
 from tests.faults.campaign import Tally, flips
 from tests.faults.inject import flipped
@@ -40,7 +47,9 @@ def test_the_bits_of_a_small_model_count(tmp_path: Path) -> None:
 def test_the_bits_of_a_small_checkpoint_count(tmp_path: Path) -> None:
     path = tmp_path / "a.ckpt"
     write_sealed_zip(path, lambda file: torch.save({"w": torch.zeros(3)}, file))
-    assert torch.equal(torch.load(path, weights_only=True)["w"], torch.zeros(3)), "still what torch reads"
+    assert torch.equal(torch.load(path, weights_only=True)["w"], torch.zeros(3)), (
+        "still what torch reads"
+    )
     check_sealed_zip(path)
     whole = path.read_bytes()
     for bit in range(0, len(whole) * 8, 29):
@@ -68,7 +77,10 @@ def test_a_large_cache_is_verified_where_it_is_read(tmp_path: Path) -> None:
     cache = map_pixels(tmp_path / "pixels", 100, 32, 32)
     verify = Verify(tmp_path / "pixels", cache, store.checksums.rows, store.checksums.values())
     verify(torch.tensor([0, 1, 99]))
-    with pytest.raises(KinfolkError, match=r"the pixel cache .*pixels is damaged around image 42; remove the folder"):
+    with pytest.raises(
+        KinfolkError,
+        match=r"the pixel cache .*pixels is damaged around image 42; remove the folder",
+    ):
         verify(torch.tensor([3, 50]))
 
 

@@ -23,7 +23,11 @@ from tests.faults.methods import TINY
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
     random = np.random.default_rng(0)
-    np.savez(tmp_path / "a.npz", x_train=random.integers(0, 256, (36, 8, 8, 3), dtype=np.uint8), y_train=np.arange(36) % 3)
+    np.savez(
+        tmp_path / "a.npz",
+        x_train=random.integers(0, 256, (36, 8, 8, 3), dtype=np.uint8),
+        y_train=np.arange(36) % 3,
+    )
     return tmp_path / "a.npz"
 
 
@@ -64,21 +68,34 @@ def diverge(
     return str(caught.value)
 
 
-def test_a_state_that_is_not_finite_is_not_saved(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_that_is_not_finite_is_not_saved(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = Run(tmp_path / "run")
     message = diverge(images, run.path, monkeypatch, step=3)
     assert "running_var of simclr is not finite, so it is not saved, at step 3" in message
-    assert f"{run.checkpoint} holds the state after step 2 (0 of 2 epochs done), with last-1.ckpt before it" in message
+    assert (
+        f"{run.checkpoint} holds the state after step 2 (0 of 2 epochs done), with last-1.ckpt"
+        " before it" in message
+    )
     for path, step in ((run.checkpoint, 2), (run.older_checkpoints()[0], 1)):
         checkpoint = read_checkpoint(path)
         assert checkpoint["kinfolk"]["step"] == step
-        assert all(value.isfinite().all() for value in checkpoint["state_dict"].values() if value.is_floating_point())
+        assert all(
+            value.isfinite().all()
+            for value in checkpoint["state_dict"].values()
+            if value.is_floating_point()
+        )
 
 
-def test_the_message_says_that_there_is_none(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_message_says_that_there_is_none(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     message = diverge(images, tmp_path / "run", monkeypatch, step=1)
     assert "no checkpoint had been saved yet" in message
-    assert not (tmp_path / "run" / "checkpoints").exists() or not any((tmp_path / "run" / "checkpoints").iterdir())
+    assert not (tmp_path / "run" / "checkpoints").exists() or not any(
+        (tmp_path / "run" / "checkpoints").iterdir()
+    )
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
@@ -92,7 +109,9 @@ def test_the_state_of_the_optimiser_counts() -> None:
     assert not_finite(layer, [optimizer]) == "the optimiser's momentum_buffer of weight"
 
 
-def test_finite_weights_with_infinite_features_are_not_saved(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finite_weights_with_infinite_features_are_not_saved(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = Run(tmp_path / "run")
     message = diverge(images, run.path, monkeypatch, step=3, spoil=enlarge)
     assert "an image feature of simclr is not finite, so it is not saved, at step 3" in message
@@ -121,7 +140,9 @@ def test_a_learning_rate_far_too_high_leaves_no_checkpoint(tmp_path: Path) -> No
 def test_infinite_features_are_neither_embedded_nor_exported(images: Path, tmp_path: Path) -> None:
     """A run of an earlier version, which saved such weights."""
     settings = {**TINY, "snapshots.epochs": 0}
-    run = train(str(images), tmp_path / "run", epochs=1, batch_size=12, settings=settings, progress=False)
+    run = train(
+        str(images), tmp_path / "run", epochs=1, batch_size=12, settings=settings, progress=False
+    )
     encoder, meta = load_encoder(run.path)
     enlarge(encoder)
     save_encoder(encoder, run.path, meta)
@@ -132,16 +153,29 @@ def test_infinite_features_are_neither_embedded_nor_exported(images: Path, tmp_p
             r"rate",
         ):
             call(run.path, str(images))
-    with pytest.raises(KinfolkError, match="gives features that are not finite, so it is not exported"):
+    with pytest.raises(
+        KinfolkError, match="gives features that are not finite, so it is not exported"
+    ):
         kf.export(run.path, "safetensors")
     assert not (run.path / "export").exists()
 
 
 @pytest.mark.parametrize("keep", [1, 3])
 def test_so_many_are_kept_and_the_best(images: Path, tmp_path: Path, keep: int) -> None:
-    settings = {**TINY, "checkpoint.keep": keep, "checkpoint.best": True, "checkpoint.every_minutes": None, "snapshots.epochs": 0}
-    run = train(str(images), tmp_path / "run", epochs=4, batch_size=12, settings=settings, progress=False)
-    steps = [read_checkpoint(path)["kinfolk"]["step"] for path in (run.checkpoint, *run.older_checkpoints())]
+    settings = {
+        **TINY,
+        "checkpoint.keep": keep,
+        "checkpoint.best": True,
+        "checkpoint.every_minutes": None,
+        "snapshots.epochs": 0,
+    }
+    run = train(
+        str(images), tmp_path / "run", epochs=4, batch_size=12, settings=settings, progress=False
+    )
+    steps = [
+        read_checkpoint(path)["kinfolk"]["step"]
+        for path in (run.checkpoint, *run.older_checkpoints())
+    ]
     assert steps == [12, 9, 6][:keep]
     accuracies = [row["knn"] for row in run.epochs()]
     best = read_checkpoint(run.checkpoint.with_name("best.ckpt"))["kinfolk"]

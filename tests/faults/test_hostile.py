@@ -1,4 +1,5 @@
-"""Files that others wrote: read, or refused in one printable sentence, whatever is in them; nothing of theirs is run."""
+"""Files that others wrote: read, or refused in one printable sentence, whatever is in them; nothing
+of theirs is run."""
 
 from __future__ import annotations
 
@@ -16,7 +17,17 @@ from kinfolk.training.config import TrainConfig
 from kinfolk.training.documents import read_rows
 from kinfolk.training.run_folder import Run
 from tests.faults.campaign import Tally
-from tests.faults.hostile import Reader, _features, _held, _images, _labels, _npy, _source, hostile_files, made
+from tests.faults.hostile import (
+    Reader,
+    _features,
+    _held,
+    _images,
+    _labels,
+    _npy,
+    _source,
+    hostile_files,
+    made,
+)
 
 few = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -78,16 +89,22 @@ def test_tables_of_any_cells(tmp_path: Path, rows: list[list[str]]) -> None:
 
 
 def test_aliases_that_stay_small_are_allowed(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("x: &x 3\nepochs: *x\n".replace("x: &x 3\n", "seed: &x 3\n"), encoding="utf-8")
+    (tmp_path / "a.yaml").write_text(
+        "x: &x 3\nepochs: *x\n".replace("x: &x 3\n", "seed: &x 3\n"), encoding="utf-8"
+    )
     assert TrainConfig.load(tmp_path / "a.yaml").epochs == 3
 
 
 @pytest.mark.parametrize("content", [None, b"\x80\xff\x00", b'{"epoch": 1, "st'])
-def test_lost_lines_of_epochs_that_are_done_are_reported(tmp_path: Path, content: bytes | None) -> None:
+def test_lost_lines_of_epochs_that_are_done_are_reported(
+    tmp_path: Path, content: bytes | None
+) -> None:
     run = Run(tmp_path)
     if content is not None:
         run.metrics.write_bytes(content)
-    with pytest.warns(KinfolkWarning, match="has readable lines of 0 of the 2 epochs that are done"):
+    with pytest.warns(
+        KinfolkWarning, match="has readable lines of 0 of the 2 epochs that are done"
+    ):
         run.truncate_metrics(12, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -96,10 +113,19 @@ def test_lost_lines_of_epochs_that_are_done_are_reported(tmp_path: Path, content
 
 def test_torn_lines_are_reported_and_nothing_else_is_lost(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    lines = ['{"epoch": 1, "step": 4}', '{"epoch": 2, "st', '{"epoch": 3, "step": 12}', "[1]", '{"epoch": 4, "step": 16}', '{"ep']
+    lines = [
+        '{"epoch": 1, "step": 4}',
+        '{"epoch": 2, "st',
+        '{"epoch": 3, "step": 12}',
+        "[1]",
+        '{"epoch": 4, "step": 16}',
+        '{"ep',
+    ]
     run.metrics.write_bytes("\n".join(lines).encode() + b"\xff\xfe")
     assert [row["epoch"] for row in read_rows(run.metrics)[0]] == [1, 3, 4]
-    with pytest.warns(UserWarning, match=r"metrics\.jsonl has torn lines, which are left out: 2, 4, 6"):
+    with pytest.warns(
+        UserWarning, match=r"metrics\.jsonl has torn lines, which are left out: 2, 4, 6"
+    ):
         assert len(run.epochs()) == 3
     with pytest.warns(UserWarning, match="torn"):
         run.truncate_metrics(12)

@@ -1,4 +1,5 @@
-"""A checkpoint belongs to one run: of other samples or other settings it is refused, with what differs."""
+"""A checkpoint belongs to one run: of other samples or other settings it is refused, with what
+differs."""
 
 from __future__ import annotations
 
@@ -48,7 +49,11 @@ def arguments(data: Path, out: Path) -> dict[str, Any]:
 
 def samples(path: Path, seed: int) -> Path:
     random = np.random.default_rng(seed)
-    np.savez(path, x_train=random.integers(0, 256, (24, 8, 8, 3), dtype=np.uint8), y_train=np.arange(24) % 3)
+    np.savez(
+        path,
+        x_train=random.integers(0, 256, (24, 8, 8, 3), dtype=np.uint8),
+        y_train=np.arange(24) % 3,
+    )
     return path
 
 
@@ -69,13 +74,18 @@ def run(stopped: Path, tmp_path: Path) -> Run:
 
 def test_a_checkpoint_of_other_samples_is_refused(run: Run, stopped: Path) -> None:
     shutil.copy(Run(stopped / "run1").checkpoint, run.checkpoint)
-    with pytest.raises(KinfolkError, match=r"last\.ckpt belongs to another run: it was saved for 24 training samples of .*1\.npz"):
+    with pytest.raises(
+        KinfolkError,
+        match=(
+            r"last\.ckpt belongs to another run: it was saved for 24 training samples of .*1\.npz"
+        ),
+    ):
         train(out=run.path, resume=True, progress=False)
 
 
 @pytest.mark.parametrize(
     ("key", "before", "after"),
-    [("seed", "seed: 0", "seed: 1"), ("batch_size", "batch_size: 12", "batch_size: 8"), ("detector.alpha", "alpha: 0.1", "alpha: 0.2"),
+    [("seed", "seed: 0", "seed: 1"), ("batch_size", "batch_size: 12", "batch_size: 8"), ("detector.alpha", "alpha: 0.1", "alpha: 0.2"),  # noqa: E501
      ("optimizer.lr", "lr: 0.03", "lr: 0.3")],
 )  # fmt: skip
 def test_an_edited_configuration_is_refused(run: Run, key: str, before: str, after: str) -> None:
@@ -83,7 +93,10 @@ def test_an_edited_configuration_is_refused(run: Run, key: str, before: str, aft
     assert before in text
     run.config.write_text(text.replace(before, after, 1), encoding="utf-8")
     kept = run.checkpoint.read_bytes()
-    with pytest.raises(KinfolkError, match=rf"was saved with `{key}` = {before.split()[1]}, and config\.yaml or the options say"):
+    with pytest.raises(
+        KinfolkError,
+        match=rf"was saved with `{key}` = {before.split()[1]}, and config\.yaml or the options say",
+    ):
         train(out=run.path, resume=True, progress=False)
     assert run.checkpoint.read_bytes() == kept
 
@@ -95,7 +108,12 @@ def test_what_may_change_does(run: Run) -> None:
     assert [row["epoch"] for row in run.epochs()] == [1, 2, 3]
     assert read_checkpoint(run.checkpoint)["kinfolk"]["finished"]
     train(out=run.path, resume=True, epochs=4, progress=False)
-    assert [row["epoch"] for row in run.epochs()] == [1, 2, 3, 4], "a finished run goes on with more epochs"
+    assert [row["epoch"] for row in run.epochs()] == [
+        1,
+        2,
+        3,
+        4,
+    ], "a finished run goes on with more epochs"
 
 
 def test_every_free_setting_is_documented() -> None:
@@ -105,7 +123,9 @@ def test_every_free_setting_is_documented() -> None:
 
 def test_processes_are_counted_not_where_they_run() -> None:
     one = TrainConfig().with_settings({"trainer.devices": 4, "trainer.num_nodes": 1})
-    assert result_settings(one) == result_settings(one.with_settings({"trainer.devices": 2, "trainer.num_nodes": 2}))
+    assert result_settings(one) == result_settings(
+        one.with_settings({"trainer.devices": 2, "trainer.num_nodes": 2})
+    )
     assert result_settings(one) != result_settings(one.with_settings({"trainer.devices": 2}))
 
 
@@ -134,7 +154,10 @@ def test_a_model_of_other_samples_is_refused(run: Run, stopped: Path, tmp_path: 
     shutil.copytree(stopped / "run1", tmp_path / "other")
     other = train(out=tmp_path / "other", resume=True, progress=False)
     shutil.copy(other.model, done.model)
-    with pytest.raises(KinfolkError, match=r"model\.safetensors does not belong to this run: it was exported with other samples"):
+    with pytest.raises(
+        KinfolkError,
+        match=r"model\.safetensors does not belong to this run: it was exported with other samples",
+    ):
         open_run(done.path).encoder()
     with pytest.raises(KinfolkError, match=r"towers\.safetensors does not belong to this run"):
         open_run(done.path)._require_own(meta_of(other.model), "towers.safetensors")
@@ -164,14 +187,22 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(run: Run) -> None:
 
 
 @pytest.mark.parametrize("with_weights", [True, False])
-def test_a_copy_with_another_seed_is_not_compared(stopped: Path, tmp_path: Path, with_weights: bool) -> None:
+def test_a_copy_with_another_seed_is_not_compared(
+    stopped: Path, tmp_path: Path, with_weights: bool
+) -> None:
     for name in ("a", "b"):
         shutil.copytree(stopped / "run0", tmp_path / name)
-        write_result(tmp_path / name, "linear", {"accuracy": 0.5, "test": 10, "measured_on": "test split"})
+        write_result(
+            tmp_path / name, "linear", {"accuracy": 0.5, "test": 10, "measured_on": "test split"}
+        )
     kf.compare([tmp_path / "a"])
     config = tmp_path / "b" / "config.yaml"
-    config.write_text(config.read_text(encoding="utf-8").replace("seed: 0", "seed: 1", 1), encoding="utf-8")
+    config.write_text(
+        config.read_text(encoding="utf-8").replace("seed: 0", "seed: 1", 1), encoding="utf-8"
+    )
     if not with_weights:
         (tmp_path / "b" / "model.safetensors").unlink()
-    with pytest.raises(UsageError, match=r"b/config\.yaml was changed after the training \(`seed` is 1 and was 0\)"):
+    with pytest.raises(
+        UsageError, match=r"b/config\.yaml was changed after the training \(`seed` is 1 and was 0\)"
+    ):
         kf.compare([tmp_path / "a", tmp_path / "b"])

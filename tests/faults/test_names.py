@@ -14,13 +14,32 @@ from PIL import Image
 
 from kinfolk.cli import main
 from kinfolk.data.prepare import read_quarantine, write_quarantine
-from kinfolk.errors import InterruptedRunError, KinfolkError, csv_text, escaped, printable, shown, unescaped
+from kinfolk.errors import (
+    InterruptedRunError,
+    KinfolkError,
+    csv_text,
+    escaped,
+    printable,
+    shown,
+    unescaped,
+)
 from kinfolk.report import write_report
 from kinfolk.training.checkpoint import CheckpointSaver
 from kinfolk.training.train import train
 from tests.faults.methods import TINY
 
-NAMES = ("a\rb", "\x1b[2J\x1b]0;title\x07", "=1+1", "@SUM(A1)", "-2", "tab\there", "new\nline", 'quote"', "‮right", "\\back")
+NAMES = (
+    "a\rb",
+    "\x1b[2J\x1b]0;title\x07",
+    "=1+1",
+    "@SUM(A1)",
+    "-2",
+    "tab\there",
+    "new\nline",
+    'quote"',
+    "‮right",
+    "\\back",
+)
 texts = st.text(st.characters(exclude_categories=()), max_size=20)
 
 
@@ -59,12 +78,15 @@ def test_a_quarantine_gives_names_back(tmp_path: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Eight good images and a bad one for each name, which is the name of a file and of a folder."""
+    """Eight good images and a bad one for each name, which is the name of a file and of a
+    folder."""
     random = np.random.default_rng(0)
     for number, name in enumerate(NAMES):
         place = tmp_path / "images" / name
         place.mkdir(parents=True)
-        Image.fromarray(random.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(place / f"{number}.png")
+        Image.fromarray(random.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(
+            place / f"{number}.png"
+        )
         (place / f"bad {name}.png").write_bytes(b"no image")
     return tmp_path / "images"
 
@@ -74,16 +96,27 @@ def test_a_run_with_such_names_is_resumed(folder: Path, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(CheckpointSaver, "_agreed_action", lambda self, device: 2)
         with pytest.raises(InterruptedRunError):
-            train(str(folder), tmp_path / "run", epochs=2, batch_size=4, settings=settings, progress=False)
+            train(
+                str(folder),
+                tmp_path / "run",
+                epochs=2,
+                batch_size=4,
+                settings=settings,
+                progress=False,
+            )
     run = train(out=tmp_path / "run", resume=True, progress=False)
     assert len(run.epochs()) == 2
     assert len(read_quarantine(run.quarantine)) == len(NAMES)
     lines = run.quarantine.read_text(encoding="utf-8").splitlines()
     assert len(lines) == len(NAMES) + 1
-    assert all(line.isprintable() and line.lstrip('"')[:1] not in ("=", "@", "-", "+") for line in lines)
+    assert all(
+        line.isprintable() and line.lstrip('"')[:1] not in ("=", "@", "-", "+") for line in lines
+    )
 
 
-def test_nothing_of_it_reaches_the_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_of_it_reaches_the_terminal(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as left:
         main(["data", str(folder), "--labels-from-folders"])
     assert left.value.code == 0
@@ -98,7 +131,9 @@ def test_nothing_of_it_reaches_the_terminal(folder: Path, capsys: pytest.Capture
 
 def test_a_page_shows_control_characters_as_escapes(folder: Path, tmp_path: Path) -> None:
     settings = {**TINY, "data.labels_from_folders": True, "snapshots.epochs": 0, "knn.every": 0}
-    run = train(str(folder), tmp_path / "run", epochs=1, batch_size=4, settings=settings, progress=False)
+    run = train(
+        str(folder), tmp_path / "run", epochs=1, batch_size=4, settings=settings, progress=False
+    )
     page = write_report(run.path).read_text(encoding="utf-8")
     assert "\\x1b[2J" in page
     assert "\x1b[" not in page

@@ -51,14 +51,19 @@ def refused(data: str, out: str) -> None:
 def test_rank_zero_that_refuses_ends_the_others_at_once(tmp_path: Path, launcher: str) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").write_text("mine", encoding="utf-8")
-    calls = [(refused, ("digits", str(tmp_path / "run")), environment) for environment in as_ranks(2, launcher)]
+    calls = [
+        (refused, ("digits", str(tmp_path / "run")), environment)
+        for environment in as_ranks(2, launcher)
+    ]
     start = time.monotonic()
     assert in_children(calls, patience=100) == [1, 1]
     assert time.monotonic() - start < 90
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.tex"]
 
 
-def test_rank_zero_that_is_killed_or_fails_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_zero_that_is_killed_or_fails_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     word = tmp_path / ".launch"
@@ -75,10 +80,18 @@ def test_rank_zero_that_is_killed_or_fails_is_noticed(tmp_path: Path, monkeypatc
 
 
 def test_a_lost_rank_is_reported_in_a_sentence() -> None:
-    text = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3171"
-    with pytest.raises(launch.RankLeftError, match=r"another process of this training has ended.*; all is well$") as caught:  # noqa: SIM117
-        with launch.explain_lost_ranks(lambda: "all is well"):
-            raise RuntimeError(text)
+    text = (
+        "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer"
+        " [127.0.0.1]:3171"
+    )
+    with (
+        pytest.raises(
+            launch.RankLeftError,
+            match=r"another process of this training has ended.*; all is well$",
+        ) as caught,
+        launch.explain_lost_ranks(lambda: "all is well"),
+    ):
+        raise RuntimeError(text)
     assert "gloo" not in str(caught.value)
     with pytest.raises(RuntimeError, match="shapes differ"), launch.explain_lost_ranks(lambda: ""):
         raise RuntimeError("shapes differ")
@@ -87,15 +100,40 @@ def test_a_lost_rank_is_reported_in_a_sentence() -> None:
 def test_synchronised_batchnorm_needs_a_gpu() -> None:
     with pytest.raises(UsageError, match=r"`trainer\.sync_batchnorm` \(=true\) needs GPUs"):
         resolve_trainer(
-            TrainConfig().with_settings({"trainer.sync_batchnorm": True, "trainer.accelerator": "cpu", "trainer.devices": 2}).trainer
+            TrainConfig()
+            .with_settings(
+                {"trainer.sync_batchnorm": True, "trainer.accelerator": "cpu", "trainer.devices": 2}
+            )
+            .trainer
         )
 
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_ctrl_c_exits_130(tmp_path: Path, times: int) -> None:
     """However often it is pressed: the process is asked as soon as it has begun its steps."""
-    command = [sys.executable, "-m", "kinfolk", "train", "--data", "digits", "--out", str(tmp_path / "run"), "--epochs", "500"]
-    command += ["--model", "resnet10", "--set", "model.width=4", "--set", "knn.every=0", "--set", "trainer.loggers=[]", "--no-report"]
+    command = [
+        sys.executable,
+        "-m",
+        "kinfolk",
+        "train",
+        "--data",
+        "digits",
+        "--out",
+        str(tmp_path / "run"),
+        "--epochs",
+        "500",
+    ]
+    command += [
+        "--model",
+        "resnet10",
+        "--set",
+        "model.width=4",
+        "--set",
+        "knn.every=0",
+        "--set",
+        "trainer.loggers=[]",
+        "--no-report",
+    ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as child:
         assert child.stderr is not None

@@ -1,4 +1,5 @@
-"""Run folders that are incomplete, damaged, full or gone: one sentence each, and nothing that was there is lost."""
+"""Run folders that are incomplete, damaged, full or gone: one sentence each, and nothing that was
+there is lost."""
 
 from __future__ import annotations
 
@@ -28,19 +29,33 @@ from tests.faults.inject import full_disk
 from tests.faults.methods import TINY
 
 SETTINGS = {**TINY, "snapshots.epochs": 0}
-FILES = ("config.yaml", "samples.parquet", "quarantine.csv", "metrics.jsonl", "model.safetensors", "model.json", "checkpoints/last.ckpt")
+FILES = (
+    "config.yaml",
+    "samples.parquet",
+    "quarantine.csv",
+    "metrics.jsonl",
+    "model.safetensors",
+    "model.json",
+    "checkpoints/last.ckpt",
+)
 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data") / "a.npz"
     random = np.random.default_rng(0)
-    np.savez(path, x_train=random.integers(0, 256, (24, 8, 8, 3), dtype=np.uint8), y_train=np.arange(24) % 3)
+    np.savez(
+        path,
+        x_train=random.integers(0, 256, (24, 8, 8, 3), dtype=np.uint8),
+        y_train=np.arange(24) % 3,
+    )
     return path
 
 
 def begin(images: Path, out: Path, **more: Any) -> Run:
-    return train(str(images), out, epochs=2, batch_size=12, settings=SETTINGS, progress=False, **more)
+    return train(
+        str(images), out, epochs=2, batch_size=12, settings=SETTINGS, progress=False, **more
+    )
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +63,9 @@ def stopped(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was ended after its first epoch, with a checkpoint and a model."""
     out = tmp_path_factory.mktemp("stopped") / "run"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(CheckpointSaver, "_agreed_action", lambda self, device: 2 * (self._finished == 1))
+        patched.setattr(
+            CheckpointSaver, "_agreed_action", lambda self, device: 2 * (self._finished == 1)
+        )
         with pytest.raises(InterruptedRunError):
             begin(images, out)
     return out
@@ -63,7 +80,9 @@ ASKED: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("name", FILES)
-def test_missing_and_binary_files_are_reported_in_a_sentence(stopped: Path, tmp_path: Path, asked: str, name: str) -> None:
+def test_missing_and_binary_files_are_reported_in_a_sentence(
+    stopped: Path, tmp_path: Path, asked: str, name: str
+) -> None:
     for fault in ("missing", "binary", "folder"):
         run = tmp_path / fault
         shutil.copytree(stopped, run)
@@ -89,9 +108,16 @@ def _refusal(ask: Callable[[Path], object], run: Path) -> str:
 
 
 @pytest.mark.parametrize("room", [0, 200, 5_000, 60_000, 200_000])
-def test_a_full_disk_is_reported_and_a_resumed_run_ends_the_same(stopped: Path, images: Path, tmp_path: Path, room: int) -> None:
+def test_a_full_disk_is_reported_and_a_resumed_run_ends_the_same(
+    stopped: Path, images: Path, tmp_path: Path, room: int
+) -> None:
     run = Run(tmp_path / "run")
-    with full_disk(room), pytest.raises(KinfolkError, match=r"cannot be written: the disk is full; make room; what was there"):
+    with (
+        full_disk(room),
+        pytest.raises(
+            KinfolkError, match=r"cannot be written: the disk is full; make room; what was there"
+        ),
+    ):
         begin(images, run.path)
     if run.config.exists():
         train(out=run.path, resume=True, progress=False)
@@ -103,7 +129,9 @@ def test_a_full_disk_is_reported_and_a_resumed_run_ends_the_same(stopped: Path, 
     assert run.model.read_bytes() == whole.model.read_bytes()
 
 
-def test_a_folder_that_is_removed_or_read_only(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_removed_or_read_only(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     end = MetricsLog.on_train_epoch_end
 
     def remove(self: MetricsLog, *args: Any) -> None:
@@ -125,12 +153,17 @@ def test_a_folder_that_is_removed_or_read_only(images: Path, tmp_path: Path, mon
         raise OSError(30, "Read-only file system", "somewhere")
 
     monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(KinfolkError, match=r"a cannot be written: the file system is read-only; give another folder"):
+    with pytest.raises(
+        KinfolkError,
+        match=r"a cannot be written: the file system is read-only; give another folder",
+    ):
         write_atomically(tmp_path / "a", lambda file: file.write(b"x"))
     assert not list(tmp_path.glob("a*"))
 
 
-def test_killed_while_the_images_were_read(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_killed_while_the_images_were_read(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "run" / "cache").mkdir(parents=True)
     (tmp_path / "run" / "samples.parquet.abc.unfinished").write_bytes(b"half")
     with pytest.raises(SystemExit) as left:
@@ -140,18 +173,24 @@ def test_killed_while_the_images_were_read(images: Path, tmp_path: Path, capsys:
     assert "no training has started in" in said
     assert "repeat the whole command" in said
     assert "images that were read already are in its cache" in said
-    assert len(begin(images, tmp_path / "run").epochs()) == 2, "what a killed start left is not in the way"
+    assert len(begin(images, tmp_path / "run").epochs()) == 2, (
+        "what a killed start left is not in the way"
+    )
 
 
 def test_a_checkpoint_without_its_configuration(stopped: Path, tmp_path: Path) -> None:
     run = Run(shutil.copytree(stopped, tmp_path / "run"))
     run.config.unlink()
-    with pytest.raises(UsageError, match=r"config\.yaml is missing, and the run cannot be resumed without it"):
+    with pytest.raises(
+        UsageError, match=r"config\.yaml is missing, and the run cannot be resumed without it"
+    ):
         train(out=run.path, resume=True, progress=False)
     assert read_checkpoint(run.checkpoint)
 
 
-def test_a_folder_that_is_renamed_ends_in_a_sentence(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_renamed_ends_in_a_sentence(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tensorboard writes in a thread; an error there would fail the test."""
     end = MetricsLog.on_train_epoch_start
 
@@ -181,7 +220,9 @@ def test_a_folder_that_is_renamed_ends_in_a_sentence(images: Path, tmp_path: Pat
     assert [row["epoch"] for row in run.epochs()] == [1, 2, 3]
 
 
-def test_a_folder_that_cannot_be_read_is_quarantined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_read_is_quarantined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from PIL import Image
 
     for name in ("good", "closed"):
@@ -206,7 +247,9 @@ def test_a_folder_that_cannot_be_read_is_quarantined(tmp_path: Path, monkeypatch
     assert data.quarantine == [("closed/", "the folder can't be read: Permission denied")]
 
 
-def test_a_split_of_shards_that_cannot_be_read_is_quarantined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_split_of_shards_that_cannot_be_read_is_quarantined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import io
     import tarfile
 
@@ -233,8 +276,11 @@ def test_a_split_of_shards_that_cannot_be_read_is_quarantined(tmp_path: Path, mo
     assert [name for name, _ in data.quarantine] == ["test"]
 
 
-def test_all_is_flushed_to_the_disk_before_it_has_its_name(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every rename in the run folder comes after a flush of the file, and a flush of the folder comes after it."""
+def test_all_is_flushed_to_the_disk_before_it_has_its_name(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every rename in the run folder comes after a flush of the file, and a flush of the folder
+    comes after it."""
     events: list[tuple[str, str]] = []
     fsync, replace = os.fsync, os.replace
 
@@ -254,7 +300,14 @@ def test_all_is_flushed_to_the_disk_before_it_has_its_name(images: Path, tmp_pat
         pytest.skip("needs /proc")
     begin(images, tmp_path / "run")
     names = {Path(path).name for kind, path in events if kind == "rename"}
-    assert {"config.yaml", "samples.parquet", "quarantine.csv", "last.ckpt", "model.safetensors", "model.json"} <= names
+    assert {
+        "config.yaml",
+        "samples.parquet",
+        "quarantine.csv",
+        "last.ckpt",
+        "model.safetensors",
+        "model.json",
+    } <= names
     last = max(number for number, event in enumerate(events) if event[0] == "rename")
     assert any(kind == "flush" and Path(path).is_dir() for kind, path in events[last:])
 
@@ -278,6 +331,8 @@ def test_weights_with_code_are_refused_without_advice(tmp_path: Path) -> None:
     from tests.faults.hostile import _Evil
 
     torch.save({"w": _Evil()}, tmp_path / "a.pt")
-    with pytest.raises(KinfolkError, match="it holds Python objects besides tensors, which could run code") as caught:
+    with pytest.raises(
+        KinfolkError, match="it holds Python objects besides tensors, which could run code"
+    ) as caught:
         read_state(tmp_path / "a.pt")
     assert "weights_only" not in str(caught.value)

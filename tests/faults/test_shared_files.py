@@ -1,4 +1,5 @@
-"""The files that processes and runs share: the table of samples, the index of streamed data, and what rank zero hands over."""
+"""The files that processes and runs share: the table of samples, the index of streamed data, and
+what rank zero hands over."""
 
 from __future__ import annotations
 
@@ -42,10 +43,17 @@ def flip(path: Path, bit: int) -> None:
         {"digests": [f"{n:016x}" for n in range(4)]},
     ],
 )
-def test_the_digest_of_the_samples_does_not_depend_on_how_they_are_kept(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_the_digest_of_the_samples_does_not_depend_on_how_they_are_kept(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
     plain = samples(**changes)
     plain.to_parquet(tmp_path / "samples.parquet")
-    kept = [plain, plain.packed(), plain.mapped(tmp_path), Samples.read(tmp_path / "samples.parquet")]
+    kept = [
+        plain,
+        plain.packed(),
+        plain.mapped(tmp_path),
+        Samples.read(tmp_path / "samples.parquet"),
+    ]
     assert len({samples_digest(each) for each in kept}) == 1
 
 
@@ -83,7 +91,13 @@ def handed(tmp_path: Path) -> Path:
     """The note of six images of which two share one."""
     for n in range(6):
         save(tmp_path / "data" / f"{n}.png", noise(8, 8, n))
-    data = prepare(open_source(tmp_path / "data"), image_size=8, workers=0, cache_dir=tmp_path / "cache", shared=True)
+    data = prepare(
+        open_source(tmp_path / "data"),
+        image_size=8,
+        workers=0,
+        cache_dir=tmp_path / "cache",
+        shared=True,
+    )
     shared = ImageData(data.samples, data._cache, torch.tensor([0, 1, 2, 3, 4, 4]), [])
     shared.folder = data.folder
     (tmp_path / "run").mkdir()
@@ -91,7 +105,9 @@ def handed(tmp_path: Path) -> Path:
     return tmp_path / "run" / "handover.json"
 
 
-@pytest.mark.parametrize("name", ["handover.json", "index.json", "*.crc32", "samples-*.arrow", "samples-*.i8"])
+@pytest.mark.parametrize(
+    "name", ["handover.json", "index.json", "*.crc32", "samples-*.arrow", "samples-*.i8"]
+)
 def test_damage_of_what_is_handed_over_is_noticed(handed: Path, name: str) -> None:
     (file,) = handed.parent.parent.rglob(name)
     whole = file.read_bytes()
@@ -116,25 +132,38 @@ def test_pixels_that_are_handed_over_are_verified(handed: Path) -> None:
 
 def make_shards(folder: Path, size: int) -> Path:
     for number in range(2):
-        shard(folder / f"{number}.tar", {f"{n:03d}.png": jpg(100 * number + n, size, size) for n in range(12)})
+        shard(
+            folder / f"{number}.tar",
+            {f"{n:03d}.png": jpg(100 * number + n, size, size) for n in range(12)},
+        )
     return folder
 
 
-def test_a_damaged_index_of_streamed_data_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_index_of_streamed_data_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for n in range(4):
         save(tmp_path / "data" / f"{n}.png", noise(8, 8, n))
     save(tmp_path / "data" / "a" / "4.png", noise(8, 8, 4))
     before = list(StreamSource(tmp_path / "data", tmp_path / "cache").samples)
-    files = [file for file in (tmp_path / "cache" / "streams").iterdir() if file.suffix in (".json", ".arrow")]
+    files = [
+        file
+        for file in (tmp_path / "cache" / "streams").iterdir()
+        if file.suffix in (".json", ".arrow")
+    ]
     assert len(files) == 3
     for file in files:
         flip(file, 8 * file.stat().st_size // 2)
         assert list(StreamSource(tmp_path / "data", tmp_path / "cache").samples) == before
     monkeypatch.setattr(stream_index, "open_folder", None)
-    assert list(StreamSource(tmp_path / "data", tmp_path / "cache").samples) == before, "all of it is whole again"
+    assert list(StreamSource(tmp_path / "data", tmp_path / "cache").samples) == before, (
+        "all of it is whole again"
+    )
 
 
-def test_a_folder_that_can_be_read_again_is_listed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_can_be_read_again_is_listed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("good", "closed"):
         save(tmp_path / "data" / name / "a.png", noise(8, 8))
     scan, access = os.scandir, os.access
@@ -146,38 +175,71 @@ def test_a_folder_that_can_be_read_again_is_listed_again(tmp_path: Path, monkeyp
 
     with monkeypatch.context() as closed:
         closed.setattr(os, "scandir", refuse)
-        closed.setattr(os, "access", lambda path, mode: not str(path).endswith("closed") and access(path, mode))
+        closed.setattr(
+            os, "access", lambda path, mode: not str(path).endswith("closed") and access(path, mode)
+        )
         for _ in range(2):
             source = StreamSource(tmp_path / "data", tmp_path / "cache")
             assert source.samples.keys == ["good/a.png"]
             assert source.refused == [("closed/", "the folder can't be read: Permission denied")]
-    assert StreamSource(tmp_path / "data", tmp_path / "cache").samples.keys == ["closed/a.png", "good/a.png"]
+    assert StreamSource(tmp_path / "data", tmp_path / "cache").samples.keys == [
+        "closed/a.png",
+        "good/a.png",
+    ]
 
 
 def test_names_that_are_met_while_streaming_are_escaped(tmp_path: Path) -> None:
     for name in (*NAMES, *NAMES):
         add_to_quarantine(name, f"reason {name}", tmp_path / "quarantine.csv")
-    assert read_quarantine(tmp_path / "quarantine.csv") == [(name, f"reason {name}") for name in NAMES]
+    assert read_quarantine(tmp_path / "quarantine.csv") == [
+        (name, f"reason {name}") for name in NAMES
+    ]
     lines = (tmp_path / "quarantine.csv").read_text(encoding="utf-8").splitlines()
     assert len(lines) == len(NAMES) + 1
     assert all(line.isprintable() for line in lines)
 
 
-def test_a_checkpoint_of_other_shards_with_the_same_names_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_other_shards_with_the_same_names_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tests.faults import test_identity
 
-    monkeypatch.setattr(test_identity, "SETTINGS", {**TINY, "data.streaming": True, "detector.alpha": 0.1, "snapshots.epochs": 0})
-    runs = [interrupted(make_shards(tmp_path / f"data{number}", 8 + 8 * number), tmp_path / f"run{number}") for number in (0, 1)]
+    monkeypatch.setattr(
+        test_identity,
+        "SETTINGS",
+        {**TINY, "data.streaming": True, "detector.alpha": 0.1, "snapshots.epochs": 0},
+    )
+    runs = [
+        interrupted(
+            make_shards(tmp_path / f"data{number}", 8 + 8 * number), tmp_path / f"run{number}"
+        )
+        for number in (0, 1)
+    ]
     shutil.copy(runs[1].checkpoint, runs[0].checkpoint)
-    with pytest.raises(KinfolkError, match=r"last\.ckpt belongs to another run: it was saved for 24 training samples of .*data1"):
+    with pytest.raises(
+        KinfolkError,
+        match=r"last\.ckpt belongs to another run: it was saved for 24 training samples of .*data1",
+    ):
         train(out=runs[0].path, resume=True, progress=False)
 
 
 def missing_data(out: str) -> None:
-    train(Path(out).parent / "missing", out, batch_size=12, epochs=1, settings={"trainer.devices": 2}, progress=False)
+    train(
+        Path(out).parent / "missing",
+        out,
+        batch_size=12,
+        epochs=1,
+        settings={"trainer.devices": 2},
+        progress=False,
+    )
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
-def test_ranks_that_do_not_read_the_data_report_that_it_is_missing(tmp_path: Path, launcher: str) -> None:
-    calls = [(missing_data, (str(tmp_path / "run"),), environment) for environment in as_ranks(2, launcher)]
+def test_ranks_that_do_not_read_the_data_report_that_it_is_missing(
+    tmp_path: Path, launcher: str
+) -> None:
+    calls = [
+        (missing_data, (str(tmp_path / "run"),), environment)
+        for environment in as_ranks(2, launcher)
+    ]
     assert in_children(calls, patience=60) == [1, 1]

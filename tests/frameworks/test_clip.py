@@ -38,7 +38,14 @@ def test_detectors_are_told_the_temperature_as_it_was_learned() -> None:
 
 def test_the_detector_of_siglip_is_given_the_learned_temperature() -> None:
     detector = IFND(num_samples=6, num_clusters=2, schedule="constant")
-    framework = SigLIP(nn.Flatten(), nn.Linear(12, 4), nn.Identity(), nn.Linear(5, 4), temperature=0.07, detector=detector)
+    framework = SigLIP(
+        nn.Flatten(),
+        nn.Linear(12, 4),
+        nn.Identity(),
+        nn.Linear(5, 4),
+        temperature=0.07,
+        detector=detector,
+    )
     with torch.no_grad():
         framework.get_parameter("objective.learned.logit_scale").fill_(-math.log(0.02))
     framework.refresh(torch.randn(6, 4), 0.0)

@@ -30,12 +30,17 @@ def made(num_negatives: int | None = None, bank_momentum: float = 0.5, **more: A
     torch.manual_seed(0)
     encoder = SplitEncoder([Tower(1), Tower(2)], (1, 2))
     head = SplitHead([nn.Linear(7, 5), nn.Linear(7, 5)], encoder.output_sizes)
-    return CMC(encoder, head, NUM_SAMPLES, num_negatives, bank_momentum, **{"temperature": T, **more}).double()
+    return CMC(
+        encoder, head, NUM_SAMPLES, num_negatives, bank_momentum, **{"temperature": T, **more}
+    ).double()
 
 
 def batch(step: int, size: int = BATCH) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(step)
-    return torch.randn(1, size, 3, 2, 2, dtype=torch.float64, generator=g), torch.randint(12, (size,), generator=g)  # some twice
+    # some twice
+    return torch.randn(1, size, 3, 2, 2, dtype=torch.float64, generator=g), torch.randint(
+        12, (size,), generator=g
+    )
 
 
 def parts_of(framework: CMC, views: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,9 +53,14 @@ def parts_of(framework: CMC, views: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("num_negatives", [None, 15, 4096])
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_it_is_two_losses_with_the_banks_swapped(num_negatives: int | None, momentum: float) -> None:
+def test_it_is_two_losses_with_the_banks_swapped(
+    num_negatives: int | None, momentum: float
+) -> None:
     framework = made(num_negatives, momentum)
-    light_bank, colour_bank = framework.light_bank.features.clone(), framework.colour_bank.features.clone()
+    light_bank, colour_bank = (
+        framework.light_bank.features.clone(),
+        framework.colour_bank.features.clone(),
+    )
     assert not torch.allclose(light_bank, colour_bank)
     optimizer, draws = torch.optim.SGD(framework.parameters(), lr=0.1), set()
     for step in range(4):
@@ -60,7 +70,9 @@ def test_it_is_two_losses_with_the_banks_swapped(num_negatives: int | None, mome
         draws.add(tuple(drawn))
         assert len(set(drawn)) == len(drawn) == min(num_negatives or NUM_SAMPLES, NUM_SAMPLES)
         slow = multiview.cmc(light, colour, ids.tolist(), light_bank, colour_bank, drawn, T)
-        expected = torch.autograd.grad(slow, list(framework.encoder.parameters()), retain_graph=True)
+        expected = torch.autograd.grad(
+            slow, list(framework.encoder.parameters()), retain_graph=True
+        )
         optimizer.zero_grad()
         loss = framework(views, ids)
         loss.backward()
@@ -96,7 +108,12 @@ class Twice(nn.Module):
 @pytest.mark.parametrize("pool_kin", [False, True])
 def test_two_equal_parts_are_twice_instance_discrimination(pool_kin: bool) -> None:
     torch.manual_seed(0)
-    arguments: dict[str, Any] = {"temperature": T, "detector": Oracle(LABELS), "action": "attract", "pool_kin": pool_kin}
+    arguments: dict[str, Any] = {
+        "temperature": T,
+        "detector": Oracle(LABELS),
+        "action": "attract",
+        "pool_kin": pool_kin,
+    }
     encoder, head = Tower(3), nn.Linear(7, 5)
     cmc, ir = (
         CMC(encoder, Twice(head), NUM_SAMPLES, None, **arguments).double(),
@@ -134,7 +151,14 @@ def test_an_oracle_takes_the_class_out_of_both_directions() -> None:
     banks = framework.light_bank.features.clone(), framework.colour_bank.features.clone()
     slow = sum(
         (
-            queues.ir(z, ids.tolist(), bank, list(range(NUM_SAMPLES)), T, lambda i, j: float(LABELS[i] == LABELS[j]))
+            queues.ir(
+                z,
+                ids.tolist(),
+                bank,
+                list(range(NUM_SAMPLES)),
+                T,
+                lambda i, j: float(LABELS[i] == LABELS[j]),
+            )
             for z, bank in ((light, banks[1]), (colour, banks[0]))
         ),
         torch.zeros(()),
@@ -147,7 +171,9 @@ def test_an_oracle_takes_the_class_out_of_both_directions() -> None:
 
 def test_what_is_evaluated_is_joined() -> None:
     framework, images = made(), batch(0)[0][0]
-    light, colour = (nn.functional.normalize(part, dim=1) for part in parts_of(framework, images.unsqueeze(0)))
+    light, colour = (
+        nn.functional.normalize(part, dim=1) for part in parts_of(framework, images.unsqueeze(0))
+    )
     assert framework.features(images).shape == (BATCH, 14)
     embedded = framework.embed(images)
     torch.testing.assert_close(embedded.norm(dim=1), torch.ones(BATCH, dtype=torch.float64))
@@ -163,11 +189,19 @@ def test_the_gradient_is_right() -> None:
 def test_in_half_precision_only_the_networks_are_coarse() -> None:
     framework = made(20, temperature=0.01).float().to(torch.bfloat16)
     views, ids = batch(0)
-    light, colour = (part.detach().double() for part in parts_of(framework, views.to(torch.bfloat16)))
-    light_bank, colour_bank = (bank.features.double() for bank in (framework.light_bank, framework.colour_bank))
+    light, colour = (
+        part.detach().double() for part in parts_of(framework, views.to(torch.bfloat16))
+    )
+    light_bank, colour_bank = (
+        bank.features.double() for bank in (framework.light_bank, framework.colour_bank)
+    )
     assert framework.light_bank.features.dtype == torch.float32
-    expected = multiview.cmc(light, colour, ids.tolist(), light_bank, colour_bank, framework.draw.ids().tolist(), 0.01)
-    torch.testing.assert_close(framework(views.to(torch.bfloat16), ids).double(), expected, rtol=1e-4, atol=1e-4)
+    expected = multiview.cmc(
+        light, colour, ids.tolist(), light_bank, colour_bank, framework.draw.ids().tolist(), 0.01
+    )
+    torch.testing.assert_close(
+        framework(views.to(torch.bfloat16), ids).double(), expected, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_evaluation_and_broken_steps_write_nothing() -> None:

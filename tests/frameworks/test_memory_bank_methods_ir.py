@@ -23,18 +23,26 @@ LABELS = torch.arange(NUM_SAMPLES) % 4
 
 def made(num_negatives: int | None = None, bank_momentum: float = 0.5, **more: Any) -> IR:
     torch.manual_seed(0)
-    encoder, head = nn.Sequential(nn.Flatten(), nn.Linear(12, 10), nn.LayerNorm(10), nn.ReLU()), nn.Linear(10, 5)
+    encoder, head = (
+        nn.Sequential(nn.Flatten(), nn.Linear(12, 10), nn.LayerNorm(10), nn.ReLU()),
+        nn.Linear(10, 5),
+    )
     return IR(encoder, head, NUM_SAMPLES, num_negatives, bank_momentum, T, **more).double()
 
 
 def batch(step: int, size: int = BATCH) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(step)
-    return torch.randn(1, size, 3, 2, 2, dtype=torch.float64, generator=g), torch.randint(12, (size,), generator=g)  # some twice
+    # some twice
+    return torch.randn(1, size, 3, 2, 2, dtype=torch.float64, generator=g), torch.randint(
+        12, (size,), generator=g
+    )
 
 
 @pytest.mark.parametrize("num_negatives", [None, 15, 39, 4096])
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_it_is_equation_3_with_the_bank_of_earlier_batches(num_negatives: int | None, momentum: float) -> None:
+def test_it_is_equation_3_with_the_bank_of_earlier_batches(
+    num_negatives: int | None, momentum: float
+) -> None:
     framework = made(num_negatives, momentum)
     bank = framework.bank.features.clone()
     optimizer = torch.optim.SGD(framework.parameters(), lr=0.1)
@@ -44,7 +52,9 @@ def test_it_is_equation_3_with_the_bank_of_earlier_batches(num_negatives: int | 
         drawn = framework.draw.ids().tolist()
         assert len(set(drawn)) == len(drawn) == min(num_negatives or NUM_SAMPLES, NUM_SAMPLES)
         slow = queues.ir(z, ids.tolist(), bank, drawn, T)
-        expected = torch.autograd.grad(slow, list(framework.encoder.parameters()), retain_graph=True)
+        expected = torch.autograd.grad(
+            slow, list(framework.encoder.parameters()), retain_graph=True
+        )
         optimizer.zero_grad()
         loss = framework(views, ids)
         loss.backward()
@@ -81,11 +91,15 @@ def test_the_draw_is_another_in_every_step_and_the_same_after_a_resume() -> None
 
 
 def test_pooled_kin_stand_inside_the_logarithm() -> None:
-    """Ring + C_i: equation 5 of the Ring paper, with the members of the anchor's cluster above and those and the ring below."""
+    """Ring + C_i: equation 5 of the Ring paper, with the members of the anchor's cluster above and
+    those and the ring below."""
     ring = Ring(lower=0.3, upper=0.8, num_samples=NUM_SAMPLES, num_clusters=4)
     ring.refresh(torch.randn(NUM_SAMPLES, 3, generator=torch.Generator().manual_seed(1)), 0.0)
     assert ring.clusters is not None
-    framework, cluster = made(detector=ring, action="attract", pool_kin=True), ring.clusters.labels[0].tolist()
+    framework, cluster = (
+        made(detector=ring, action="attract", pool_kin=True),
+        ring.clusters.labels[0].tolist(),
+    )
     views, ids = batch(0)
     bank, rows = framework.bank.features.clone(), []
     z = torch.nn.functional.normalize(framework.head(framework.encoder(views[0])), dim=1)
@@ -95,7 +109,10 @@ def test_pooled_kin_stand_inside_the_logarithm() -> None:
         _, inside, _ = reference.ring(sim, "0.3", "0.8")
         close = {own} | {j for j in others if cluster[j] == cluster[own]}
         below = close | {others[place] for place in inside}
-        above, all_of_it = (torch.stack([(anchor @ bank[j] / T).exp() for j in sorted(part)]).sum() for part in (close, below))
+        above, all_of_it = (
+            torch.stack([(anchor @ bank[j] / T).exp() for j in sorted(part)]).sum()
+            for part in (close, below)
+        )
         rows.append(-(above / all_of_it).log())
     slow = torch.stack(rows).mean()
     expected = torch.autograd.grad(slow, list(framework.encoder.parameters()))
@@ -107,7 +124,9 @@ def test_pooled_kin_stand_inside_the_logarithm() -> None:
 
 @pytest.mark.parametrize("detector", [None, Oracle(LABELS)])
 def test_without_attracted_kin_there_is_nothing_to_pool(detector: Detector | None) -> None:
-    torch.testing.assert_close(made(detector=detector, pool_kin=True)(*batch(0)), made(detector=detector)(*batch(0)))
+    torch.testing.assert_close(
+        made(detector=detector, pool_kin=True)(*batch(0)), made(detector=detector)(*batch(0))
+    )
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -116,13 +135,27 @@ def test_without_attracted_kin_there_is_nothing_to_pool(detector: Detector | Non
 def test_detectors_look_at_the_bank(name: str, action: Any, num_negatives: int | None) -> None:
     glofnd = GloFND(num_samples=NUM_SAMPLES, alpha=0.2, rule="sgd", lr=0.5)
     glofnd.store.threshold.fill_(0.3)
-    detectors: dict[str, Detector] = {"fnc": FNC(alpha=0.25), "glofnd": glofnd, "oracle": Oracle(LABELS)}
+    detectors: dict[str, Detector] = {
+        "fnc": FNC(alpha=0.25),
+        "glofnd": glofnd,
+        "oracle": Oracle(LABELS),
+    }
     framework = made(num_negatives, detector=detectors[name], action=action, kin_weight=0.25)
     framework.set_eval_labels(LABELS)
     views, ids = batch(0)[0], torch.arange(BATCH) * 5
-    z, bank, drawn = framework.head(framework.encoder(views[0])), framework.bank.features.clone(), framework.draw.ids().tolist()
-    sims = [[float("-inf") if i == j else (v @ bank[j] / v.norm()).item() for j in drawn] for v, i in zip(z, ids.tolist(), strict=True)]
-    kin = [{j for j in mine if drawn[j] != i} for mine, i in zip(kin_of(name, sims, ids, drawn), ids.tolist(), strict=True)]
+    z, bank, drawn = (
+        framework.head(framework.encoder(views[0])),
+        framework.bank.features.clone(),
+        framework.draw.ids().tolist(),
+    )
+    sims = [
+        [float("-inf") if i == j else (v @ bank[j] / v.norm()).item() for j in drawn]
+        for v, i in zip(z, ids.tolist(), strict=True)
+    ]
+    kin = [
+        {j for j in mine if drawn[j] != i}
+        for mine, i in zip(kin_of(name, sims, ids, drawn), ids.tolist(), strict=True)
+    ]
     degree = 0.75 if action == "reweight" else 1.0
     slow = queues.ir(z, ids.tolist(), bank, drawn, T, lambda i, j: degree * (j in kin[i]), action)
     torch.testing.assert_close(framework(views, ids), slow)
@@ -136,7 +169,10 @@ def test_prior_and_hardness_apply_to_the_drawn_entries(decoupled: bool) -> None:
     bank, drawn, losses = framework.bank.features.clone(), framework.draw.ids().tolist(), []
     for z, i in zip(framework.head(framework.encoder(views[0])), ids.tolist(), strict=True):
         anchor = z / z.norm()
-        own, sums = torch.exp(anchor @ bank[i] / T), torch.stack([torch.exp(anchor @ bank[j] / T) for j in drawn if j != i])
+        own, sums = (
+            torch.exp(anchor @ bank[i] / T),
+            torch.stack([torch.exp(anchor @ bank[j] / T) for j in drawn if j != i]),
+        )
         hard = sums**0.6
         estimate = (-0.1 * len(sums) * own + (hard * sums).sum() / hard.mean()) / 0.9
         estimate = estimate.clamp(min=len(sums) * math.exp(-1 / T))
@@ -144,7 +180,9 @@ def test_prior_and_hardness_apply_to_the_drawn_entries(decoupled: bool) -> None:
     slow, weights = torch.stack(losses).mean(), list(framework.encoder.parameters())
     loss = framework(views, ids)
     torch.testing.assert_close(loss, slow)
-    for ours, theirs in zip(torch.autograd.grad(loss, weights), torch.autograd.grad(slow, weights), strict=True):
+    for ours, theirs in zip(
+        torch.autograd.grad(loss, weights), torch.autograd.grad(slow, weights), strict=True
+    ):
         torch.testing.assert_close(ours, theirs)
 
 
@@ -166,7 +204,9 @@ def test_the_state_loads_strictly() -> None:
     assert {"bank.features", "draw.count", "draw.seed"} <= framework.state_dict().keys()
     made(20).load_state_dict(framework.state_dict())
     smaller = IR(framework.encoder, framework.head, NUM_SAMPLES - 1)
-    with pytest.raises(RuntimeError, match="has the size 40 × 5, but `num_samples` × `dim` is 39 × 5"):
+    with pytest.raises(
+        RuntimeError, match="has the size 40 × 5, but `num_samples` × `dim` is 39 × 5"
+    ):
         smaller.load_state_dict(framework.state_dict())
     with pytest.raises(ValueError, match=r"`num_negatives` \(=0\) must be at least 1"):
         made(0)

@@ -1,4 +1,5 @@
-"""LA equals the loops over its equation, with clusters of the bank and the nearest of it as background."""
+"""LA equals the loops over its equation, with clusters of the bank and the nearest of it as
+background."""
 
 from __future__ import annotations
 
@@ -19,14 +20,24 @@ LABELS = torch.arange(NUM_SAMPLES) % 4
 
 def made(kind: Any = LA, **more: Any) -> Any:
     torch.manual_seed(0)
-    encoder, head = nn.Sequential(nn.Flatten(), nn.Linear(12, 10), nn.LayerNorm(10), nn.ReLU()), nn.Linear(10, 5)
-    usual = {"num_clusters": 6, "num_clusterings": 2, "warmup_epochs": 0} if kind is LA and "detector" not in more else {}
+    encoder, head = (
+        nn.Sequential(nn.Flatten(), nn.Linear(12, 10), nn.LayerNorm(10), nn.ReLU()),
+        nn.Linear(10, 5),
+    )
+    usual = (
+        {"num_clusters": 6, "num_clusterings": 2, "warmup_epochs": 0}
+        if kind is LA and "detector" not in more
+        else {}
+    )
     return kind(encoder, head, NUM_SAMPLES, **{"temperature": T, **usual, **more}).double()
 
 
 def batch(step: int, size: int = BATCH) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(step)
-    return torch.randn(1, size, 3, 2, 2, dtype=torch.float64, generator=g), torch.randint(12, (size,), generator=g)  # some twice
+    # some twice
+    return torch.randn(1, size, 3, 2, 2, dtype=torch.float64, generator=g), torch.randint(
+        12, (size,), generator=g
+    )
 
 
 @pytest.mark.parametrize("num_background", [3, 12, 4096])
@@ -42,7 +53,9 @@ def test_it_is_equation_5_with_the_clusters_of_the_bank(num_background: int) -> 
         views, ids = batch(step)
         z = framework.head(framework.encoder(views[0]))
         slow = multiview.la(z, ids.tolist(), bank, clusterings, num_background, T)
-        expected = torch.autograd.grad(slow, list(framework.encoder.parameters()), retain_graph=True)
+        expected = torch.autograd.grad(
+            slow, list(framework.encoder.parameters()), retain_graph=True
+        )
         optimizer.zero_grad()
         loss = framework(views, ids)
         loss.backward()
@@ -69,7 +82,10 @@ def test_without_close_neighbours_it_is_instance_discrimination() -> None:
 @pytest.mark.parametrize("action", ["eliminate", "reweight"])
 @pytest.mark.parametrize("detector", [Oracle(LABELS), FNC(alpha=0.2)])
 def test_another_detector_takes_the_place_of_the_neighbours(detector: Any, action: Any) -> None:
-    la, ir = (made(kind, detector=detector, action=action, **more) for kind, more in ((LA, {}), (IR, {"num_negatives": None})))
+    la, ir = (
+        made(kind, detector=detector, action=action, **more)
+        for kind, more in ((LA, {}), (IR, {"num_negatives": None}))
+    )
     torch.testing.assert_close(la(*batch(0)), ir(*batch(0)), msg="kin that are not attracted")
     assert la.stats.flagged > 0
 
@@ -131,4 +147,7 @@ def test_a_warm_up_as_long_as_the_training_has_no_neighbours() -> None:
     framework.set_progress(0, 4)
     assert framework.silent_reason() is None
     framework.set_progress(0, 3)
-    assert framework.silent_reason() == "the detector starts in epoch 3, counted from 0, of 3; start it earlier"
+    assert (
+        framework.silent_reason()
+        == "the detector starts in epoch 3, counted from 0, of 3; start it earlier"
+    )

@@ -38,10 +38,14 @@ def test_it_is_not_the_optimiser_s() -> None:
     before = [p.clone() for p in framework.slow.parameters()]
     framework(torch.randn(2, 6, 3, 2, 2), torch.arange(6)).backward()
     optimizer.step()
-    assert all(torch.equal(a, b) for a, b in zip(before, framework.slow.parameters(), strict=True)), "it waits for `after_step`"
+    assert all(
+        torch.equal(a, b) for a, b in zip(before, framework.slow.parameters(), strict=True)
+    ), "it waits for `after_step`"
     assert all(p.grad is None for p in framework.slow.parameters())
     framework.after_step()
-    assert not all(torch.equal(a, b) for a, b in zip(before, framework.slow.parameters(), strict=True))
+    assert not all(
+        torch.equal(a, b) for a, b in zip(before, framework.slow.parameters(), strict=True)
+    )
 
 
 def test_its_norms_keep_their_own_statistics() -> None:
@@ -58,7 +62,10 @@ def test_its_norms_keep_their_own_statistics() -> None:
 def test_the_cosine_rises_from_the_momentum_to_one() -> None:
     """1 − (1 − m) (cos(π k / K) + 1) / 2, section 3.3 of BYOL."""
     start, fast = nn.Linear(2, 2), nn.Linear(2, 2)
-    constant, rising = MomentumCopy(start, nn.Identity(), 0.9), MomentumCopy(start, nn.Identity(), 0.9, "cosine")
+    constant, rising = (
+        MomentumCopy(start, nn.Identity(), 0.9),
+        MomentumCopy(start, nn.Identity(), 0.9, "cosine"),
+    )
     for epoch, expected in ((0, 0.9), (1, 0.925), (3, 1.0), (2, 0.975)):
         for slow in (constant, rising):
             slow.set_progress(epoch, 3)
@@ -68,12 +75,18 @@ def test_the_cosine_rises_from_the_momentum_to_one() -> None:
         followed = 0.975 * start.weight + 0.025 * fast.weight
     rising.follow(fast, nn.Identity())
     torch.testing.assert_close(rising.get_parameter("encoder.weight").detach(), followed)
-    with pytest.raises(ValueError, match=r"`momentum_schedule` \(='linear'\) must be one of constant, cosine"):
+    with pytest.raises(
+        ValueError, match=r"`momentum_schedule` \(='linear'\) must be one of constant, cosine"
+    ):
         MomentumCopy(nn.Linear(2, 2), nn.Linear(2, 2), 0.9, "linear")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", [MoCo, NNCLR, RCL])
-def test_frameworks_move_the_momentum_of_their_copy(kind: Callable[..., MoCo | NNCLR | RCL]) -> None:
-    framework = kind(nn.Flatten(), nn.Linear(12, 4), 50, queue_size=8, momentum=0.9, momentum_schedule="cosine")
+def test_frameworks_move_the_momentum_of_their_copy(
+    kind: Callable[..., MoCo | NNCLR | RCL],
+) -> None:
+    framework = kind(
+        nn.Flatten(), nn.Linear(12, 4), 50, queue_size=8, momentum=0.9, momentum_schedule="cosine"
+    )
     framework.set_progress(20, 40)
     assert framework.slow.momentum == pytest.approx(0.95)

@@ -20,25 +20,40 @@ LABELS = torch.arange(NUM_SAMPLES) % 3
 
 def made(**more: Any) -> MoCoV3:
     torch.manual_seed(0)
-    encoder, head = nn.Sequential(nn.Flatten(), nn.Linear(12, 10), nn.LayerNorm(10), nn.ReLU()), nn.Linear(10, 5)
-    return MoCoV3(encoder, head, **{"momentum": 0.9, "predictor_size": 7, "temperature": T, **more}).double()
+    encoder, head = (
+        nn.Sequential(nn.Flatten(), nn.Linear(12, 10), nn.LayerNorm(10), nn.ReLU()),
+        nn.Linear(10, 5),
+    )
+    return MoCoV3(
+        encoder, head, **{"momentum": 0.9, "predictor_size": 7, "temperature": T, **more}
+    ).double()
 
 
 def batch(step: int, size: int = BATCH) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(step)
-    return torch.randn(2, size, 3, 2, 2, dtype=torch.float64, generator=g), torch.randperm(NUM_SAMPLES, generator=g)[:size]
+    return torch.randn(2, size, 3, 2, 2, dtype=torch.float64, generator=g), torch.randperm(
+        NUM_SAMPLES, generator=g
+    )[:size]
 
 
 def slow(framework: MoCoV3, views: Tensor, ids: Tensor, action: str | None = None) -> Tensor:
-    """The other view's keys are the positives and the negatives; with an action, samples of one label are kin."""
+    """The other view's keys are the positives and the negatives; with an action, samples of one
+    label are kin."""
     queries = framework.predictor(framework.head(framework.encoder(views.flatten(0, 1)))).chunk(2)
     keys = framework.slow(views.flatten(0, 1)).chunk(2)
     label = LABELS[ids].tolist()
     total = torch.zeros((), dtype=torch.float64)
     for query, key in ((queries[0], keys[1]), (queries[1], keys[0])):
         entries = [(k / k.norm(), int(i)) for k, i in zip(key, ids, strict=True)]
-        kinship = queues.no_kin if action is None else lambda i, j: (0.5 if action == "reweight" else 1.0) * (label[i] == label[j])
-        total = total + queues.moco(query, key, ids.tolist(), entries, T, kinship, action or "eliminate") / 2
+        kinship = (
+            queues.no_kin
+            if action is None
+            else lambda i, j: (0.5 if action == "reweight" else 1.0) * (label[i] == label[j])
+        )
+        total = (
+            total
+            + queues.moco(query, key, ids.tolist(), entries, T, kinship, action or "eliminate") / 2
+        )
     return total
 
 
@@ -59,7 +74,9 @@ def test_it_is_algorithm_1(action: Any) -> None:
         torch.testing.assert_close([p.grad for p in trained], list(gradient))
         optimizer.step()
         framework.after_step()
-    assert not torch.equal(framework.get_parameter("slow.head.weight"), framework.get_parameter("head.weight"))
+    assert not torch.equal(
+        framework.get_parameter("slow.head.weight"), framework.get_parameter("head.weight")
+    )
 
 
 def test_nothing_flagged_is_the_plain_loss() -> None:
@@ -83,7 +100,9 @@ def test_a_detector_that_collects_receives_keys() -> None:
     keys = F.normalize(framework.slow(views[0]), dim=1)
     framework(views, ids)
     assert detector.collected is not None
-    torch.testing.assert_close(detector.collected.features[ids].double(), keys, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        detector.collected.features[ids].double(), keys, atol=1e-6, rtol=1e-5
+    )
 
 
 def test_the_gradient_is_right() -> None:

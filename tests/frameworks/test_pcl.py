@@ -1,4 +1,5 @@
-"""PCL equals the loops over its equation on a queue and on the batch; warm-up, acceptance, state, ranks."""
+"""PCL equals the loops over its equation on a queue and on the batch; warm-up, acceptance, state,
+ranks."""
 
 from __future__ import annotations
 
@@ -27,19 +28,37 @@ SIZES = (3, 5)
 
 def made(queue_size: int = 16, warmup_epochs: int = 1, seed: int = 0, **more: Any) -> PCL:
     torch.manual_seed(seed)
-    encoder, head = nn.Sequential(nn.Flatten(), nn.Linear(12, 10), nn.LayerNorm(10), nn.ReLU()), nn.Linear(10, 5)
-    framework = PCL(encoder, head, N, LEVELS, warmup_epochs, queue_size=queue_size, momentum=0.9, temperature=T, clip=0.0, **more).double()
+    encoder, head = (
+        nn.Sequential(nn.Flatten(), nn.Linear(12, 10), nn.LayerNorm(10), nn.ReLU()),
+        nn.Linear(10, 5),
+    )
+    framework = PCL(
+        encoder,
+        head,
+        N,
+        LEVELS,
+        warmup_epochs,
+        queue_size=queue_size,
+        momentum=0.9,
+        temperature=T,
+        clip=0.0,
+        **more,
+    ).double()
     framework.set_progress(1, 4)
     return framework
 
 
 def embeddings(seed: int = 0) -> Tensor:
-    return nn.functional.normalize(torch.randn(N, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)), dim=1)
+    return nn.functional.normalize(
+        torch.randn(N, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)), dim=1
+    )
 
 
 def batch(step: int, size: int = 6) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(step)
-    return torch.randn(2, size, 3, 2, 2, dtype=torch.float64, generator=g), torch.randperm(N, generator=g)[:size]
+    return torch.randn(2, size, 3, 2, 2, dtype=torch.float64, generator=g), torch.randperm(
+        N, generator=g
+    )[:size]
 
 
 def term(framework: PCL, anchors: Tensor, ids: list[int]) -> Tensor:
@@ -49,7 +68,9 @@ def term(framework: PCL, anchors: Tensor, ids: list[int]) -> Tensor:
     for level in range(len(LEVELS)):
         centroids = framework.prototypes.clusters.level(level)
         phi = slow.concentration(embeddings(), labels[level].tolist(), centroids, T, 10.0)
-        total = total + slow.prototype_term(anchors, centroids, phi, labels[level][ids].tolist()) / len(LEVELS)
+        total = total + slow.prototype_term(
+            anchors, centroids, phi, labels[level][ids].tolist()
+        ) / len(LEVELS)
     return total
 
 
@@ -58,7 +79,10 @@ def test_on_a_queue_it_is_infonce_and_the_prototypes() -> None:
     framework.queue.push(F.normalize(torch.randn(9, 5), dim=1), torch.arange(9))  # type: ignore[union-attr]
     views, ids = batch(0)
     queries, keys = framework.head(framework.encoder(views[0])), framework.slow(views[1])  # type: ignore[misc]
-    held = [(v.double() / v.norm(), int(i)) for v, i in zip(*framework.queue.entries(), strict=True)]  # type: ignore[union-attr]
+    held = [
+        (v.double() / v.norm(), int(i))
+        for v, i in zip(*framework.queue.entries(), strict=True)  # type: ignore[union-attr]
+    ]
     info = queues.moco(queries, keys, ids.tolist(), held, T)
     torch.testing.assert_close(copy.deepcopy(framework)(views, ids), info)
     framework.refresh(embeddings(), 0.25)
@@ -66,7 +90,9 @@ def test_on_a_queue_it_is_infonce_and_the_prototypes() -> None:
     loss = framework(views, ids)
     torch.testing.assert_close(loss, expected)
     wanted = list(framework.encoder.parameters())
-    torch.testing.assert_close(torch.autograd.grad(loss, wanted), torch.autograd.grad(expected, wanted))
+    torch.testing.assert_close(
+        torch.autograd.grad(loss, wanted), torch.autograd.grad(expected, wanted)
+    )
     assert len(framework.queue) == 15  # type: ignore[arg-type]
 
 
@@ -76,7 +102,9 @@ def test_on_the_batch_both_views_are_anchors() -> None:
     views, ids = batch(0)
     framework.refresh(embeddings(), 0.25)
     z1, z2 = framework.head(framework.encoder(views.flatten(0, 1))).chunk(2)
-    expected = losses.ntxent(z1, z2, T) + term(framework, torch.cat((z1, z2)), [*ids.tolist(), *ids.tolist()])
+    expected = losses.ntxent(z1, z2, T) + term(
+        framework, torch.cat((z1, z2)), [*ids.tolist(), *ids.tolist()]
+    )
     torch.testing.assert_close(framework(views, ids), expected)
 
 
@@ -85,13 +113,22 @@ def test_the_gradient_is_right() -> None:
     framework.queue.push(F.normalize(torch.randn(9, 5), dim=1), torch.arange(9) * 3)  # type: ignore[union-attr]
     framework.refresh(embeddings(), 0.5)
     views, ids = batch(1, size=3)
-    assert torch.autograd.gradcheck(lambda x: framework(torch.stack((x, views[1])), ids), (views[0].requires_grad_(),))
+    assert torch.autograd.gradcheck(
+        lambda x: framework(torch.stack((x, views[1])), ids), (views[0].requires_grad_(),)
+    )
 
 
 def test_in_the_warm_up_it_is_infonce_alone() -> None:
     framework = made(warmup_epochs=3, queue_size=0)
     assert [framework.due(epoch) for epoch in range(6)] == [False, False, False, True, True, True]
-    assert [made(every=2).due(epoch) for epoch in range(6)] == [False, True, False, True, False, True]
+    assert [made(every=2).due(epoch) for epoch in range(6)] == [
+        False,
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
     views, ids = batch(0)
     z1, z2 = framework.head(framework.encoder(views.flatten(0, 1))).chunk(2)
     torch.testing.assert_close(framework(views, ids), losses.ntxent(z1, z2, T))
@@ -113,7 +150,8 @@ def test_only_accepted_samples_have_a_prototype(confidence: Any) -> None:
     framework = made(queue_size=0, schedule="linear", final_rate=0.8, confidence=confidence)
     framework.refresh(embeddings(), 0.5)
     accepted, labels = framework.prototypes.accepted, framework.prototypes.clusters.distinct
-    assert accepted.sum(1).tolist() == [21, 21]  # 0.8 · 2/3 of 40: half of four epochs are two of the three that it grows in
+    # 0.8 · 2/3 of 40: half of four epochs are two of the three that it grows in
+    assert accepted.sum(1).tolist() == [21, 21]
     for level in range(2):
         rest = labels[level][~accepted[level]]
         assert len(set(rest.tolist())) == len(rest), "each alone"
@@ -158,7 +196,10 @@ def test_drawn_prototypes_are_new_at_every_step_and_the_same_on_resume() -> None
 
 
 def train(framework: PCL, steps: range) -> list[float]:
-    optimizer, found = torch.optim.SGD([p for p in framework.parameters() if p.requires_grad], lr=0.1), []
+    optimizer, found = (
+        torch.optim.SGD([p for p in framework.parameters() if p.requires_grad], lr=0.1),
+        [],
+    )
     for step in steps:
         framework.set_progress(step // 2, 4)
         if step % 2 == 0 and framework.due(step // 2):
@@ -179,7 +220,10 @@ def test_save_load_continue(queue_size: int) -> None:
     train(first, range(5))
     second.load_state_dict(first.state_dict())
     assert train(second, range(5, 8)) == expected[5:]
-    assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), second.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(whole.state_dict().values(), second.state_dict().values(), strict=True)
+    )
 
 
 def test_degenerate_clusters_stay_finite() -> None:
@@ -190,11 +234,19 @@ def test_degenerate_clusters_stay_finite() -> None:
         loss = framework(*batch(0))
         loss.backward()
         assert loss.isfinite()
-        assert all(p.grad is not None and p.grad.isfinite().all() for p in framework.encoder.parameters())
+        assert all(
+            p.grad is not None and p.grad.isfinite().all() for p in framework.encoder.parameters()
+        )
 
 
 def test_defaults_and_wrong_arguments() -> None:
-    wrong: dict[str, Any] = {"every": 0, "warmup_epochs": -1, "final_rate": 2.0, "schedule": "never", "num_prototypes": 0}
+    wrong: dict[str, Any] = {
+        "every": 0,
+        "warmup_epochs": -1,
+        "final_rate": 2.0,
+        "schedule": "never",
+        "num_prototypes": 0,
+    }
     for name, value in wrong.items():
         with pytest.raises(ValueError, match=f"`{name}`"):
             made(**{name: value})
@@ -204,14 +256,18 @@ def test_defaults_and_wrong_arguments() -> None:
         made(queue_size=N)
     with pytest.warns(KinfolkWarning, match="there will be no prototypes"):
         made(warmup_epochs=4)
-    with pytest.raises(ValueError, match=r"`detector` \(with `space` 'features'\) must use projected embeddings"):
+    with pytest.raises(
+        ValueError, match=r"`detector` \(with `space` 'features'\) must use projected embeddings"
+    ):
         made(detector=IFND(num_samples=N, space="features"))
     defaults = PCL(nn.Flatten(), nn.Linear(12, 5), 1000, queue_size=10).prototypes
     assert isinstance(defaults, Prototypes)
     assert defaults.clusters.num_clusters == (20, 40, 80)
 
 
-def two_steps(module: nn.Module, framework: PCL, parts: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
+def two_steps(
+    module: nn.Module, framework: PCL, parts: list[tuple[Tensor, Tensor]]
+) -> dict[str, Any]:
     out: dict[str, Any] = {"loss": [], "gradient": []}
     for step, (views, ids) in enumerate(parts):
         framework.refresh(embeddings(step), 0.5)
@@ -219,25 +275,38 @@ def two_steps(module: nn.Module, framework: PCL, parts: list[tuple[Tensor, Tenso
         loss = module(views, ids)
         loss.backward()
         out["loss"].append(loss.item())
-        out["gradient"].append([p.grad.clone() for p in framework.encoder.parameters() if p.grad is not None])
+        out["gradient"].append(
+            [p.grad.clone() for p in framework.encoder.parameters() if p.grad is not None]
+        )
     return {**out, "state": {name: value.clone() for name, value in framework.state_dict().items()}}
 
 
 def arguments(queue_size: int) -> dict[str, Any]:
-    return {"queue_size": queue_size, "num_prototypes": 4, "schedule": "linear", "detector": Oracle(LABELS)}
+    return {
+        "queue_size": queue_size,
+        "num_prototypes": 4,
+        "schedule": "linear",
+        "detector": Oracle(LABELS),
+    }
 
 
 def on_rank(rank: int, folder: str, queue_size: int) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(SIZES))
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(SIZES)
+    )
     framework = made(**arguments(queue_size))
     buffers = [name for name, _ in framework.named_buffers()]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(framework, buffers)  # type: ignore[no-untyped-call]
     parts = []
     for step in range(3):
         views, ids = batch(step, sum(SIZES))
-        parts.append((torch.split(views, list(SIZES), 1)[rank], torch.split(ids, list(SIZES))[rank]))
-    torch.save(two_steps(DistributedDataParallel(framework), framework, parts), f"{folder}/{rank}.pt")
+        parts.append(
+            (torch.split(views, list(SIZES), 1)[rank], torch.split(ids, list(SIZES))[rank])
+        )
+    torch.save(
+        two_steps(DistributedDataParallel(framework), framework, parts), f"{folder}/{rank}.pt"
+    )
     dist.destroy_process_group()
 
 

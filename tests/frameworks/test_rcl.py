@@ -1,4 +1,5 @@
-"""RCL and NNCLR equal the loops over their equations, step after step; keys, criteria, state, and what they are without."""
+"""RCL and NNCLR equal the loops over their equations, step after step; keys, criteria, state, and
+what they are without."""
 
 from __future__ import annotations
 
@@ -22,22 +23,32 @@ LABELS = torch.arange(NUM_SAMPLES) % 4
 
 def made(kind: type[NNCLR | RCL] = RCL, queue_size: int = 14, **more: Any) -> Any:
     torch.manual_seed(0)
-    encoder, head = nn.Sequential(nn.Flatten(), nn.Linear(12, 10), nn.LayerNorm(10), nn.ReLU()), nn.Linear(10, DIM)
+    encoder, head = (
+        nn.Sequential(nn.Flatten(), nn.Linear(12, 10), nn.LayerNorm(10), nn.ReLU()),
+        nn.Linear(10, DIM),
+    )
     arguments: dict[str, Any] = {"momentum": 0.9, "predictor_size": 8, "temperature": T, **more}
     return kind(encoder, head, NUM_SAMPLES, queue_size=queue_size, **arguments).double()
 
 
 def batch(step: int, size: int = BATCH) -> tuple[Tensor, Tensor]:
-    """Views and ids; samples come again after few steps, so that their old keys are in the queue."""
+    """Views and ids; samples come again after few steps, so that their old keys are in the
+    queue."""
     g = torch.Generator().manual_seed(step)
-    return torch.randn(2, size, 3, 2, 2, dtype=torch.float64, generator=g), torch.randperm(10, generator=g)[:size]
+    return (
+        torch.randn(2, size, 3, 2, 2, dtype=torch.float64, generator=g),
+        torch.randperm(10, generator=g)[:size],
+    )
 
 
 def everybody() -> Tensor:
     """Embeddings of all samples in few clusters."""
     g = torch.Generator().manual_seed(9)
     centres = torch.randn(4, DIM, generator=g, dtype=torch.float64)
-    return F.normalize(centres[LABELS] + 0.3 * torch.randn(NUM_SAMPLES, DIM, generator=g, dtype=torch.float64), dim=1)
+    return F.normalize(
+        centres[LABELS] + 0.3 * torch.randn(NUM_SAMPLES, DIM, generator=g, dtype=torch.float64),
+        dim=1,
+    )
 
 
 def clustered(**more: Any) -> Any:
@@ -48,7 +59,8 @@ def clustered(**more: Any) -> Any:
 
 
 def step_of(framework: Any, views: Tensor) -> tuple[list[list[Tensor]], list[Tensor]]:
-    """Predictions of each row for each criterion, and the rows' keys; rows are both views of the first sample, then of the second, …"""
+    """Predictions of each row for each criterion, and the rows' keys; rows are both views of the
+    first sample, then of the second, …"""
     rows = torch.stack((views[0], views[1]), 1).flatten(0, 1)
     projected = framework.head(framework.encoder(rows))
     each = [predict(projected) for predict in framework.predictors]
@@ -58,18 +70,26 @@ def step_of(framework: Any, views: Tensor) -> tuple[list[list[Tensor]], list[Ten
 
 
 def compared(framework: Any, keys_of: Any, steps: int = 4) -> None:
-    """Loss and gradient of some steps against loops; `keys_of(row, key, id, queue)` says what is retrieved."""
+    """Loss and gradient of some steps against loops; `keys_of(row, key, id, queue)` says what is
+    retrieved."""
     trained = [p for p in framework.parameters() if p.requires_grad]
     optimizer, queue = torch.optim.SGD(trained, lr=0.1), list[tuple[Tensor, int]]()
     for step in range(steps):
         views, ids = batch(step)
-        rows, number = [int(i) for i in ids.repeat_interleave(2)], framework.num_criteria if isinstance(framework, RCL) else 1
+        rows, number = (
+            [int(i) for i in ids.repeat_interleave(2)],
+            framework.num_criteria if isinstance(framework, RCL) else 1,
+        )
         predictions, keys = step_of(framework, views)
-        predictions = [mine * (number // len(mine)) for mine in predictions]  # one predictor for all criteria
+        # one predictor for all criteria
+        predictions = [mine * (number // len(mine)) for mine in predictions]
         held, held_ids = framework.queue.entries()
         entering = list(zip(keys, rows, strict=True))
         support = [(v.clone(), int(i)) for v, i in zip(held, held_ids, strict=True)] or entering
-        wanted = [keys_of(row, key, i, support) for row, (key, i) in enumerate(zip(keys, rows, strict=True))]
+        wanted = [
+            keys_of(row, key, i, support)
+            for row, (key, i) in enumerate(zip(keys, rows, strict=True))
+        ]
         slow = relative.rcl(predictions, wanted, rows, support, T)
         expected = torch.autograd.grad(slow, trained)
         optimizer.zero_grad()
@@ -85,7 +105,10 @@ def compared(framework: Any, keys_of: Any, steps: int = 4) -> None:
 
 @pytest.mark.parametrize("queue_size", [5, 14])
 def test_nnclr_is_the_loss_with_the_nearest_as_the_positive(queue_size: int) -> None:
-    compared(made(NNCLR, queue_size), lambda row, key, i, queue: [(relative.nearest(key, i, queue), [True])])
+    compared(
+        made(NNCLR, queue_size),
+        lambda row, key, i, queue: [(relative.nearest(key, i, queue), [True])],
+    )
 
 
 def test_before_there_are_clusters_it_is_equation_1() -> None:
@@ -96,29 +119,58 @@ def test_before_there_are_clusters_it_is_equation_1() -> None:
 @pytest.mark.parametrize("hierarchy", ["online", "kmeans", "dbscan"])
 @pytest.mark.parametrize("num_keys", [1, 3])
 def test_rcl_is_equations_2_and_3(hierarchy: str, shared: bool, num_keys: int) -> None:
-    """Keys are checked to be of the cluster and then taken from the framework: chance chooses among them."""
-    framework = clustered(criteria=3, hierarchy=hierarchy, shared_predictor=shared, num_keys=num_keys)
+    """Keys are checked to be of the cluster and then taken from the framework: chance chooses among
+    them."""
+    framework = clustered(
+        criteria=3, hierarchy=hierarchy, shared_predictor=shared, num_keys=num_keys
+    )
     several = set[int]()
 
-    def keys_of(row: int, key: Tensor, i: int, queue: relative.Entries) -> list[tuple[Tensor, list[bool]]]:
+    def keys_of(
+        row: int, key: Tensor, i: int, queue: relative.Entries
+    ) -> list[tuple[Tensor, list[bool]]]:
         labels = framework.labels
-        mates = [place for place, (_, j) in enumerate(queue) if j != i and labels[-1, j] == labels[-1, i]]
+        mates = [
+            place for place, (_, j) in enumerate(queue) if j != i and labels[-1, j] == labels[-1, i]
+        ]
         ids, held = torch.full((2 * BATCH,), i), torch.tensor([j for _, j in queue])
-        found, same = framework.retrieve(torch.stack([key] * 2 * BATCH), ids, torch.stack([v for v, _ in queue]), held)
-        retrieved = [vector for vector, agree in zip(found[row, 1:], same[row, 0, 1:], strict=True) if agree >= 0]
+        found, same = framework.retrieve(
+            torch.stack([key] * 2 * BATCH), ids, torch.stack([v for v, _ in queue]), held
+        )
+        retrieved = [
+            vector
+            for vector, agree in zip(found[row, 1:], same[row, 0, 1:], strict=True)
+            if agree >= 0
+        ]
         assert len(retrieved) == min(num_keys, len(mates))
-        chosen = [next(place for place in mates if torch.equal(queue[place][0], vector)) for vector in retrieved]
-        several.update(len(set(labels[:, queue[place][1]].eq(labels[:, i]).tolist())) for place in chosen)
-        return [(key, [True] * 3), *((queue[p][0], [bool(level[queue[p][1]] == level[i]) for level in labels]) for p in chosen)]
+        chosen = [
+            next(place for place in mates if torch.equal(queue[place][0], vector))
+            for vector in retrieved
+        ]
+        several.update(
+            len(set(labels[:, queue[place][1]].eq(labels[:, i]).tolist())) for place in chosen
+        )
+        return [
+            (key, [True] * 3),
+            *(
+                (queue[p][0], [bool(level[queue[p][1]] == level[i]) for level in labels])
+                for p in chosen
+            ),
+        ]
 
     compared(framework, keys_of)
-    assert several == {2}, "every retrieved key is positive under the last criterion and negative under the first"
+    assert several == {2}, (
+        "every retrieved key is positive under the last criterion and negative under the first"
+    )
 
 
 def test_nnclr_is_rcl_with_one_criterion_and_the_nearest_to_the_last_digit() -> None:
     one, other = made(NNCLR), made(RCL, criteria=1, retrieval="nearest")
     other.load_state_dict({**other.state_dict(), **one.state_dict()})
-    optimizers = [torch.optim.SGD([p for p in f.parameters() if p.requires_grad], lr=0.1) for f in (one, other)]
+    optimizers = [
+        torch.optim.SGD([p for p in f.parameters() if p.requires_grad], lr=0.1)
+        for f in (one, other)
+    ]
     for step in range(5):
         losses = []
         for framework, optimizer in zip((one, other), optimizers, strict=True):
@@ -128,7 +180,9 @@ def test_nnclr_is_rcl_with_one_criterion_and_the_nearest_to_the_last_digit() -> 
             optimizer.step()
             framework.after_step()
         assert torch.equal(*losses)
-    assert all(torch.equal(value, other.state_dict()[name]) for name, value in one.state_dict().items())
+    assert all(
+        torch.equal(value, other.state_dict()[name]) for name, value in one.state_dict().items()
+    )
 
 
 def test_one_criterion_without_a_predictor_is_moco_both_ways() -> None:
@@ -148,7 +202,9 @@ def test_the_hierarchy_is_refined_with_every_step_and_stays_nested() -> None:
         assert conforming(framework.labels, strict=True) == 1
     known = framework.criteria.hierarchy.clusters.tree.features
     assert not torch.equal(framework.labels, before)
-    assert not torch.allclose(known[:10], everybody()[:10]), "the features of the samples met are new"
+    assert not torch.allclose(known[:10], everybody()[:10]), (
+        "the features of the samples met are new"
+    )
     torch.testing.assert_close(known[10:], everybody()[10:])
 
 
@@ -175,9 +231,16 @@ def test_the_clustering_is_due_after_the_warm_up() -> None:
     online = made(warmup_epochs=2)
     assert [online.due(epoch) for epoch in range(4)] == [False, False, True, False]
     assert online.labels is None
-    assert [made(warmup_epochs=2, hierarchy="dbscan").due(epoch) for epoch in range(4)] == [False, False, True, True]
+    assert [made(warmup_epochs=2, hierarchy="dbscan").due(epoch) for epoch in range(4)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
     assert not any(made(criteria=1).due(epoch) for epoch in range(12))
-    with pytest.warns(KinfolkWarning, match=r"`warmup_epochs` \(=2\) is as long as the training \(=2 epochs\)"):
+    with pytest.warns(
+        KinfolkWarning, match=r"`warmup_epochs` \(=2\) is as long as the training \(=2 epochs\)"
+    ):
         online.set_progress(0, 2)
 
 
@@ -237,16 +300,28 @@ def test_a_broken_step_leaves_no_trace() -> None:
 
 @pytest.mark.parametrize("radii", [(0.4, 0.9), None])
 @pytest.mark.parametrize("hierarchy", ["online", "dbscan"])
-def test_the_state_loads_strictly_and_goes_on(hierarchy: str, radii: tuple[float, ...] | None) -> None:
-    one, other = clustered(hierarchy=hierarchy, radii=radii), made(warmup_epochs=0, radii=radii, hierarchy=hierarchy)
+def test_the_state_loads_strictly_and_goes_on(
+    hierarchy: str, radii: tuple[float, ...] | None
+) -> None:
+    one, other = (
+        clustered(hierarchy=hierarchy, radii=radii),
+        made(warmup_epochs=0, radii=radii, hierarchy=hierarchy),
+    )
     for step in range(3):
         one(*batch(step))
         one.after_step()
     other.load_state_dict(one.state_dict())
     for step in (3, 4):
         assert torch.equal(one(*batch(step)), other(*batch(step)))
-    assert all(torch.equal(value, other.state_dict()[name]) for name, value in one.state_dict().items())
-    assert {"queue.ids", "slow.head.weight", "chance.count", "predictors.2.0.weight"} <= one.state_dict().keys()
+    assert all(
+        torch.equal(value, other.state_dict()[name]) for name, value in one.state_dict().items()
+    )
+    assert {
+        "queue.ids",
+        "slow.head.weight",
+        "chance.count",
+        "predictors.2.0.weight",
+    } <= one.state_dict().keys()
 
 
 def test_a_queue_not_smaller_than_the_data_is_warned_of() -> None:
@@ -265,19 +340,43 @@ def test_a_queue_not_smaller_than_the_data_is_warned_of() -> None:
         ({"num_keys": 0}, r"`num_keys` \(=0\) must be at least 1"),
         ({"hierarchy": "tree"}, r"`hierarchy` \(='tree'\) must be 'online', 'kmeans' or 'dbscan'"),
         ({"retrieval": "all"}, r"`retrieval` \(='all'\) must be one of hierarchy, each, nearest"),
-        ({"retrieval": "nearest", "criteria": 3}, r"`criteria` \(=3\) must be 1 with `retrieval` 'nearest'"),
+        (
+            {"retrieval": "nearest", "criteria": 3},
+            r"`criteria` \(=3\) must be 1 with `retrieval` 'nearest'",
+        ),
         (
             {"hierarchy": "kmeans", "num_clusters": (5,), "criteria": 3},
-            r"`num_clusters` \(=\[5\]\) must be one number below 40 for each of the criteria 2 to 3",
+            (
+                r"`num_clusters` \(=\[5\]\) must be one number below 40 for each of the criteria 2"
+                r" to 3"
+            ),
         ),
-        ({"hierarchy": "kmeans", "num_clusters": (5, 5)}, r"`num_clusters` \(=\[5, 5\]\) must fall: higher levels have fewer clusters$"),
-        ({"hierarchy": "kmeans", "criteria": 9}, r"`num_clusters` \(=\[32, 16, 8, 4, 2, 1, 0, 0\]\) must be one number below 40"),
-        ({"radii": (0.7, 0.7)}, r"`radii` \(=\[0\.7, 0\.7\]\) must be above 0 and grow from one level to the next$"),
-        ({"radii": (-0.2, 0.7), "hierarchy": "dbscan"}, r"`radii` \(=\[-0\.2, 0\.7\]\) must be above 0"),
+        (
+            {"hierarchy": "kmeans", "num_clusters": (5, 5)},
+            r"`num_clusters` \(=\[5, 5\]\) must fall: higher levels have fewer clusters$",
+        ),
+        (
+            {"hierarchy": "kmeans", "criteria": 9},
+            r"`num_clusters` \(=\[32, 16, 8, 4, 2, 1, 0, 0\]\) must be one number below 40",
+        ),
+        (
+            {"radii": (0.7, 0.7)},
+            r"`radii` \(=\[0\.7, 0\.7\]\) must be above 0 and grow from one level to the next$",
+        ),
+        (
+            {"radii": (-0.2, 0.7), "hierarchy": "dbscan"},
+            r"`radii` \(=\[-0\.2, 0\.7\]\) must be above 0",
+        ),
         ({"radii": (0.7, float("nan"))}, "must be above 0"),
         ({"min_samples": 0}, r"`min_samples` \(=0\) must be at least 1"),
-        ({"min_samples": 41}, r"`min_samples` \(=41\) must be at most the number of samples \(=40\)"),
-        ({"detector": IFND(num_samples=NUM_SAMPLES, num_clusters=(3,), space="features")}, "must use projected embeddings"),
+        (
+            {"min_samples": 41},
+            r"`min_samples` \(=41\) must be at most the number of samples \(=40\)",
+        ),
+        (
+            {"detector": IFND(num_samples=NUM_SAMPLES, num_clusters=(3,), space="features")},
+            "must use projected embeddings",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(wrong: dict[str, Any], words: str) -> None:
@@ -287,14 +386,18 @@ def test_what_is_wrong_is_named(wrong: dict[str, Any], words: str) -> None:
 
 @pytest.mark.parametrize("criteria", [2, 3, 4, 5, 6])
 @pytest.mark.parametrize("hierarchy", ["online", "kmeans", "dbscan"])
-def test_the_defaults_cluster_whatever_the_number_of_criteria(criteria: int, hierarchy: str) -> None:
+def test_the_defaults_cluster_whatever_the_number_of_criteria(
+    criteria: int, hierarchy: str
+) -> None:
     framework = made(criteria=criteria, hierarchy=hierarchy, warmup_epochs=0)
     framework.refresh(everybody(), 0.0)
     assert framework.labels.shape == (criteria, NUM_SAMPLES)
     if hierarchy == "kmeans":
-        assert [len(level.unique()) for level in framework.labels][1:] == {2: [8], 3: [16, 8], 4: [32, 16, 8]}.get(
-            criteria, [32, 16, 8, 4, 2][: criteria - 1]
-        )
+        assert [len(level.unique()) for level in framework.labels][1:] == {
+            2: [8],
+            3: [16, 8],
+            4: [32, 16, 8],
+        }.get(criteria, [32, 16, 8, 4, 2][: criteria - 1])
 
 
 @pytest.mark.parametrize("kind", [NNCLR, RCL])
@@ -312,5 +415,11 @@ def test_detectors_that_collect_get_embeddings_not_predictions(kind: type[NNCLR 
 
 def test_one_number_of_clusters_is_that_of_the_only_level() -> None:
     assert isinstance(clustered(criteria=2, hierarchy="kmeans", num_clusters=7), RCL)
-    with pytest.raises(ValueError, match=r"`num_clusters` \(=\[7\]\) must be one number below \d+ for each of the criteria 2 to 3"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"`num_clusters` \(=\[7\]\) must be one number below \d+ for each of the criteria 2"
+            r" to 3"
+        ),
+    ):
         clustered(criteria=3, hierarchy="kmeans", num_clusters=7)

@@ -1,4 +1,5 @@
-"""Options of RCL: the paper's settings as printed, what has no effect, where keys come from, and what is counted of them."""
+"""Options of RCL: the paper's settings as printed, what has no effect, where keys come from, and
+what is counted of them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ from tests.frameworks.test_rcl import LABELS, NUM_SAMPLES, batch, clustered, eve
 
 
 def test_label_propagation_is_gone() -> None:
-    for build in (lambda: made(rule="propagation"), lambda: Hierarchy(num_samples=8, rule="propagation")):  # type: ignore[call-arg]
+    for build in (
+        lambda: made(rule="propagation"),
+        lambda: Hierarchy(num_samples=8, rule="propagation"),  # type: ignore[call-arg]
+    ):
         with pytest.raises(TypeError, match="rule"):
             build()
 
@@ -33,7 +37,10 @@ def test_radii_and_numbers_of_clusters_are_taken_as_the_paper_prints_them() -> N
     ("wrong", "words"),
     [
         ({"radii": (0.8, 0.7, 0.6), "criteria": 3}, "3 radii need 4 levels"),
-        ({"hierarchy": "kmeans", "num_clusters": (8, 16, 32), "criteria": 3}, r"3 numbers need `criteria` \(=4\)"),
+        (
+            {"hierarchy": "kmeans", "num_clusters": (8, 16, 32), "criteria": 3},
+            r"3 numbers need `criteria` \(=4\)",
+        ),
         ({"num_clusters": (20, 5)}, "`num_clusters` .* has no effect"),
         ({"hierarchy": "dbscan", "num_clusters": (20, 5)}, "`num_clusters` .* has no effect"),
         ({"hierarchy": "kmeans", "radii": (0.4, 0.9)}, "`radii` .* has no effect"),
@@ -52,7 +59,8 @@ def test_what_has_no_effect_or_does_not_fit_is_refused(wrong: dict[str, Any], wo
 
 
 def retrieved(framework: RCL) -> tuple[Any, Any, Any]:
-    """Ids of anchors, keys and (A, H, K) whether they are positive, of a queue that holds every other sample."""
+    """Ids of anchors, keys and (A, H, K) whether they are positive, of a queue that holds every
+    other sample."""
     ids, support_ids = torch.arange(NUM_SAMPLES), torch.arange(0, NUM_SAMPLES, 2)
     keys = everybody()
     found, same = framework.retrieve(keys, ids, keys[support_ids], support_ids)
@@ -63,11 +71,17 @@ def retrieved(framework: RCL) -> tuple[Any, Any, Any]:
 def test_each_criterion_retrieves_keys_from_its_own_clusters() -> None:
     framework = clustered(retrieval="each", num_keys=2)
     ids, key_ids, same = retrieved(framework)
-    assert key_ids.shape == (NUM_SAMPLES, 1 + 2 * 2), "the other view, and two keys of each of the criteria 2 and 3"
+    assert key_ids.shape == (NUM_SAMPLES, 1 + 2 * 2), (
+        "the other view, and two keys of each of the criteria 2 and 3"
+    )
     labels = framework.labels
     there = same[:, 0, 1:] >= 0
-    assert (labels[2][ids].unsqueeze(1) == labels[2][key_ids[:, 1:3]])[there[:, :2]].all(), "of the last criterion"
-    assert (labels[1][ids].unsqueeze(1) == labels[1][key_ids[:, 3:]])[there[:, 2:]].all(), "of the second criterion"
+    assert (labels[2][ids].unsqueeze(1) == labels[2][key_ids[:, 1:3]])[there[:, :2]].all(), (
+        "of the last criterion"
+    )
+    assert (labels[1][ids].unsqueeze(1) == labels[1][key_ids[:, 3:]])[there[:, 2:]].all(), (
+        "of the second criterion"
+    )
     assert there.any(0).all()
 
 

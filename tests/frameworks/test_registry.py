@@ -10,7 +10,14 @@ import kinfolk as kf
 from kinfolk.detectors import StartAt
 from kinfolk.errors import UsageError
 from kinfolk.frameworks import FRAMEWORKS
-from kinfolk.frameworks.registry import Context, Method, build, detector_arguments, framework_arguments, parse
+from kinfolk.frameworks.registry import (
+    Context,
+    Method,
+    build,
+    detector_arguments,
+    framework_arguments,
+    parse,
+)
 from kinfolk.training.settings import checked_arguments
 
 NUM_SAMPLES = 24
@@ -50,12 +57,18 @@ def test_arguments_are_read_off_the_signatures() -> None:
     method = parse("sogclr+glofnd")
     assert {"temperature", "gamma"} <= framework_arguments(method).keys()
     assert {"alpha", "start_epoch"} <= detector_arguments(method).keys()
-    assert not {"encoder", "head", "num_samples", "detector", "action"} & framework_arguments(method).keys()
-    assert detector_arguments(method)["alpha"].default == 0.01  # the class requires it; a training has a usual value
+    assert (
+        not {"encoder", "head", "num_samples", "detector", "action"}
+        & framework_arguments(method).keys()
+    )
+    # the class requires it; a training has a usual value
+    assert detector_arguments(method)["alpha"].default == 0.01
     assert detector_arguments(parse("simclr")) == {}
     fnc = parse("simclr+fnc")
     assert detector_arguments(fnc)["alpha"].default == 0.01
-    assert detector_arguments(fnc, {"top_k": 3})["alpha"].default is None, "one of the three is enough"
+    assert detector_arguments(fnc, {"top_k": 3})["alpha"].default is None, (
+        "one of the three is enough"
+    )
 
 
 def test_a_start_epoch_delays_the_detector() -> None:
@@ -76,16 +89,31 @@ def test_what_is_missing_is_named() -> None:
     with pytest.raises(UsageError, match="needs labels"):
         build(parse("simclr+oracle"), encoder, head, Context(NUM_SAMPLES))
     with pytest.raises(UsageError, match=r"needs `detector\.start_epoch`"):
-        build(parse("simclr+fnc"), encoder, head, Context(NUM_SAMPLES), {}, {"top_k": 1, "update_from": 2})
+        build(
+            parse("simclr+fnc"),
+            encoder,
+            head,
+            Context(NUM_SAMPLES),
+            {},
+            {"top_k": 1, "update_from": 2},
+        )
 
 
 REASONS = {
-    "sogclr": {"prior": "not linear", "hardness": "ratio of two means", "decoupled": "not in the mean over negatives anyway"},
+    "sogclr": {
+        "prior": "not linear",
+        "hardness": "ratio of two means",
+        "decoupled": "not in the mean over negatives anyway",
+    },
     "la": dict.fromkeys(ESTIMATE, "in numerator and denominator"),
     "nnclr": dict.fromkeys(ESTIMATE, "entries of the queue too"),
     "siglip": dict.fromkeys(ESTIMATE, "classified by itself"),
 }
-REASONS |= {"sogclr-clip": REASONS["sogclr"], "fastclip": REASONS["sogclr"], "rcl": REASONS["nnclr"]}
+REASONS |= {
+    "sogclr-clip": REASONS["sogclr"],
+    "fastclip": REASONS["sogclr"],
+    "rcl": REASONS["nnclr"],
+}
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
@@ -94,22 +122,40 @@ def test_a_prior_is_taken_or_refused_with_a_reason(name: str) -> None:
     for key, value in ESTIMATE.items():
         if key in settable:
             assert name not in REASONS
-            assert checked_arguments(FRAMEWORKS[name], settable, {key: value}, "framework", name)[key] == value
+            assert (
+                checked_arguments(FRAMEWORKS[name], settable, {key: value}, "framework", name)[key]
+                == value
+            )
             continue
-        with pytest.raises(UsageError, match=rf"^`framework.{key}` \(={value}\) must be left out with {name}: .*{REASONS[name][key]}"):
+        with pytest.raises(
+            UsageError,
+            match=(
+                rf"^`framework.{key}` \(={value}\) must be left out with {name}:"
+                rf" .*{REASONS[name][key]}"
+            ),
+        ):
             checked_arguments(FRAMEWORKS[name], settable, {key: value}, "framework", name)
 
 
 @pytest.mark.parametrize("loss", [kf.SogCLRLoss, kf.FastCLIPLoss, kf.BimodalSogCLRLoss])
 def test_losses_refuse_a_prior_themselves(loss: Any) -> None:
-    with pytest.raises(ValueError, match=r"`prior` \(=0.1\) must be left out with \w+: its maximum .* is not linear"):
+    with pytest.raises(
+        ValueError,
+        match=r"`prior` \(=0.1\) must be left out with \w+: its maximum .* is not linear",
+    ):
         loss(num_samples=12, temperature=0.3, prior=0.1)
 
 
 @pytest.mark.parametrize("name", ["ir", "cmc", "spcl"])
 def test_a_prior_reaches_every_contrast(name: str) -> None:
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(12, 6))
-    framework = build(parse(name), encoder, nn.Linear(6, 4), Context(12), {"prior": 0.2, "hardness": 0.5, "decoupled": True})
+    framework = build(
+        parse(name),
+        encoder,
+        nn.Linear(6, 4),
+        Context(12),
+        {"prior": 0.2, "hardness": 0.5, "decoupled": True},
+    )
     for objective in framework.objectives:
         assert isinstance(objective, kf.NTXentLoss)
         assert (objective.prior, objective.hardness, objective.decoupled) == (0.2, 0.5, True)
@@ -130,5 +176,8 @@ def test_pooled_kin_take_no_prior(name: str) -> None:
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(12, 6))
     off = {"prior": None, "hardness": None, "decoupled": False, "pool_kin": True}
     assert build(parse(name), encoder, nn.Linear(6, 4), Context(12), off)
-    with pytest.raises(ValueError, match=r"`hardness` \(=0.5\) must be left out with LocalAggregationLoss: close neighbours"):
+    with pytest.raises(
+        ValueError,
+        match=r"`hardness` \(=0.5\) must be left out with LocalAggregationLoss: close neighbours",
+    ):
         build(parse(name), encoder, nn.Linear(6, 4), Context(12), {**off, "hardness": 0.5})

@@ -24,16 +24,28 @@ N, B = 20, 8
 def made(detector: Detector | None, action: Any = "attract", **more: Any) -> SimCLR:
     torch.manual_seed(0)
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU())
-    return SimCLR(encoder, nn.Linear(8, 4), 0.3, second_head=nn.Linear(8, 5), detector=detector, action=action, **more).double()
+    return SimCLR(
+        encoder,
+        nn.Linear(8, 4),
+        0.3,
+        second_head=nn.Linear(8, 5),
+        detector=detector,
+        action=action,
+        **more,
+    ).double()
 
 
 def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     g = torch.Generator().manual_seed(seed)
-    return torch.randn(2, B, 3, 2, 2, dtype=torch.float64, generator=g), torch.randperm(N, generator=g)[:B]
+    return torch.randn(2, B, 3, 2, 2, dtype=torch.float64, generator=g), torch.randperm(
+        N, generator=g
+    )[:B]
 
 
 @pytest.mark.parametrize("block_rows", [None, 6])
-def test_the_loss_is_the_plain_one_and_supcon_by_the_components_of_the_first_head(block_rows: int | None) -> None:
+def test_the_loss_is_the_plain_one_and_supcon_by_the_components_of_the_first_head(
+    block_rows: int | None,
+) -> None:
     framework = made(Components(), block_rows=block_rows)
     views, ids = batch()
     features = framework.encoder(views.flatten(0, 1))
@@ -47,7 +59,11 @@ def test_the_loss_is_the_plain_one_and_supcon_by_the_components_of_the_first_hea
     ours = framework(views, ids)
     torch.testing.assert_close(ours, expected)
     for one, other in zip(
-        *(torch.autograd.grad(x, list(framework.encoder.parameters()), retain_graph=True) for x in (ours, expected)), strict=True
+        *(
+            torch.autograd.grad(x, list(framework.encoder.parameters()), retain_graph=True)
+            for x in (ours, expected)
+        ),
+        strict=True,
     ):
         torch.testing.assert_close(one, other)
 
@@ -76,13 +92,22 @@ def test_a_threshold_is_one_of_the_first_head() -> None:
 
 
 @pytest.mark.parametrize(
-    "detector", [GloFND(num_samples=N, alpha=0.2, init="quantile"), Ring(lower=0.3, upper=0.8), Guide(torch.eye(N), margin=0.9)]
+    "detector",
+    [
+        GloFND(num_samples=N, alpha=0.2, init="quantile"),
+        Ring(lower=0.3, upper=0.8),
+        Guide(torch.eye(N), margin=0.9),
+    ],
 )
 def test_other_detectors_work_on_it(detector: Detector) -> None:
     framework = made(detector)
     loss = framework(*batch())
     loss.backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in framework.parameters() if p.requires_grad)
+    assert all(
+        p.grad is not None and p.grad.isfinite().all()
+        for p in framework.parameters()
+        if p.requires_grad
+    )
 
 
 def test_what_cannot_work_is_refused_with_a_reason() -> None:
@@ -93,5 +118,8 @@ def test_what_cannot_work_is_refused_with_a_reason() -> None:
     with pytest.raises(ValueError, match=r"must be false with Teacher"):
         made(Teacher())
     context = Context(N, second_head=nn.Linear(8, 4))
-    with pytest.raises(UsageError, match=r"`head.second` \(=true\) must be false with sogclr: a second head is for simclr"):
+    with pytest.raises(
+        UsageError,
+        match=r"`head.second` \(=true\) must be false with sogclr: a second head is for simclr",
+    ):
         build(parse("sogclr+components"), nn.Flatten(), nn.Linear(12, 4), context)

@@ -1,4 +1,5 @@
-"""SPCL equals the loops over its equations; prototypes, batches, heads that begin anew; state and ranks; the traps of the public code."""
+"""SPCL equals the loops over its equations; prototypes, batches, heads that begin anew; state and
+ranks; the traps of the public code."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ LABELS = torch.arange(N) % 4
 
 def made(num_clusters: int | tuple[int, ...] | None = (6, 3), seed: int = 0, **more: Any) -> SPCL:
     torch.manual_seed(seed)
-    encoder, head = nn.Sequential(nn.Flatten(), nn.Linear(12, 10), nn.LayerNorm(10), nn.ReLU()), nn.Linear(10, 5)
+    encoder, head = (
+        nn.Sequential(nn.Flatten(), nn.Linear(12, 10), nn.LayerNorm(10), nn.ReLU()),
+        nn.Linear(10, 5),
+    )
     return SPCL(encoder, head, N, num_clusters, temperature=T, **more).double()
 
 
@@ -39,7 +43,9 @@ def features(seed: int = 0) -> Tensor:
 
 def batch(step: int, size: int = 8) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(step)
-    return torch.randn(2, size, 3, 2, 2, dtype=torch.float64, generator=g), torch.randperm(N, generator=g)[:size]
+    return torch.randn(2, size, 3, 2, 2, dtype=torch.float64, generator=g), torch.randperm(
+        N, generator=g
+    )[:size]
 
 
 def terms(framework: SPCL, views: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -53,30 +59,48 @@ def terms(framework: SPCL, views: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, 
     own = framework.assigned.clusters.labels[:, ids]
     draw = torch.Generator().manual_seed(int(framework.seed) ^ int(framework.draws))
     drawn = draw_partners(own[0], 2, draw)
-    rows = enumerate(zip(drawn.anchors_A.tolist(), drawn.same_A.tolist(), drawn.other_A.tolist(), strict=True))
+    rows = enumerate(
+        zip(drawn.anchors_A.tolist(), drawn.same_A.tolist(), drawn.other_A.tolist(), strict=True)
+    )
     pairs = [(number, same, other) for number, (used, same, other) in rows if used]
     metric = slow.metric(h, pairs, framework.metric.head)
     logits = framework.prototype.head(h).split([6, 3], 1)
-    proto = sum((slow.cross_entropy(logits[k], own[k].repeat_interleave(2).tolist()) for k in (0, 1)), torch.zeros(()).double()) / 2
+    proto = (
+        sum(
+            (slow.cross_entropy(logits[k], own[k].repeat_interleave(2).tolist()) for k in (0, 1)),
+            torch.zeros(()).double(),
+        )
+        / 2
+    )
     return contrast, metric, proto
 
 
 @pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (0.1, 2.0, 0.5), (0.0, 1.0, 1.0)])
 def test_it_is_equation_5(weights: tuple[float, float, float]) -> None:
-    framework = made(contrast_weight=weights[0], metric_weight=weights[1], prototype_weight=weights[2])
+    framework = made(
+        contrast_weight=weights[0], metric_weight=weights[1], prototype_weight=weights[2]
+    )
     framework.refresh(features(), 0.0)
     views, ids = batch(0)
-    expected = sum((weight * term for weight, term in zip(weights, terms(framework, views, ids), strict=True)), torch.zeros(()).double())
+    expected = sum(
+        (weight * term for weight, term in zip(weights, terms(framework, views, ids), strict=True)),
+        torch.zeros(()).double(),
+    )
     loss = framework(views, ids)
     torch.testing.assert_close(loss, expected)
     wanted = [p for p in framework.parameters() if p.requires_grad]
-    torch.testing.assert_close(torch.autograd.grad(loss, wanted), torch.autograd.grad(expected, wanted))
+    torch.testing.assert_close(
+        torch.autograd.grad(loss, wanted), torch.autograd.grad(expected, wanted)
+    )
     assert framework.head.weight.requires_grad is bool(weights[0])
 
 
 def test_equation_1_leaves_out_both_views() -> None:
     z = torch.randn(2, 7, 4, dtype=torch.float64, requires_grad=True)
-    loss, expected = NTXentLoss(temperature=T, decoupled=True)(z[0], z[1]), slow.contrast(z[0], z[1], T)
+    loss, expected = (
+        NTXentLoss(temperature=T, decoupled=True)(z[0], z[1]),
+        slow.contrast(z[0], z[1], T),
+    )
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(torch.autograd.grad(loss, z), torch.autograd.grad(expected, z))
     assert made().objective.decoupled is True  # type: ignore[comparison-overlap]
@@ -87,7 +111,9 @@ def test_without_prototypes_it_is_simclr() -> None:
     views, ids = batch(0)
     z1, z2 = framework.head(framework.encoder(views.flatten(0, 1))).chunk(2)
     torch.testing.assert_close(framework(views, ids), losses.ntxent(z1, z2, T))
-    assert not [name for name, _ in framework.named_parameters() if name.startswith(("metric", "prototype"))]
+    assert not [
+        name for name, _ in framework.named_parameters() if name.startswith(("metric", "prototype"))
+    ]
 
 
 def test_the_gradient_is_right() -> None:
@@ -111,7 +137,10 @@ def test_before_the_first_refresh_samples_are_alone() -> None:
 def test_prototypes_are_clusters_of_features_in_data_set_order() -> None:
     """The public code keeps them in the order in which the sampler came by."""
     framework = made(num_clusters=(4,))
-    planted = torch.eye(10, dtype=torch.float64)[LABELS] * (1 + torch.arange(N).double().unsqueeze(1))  # of any norm
+    # of any norm
+    planted = torch.eye(10, dtype=torch.float64)[LABELS] * (
+        1 + torch.arange(N).double().unsqueeze(1)
+    )
     framework.refresh(planted, 0.0)
     assert framework.assigned.clusters is not None
     found = framework.assigned.clusters.labels[0]
@@ -120,7 +149,9 @@ def test_prototypes_are_clusters_of_features_in_data_set_order() -> None:
     assert torch.equal(framework.assigned.first(torch.tensor([39, 2, 11])), found[[39, 2, 11]])
     ids = framework.batches(torch.Generator().manual_seed(0), 10)
     assert ids is not None
-    assert all((LABELS[each].bincount() == 5).any() for each in ids.view(-1, 10)), "half of each batch is one prototype"
+    assert all((LABELS[each].bincount() == 5).any() for each in ids.view(-1, 10)), (
+        "half of each batch is one prototype"
+    )
 
 
 def test_labels_that_are_watched_change_nothing() -> None:
@@ -131,7 +162,9 @@ def test_labels_that_are_watched_change_nothing() -> None:
         framework.refresh(features(), 0.0)
     views, ids = batch(0)
     assert torch.equal(plain(views, ids), watched(views, ids))
-    orders = [framework.batches(torch.Generator().manual_seed(3), 8) for framework in (plain, watched)]
+    orders = [
+        framework.batches(torch.Generator().manual_seed(3), 8) for framework in (plain, watched)
+    ]
     assert orders[0] is not None
     assert orders[1] is not None
     assert torch.equal(orders[0], orders[1])
@@ -141,7 +174,13 @@ def test_the_classifier_is_as_wide_as_there_are_prototypes() -> None:
     """The public code's is as wide as there are classes."""
     context = Context(N, LABELS)
     for arguments, width in (({"num_clusters": (7, 5)}, 12), ({"prototypes": "labels"}, 4)):
-        framework = build(parse("spcl"), nn.Sequential(nn.Flatten(), nn.Linear(12, 10)), nn.Linear(10, 5), context, arguments)
+        framework = build(
+            parse("spcl"),
+            nn.Sequential(nn.Flatten(), nn.Linear(12, 10)),
+            nn.Linear(10, 5),
+            context,
+            arguments,
+        )
         assert isinstance(framework, SPCL)
         assert framework.prototype is not None
         assert framework.prototype.head.out_features == width
@@ -172,7 +211,9 @@ def test_after_the_last_epoch_a_detector_sees_embeddings_and_the_heads_stay() ->
     want = IFND(num_samples=N, num_clusters=4)
     want.refresh(F.normalize(framework.head(features()), dim=1).detach(), 1.0)
     assert torch.equal(detector.labels, want.labels)
-    assert all(torch.equal(value, before[name]) for name, value in framework.head.state_dict().items())
+    assert all(
+        torch.equal(value, before[name]) for name, value in framework.head.state_dict().items()
+    )
     assert framework.assigned.clusters is not None
     assert not framework.assigned.clusters.refreshed
 
@@ -187,7 +228,9 @@ def test_true_prototypes() -> None:
     ids[0] = 2
     assert framework.prototype is not None
     h = torch.stack([framework.encoder(view) for view in views], 1).flatten(0, 1)
-    expected = slow.cross_entropy(framework.prototype.head(h), labels[ids].repeat_interleave(2).tolist())
+    expected = slow.cross_entropy(
+        framework.prototype.head(h), labels[ids].repeat_interleave(2).tolist()
+    )
     torch.testing.assert_close(framework(views, ids), expected)
     order = framework.batches(torch.Generator().manual_seed(0), 20)
     assert order is not None
@@ -195,7 +238,9 @@ def test_true_prototypes() -> None:
     assert "truth" not in framework.state_dict()
     unlabelled = Context(N)
     with pytest.raises((UsageError, ValueError), match="needs labels and the data has none"):
-        build(parse("spcl"), nn.Linear(12, 10), nn.Linear(10, 5), unlabelled, {"prototypes": "labels"})
+        build(
+            parse("spcl"), nn.Linear(12, 10), nn.Linear(10, 5), unlabelled, {"prototypes": "labels"}
+        )
     with pytest.raises(ValueError, match="needs labels and the data has none"):
         made(prototypes="labels", labels=torch.full((N,), -1))
 
@@ -211,18 +256,28 @@ def test_heads_begin_anew(chosen: tuple[Any, ...]) -> None:
     torch.manual_seed(77)
     again.refresh(features(), 0.25)
     after = copy.deepcopy(framework.state_dict())
-    assert all(torch.equal(value, again.state_dict()[name]) for name, value in after.items()), "by its own seed alone"
-    heads = {"contrast": "head.weight", "metric": "metric.head.0.weight", "prototype": "prototype.head.weight"}
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in after.items()), (
+        "by its own seed alone"
+    )
+    heads = {
+        "contrast": "head.weight",
+        "metric": "metric.head.0.weight",
+        "prototype": "prototype.head.weight",
+    }
     for name, key in heads.items():
         assert torch.equal(before[key], after[key]) is (name not in chosen)
     assert torch.equal(before["encoder.1.weight"], after["encoder.1.weight"])
     renewed = {id(p) for p in framework.reinitialised}
     assert renewed == {
-        id(p) for name, p in framework.named_parameters() if name.split(".")[0] in [{"contrast": "head"}.get(n, n) for n in chosen]
+        id(p)
+        for name, p in framework.named_parameters()
+        if name.split(".")[0] in [{"contrast": "head"}.get(n, n) for n in chosen]
     }
     framework.set_progress(2, 4)
     framework.refresh(features(), 0.5)
-    assert torch.equal(after["prototype.head.weight"], framework.state_dict()["prototype.head.weight"]) is (not chosen), "others each time"
+    assert torch.equal(
+        after["prototype.head.weight"], framework.state_dict()["prototype.head.weight"]
+    ) is (not chosen), "others each time"
 
 
 def test_a_warm_up_has_nt_xent_alone_on_random_batches() -> None:
@@ -250,7 +305,9 @@ def test_a_warm_up_has_nt_xent_alone_on_random_batches() -> None:
     kept.set_progress(1, 4)
     kept.refresh(None, 0.25)
     assert kept.batches(torch.Generator(), 8) is not None
-    with pytest.warns(KinfolkWarning, match=r"`warmup_epochs` \(=2\) is as long as the training \(=2 epochs\)"):
+    with pytest.warns(
+        KinfolkWarning, match=r"`warmup_epochs` \(=2\) is as long as the training \(=2 epochs\)"
+    ):
         made(warmup_epochs=2).set_progress(0, 2)
 
 
@@ -258,7 +315,9 @@ def test_when_it_is_due() -> None:
     framework = made(every=2)
     assert framework.reinitialised
     framework.set_progress(1, 4)
-    assert not framework.reinitialised, "a detector may be due; the optimiser then has nothing to forget"
+    assert not framework.reinitialised, (
+        "a detector may be due; the optimiser then has nothing to forget"
+    )
     assert [made(every=2).due(epoch) for epoch in range(4)] == [True, False, True, False]
     still = made(prototypes="labels", labels=LABELS, reinitialise=())
     assert not still.due(0)
@@ -267,7 +326,9 @@ def test_when_it_is_due() -> None:
 
 @pytest.mark.parametrize("space", ["projected", "features"])
 def test_a_detector_that_clusters_has_its_own_space(space: Any) -> None:
-    framework = made(detector=IFND(num_samples=N, num_clusters=(3,), schedule="constant", space=space)).double()
+    framework = made(
+        detector=IFND(num_samples=N, num_clusters=(3,), schedule="constant", space=space)
+    ).double()
     detector = framework.detectors[0]
     assert isinstance(detector, IFND)
     head = copy.deepcopy(framework.head).eval()
@@ -292,11 +353,16 @@ def test_evaluation_writes_nothing() -> None:
     framework.batches(torch.Generator(), 8)
     assert all(torch.equal(value, before[name]) for name, value in framework.state_dict().items())
     framework.train()
-    assert len({framework(views, ids).item() for _ in range(4)}) > 1, "in training, other pairs at every step"
+    assert len({framework(views, ids).item() for _ in range(4)}) > 1, (
+        "in training, other pairs at every step"
+    )
 
 
 def train(framework: SPCL, steps: range) -> list[float]:
-    optimizer, found = torch.optim.SGD([p for p in framework.parameters() if p.requires_grad], lr=0.1), []
+    optimizer, found = (
+        torch.optim.SGD([p for p in framework.parameters() if p.requires_grad], lr=0.1),
+        [],
+    )
     for step in steps:
         framework.set_progress(step // 2, 4)
         if step % 2 == 0 and framework.due(step // 2):
@@ -317,11 +383,15 @@ def test_save_load_continue() -> None:
     train(first, range(5))
     second.load_state_dict(first.state_dict())
     assert train(second, range(5, 8)) == expected[5:]
-    assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), second.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(whole.state_dict().values(), second.state_dict().values(), strict=True)
+    )
 
 
 def test_degenerate_clusters_stay_finite() -> None:
-    """Fewer distinct samples than prototypes: some hold equal samples, some are empty; half precision, a low temperature."""
+    """Fewer distinct samples than prototypes: some hold equal samples, some are empty; half
+    precision, a low temperature."""
     for dtype in (torch.float64, torch.bfloat16):
         framework = made()
         framework.refresh(features()[torch.arange(N) % 2], 0.5)
@@ -338,14 +408,22 @@ def test_degenerate_clusters_stay_finite() -> None:
 
 
 def test_wrong_arguments() -> None:
-    wrong: dict[str, Any] = {"every": 0, "metric_weight": -1.0, "prototypes": "none", "reinitialise": ("encoder",), "reverse_weight": -1.0}
+    wrong: dict[str, Any] = {
+        "every": 0,
+        "metric_weight": -1.0,
+        "prototypes": "none",
+        "reinitialise": ("encoder",),
+        "reverse_weight": -1.0,
+    }
     wrong |= {"warmup_epochs": -1}
     for name, value in wrong.items():
         with pytest.raises(ValueError, match=f"`{name}`"):
             made(**{name: value})
     with pytest.raises(ValueError, match="must be above 0"):
         made(contrast_weight=0.0, metric_weight=0.0, prototype_weight=0.0)
-    with pytest.raises(ValueError, match=r"`warmup_epochs` \(=1\) must be 0 if `contrast_weight` is 0"):
+    with pytest.raises(
+        ValueError, match=r"`warmup_epochs` \(=1\) must be 0 if `contrast_weight` is 0"
+    ):
         made(contrast_weight=0.0, warmup_epochs=1)
 
 
@@ -356,7 +434,9 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 
 
-def some_steps(module: nn.Module, framework: SPCL, parts: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
+def some_steps(
+    module: nn.Module, framework: SPCL, parts: list[tuple[Tensor, Tensor]]
+) -> dict[str, Any]:
     out: dict[str, Any] = {"loss": [], "gradient": []}
     trained = [p for p in framework.parameters() if p.requires_grad]
     for step, (views, ids) in enumerate(parts):
@@ -368,19 +448,28 @@ def some_steps(module: nn.Module, framework: SPCL, parts: list[tuple[Tensor, Ten
         out["loss"].append(loss.item())
         out["gradient"].append([p.grad.clone() for p in trained if p.grad is not None])
     order = framework.batches(torch.Generator().manual_seed(0), 8)
-    return {**out, "order": order, "state": {name: value.clone() for name, value in framework.state_dict().items()}}
+    return {
+        **out,
+        "order": order,
+        "state": {name: value.clone() for name, value in framework.state_dict().items()},
+    }
 
 
 def on_rank(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(SIZES))
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(SIZES)
+    )
     results = {}
     for name, arguments in ARGUMENTS.items():
         framework = made(**arguments)
         buffers = [buffer for buffer, _ in framework.named_buffers()]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(framework, buffers)  # type: ignore[no-untyped-call]
         joined = [batch(step, sum(SIZES)) for step in range(3)]
-        parts = [(torch.split(views, list(SIZES), 1)[rank], torch.split(ids, list(SIZES))[rank]) for views, ids in joined]
+        parts = [
+            (torch.split(views, list(SIZES), 1)[rank], torch.split(ids, list(SIZES))[rank])
+            for views, ids in joined
+        ]
         results[name] = some_steps(DistributedDataParallel(framework), framework, parts)
     torch.save(results, f"{folder}/{rank}.pt")
     dist.destroy_process_group()

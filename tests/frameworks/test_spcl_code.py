@@ -1,4 +1,5 @@
-"""SPCL as in the authors' code: whitening, halves contrasted apart; and batches of exactly one prototype."""
+"""SPCL as in the authors' code: whitening, halves contrasted apart; and batches of exactly one
+prototype."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def test_whitened_features_have_unit_covariance() -> None:
     given = torch.randn(200, 6, dtype=torch.float64) @ torch.randn(6, 6, dtype=torch.float64) + 3
     white = pca_whitened(given, 4)
     torch.testing.assert_close(white.T @ white / 200, torch.eye(4, dtype=torch.float64))
-    torch.testing.assert_close(white.mean(0), torch.zeros(4, dtype=torch.float64), atol=1e-9, rtol=0)
+    torch.testing.assert_close(
+        white.mean(0), torch.zeros(4, dtype=torch.float64), atol=1e-9, rtol=0
+    )
     axes = torch.linalg.svd(given - given.mean(0), full_matrices=False).U[:, :4] * 200**0.5
     torch.testing.assert_close(white.abs(), axes.abs())
 
@@ -55,7 +58,9 @@ def test_every_batch_is_half_of_one_prototype(sizes: tuple[int, ...]) -> None:
     labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))[torch.randperm(40)]
     met = set()
     for seed in range(20):
-        for order in one_prototype_batches(labels, 8, torch.Generator().manual_seed(seed)).view(5, 8):
+        for order in one_prototype_batches(labels, 8, torch.Generator().manual_seed(seed)).view(
+            5, 8
+        ):
             ids, counts = torch.unique(labels[order], return_counts=True)
             half = ids[counts == 4].tolist()
             assert half, "four of the eight are of one prototype, and no other of it"
@@ -68,7 +73,10 @@ def test_every_batch_is_half_of_one_prototype(sizes: tuple[int, ...]) -> None:
 
 def test_the_recipe_of_the_code_has_every_difference() -> None:
     framework = load_recipe("spcl-cifar10-code").framework
-    assert {name: framework[name] for name in ("whiten", "contrast_apart", "decoupled", "reinitialise", "log_zero")} == {
+    assert {
+        name: framework[name]
+        for name in ("whiten", "contrast_apart", "decoupled", "reinitialise", "log_zero")
+    } == {
         "whiten": 256,
         "contrast_apart": True,
         "decoupled": False,
@@ -82,9 +90,21 @@ def test_the_recipe_of_the_code_has_every_difference() -> None:
 def test_a_training_with_all_of_it_ends(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 255, (64, 8, 8, 3)).astype(np.uint8)
     np.savez(tmp_path / "images.npz", x_train=images, y_train=np.arange(64) % 4)
-    own = {"num_clusters": [6], "whiten": 4, "contrast_apart": True, "batch_mode": "one_prototype", "decoupled": False}
+    own = {
+        "num_clusters": [6],
+        "whiten": 4,
+        "contrast_apart": True,
+        "batch_mode": "one_prototype",
+        "decoupled": False,
+    }
     settings = {**BARE, **{f"framework.{name}": value for name, value in own.items()}}
     run = train(
-        data=tmp_path / "images.npz", out=tmp_path / "run", method="spcl", epochs=2, batch_size=16, settings=settings, progress=False
+        data=tmp_path / "images.npz",
+        out=tmp_path / "run",
+        method="spcl",
+        epochs=2,
+        batch_size=16,
+        settings=settings,
+        progress=False,
     )
     assert all(np.isfinite(row["loss"]) for row in run.epochs())

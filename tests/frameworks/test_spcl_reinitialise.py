@@ -16,7 +16,10 @@ def test_the_same_seed_is_the_same_head() -> None:
         for _ in range(i + 1):
             head(torch.randn(5, 6) + 3)
         reinitialise([head], seed=7)
-    assert all(torch.equal(a, b) for a, b in zip(heads[0].state_dict().values(), heads[1].state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(heads[0].state_dict().values(), heads[1].state_dict().values(), strict=True)
+    )
     assert heads[0].state_dict()["1.running_mean"].eq(0).all()
     before = heads[0].get_parameter("0.weight").clone()
     reinitialise(heads[:1], seed=8)

@@ -71,22 +71,37 @@ CASES: dict[str, Case] = {
     "NTXent + GloFND reweight": ntxent(glofnd, action="reweight"),
     "NTXent + FNC": ntxent(lambda N: kf.FNC(top_k=2), action="attract"),
     "NTXent + Oracle": ntxent(oracle, action="attract"),
-    "NTXent + Known": ntxent(lambda N: kf.Known(torch.tensor([[0, 2], [4, 8], [3, 5]]), num_samples=N)),
+    "NTXent + Known": ntxent(
+        lambda N: kf.Known(torch.tensor([[0, 2], [4, 8], [3, 5]]), num_samples=N)
+    ),
     "NTXent + Ring": ntxent(lambda N: kf.Ring(lower=0.3, upper=0.8)),
-    "NTXent + Ring learned": ntxent(lambda N: kf.Ring(lower=0.3, upper=0.8, num_samples=N, boundaries="learned")),
+    "NTXent + Ring learned": ntxent(
+        lambda N: kf.Ring(lower=0.3, upper=0.8, num_samples=N, boundaries="learned")
+    ),
     "NTXent + Cave": ntxent(cave),
     "SogCLR": Case(lambda N: kf.SogCLRLoss(num_samples=N)),
     "SogCLR + GloFND": Case(lambda N: kf.SogCLRLoss(num_samples=N, detector=glofnd(N))),
-    "SogCLR + Oracle attract": Case(lambda N: kf.SogCLRLoss(num_samples=N, detector=oracle(N), action="attract")),
+    "SogCLR + Oracle attract": Case(
+        lambda N: kf.SogCLRLoss(num_samples=N, detector=oracle(N), action="attract")
+    ),
     "CLIP + GloFND": Case(lambda N: kf.CLIPLoss(detector=glofnd(N))),
-    "BimodalSogCLR + GloFND": Case(lambda N: kf.BimodalSogCLRLoss(num_samples=N, detector=glofnd(N))),
-    "FastCLIP + GloFND": Case(lambda N: kf.FastCLIPLoss(num_samples=N, detector=glofnd(N), action="reweight")),
+    "BimodalSogCLR + GloFND": Case(
+        lambda N: kf.BimodalSogCLRLoss(num_samples=N, detector=glofnd(N))
+    ),
+    "FastCLIP + GloFND": Case(
+        lambda N: kf.FastCLIPLoss(num_samples=N, detector=glofnd(N), action="reweight")
+    ),
     "FastCLIP individual": Case(lambda N: kf.FastCLIPLoss(num_samples=N, individual_lr=0.01)),
     "SigLIP": Case(lambda N: kf.SigLIPLoss()),
     "SigLIP + GloFND attract": Case(lambda N: kf.SigLIPLoss(detector=glofnd(N), action="attract")),
-    "LocalAggregation": Case(lambda N: LocalAggregationLoss(detector=cave(N), action="attract"), bank),
+    "LocalAggregation": Case(
+        lambda N: LocalAggregationLoss(detector=cave(N), action="attract"), bank
+    ),
     "RelativeContrast": Case(lambda N: RelativeContrastLoss(temperature=0.2), relative),
-    "RelativeContrast + Oracle": Case(lambda N: RelativeContrastLoss(temperature=0.2, detector=oracle(N), action="attract"), relative),
+    "RelativeContrast + Oracle": Case(
+        lambda N: RelativeContrastLoss(temperature=0.2, detector=oracle(N), action="attract"),
+        relative,
+    ),
 }
 FEW = ("NTXent + GloFND", "CLIP + GloFND")
 """Those that `make test` runs where Triton is installed."""
@@ -99,7 +114,9 @@ class Step(NamedTuple):
     gradients: list[Tensor]
 
 
-def steps(case: Case, sizes: list[int], N: int, run: Callable[[], Any] | None) -> tuple[list[Step], dict[str, Tensor]]:
+def steps(
+    case: Case, sizes: list[int], N: int, run: Callable[[], Any] | None
+) -> tuple[list[Step], dict[str, Tensor]]:
     """Steps with batches of these sizes, and the state after them. `run`: makes the compiled block
     function of each direction of the loss; None: eager."""
     torch.manual_seed(0)

@@ -54,15 +54,19 @@ class Found:
 
 
 def difference(got: Tensor, right: Tensor) -> float:
-    """Relative to the largest value; infinities and NaN must be in the same places. A number without
-    dimensions, such as the gradient of a temperature, is a sum of terms that cancel, so its rounding
-    error is larger than its own size suggests."""
+    """Relative to the largest value; infinities and NaN must be in the same places. A number
+    without dimensions, such as the gradient of a temperature, is a sum of terms that cancel, so its
+    rounding error is larger than its own size suggests."""
     got, right = got.double(), right.double()
     if not bool((got.isfinite() == right.isfinite()).all()):
         return float("inf")
     got, right = got.where(got.isfinite(), 0.0), right.where(right.isfinite(), 0.0)
     least = 1e-3 if right.ndim else 1e-2
-    return float((got - right).abs().max() / right.abs().max().clamp(min=least)) if right.numel() else 0.0
+    return (
+        float((got - right).abs().max() / right.abs().max().clamp(min=least))
+        if right.numel()
+        else 0.0
+    )
 
 
 def run(name: str) -> Found:
@@ -86,11 +90,19 @@ def run(name: str) -> Found:
     if not modules or not all("async_compile.triton(" in module for module in modules):
         raise RuntimeError("no Triton was generated")
     launches = sum(triton_device.LAUNCHES.values()) // len(sizes)
-    shown = Found(name, 0.0, counters["stats"]["unique_graphs"] / len(made), len(triton_device.LAUNCHES), launches)
+    shown = Found(
+        name,
+        0.0,
+        counters["stats"]["unique_graphs"] / len(made),
+        len(triton_device.LAUNCHES),
+        launches,
+    )
     if large:
         kernels = triton_device.CUBINS
         shown.kernels, shown.registers = len(kernels), max(kernel.registers for kernel in kernels)
-        shown.spilled, shown.shared = (max(getattr(k, name) for k in kernels) for name in ("spilled", "shared"))
+        shown.spilled, shown.shared = (
+            max(getattr(k, name) for k in kernels) for name in ("spilled", "shared")
+        )
     else:
         expected, right = cases.steps(case, sizes, number, None)
         for one, other in zip(got, expected, strict=True):

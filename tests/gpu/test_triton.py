@@ -31,9 +31,17 @@ SPILLED = 256
 
 def run(name: str, *options: str, **environment: str) -> Any:
     path = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
-    given = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **environment}
+    given = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        **environment,
+    }
     command = [sys.executable, "-W", "ignore", "-m", "tests.gpu.run_cases", *options, name]
-    ended = subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        command, cwd=ROOT, env=given, capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 0, ended.stderr[-4000:]
     found = json.loads(ended.stdout.splitlines()[-1])
     assert "error" not in found, found["error"]

@@ -94,7 +94,8 @@ class Cubin(NamedTuple):
 
 CUBINS: list[Cubin] = []
 MODULES: list[str] = []
-"""The source of every generated module; a graph has one for the forward and one for the backward."""
+"""The source of every generated module; a graph has one for the forward and one for the
+backward."""
 LAUNCHES: Counter[str] = Counter()
 FAULTY = False
 """Whether one multiplication of every module is made wrong by one percent: a negative control."""
@@ -206,8 +207,17 @@ def _install():
         setattr(torch.cuda, name, value)
     torch.version.cuda = "13.0"
     torch._C._cuda_getCurrentRawStream = lambda device: 0
-    torch._C._dynamo.guards._empty_strided_cuda = lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype)
-    asked = ("is_available", "device_count", "current_device", "set_device", "get_device_properties", "synchronize")
+    torch._C._dynamo.guards._empty_strided_cuda = lambda size, stride, dtype: torch.empty_strided(
+        size, stride, dtype=dtype
+    )
+    asked = (
+        "is_available",
+        "device_count",
+        "current_device",
+        "set_device",
+        "get_device_properties",
+        "synchronize",
+    )
     for name in asked:
         setattr(interface.CudaInterface, name, staticmethod(replaced[name]))
     for name in ("exchange_device", "maybe_exchange_device", "get_raw_stream"):
@@ -218,7 +228,8 @@ def _install():
     config.compile_threads, config.force_disable_caches = 1, True
     config.triton.cudagraphs, config.use_static_triton_launcher = False, False
     config.joint_graph_constant_folding = False  # it evaluates scalars on the device
-    joint_graph.lazy_init = lambda *a, **k: None  # its patterns allocate on the device; none is ours
+    # its patterns allocate on the device; none is ours
+    joint_graph.lazy_init = lambda *a, **k: None
     triton_helpers.set_driver_to_gpu = lambda: None
     GraphLowering.codegen = _codegen
     heuristics.CachingAutotuner.run = _run
@@ -235,7 +246,9 @@ _generate, _launch = GraphLowering.codegen, heuristics.CachingAutotuner.run
 def _codegen(self, *args, **kwargs):
     wrapper, kernels = _generate(self, *args, **kwargs)
     if FAULTY:
-        wrapper.value = re.sub(r"(tmp\d+ = tmp\d+ \* tmp\d+)\n", r"\1 * 1.01\n", wrapper.value, count=1)
+        wrapper.value = re.sub(
+            r"(tmp\d+ = tmp\d+ \* tmp\d+)\n", r"\1 * 1.01\n", wrapper.value, count=1
+        )
     MODULES.append(wrapper.value)
     return wrapper, kernels
 
@@ -269,8 +282,8 @@ def _resources(ptx: str) -> tuple[int, int]:
 
 
 def _on_device(x: Any) -> Any:
-    """The same fake tensor on `cuda:0`. A float64 without dimensions, as Python floats and schedules
-    are passed, stays on the host, as on a real GPU."""
+    """The same fake tensor on `cuda:0`. A float64 without dimensions, as Python floats and
+    schedules are passed, stays on the host, as on a real GPU."""
     if not isinstance(x, torch.Tensor) or (x.ndim == 0 and x.dtype == torch.float64):
         return x
     return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=CUDA)

@@ -18,14 +18,21 @@ B, D = 6, 5
 def model_out(bias: bool) -> dict[str, Tensor]:
     g = torch.Generator().manual_seed(0)
     image, text = (torch.randn(B, D, dtype=torch.float64, generator=g) for _ in range(2))
-    found = {"image_features": image, "text_features": text, "logit_scale": torch.tensor(4.0, dtype=torch.float64)}
+    found = {
+        "image_features": image,
+        "text_features": text,
+        "logit_scale": torch.tensor(4.0, dtype=torch.float64),
+    }
     if bias:
         found["logit_bias"] = torch.tensor(-2.0, dtype=torch.float64)
     return {name: value.requires_grad_() for name, value in found.items()}
 
 
 def unit_out(bias: bool) -> dict[str, Tensor]:
-    return {name: F.normalize(value, dim=1) if value.ndim else value for name, value in model_out(bias).items()}
+    return {
+        name: F.normalize(value, dim=1) if value.ndim else value
+        for name, value in model_out(bias).items()
+    }
 
 
 def clip(image_features: Tensor, text_features: Tensor, logit_scale: Tensor) -> Tensor:
@@ -35,7 +42,9 @@ def clip(image_features: Tensor, text_features: Tensor, logit_scale: Tensor) -> 
     return (F.cross_entropy(logits, labels) + F.cross_entropy(logits.T, labels)) / 2
 
 
-def siglip(image_features: Tensor, text_features: Tensor, logit_scale: Tensor, logit_bias: Tensor) -> Tensor:
+def siglip(
+    image_features: Tensor, text_features: Tensor, logit_scale: Tensor, logit_bias: Tensor
+) -> Tensor:
     """`SigLipLoss._loss` of open_clip."""
     image, text = F.normalize(image_features, dim=1), F.normalize(text_features, dim=1)
     logits = logit_scale * image @ text.T + logit_bias
@@ -43,7 +52,9 @@ def siglip(image_features: Tensor, text_features: Tensor, logit_scale: Tensor, l
     return -F.logsigmoid(labels * logits).sum() / B
 
 
-@pytest.mark.parametrize(("make", "slow", "bias"), [(ClipLoss, clip, False), (SigLipLoss, siglip, True)])
+@pytest.mark.parametrize(
+    ("make", "slow", "bias"), [(ClipLoss, clip, False), (SigLipLoss, siglip, True)]
+)
 def test_without_a_detector_it_is_open_clips_loss(make: Any, slow: Any, bias: bool) -> None:
     ours, theirs = model_out(bias), model_out(bias)
     losses = make()(**ours, output_dict=True)
@@ -52,7 +63,9 @@ def test_without_a_detector_it_is_open_clips_loss(make: Any, slow: Any, bias: bo
     slow(**theirs).backward()
     torch.testing.assert_close(losses["contrastive_loss"], slow(**theirs), check_dtype=False)
     for name, value in theirs.items():
-        torch.testing.assert_close(ours[name].grad, value.grad, check_dtype=False, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(
+            ours[name].grad, value.grad, check_dtype=False, rtol=1e-5, atol=1e-7
+        )
 
 
 def test_detectors_work_with_and_without_ids() -> None:

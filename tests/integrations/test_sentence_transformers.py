@@ -1,4 +1,5 @@
-"""Losses with detectors in sentence-transformers' trainer, on a small encoder with random weights."""
+"""Losses with detectors in sentence-transformers' trainer, on a small encoder with random
+weights."""
 
 from __future__ import annotations
 
@@ -32,13 +33,27 @@ def small_model(dropout: float = 0.0) -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-    vocab = {word: number for number, word in enumerate(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS))}
+    vocab = {
+        word: number
+        for number, word in enumerate(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS))
+    }
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    names: dict[str, Any] = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    names: dict[str, Any] = {
+        "pad_token": "[PAD]",
+        "unk_token": "[UNK]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "mask_token": "[MASK]",
+    }
     make: Any = PreTrainedTokenizerFast
     fast = make(tokenizer_object=tokenizer, **names)
-    size: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    size: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
     drop: dict[str, Any] = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
     torch.manual_seed(0)
     bert = BertModel(BertConfig(vocab_size=len(vocab), max_position_embeddings=32, **size, **drop))
@@ -61,14 +76,19 @@ def pairs(negatives: int = 0) -> Any:
 
     columns = {
         "anchor": [sentence(i % 4, 4 + i, i + 7) for i in range(N)],
-        "positive": [sentence(i % 4, 20 + max(i, 4), 30 + i % 3) if i != 0 else sentence(0, 24, 31) for i in range(N)],
+        "positive": [
+            sentence(i % 4, 20 + max(i, 4), 30 + i % 3) if i != 0 else sentence(0, 24, 31)
+            for i in range(N)
+        ],
     }
     for k in range(negatives):
         columns[f"negative_{k}"] = [sentence((i + 1 + k) % 4, 11 + i, k) for i in range(N)]
     return Dataset.from_dict(columns)
 
 
-def features(model: Any, dataset: Any, rows: range | list[int]) -> tuple[list[dict[str, Tensor]], Tensor | None]:
+def features(
+    model: Any, dataset: Any, rows: range | list[int]
+) -> tuple[list[dict[str, Tensor]], Tensor | None]:
     columns = [name for name in dataset.column_names if name != "label"]
     chosen = dataset.select(list(rows))
     labels = torch.tensor(chosen["label"]) if "label" in dataset.column_names else None
@@ -78,7 +98,13 @@ def features(model: Any, dataset: Any, rows: range | list[int]) -> tuple[list[di
 def arguments(folder: Path, **given: Any) -> Any:
     from sentence_transformers import SentenceTransformerTrainingArguments
 
-    usual = {"num_train_epochs": 2, "per_device_train_batch_size": 8, "learning_rate": 1e-2, "report_to": [], "use_cpu": True}
+    usual = {
+        "num_train_epochs": 2,
+        "per_device_train_batch_size": 8,
+        "learning_rate": 1e-2,
+        "report_to": [],
+        "use_cpu": True,
+    }
     usual |= {"logging_steps": 1, "save_strategy": "no", "disable_tqdm": True, "seed": 3}
     return SentenceTransformerTrainingArguments(output_dir=str(folder), **{**usual, **given})
 
@@ -88,7 +114,9 @@ def trainer(model: Any, loss: Any, dataset: Any, args: Any) -> Any:
 
     from kinfolk.integrations.sentence_transformers import KinfolkCallback
 
-    return SentenceTransformerTrainer(model=model, args=args, train_dataset=dataset, loss=loss, callbacks=[KinfolkCallback(loss)])
+    return SentenceTransformerTrainer(
+        model=model, args=args, train_dataset=dataset, loss=loss, callbacks=[KinfolkCallback(loss)]
+    )
 
 
 def gradients(model: nn.Module) -> Tensor:
@@ -121,12 +149,16 @@ def test_chunks_give_the_gradient_of_the_whole_batch() -> None:
     found = []
     for size in (None, 3):
         detector = kf.GloFND(num_samples=num_ids(dataset), alpha=0.2, init="quantile")
-        loss = KinfolkLoss(model, kf.CLIPLoss(temperature=0.1, detector=detector), mini_batch_size=size)
+        loss = KinfolkLoss(
+            model, kf.CLIPLoss(temperature=0.1, detector=detector), mini_batch_size=size
+        )
         model.zero_grad()
         value = loss(*features(model, dataset, range(8)))
         assert isinstance(value, Tensor)
         value.backward()  # type: ignore[no-untyped-call]
-        found.append((value.detach(), gradients(model), gradients(loss.loss), dict(loss.loss.state_dict())))
+        found.append(
+            (value.detach(), gradients(model), gradients(loss.loss), dict(loss.loss.state_dict()))
+        )
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
@@ -136,7 +168,9 @@ def test_chunks_repeat_the_dropout_of_the_first_pass() -> None:
     from kinfolk.integrations.sentence_transformers import KinfolkLoss
 
     model, dataset = small_model(dropout=0.3), pairs()
-    loss = KinfolkLoss(model, kf.CLIPLoss(temperature=0.1, learnable=False), mini_batch_size=3).train()
+    loss = KinfolkLoss(
+        model, kf.CLIPLoss(temperature=0.1, learnable=False), mini_batch_size=3
+    ).train()
     values = []
     for step in range(2):
         torch.manual_seed(5)
@@ -182,13 +216,23 @@ def test_ids_and_groups_of_a_data_set() -> None:
     }
     dataset = Dataset.from_dict(given)
     plain = add_ids(dataset.remove_columns("page"))
-    # rows 0 and 2 share a question, rows 1 and 3 an answer; "2" is the answer of row 3, "1" of row 0
-    assert plain["label"][:] == [[0, 0, 3, 1], [1, 1, 5, -1], [2, 0, 6, -1], [3, 1, 5, -1], [4, 4, 0, 0]]
+    # rows 0 and 2 share a question, rows 1 and 3 an answer; "2" is the answer of row 3, "1" of row
+    # 0
+    assert plain["label"][:] == [
+        [0, 0, 3, 1],
+        [1, 1, 5, -1],
+        [2, 0, 6, -1],
+        [3, 1, 5, -1],
+        [4, 4, 0, 0],
+    ]
     assert num_ids(plain) == 7
     linked = add_ids(dataset, known_by="page")
     assert [row[1] for row in linked["label"]] == [0, 0, 0, 0, 4]
     assert linked.column_names == ["question", "answer", "negative", "label"]
-    named = add_ids(Dataset.from_dict({"id": ["k", "l", "k"], "q": ["a", "b", "c"], "p": ["d", "e", "f"]}), ids="id")
+    named = add_ids(
+        Dataset.from_dict({"id": ["k", "l", "k"], "q": ["a", "b", "c"], "p": ["d", "e", "f"]}),
+        ids="id",
+    )
     labels = named["label"][:]
     assert labels[0] == labels[2] != labels[1]
     assert {row[0] for row in labels} == {0, 1}
@@ -197,7 +241,8 @@ def test_ids_and_groups_of_a_data_set() -> None:
 
 
 def test_resuming_equals_an_undisturbed_training(tmp_path: Path) -> None:
-    """Weights, temperature, thresholds and clusters, from a checkpoint in the middle of an epoch."""
+    """Weights, temperature, thresholds and clusters, from a checkpoint in the middle of an
+    epoch."""
     from kinfolk.integrations.sentence_transformers import KinfolkLoss, add_ids, num_ids
 
     dataset = add_ids(pairs(1))
@@ -226,15 +271,21 @@ def test_resuming_equals_an_undisturbed_training(tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     shutil.copytree(tmp_path / "one" / "checkpoint-4", moved)
     with pytest.raises(KinfolkError, match="resume_from"):
-        trainer(elsewhere, third, dataset, arguments(tmp_path / "two", **given)).train(resume_from_checkpoint=str(moved))
+        trainer(elsewhere, third, dataset, arguments(tmp_path / "two", **given)).train(
+            resume_from_checkpoint=str(moved)
+        )
 
 
 @pytest.mark.parametrize(
     "make",
     [
         lambda n: kf.SigLIPLoss(detector=kf.PositiveMargin()),
-        lambda n: kf.BimodalSogCLRLoss(num_samples=n, detector=kf.StartAt(kf.FNC(top_k=1), epoch=1)),
-        lambda n: kf.FastCLIPLoss(num_samples=n, detector=kf.GloFND(num_samples=n, alpha=0.1), action="reweight"),
+        lambda n: kf.BimodalSogCLRLoss(
+            num_samples=n, detector=kf.StartAt(kf.FNC(top_k=1), epoch=1)
+        ),
+        lambda n: kf.FastCLIPLoss(
+            num_samples=n, detector=kf.GloFND(num_samples=n, alpha=0.1), action="reweight"
+        ),
     ],
 )
 def test_every_loss_trains(make: Any, tmp_path: Path) -> None:
@@ -267,7 +318,8 @@ SIZES = (5, 3)
 
 
 def gradient_of(model: Any, rows: list[int], ranks: bool) -> tuple[Tensor, Tensor]:
-    """The loss and the gradient of the encoder, in chunks, with explicit negatives and a detector."""
+    """The loss and the gradient of the encoder, in chunks, with explicit negatives and a
+    detector."""
     from torch.nn.parallel import DistributedDataParallel
 
     from kinfolk.integrations.sentence_transformers import KinfolkLoss, add_ids, num_ids
@@ -288,9 +340,13 @@ def gradient_of(model: Any, rows: list[int], ranks: bool) -> tuple[Tensor, Tenso
 def rank_of(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     model = small_model()  # before there are ranks: only the first of them writes files
-    dist.init_process_group("gloo", init_method=f"file://{folder}/sync", rank=rank, world_size=len(SIZES))
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/sync", rank=rank, world_size=len(SIZES)
+    )
     first = sum(SIZES[:rank])
-    torch.save(gradient_of(model, list(range(first, first + SIZES[rank])), True), f"{folder}/{rank}.pt")
+    torch.save(
+        gradient_of(model, list(range(first, first + SIZES[rank])), True), f"{folder}/{rank}.pt"
+    )
     dist.destroy_process_group()
 
 

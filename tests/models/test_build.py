@@ -19,7 +19,12 @@ from kinfolk.models.resnet import ResNet
 def test_builds_by_name_and_remembers_how() -> None:
     encoder = build_encoder("resnet10", stem="imagenet", width=8)
     assert isinstance(encoder, ResNet)
-    assert encoder.config == {"name": "resnet10", "stem": "imagenet", "width": 8, "zero_init_residual": False}
+    assert encoder.config == {
+        "name": "resnet10",
+        "stem": "imagenet",
+        "width": 8,
+        "zero_init_residual": False,
+    }
     default = build_encoder("resnet10")
     assert default.config is not None
     assert default.config["width"] == 16
@@ -73,7 +78,9 @@ class TwoLayers(nn.Module):
 def test_torchvision_models_lose_their_last_linear_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     fake: Any = ModuleType("torchvision.models")
     fake.list_models = lambda module: ["two_layers", "no_linear"]
-    fake.get_model = lambda name, weights: TwoLayers() if name == "two_layers" else nn.Conv2d(3, 4, 1)
+    fake.get_model = lambda name, weights: (
+        TwoLayers() if name == "two_layers" else nn.Conv2d(3, 4, 1)
+    )
     monkeypatch.setitem(sys.modules, "torchvision", ModuleType("torchvision"))
     monkeypatch.setitem(sys.modules, "torchvision.models", fake)
     encoder = build_encoder("torchvision/two_layers")
@@ -88,7 +95,9 @@ def test_torchvision_models_lose_their_last_linear_layer(monkeypatch: pytest.Mon
         build_encoder("torchvision/two_layers", width=32)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed"
+)
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
 def test_real_torchvision_models(name: str) -> None:
     encoder = build_encoder(f"torchvision/{name}").eval()

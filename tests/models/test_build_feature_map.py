@@ -1,4 +1,5 @@
-"""Features before pooling: their mean over the places is what the encoder gives; towers, other modules, and what has none."""
+"""Features before pooling: their mean over the places is what the encoder gives; towers, other
+modules, and what has none."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def test_the_mean_over_the_places_is_the_encoders(name: str) -> None:
 
 
 def test_both_towers_and_foreign_modules() -> None:
-    towers = SplitEncoder([build_encoder("resnet10", width=4, in_channels=number) for number in (1, 2)], (1, 2)).eval()
+    towers = SplitEncoder(
+        [build_encoder("resnet10", width=4, in_channels=number) for number in (1, 2)], (1, 2)
+    ).eval()
     with torch.no_grad():
         assert FeatureMap(towers)(X).shape == (2, towers.output_size * 16)
     gives_a_map = nn.Conv2d(3, 5, 3, padding=1)

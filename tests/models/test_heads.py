@@ -17,7 +17,11 @@ def test_layers() -> None:
     assert layers(projection_head(8, 16, 4)) == ["Linear", "BatchNorm1d", "ReLU", "Linear"]
     assert layers(projection_head(8, 16, 4, norm=False)) == ["Linear", "ReLU", "Linear"]
     assert layers(projection_head(8, 16, 4, layers=1)) == ["Linear"]
-    assert layers(projection_head(8, 16, 4, layers=3, last_norm=True)) == ["Linear", "BatchNorm1d", "ReLU"] * 2 + ["Linear", "BatchNorm1d"]
+    assert layers(projection_head(8, 16, 4, layers=3, last_norm=True)) == [
+        "Linear",
+        "BatchNorm1d",
+        "ReLU",
+    ] * 2 + ["Linear", "BatchNorm1d"]
 
 
 def test_sizes() -> None:

@@ -1,4 +1,5 @@
-"""Encoders that share an image's channels: what each sees, and that they can be saved and built again."""
+"""Encoders that share an image's channels: what each sees, and that they can be saved and built
+again."""
 
 from __future__ import annotations
 
@@ -10,12 +11,27 @@ import torch
 from torch import nn
 
 from kinfolk.errors import KinfolkError, UsageError
-from kinfolk.models import SplitEncoder, SplitHead, adapt, build_encoder, load_encoder, projection_head, resnet10, save_encoder
+from kinfolk.models import (
+    SplitEncoder,
+    SplitHead,
+    adapt,
+    build_encoder,
+    load_encoder,
+    projection_head,
+    resnet10,
+    save_encoder,
+)
 
 
 def split_encoder() -> SplitEncoder:
     torch.manual_seed(0)
-    return SplitEncoder([build_encoder("resnet10", width=width, in_channels=number) for width, number in ((8, 1), (4, 2))], (1, 2))
+    return SplitEncoder(
+        [
+            build_encoder("resnet10", width=width, in_channels=number)
+            for width, number in ((8, 1), (4, 2))
+        ],
+        (1, 2),
+    )
 
 
 def test_each_tower_sees_its_channels() -> None:
@@ -27,7 +43,9 @@ def test_each_tower_sees_its_channels() -> None:
     torch.testing.assert_close(features[:, 64:], encoder.towers[1](x[:, 1:]))
     other = x.clone()
     other[:, 1:] += 1
-    assert torch.equal(encoder(other)[:, :64], features[:, :64]), "the first tower does not see the other channels"
+    assert torch.equal(encoder(other)[:, :64], features[:, :64]), (
+        "the first tower does not see the other channels"
+    )
     assert not torch.equal(encoder(other)[:, 64:], features[:, 64:])
 
 
@@ -51,7 +69,11 @@ def test_saved_and_built_again(tmp_path: Path) -> None:
     assert described["encoder"]["channels"] == [1, 2]
     assert described["output_size"] == 96
     names = set(resnet10(width=8).state_dict())
-    assert {name.removeprefix("towers.0.") for name in loaded.state_dict() if name.startswith("towers.0.")} == names
+    assert {
+        name.removeprefix("towers.0.")
+        for name in loaded.state_dict()
+        if name.startswith("towers.0.")
+    } == names
 
 
 def test_towers_of_the_user_s_own_are_filled(tmp_path: Path) -> None:
@@ -66,7 +88,10 @@ def test_towers_of_the_user_s_own_are_filled(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"'torchvision/resnet18' takes images of 3 channels, not of `in_channels` \(=1\)"):
+    with pytest.raises(
+        UsageError,
+        match=r"'torchvision/resnet18' takes images of 3 channels, not of `in_channels` \(=1\)",
+    ):
         build_encoder("torchvision/resnet18", in_channels=1)
     with pytest.raises(UsageError, match="'timm/resnet18' takes images of 3 channels"):
         build_encoder("timm/resnet18", in_channels=2)

@@ -1,4 +1,5 @@
-"""ResNet: torchvision's names and shapes (by rule, and against the package where it is installed), stems, width, channels-last."""
+"""ResNet: torchvision's names and shapes (by rule, and against the package where it is installed),
+stems, width, channels-last."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def torchvision_shapes(bottleneck: bool, depths: tuple[int, int, int, int]) -> Shapes:
-    """Names and shapes of torchvision's ResNet state dict, written down from its published files."""
+    """Names and shapes of torchvision's ResNet state dict, written down from its published
+    files."""
     shapes: Shapes = {"conv1.weight": (64, 3, 7, 7)}
 
     def norm(name: str, size: int) -> None:
@@ -57,9 +59,16 @@ CASES = [
 
 
 @pytest.mark.parametrize(("make", "shapes", "published"), CASES)
-def test_names_and_shapes_are_torchvisions(make: Callable[..., ResNet], shapes: Shapes, published: int) -> None:
-    learned = [shape for name, shape in shapes.items() if not name.endswith(("running_mean", "running_var", "num_batches_tracked"))]
-    assert sum(torch.Size(shape).numel() for shape in learned) == published  # the rule itself is right
+def test_names_and_shapes_are_torchvisions(
+    make: Callable[..., ResNet], shapes: Shapes, published: int
+) -> None:
+    learned = [
+        shape
+        for name, shape in shapes.items()
+        if not name.endswith(("running_mean", "running_var", "num_batches_tracked"))
+    ]
+    # the rule itself is right
+    assert sum(torch.Size(shape).numel() for shape in learned) == published
     encoder = make(stem="imagenet")
     own = {name: tuple(value.shape) for name, value in encoder.state_dict().items()}
     assert own == {name: shape for name, shape in shapes.items() if not name.startswith("fc.")}
@@ -67,7 +76,9 @@ def test_names_and_shapes_are_torchvisions(make: Callable[..., ResNet], shapes: 
     assert bool((encoder.state_dict()["layer4.1.conv2.weight"] == 0.5).all())
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed"
+)
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_equals_torchvision(name: str) -> None:
     from torchvision import models
@@ -124,10 +135,16 @@ def test_channels_last_gives_the_same() -> None:
 def test_gradient_reaches_every_parameter() -> None:
     encoder = resnet10(width=4)
     encoder(torch.randn(4, 3, 16, 16)).square().sum().backward()
-    assert all(parameter.grad is not None and bool(parameter.grad.abs().sum() > 0) for parameter in encoder.parameters())
+    assert all(
+        parameter.grad is not None and bool(parameter.grad.abs().sum() > 0)
+        for parameter in encoder.parameters()
+    )
 
 
-@pytest.mark.parametrize(("settings", "message"), [({"stem": "tiny"}, "`stem` \\(='tiny'\\)"), ({"width": 0}, "`width` \\(=0\\)")])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"stem": "tiny"}, "`stem` \\(='tiny'\\)"), ({"width": 0}, "`width` \\(=0\\)")],
+)
 def test_wrong_settings_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         resnet18(**settings)  # type: ignore[arg-type]

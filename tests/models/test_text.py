@@ -44,9 +44,19 @@ def loop_forward(model: Any, tokens: list[int]) -> Tensor:
             for head in range(block.heads):
                 part = slice(head * size, (head + 1) * size)
                 seen = range(place + 1) if model.causal else range(len(x))
-                scores = torch.stack([parts[place][0][part] @ parts[other][1][part] / size**0.5 for other in seen])
+                scores = torch.stack(
+                    [parts[place][0][part] @ parts[other][1][part] / size**0.5 for other in seen]
+                )
                 weights = scores.softmax(0)
-                heads.append(sum((weight * parts[other][2][part] for weight, other in zip(weights, seen, strict=True)), torch.zeros(size)))
+                heads.append(
+                    sum(
+                        (
+                            weight * parts[other][2][part]
+                            for weight, other in zip(weights, seen, strict=True)
+                        ),
+                        torch.zeros(size),
+                    )
+                )
             x[place] = x[place] + block.mix(torch.cat(heads))
         x = [each + block.fall(nn.functional.gelu(block.rise(block.norm2(each)))) for each in x]
     out: Tensor = model.norm(x[-1])
@@ -87,7 +97,12 @@ def test_half_precision_is_close_to_full() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "match"), [({"width": 10}, "multiple of `heads`"), ({"layers": 0}, "`layers` .=0. must be"), ({"heads": 0}, "`heads`")]
+    ("options", "match"),
+    [
+        ({"width": 10}, "multiple of `heads`"),
+        ({"layers": 0}, "`layers` .=0. must be"),
+        ({"heads": 0}, "`heads`"),
+    ],
 )
 def test_wrong_sizes(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
@@ -135,19 +150,26 @@ class FakeBert(nn.Module):
 def test_the_adapter_of_transformers_averages_up_to_the_end() -> None:
     bert, tokens = FakeBert(), texts(3, 6)
     adapted = HuggingFaceText(bert, END)
-    expected = torch.stack([bert.embedding(tokens[0, :5]).mean(0), bert.embedding(tokens[1, :8]).mean(0)])
+    expected = torch.stack(
+        [bert.embedding(tokens[0, :5]).mean(0), bert.embedding(tokens[1, :8]).mean(0)]
+    )
     torch.testing.assert_close(adapted(tokens), expected)
     assert adapted.output_size == 6
 
 
 def test_towers_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     usual: dict[str, Any] = {"vocab_size": 40, "context": 10, "end_id": END}
-    assert isinstance(build_text("transformer", **usual, width=16, layers=1, heads=2), TextTransformer)
+    assert isinstance(
+        build_text("transformer", **usual, width=16, layers=1, heads=2), TextTransformer
+    )
     with pytest.raises(UsageError, match="no text tower 'transformr'"):
         build_text("transformr", **usual)
     with pytest.raises(UsageError, match="needs CLIP's own tokenizer"):
         build_text("open_clip/RN50", **usual)
-    for name, module, package in (("open_clip/RN50", "open_clip", "open_clip_torch"), ("huggingface/bert", "transformers", "transformers")):
+    for name, module, package in (
+        ("open_clip/RN50", "open_clip", "open_clip_torch"),
+        ("huggingface/bert", "transformers", "transformers"),
+    ):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(UsageError, match=f"pip install {package}"):
             build_text(name, vocab_size=49408, context=77, end_id=49407)

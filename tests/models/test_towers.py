@@ -7,14 +7,26 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.errors import KinfolkError
-from kinfolk.models import OpenClipText, TextTransformer, adapt, build_encoder, projection_head, save_encoder
+from kinfolk.models import (
+    OpenClipText,
+    TextTransformer,
+    adapt,
+    build_encoder,
+    projection_head,
+    save_encoder,
+)
 from kinfolk.models.towers import PARTS, TOWERS, Pair, begin_from, save_towers
 
 
 def pair(seed: int) -> Pair:
     torch.manual_seed(seed)
     text = TextTransformer(20, 6, end_id=2, width=8, layers=1, heads=2)
-    return Pair(build_encoder("resnet10", width=8), projection_head(64, 8, 6, layers=1), text, nn.Linear(8, 6, bias=False)).eval()
+    return Pair(
+        build_encoder("resnet10", width=8),
+        projection_head(64, 8, 6, layers=1),
+        text,
+        nn.Linear(8, 6, bias=False),
+    ).eval()
 
 
 def same(a: nn.Module, b: nn.Module) -> bool:

@@ -29,7 +29,10 @@ def test_save_and_load_by_folder_and_by_file(tmp_path: Path) -> None:
         assert meta == {"method": "simclr", "mean": [0.5, 0.5, 0.5]}
         assert not loaded.training
         assert torch.equal(loaded(x), encoder(x))
-    assert sorted(entry.name for entry in (tmp_path / "run").iterdir()) == ["model.json", "model.safetensors"]
+    assert sorted(entry.name for entry in (tmp_path / "run").iterdir()) == [
+        "model.json",
+        "model.safetensors",
+    ]
     described = json.loads((tmp_path / "run" / "model.json").read_text())
     assert described["encoder"]["name"] == "resnet10"
     assert described["output_size"] == 32
@@ -61,7 +64,9 @@ def test_the_file_holds_the_encoders_own_names(tmp_path: Path) -> None:
 
 
 def test_channels_last_and_shared_weights_are_saved(tmp_path: Path) -> None:
-    module = nn.Sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    module = nn.Sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)).to(
+        memory_format=torch.channels_last
+    )  # type: ignore[call-overload]
     module[1].weight = module[0].weight
     state = read_state(save_encoder(module, tmp_path))
     assert torch.equal(state["0.weight"], module[0].weight)
@@ -101,7 +106,11 @@ def test_a_mismatch_is_one_sentence_and_changes_nothing() -> None:
     state = build_encoder("resnet10", width=4, stem="imagenet").state_dict()
     del state["layer1.0.conv2.weight"]
     with pytest.raises(
-        KinfolkError, match=r"1 missing \(layer1.0.conv2.weight\); 1 of another shape \(conv1.weight is .*try the other `stem`"
+        KinfolkError,
+        match=(
+            r"1 missing \(layer1.0.conv2.weight\); 1 of another shape \(conv1.weight is .*try the"
+            r" other `stem`"
+        ),
     ):
         load_state(encoder, state)
     assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
@@ -146,7 +155,10 @@ def test_a_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError("disk full")
 
     monkeypatch.setattr("kinfolk.files.os.replace", crash)
-    with pytest.raises(KinfolkError, match=r"model\.safetensors cannot be written: disk full; what was there before is kept"):
+    with pytest.raises(
+        KinfolkError,
+        match=r"model\.safetensors cannot be written: disk full; what was there before is kept",
+    ):
         save_encoder(small(), tmp_path)
     loaded, _ = load_encoder(tmp_path)
     assert torch.equal(loaded.state_dict()["conv1.weight"], encoder.state_dict()["conv1.weight"])

@@ -1,4 +1,5 @@
-"""What all losses share: ids, wrong inputs, a given temperature, groups, state in a backward pass."""
+"""What all losses share: ids, wrong inputs, a given temperature, groups, state in a backward
+pass."""
 
 from __future__ import annotations
 
@@ -14,7 +15,18 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import kinfolk as kf
-from kinfolk.detectors import FNC, IFND, Cave, Detector, GloFND, Hierarchy, Known, Neighbours, Oracle, Ring
+from kinfolk.detectors import (
+    FNC,
+    IFND,
+    Cave,
+    Detector,
+    GloFND,
+    Hierarchy,
+    Known,
+    Neighbours,
+    Oracle,
+    Ring,
+)
 from kinfolk.frameworks import MoCo
 from kinfolk.objectives import (
     BimodalSogCLRLoss,
@@ -39,7 +51,9 @@ LOSSES: dict[str, Objective] = {
 
 
 @pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.bool, torch.complex64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.bool, torch.complex64]
+)
 def test_ids_that_are_no_integers_are_refused(name: str, dtype: torch.dtype) -> None:
     """0.5 would become 0, and in float32 the ids 2²⁴ and 2²⁴ + 1 are one."""
     z, ids = F.normalize(torch.randn(2, 4), dim=1), torch.tensor([0, 1])
@@ -48,7 +62,9 @@ def test_ids_that_are_no_integers_are_refused(name: str, dtype: torch.dtype) -> 
         LOSSES[name](z, z, ids.to(dtype))
     with pytest.raises(ValueError, match=message):
         LOSSES[name].on(Pairs(z, z, z.unsqueeze(1), ids.to(dtype), ids))
-    with pytest.raises(ValueError, match=rf"`candidate_ids` \(={dtype}\) must be an integer tensor"):
+    with pytest.raises(
+        ValueError, match=rf"`candidate_ids` \(={dtype}\) must be an integer tensor"
+    ):
         LOSSES[name].on(Pairs(z, z, z.unsqueeze(1), ids, ids.to(dtype)))
     with pytest.raises(ValueError, match=message):
         CLIPLoss()(z, z, ids.to(dtype))
@@ -68,14 +84,31 @@ def test_ids_of_any_integer_type_are_the_same_ids(dtype: torch.dtype) -> None:
 def test_a_given_temperature_replaces_the_own_everywhere(name: str, action: Any) -> None:
     kind = type(LOSSES[name])
     g = torch.Generator().manual_seed(0)
-    z, queue, keys = (torch.randn(*shape, 5, generator=g, dtype=torch.float64) for shape in ((4,), (9,), (4, 2)))
-    degree = torch.tensor([[1.0, 0.0]], dtype=torch.float64).expand(4, 2) if name == "relative" else None
-    pairs = Pairs(z.requires_grad_(), queue.requires_grad_(), keys, torch.arange(4), torch.arange(9) + 2, degree=degree)
+    z, queue, keys = (
+        torch.randn(*shape, 5, generator=g, dtype=torch.float64) for shape in ((4,), (9,), (4, 2))
+    )
+    degree = (
+        torch.tensor([[1.0, 0.0]], dtype=torch.float64).expand(4, 2) if name == "relative" else None
+    )
+    pairs = Pairs(
+        z.requires_grad_(),
+        queue.requires_grad_(),
+        keys,
+        torch.arange(4),
+        torch.arange(9) + 2,
+        degree=degree,
+    )
     given = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
-    own, other = (kind(temperature=t, detector=Scripted(same_class(3)), action=action, block_rows=3) for t in (0.3, 0.9))
+    own, other = (
+        kind(temperature=t, detector=Scripted(same_class(3)), action=action, block_rows=3)
+        for t in (0.3, 0.9)
+    )
     torch.testing.assert_close(other.on(pairs, given), own.on(pairs))
     assert torch.autograd.gradcheck(
-        lambda *inputs: other.on(replace(pairs, anchors=inputs[0], candidates=inputs[1]), inputs[2]), (z, queue, given)
+        lambda *inputs: other.on(
+            replace(pairs, anchors=inputs[0], candidates=inputs[1]), inputs[2]
+        ),
+        (z, queue, given),
     )
 
 
@@ -104,9 +137,14 @@ def test_groups_of_the_queue() -> None:
     ids, queue_ids = torch.tensor([1, 5]), torch.tensor([0, 1, 2, 3, 4, 5, 6, 7])
     loss_fn = NTXentLoss(temperature=0.2)
     loss_fn.set_groups(GROUPS)
-    found = loss_fn.on(Pairs(anchors, queue, anchors.unsqueeze(1), ids, queue_ids, unit_candidates=True))
+    found = loss_fn.on(
+        Pairs(anchors, queue, anchors.unsqueeze(1), ids, queue_ids, unit_candidates=True)
+    )
     kept = [queue[[2, 3, 4, 5, 7]], queue[[0, 1, 2, 3, 4, 6, 7]]]
-    expected = [torch.logsumexp(torch.cat((torch.ones(1), own @ z)) / 0.2, 0) - 1 / 0.2 for own, z in zip(kept, anchors, strict=True)]
+    expected = [
+        torch.logsumexp(torch.cat((torch.ones(1), own @ z)) / 0.2, 0) - 1 / 0.2
+        for own, z in zip(kept, anchors, strict=True)
+    ]
     torch.testing.assert_close(found, torch.stack(expected).mean())
 
 
@@ -117,7 +155,9 @@ def test_a_queue_in_training() -> None:
     moco.set_groups(groups)
     for ids in (torch.arange(0, 16, 2), torch.arange(1, 17, 2)):
         moco(torch.randn(2, 8, 3, 2, 2), ids)
-    assert int(moco.stats.negatives) == 8 * 7, "of each anchor's eight candidates, keys of the other rows, one is of its group"
+    assert int(moco.stats.negatives) == 8 * 7, (
+        "of each anchor's eight candidates, keys of the other rows, one is of its group"
+    )
 
 
 def test_a_group_below_zero_is_no_group() -> None:
@@ -148,7 +188,9 @@ CALLED = {**TWO_VIEWS, **{f"image-text {name}": make for name, make in IMAGE_TEX
 @pytest.mark.parametrize("name", CALLED)
 def test_a_wrong_input_is_one_sentence(name: str) -> None:
     z, ids, loss_fn = torch.randn(4, 5), torch.arange(4), CALLED[name]()
-    with pytest.raises(TypeError, match=r"`ids` \(=list\) must be an integer tensor: torch.as_tensor\(ids\)"):
+    with pytest.raises(
+        TypeError, match=r"`ids` \(=list\) must be an integer tensor: torch.as_tensor\(ids\)"
+    ):
         loss_fn(z, z, [0, 1, 2, 3])
     with pytest.raises(ValueError, match=r"`ids` \(=torch.float32\) must be an integer tensor"):
         loss_fn(z, z, ids.float())
@@ -178,9 +220,13 @@ def test_labels_and_groups_are_integers_one_for_each_sample(table: str) -> None:
         setter, name = getattr(loss_fn, table), table.split("_")[-1]
         with pytest.raises(TypeError, match=rf"`{name}` \(=list\) must be an integer tensor"):
             setter([0, 1, 2])
-        with pytest.raises(ValueError, match=rf"`{name}` \(=torch.float32\) must be an integer tensor"):
+        with pytest.raises(
+            ValueError, match=rf"`{name}` \(=torch.float32\) must be an integer tensor"
+        ):
             setter(torch.zeros(3))
-        with pytest.raises(ValueError, match=rf"`{name}` \(=\(3, 1\)\) must have the shape \(samples,\)"):
+        with pytest.raises(
+            ValueError, match=rf"`{name}` \(=\(3, 1\)\) must have the shape \(samples,\)"
+        ):
             setter(torch.zeros(3, 1, dtype=torch.int64))
 
 
@@ -228,7 +274,9 @@ def test_num_samples_is_an_int(name: str, number: Any) -> None:
 
 def test_a_detector_is_an_object_and_everything_is_given_by_name() -> None:
     for wrong in ("fnc", FNC):
-        with pytest.raises(TypeError, match=r"must be a detector object, such as kf.FNC\(top_k=3\)"):
+        with pytest.raises(
+            TypeError, match=r"must be a detector object, such as kf.FNC\(top_k=3\)"
+        ):
             NTXentLoss(detector=wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="positional argument"):
         NTXentLoss(0.1, FNC(top_k=3))  # type: ignore[call-arg]
@@ -239,12 +287,21 @@ def test_a_detector_is_an_object_and_everything_is_given_by_name() -> None:
 def test_a_share_for_the_positives_is_that_of_the_equation() -> None:
     """SogCLR with attracted kin and `own_weight` λ: λ s_pos + (1 − λ) mean over kin."""
     z1, z2 = torch.randn(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    settings: dict[str, Any] = {"temperature": 0.3, "detector": Scripted(same_class(4)), "action": "attract"}
-    shared, mean = (SogCLRLoss(num_samples=6, own_weight=w, **settings).double() for w in (0.3, None))
+    settings: dict[str, Any] = {
+        "temperature": 0.3,
+        "detector": Scripted(same_class(4)),
+        "action": "attract",
+    }
+    shared, mean = (
+        SogCLRLoss(num_samples=6, own_weight=w, **settings).double() for w in (0.3, None)
+    )
     z, ids = F.normalize(torch.stack((z1, z2), 1).flatten(0, 1), dim=1), torch.arange(12) // 2
     pulls = [[], []]  # type: ignore[var-annotated]
     for i in range(12):
-        own, kin = z[i] @ z[i ^ 1], [z[i] @ z[j] for j in range(12) if ids[j] != ids[i] and ids[j] % 4 == ids[i] % 4]
+        own, kin = (
+            z[i] @ z[i ^ 1],
+            [z[i] @ z[j] for j in range(12) if ids[j] != ids[i] and ids[j] % 4 == ids[i] % 4],
+        )
         pulls[0].append(0.3 * own + 0.7 * sum(kin) / len(kin) if kin else own)
         pulls[1].append((own + sum(kin)) / (1 + len(kin)))
     expected = -torch.stack(pulls[0]).mean() + torch.stack(pulls[1]).mean()
@@ -265,7 +322,9 @@ STATELESS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def checkpointed(loss_fn: nn.Module, reentrant: bool | None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def checkpointed(
+    loss_fn: nn.Module, reentrant: bool | None
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Loss and gradient of the second of two steps, and the state after them."""
     encoder, ids = nn.Linear(6, 4), torch.arange(8)
     nn.init.orthogonal_(encoder.weight, generator=torch.Generator().manual_seed(5))
@@ -282,13 +341,20 @@ def checkpointed(loss_fn: nn.Module, reentrant: bool | None) -> tuple[Tensor, Te
         encoder.zero_grad()
         loss.backward()
     assert encoder.weight.grad is not None
-    return loss.detach(), encoder.weight.grad, {name: x.clone() for name, x in loss_fn.state_dict().items()}
+    return (
+        loss.detach(),
+        encoder.weight.grad,
+        {name: x.clone() for name, x in loss_fn.state_dict().items()},
+    )
 
 
 @pytest.mark.parametrize("name", STATEFUL)
 @pytest.mark.parametrize("early_stop", [True, False])
-def test_a_checkpoint_never_computes_a_gradient_from_changed_state(name: str, early_stop: bool) -> None:
-    """It computes the loss a second time, in the backward pass: refused, unless it stops before it."""
+def test_a_checkpoint_never_computes_a_gradient_from_changed_state(
+    name: str, early_stop: bool
+) -> None:
+    """It computes the loss a second time, in the backward pass: refused, unless it stops before
+    it."""
     words = r"Loss is called again in a backward pass, as by torch.utils.checkpoint, but its state"
     with pytest.raises(RuntimeError, match=words):
         checkpointed(STATEFUL[name](), reentrant=True)
@@ -303,13 +369,17 @@ def test_a_checkpoint_never_computes_a_gradient_from_changed_state(name: str, ea
 
 @pytest.mark.parametrize("name", STATELESS)
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_checkpoint_around_a_loss_without_state_changes_nothing(name: str, reentrant: bool) -> None:
+def test_a_checkpoint_around_a_loss_without_state_changes_nothing(
+    name: str, reentrant: bool
+) -> None:
     found, plain = (checkpointed(STATELESS[name](), mode) for mode in (reentrant, None))
     torch.testing.assert_close(found, plain, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("make", [lambda d: NTXentLoss(detector=d), lambda d: CLIPLoss(detector=d)])
-def test_another_thread_reads_complete_counts_during_a_step(make: Callable[[Detector], Any]) -> None:
+def test_another_thread_reads_complete_counts_during_a_step(
+    make: Callable[[Detector], Any],
+) -> None:
     """All steps have the same counts here, and so has every moment between them."""
     loss_fn = make(Oracle(torch.arange(6) % 2))
     loss_fn.set_eval_labels(torch.arange(6) % 3)

@@ -1,4 +1,5 @@
-"""Explicit negatives of two-tower losses: triplets, several for each anchor; known positives by key."""
+"""Explicit negatives of two-tower losses: triplets, several for each anchor; known positives by
+key."""
 
 from __future__ import annotations
 
@@ -20,12 +21,17 @@ B, K, D, N = 5, 2, 4, 20
 def batch(seed: int = 0, size: int = B) -> tuple[Tensor, Tensor, Tensor]:
     g = torch.Generator().manual_seed(seed)
     shapes = (size, D), (size, D), (size, K, D)
-    one, two, three = (torch.randn(*shape, dtype=torch.float64, generator=g).requires_grad_() for shape in shapes)
+    one, two, three = (
+        torch.randn(*shape, dtype=torch.float64, generator=g).requires_grad_() for shape in shapes
+    )
     return one, two, three
 
 
-def slow(one: Tensor, other: Tensor, negatives: Tensor, t: float, out: Tensor | None = None) -> Tensor:
-    """Cross-entropy over documents and negatives of all, and over questions. `out`: (B, B + B·K) left out."""
+def slow(
+    one: Tensor, other: Tensor, negatives: Tensor, t: float, out: Tensor | None = None
+) -> Tensor:
+    """Cross-entropy over documents and negatives of all, and over questions. `out`: (B, B + B·K)
+    left out."""
     q, d, n = (F.normalize(z, dim=-1) for z in (one, other, negatives))
     logits = q @ torch.cat((d, n.flatten(0, 1))).T / t
     if out is not None:
@@ -36,7 +42,9 @@ def slow(one: Tensor, other: Tensor, negatives: Tensor, t: float, out: Tensor | 
 
 def require_equal(ours: Tensor, expected: Tensor, *inputs: Tensor) -> None:
     torch.testing.assert_close(ours, expected)
-    for a, b in zip(torch.autograd.grad(ours, inputs), torch.autograd.grad(expected, inputs), strict=True):
+    for a, b in zip(
+        torch.autograd.grad(ours, inputs), torch.autograd.grad(expected, inputs), strict=True
+    ):
         torch.testing.assert_close(a, b)
 
 
@@ -64,7 +72,11 @@ def test_a_sigmoid_loss_has_them_as_further_pairs(own_only: bool) -> None:
     q, d, n = (F.normalize(z, dim=-1) for z in (one, other, negatives))
     pairs, extra = q @ d.T / 0.5 - 1, q @ n.flatten(0, 1).T / 0.5 - 1
     sign = 2 * torch.eye(B, dtype=torch.float64) - 1
-    counts = torch.eye(B, dtype=torch.float64).repeat_interleave(K, 1) if own_only else torch.ones_like(extra)
+    counts = (
+        torch.eye(B, dtype=torch.float64).repeat_interleave(K, 1)
+        if own_only
+        else torch.ones_like(extra)
+    )
     expected = (F.softplus(-sign * pairs).sum() + (counts * F.softplus(extra)).sum()) / B
     found = loss_fn(one, other, negatives=negatives, own_only=own_only)
     require_equal(found, expected, one, other, negatives)
@@ -77,11 +89,18 @@ def test_a_negative_of_the_anchors_group_or_id_is_left_out() -> None:
     out[1, B + 3 * K] = True  # the first negative of row 3 is the document of sample 1
     by_id = torch.arange(N)[-B * K :].view(B, K).clone()
     by_id[3, 0] = 1
-    require_equal(loss_fn(*given[:2], torch.arange(B), negatives=given[2], negative_ids=by_id), slow(*given, 0.3, out), *given)
+    require_equal(
+        loss_fn(*given[:2], torch.arange(B), negatives=given[2], negative_ids=by_id),
+        slow(*given, 0.3, out),
+        *given,
+    )
     texts = [f"document {i}" for i in range(B)]
     others = [[f"negative {i} {k}" for k in range(K)] for i in range(B)]
     others[3][0] = texts[1]
-    groups = {"group_ids": kf.group_ids_of(texts), "negative_group_ids": torch.stack([kf.group_ids_of(each) for each in others])}
+    groups = {
+        "group_ids": kf.group_ids_of(texts),
+        "negative_group_ids": torch.stack([kf.group_ids_of(each) for each in others]),
+    }
     require_equal(loss_fn(*given[:2], negatives=given[2], **groups), slow(*given, 0.3, out), *given)
     table = torch.full((N,), -1)
     table[[1, int(by_id[3, 1])]] = 7  # the second negative of row 3 shares the group of sample 1
@@ -104,12 +123,20 @@ def test_detectors_judge_negatives_too() -> None:
         loss_fn(one, other, ids, negatives=negatives)
 
 
-@pytest.mark.parametrize("detector", [kf.Components, lambda: kf.FNC(top_k=2), kf.PositiveMargin, lambda: kf.Guide(alpha=0.2)])
+@pytest.mark.parametrize(
+    "detector",
+    [kf.Components, lambda: kf.FNC(top_k=2), kf.PositiveMargin, lambda: kf.Guide(alpha=0.2)],
+)
 def test_negatives_without_ids_are_samples_apart(detector: Any) -> None:
     one, other, negatives = batch()
     found = [
-        kf.CLIPLoss(temperature=0.3, detector=detector())(one, other, ids, negatives=negatives, negative_ids=negative_ids)
-        for ids, negative_ids in ((None, None), (torch.arange(B), torch.arange(B, B + B * K).view(B, K)))
+        kf.CLIPLoss(temperature=0.3, detector=detector())(
+            one, other, ids, negatives=negatives, negative_ids=negative_ids
+        )
+        for ids, negative_ids in (
+            (None, None),
+            (torch.arange(B), torch.arange(B, B + B * K).view(B, K)),
+        )
     ]
     torch.testing.assert_close(*found)
 
@@ -117,9 +144,13 @@ def test_negatives_without_ids_are_samples_apart(detector: Any) -> None:
 def test_wrong_shapes_are_named() -> None:
     one, other, negatives = batch()
     loss_fn = kf.CLIPLoss(temperature=0.3)
-    with pytest.raises(ValueError, match=r"`negatives` \(=\(5, 4\)\) must have the shape \(5, negatives, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"`negatives` \(=\(5, 4\)\) must have the shape \(5, negatives, 4\)"
+    ):
         loss_fn(one, other, negatives=one)
-    with pytest.raises(ValueError, match=r"`negative_ids` \(=\(5,\)\) must have the shape \(5, 2\)"):
+    with pytest.raises(
+        ValueError, match=r"`negative_ids` \(=\(5,\)\) must have the shape \(5, 2\)"
+    ):
         loss_fn(one, other, negatives=negatives, negative_ids=torch.arange(B))
 
 
@@ -133,23 +164,40 @@ def test_values_in_no_group() -> None:
 SIZES = (3, 2, 4)
 
 
-def joined(kind: str, part: slice, own_only: bool) -> tuple[Tensor, list[Tensor], dict[str, Tensor]]:
+def joined(
+    kind: str, part: slice, own_only: bool
+) -> tuple[Tensor, list[Tensor], dict[str, Tensor]]:
     """Loss, gradients and state of one rank's part of the batch, or of all of it."""
-    detector = kf.GloFND(num_samples=N + 20, alpha=0.2, init="quantile") if kind == "glofnd" else kf.FNC(top_k=2)
-    loss_fn = kf.CLIPLoss(temperature=0.3, learnable=False, detector=detector, block_rows=4).double()
+    detector = (
+        kf.GloFND(num_samples=N + 20, alpha=0.2, init="quantile")
+        if kind == "glofnd"
+        else kf.FNC(top_k=2)
+    )
+    loss_fn = kf.CLIPLoss(
+        temperature=0.3, learnable=False, detector=detector, block_rows=4
+    ).double()
     total = sum(SIZES)
     one, other, negatives = (z.detach()[part].clone().requires_grad_() for z in batch(3, total))
-    ids, negative_ids = torch.arange(total)[part], torch.arange(total, total + total * K).view(total, K)[part]
+    ids, negative_ids = (
+        torch.arange(total)[part],
+        torch.arange(total, total + total * K).view(total, K)[part],
+    )
     explicit: dict[str, Any] = {"negatives": negatives, "own_only": own_only}
     if kind == "glofnd":
         explicit["negative_ids"] = negative_ids
     loss = loss_fn(one, other, ids, **explicit)
     loss.backward()
-    return loss.detach(), [z.grad for z in (one, other, negatives) if z.grad is not None], dict(loss_fn.state_dict())
+    return (
+        loss.detach(),
+        [z.grad for z in (one, other, negatives) if z.grad is not None],
+        dict(loss_fn.state_dict()),
+    )
 
 
 def rank_of(rank: int, folder: str, kind: str, own_only: bool) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/sync", rank=rank, world_size=len(SIZES))
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/sync", rank=rank, world_size=len(SIZES)
+    )
     part = slice(sum(SIZES[:rank]), sum(SIZES[: rank + 1]))
     torch.save(joined(kind, part, own_only), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
@@ -161,7 +209,9 @@ def test_ranks_share_their_negatives(tmp_path: Path, kind: str, own_only: bool) 
     loss, grads, state = joined(kind, slice(None), own_only)
     parts = [torch.load(tmp_path / f"{rank}.pt") for rank in range(len(SIZES))]
     for place, whole in enumerate(grads):
-        torch.testing.assert_close(torch.cat([part[1][place] for part in parts]) / len(SIZES), whole)
+        torch.testing.assert_close(
+            torch.cat([part[1][place] for part in parts]) / len(SIZES), whole
+        )
     for part in parts:
         torch.testing.assert_close(part[0], loss)
         for name, value in state.items():

@@ -1,5 +1,5 @@
-"""Several gloo processes with unequal, asymmetric batches equal one process on the joined batch: loss, gradient of towers and temperature,
-state, counts."""
+"""Several gloo processes with unequal, asymmetric batches equal one process on the joined batch:
+loss, gradient of towers and temperature, state, counts."""
 
 from __future__ import annotations
 
@@ -36,12 +36,22 @@ def objective(name: str) -> BimodalLoss[Any]:
     detector = detectors[detection]
     action: Any = {"oracle": "attract", "guide": "reweight"}.get(detection, "eliminate")
     if loss == "clip":
-        made: BimodalLoss[Any] = CLIPLoss(temperature=0.3, detector=detector, action=action, block_rows=4)
+        made: BimodalLoss[Any] = CLIPLoss(
+            temperature=0.3, detector=detector, action=action, block_rows=4
+        )
     elif loss == "siglip":
-        made = SigLIPLoss(temperature=0.3, bias=-2.0, detector=detector, action=action, block_rows=4)  # type: ignore[assignment]
+        made = SigLIPLoss(
+            temperature=0.3, bias=-2.0, detector=detector, action=action, block_rows=4
+        )  # type: ignore[assignment]
     elif loss == "sogclr":
         made = BimodalSogCLRLoss(
-            num_samples=NUM_SAMPLES, temperature=0.3, gamma=0.9, decay_epochs=None, detector=detector, action=action, block_rows=4
+            num_samples=NUM_SAMPLES,
+            temperature=0.3,
+            gamma=0.9,
+            decay_epochs=None,
+            detector=detector,
+            action=action,
+            block_rows=4,
         )
     else:
         own = 0.05 if loss == "individual" else None
@@ -71,14 +81,21 @@ class Towers(nn.Module):
 
 
 class Whole(nn.Module):
-    """Towers and loss in one module, so that DDP sees the temperature and the per-sample buffers too."""
+    """Towers and loss in one module, so that DDP sees the temperature and the per-sample buffers
+    too."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self.towers, self.objective, self.grouped = Towers(), objective(name), name.endswith("groups")
+        self.towers, self.objective, self.grouped = (
+            Towers(),
+            objective(name),
+            name.endswith("groups"),
+        )
 
     def forward(self, images: Tensor, texts: Tensor, ids: Tensor) -> Tensor:
-        loss: Tensor = self.objective(*self.towers(images, texts), ids, GROUPS[ids] if self.grouped else None)
+        loss: Tensor = self.objective(
+            *self.towers(images, texts), ids, GROUPS[ids] if self.grouped else None
+        )
         return loss
 
 
@@ -88,8 +105,14 @@ Batch = tuple[Tensor, Tensor, Tensor]
 def parts(step: int, world: int) -> list[Batch]:
     """Images, texts and ids of every rank. In the second step, sample 3 is on all ranks at once."""
     g, sizes = torch.Generator().manual_seed(step), list(SIZES[:world])
-    images = [torch.randn(size, 6, dtype=torch.float64, generator=g) * (rank + 1) + rank for rank, size in enumerate(sizes)]
-    texts = [torch.randn(size, 3, dtype=torch.float64, generator=g) - rank for rank, size in enumerate(sizes)]
+    images = [
+        torch.randn(size, 6, dtype=torch.float64, generator=g) * (rank + 1) + rank
+        for rank, size in enumerate(sizes)
+    ]
+    texts = [
+        torch.randn(size, 3, dtype=torch.float64, generator=g) - rank
+        for rank, size in enumerate(sizes)
+    ]
     ids = list(torch.split(torch.randperm(NUM_SAMPLES, generator=g)[: sum(sizes)], sizes))
     if step == 1:
         for mine in ids:
@@ -121,17 +144,25 @@ def wrapped(name: str, whole: Whole) -> nn.Module:
 
 def child(rank: int, world: int, folder: str, names: list[str]) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world
+    )
     results = {}
     for name in names:
         whole = Whole(name)
-        results[name] = two_steps(wrapped(name, whole), whole, [parts(step, world)[rank] for step in range(2)])
+        results[name] = two_steps(
+            wrapped(name, whole), whole, [parts(step, world)[rank] for step in range(2)]
+        )
     torch.save(results, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
 LOSSES = ("clip", "sogclr", "fastclip", "siglip")
-NAMES = [f"{loss}/{detector}" for loss in LOSSES for detector in ("plain", "groups", "fnc", "oracle", "glofnd")]
+NAMES = [
+    f"{loss}/{detector}"
+    for loss in LOSSES
+    for detector in ("plain", "groups", "fnc", "oracle", "glofnd")
+]
 NAMES += [
     "clip/guide",
     "siglip/guide",
@@ -145,7 +176,9 @@ NAMES += [
 
 
 @pytest.fixture(scope="module", params=[2, 3])
-def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def ranks(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
     folder: Path = tmp_path_factory.mktemp("ranks")
     spawn(child, (request.param, str(folder), NAMES), nprocs=request.param)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(request.param)]
@@ -154,7 +187,10 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.parametrize("name", NAMES)
 def test_ranks_together_equal_one_process(ranks: list[dict[str, Any]], name: str) -> None:
     whole, world = Whole(name), len(ranks)
-    joined = [tuple(torch.cat(column) for column in zip(*parts(step, world), strict=True)) for step in range(2)]
+    joined = [
+        tuple(torch.cat(column) for column in zip(*parts(step, world), strict=True))
+        for step in range(2)
+    ]
     single = two_steps(whole, whole, joined)  # type: ignore[arg-type]
     for rank in ranks:
         assert rank[name]["loss"] == pytest.approx(single["loss"], rel=1e-10)

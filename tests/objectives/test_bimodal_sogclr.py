@@ -20,14 +20,19 @@ GROUPS = [7, -1, 7, 7, -1, -1, -1, -1, -1, 3]
 
 def batch(seed: int, ids: list[int], d: int = 5) -> tuple[Tensor, Tensor, Tensor]:
     g = torch.Generator().manual_seed(seed)
-    images, texts = (torch.randn(len(ids), d, dtype=torch.float64, generator=g).requires_grad_() for _ in range(2))
+    images, texts = (
+        torch.randn(len(ids), d, dtype=torch.float64, generator=g).requires_grad_()
+        for _ in range(2)
+    )
     return images, texts, torch.tensor(ids)
 
 
 @pytest.mark.parametrize("action", [None, *ACTIONS])
 @pytest.mark.parametrize("block_rows", [None, 3])
 @pytest.mark.parametrize("grouped", [False, True])
-def test_value_gradient_and_state_equal_the_equations(action: Action | None, block_rows: int | None, grouped: bool) -> None:
+def test_value_gradient_and_state_equal_the_equations(
+    action: Action | None, block_rows: int | None, grouped: bool
+) -> None:
     detector = None if action is None else Scripted(same_class(4))
     loss_fn = BimodalSogCLRLoss(
         num_samples=10,
@@ -49,10 +54,16 @@ def test_value_gradient_and_state_equal_the_equations(action: Action | None, blo
         def kinship(i: int, j: int, ids: list[int] = ids) -> float:
             return factor * (ids[i] % 4 == ids[j] % 4)
 
-        value, surrogate, new = bimodal.sogclr(images, texts, ids, keys, u, 0.3, 0.7, kinship, action or "eliminate")
+        value, surrogate, new = bimodal.sogclr(
+            images, texts, ids, keys, u, 0.3, 0.7, kinship, action or "eliminate"
+        )
         loss = loss_fn(images, texts, tensor, groups)
         assert loss.item() == pytest.approx(value, rel=1e-9)
-        for ours, slow in zip(torch.autograd.grad(loss, (images, texts)), torch.autograd.grad(surrogate, (images, texts)), strict=True):
+        for ours, slow in zip(
+            torch.autograd.grad(loss, (images, texts)),
+            torch.autograd.grad(surrogate, (images, texts)),
+            strict=True,
+        ):
             torch.testing.assert_close(ours, slow)
         for side, objective in enumerate(loss_fn.objectives):
             u[side] |= new[side]
@@ -61,7 +72,8 @@ def test_value_gradient_and_state_equal_the_equations(action: Action | None, blo
 
 
 def test_full_weight_of_the_new_value_is_the_batch_estimate() -> None:
-    """γ = 1: the gradient is exact, and the value is that of CLIP without the positive in the denominator, up to a constant."""
+    """γ = 1: the gradient is exact, and the value is that of CLIP without the positive in the
+    denominator, up to a constant."""
     images, texts, ids = batch(0, [0, 1, 2, 3])
     loss_fn = BimodalSogCLRLoss(num_samples=4, temperature=0.4, gamma=1.0).double().eval()
     assert torch.autograd.gradcheck(lambda a, b: loss_fn(a, b, ids), (images, texts))
@@ -97,14 +109,27 @@ def test_nothing_flagged_is_the_base_loss_bit_for_bit() -> None:
     data = [batch(seed, ids) for seed, ids in enumerate(BATCHES)]
     base, ours = (
         BimodalSogCLRLoss(num_samples=10, temperature=0.1, gamma=0.9, decay_epochs=None),
-        BimodalSogCLRLoss(num_samples=10, temperature=0.1, gamma=0.9, decay_epochs=None, detector=GloFND(num_samples=10, alpha=0.0)),
+        BimodalSogCLRLoss(
+            num_samples=10,
+            temperature=0.1,
+            gamma=0.9,
+            decay_epochs=None,
+            detector=GloFND(num_samples=10, alpha=0.0),
+        ),
     )
     assert [base(*b).item() for b in data] == [ours(*b).item() for b in data]
 
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_all_flagged_at_a_low_temperature_stays_finite(action: Action) -> None:
-    loss_fn = BimodalSogCLRLoss(num_samples=4, temperature=0.01, gamma=0.9, decay_epochs=None, detector=Scripted(everybody), action=action)
+    loss_fn = BimodalSogCLRLoss(
+        num_samples=4,
+        temperature=0.01,
+        gamma=0.9,
+        decay_epochs=None,
+        detector=Scripted(everybody),
+        action=action,
+    )
     images, texts, ids = batch(0, [0, 1, 2, 3])
     for _ in range(3):
         loss = loss_fn(images.bfloat16(), texts.bfloat16(), ids)
@@ -118,7 +143,13 @@ def test_all_flagged_at_a_low_temperature_stays_finite(action: Action) -> None:
 def test_evaluation_writes_nothing_and_a_saved_state_goes_on() -> None:
     data = [batch(seed, ids) for seed, ids in enumerate(BATCHES)]
     whole, first, second = (
-        BimodalSogCLRLoss(num_samples=10, temperature=0.1, gamma=0.9, decay_epochs=None, detector=GloFND(num_samples=10, alpha=0.3))
+        BimodalSogCLRLoss(
+            num_samples=10,
+            temperature=0.1,
+            gamma=0.9,
+            decay_epochs=None,
+            detector=GloFND(num_samples=10, alpha=0.3),
+        )
         for _ in range(3)
     )
     expected = [whole(*b).item() for b in data]
@@ -126,7 +157,12 @@ def test_evaluation_writes_nothing_and_a_saved_state_goes_on() -> None:
     second.load_state_dict(first.state_dict())
     assert [second(*b).item() for b in data[1:]] == expected[1:]
     before = copy.deepcopy(second.state_dict())
-    assert {"image.store.log_u", "text.store.log_u", "image.detector.store.threshold", "text.detector.store.threshold"} <= before.keys()
+    assert {
+        "image.store.log_u",
+        "text.store.log_u",
+        "image.detector.store.threshold",
+        "text.detector.store.threshold",
+    } <= before.keys()
     second.eval()(*data[0])
     assert all(torch.equal(before[key], value) for key, value in second.state_dict().items())
 

@@ -21,7 +21,10 @@ GROUPS = [7, -1, 7, 7, -1, -1, -1, -1, -1, 3]
 
 def batch(seed: int, ids: list[int], d: int = 5) -> tuple[Tensor, Tensor, Tensor]:
     g = torch.Generator().manual_seed(seed)
-    images, texts = (torch.randn(len(ids), d, dtype=torch.float64, generator=g).requires_grad_() for _ in range(2))
+    images, texts = (
+        torch.randn(len(ids), d, dtype=torch.float64, generator=g).requires_grad_()
+        for _ in range(2)
+    )
     return images, texts, torch.tensor(ids)
 
 
@@ -29,11 +32,29 @@ def batch(seed: int, ids: list[int], d: int = 5) -> tuple[Tensor, Tensor, Tensor
 @pytest.mark.parametrize("epsilon", [0.0, 0.2])
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("by_t", ["released", "exact"])
-def test_value_gradient_and_state_equal_the_equations(action: Action | None, epsilon: float, grouped: bool, by_t: Any) -> None:
+def test_value_gradient_and_state_equal_the_equations(
+    action: Action | None, epsilon: float, grouped: bool, by_t: Any
+) -> None:
     detector = None if action is None else Scripted(same_class(4))
-    chosen: dict[str, Any] = {"detector": detector, "action": action or "eliminate", "kin_weight": 0.25, "temperature_gradient": by_t}
-    loss_fn = FastCLIPLoss(num_samples=10, temperature=0.3, rho=1.5, gamma=0.7, decay_epochs=None, epsilon=epsilon, **chosen).double()
-    factor, (scale,) = {None: 0.0, "reweight": 0.75}.get(action, 1.0), loss_fn.temperature_parameters()
+    chosen: dict[str, Any] = {
+        "detector": detector,
+        "action": action or "eliminate",
+        "kin_weight": 0.25,
+        "temperature_gradient": by_t,
+    }
+    loss_fn = FastCLIPLoss(
+        num_samples=10,
+        temperature=0.3,
+        rho=1.5,
+        gamma=0.7,
+        decay_epochs=None,
+        epsilon=epsilon,
+        **chosen,
+    ).double()
+    factor, (scale,) = (
+        {None: 0.0, "reweight": 0.75}.get(action, 1.0),
+        loss_fn.temperature_parameters(),
+    )
     u: bimodal.Averages = [{}, {}]
     for seed, ids in enumerate(BATCHES):
         images, texts, tensor = batch(seed, ids)
@@ -44,12 +65,25 @@ def test_value_gradient_and_state_equal_the_equations(action: Action | None, eps
             return factor * (ids[i] % 4 == ids[j] % 4)
 
         value, surrogate, new, _ = bimodal.fastclip(
-            images, texts, ids, keys, u, torch.exp(-scale), 0.7, 1.5, epsilon, kinship, action or "eliminate", by_t == "released"
+            images,
+            texts,
+            ids,
+            keys,
+            u,
+            torch.exp(-scale),
+            0.7,
+            1.5,
+            epsilon,
+            kinship,
+            action or "eliminate",
+            by_t == "released",
         )
         loss = loss_fn(images, texts, tensor, groups)
         assert loss.item() == pytest.approx(value, rel=1e-6)
         inputs = (images, texts, scale)
-        for ours, slow in zip(torch.autograd.grad(loss, inputs), torch.autograd.grad(surrogate, inputs), strict=True):
+        for ours, slow in zip(
+            torch.autograd.grad(loss, inputs), torch.autograd.grad(surrogate, inputs), strict=True
+        ):
             torch.testing.assert_close(ours, slow)
         for side, objective in enumerate(loss_fn.objectives):
             u[side] |= new[side]
@@ -59,7 +93,14 @@ def test_value_gradient_and_state_equal_the_equations(action: Action | None, eps
 
 def test_individual_temperatures_equal_the_rule() -> None:
     loss_fn = FastCLIPLoss(
-        num_samples=10, temperature=0.3, rho=0.4, gamma=0.7, decay_epochs=None, epsilon=0.1, min_temperature=0.2, individual_lr=0.1
+        num_samples=10,
+        temperature=0.3,
+        rho=0.4,
+        gamma=0.7,
+        decay_epochs=None,
+        epsilon=0.1,
+        min_temperature=0.2,
+        individual_lr=0.1,
     ).double()
     assert not loss_fn.temperature_parameters()
     u: bimodal.Averages = [{}, {}]
@@ -69,18 +110,26 @@ def test_individual_temperatures_equal_the_rule() -> None:
         value, surrogate, new, by_t = bimodal.fastclip(images, texts, ids, ids, u, t, 0.7, 0.4, 0.1)
         loss = loss_fn(images, texts, tensor)
         assert loss.item() == pytest.approx(value, rel=1e-6)
-        for ours, slow in zip(torch.autograd.grad(loss, (images, texts)), torch.autograd.grad(surrogate, (images, texts)), strict=True):
+        for ours, slow in zip(
+            torch.autograd.grad(loss, (images, texts)),
+            torch.autograd.grad(surrogate, (images, texts)),
+            strict=True,
+        ):
             torch.testing.assert_close(ours, slow, rtol=1e-6, atol=1e-8)
         for side, objective in enumerate(loss_fn.objectives):
             u[side] |= new[side]
             for i in ids:
-                momentum[side][i] = 0.5 * momentum[side][i] + 0.5 * min(max(by_t[side][i], -5.0), 5.0)
+                momentum[side][i] = 0.5 * momentum[side][i] + 0.5 * min(
+                    max(by_t[side][i], -5.0), 5.0
+                )
                 t[side][i] = min(max(t[side][i] - 0.1 * momentum[side][i], 0.2), 1.0)
             expected = torch.tensor([t[side][i] for i in range(10)], dtype=torch.float64)
             torch.testing.assert_close(objective.temperatures, expected, rtol=1e-6, atol=1e-8)
     assert len({round(value, 6) for value in t[0].values()}) > 4
     assert not torch.equal(loss_fn.image.temperatures, loss_fn.text.temperatures)
-    assert loss_fn.current_temperature == pytest.approx((sum(t[0].values()) + sum(t[1].values())) / 20)
+    assert loss_fn.current_temperature == pytest.approx(
+        (sum(t[0].values()) + sum(t[1].values())) / 20
+    )
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -100,15 +149,21 @@ def test_gradcheck_by_features_and_temperature(action: Action) -> None:
     loss_fn = loss_fn.double().eval()
 
     def at(scale: Tensor, *features: Tensor) -> Tensor:
-        loss: Tensor = torch.func.functional_call(loss_fn, {"learned.logit_scale": scale}, (*features, ids))
+        loss: Tensor = torch.func.functional_call(
+            loss_fn, {"learned.logit_scale": scale}, (*features, ids)
+        )
         return loss
 
-    assert torch.autograd.gradcheck(at, (torch.tensor(0.9, dtype=torch.float64, requires_grad=True), images, texts))
+    assert torch.autograd.gradcheck(
+        at, (torch.tensor(0.9, dtype=torch.float64, requires_grad=True), images, texts)
+    )
 
 
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("individual_lr", [None, 0.01])
-def test_the_batch_estimate_without_rho_is_that_of_sogclr(action: Action, individual_lr: float | None) -> None:
+def test_the_batch_estimate_without_rho_is_that_of_sogclr(
+    action: Action, individual_lr: float | None
+) -> None:
     images, texts, ids = batch(0, [0, 1, 2, 3, 4])
     kin = Scripted(same_class(3))
     ours = FastCLIPLoss(
@@ -122,20 +177,31 @@ def test_the_batch_estimate_without_rho_is_that_of_sogclr(action: Action, indivi
         detector=kin,
         action=action,
     ).double()
-    base = BimodalSogCLRLoss(num_samples=5, temperature=0.25, gamma=1.0, detector=kin, action=action).double()
+    base = BimodalSogCLRLoss(
+        num_samples=5, temperature=0.25, gamma=1.0, detector=kin, action=action
+    ).double()
     for _ in range(1 if individual_lr else 2):
         a, b = ours(images, texts, ids), base(images, texts, ids)
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
-        torch.testing.assert_close(torch.autograd.grad(a, images), torch.autograd.grad(b, images), rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(
+            torch.autograd.grad(a, images), torch.autograd.grad(b, images), rtol=1e-6, atol=1e-8
+        )
 
 
 def test_the_temperature_settles_where_rho_says() -> None:
-    """At the minimum the mean of KL(shares ‖ uniform) over the anchors is ρ: a larger ρ leads to a lower temperature."""
+    """At the minimum the mean of KL(shares ‖ uniform) over the anchors is ρ: a larger ρ leads to a
+    lower temperature."""
     images, texts, ids = batch(0, list(range(40)), 8)
     found = []
     for rho in (0.3, 0.9):
         loss_fn = FastCLIPLoss(
-            num_samples=40, temperature=0.3, rho=rho, gamma=1.0, decay_epochs=None, epsilon=0.0, temperature_gradient="exact"
+            num_samples=40,
+            temperature=0.3,
+            rho=rho,
+            gamma=1.0,
+            decay_epochs=None,
+            epsilon=0.0,
+            temperature_gradient="exact",
         )
         optimizer = torch.optim.Adam([{"params": loss_fn.temperature_parameters(), "lr": 0.05}])
         for _ in range(80):
@@ -143,11 +209,17 @@ def test_the_temperature_settles_where_rho_says() -> None:
             loss_fn(images.detach(), texts.detach(), ids).backward()
             optimizer.step()
         t = loss_fn.current_temperature
-        sim = torch.nn.functional.normalize(images, dim=1) @ torch.nn.functional.normalize(texts, dim=1).T / t
+        sim = (
+            torch.nn.functional.normalize(images, dim=1)
+            @ torch.nn.functional.normalize(texts, dim=1).T
+            / t
+        )
         divergence = 0.0
         for logits in (sim, sim.T):
             log_p = logits.masked_fill(torch.eye(40, dtype=torch.bool), -torch.inf).log_softmax(1)
-            divergence += (log_p.exp() * (log_p + math.log(39)).nan_to_num(neginf=0.0)).sum(1).mean().item() / 2
+            divergence += (log_p.exp() * (log_p + math.log(39)).nan_to_num(neginf=0.0)).sum(
+                1
+            ).mean().item() / 2
         assert divergence == pytest.approx(rho, rel=0.05)
         found.append(t)
     assert found[1] < found[0]
@@ -158,7 +230,14 @@ def test_only_the_released_gradient_keeps_the_temperature_up_before_anything_is_
     images, texts, ids = batch(0, list(range(64)), 16)
     found = {}
     for by_t in ("exact", "released"):
-        loss_fn = FastCLIPLoss(num_samples=64, temperature=0.07, rho=6.5, gamma=1.0, decay_epochs=None, temperature_gradient=by_t)
+        loss_fn = FastCLIPLoss(
+            num_samples=64,
+            temperature=0.07,
+            rho=6.5,
+            gamma=1.0,
+            decay_epochs=None,
+            temperature_gradient=by_t,
+        )
         optimizer = torch.optim.Adam([{"params": loss_fn.temperature_parameters(), "lr": 0.05}])
         for _ in range(60):
             optimizer.zero_grad()
@@ -170,7 +249,10 @@ def test_only_the_released_gradient_keeps_the_temperature_up_before_anything_is_
 
 
 def test_individual_temperatures_have_the_exact_gradient_in_both() -> None:
-    one, other = (FastCLIPLoss(num_samples=10, individual_lr=0.01, temperature_gradient=by_t) for by_t in ("released", "exact"))
+    one, other = (
+        FastCLIPLoss(num_samples=10, individual_lr=0.01, temperature_gradient=by_t)
+        for by_t in ("released", "exact")
+    )
     for seed, ids in enumerate(BATCHES):
         assert torch.equal(one(*batch(seed, ids)), other(*batch(seed, ids)))
     assert torch.equal(one.image.temperatures, other.image.temperatures)
@@ -179,8 +261,12 @@ def test_individual_temperatures_have_the_exact_gradient_in_both() -> None:
 def test_the_rate_of_the_temperature_falls_to_a_third_below_three_hundredths() -> None:
     loss_fn = FastCLIPLoss(num_samples=4, temperature=0.07)
     (scale,) = loss_fn.temperature_parameters()
-    optimizer = torch.optim.AdamW([{"params": loss_fn.temperature_parameters(), "lr": 2e-4, "weight_decay": 0}])
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: loss_fn.temperature_lr_factor)
+    optimizer = torch.optim.AdamW(
+        [{"params": loss_fn.temperature_parameters(), "lr": 2e-4, "weight_decay": 0}]
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: loss_fn.temperature_lr_factor
+    )
     assert schedule.get_last_lr() == [2e-4]
     with torch.no_grad():
         scale.fill_(-math.log(0.029))
@@ -224,7 +310,10 @@ def test_half_precision_and_low_temperature_stay_finite(individual_lr: float | N
 def test_evaluation_writes_nothing_and_a_saved_state_goes_on(individual_lr: float | None) -> None:
     data = [batch(seed, ids) for seed, ids in enumerate(BATCHES)]
     whole, first, second = (
-        FastCLIPLoss(num_samples=10, individual_lr=individual_lr, detector=GloFND(num_samples=10, alpha=0.3)) for _ in range(3)
+        FastCLIPLoss(
+            num_samples=10, individual_lr=individual_lr, detector=GloFND(num_samples=10, alpha=0.3)
+        )
+        for _ in range(3)
     )
     expected = [whole(*b).item() for b in data]
     first(*data[0])
@@ -257,6 +346,11 @@ def test_bad_input_and_repr() -> None:
         FastCLIPLoss(num_samples=4, min_temperature=0)
     shown = "FastCLIPLoss(num_samples=4)"
     assert repr(FastCLIPLoss(num_samples=4)) == shown
-    assert repr(FastCLIPLoss(num_samples=4, temperature_gradient="exact")) == shown[:-1] + ", temperature_gradient='exact')"
-    with pytest.raises(ValueError, match=r"`temperature_gradient` \(='twice'\) must be one of released, exact"):
+    assert (
+        repr(FastCLIPLoss(num_samples=4, temperature_gradient="exact"))
+        == shown[:-1] + ", temperature_gradient='exact')"
+    )
+    with pytest.raises(
+        ValueError, match=r"`temperature_gradient` \(='twice'\) must be one of released, exact"
+    ):
         FastCLIPLoss(num_samples=4, temperature_gradient="twice")  # type: ignore[arg-type]

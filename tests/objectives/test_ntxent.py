@@ -16,7 +16,9 @@ ACTIONS: tuple[Action, ...] = ("eliminate", "attract", "reweight")
 
 def views(n: int = 7, d: int = 5, seed: int = 0) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(seed)
-    z1, z2 = (torch.randn(n, d, dtype=torch.float64, generator=g).requires_grad_() for _ in range(2))
+    z1, z2 = (
+        torch.randn(n, d, dtype=torch.float64, generator=g).requires_grad_() for _ in range(2)
+    )
     return z1, z2
 
 
@@ -27,7 +29,10 @@ def gradients(loss: Tensor, *inputs: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("block_rows", [None, 1, 2, 5, 100])
 def test_equals_the_equation(block_rows: int | None) -> None:
     z1, z2 = views()
-    ours, slow = NTXentLoss(temperature=0.3, block_rows=block_rows)(z1, z2), losses.ntxent(z1, z2, 0.3)
+    ours, slow = (
+        NTXentLoss(temperature=0.3, block_rows=block_rows)(z1, z2),
+        losses.ntxent(z1, z2, 0.3),
+    )
     torch.testing.assert_close(ours, slow)
     for a, b in zip(gradients(ours, z1, z2), gradients(slow, z1, z2), strict=True):
         torch.testing.assert_close(a, b)
@@ -38,7 +43,13 @@ def test_equals_the_equation(block_rows: int | None) -> None:
 def test_equals_the_equation_with_kin(action: Action, block_rows: int | None) -> None:
     z1, z2 = views()
     kinship = lambda i, j: (0.75 if action == "reweight" else 1.0) * (i % 7 % 3 == j % 7 % 3)  # noqa: E731
-    ours = NTXentLoss(temperature=0.3, detector=Scripted(same_class(3)), action=action, kin_weight=0.25, block_rows=block_rows)(z1, z2)
+    ours = NTXentLoss(
+        temperature=0.3,
+        detector=Scripted(same_class(3)),
+        action=action,
+        kin_weight=0.25,
+        block_rows=block_rows,
+    )(z1, z2)
     slow = losses.ntxent(z1, z2, 0.3, kinship, action)
     torch.testing.assert_close(ours, slow)
     for a, b in zip(gradients(ours, z1, z2), gradients(slow, z1, z2), strict=True):
@@ -47,13 +58,18 @@ def test_equals_the_equation_with_kin(action: Action, block_rows: int | None) ->
 
 @pytest.mark.parametrize("block_rows", [None, 4])
 @pytest.mark.parametrize("by_level", [False, True])
-def test_what_is_kept_can_stand_for_what_is_eliminated(block_rows: int | None, by_level: bool) -> None:
-    """As the published code of GloFND for SimCLR scales it; with kin by their ids, and by their similarity."""
+def test_what_is_kept_can_stand_for_what_is_eliminated(
+    block_rows: int | None, by_level: bool
+) -> None:
+    """As the published code of GloFND for SimCLR scales it; with kin by their ids, and by their
+    similarity."""
     z1, z2 = views()
     z = torch.nn.functional.normalize(torch.cat((z1, z2)).detach(), dim=1)
     kinship = lambda i, j: float(z[i] @ z[j] > 0.2 if by_level else i % 7 % 3 == j % 7 % 3)  # noqa: E731
     detector = FNC(min_similarity=0.2) if by_level else Scripted(same_class(3))
-    ours = NTXentLoss(temperature=0.3, detector=detector, rescale_kept=True, block_rows=block_rows)(z1, z2)
+    ours = NTXentLoss(temperature=0.3, detector=detector, rescale_kept=True, block_rows=block_rows)(
+        z1, z2
+    )
     slow = losses.ntxent(z1, z2, 0.3, kinship, rescale=True)
     torch.testing.assert_close(ours, slow)
     assert ours > losses.ntxent(z1, z2, 0.3, kinship)
@@ -63,21 +79,32 @@ def test_what_is_kept_can_stand_for_what_is_eliminated(block_rows: int | None, b
 
 def test_nothing_eliminated_is_not_rescaled_and_all_but_one_stays_finite() -> None:
     z1, z2 = views()
-    assert torch.equal(NTXentLoss(temperature=0.3, rescale_kept=True)(z1, z2), NTXentLoss(temperature=0.3)(z1, z2))
+    assert torch.equal(
+        NTXentLoss(temperature=0.3, rescale_kept=True)(z1, z2), NTXentLoss(temperature=0.3)(z1, z2)
+    )
     inputs = (z1, z2)
     rescaled = NTXentLoss(temperature=0.3, detector=Scripted(everybody), rescale_kept=True)
     assert torch.autograd.gradcheck(lambda a, b: rescaled(a, b), inputs)
-    alone = NTXentLoss(temperature=0.3, detector=Scripted(everybody), rescale_kept=True)(z1[:1], z2[:1])
+    alone = NTXentLoss(temperature=0.3, detector=Scripted(everybody), rescale_kept=True)(
+        z1[:1], z2[:1]
+    )
     assert alone == 0, "there are no negatives"
-    with pytest.raises(ValueError, match=r"`rescale_kept` \(=True\) must be False with `action` \(='attract'\)"):
-        NTXentLoss(temperature=0.3, detector=Scripted(everybody), action="attract", rescale_kept=True)
+    with pytest.raises(
+        ValueError, match=r"`rescale_kept` \(=True\) must be False with `action` \(='attract'\)"
+    ):
+        NTXentLoss(
+            temperature=0.3, detector=Scripted(everybody), action="attract", rescale_kept=True
+        )
     assert "rescale_kept=True" in repr(rescaled)
 
 
 def test_the_same_class_attracted_is_supcon() -> None:
     z1, z2 = views(9)
     labels = torch.arange(9) % 3
-    ours, slow = NTXentLoss(temperature=0.1, detector=Scripted(same_class(3)), action="attract")(z1, z2), losses.supcon(z1, z2, labels, 0.1)
+    ours, slow = (
+        NTXentLoss(temperature=0.1, detector=Scripted(same_class(3)), action="attract")(z1, z2),
+        losses.supcon(z1, z2, labels, 0.1),
+    )
     torch.testing.assert_close(ours, slow)
     for a, b in zip(gradients(ours, z1, z2), gradients(slow, z1, z2), strict=True):
         torch.testing.assert_close(a, b)
@@ -87,16 +114,27 @@ def test_the_same_class_attracted_is_supcon() -> None:
 def test_nothing_flagged_is_the_base_loss_bit_for_bit(action: Action) -> None:
     z1, z2 = views()
     no_kin = Scripted(lambda row, col: Kin(row + col < 0))
-    base, ours = NTXentLoss(temperature=0.2)(z1, z2), NTXentLoss(temperature=0.2, detector=no_kin, action=action)(z1, z2)
+    base, ours = (
+        NTXentLoss(temperature=0.2)(z1, z2),
+        NTXentLoss(temperature=0.2, detector=no_kin, action=action)(z1, z2),
+    )
     assert torch.equal(base, ours)
     if action != "attract":  # attraction takes the products in another order
-        assert all(torch.equal(a, b) for a, b in zip(gradients(base, z1, z2), gradients(ours, z1, z2), strict=True))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(gradients(base, z1, z2), gradients(ours, z1, z2), strict=True)
+        )
 
 
 def test_reweighting_to_nothing_eliminates_and_to_one_changes_nothing() -> None:
     z1, z2 = views()
     detector = Scripted(same_class(3))
-    loss = {weight: NTXentLoss(temperature=0.2, detector=detector, action="reweight", kin_weight=weight)(z1, z2) for weight in (0.0, 1.0)}
+    loss = {
+        weight: NTXentLoss(
+            temperature=0.2, detector=detector, action="reweight", kin_weight=weight
+        )(z1, z2)
+        for weight in (0.0, 1.0)
+    }
     torch.testing.assert_close(loss[0.0], NTXentLoss(temperature=0.2, detector=detector)(z1, z2))
     torch.testing.assert_close(loss[1.0], NTXentLoss(temperature=0.2)(z1, z2))
 
@@ -109,13 +147,20 @@ def test_degrees_of_kinship_are_the_factors() -> None:
 
     detector = Scripted(lambda row, col: Kin(degree(row, col)))
     slow = losses.ntxent(z1, z2, 0.3, lambda i, j: (i % 7 + j % 7) % 4 / 4, "reweight")
-    torch.testing.assert_close(NTXentLoss(temperature=0.3, detector=detector, action="reweight")(z1, z2), slow)
+    torch.testing.assert_close(
+        NTXentLoss(temperature=0.3, detector=detector, action="reweight")(z1, z2), slow
+    )
 
 
 def test_several_levels_are_the_mean_of_their_losses() -> None:
     z1, z2 = views()
-    both = NTXentLoss(temperature=0.3, detector=Scripted(same_class(2), same_class(3)), action="attract")(z1, z2)
-    one, two = (NTXentLoss(temperature=0.3, detector=Scripted(same_class(k)), action="attract")(z1, z2) for k in (2, 3))
+    both = NTXentLoss(
+        temperature=0.3, detector=Scripted(same_class(2), same_class(3)), action="attract"
+    )(z1, z2)
+    one, two = (
+        NTXentLoss(temperature=0.3, detector=Scripted(same_class(k)), action="attract")(z1, z2)
+        for k in (2, 3)
+    )
     torch.testing.assert_close(both, (one + two) / 2)
     for a, b in zip(gradients(both, z1), gradients((one + two) / 2, z1), strict=True):
         torch.testing.assert_close(a, b)
@@ -123,17 +168,25 @@ def test_several_levels_are_the_mean_of_their_losses() -> None:
 
 def test_dropped_candidates_are_as_good_as_absent() -> None:
     z1, z2 = views(6)
-    loss = NTXentLoss(temperature=0.3, detector=Scripted(lambda row, col: Kin(ignore=(col >= 4) & (row < 4) | (col < 4) & (row >= 4))))(
-        z1, z2
-    )
-    parts = [NTXentLoss(temperature=0.3)(z1[part], z2[part]) * len(z1[part]) / 6 for part in (slice(0, 4), slice(4, 6))]
+    loss = NTXentLoss(
+        temperature=0.3,
+        detector=Scripted(
+            lambda row, col: Kin(ignore=(col >= 4) & (row < 4) | (col < 4) & (row >= 4))
+        ),
+    )(z1, z2)
+    parts = [
+        NTXentLoss(temperature=0.3)(z1[part], z2[part]) * len(z1[part]) / 6
+        for part in (slice(0, 4), slice(4, 6))
+    ]
     torch.testing.assert_close(loss, sum(parts))
 
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_gradcheck(action: Action) -> None:
     z1, z2 = views(4, 3)
-    loss_fn = NTXentLoss(temperature=0.4, detector=Scripted(same_class(2)), action=action, block_rows=3)
+    loss_fn = NTXentLoss(
+        temperature=0.4, detector=Scripted(same_class(2)), action=action, block_rows=3
+    )
     assert torch.autograd.gradcheck(loss_fn, (z1, z2))
 
 
@@ -186,7 +239,9 @@ def test_permuting_the_batch_changes_nothing() -> None:
     z1, z2 = views(12)
     order = torch.randperm(12, generator=torch.Generator().manual_seed(1))
     loss_fn = NTXentLoss(temperature=0.1, detector=Scripted(same_class(4)))
-    torch.testing.assert_close(loss_fn(z1, z2, torch.arange(12)), loss_fn(z1[order], z2[order], order))
+    torch.testing.assert_close(
+        loss_fn(z1, z2, torch.arange(12)), loss_fn(z1[order], z2[order], order)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -195,7 +250,9 @@ def test_finite_at_low_temperature_and_precision(dtype: torch.dtype, action: Act
     z1, z2 = ((100 * z.detach()).to(dtype).requires_grad_() for z in views(16))
     loss = NTXentLoss(temperature=0.01, detector=Scripted(same_class(4)), action=action)(z1, z2)
     assert loss.dtype == torch.float32
-    exact = NTXentLoss(temperature=0.01, detector=Scripted(same_class(4)), action=action)(z1.double(), z2.double())
+    exact = NTXentLoss(temperature=0.01, detector=Scripted(same_class(4)), action=action)(
+        z1.double(), z2.double()
+    )
     torch.testing.assert_close(loss.double(), exact, rtol=1e-3, atol=1e-3)
     loss.backward()
     for z in (z1, z2):
@@ -214,14 +271,20 @@ def test_autocast_computes_in_float32() -> None:
 def test_no_gradient_is_taken_where_none_is_asked() -> None:
     z1, z2 = views()
     with torch.no_grad():
-        assert torch.equal(NTXentLoss(temperature=0.2)(z1, z2), NTXentLoss(temperature=0.2)(z1.detach(), z2.detach()))
+        assert torch.equal(
+            NTXentLoss(temperature=0.2)(z1, z2),
+            NTXentLoss(temperature=0.2)(z1.detach(), z2.detach()),
+        )
 
 
 def test_the_positive_can_be_left_out_of_the_denominator() -> None:
     z1, z2 = views(4)
     z = torch.nn.functional.normalize(torch.cat([z1, z2]), dim=1)
     logits = z @ z.T / 0.3
-    rows = [logits[i, [j for j in range(8) if j % 4 != i % 4]].logsumexp(0) - logits[i, (i + 4) % 8] for i in range(8)]
+    rows = [
+        logits[i, [j for j in range(8) if j % 4 != i % 4]].logsumexp(0) - logits[i, (i + 4) % 8]
+        for i in range(8)
+    ]
     loss_fn = NTXentLoss(temperature=0.3, decoupled=True)
     torch.testing.assert_close(loss_fn(z1, z2), torch.stack(rows).mean())
     assert torch.autograd.gradcheck(loss_fn, (z1, z2))
@@ -229,7 +292,9 @@ def test_the_positive_can_be_left_out_of_the_denominator() -> None:
 
 def test_a_queue_of_candidates_with_ids() -> None:
     g = torch.Generator().manual_seed(3)
-    query, key = (torch.randn(4, 6, dtype=torch.float64, generator=g).requires_grad_() for _ in range(2))
+    query, key = (
+        torch.randn(4, 6, dtype=torch.float64, generator=g).requires_grad_() for _ in range(2)
+    )
     queue = torch.randn(10, 6, dtype=torch.float64, generator=g)
     ids, queue_ids = torch.tensor([3, 8, 20, 21]), torch.arange(10)
     pairs = Pairs(query, queue, key.unsqueeze(1), ids, queue_ids)
@@ -251,9 +316,18 @@ def test_groups_are_never_negatives() -> None:
     z = torch.stack([z1, z2], 1).flatten(0, 1)
     ids, groups = torch.arange(4), torch.tensor([5, 5, 6, 7])
     pairs = Pairs(
-        z, z, torch.stack([z2, z1], 1).flatten(0, 1).unsqueeze(1), ids, ids.repeat_interleave(2), 2, groups, groups.repeat_interleave(2)
+        z,
+        z,
+        torch.stack([z2, z1], 1).flatten(0, 1).unsqueeze(1),
+        ids,
+        ids.repeat_interleave(2),
+        2,
+        groups,
+        groups.repeat_interleave(2),
     )
-    eliminated = NTXentLoss(temperature=0.3, detector=Scripted(lambda row, col: Kin((row < 2) & (col < 2))))(z1, z2)
+    eliminated = NTXentLoss(
+        temperature=0.3, detector=Scripted(lambda row, col: Kin((row < 2) & (col < 2)))
+    )(z1, z2)
     torch.testing.assert_close(NTXentLoss(temperature=0.3).on(pairs), eliminated)
 
 
@@ -284,7 +358,8 @@ def test_repr_is_the_call() -> None:
 
 
 def test_a_row_whose_first_candidates_are_far_away() -> None:
-    """The log-sum-exp must not rest on shares that have underflown: at t = 0.01 the first candidates' are below 1e-38."""
+    """The log-sum-exp must not rest on shares that have underflown: at t = 0.01 the first
+    candidates' are below 1e-38."""
     g = torch.Generator().manual_seed(0)
     near = torch.tensor([1.0, 0, 0]) + 0.01 * torch.randn(300, 3, generator=g)
     z1, z2 = torch.cat([-near, near]), torch.cat([-near, near]) + 1e-3
@@ -309,8 +384,16 @@ def test_training_goes_on_after_a_validation_in_inference_mode() -> None:
 
 def test_a_weight_of_nothing_keeps_the_least_similar_too() -> None:
     z1, z2 = views()
-    kept = NTXentLoss(temperature=0.2, detector=Scripted(everybody), action="reweight", kin_weight=0.0, min_negatives=3)(z1, z2)
-    torch.testing.assert_close(kept, NTXentLoss(temperature=0.2, detector=Scripted(everybody), min_negatives=3)(z1, z2))
+    kept = NTXentLoss(
+        temperature=0.2,
+        detector=Scripted(everybody),
+        action="reweight",
+        kin_weight=0.0,
+        min_negatives=3,
+    )(z1, z2)
+    torch.testing.assert_close(
+        kept, NTXentLoss(temperature=0.2, detector=Scripted(everybody), min_negatives=3)(z1, z2)
+    )
 
 
 def test_repr_shows_what_is_not_usual() -> None:

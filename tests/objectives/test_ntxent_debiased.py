@@ -15,12 +15,16 @@ from tests.scripted import Scripted, same_class
 
 def views(n: int = 7, d: int = 5, seed: int = 0) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(seed)
-    return tuple(torch.randn(n, d, dtype=torch.float64, generator=g).requires_grad_() for _ in range(2))  # type: ignore[return-value]
+    return tuple(
+        torch.randn(n, d, dtype=torch.float64, generator=g).requires_grad_() for _ in range(2)
+    )  # type: ignore[return-value]
 
 
 def require_equal(ours: Tensor, slow: Tensor, *inputs: Tensor) -> None:
     torch.testing.assert_close(ours, slow)
-    for a, b in zip(torch.autograd.grad(ours, inputs), torch.autograd.grad(slow, inputs), strict=True):
+    for a, b in zip(
+        torch.autograd.grad(ours, inputs), torch.autograd.grad(slow, inputs), strict=True
+    ):
         torch.testing.assert_close(a, b)
 
 
@@ -39,11 +43,17 @@ def require_equal(ours: Tensor, slow: Tensor, *inputs: Tensor) -> None:
 @pytest.mark.parametrize("block_rows", [None, 4])
 def test_equals_the_published_equations(settings: dict[str, Any], block_rows: int | None) -> None:
     z1, z2 = views()
-    require_equal(NTXentLoss(temperature=0.4, block_rows=block_rows, **settings)(z1, z2), debiased_ntxent(z1, z2, 0.4, **settings), z1, z2)
+    require_equal(
+        NTXentLoss(temperature=0.4, block_rows=block_rows, **settings)(z1, z2),
+        debiased_ntxent(z1, z2, 0.4, **settings),
+        z1,
+        z2,
+    )
 
 
 def test_the_clamp_is_reached_and_left_in_one_batch() -> None:
-    """Some rows of this batch are at the least possible sum, which has no gradient, and some above."""
+    """Some rows of this batch are at the least possible sum, which has no gradient, and some
+    above."""
     z1, z2 = views()
     z = torch.nn.functional.normalize(torch.cat((z1, z2)).detach(), dim=1)
     e = torch.exp(z @ z.T / 0.4)
@@ -61,21 +71,33 @@ def test_nothing_known_is_ntxent_bit_for_bit() -> None:
     z1, z2 = views()
     off: list[dict[str, Any]] = [{"prior": 0.0}, {"hardness": 0.0}, {"prior": 0.0, "hardness": 0.0}]
     for settings in off:
-        assert torch.equal(NTXentLoss(temperature=0.3, **settings)(z1, z2), NTXentLoss(temperature=0.3)(z1, z2))
-    assert torch.equal(NTXentLoss(temperature=0.3, prior=0.1, hardness=0.0)(z1, z2), NTXentLoss(temperature=0.3, prior=0.1)(z1, z2))
+        assert torch.equal(
+            NTXentLoss(temperature=0.3, **settings)(z1, z2), NTXentLoss(temperature=0.3)(z1, z2)
+        )
+    assert torch.equal(
+        NTXentLoss(temperature=0.3, prior=0.1, hardness=0.0)(z1, z2),
+        NTXentLoss(temperature=0.3, prior=0.1)(z1, z2),
+    )
 
 
 @pytest.mark.parametrize("action", ["eliminate", "attract", "reweight"])
 def test_gradcheck_beside_a_detector(action: Any) -> None:
     z1, z2 = views(5, 3)
     loss_fn = NTXentLoss(
-        temperature=0.5, prior=0.1, hardness=0.7, detector=Scripted(same_class(2)), action=action, kin_weight=0.3, block_rows=3
+        temperature=0.5,
+        prior=0.1,
+        hardness=0.7,
+        detector=Scripted(same_class(2)),
+        action=action,
+        kin_weight=0.3,
+        block_rows=3,
     )
     assert torch.autograd.gradcheck(loss_fn, (z1, z2))
 
 
 def test_eliminated_kin_are_as_good_as_absent_whatever_the_weights() -> None:
-    """An anchor of class 0 without the candidates of class 0: the other class alone stands in the weighted mean."""
+    """An anchor of class 0 without the candidates of class 0: the other class alone stands in the
+    weighted mean."""
     z1, z2 = views(6)
     anchors, ids = z1[:1], torch.zeros(1, dtype=torch.int64)
     both = Pairs(anchors, z2[1:], z2[:1].unsqueeze(1), ids, torch.arange(1, 6))
@@ -102,7 +124,9 @@ def test_the_temperature_of_image_and_text_is_learned_through_both() -> None:
             neg = torch.where(others, torch.exp(sim / t), 0.0)
             imp = torch.where(others, torch.exp(0.6 * sim / t), 0.0)
             ng = (-0.1 * 4 * own + (imp * neg).sum(1) / (imp.sum(1) / 4)) / 0.9
-            total = total - torch.log(own / (own + torch.maximum(ng, 4 * torch.exp(-1 / t)))).mean() / 2
+            total = (
+                total - torch.log(own / (own + torch.maximum(ng, 4 * torch.exp(-1 / t)))).mean() / 2
+            )
         return total
 
     require_equal(loss_fn(z1, z2), at(scale), z1, z2, scale)
@@ -131,7 +155,10 @@ def test_an_anchor_without_negatives_has_no_loss() -> None:
     [
         ({"prior": 1.0}, r"`prior` \(=1.0\) must be in \[0, 1\)"),
         ({"hardness": -0.1}, r"`hardness` \(=-0.1\) must be at least 0"),
-        ({"prior": 0.1, "rescale_kept": True}, "`rescale_kept` .* must be False with `prior` or `hardness`"),
+        (
+            {"prior": 0.1, "rescale_kept": True},
+            "`rescale_kept` .* must be False with `prior` or `hardness`",
+        ),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, Any], words: str) -> None:
@@ -140,4 +167,7 @@ def test_impossible_settings_are_refused(settings: dict[str, Any], words: str) -
 
 
 def test_the_call_is_shown() -> None:
-    assert repr(NTXentLoss(temperature=0.3, prior=0.1, hardness=0.5)) == "NTXentLoss(temperature=0.3, prior=0.1, hardness=0.5)"
+    assert (
+        repr(NTXentLoss(temperature=0.3, prior=0.1, hardness=0.5))
+        == "NTXentLoss(temperature=0.3, prior=0.1, hardness=0.5)"
+    )

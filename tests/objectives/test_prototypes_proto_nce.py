@@ -25,7 +25,9 @@ def test_it_is_equation_11(drawn: list[int] | None) -> None:
     loss = prototype_nce(anchors, prototypes, phi, labels, chosen)
     expected = slow.prototype_term(anchors, prototypes, phi.tolist(), labels.tolist(), drawn)
     torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(torch.autograd.grad(loss, anchors), torch.autograd.grad(expected, anchors))
+    torch.testing.assert_close(
+        torch.autograd.grad(loss, anchors), torch.autograd.grad(expected, anchors)
+    )
     if drawn is not None and len(drawn) == 5:
         torch.testing.assert_close(loss, prototype_nce(anchors, prototypes, phi, labels))
 
@@ -40,7 +42,9 @@ def test_the_gradient_is_right() -> None:
 def test_the_mean_over_levels() -> None:
     anchors, prototypes, phi, labels = case()
     levels = [(prototypes, phi, labels), (prototypes[:3], phi[:3], labels.clamp(max=2))]
-    expected = [slow.prototype_term(anchors, c, phi.tolist(), labels.tolist()) for c, phi, labels in levels]
+    expected = [
+        slow.prototype_term(anchors, c, phi.tolist(), labels.tolist()) for c, phi, labels in levels
+    ]
     torch.testing.assert_close(proto_nce(anchors, levels), torch.stack(expected).mean())
 
 
@@ -66,13 +70,19 @@ def test_low_temperature_and_alone(dtype: torch.dtype) -> None:
     z = anchors.detach().to(dtype).requires_grad_()
     exact, cold = z.detach().double().requires_grad_(), phi * 0.01
     for few in (None, [3]):
-        loss = prototype_nce(z, prototypes.float(), cold.float(), labels, None if few is None else torch.tensor(few))
+        loss = prototype_nce(
+            z, prototypes.float(), cold.float(), labels, None if few is None else torch.tensor(few)
+        )
         (gradient,) = torch.autograd.grad(loss, z)
         expected = slow.prototype_term(exact, prototypes, cold.tolist(), labels.tolist(), few)
         torch.testing.assert_close(loss.double(), expected, rtol=1e-4, atol=1e-4)
         (wanted,) = torch.autograd.grad(expected, exact)
         torch.testing.assert_close(gradient.double(), wanted, rtol=2e-2, atol=1e-2)
-    assert prototype_nce(z, prototypes.float(), phi.float() * 1e-5, labels).isfinite(), "the exponents are beyond float32"
-    alone = prototype_nce(z, prototypes[:1].float(), phi[:1].float(), torch.zeros(6, dtype=torch.int64))
+    assert prototype_nce(z, prototypes.float(), phi.float() * 1e-5, labels).isfinite(), (
+        "the exponents are beyond float32"
+    )
+    alone = prototype_nce(
+        z, prototypes[:1].float(), phi[:1].float(), torch.zeros(6, dtype=torch.int64)
+    )
     assert alone == 0
     assert not torch.autograd.grad(alone, z)[0].any()

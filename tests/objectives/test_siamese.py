@@ -1,4 +1,5 @@
-"""The siamese loss equals the loops over its equation; who is drawn for whom; several processes equal one."""
+"""The siamese loss equals the loops over its equation; who is drawn for whom; several processes
+equal one."""
 
 from __future__ import annotations
 
@@ -30,7 +31,12 @@ def made(seed: int = 0) -> tuple[Tensor, SiameseMetric]:
 
 
 def listed(partners: Partners) -> list[tuple[int, int, int]]:
-    rows = zip(partners.anchors_A.tolist(), partners.same_A.tolist(), partners.other_A.tolist(), strict=True)
+    rows = zip(
+        partners.anchors_A.tolist(),
+        partners.same_A.tolist(),
+        partners.other_A.tolist(),
+        strict=True,
+    )
     return [(number, same, other) for number, (used, same, other) in enumerate(rows) if used]
 
 
@@ -40,7 +46,9 @@ def test_it_is_equation_3() -> None:
     expected = slow.metric(h, listed(draw_partners(PROTOTYPES, 2, draw())), loss_fn.head)
     torch.testing.assert_close(loss, expected)
     wanted = [h, *loss_fn.parameters()]
-    torch.testing.assert_close(torch.autograd.grad(loss, wanted), torch.autograd.grad(expected, wanted))
+    torch.testing.assert_close(
+        torch.autograd.grad(loss, wanted), torch.autograd.grad(expected, wanted)
+    )
 
 
 def test_the_gradient_is_right() -> None:
@@ -50,33 +58,59 @@ def test_the_gradient_is_right() -> None:
 
 @pytest.mark.parametrize("views", [1, 2, 3])
 @pytest.mark.parametrize(
-    "prototypes", [PROTOTYPES.tolist(), [0] * 6, [3, 1, 2, 0], [0, 0, 0, 1, 1, 1], [5, 5, 6, 6, 7, 7, 8, 8, 9], [2], [-5, -4, 0, 0]]
+    "prototypes",
+    [
+        PROTOTYPES.tolist(),
+        [0] * 6,
+        [3, 1, 2, 0],
+        [0, 0, 0, 1, 1, 1],
+        [5, 5, 6, 6, 7, 7, 8, 8, 9],
+        [2],
+        [-5, -4, 0, 0],
+    ],
 )
 def test_who_is_drawn(prototypes: list[int], views: int) -> None:
     seen: dict[int, tuple[set[int], set[int]]] = {}
     for seed in range(250):
         partners = draw_partners(torch.tensor(prototypes), views, draw(seed))
-        assert [anchor for anchor, *_ in listed(partners)] == [b * views + v for b in slow.anchors(prototypes) for v in range(views)]
+        assert [anchor for anchor, *_ in listed(partners)] == [
+            b * views + v for b in slow.anchors(prototypes) for v in range(views)
+        ]
         for anchor, same, other in listed(partners):
             own = prototypes[anchor // views]
             assert prototypes[same // views] == own
             assert other == -1 if len(set(prototypes)) == 1 else prototypes[other // views] != own
-            assert (same // views == anchor // views) is (prototypes.count(own) == 1), "another sample, if there is one"
+            assert (same // views == anchor // views) is (prototypes.count(own) == 1), (
+                "another sample, if there is one"
+            )
             assert same != anchor or views == 1
             seen.setdefault(anchor, (set(), set()))[0].add(same)
             seen[anchor][1].add(other)
     if len(prototypes) == 6:
         for anchor, (mates_seen, strangers_seen) in seen.items():
-            mates = [b for b in range(6) if prototypes[b] == prototypes[anchor // views] and b != anchor // views]
-            assert mates_seen == {b * views + v for b in mates for v in range(views)}, "all of them, sooner or later"
-            strangers = {b * views + v for b in range(6) if prototypes[b] != prototypes[anchor // views] for v in range(views)}
+            mates = [
+                b
+                for b in range(6)
+                if prototypes[b] == prototypes[anchor // views] and b != anchor // views
+            ]
+            assert mates_seen == {b * views + v for b in mates for v in range(views)}, (
+                "all of them, sooner or later"
+            )
+            strangers = {
+                b * views + v
+                for b in range(6)
+                if prototypes[b] != prototypes[anchor // views]
+                for v in range(views)
+            }
             assert strangers_seen == (strangers or {-1})
 
 
 def test_a_batch_of_one_prototype_has_no_other() -> None:
     h, loss_fn = made()
     loss = loss_fn(h, torch.zeros(8, dtype=torch.int64), draw())
-    expected = slow.metric(h, listed(draw_partners(torch.zeros(8, dtype=torch.int64), 2, draw())), loss_fn.head)
+    expected = slow.metric(
+        h, listed(draw_partners(torch.zeros(8, dtype=torch.int64), 2, draw())), loss_fn.head
+    )
     torch.testing.assert_close(loss, expected)
 
 
@@ -85,8 +119,12 @@ def test_moving_features_along_with_their_numbers_changes_nothing() -> None:
     partners = draw_partners(PROTOTYPES, 2, draw())
     order = torch.randperm(16, generator=draw(1))
     place = order.argsort()
-    moved = Partners(partners.anchors_A[order], place[partners.same_A][order], place[partners.other_A][order])
-    torch.testing.assert_close(siamese_metric(h[order], moved, loss_fn.head), siamese_metric(h, partners, loss_fn.head))
+    moved = Partners(
+        partners.anchors_A[order], place[partners.same_A][order], place[partners.other_A][order]
+    )
+    torch.testing.assert_close(
+        siamese_metric(h[order], moved, loss_fn.head), siamese_metric(h, partners, loss_fn.head)
+    )
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
@@ -102,16 +140,24 @@ def test_half_precision_is_computed_in_single(scale: float) -> None:
     torch.testing.assert_close(x.grad, wanted.bfloat16(), rtol=2e-2, atol=1e-6)
 
 
-def outcome(module: nn.Module, loss_fn: SiameseMetric, h: Tensor, prototypes: Tensor) -> dict[str, Any]:
+def outcome(
+    module: nn.Module, loss_fn: SiameseMetric, h: Tensor, prototypes: Tensor
+) -> dict[str, Any]:
     x = h.detach().clone().requires_grad_()
     loss = module(x, prototypes, draw())
     loss.backward()
-    return {"loss": loss.detach(), "features": x.grad, "head": [p.grad for p in loss_fn.parameters()]}
+    return {
+        "loss": loss.detach(),
+        "features": x.grad,
+        "head": [p.grad for p in loss_fn.parameters()],
+    }
 
 
 def on_rank(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=len(SIZES))
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=len(SIZES)
+    )
     results = []
     for prototypes in (PROTOTYPES, PROTOTYPES.sort().values):
         h, loss_fn = made()
@@ -131,6 +177,7 @@ def test_two_ranks_equal_one(tmp_path: Path) -> None:
         for rank in found:
             torch.testing.assert_close(rank[i]["loss"], expected["loss"])
             torch.testing.assert_close(rank[i]["head"], expected["head"])
-        # DDP averages what each rank has; the features' gradient is therefore that many times as large
+        # DDP averages what each rank has; the features' gradient is therefore that many times as
+        # large
         features = torch.cat([rank[i]["features"] for rank in found]) / len(SIZES)
         torch.testing.assert_close(features, expected["features"])

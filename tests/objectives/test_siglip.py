@@ -16,26 +16,38 @@ B = 6
 
 def batch(seed: int = 0) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(seed)
-    return tuple(torch.randn(B, 4, dtype=torch.float64, generator=g).requires_grad_() for _ in range(2))  # type: ignore[return-value]
+    return tuple(
+        torch.randn(B, 4, dtype=torch.float64, generator=g).requires_grad_() for _ in range(2)
+    )  # type: ignore[return-value]
 
 
-def slow(images: Tensor, texts: Tensor, t: Tensor, b: Tensor, label: Any, weight: Any = lambda i, j: 1.0) -> Tensor:
-    """Equation 1 in loops; `label` in [−1, 1]: a label d between them stands for a share (1 + d) / 2 of a positive."""
+def slow(
+    images: Tensor, texts: Tensor, t: Tensor, b: Tensor, label: Any, weight: Any = lambda i, j: 1.0
+) -> Tensor:
+    """Equation 1 in loops; `label` in [−1, 1]: a label d between them stands for a share (1 + d) /
+    2 of a positive."""
     total = torch.zeros((), dtype=torch.float64)
     for i in range(len(images)):
         for j in range(len(texts)):
             logit = images[i] / images[i].norm() @ (texts[j] / texts[j].norm()) / t + b
             share = (1 + label(i, j)) / 2
-            total = total - weight(i, j) * (share * torch.log(torch.sigmoid(logit)) + (1 - share) * torch.log(torch.sigmoid(-logit)))
+            total = total - weight(i, j) * (
+                share * torch.log(torch.sigmoid(logit))
+                + (1 - share) * torch.log(torch.sigmoid(-logit))
+            )
     return total / len(images)
 
 
-def require_equal(loss_fn: SigLIPLoss, ours: Tensor, label: Any, weight: Any, images: Tensor, texts: Tensor) -> None:
+def require_equal(
+    loss_fn: SigLIPLoss, ours: Tensor, label: Any, weight: Any, images: Tensor, texts: Tensor
+) -> None:
     scale, bias = loss_fn.learned.logit_scale, cast(Tensor, loss_fn.bias)
     expected = slow(images, texts, torch.exp(-scale), bias, label, weight)
     torch.testing.assert_close(ours, expected)
     inputs = (images, texts, scale, bias)
-    for one, other in zip(torch.autograd.grad(ours, inputs), torch.autograd.grad(expected, inputs), strict=True):
+    for one, other in zip(
+        torch.autograd.grad(ours, inputs), torch.autograd.grad(expected, inputs), strict=True
+    ):
         torch.testing.assert_close(one, other)
 
 
@@ -55,14 +67,21 @@ def test_a_group_is_a_positive_for_each_of_its_texts() -> None:
     loss_fn = SigLIPLoss(temperature=0.3, bias=-2.0).double()
     groups = torch.tensor([0, 0, 1, -1, 1, -1])
     label = lambda i, j: 1.0 if i == j or (groups[i] == groups[j] and groups[i] >= 0) else -1.0  # noqa: E731
-    require_equal(loss_fn, loss_fn(images, texts, group_ids=groups), label, lambda i, j: 1.0, images, texts)
+    require_equal(
+        loss_fn, loss_fn(images, texts, group_ids=groups), label, lambda i, j: 1.0, images, texts
+    )
 
 
 @pytest.mark.parametrize(("action", "weight"), [("eliminate", 0.0), ("reweight", 0.25)])
 def test_kin_lose_their_weight(action: Any, weight: float) -> None:
     images, texts = batch()
     loss_fn = SigLIPLoss(
-        temperature=0.3, bias=-2.0, detector=Scripted(same_class(2)), action=action, kin_weight=0.25, block_rows=4
+        temperature=0.3,
+        bias=-2.0,
+        detector=Scripted(same_class(2)),
+        action=action,
+        kin_weight=0.25,
+        block_rows=4,
     ).double()
     kin = lambda i, j: weight if i != j and i % 2 == j % 2 else 1.0  # noqa: E731
     require_equal(loss_fn, loss_fn(images, texts), same, kin, images, texts)
@@ -83,15 +102,29 @@ def test_degrees_are_shares_of_a_positive_or_of_a_weight(action: Any) -> None:
         return (i + j) % 4 / 4 if i != j else 0.0
 
     if action == "attract":
-        require_equal(loss_fn, loss_fn(images, texts), lambda i, j: 1 if i == j else 2 * degree(i, j) - 1, lambda i, j: 1, images, texts)
+        require_equal(
+            loss_fn,
+            loss_fn(images, texts),
+            lambda i, j: 1 if i == j else 2 * degree(i, j) - 1,
+            lambda i, j: 1,
+            images,
+            texts,
+        )
     else:
-        require_equal(loss_fn, loss_fn(images, texts), same, lambda i, j: 1 - degree(i, j), images, texts)
+        require_equal(
+            loss_fn, loss_fn(images, texts), same, lambda i, j: 1 - degree(i, j), images, texts
+        )
 
 
 def test_several_levels_are_the_mean_of_their_losses() -> None:
     images, texts = batch()
     says = [(same_class(2), same_class(3)), (same_class(2),), (same_class(3),)]
-    both, one, two = (SigLIPLoss(temperature=0.3, bias=-2.0, detector=Scripted(*each), action="attract")(images, texts) for each in says)
+    both, one, two = (
+        SigLIPLoss(temperature=0.3, bias=-2.0, detector=Scripted(*each), action="attract")(
+            images, texts
+        )
+        for each in says
+    )
     torch.testing.assert_close(both, (one + two) / 2)
 
 
@@ -116,7 +149,10 @@ def test_few_bits_and_a_low_temperature_stay_finite(dtype: torch.dtype) -> None:
     loss = SigLIPLoss(temperature=0.01, bias=-10.0)(images, texts)
     loss.backward()
     torch.testing.assert_close(
-        loss.double(), SigLIPLoss(temperature=0.01, bias=-10.0).double()(images.double(), texts.double()), rtol=1e-3, atol=1e-3
+        loss.double(),
+        SigLIPLoss(temperature=0.01, bias=-10.0).double()(images.double(), texts.double()),
+        rtol=1e-3,
+        atol=1e-3,
     )
     assert images.grad is not None
     assert images.grad.isfinite().all()
@@ -133,5 +169,7 @@ def test_shapes_and_settings_are_checked() -> None:
 
 @pytest.mark.parametrize("name", ["ids", "group_ids"])
 def test_ids_of_another_length_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"`{name}` \(=\(3,\)\) must have the shape \(4,\): one for each pair"):
+    with pytest.raises(
+        ValueError, match=rf"`{name}` \(=\(3,\)\) must have the shape \(4,\): one for each pair"
+    ):
         SigLIPLoss()(torch.eye(4), torch.eye(4), **{name: torch.arange(3)})

@@ -17,17 +17,29 @@ ACTIONS: tuple[Action, ...] = ("eliminate", "attract", "reweight")
 
 def batch(seed: int, ids: list[int], d: int = 5) -> tuple[Tensor, Tensor, Tensor]:
     g = torch.Generator().manual_seed(seed)
-    z1, z2 = (torch.randn(len(ids), d, dtype=torch.float64, generator=g).requires_grad_() for _ in range(2))
+    z1, z2 = (
+        torch.randn(len(ids), d, dtype=torch.float64, generator=g).requires_grad_()
+        for _ in range(2)
+    )
     return z1, z2, torch.tensor(ids)
 
 
 @pytest.mark.parametrize("action", [None, *ACTIONS])
 @pytest.mark.parametrize("block_rows", [None, 3])
-def test_value_gradient_and_state_equal_the_equations(action: Action | None, block_rows: int | None) -> None:
-    """Three batches in which new samples meet old ones, so that a first visit falls into a mixed batch."""
+def test_value_gradient_and_state_equal_the_equations(
+    action: Action | None, block_rows: int | None
+) -> None:
+    """Three batches in which new samples meet old ones, so that a first visit falls into a mixed
+    batch."""
     detector = None if action is None else Scripted(same_class(3))
     loss_fn = SogCLRLoss(
-        num_samples=10, temperature=0.3, gamma=0.7, detector=detector, action=action or "eliminate", kin_weight=0.25, block_rows=block_rows
+        num_samples=10,
+        temperature=0.3,
+        gamma=0.7,
+        detector=detector,
+        action=action or "eliminate",
+        kin_weight=0.25,
+        block_rows=block_rows,
     ).double()
     u: dict[int, float] = {}
     for seed, ids in enumerate([[0, 1, 2, 3], [2, 3, 4, 5], [9, 0, 4, 2]]):
@@ -37,23 +49,30 @@ def test_value_gradient_and_state_equal_the_equations(action: Action | None, blo
         def kinship(i: int, j: int, ids: list[int] = ids, factor: float = factor) -> float:
             return factor * (ids[i % 4] % 3 == ids[j % 4] % 3)
 
-        value, surrogate, new = losses.sogclr(z1, z2, ids, u, 0.3, 0.7, kinship, action or "eliminate")
+        value, surrogate, new = losses.sogclr(
+            z1, z2, ids, u, 0.3, 0.7, kinship, action or "eliminate"
+        )
         loss = loss_fn(z1, z2, tensor)
         assert loss.item() == pytest.approx(value, rel=1e-9)
         ours, slow = torch.autograd.grad(loss, (z1, z2)), torch.autograd.grad(surrogate, (z1, z2))
         for a, b in zip(ours, slow, strict=True):
             torch.testing.assert_close(a, b)
         u |= new
-        torch.testing.assert_close(loss_fn.u, torch.tensor([u.get(i, 0.0) for i in range(10)], dtype=torch.float64))
+        torch.testing.assert_close(
+            loss_fn.u, torch.tensor([u.get(i, 0.0) for i in range(10)], dtype=torch.float64)
+        )
 
 
 def test_full_weight_of_the_new_value_is_the_batch_estimate() -> None:
-    """γ = 1: the gradient is that of −s_pos + t·log ĝ, so gradcheck holds, and the value is decoupled NT-Xent up to a constant."""
+    """γ = 1: the gradient is that of −s_pos + t·log ĝ, so gradcheck holds, and the value is
+    decoupled NT-Xent up to a constant."""
     loss_fn = SogCLRLoss(num_samples=4, temperature=0.4, gamma=1.0).double().eval()
     z1, z2, ids = batch(0, [0, 1, 2, 3])
     assert torch.autograd.gradcheck(lambda a, b: loss_fn(a, b, ids), (z1, z2))
     constant = torch.tensor(6.0, dtype=torch.float64).log()
-    torch.testing.assert_close(loss_fn(z1, z2, ids), 0.4 * (NTXentLoss(temperature=0.4, decoupled=True)(z1, z2) - constant))
+    torch.testing.assert_close(
+        loss_fn(z1, z2, ids), 0.4 * (NTXentLoss(temperature=0.4, decoupled=True)(z1, z2) - constant)
+    )
 
 
 def test_a_stored_u_weights_the_push_of_each_row() -> None:
@@ -85,7 +104,9 @@ def test_in_eval_nothing_is_written() -> None:
 
 
 def test_save_load_continue_is_bit_for_bit() -> None:
-    batches = [batch(seed, ids) for seed, ids in enumerate([[0, 1, 2, 3], [2, 3, 4, 5], [1, 0, 5, 9]])]
+    batches = [
+        batch(seed, ids) for seed, ids in enumerate([[0, 1, 2, 3], [2, 3, 4, 5], [1, 0, 5, 9]])
+    ]
     whole, first, second = (SogCLRLoss(num_samples=10, temperature=0.1) for _ in range(3))
     expected = [whole(*b).item() for b in batches]
     first(*batches[0])
@@ -96,12 +117,17 @@ def test_save_load_continue_is_bit_for_bit() -> None:
 
 def test_loading_is_strict() -> None:
     with pytest.raises((RuntimeError, ValueError), match=r"size|num_samples"):
-        SogCLRLoss(num_samples=10, temperature=0.1).load_state_dict(SogCLRLoss(num_samples=11, temperature=0.1).state_dict())
+        SogCLRLoss(num_samples=10, temperature=0.1).load_state_dict(
+            SogCLRLoss(num_samples=11, temperature=0.1).state_dict()
+        )
 
 
 @pytest.mark.parametrize("temperature", [0.01, 0.03])
 def test_no_overflow_at_low_temperature(temperature: float) -> None:
-    loss_fn, precise = SogCLRLoss(num_samples=8, temperature=temperature), SogCLRLoss(num_samples=8, temperature=temperature)
+    loss_fn, precise = (
+        SogCLRLoss(num_samples=8, temperature=temperature),
+        SogCLRLoss(num_samples=8, temperature=temperature),
+    )
     z = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
     near = z + 1e-3
     for _ in range(3):
@@ -153,7 +179,9 @@ def test_nothing_flagged_is_the_base_loss_bit_for_bit(action: Action) -> None:
     z1, z2, ids = batch(0, [0, 1, 2, 3])
     assert (
         SogCLRLoss(num_samples=4, temperature=0.2)(z1, z2, ids).item()
-        == SogCLRLoss(num_samples=4, temperature=0.2, detector=no_kin, action=action)(z1, z2, ids).item()
+        == SogCLRLoss(num_samples=4, temperature=0.2, detector=no_kin, action=action)(
+            z1, z2, ids
+        ).item()
     )
 
 
@@ -165,11 +193,16 @@ def test_ids_out_of_range_and_wrong_gamma_are_named() -> None:
 
 
 def test_repr_is_the_call() -> None:
-    assert repr(SogCLRLoss(num_samples=4, temperature=0.2)) == "SogCLRLoss(temperature=0.2, num_samples=4)"
+    assert (
+        repr(SogCLRLoss(num_samples=4, temperature=0.2))
+        == "SogCLRLoss(temperature=0.2, num_samples=4)"
+    )
 
 
 def test_a_broken_step_leaves_the_state_alone() -> None:
-    loss_fn = SogCLRLoss(num_samples=4, temperature=0.1, detector=GloFND(num_samples=4, alpha=0.3, init="quantile"))
+    loss_fn = SogCLRLoss(
+        num_samples=4, temperature=0.1, detector=GloFND(num_samples=4, alpha=0.3, init="quantile")
+    )
     z1, z2, ids = batch(0, [0, 1, 2, 3])
     loss_fn(z1, z2, ids)
     before = copy.deepcopy(loss_fn.state_dict())
@@ -201,7 +234,13 @@ def test_small_weights_do_not_cancel() -> None:
     plain = SogCLRLoss(num_samples=64, temperature=0.3)(z1, z2, ids)
     for weight in (1e-3, 1e-6):
         torch.testing.assert_close(
-            SogCLRLoss(num_samples=64, temperature=0.3, detector=Scripted(everybody), action="reweight", kin_weight=weight)(z1, z2, ids),
+            SogCLRLoss(
+                num_samples=64,
+                temperature=0.3,
+                detector=Scripted(everybody),
+                action="reweight",
+                kin_weight=weight,
+            )(z1, z2, ids),
             plain,
         )
 
@@ -220,7 +259,10 @@ def test_who_is_kin_and_dropped_is_dropped(action: Action) -> None:
 def test_several_levels_store_the_mean_of_their_averages() -> None:
     z1, z2, ids = batch(0, [0, 1, 2, 3])
     one, two, both = (
-        SogCLRLoss(num_samples=4, temperature=0.3, detector=Scripted(*(same_class(k) for k in ks))).double() for ks in ((2,), (3,), (2, 3))
+        SogCLRLoss(
+            num_samples=4, temperature=0.3, detector=Scripted(*(same_class(k) for k in ks))
+        ).double()
+        for ks in ((2,), (3,), (2, 3))
     )
     for loss_fn in (one, two, both):
         loss_fn(z1, z2, ids)

@@ -1,14 +1,16 @@
 """A CUDA device that is not there: tensors that say `cuda:0` and compute on the CPU.
 
-Mixing them with CPU tensors is refused as CUDA refuses it. Every launch of a kernel is counted, and every operation for which the host
-would have to wait: `.item()`, `nonzero`, a mask of bools as an index, a copy that blocks. It says nothing of time.
+Mixing them with CPU tensors is refused as CUDA refuses it. Every launch of a kernel is counted, and
+every operation for which the host would have to wait: `.item()`, `nonzero`, a mask of bools as an
+index, a copy that blocks. It says nothing of time.
 
     with pretended() as log:
         loss_fn = kf.NTXentLoss(temperature=0.1).to("cuda")
         loss_fn(on_device(z1), on_device(z2)).backward()
     assert not log.waits
 
-Needs g++ and the headers that come with torch, for a device guard; without them `AVAILABLE` is False.
+Needs g++ and the headers that come with torch, for a device guard; without them `AVAILABLE` is
+False.
 """
 
 # mypy: ignore-errors
@@ -44,14 +46,21 @@ aten = torch.ops.aten
 NO_LAUNCH = frozenset(
     """detach alias view _unsafe_view expand slice select unsqueeze squeeze t transpose permute as_strided split split_with_sizes unbind
     unfold diagonal _reshape_alias lift_fresh chunk narrow unsafe_split unsafe_chunk expand_as view_as unsqueeze_ squeeze_ t_ transpose_
-    sym_size sym_numel sym_stride stride size dim empty empty_like empty_strided new_empty new_empty_strided resize_ set_""".split()  # noqa: SIM905
+    sym_size sym_numel sym_stride stride size dim empty empty_like empty_strided new_empty new_empty_strided resize_ set_""".split()  # noqa: E501, SIM905
 )
 WAITS = frozenset(
     """_local_scalar_dense item nonzero masked_select _unique2 unique_consecutive unique_dim _unique bincount is_nonzero equal histc
-    argwhere linalg_eigh _linalg_eigh _linalg_svd""".split()  # noqa: SIM905
+    argwhere linalg_eigh _linalg_eigh _linalg_svd""".split()  # noqa: E501, SIM905
 )
 COPIES = {"copy_", "_to_copy", "_copy_from", "_copy_from_and_resize"}
-INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
+INDEXING = {
+    "index",
+    "index_put",
+    "index_put_",
+    "_index_put_impl_",
+    "_unsafe_index",
+    "_unsafe_index_put",
+}
 
 
 class Log:
@@ -80,7 +89,9 @@ class OnDevice(torch.Tensor):
     def __new__(cls, held: Tensor) -> OnDevice:
         with _disable_current_modes():
             meta = torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device="meta")
-            made: OnDevice = torch.Tensor._make_subclass(cls, meta, False, dispatch_device=False, device_for_backend_keys=CUDA)
+            made: OnDevice = torch.Tensor._make_subclass(
+                cls, meta, False, dispatch_device=False, device_for_backend_keys=CUDA
+            )
         made.held = held
         return made
 
@@ -98,10 +109,17 @@ class OnDevice(torch.Tensor):
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         plain = [x.device if isinstance(x, Tensor) else x for x in args]
-        device, dtype, blocking, layout = torch._C._nn._parse_to(*plain, **{k: v for k, v in kwargs.items() if k != "copy"})
+        device, dtype, blocking, layout = torch._C._nn._parse_to(
+            *plain, **{k: v for k, v in kwargs.items() if k != "copy"}
+        )
         dtype = args[0].dtype if args and isinstance(args[0], Tensor) else dtype
         device = None if device is not None and device.type == "cuda" else device
-        if device is None and dtype in (None, self.dtype) and layout is None and not kwargs.get("copy"):
+        if (
+            device is None
+            and dtype in (None, self.dtype)
+            and layout is None
+            and not kwargs.get("copy")
+        ):
             return self
         where = {} if device is None else {"device": device, "non_blocking": bool(blocking)}
         return aten._to_copy.default(self, dtype=dtype, memory_format=layout, **where)
@@ -116,7 +134,9 @@ class OnDevice(torch.Tensor):
         return f"OnDevice({tuple(self.shape)}, {self.dtype})"
 
     def __deepcopy__(self, memo: Any) -> Any:
-        made = memo.setdefault(id(self), OnDevice(self.held.clone()).requires_grad_(self.requires_grad))
+        made = memo.setdefault(
+            id(self), OnDevice(self.held.clone()).requires_grad_(self.requires_grad)
+        )
         made._is_param = getattr(self, "_is_param", False)
         return made
 
@@ -151,16 +171,32 @@ def pretended() -> Iterator[Log]:
 
 @functools.cache
 def _install() -> None:
-    """Builds the device guard, once for each version of torch, and lets torch believe in a device."""
+    """Builds the device guard, once for each version of torch, and lets torch believe in a
+    device."""
     include = Path(torch.__file__).parent / "include"
     name = hashlib.sha256(f"{torch.__version__}{include}".encode()).hexdigest()[:12]
     library = Path(tempfile.gettempdir()) / f"pretended-device-{name}.so"
     if not library.exists():
         part = library.with_suffix(f".{os.getpid()}")
         source = Path(__file__).with_name("guard.cpp")
-        command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
-        command += [f"-I{include}", f"-I{include}/torch/csrc/api/include", str(source), f"-L{include.parent / 'lib'}", "-lc10"]
-        subprocess.run([*command, f"-Wl,-rpath,{include.parent / 'lib'}", "-o", str(part)], check=True)
+        command = [
+            "g++",
+            "-std=c++20",
+            "-O1",
+            "-shared",
+            "-fPIC",
+            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+        ]
+        command += [
+            f"-I{include}",
+            f"-I{include}/torch/csrc/api/include",
+            str(source),
+            f"-L{include.parent / 'lib'}",
+            "-lc10",
+        ]
+        subprocess.run(
+            [*command, f"-Wl,-rpath,{include.parent / 'lib'}", "-o", str(part)], check=True
+        )
         part.rename(library)
     ctypes.CDLL(str(library))
     torch.cuda._lazy_init = lambda: None
@@ -182,7 +218,16 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
         _refuse_mixing(name, func, args, kwargs, here)
     if there or onto:
         _count(name, args, kwargs, onto, wanted)
-    inner = [x.held if isinstance(x, OnDevice) else torch.device("cpu") if isinstance(x, torch.device) else x for x in flat]
+    inner = [
+        (
+            x.held
+            if isinstance(x, OnDevice)
+            else torch.device("cpu")
+            if isinstance(x, torch.device)
+            else x
+        )
+        for x in flat
+    ]
     inner_args, inner_kwargs = tree_unflatten(inner, spec)
     out = func(*inner_args, **inner_kwargs)
     return _wrapped(func, args, kwargs, out) if onto else out
@@ -193,25 +238,40 @@ def _refuse_mixing(name: str, func: Any, args: Any, kwargs: Any, here: list[Tens
     if name in INDEXING and isinstance(args[0], OnDevice):
         if any(isinstance(x, Tensor) and not isinstance(x, OnDevice) for x in args[1]):
             LOG.wait("index from the CPU")
-        wrong = [args[2]] if name.startswith("index_put") and not isinstance(args[2], OnDevice) and args[2].dim() else []
+        wrong = (
+            [args[2]]
+            if name.startswith("index_put") and not isinstance(args[2], OnDevice) and args[2].dim()
+            else []
+        )
     written = _written(func, args, kwargs).values()
     wrong += [x for x in written if isinstance(x, Tensor) and not isinstance(x, OnDevice)]
     if wrong:
-        raise RuntimeError(f"Expected all tensors to be on the same device, but found cuda:0 and cpu: {name} at {_site()}")
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found cuda:0 and cpu: {name} at"
+            f" {_site()}"
+        )
 
 
 def _count(name: str, args: Any, kwargs: Any, onto: bool, wanted: torch.device | None) -> None:
     if name not in NO_LAUNCH:
         LOG.launches += 1
         LOG.operations[name] += 1
-    by_mask = name in INDEXING and any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1])
+    by_mask = name in INDEXING and any(
+        x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1]
+    )
     counted = name == "repeat_interleave" and kwargs.get("output_size") is None
     if name in WAITS or by_mask or counted:
         LOG.wait(name)
     if name in COPIES:
         first, second = args[0], args[1] if len(args) > 1 else None
-        away = (isinstance(first, OnDevice) and not onto) or (not isinstance(first, OnDevice) and isinstance(second, OnDevice))
-        arriving = (not isinstance(first, OnDevice) and onto) if name == "_to_copy" else not isinstance(second, OnDevice)
+        away = (isinstance(first, OnDevice) and not onto) or (
+            not isinstance(first, OnDevice) and isinstance(second, OnDevice)
+        )
+        arriving = (
+            (not isinstance(first, OnDevice) and onto)
+            if name == "_to_copy"
+            else not isinstance(second, OnDevice)
+        )
         if (away or arriving) and not (kwargs.get("non_blocking") or (len(args) > 2 and args[2])):
             LOG.wait(f"{name} between devices")
 
@@ -228,7 +288,8 @@ def _written(func: Any, args: Any, kwargs: Any) -> dict[frozenset[str], Any]:
 
 
 def _wrapped(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    """The results as tensors on the device; what was written in place is the tensor that was handed over."""
+    """The results as tensors on the device; what was written in place is the tensor that was handed
+    over."""
     returns, written = func._schema.returns, _written(func, args, kwargs)
     several = isinstance(out, (tuple, list)) and len(returns) > 1
     results = []
@@ -237,7 +298,14 @@ def _wrapped(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
         if alias is not None and alias.is_write and frozenset(alias.before_set) in written:
             results.append(written[frozenset(alias.before_set)])
         else:
-            results.append(tree_map(lambda x: OnDevice(x) if isinstance(x, Tensor) and not isinstance(x, OnDevice) else x, value))
+            results.append(
+                tree_map(
+                    lambda x: (
+                        OnDevice(x) if isinstance(x, Tensor) and not isinstance(x, OnDevice) else x
+                    ),
+                    value,
+                )
+            )
     if several:
         return type(out)(results) if not hasattr(out, "_fields") else type(out)(*results)
     return results[0] if results else None

@@ -1,4 +1,5 @@
-"""Small trainings of every framework, with the detectors that communicate or cluster, for the tests on the pretended device."""
+"""Small trainings of every framework, with the detectors that communicate or cluster, for the tests
+on the pretended device."""
 
 from __future__ import annotations
 
@@ -25,18 +26,33 @@ METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "simclr+positive_margin": ("simclr+positive_margin", {}, {"margin": 0.3}),
     "simclr+glofnd": ("simclr+glofnd", {}, GLOFND),
     "simclr+ifnd": ("simclr+ifnd", {}, {"num_clusters": (3, 5), "schedule": "constant"}),
-    "simclr+ifnd, bank": ("simclr+ifnd", {}, {"num_clusters": (3, 5), "schedule": "constant", "source": "bank"}),
+    "simclr+ifnd, bank": (
+        "simclr+ifnd",
+        {},
+        {"num_clusters": (3, 5), "schedule": "constant", "source": "bank"},
+    ),
     "simclr+ring": ("simclr+ring", {}, {}),
     "simclr+ring:learned": ("simclr+ring:learned", {}, {}),
     "simclr+cave": ("simclr+cave", {}, {"num_clusters": 3}),
-    "simclr+neighbours": ("simclr+neighbours", {}, {"num_clusters": 4, "num_clusterings": 2, "num_background": 9}),
+    "simclr+neighbours": (
+        "simclr+neighbours",
+        {},
+        {"num_clusters": 4, "num_clusterings": 2, "num_background": 9},
+    ),
     "simclr+hierarchy": ("simclr+hierarchy", {}, RADII),
-    "simclr+hierarchy, fitted": ("simclr+hierarchy:reweight", {}, {"warmup_epochs": 0, "min_samples": 2}),
+    "simclr+hierarchy, fitted": (
+        "simclr+hierarchy:reweight",
+        {},
+        {"warmup_epochs": 0, "min_samples": 2},
+    ),
     "simclr+components": ("simclr+components", {}, {}),
     "simclr+guide": (
         "simclr+guide",
         {},
-        {"features": torch.randn(NUM_SAMPLES, 4, generator=torch.Generator().manual_seed(2)), "alpha": 0.2},
+        {
+            "features": torch.randn(NUM_SAMPLES, 4, generator=torch.Generator().manual_seed(2)),
+            "alpha": 0.2,
+        },
     ),
     "moco+teacher": ("moco+teacher", QUEUE, {}),
     "sogclr": ("sogclr", {}, {}),
@@ -48,12 +64,24 @@ METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "nnclr": ("nnclr", QUEUE, {}),
     "rcl": ("rcl", {**QUEUE, "warmup_epochs": 0, "radii": [0.5, 0.9], "num_keys": 2}, {}),
     "rcl, k-means": ("rcl", {**QUEUE, "warmup_epochs": 0, "hierarchy": "kmeans"}, {}),
-    "rcl, dbscan": ("rcl", {**QUEUE, "warmup_epochs": 0, "hierarchy": "dbscan", "radii": [0.5, 0.9]}, {}),
+    "rcl, dbscan": (
+        "rcl",
+        {**QUEUE, "warmup_epochs": 0, "hierarchy": "dbscan", "radii": [0.5, 0.9]},
+        {},
+    ),
     "ir+glofnd": ("ir+glofnd", {"num_negatives": 15}, GLOFND),
     "cmc": ("cmc", {"num_negatives": 15}, {}),
-    "la": ("la", {"num_clusters": 5, "num_clusterings": 2, "num_background": 20, "warmup_epochs": 0}, {}),
+    "la": (
+        "la",
+        {"num_clusters": 5, "num_clusterings": 2, "num_background": 20, "warmup_epochs": 0},
+        {},
+    ),
     "pcl": ("pcl", {**QUEUE, "num_clusters": (3, 5), "warmup_epochs": 0}, {}),
-    "pcl, drawn": ("pcl", {"queue_size": 0, "num_clusters": (3, 9), "warmup_epochs": 0, "num_prototypes": 4}, {}),
+    "pcl, drawn": (
+        "pcl",
+        {"queue_size": 0, "num_clusters": (3, 9), "warmup_epochs": 0, "num_prototypes": 4},
+        {},
+    ),
     "spcl": ("spcl", {"num_clusters": (3, 5)}, {}),
     "clip+glofnd": ("clip+glofnd", {}, GLOFND),
     "sogclr-clip+glofnd": ("sogclr-clip+glofnd", {}, GLOFND),
@@ -66,8 +94,16 @@ METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "moco+guide, soft": ("moco+guide:attract", QUEUE, {"features": FEATURES, "temperature": 0.2}),
     "clip+guide": ("clip+guide:reweight", {}, {"alpha": 0.2}),
     "simclr+teacher": ("simclr+teacher", {}, {}),
-    "simclr+known": ("simclr+known:attract", {}, {"pairs": PAIRS, "similarities": torch.linspace(0, 1, len(PAIRS)), "degrees": True}),
-    "simclr+ifnd, degrees": ("simclr+ifnd:attract", {}, {"num_clusters": (3, 5), "schedule": "constant", "degrees": True}),
+    "simclr+known": (
+        "simclr+known:attract",
+        {},
+        {"pairs": PAIRS, "similarities": torch.linspace(0, 1, len(PAIRS)), "degrees": True},
+    ),
+    "simclr+ifnd, degrees": (
+        "simclr+ifnd:attract",
+        {},
+        {"num_clusters": (3, 5), "schedule": "constant", "degrees": True},
+    ),
     "fastclip, individual": ("fastclip", {"individual_lr": 0.1}, {}),
 }
 
@@ -75,8 +111,18 @@ METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 def made(name: str) -> Framework:
     torch.manual_seed(0)
     method, framework_args, detector_args = METHODS[name]
-    encoder, text = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU()), (nn.Linear(6, 8), nn.Linear(8, 4))
-    framework = build(parse(method), encoder, nn.Linear(8, 4), Context(NUM_SAMPLES, LABELS, text), framework_args, detector_args)
+    encoder, text = (
+        nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU()),
+        (nn.Linear(6, 8), nn.Linear(8, 4)),
+    )
+    framework = build(
+        parse(method),
+        encoder,
+        nn.Linear(8, 4),
+        Context(NUM_SAMPLES, LABELS, text),
+        framework_args,
+        detector_args,
+    )
     framework.set_eval_labels(LABELS)
     framework.set_progress(0, EPOCHS)
     return framework
@@ -87,7 +133,9 @@ def features(framework: Framework) -> Tensor | None:
     if framework.collects:
         return None
     size = 8 if framework.space == "features" else 4
-    return torch.nn.functional.normalize(torch.randn(NUM_SAMPLES, size, generator=torch.Generator().manual_seed(1)), dim=1)
+    return torch.nn.functional.normalize(
+        torch.randn(NUM_SAMPLES, size, generator=torch.Generator().manual_seed(1)), dim=1
+    )
 
 
 def batch(framework: Framework, step: int, rank: int = 0, size: int = BATCH) -> dict[str, Tensor]:

@@ -1,4 +1,5 @@
-"""A refresh and steps of every framework on the pretended device: nothing mixes devices, no step waits, values are those of the CPU."""
+"""A refresh and steps of every framework on the pretended device: nothing mixes devices, no step
+waits, values are those of the CPU."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def test_a_refresh_and_two_steps(name: str) -> None:
         state = there.state_dict()
     for key, value in state.items():
         if isinstance(value, OnDevice) and "logit_scale" not in key:
-            torch.testing.assert_close(value.held, here.state_dict()[key], rtol=1e-3, atol=1e-4, msg=key)
+            torch.testing.assert_close(
+                value.held, here.state_dict()[key], rtol=1e-3, atol=1e-4, msg=key
+            )
     with pretended():
         if any(detector.refreshed_at_end for detector in there.detectors):
             there.finish(features(there))

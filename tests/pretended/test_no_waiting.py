@@ -1,4 +1,5 @@
-"""On an accelerator no step of any loss, detector and action waits for the device or mixes devices; the values are those of a CPU."""
+"""On an accelerator no step of any loss, detector and action waits for the device or mixes devices;
+the values are those of a CPU."""
 
 from __future__ import annotations
 
@@ -61,7 +62,9 @@ LOSSES: dict[str, Callable[..., nn.Module]] = {
     "clip, prior": lambda **given: CLIPLoss(temperature=0.3, prior=0.1, hardness=0.5, **given),
     "bimodal": lambda **given: BimodalSogCLRLoss(num_samples=N, temperature=0.3, **given),
     "fastclip": lambda **given: FastCLIPLoss(num_samples=N, temperature=0.3, **given),
-    "individual": lambda **given: FastCLIPLoss(num_samples=N, temperature=0.3, individual_lr=0.1, **given),
+    "individual": lambda **given: FastCLIPLoss(
+        num_samples=N, temperature=0.3, individual_lr=0.1, **given
+    ),
 }
 DETECTORS: dict[str, Callable[[], Detector | None]] = {
     "none": lambda: None,
@@ -79,16 +82,26 @@ DETECTORS: dict[str, Callable[[], Detector | None]] = {
     "ring, clusters": lambda: Ring(lower=0.3, upper=0.8, num_samples=N, num_clusters=(3, 4)),
     "ring, drawn": lambda: Ring(lower=0.3, upper=0.8, draw=3),
     "cave": lambda: Cave(num_samples=N, num_clusters=3),
-    "neighbours": lambda: Neighbours(num_samples=N, num_clusters=4, num_clusterings=2, num_background=9),
-    "hierarchy": lambda: Hierarchy(num_samples=N, levels=3, warmup_epochs=0, radii=[0.5, 0.9], min_samples=2),
+    "neighbours": lambda: Neighbours(
+        num_samples=N, num_clusters=4, num_clusterings=2, num_background=9
+    ),
+    "hierarchy": lambda: Hierarchy(
+        num_samples=N, levels=3, warmup_epochs=0, radii=[0.5, 0.9], min_samples=2
+    ),
     "known": lambda: Known(num_samples=N, pairs=PAIRS),
-    "known, degrees": lambda: Graded(Known(num_samples=N, pairs=PAIRS, similarities=torch.tensor([0.9, 0.2, 0.5, 1.0]))),
+    "known, degrees": lambda: Graded(
+        Known(num_samples=N, pairs=PAIRS, similarities=torch.tensor([0.9, 0.2, 0.5, 1.0]))
+    ),
     "ifnd, degrees": lambda: Graded(IFND(num_samples=N, num_clusters=(3, 5), schedule="constant")),
     "components": Components,
     "positive_margin": lambda: PositiveMargin(margin=0.3),
     "teacher, soft": Teacher,
-    "guide": lambda: Guide(torch.randn(N, 5, generator=torch.Generator().manual_seed(4)), alpha=0.2),
-    "guide, soft": lambda: Guide(torch.randn(N, 5, generator=torch.Generator().manual_seed(4)), temperature=0.2),
+    "guide": lambda: Guide(
+        torch.randn(N, 5, generator=torch.Generator().manual_seed(4)), alpha=0.2
+    ),
+    "guide, soft": lambda: Guide(
+        torch.randn(N, 5, generator=torch.Generator().manual_seed(4)), temperature=0.2
+    ),
 }
 
 
@@ -96,7 +109,12 @@ def made(loss: str, detector: str, action: Action) -> Any:
     torch.manual_seed(0)
     found = DETECTORS[detector]()
     if found is not None and found.due(0) and not found.collects:
-        found.refresh(torch.nn.functional.normalize(torch.randn(N, D, generator=torch.Generator().manual_seed(3)), dim=1), 0.5)
+        found.refresh(
+            torch.nn.functional.normalize(
+                torch.randn(N, D, generator=torch.Generator().manual_seed(3)), dim=1
+            ),
+            0.5,
+        )
     loss_fn: Any = LOSSES[loss](detector=found, action=action)
     loss_fn.set_eval_labels(LABELS)
     return loss_fn
@@ -109,17 +127,26 @@ def batch(step: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def cases() -> list[tuple[str, str, Action]]:
-    """Every loss with every detector. Actions take turns, so that each loss and each detector has all that it can have."""
+    """Every loss with every detector. Actions take turns, so that each loss and each detector has
+    all that it can have."""
     found: list[tuple[str, str, Action]] = []
     for i, loss in enumerate(LOSSES):
         for j, detector in enumerate(DETECTORS):
-            actions = ACTIONS[:1] if detector == "none" else ACTIONS[1:] if "soft" in detector else ACTIONS
+            actions = (
+                ACTIONS[:1]
+                if detector == "none"
+                else ACTIONS[1:]
+                if "soft" in detector
+                else ACTIONS
+            )
             found.append((loss, detector, actions[(i + j) % len(actions)]))
     return found
 
 
 def test_every_registered_detector_is_here() -> None:
-    kinds = {type(detector.inner) for make in DETECTORS.values() if (detector := make()) is not None}
+    kinds = {
+        type(detector.inner) for make in DETECTORS.values() if (detector := make()) is not None
+    }
     assert kinds == set(REGISTERED.values())
 
 
@@ -157,14 +184,19 @@ def test_a_step_waits_for_nothing(loss: str, detector: str, action: Action) -> N
 @pytest.mark.parametrize("action", ["attract", "reweight"])
 @pytest.mark.parametrize("loss", ["ntxent", "prior", "sogclr"])
 def test_a_teacher_that_sees_other_embeddings_waits_for_nothing(loss: str, action: Action) -> None:
-    """The degrees come from the teacher's embeddings of the samples, as `simclr+teacher` has them."""
+    """The degrees come from the teacher's embeddings of the samples, as `simclr+teacher` has
+    them."""
     here = made(loss, "teacher, soft", action)
     one, other, ids = batch(0)
     taught = torch.nn.functional.normalize(batch(7)[0], dim=1)
     losses = []
     for guide in (None, taught):
         pairs = two_views(one, other, ids)
-        pairs = pairs if guide is None else replace(pairs, guide=guide, candidate_guide=guide.repeat_interleave(2, 0))
+        pairs = (
+            pairs
+            if guide is None
+            else replace(pairs, guide=guide, candidate_guide=guide.repeat_interleave(2, 0))
+        )
         losses.append(copy.deepcopy(here).on(pairs))
     assert abs(losses[1] - losses[0]) > 1e-3
     with pretended():
@@ -172,7 +204,11 @@ def test_a_teacher_that_sees_other_embeddings_waits_for_nothing(loss: str, actio
         moved = [on_device(view, requires_grad=True) for view in (one, other)]
         guide, moved_ids = on_device(taught), on_device(ids)
         LOG.reset()
-        pairs = replace(two_views(moved[0], moved[1], moved_ids), guide=guide, candidate_guide=guide.repeat_interleave(2, 0))
+        pairs = replace(
+            two_views(moved[0], moved[1], moved_ids),
+            guide=guide,
+            candidate_guide=guide.repeat_interleave(2, 0),
+        )
         found = there.on(pairs)
         found.backward()
         assert not LOG.waits
@@ -186,7 +222,11 @@ def test_a_broken_step_leaves_no_trace() -> None:
         loss_fn.to("cuda")
         one, other, ids = (on_device(x) for x in batch(0))
         loss_fn(one, other, ids)
-        before = {name: value.held.clone() for name, value in loss_fn.state_dict().items() if isinstance(value, OnDevice)}
+        before = {
+            name: value.held.clone()
+            for name, value in loss_fn.state_dict().items()
+            if isinstance(value, OnDevice)
+        }
         LOG.reset()
         loss_fn(one * torch.nan, other, ids)
         assert not LOG.waits
@@ -196,7 +236,8 @@ def test_a_broken_step_leaves_no_trace() -> None:
 
 
 def test_a_broken_step_does_not_reach_a_hierarchy() -> None:
-    """Its embeddings are finite, its loss is not: the host learns that with the copy of the embeddings, when the next step begins."""
+    """Its embeddings are finite, its loss is not: the host learns that with the copy of the
+    embeddings, when the next step begins."""
     loss_fn = made("ntxent", "hierarchy", "eliminate")
     with pretended():
         loss_fn.to("cuda")
@@ -204,11 +245,19 @@ def test_a_broken_step_does_not_reach_a_hierarchy() -> None:
         before = copy.deepcopy(loss_fn.state_dict())
         detector = loss_fn.detector
         detector.collect(ids, one, is_finite=on_device(torch.tensor(False)))
-        assert all(torch.equal(getattr(value, "held", value), before[name]) for name, value in loss_fn.state_dict().items())
+        assert all(
+            torch.equal(getattr(value, "held", value), before[name])
+            for name, value in loss_fn.state_dict().items()
+        )
         detector.collect(ids, one, is_finite=on_device(torch.tensor(True)))
-        assert not torch.equal(loss_fn.state_dict()["detector.clusters.tree.features"], before["detector.clusters.tree.features"])
+        assert not torch.equal(
+            loss_fn.state_dict()["detector.clusters.tree.features"],
+            before["detector.clusters.tree.features"],
+        )
         tree = detector.clusters.tree
-        assert torch.equal(detector.clusters.labels.held, tree.labels_of(torch.arange(N))), "looked up on the device and on the host"
+        assert torch.equal(detector.clusters.labels.held, tree.labels_of(torch.arange(N))), (
+            "looked up on the device and on the host"
+        )
 
 
 def test_the_loss_of_an_annealed_ring_is_read_once_in_a_while() -> None:
@@ -231,5 +280,7 @@ def test_the_temperature_is_read_once_in_a_while() -> None:
     with pretended():
         loss_fn.to("cuda")
         LOG.reset()
-        assert [round(loss_fn.temperature_lr_factor, 2) for _ in range(READ_EVERY)] == [0.33] * READ_EVERY
+        assert [round(loss_fn.temperature_lr_factor, 2) for _ in range(READ_EVERY)] == [
+            0.33
+        ] * READ_EVERY
         assert sum(LOG.waits.values()) == 1

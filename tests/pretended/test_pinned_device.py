@@ -31,12 +31,25 @@ def test_reading_threads_choose_the_device_before_they_pin(
     monkeypatch.setattr(Tensor, "pin_memory", pin)
     monkeypatch.setattr(Tensor, "to", lambda self, *args, **kwargs: self)
     transfer = Transfer(SECOND)
-    batches = list(transferred(lambda step: {"ids": torch.tensor([step])}, range(5), transfer, threads=2))
+    batches = list(
+        transferred(lambda step: {"ids": torch.tensor([step])}, range(5), transfer, threads=2)
+    )
     assert [int(batch["ids"]) for batch in batches] == list(range(5))
     assert pinned == [SECOND] * 5
-    assert threading.current_thread().name not in chosen_devices, "Lightning chose that of the main thread"
+    assert threading.current_thread().name not in chosen_devices, (
+        "Lightning chose that of the main thread"
+    )
 
 
 def test_nothing_is_chosen_on_a_cpu(chosen_devices: dict[str, torch.device]) -> None:
-    assert len(list(transferred(lambda step: {"step": step}, range(3), Transfer(torch.device("cpu")), threads=1))) == 3
+    assert (
+        len(
+            list(
+                transferred(
+                    lambda step: {"step": step}, range(3), Transfer(torch.device("cpu")), threads=1
+                )
+            )
+        )
+        == 3
+    )
     assert not chosen_devices

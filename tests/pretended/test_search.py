@@ -1,4 +1,5 @@
-"""Nearest neighbours, DBSCAN and the exact audit on the pretended device: what they find there is what they find on the CPU."""
+"""Nearest neighbours, DBSCAN and the exact audit on the pretended device: what they find there is
+what they find on the CPU."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ pytestmark = pytest.mark.skipif(not AVAILABLE, reason="the pretended device need
 def groups(number: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(seed)
     labels = torch.randint(4, (number,), generator=g)
-    return torch.randn(4, 6, generator=g)[labels] + 0.7 * torch.randn(number, 6, generator=g), labels
+    return torch.randn(4, 6, generator=g)[labels] + 0.7 * torch.randn(
+        number, 6, generator=g
+    ), labels
 
 
 @pytest.mark.parametrize("apart", [True, False])

@@ -1,4 +1,5 @@
-"""A whole training step on an accelerator: what the training module adds to framework and views does not wait."""
+"""A whole training step on an accelerator: what the training module adds to framework and views
+does not wait."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ class Data:
         raise NotImplementedError
 
 
-def ready_views(pixels: Tensor, generator: torch.Generator, aspect: Tensor | None = None, num_views: int = 2) -> Tensor:
+def ready_views(
+    pixels: Tensor, generator: torch.Generator, aspect: Tensor | None = None, num_views: int = 2
+) -> Tensor:
     """The batch already holds the views (B, V, D): making them is measured elsewhere."""
     return pixels.transpose(0, 1)
 
@@ -54,18 +57,39 @@ def ready_views(pixels: Tensor, generator: torch.Generator, aspect: Tensor | Non
 def module() -> TrainingModule:
     torch.manual_seed(0)
     method = parse("sogclr+glofnd")
-    framework = build(method, nn.Identity(), nn.Linear(D, D, bias=False), Context(N), {"temperature": 0.3}, {"alpha": 0.2})
+    framework = build(
+        method,
+        nn.Identity(),
+        nn.Linear(D, D, bias=False),
+        Context(N),
+        {"temperature": 0.3},
+        {"alpha": 0.2},
+    )
     framework.set_eval_labels(torch.arange(N) % 4)
     views: Any = ready_views
     return TrainingModule(
-        framework, Data(), views, lambda *_: None, method="sogclr+glofnd", batch_size=B, epochs=2, seed=0, channels_last=False
+        framework,
+        Data(),
+        views,
+        lambda *_: None,
+        method="sogclr+glofnd",
+        batch_size=B,
+        epochs=2,
+        seed=0,
+        channels_last=False,
     )
 
 
 def batch(step: int) -> dict[str, Any]:
     draw = torch.Generator().manual_seed(step)
     pixels, ids = torch.randn(B, 2, D, generator=draw), torch.randperm(N, generator=draw)[:B]
-    return {"pixels": on_device(pixels), "aspect": on_device(torch.ones(B)), "ids": on_device(ids), "epoch": 0, "step": step}
+    return {
+        "pixels": on_device(pixels),
+        "aspect": on_device(torch.ones(B)),
+        "ids": on_device(ids),
+        "epoch": 0,
+        "step": step,
+    }
 
 
 def test_a_training_step_waits_for_nothing() -> None:
@@ -93,7 +117,11 @@ def test_every_step_is_counted_with_its_labels() -> None:
 def test_logging_and_progress_bar_do_not_wait_in_every_step(tmp_path: Path) -> None:
     trained, log = module(), MetricsLog(Run(tmp_path), [], log_every=10)
     bar = ProgressBar(Console(file=io.StringIO(), force_terminal=True), log, epochs=1)
-    progress = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(total=SimpleNamespace(completed=0))))
+    progress = SimpleNamespace(
+        epoch_loop=SimpleNamespace(
+            batch_progress=SimpleNamespace(total=SimpleNamespace(completed=0))
+        )
+    )
     trainer: Any = SimpleNamespace(
         accumulate_grad_batches=1,
         global_step=1,
@@ -134,21 +162,39 @@ def test_a_loss_that_is_not_finite_is_found_at_the_next_check() -> None:
 
 
 def test_embeddings_that_streamed_data_is_clustered_by_are_collected_without_waiting() -> None:
-    """Each batch is written on the host while the device computes the next one; a checkpoint has all of them."""
+    """Each batch is written on the host while the device computes the next one; a checkpoint has
+    all of them."""
     torch.manual_seed(0)
     arguments = {"num_clusters": (3,), "schedule": "constant"}
-    framework = build(parse("simclr+ifnd"), nn.Flatten(), nn.Linear(3 * D * D, D, bias=False), Context(N), {}, arguments)
+    framework = build(
+        parse("simclr+ifnd"),
+        nn.Flatten(),
+        nn.Linear(3 * D * D, D, bias=False),
+        Context(N),
+        {},
+        arguments,
+    )
     data: Any = SimpleNamespace(num_train=N, stream=object())
     views = Views("plain", D)
     trained = TrainingModule(
-        framework, data, views, lambda *_: None, method="simclr+ifnd", batch_size=B, epochs=3, seed=0, channels_last=False
+        framework,
+        data,
+        views,
+        lambda *_: None,
+        method="simclr+ifnd",
+        batch_size=B,
+        epochs=3,
+        seed=0,
+        channels_last=False,
     )
     trainer: Any = SimpleNamespace(current_epoch=0)
     refresh, expected = Refresh(data, views, epochs=3, autocast=None), torch.zeros(N, D)
     batches = []
     for step in range(3):
         ids = torch.arange(B * step, B * step + B)
-        pixels = torch.randint(0, 256, (B, D, D, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(step))
+        pixels = torch.randint(
+            0, 256, (B, D, D, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(step)
+        )
         expected[ids] = framework.embed(views.evaluate(pixels)).detach()
         batches.append({"pixels": pixels, "aspect": torch.ones(B), "ids": ids})
     with pretended():

@@ -1,4 +1,5 @@
-"""Batches on their way to a GPU: read ahead, pinned, copied on a stream of their own; the host never waits."""
+"""Batches on their way to a GPU: read ahead, pinned, copied on a stream of their own; the host
+never waits."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ class Data:
     num_train = 24
 
     def __init__(self) -> None:
-        self.all = torch.randint(0, 256, (24, 8, 8, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+        self.all = torch.randint(
+            0, 256, (24, 8, 8, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+        )
 
     def __len__(self) -> int:
         return len(self.all)
@@ -38,7 +41,8 @@ class Data:
 
 
 class Streams:
-    """Stands for CUDA's streams, events and pinned memory, and notes in which order they are used."""
+    """Stands for CUDA's streams, events and pinned memory, and notes in which order they are
+    used."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -77,7 +81,9 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: made)
     monkeypatch.setattr(Tensor, "pin_memory", lambda self: made.pin(self))
     monkeypatch.setattr(Tensor, "record_stream", lambda self, stream: made.notes.append("kept"))
-    monkeypatch.setattr(torch, "empty", lambda *args, pin_memory=False, **given: empty(*args, **given))
+    monkeypatch.setattr(
+        torch, "empty", lambda *args, pin_memory=False, **given: empty(*args, **given)
+    )
     return made
 
 
@@ -102,7 +108,9 @@ def test_batches_arrive_on_the_device_without_waiting() -> None:
     with pretended():
         Views("simclr", 8)(OnDevice(data.all[:4]), torch.Generator())  # constants are copied once
         LOG.reset()
-        loader = BatchLoader(data, 4, seed=1, transfer=Transfer(CUDA, lambda batch: views_of(batch, CUDA)))
+        loader = BatchLoader(
+            data, 4, seed=1, transfer=Transfer(CUDA, lambda batch: views_of(batch, CUDA))
+        )
         found = list(loader)
         assert not LOG.waits, LOG.waits
     assert isinstance(found[0]["views"], OnDevice)
@@ -111,7 +119,9 @@ def test_batches_arrive_on_the_device_without_waiting() -> None:
         assert_same(one, other)
 
 
-def test_a_batch_is_sent_before_the_one_before_it_is_done_and_the_position_counts_what_was_yielded() -> None:
+def test_a_batch_is_sent_before_the_one_before_it_is_done_and_the_position_counts_what_was_yielded() -> (  # noqa: E501
+    None
+):
     data, sent = Data(), list[int]()
 
     def prepare(batch: dict[str, Any]) -> dict[str, Any]:
@@ -136,7 +146,9 @@ def test_a_batch_is_sent_before_the_one_before_it_is_done_and_the_position_count
     assert seen == [batch["ids"].tolist() for batch in BatchLoader(data, 4, seed=1)]
 
 
-def test_copies_come_from_pinned_memory_on_a_stream_of_their_own(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_come_from_pinned_memory_on_a_stream_of_their_own(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
     send = Transfer.send
 
     def spied(self: Transfer, batch: dict[str, Any]) -> Any:

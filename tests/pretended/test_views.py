@@ -1,4 +1,5 @@
-"""Views on an accelerator: the values of a CPU, as many launches for any batch, and the host never waits for the device."""
+"""Views on an accelerator: the values of a CPU, as many launches for any batch, and the host never
+waits for the device."""
 
 from __future__ import annotations
 
@@ -33,8 +34,14 @@ def pixels_of(num: int, height: int, width: int) -> Tensor:
         ("moco", {"kernel": (0.1, 0.3)}, 32, 32, 96),  # kernels that differ: view by view
     ],
 )
-def test_two_views_never_wait(preset: str, settings: dict[str, Any], height: int, width: int, size: int) -> None:
-    views, pixels, aspect = Views(preset, size, **settings), pixels_of(12, height, width), torch.linspace(0.5, 2, 12)
+def test_two_views_never_wait(
+    preset: str, settings: dict[str, Any], height: int, width: int, size: int
+) -> None:
+    views, pixels, aspect = (
+        Views(preset, size, **settings),
+        pixels_of(12, height, width),
+        torch.linspace(0.5, 2, 12),
+    )
     expected = views(pixels, seeded(), aspect=aspect)
     with pretended():
         moved, moved_aspect = on_device(pixels), on_device(aspect)

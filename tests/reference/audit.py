@@ -14,7 +14,10 @@ def similarities(features: NDArray[Any]) -> list[list[float]]:
     rows = [[float(value) for value in row] for row in features]
     norms = [math.sqrt(sum(value * value for value in row)) for row in rows]
     return [
-        [sum(a * b for a, b in zip(one, two, strict=True)) / (n * m) for two, m in zip(rows, norms, strict=True)]
+        [
+            sum(a * b for a, b in zip(one, two, strict=True)) / (n * m)
+            for two, m in zip(rows, norms, strict=True)
+        ]
         for one, n in zip(rows, norms, strict=True)
     ]
 
@@ -28,8 +31,11 @@ def threshold(similarity: list[float], own: int, alpha: float) -> float:
     raise AssertionError("the largest value is exceeded by none")
 
 
-def flagged(features: NDArray[Any], alpha: float) -> tuple[NDArray[np.float64], list[list[tuple[int, float]]]]:
-    """(N,) thresholds, and for each anchor who is above its own, with the similarity, closest first."""
+def flagged(
+    features: NDArray[Any], alpha: float
+) -> tuple[NDArray[np.float64], list[list[tuple[int, float]]]]:
+    """(N,) thresholds, and for each anchor who is above its own, with the similarity, closest
+    first."""
     thresholds, kin = [], []
     for i, row in enumerate(similarities(features)):
         level = threshold(row, i, alpha)
@@ -43,7 +49,9 @@ def judged(kin: list[list[tuple[int, float]]], labels: list[int]) -> tuple[float
     """Precision, recall and F1 over all flagged pairs with two known labels."""
     hits = judged = total = 0
     for i, row in enumerate(kin):
-        total += sum(j != i and labels[i] >= 0 and labels[j] == labels[i] for j in range(len(labels)))
+        total += sum(
+            j != i and labels[i] >= 0 and labels[j] == labels[i] for j in range(len(labels))
+        )
         for j, _ in row:
             if labels[i] >= 0 and labels[j] >= 0:
                 judged += 1

@@ -1,4 +1,5 @@
-"""Torchvision's transforms written out for one image at a time, as slowly and plainly as they read; the views are tested against these.
+"""Torchvision's transforms written out for one image at a time, as slowly and plainly as they read;
+the views are tested against these.
 
 An image is a float64 tensor (3, height, width) with values in [0, 1].
 """
@@ -15,7 +16,13 @@ from torch import Tensor
 Box = tuple[int, int, int, int]
 
 
-def crop_box(rng: random.Random, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]) -> Box:
+def crop_box(
+    rng: random.Random,
+    height: int,
+    width: int,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+) -> Box:
     """`RandomResizedCrop.get_params`: top, left, height, width."""
     for _ in range(10):
         area = height * width * rng.uniform(*scale)
@@ -59,7 +66,8 @@ def grey(image: Tensor) -> Tensor:
 
 
 def adjust(image: Tensor, factors: list[float], order: list[int], cut: bool = True) -> Tensor:
-    """Brightness (0), contrast (1), saturation (2) and hue (3) one after the other, cut to [0, 1] after each."""
+    """Brightness (0), contrast (1), saturation (2) and hue (3) one after the other, cut to [0, 1]
+    after each."""
     for which in order:
         factor = factors[which]
         if which == 0:
@@ -80,7 +88,9 @@ def shift_hue(image: Tensor, turns: float) -> Tensor:
     for row in range(image.shape[1]):
         for column in range(image.shape[2]):
             hue, saturation, value = colorsys.rgb_to_hsv(*image[:, row, column].tolist())
-            shifted[:, row, column] = torch.tensor(colorsys.hsv_to_rgb((hue + turns) % 1.0, saturation, value), dtype=image.dtype)
+            shifted[:, row, column] = torch.tensor(
+                colorsys.hsv_to_rgb((hue + turns) % 1.0, saturation, value), dtype=image.dtype
+            )
     return shifted
 
 

@@ -1,7 +1,8 @@
-"""CLIP, bimodal SogCLR, FastCLIP and iSogCLR as slow loops over the papers' equations. Higher always means more similar.
+"""CLIP, bimodal SogCLR, FastCLIP and iSogCLR as slow loops over the papers' equations. Higher
+always means more similar.
 
-GloFND, section 3.3 and appendix B, for the two directions; FastCLIP, version 3, for the temperature; iSogCLR for individual ones.
-Each is the mean of the two directions.
+GloFND, section 3.3 and appendix B, for the two directions; FastCLIP, version 3, for the
+temperature; iSogCLR for individual ones. Each is the mean of the two directions.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ def directions(images: Tensor, texts: Tensor) -> list[tuple[list[Tensor], list[T
     return [(z, w), (w, z)]
 
 
-def roles(i: int, keys: Sequence[int], kinship: Kinship, action: str, stay: bool) -> tuple[list[int], list[tuple[float, int]]]:
-    """The positives of anchor i, its own first, and its negatives with their weights. What shares its key is neither."""
+def roles(
+    i: int, keys: Sequence[int], kinship: Kinship, action: str, stay: bool
+) -> tuple[list[int], list[tuple[float, int]]]:
+    """The positives of anchor i, its own first, and its negatives with their weights. What shares
+    its key is neither."""
     positives, negatives = [i], []
     for j in range(len(keys)):
         if keys[j] == keys[i]:
@@ -43,8 +47,16 @@ def roles(i: int, keys: Sequence[int], kinship: Kinship, action: str, stay: bool
     return positives, negatives
 
 
-def clip(images: Tensor, texts: Tensor, t: Tensor, keys: Sequence[int], kinship: Kinship = no_kin, action: str = "eliminate") -> Tensor:
-    """Radford et al. 2021, figure 3, with false negatives; differentiable by the temperature too."""
+def clip(
+    images: Tensor,
+    texts: Tensor,
+    t: Tensor,
+    keys: Sequence[int],
+    kinship: Kinship = no_kin,
+    action: str = "eliminate",
+) -> Tensor:
+    """Radford et al. 2021, figure 3, with false negatives; differentiable by the temperature
+    too."""
     losses = []
     for anchors, candidates in directions(images, texts):
         for i, anchor in enumerate(anchors):
@@ -52,7 +64,9 @@ def clip(images: Tensor, texts: Tensor, t: Tensor, keys: Sequence[int], kinship:
             denominator = torch.exp(anchor @ candidates[i] / t)
             for weight, j in negatives:
                 denominator = denominator + weight * torch.exp(anchor @ candidates[j] / t)
-            terms = [-torch.log(torch.exp(anchor @ candidates[p] / t) / denominator) for p in positives]
+            terms = [
+                -torch.log(torch.exp(anchor @ candidates[p] / t) / denominator) for p in positives
+            ]
             losses.append(torch.stack(terms).mean())
     return torch.stack(losses).mean()
 
@@ -72,15 +86,20 @@ def sogclr(
     kinship: Kinship = no_kin,
     action: str = "eliminate",
 ) -> tuple[float, Tensor, Averages]:
-    """The value, a surrogate whose gradient is the estimator of appendix B (halved), and the new u."""
+    """The value, a surrogate whose gradient is the estimator of appendix B (halved), and the new
+    u."""
     value, surrogate = 0.0, torch.zeros((), dtype=images.dtype)
     new: Averages = [{}, {}]
     for side, (anchors, candidates) in enumerate(directions(images, texts)):
         for i, anchor in enumerate(anchors):
             positives, negatives = roles(i, keys, kinship, action, stay=False)
-            total = sum((w * torch.exp(anchor @ candidates[j] / t) for w, j in negatives), torch.zeros(()))
+            total = sum(
+                (w * torch.exp(anchor @ candidates[j] / t) for w, j in negatives), torch.zeros(())
+            )
             g = total / sum(w for w, _ in negatives)
-            mixed = (1 - gamma) * u[side][ids[i]] + gamma * g.item() if ids[i] in u[side] else g.item()
+            mixed = (
+                (1 - gamma) * u[side][ids[i]] + gamma * g.item() if ids[i] in u[side] else g.item()
+            )
             new[side][ids[i]] = mixed
             pull = torch.stack([anchor @ candidates[p] for p in positives]).mean()
             value += (-pull.item() + t * math.log(mixed)) / (2 * len(ids))
@@ -102,26 +121,40 @@ def fastclip(
     action: str = "eliminate",
     released: bool = False,
 ) -> tuple[float, Tensor, Averages, list[dict[int, float]]]:
-    """The value, a surrogate with the estimator's gradient (also by t, where that is one for all), the new u, and the gradient by each
-    sample's own temperature: log(ε + u) + t / (ε + u) · ∂g/∂t + ρ. With `released` the surrogate is that of the published code: ĝ once
-    with the candidates held and once with the anchors and the positive held, the temperature never, so that ∂ĝ/∂t is in it twice."""
+    """The value, a surrogate with the estimator's gradient (also by t, where that is one for all),
+    the new u, and the gradient by each sample's own temperature: log(ε + u) + t / (ε + u) · ∂g/∂t +
+    ρ. With `released` the surrogate is that of the published code: ĝ once with the candidates held
+    and once with the anchors and the positive held, the temperature never, so that ∂ĝ/∂t is in it
+    twice."""
     value, surrogate = 0.0, torch.zeros((), dtype=images.dtype)
     new: Averages = [{}, {}]
     by_t: list[dict[int, float]] = [{}, {}]
     for side, (anchors, candidates) in enumerate(directions(images, texts)):
         for i, anchor in enumerate(anchors):
             positives, negatives = roles(i, keys, kinship, action, stay=False)
-            mine = t if isinstance(t, Tensor) else torch.tensor(t[side][ids[i]], dtype=images.dtype, requires_grad=True)
+            mine = (
+                t
+                if isinstance(t, Tensor)
+                else torch.tensor(t[side][ids[i]], dtype=images.dtype, requires_grad=True)
+            )
             pull = torch.stack([anchor @ candidates[p] for p in positives]).mean()
-            total = sum((w * torch.exp((anchor @ candidates[j] - pull) / mine) for w, j in negatives), torch.zeros(()))
+            total = sum(
+                (w * torch.exp((anchor @ candidates[j] - pull) / mine) for w, j in negatives),
+                torch.zeros(()),
+            )
             g = total / sum(w for w, _ in negatives)
-            mixed = (1 - gamma) * u[side][ids[i]] + gamma * g.item() if ids[i] in u[side] else g.item()
+            mixed = (
+                (1 - gamma) * u[side][ids[i]] + gamma * g.item() if ids[i] in u[side] else g.item()
+            )
             new[side][ids[i]] = mixed
             held = mine.detach()
             value += (held.item() * math.log(epsilon + mixed) + rho * held.item()) / (2 * len(ids))
             if released:
                 parts = [
-                    sum((w * torch.exp((a @ c[j] - p) / mine) for w, j in negatives), torch.zeros(()))
+                    sum(
+                        (w * torch.exp((a @ c[j] - p) / mine) for w, j in negatives),
+                        torch.zeros(()),
+                    )
                     for a, c, p in (
                         (anchor, [z.detach() for z in candidates], pull),
                         (anchor.detach(), candidates, pull.detach()),

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 
 def rates(labels: Sequence[int], truth: Sequence[int]) -> tuple[float, float]:
-    """Sample by sample, pair by pair. A sample of unknown class (−1) is not there; a negative pseudo-label is equal to none."""
+    """Sample by sample, pair by pair. A sample of unknown class (−1) is not there; a negative
+    pseudo-label is equal to none."""
     known = [i for i in range(len(truth)) if truth[i] >= 0]
     positive, negative = [], []
     for i in known:
@@ -18,10 +19,14 @@ def rates(labels: Sequence[int], truth: Sequence[int]) -> tuple[float, float]:
             positive.append(sum(j in together for j in same) / len(same))
         if other:
             negative.append(sum(j not in together for j in other) / len(other))
-    return sum(positive) / len(positive) if positive else math.nan, sum(negative) / len(negative) if negative else math.nan
+    return sum(positive) / len(positive) if positive else math.nan, sum(negative) / len(
+        negative
+    ) if negative else math.nan
 
 
-def mutual_information(labels: Sequence[int], truth: Sequence[int], normaliser: str = "arithmetic") -> float:
+def mutual_information(
+    labels: Sequence[int], truth: Sequence[int], normaliser: str = "arithmetic"
+) -> float:
     """I(p; y) over a mean of both entropies, or over one of them."""
     count = len(truth)
 
@@ -37,6 +42,16 @@ def mutual_information(labels: Sequence[int], truth: Sequence[int], normaliser: 
         for y in set(truth):
             both = share([a == p and b == y for a, b in zip(labels, truth, strict=True)])
             if both:
-                information += both * math.log(both / share([a == p for a in labels]) / share([b == y for b in truth]))
+                information += both * math.log(
+                    both / share([a == p for a in labels]) / share([b == y for b in truth])
+                )
     a, b = entropy(labels), entropy(truth)
-    return information / {"arithmetic": (a + b) / 2, "geometric": math.sqrt(a * b), "min": min(a, b), "max": max(a, b)}[normaliser]
+    return (
+        information
+        / {
+            "arithmetic": (a + b) / 2,
+            "geometric": math.sqrt(a * b),
+            "min": min(a, b),
+            "max": max(a, b),
+        }[normaliser]
+    )

@@ -6,8 +6,16 @@ import torch
 from torch import Tensor
 
 
-def debiased_ntxent(z1: Tensor, z2: Tensor, t: float, prior: float = 0.0, hardness: float = 0.0, decoupled: bool = False) -> Tensor:
-    """Mean over 2B anchors, in the words of the published code of Robinson et al.: `imp`, `reweight_neg`, `Ng`."""
+def debiased_ntxent(
+    z1: Tensor,
+    z2: Tensor,
+    t: float,
+    prior: float = 0.0,
+    hardness: float = 0.0,
+    decoupled: bool = False,
+) -> Tensor:
+    """Mean over 2B anchors, in the words of the published code of Robinson et al.: `imp`,
+    `reweight_neg`, `Ng`."""
     z = [v / v.norm() for v in [*z1, *z2]]
     n = len(z1)
     losses = []

@@ -1,4 +1,5 @@
-"""GloFND and FNC as slow loops over the papers' equations, one sample and one similarity at a time."""
+"""GloFND and FNC as slow loops over the papers' equations, one sample and one similarity at a
+time."""
 
 from __future__ import annotations
 
@@ -24,8 +25,11 @@ class Threshold:
     v: float = 0.0
     updates: int = 0
 
-    def visit(self, views: Tensor, alpha: float, lr: float, betas: tuple[float, float] | None) -> list[set[int]]:
-        """Equation 4 on one sample's rows (V, C), then the columns above the new threshold, row by row. `betas` None: plain SGD."""
+    def visit(
+        self, views: Tensor, alpha: float, lr: float, betas: tuple[float, float] | None
+    ) -> list[set[int]]:
+        """Equation 4 on one sample's rows (V, C), then the columns above the new threshold, row by
+        row. `betas` None: plain SGD."""
         shares = []
         for row in views.tolist():
             negatives = [s for s in row if s > -2]
@@ -36,9 +40,14 @@ class Threshold:
         if betas is not None:
             self.m = betas[0] * self.m + (1 - betas[0]) * gradient
             self.v = betas[1] * self.v + (1 - betas[1]) * gradient**2
-            step = (self.m / (1 - betas[0] ** self.updates)) / (math.sqrt(self.v / (1 - betas[1] ** self.updates)) + 1e-8)
+            step = (self.m / (1 - betas[0] ** self.updates)) / (
+                math.sqrt(self.v / (1 - betas[1] ** self.updates)) + 1e-8
+            )
         self.value = min(1.0, max(-1.0, self.value - lr * step))
-        return [{j for j, s in enumerate(row) if s > self.value and self.value < 1} for row in views.tolist()]
+        return [
+            {j for j, s in enumerate(row) if s > self.value and self.value < 1}
+            for row in views.tolist()
+        ]
 
 
 def quantile(values: list[float], share_above: float) -> float:

@@ -1,4 +1,5 @@
-"""IFND as slow loops over the paper's equations: confidence, acceptance, and the losses with their mean over levels."""
+"""IFND as slow loops over the paper's equations: confidence, acceptance, and the losses with their
+mean over levels."""
 
 from __future__ import annotations
 
@@ -23,9 +24,11 @@ def acceptance(confidences: list[float], rate: float) -> set[int]:
     return set(order[: round(rate * len(confidences))])
 
 
-def loss(z1: Tensor, z2: Tensor, ids: list[int], levels: list[list[int | None]], t: float, action: str) -> Tensor:
-    """Equation 3 (eliminate) or 4 (attract), mean over the 2B anchors, then over the levels. `levels`: the label of each sample of the
-    data set, None where it is not accepted."""
+def loss(
+    z1: Tensor, z2: Tensor, ids: list[int], levels: list[list[int | None]], t: float, action: str
+) -> Tensor:
+    """Equation 3 (eliminate) or 4 (attract), mean over the 2B anchors, then over the levels.
+    `levels`: the label of each sample of the data set, None where it is not accepted."""
     z = [v / v.norm() for v in [*z1, *z2]]
     sample = ids + ids
     totals = []
@@ -38,7 +41,9 @@ def loss(z1: Tensor, z2: Tensor, ids: list[int], levels: list[list[int | None]],
             kin = [n for n in others if mine is not None and label[sample[n]] == mine]
             positives = [own, *kin] if action == "attract" else [own]
             compared = [own, *(n for n in others if action == "attract" or n not in kin)]
-            denominator = sum((torch.exp(z[i] @ z[s] / t) for s in compared), torch.zeros((), dtype=z1.dtype))
+            denominator = sum(
+                (torch.exp(z[i] @ z[s] / t) for s in compared), torch.zeros((), dtype=z1.dtype)
+            )
             terms = [-torch.log(torch.exp(z[i] @ z[p] / t) / denominator) for p in positives]
             losses.append(sum(terms, torch.zeros((), dtype=z1.dtype)) / len(positives))
         totals.append(torch.stack(losses).mean())

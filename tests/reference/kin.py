@@ -1,4 +1,5 @@
-"""False negatives over a data set as slow loops over their definitions, one pair of views at a time."""
+"""False negatives over a data set as slow loops over their definitions, one pair of views at a
+time."""
 
 from __future__ import annotations
 
@@ -16,12 +17,22 @@ Flags = Callable[[int, int, float], bool]
 def thresholds(z: Tensor, alpha: float) -> list[float]:
     """The exact quantile of each sample over its views and the views of all others."""
     num, views = z.shape[:2]
-    others = [[float(z[i, v] @ z[j, w]) for v in range(views) for j in range(num) if j != i for w in range(views)] for i in range(num)]
+    others = [
+        [
+            float(z[i, v] @ z[j, w])
+            for v in range(views)
+            for j in range(num)
+            if j != i
+            for w in range(views)
+        ]
+        for i in range(num)
+    ]
     return [quantile(row, alpha) for row in others]
 
 
 def judged(z: Tensor, truth: Sequence[int], flags: Flags) -> dict[str, float]:
-    """Precision, recall and F1 over pairs and as means over the samples, share flagged, and the mean rates of the anchors."""
+    """Precision, recall and F1 over pairs and as means over the samples, share flagged, and the
+    mean rates of the anchors."""
     num, views = z.shape[:2]
     flagged = known_flagged = hits = kin = pairs = 0
     positive, negative = [], []
@@ -63,7 +74,8 @@ def judged(z: Tensor, truth: Sequence[int], flags: Flags) -> dict[str, float]:
 
 
 def similarities(z: Tensor, truth: Sequence[int]) -> tuple[float, float, float]:
-    """Means over the pairs of views of a sample, of samples of one class, and of samples of different classes."""
+    """Means over the pairs of views of a sample, of samples of one class, and of samples of
+    different classes."""
     num, views = z.shape[:2]
     own: list[float] = []
     alike: list[float] = []

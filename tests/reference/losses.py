@@ -1,4 +1,5 @@
-"""NT-Xent, SupCon and SogCLR as slow loops over the papers' equations. Higher always means more similar."""
+"""NT-Xent, SupCon and SogCLR as slow loops over the papers' equations. Higher always means more
+similar."""
 
 from __future__ import annotations
 
@@ -16,9 +17,17 @@ def no_kin(i: int, j: int) -> float:
     return 0.0
 
 
-def ntxent(z1: Tensor, z2: Tensor, t: float, kinship: Kinship = no_kin, action: str = "eliminate", rescale: bool = False) -> Tensor:
-    """Mean over 2B anchors. `reweight`: the factor of a pair is 1 − kinship. `rescale`: as in GloFND's published code for SimCLR, the sum
-    over the kept negatives is divided by their number and multiplied by 2(B − 1)."""
+def ntxent(
+    z1: Tensor,
+    z2: Tensor,
+    t: float,
+    kinship: Kinship = no_kin,
+    action: str = "eliminate",
+    rescale: bool = False,
+) -> Tensor:
+    """Mean over 2B anchors. `reweight`: the factor of a pair is 1 − kinship. `rescale`: as in
+    GloFND's published code for SimCLR, the sum over the kept negatives is divided by their number
+    and multiplied by 2(B − 1)."""
     z = [v / v.norm() for v in [*z1, *z2]]
     n = len(z1)
     losses = []
@@ -37,7 +46,9 @@ def ntxent(z1: Tensor, z2: Tensor, t: float, kinship: Kinship = no_kin, action: 
                     positives.append(j)
             else:
                 factor = 1.0 - kin
-            denominator = denominator + factor * torch.exp(z[i] @ z[j] / t) * (2 * (n - 1) / kept if rescale else 1)
+            denominator = denominator + factor * torch.exp(z[i] @ z[j] / t) * (
+                2 * (n - 1) / kept if rescale else 1
+            )
         terms = [-torch.log(torch.exp(z[i] @ z[p] / t) / denominator) for p in positives]
         losses.append(sum(terms, torch.zeros(())) / len(positives))
     return torch.stack(losses).mean()
@@ -50,8 +61,13 @@ def supcon(z1: Tensor, z2: Tensor, labels: Tensor, t: float) -> Tensor:
     total = torch.zeros((), dtype=z1.dtype)
     for i in range(len(z)):
         positives = [p for p in range(len(z)) if p != i and label[p] == label[i]]
-        denominator = sum((torch.exp(z[i] @ z[a] / t) for a in range(len(z)) if a != i), torch.zeros(()))
-        total = total - sum((torch.log(torch.exp(z[i] @ z[p] / t) / denominator) for p in positives), torch.zeros(())) / len(positives)
+        denominator = sum(
+            (torch.exp(z[i] @ z[a] / t) for a in range(len(z)) if a != i), torch.zeros(())
+        )
+        total = total - sum(
+            (torch.log(torch.exp(z[i] @ z[p] / t) / denominator) for p in positives),
+            torch.zeros(()),
+        ) / len(positives)
     return total / len(z)
 
 
@@ -65,7 +81,8 @@ def sogclr(
     kinship: Kinship = no_kin,
     action: str = "eliminate",
 ) -> tuple[float, Tensor, dict[int, float]]:
-    """The value, a surrogate whose gradient is the paper's estimator, and the new u of the samples of the batch (ids distinct)."""
+    """The value, a surrogate whose gradient is the paper's estimator, and the new u of the samples
+    of the batch (ids distinct)."""
     z = [v / v.norm() for v in [*z1, *z2]]
     n = len(z1)
     value, surrogate = 0.0, torch.zeros((), dtype=z1.dtype)
@@ -82,7 +99,10 @@ def sogclr(
                 continue
             weights.append(1.0 - kin)
             others.append(j)
-        g = sum((w * torch.exp(z[i] @ z[j] / t) for w, j in zip(weights, others, strict=True)), torch.zeros(())) / sum(weights)
+        g = sum(
+            (w * torch.exp(z[i] @ z[j] / t) for w, j in zip(weights, others, strict=True)),
+            torch.zeros(()),
+        ) / sum(weights)
         mixed = (1 - gamma) * u[sample] + gamma * g.item() if sample in u else g.item()
         new.setdefault(sample, []).append(mixed)
         pull = sum((z[i] @ z[p] for p in positives), torch.zeros(())) / len(positives)

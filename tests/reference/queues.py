@@ -1,5 +1,6 @@
-"""The losses over a queue and a bank as slow loops over the equations of the Ring paper (Wu et al., ICLR 2021), with a minus sign and
-without the constant log(k + 1): equation 4 (MoCo) and equation 3 (IR). An entry of the anchor's own sample is not a negative.
+"""The losses over a queue and a bank as slow loops over the equations of the Ring paper (Wu et al.,
+ICLR 2021), with a minus sign and without the constant log(k + 1): equation 4 (MoCo) and equation 3
+(IR). An entry of the anchor's own sample is not a negative.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from torch import Tensor
 Entries = list[tuple[Tensor, int]]
 """Vectors and the samples they belong to."""
 Kinship = Callable[[int, int], float]
-"""Kinship in [0, 1] of an anchor's position in the batch and an entry's position in the queue or bank."""
+"""Kinship in [0, 1] of an anchor's position in the batch and an entry's position in the queue or
+bank."""
 
 
 def no_kin(i: int, j: int) -> float:
@@ -20,18 +22,41 @@ def no_kin(i: int, j: int) -> float:
 
 
 def moco(
-    queries: Tensor, keys: Tensor, ids: list[int], queue: Entries, t: float, kinship: Kinship = no_kin, action: str = "eliminate"
+    queries: Tensor,
+    keys: Tensor,
+    ids: list[int],
+    queue: Entries,
+    t: float,
+    kinship: Kinship = no_kin,
+    action: str = "eliminate",
 ) -> Tensor:
     """Equation 4: the own positive is the key, the others are the queue's."""
     return _mean(queries, [key / key.norm() for key in keys], ids, queue, t, kinship, action)
 
 
-def ir(z: Tensor, ids: list[int], bank: Tensor, drawn: list[int], t: float, kinship: Kinship = no_kin, action: str = "eliminate") -> Tensor:
-    """Equation 3: the own positive is M[i], the others are the entries drawn. `kinship` speaks of positions in `drawn`."""
+def ir(
+    z: Tensor,
+    ids: list[int],
+    bank: Tensor,
+    drawn: list[int],
+    t: float,
+    kinship: Kinship = no_kin,
+    action: str = "eliminate",
+) -> Tensor:
+    """Equation 3: the own positive is M[i], the others are the entries drawn. `kinship` speaks of
+    positions in `drawn`."""
     return _mean(z, [bank[i] for i in ids], ids, [(bank[j], j) for j in drawn], t, kinship, action)
 
 
-def _mean(anchors: Tensor, own: list[Tensor], ids: list[int], entries: Entries, t: float, kinship: Kinship, action: str) -> Tensor:
+def _mean(
+    anchors: Tensor,
+    own: list[Tensor],
+    ids: list[int],
+    entries: Entries,
+    t: float,
+    kinship: Kinship,
+    action: str,
+) -> Tensor:
     losses = []
     for i, anchor in enumerate(anchors):
         f = anchor / anchor.norm()

@@ -1,4 +1,5 @@
-"""Losses, gradients, counts and state of compositions are what they were; a change that means to change them records them anew."""
+"""Losses, gradients, counts and state of compositions are what they were; a change that means to
+change them records them anew."""
 
 from __future__ import annotations
 
@@ -7,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.reference.compositions import DIGEST, SIZES, attempt, digest, kept, kept_on_ranks, on_ranks
+from tests.reference.compositions import (
+    DIGEST,
+    SIZES,
+    attempt,
+    digest,
+    kept,
+    kept_on_ranks,
+    on_ranks,
+)
 
 RECORDED: dict[str, list[float]] = json.loads(DIGEST.read_text(encoding="utf-8"))
 

@@ -25,9 +25,9 @@ def row(
     min_negatives: int = 1,
     attracted_stay: bool = True,
 ) -> Row:
-    """`out`: own or ignored. `degree`: 1 for kin without degrees; with "reweight" what is taken from
-    the weight. At least `min_negatives` keep a weight, the least similar of those that would lose
-    all of it, and with them all that are equally similar."""
+    """`out`: own or ignored. `degree`: 1 for kin without degrees; with "reweight" what is taken
+    from the weight. At least `min_negatives` keep a weight, the least similar of those that would
+    lose all of it, and with them all that are equally similar."""
     degree = [0.0 if o else d for o, d in zip(out, degree, strict=True)]
     if action == "eliminate":
         taken = [float(d > 0) for d in degree]

@@ -27,7 +27,14 @@ SLOWEST = 240_000
 
 def chromium() -> str:
     """The path of a Chromium, or a skip."""
-    found = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+    found = next(
+        (
+            path
+            for name in ("chromium", "chromium-browser", "google-chrome")
+            if (path := shutil.which(name))
+        ),
+        None,
+    )
     if found is None:
         pytest.skip("no Chromium is installed: the page is not opened")
     return found
@@ -36,7 +43,9 @@ def chromium() -> str:
 @contextmanager
 def launched() -> Iterator[Any]:
     """A browser, ended afterwards."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: the page is not opened")
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed: the page is not opened"
+    )
     path = chromium()
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
@@ -58,7 +67,9 @@ class Opened:
 def open_page(browser: Any, path: Path, **context: Any) -> Opened:
     """Opens a report from disk and waits until its script has run to the end."""
     opened = Opened(browser.new_page(**{"viewport": {"width": 1200, "height": 900}, **context}))
-    opened.page.on("console", lambda message: opened.complaints.append(f"{message.type}: {message.text}"))
+    opened.page.on(
+        "console", lambda message: opened.complaints.append(f"{message.type}: {message.text}")
+    )
     failures: list[str] = []
     opened.page.on("pageerror", lambda error: failures.append(str(error)))
     opened.page.on("pageerror", lambda error: opened.complaints.append(str(error)))

@@ -1,4 +1,5 @@
-"""A run folder as `kinfolk train` leaves it, made up, for the tests of the report and of the command line."""
+"""A run folder as `kinfolk train` leaves it, made up, for the tests of the report and of the
+command line."""
 
 from __future__ import annotations
 
@@ -50,8 +51,11 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def images(num: int = 80, classes: list[str] | None = None, keys: list[str] | None = None, size: int = 12) -> ImageData:
-    """Noise in a colour of its class; every fourth sample is for testing; twice as wide as high, squashed in the cache."""
+def images(
+    num: int = 80, classes: list[str] | None = None, keys: list[str] | None = None, size: int = 12
+) -> ImageData:
+    """Noise in a colour of its class; every fourth sample is for testing; twice as wide as high,
+    squashed in the cache."""
     rng = np.random.default_rng(0)
     labels = None if classes is None else (np.arange(num) % len(classes)).astype(np.int64)
     cache = rng.integers(0, 80, (num, size, size, 3), dtype=np.uint8)
@@ -79,7 +83,9 @@ def all_features(data: ImageData) -> tuple[NDArray[np.int64], NDArray[np.float32
 
 def features(data: ImageData) -> NDArray[np.float32]:
     """(N, 16) with the classes apart."""
-    labels = np.zeros(len(data), dtype=np.int64) if data.samples.labels is None else data.samples.labels
+    labels = (
+        np.zeros(len(data), dtype=np.int64) if data.samples.labels is None else data.samples.labels
+    )
     noise = np.random.default_rng(1).normal(0, 0.4, (len(data), 16))
     return (noise + np.eye(16)[labels % 16] * 3).astype(np.float32)
 
@@ -88,8 +94,20 @@ def metrics(epochs: int = 12) -> list[dict[str, float]]:
     """All metrics a training can write."""
     rows: list[dict[str, float]] = []
     for epoch in range(1, epochs + 1):
-        row = {"epoch": epoch, "step": epoch * 10, "loss": 4 + math.exp(-epoch / 3), "lr": 0.03 * (1 - epoch / epochs)}
-        row |= {"flagged": 0.01, "precision": 0.7, "recall": 0.1 + epoch / 100, "f1": 0.2, "images_per_second": 900.0, "seconds": 2.5}
+        row = {
+            "epoch": epoch,
+            "step": epoch * 10,
+            "loss": 4 + math.exp(-epoch / 3),
+            "lr": 0.03 * (1 - epoch / epochs),
+        }
+        row |= {
+            "flagged": 0.01,
+            "precision": 0.7,
+            "recall": 0.1 + epoch / 100,
+            "f1": 0.2,
+            "images_per_second": 900.0,
+            "seconds": 2.5,
+        }
         row |= {"anchor_precision": 0.75, "anchor_recall": 0.3, "anchor_f1": 0.43}
         row |= {"tp_similarity": 0.9 - 0.3 / epoch, "fn_similarity": 0.2 - epoch / 100}
         row |= {"mtpr": epoch / 30, "mtnr": 0.99, "nmi": 0.2 + epoch / 40, "refresh_seconds": 0.5}
@@ -98,7 +116,8 @@ def metrics(epochs: int = 12) -> list[dict[str, float]]:
 
 
 def method(data: ImageData, detector: bool = True) -> SimCLR:
-    """A trained method, as far as the page can tell; its detector flags every similarity above 0.9."""
+    """A trained method, as far as the page can tell; its detector flags every similarity above
+    0.9."""
     torch.manual_seed(0)
     encoder = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 8))
     found = kf.GloFND(num_samples=data.num_train, alpha=0.1) if detector else None
@@ -108,30 +127,59 @@ def method(data: ImageData, detector: bool = True) -> SimCLR:
 
 
 def add_snapshots(run: Path, data: ImageData, *, pseudo: bool = True) -> None:
-    """After epochs 1, 6 and 12, of every second training sample; clusters from epoch 6 on, a part of them accepted."""
+    """After epochs 1, 6 and 12, of every second training sample; clusters from epoch 6 on, a part
+    of them accepted."""
     ids, x = np.arange(0, data.num_train, 2), features(data)
     (run / "snapshots").mkdir()
     for epoch in (1, 6, 12):
-        arrays: dict[str, np.ndarray[Any, Any]] = {"ids": ids, "embedding": x[ids].astype(np.float16)}
+        arrays: dict[str, np.ndarray[Any, Any]] = {
+            "ids": ids,
+            "embedding": x[ids].astype(np.float16),
+        }
         if pseudo and epoch > 1:
             arrays["pseudo"] = np.where(np.arange(len(ids)) % 12 < epoch, ids % 5, -1)
-        tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
-        write_safetensors(run / "snapshots" / f"epoch-{epoch:04d}.safetensors", tensors, {SAMPLES: samples_digest(data.samples)})
+        tensors = {
+            name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()
+        }
+        write_safetensors(
+            run / "snapshots" / f"epoch-{epoch:04d}.safetensors",
+            tensors,
+            {SAMPLES: samples_digest(data.samples)},
+        )
 
 
-def make_run(path: Path, *, bare: bool = False, data: ImageData | None = None, config: dict[str, Any] | None = None) -> Path:
+def make_run(
+    path: Path,
+    *,
+    bare: bool = False,
+    data: ImageData | None = None,
+    config: dict[str, Any] | None = None,
+) -> Path:
     """Writes the folder; `bare` leaves out all but config.yaml."""
     path.mkdir(parents=True)
-    (path / "config.yaml").write_text(yaml.safe_dump(config or CONFIG, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    (path / "config.yaml").write_text(
+        yaml.safe_dump(config or CONFIG, sort_keys=False, allow_unicode=True), encoding="utf-8"
+    )
     if bare:
         return path
-    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics()), encoding="utf-8")
-    (path / "model.json").write_text(json.dumps({"format": 1, "parameters": 300_000, "meta": {}}), encoding="utf-8")
+    (path / "metrics.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in metrics()), encoding="utf-8"
+    )
+    (path / "model.json").write_text(
+        json.dumps({"format": 1, "parameters": 300_000, "meta": {}}), encoding="utf-8"
+    )
     (path / "eval").mkdir()
     for protocol, accuracy in (("knn", 0.93), ("linear", 0.95)):
         result = {"protocol": protocol, "accuracy": accuracy, "seed": 0, "strengths": [0.1, 1.0]}
         (path / "eval" / f"{protocol}.json").write_text(json.dumps(result), encoding="utf-8")
-    write_quarantine([("bad/one.jpg", "truncated"), ("bad/two.jpg", "zero bytes"), ("bad/three.jpg", "truncated")], path / "quarantine.csv")
+    write_quarantine(
+        [
+            ("bad/one.jpg", "truncated"),
+            ("bad/two.jpg", "zero bytes"),
+            ("bad/three.jpg", "truncated"),
+        ],
+        path / "quarantine.csv",
+    )
     if data is not None:
         safe = [key.encode("utf-8", "replace").decode() for key in data.samples.keys]
         replace(data.samples, keys=safe).to_parquet(path / "samples.parquet")

@@ -13,13 +13,38 @@ from tests.report.synthetic import metrics
 
 def test_every_metric_has_its_panel() -> None:
     panels = {panel.id: panel for panel in curve_panels(metrics())}
-    assert list(panels) == ["loss", "knn", "flagged", "detection", "anchor_detection", "clusters", "similarity", "lr", "speed", "cost"]
-    assert [trace["name"] for trace in panels["detection"].figure["data"]] == ["Precision", "Recall", "F1"]
-    assert [trace["y"][-1] for trace in panels["anchor_detection"].figure["data"]] == [0.75, 0.3, 0.43]
+    assert list(panels) == [
+        "loss",
+        "knn",
+        "flagged",
+        "detection",
+        "anchor_detection",
+        "clusters",
+        "similarity",
+        "lr",
+        "speed",
+        "cost",
+    ]
+    assert [trace["name"] for trace in panels["detection"].figure["data"]] == [
+        "Precision",
+        "Recall",
+        "F1",
+    ]
+    assert [trace["y"][-1] for trace in panels["anchor_detection"].figure["data"]] == [
+        0.75,
+        0.3,
+        0.43,
+    ]
     assert "arithmetic mean of the entropies" in panels["clusters"].note
-    assert "the geometric mean" in {panel.id: panel for panel in curve_panels(metrics(), "geometric")}["clusters"].note
+    assert (
+        "the geometric mean"
+        in {panel.id: panel for panel in curve_panels(metrics(), "geometric")}["clusters"].note
+    )
     assert [trace["name"] for trace in panels["clusters"].figure["data"]] == ["MTPR", "MTNR", "NMI"]
-    assert [trace["name"] for trace in panels["similarity"].figure["data"]] == ["True positives", "False negatives"]
+    assert [trace["name"] for trace in panels["similarity"].figure["data"]] == [
+        "True positives",
+        "False negatives",
+    ]
     assert [trace["name"] for trace in panels["cost"].figure["data"]] == ["Steps", "Refresh"]
     assert panels["knn"].figure["data"][0]["x"] == [2, 4, 6, 8, 10, 12]
 
@@ -27,7 +52,10 @@ def test_every_metric_has_its_panel() -> None:
 def test_the_levels_of_a_hierarchy_have_a_panel() -> None:
     rows = [{"epoch": 1.0, "conforming": 0.9, "clustered": 0.5, "largest_cluster": 0.1}]
     (panel,) = curve_panels(rows)
-    assert panel.description == "Conforming: 90.0% in epoch 1; Clustered: 50.0% in epoch 1; Largest: 10.0% in epoch 1"
+    assert (
+        panel.description
+        == "Conforming: 90.0% in epoch 1; Clustered: 50.0% in epoch 1; Largest: 10.0% in epoch 1"
+    )
 
 
 @pytest.mark.parametrize(("last", "step"), [(1, 1), (3, 1), (7, 1), (12, 2), (100, 17)])
@@ -43,7 +71,11 @@ def test_without_labels_there_are_no_panels_of_labels() -> None:
 
 
 def test_what_the_run_has_not_is_left_out() -> None:
-    rows = [{"epoch": 1, "loss": 2.0, "knn": math.nan}, {"epoch": 2, "loss": math.inf}, {"epoch": 3, "loss": 1.0}]
+    rows = [
+        {"epoch": 1, "loss": 2.0, "knn": math.nan},
+        {"epoch": 2, "loss": math.inf},
+        {"epoch": 3, "loss": 1.0},
+    ]
     (panel,) = curve_panels(rows)
     assert panel.figure["data"][0]["x"] == [1, 3]
     assert panel.description == "Loss: 2 in epoch 1, 1 in epoch 3"
@@ -53,7 +85,8 @@ def test_what_the_run_has_not_is_left_out() -> None:
 @pytest.mark.parametrize("panel", curve_panels(metrics()), ids=lambda panel: panel.id)
 def test_plotly_knows_every_attribute(panel: object) -> None:
     figure = getattr(panel, "figure")  # noqa: B009
-    data = [{**trace, "line": {"width": 2}, "marker": {"size": 5}} for trace in figure["data"]]  # palette names are the page's
+    # palette names are the page's
+    data = [{**trace, "line": {"width": 2}, "marker": {"size": 5}} for trace in figure["data"]]
     go.Figure(data=data, layout=figure["layout"])
 
 
@@ -64,4 +97,6 @@ def test_a_note_speaks_only_of_lines_that_are_there() -> None:
         "cost": "seconds of the steps",
     }
     both = curve_panels([{"epoch": 1, "tp_similarity": 0.5, "fn_similarity": 0.4}])
-    assert [panel.note for panel in both] == ["of anchors to their positives, and to negatives with the same label"]
+    assert [panel.note for panel in both] == [
+        "of anchors to their positives, and to negatives with the same label"
+    ]

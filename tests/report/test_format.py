@@ -34,7 +34,10 @@ def test_numbers(value: Any, text: str) -> None:
     assert report_format.number(value) == text
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(12.4, "12 s"), (200, "3 min 20 s"), (7500, "2 h 05 min"), (59.7, "1 min 00 s")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(12.4, "12 s"), (200, "3 min 20 s"), (7500, "2 h 05 min"), (59.7, "1 min 00 s")],
+)
 def test_durations(seconds: float, text: str) -> None:
     assert report_format.duration(seconds) == text
 
@@ -55,13 +58,18 @@ def test_a_full_run(tmp_path: Path) -> None:
     assert record.classes == {"cat": 40, "dog": 40}
     refused = report_format.quarantine(record)
     assert refused is not None
-    assert [(row["name"], row["count"]) for row in refused["reasons"]] == [("truncated", "2"), ("zero bytes", "1")]
+    assert [(row["name"], row["count"]) for row in refused["reasons"]] == [
+        ("truncated", "2"),
+        ("zero bytes", "1"),
+    ]
 
 
 def test_several_data_sets_are_named_and_fractions_have_their_own_figure(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", bare=True)
     (run / "eval").mkdir()
-    (run / "eval" / "transfer.json").write_text('{"accuracy": 0.5, "sets": [{"name": "pets", "accuracy": 0.25}, 3], "fractions": [{}]}')
+    (run / "eval" / "transfer.json").write_text(
+        '{"accuracy": 0.5, "sets": [{"name": "pets", "accuracy": 0.25}, 3], "fractions": [{}]}'
+    )
     (row,) = report_format.results(read_record(run))
     assert row["details"] == [("pets", "25.0%")]
 
@@ -69,7 +77,10 @@ def test_several_data_sets_are_named_and_fractions_have_their_own_figure(tmp_pat
 def test_top5_averages_and_figures_per_anchor(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", bare=True)
     (run / "eval").mkdir()
-    shares = [{"fraction": 0.1, "accuracy": 0.5, "top5": 0.75}, {"fraction": 0.01, "subset": "1percent", "accuracy": 0.25}]
+    shares = [
+        {"fraction": 0.1, "accuracy": 0.5, "top5": 0.75},
+        {"fraction": 0.01, "subset": "1percent", "accuracy": 0.25},
+    ]
     results = {
         "semi": {"accuracy": 0.375, "fractions": shares, "probe": "rcl"},
         "linear": {"accuracy": 0.9, "top5": 0.99},
@@ -80,23 +91,44 @@ def test_top5_averages_and_figures_per_anchor(tmp_path: Path) -> None:
         (run / "eval" / f"{name}.json").write_text(json.dumps(result))
     record = read_record(run)
     rows = {row["title"]: dict(row["details"]) for row in report_format.results(record)}
-    assert rows["Few labels, average"] == {"10 %": "50.0% (top-5 75.0%)", "1percent": "25.0%", "probe": "rcl"}
+    assert rows["Few labels, average"] == {
+        "10 %": "50.0% (top-5 75.0%)",
+        "1percent": "25.0%",
+        "probe": "rcl",
+    }
     assert rows["Linear probe"] == {"top-5": "99.0%"}
-    assert rows["False negatives"] == {"F1": "50.0%", "F1 per anchor": "25.0%", "exact": "F1 per anchor 12.5%"}
+    assert rows["False negatives"] == {
+        "F1": "50.0%",
+        "F1 per anchor": "25.0%",
+        "exact": "F1 per anchor 12.5%",
+    }
     assert rows["Clusters"] == {"NMI": "50.0%", "normaliser": "geometric"}
-    assert report_format.tiles(record) == [("Linear probe", "90.0%", "on frozen features, top-5 99.0%")]
+    assert report_format.tiles(record) == [
+        ("Linear probe", "90.0%", "on frozen features, top-5 99.0%")
+    ]
 
 
 def test_retrieval_is_recall_in_percent(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", bare=True)
     (run / "eval").mkdir()
-    found = {"image_to_text": {"R@1": 0.031, "R@5": 0.1}, "mean": 0.0979, "images": 1000, "chance": 0.001}
+    found = {
+        "image_to_text": {"R@1": 0.031, "R@5": 0.1},
+        "mean": 0.0979,
+        "images": 1000,
+        "chance": 0.001,
+    }
     (run / "eval" / "retrieval.json").write_text(json.dumps(found))
     record = read_record(run)
     (row,) = report_format.results(record)
     assert (row["title"], row["accuracy"], row["share"]) == ("Retrieval, mean recall", "9.8%", 9.8)
-    assert row["details"] == [("image to text", "R@1 3.1%, R@5 10.0%"), ("images", "1000"), ("chance", "0.1%")]
-    assert report_format.tiles(record) == [("Mean recall", "9.8%", "at 1, 5 and 10, both ways, of 1000 images")]
+    assert row["details"] == [
+        ("image to text", "R@1 3.1%, R@5 10.0%"),
+        ("images", "1000"),
+        ("chance", "0.1%"),
+    ]
+    assert report_format.tiles(record) == [
+        ("Mean recall", "9.8%", "at 1, 5 and 10, both ways, of 1000 images")
+    ]
 
 
 def test_a_bare_run(tmp_path: Path) -> None:
@@ -109,9 +141,16 @@ def test_a_bare_run(tmp_path: Path) -> None:
 
 def test_a_killed_and_resumed_run_counts_each_epoch_once(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", bare=True)
-    lines = ['{"epoch": 1, "loss": 3}', '{"epoch": 2, "loss": 2.5}', '{"epoch": 2, "loss": 2}', '{"epoch": 3, "lo']
+    lines = [
+        '{"epoch": 1, "loss": 3}',
+        '{"epoch": 2, "loss": 2.5}',
+        '{"epoch": 2, "loss": 2}',
+        '{"epoch": 3, "lo',
+    ]
     (run / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    with pytest.warns(KinfolkWarning, match=r"metrics\.jsonl has torn lines, which are left out: 4"):
+    with pytest.warns(
+        KinfolkWarning, match=r"metrics\.jsonl has torn lines, which are left out: 4"
+    ):
         record = read_record(run)
     assert [(row["epoch"], row["loss"]) for row in record.epochs] == [(1, 3), (2, 2)]
 
@@ -124,11 +163,25 @@ def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_sections_without_effect_are_not_shown() -> None:
-    config: dict[str, Any] = {"method": "simclr", "text": {"context": 32}, "knn": {"every": 1}, "optimizer": {"lr": 0.1}, "detector": {}}
+    config: dict[str, Any] = {
+        "method": "simclr",
+        "text": {"context": 32},
+        "knn": {"every": 1},
+        "optimizer": {"lr": 0.1},
+        "detector": {},
+    }
     config["python"] = {"model": None, "detector": None}
     assert [name for name, _ in report_format.configuration(config)] == ["run", "knn", "optimizer"]
-    assert [name for name, _ in report_format.configuration(config, labelled=False)] == ["run", "optimizer"]
-    assert [name for name, _ in report_format.configuration({**config, "method": "clip"})] == ["run", "text", "knn", "optimizer"]
+    assert [name for name, _ in report_format.configuration(config, labelled=False)] == [
+        "run",
+        "optimizer",
+    ]
+    assert [name for name, _ in report_format.configuration({**config, "method": "clip"})] == [
+        "run",
+        "text",
+        "knn",
+        "optimizer",
+    ]
 
 
 def test_an_unlabelled_run_has_no_figures_of_labels(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""The gallery of kin and the maps of several epochs, used as a person uses them: mouse, keyboard, a narrow screen."""
+"""The gallery of kin and the maps of several epochs, used as a person uses them: mouse, keyboard, a
+narrow screen."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def once(browser: Any, path: Path) -> Opened:
 
 @pytest.fixture
 def opened(once: Opened) -> Iterator[Opened]:
-    """The page as it is after opening; opened once, for that takes longer than all that is done with it."""
+    """The page as it is after opening; opened once, for that takes longer than all that is done
+    with it."""
     page = once.page
     if page.locator("#chosen .close").count():
         page.locator("#chosen .close").click()
@@ -64,8 +66,14 @@ def test_right_and_wrong_are_marked(opened: Opened) -> None:
     page = opened.page
     first = page.locator(CARDS).first
     label = first.locator("> .sample b").inner_text()
-    assert first.locator(".row .right b").all_inner_texts() == [f"✓ {label}"] * first.locator(".row .right").count()
-    assert all(text.startswith("✗ ") and label not in text for text in first.locator(".row .wrong b").all_inner_texts())
+    assert (
+        first.locator(".row .right b").all_inner_texts()
+        == [f"✓ {label}"] * first.locator(".row .right").count()
+    )
+    assert all(
+        text.startswith("✗ ") and label not in text
+        for text in first.locator(".row .wrong b").all_inner_texts()
+    )
     assert page.locator(".row .right").count() > 0 < page.locator(".row .wrong").count()
     note = first.locator("> .sample .num").inner_text()
     assert note.startswith("above\u00a00.900, ")
@@ -117,11 +125,15 @@ def test_the_keyboard_walks_the_gallery(opened: Opened) -> None:
     assert first.evaluate("element => element === document.activeElement")
     page.keyboard.press("ArrowRight")
     assert second.evaluate("element => element === document.activeElement")
-    focused = "[...document.querySelectorAll('.card')].indexOf(document.activeElement.closest('.card'))"
+    focused = (
+        "[...document.querySelectorAll('.card')].indexOf(document.activeElement.closest('.card'))"
+    )
     before = page.evaluate(focused)
     page.keyboard.press("ArrowDown")
     assert page.evaluate(focused) > before  # cards without kin are passed over
-    name = page.evaluate("document.activeElement.closest('.sample').querySelector('bdi').textContent")
+    name = page.evaluate(
+        "document.activeElement.closest('.sample').querySelector('bdi').textContent"
+    )
     page.keyboard.press("Enter")
     assert page.locator("#chosen .card > .sample bdi").inner_text() == name
     assert page.evaluate("document.activeElement.closest('#chosen') !== null")
@@ -146,7 +158,8 @@ def test_a_sample_is_marked_in_the_maps_of_all_epochs(opened: Opened) -> None:
     assert page.locator("#stages .ring:visible").count() == 3
     assert page.locator("#stages .tip:visible").count() == 1
     assert (
-        "cluster" in page.locator("#stages .tip:visible").inner_text() or "no pseudo" in page.locator("#stages .tip:visible").inner_text()
+        "cluster" in page.locator("#stages .tip:visible").inner_text()
+        or "no pseudo" in page.locator("#stages .tip:visible").inner_text()
     )
 
 
@@ -154,9 +167,15 @@ def test_pseudo_labels_or_labels(opened: Opened) -> None:
     page = opened.page
 
     def colours(epoch: int) -> set[str]:
-        return set(page.evaluate(f"[...document.querySelectorAll('#plot-stage-{epoch} .point')].map(p => p.style.fill)"))
+        return set(
+            page.evaluate(
+                f"[...document.querySelectorAll('#plot-stage-{epoch} .point')].map(p =>"
+                " p.style.fill)"
+            )
+        )
 
-    assert [len(colours(epoch)) for epoch in (1, 6, 12)] == [1, 6, 5]  # before any; five clusters and grey; all accepted
+    # before any; five clusters and grey; all accepted
+    assert [len(colours(epoch)) for epoch in (1, 6, 12)] == [1, 6, 5]
     page.select_option("#colour-by", "label")
     assert [len(colours(epoch)) for epoch in (1, 6, 12)] == [3] * 3
 
@@ -164,7 +183,9 @@ def test_pseudo_labels_or_labels(opened: Opened) -> None:
 def test_a_method_without_a_detector_shows_neighbours(browser: Any, tmp_path: Path) -> None:
     data = images(classes=["cat", "dog"], num=24)
     run = make_run(tmp_path / "run", data=data)
-    found = open_page(browser, write_report(run, data, all_features(data), method(data, detector=False)))
+    found = open_page(
+        browser, write_report(run, data, all_features(data), method(data, detector=False))
+    )
     assert found.page.locator("#gallery h2").inner_text() == "Nearest neighbours"
     assert found.page.locator("#cards .card").first.locator(".row .sample").count() == 10
     assert found.page.locator("#plot-levels, #stages").count() == 0
@@ -173,6 +194,14 @@ def test_a_method_without_a_detector_shows_neighbours(browser: Any, tmp_path: Pa
 
 def test_without_a_checkpoint_the_page_says_so(browser: Any, tmp_path: Path) -> None:
     data, missing = images(num=20), list[str]()
-    page = open_page(browser, write_report(make_run(tmp_path / "run", data=data), data, all_features(data), on_missing=missing.append)).page
+    page = open_page(
+        browser,
+        write_report(
+            make_run(tmp_path / "run", data=data),
+            data,
+            all_features(data),
+            on_missing=missing.append,
+        ),
+    ).page
     assert "checkpoint" in page.locator("#gallery").inner_text()
     assert "no gallery" in missing[0]

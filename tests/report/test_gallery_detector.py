@@ -21,7 +21,9 @@ NUM = 40
 def compared(detector: kf.Detector | None, num: int = NUM) -> Compared:
     embedding = F.normalize(torch.randn(num, 4, generator=torch.Generator().manual_seed(0)), dim=1)
     ids = torch.arange(num) * 2
-    return Compared(np.arange(num) + 5, ids, embedding, None if detector is None else detector.eval())
+    return Compared(
+        np.arange(num) + 5, ids, embedding, None if detector is None else detector.eval()
+    )
 
 
 def test_kin_are_those_above_the_anchors_own_threshold() -> None:
@@ -39,7 +41,9 @@ def test_kin_are_those_above_the_anchors_own_threshold() -> None:
         kin.sort(key=lambda j: -float(sim[i, j]))
         assert gallery.kin[i].tolist() == ([j + 5 for j in kin] + [-1] * 10)[:10]
         assert gallery.flagged[i] == len(kin)
-        assert gallery.right[i] == sum(bool(labels[2 * i] == labels[2 * j]) and labels[2 * i] >= 0 for j in kin)
+        assert gallery.right[i] == sum(
+            bool(labels[2 * i] == labels[2 * j]) and labels[2 * i] >= 0 for j in kin
+        )
     text = gallery.as_json()
     assert sorted(text["anchors"]) == list(range(5, NUM + 5))
     assert [text["flagged"][at] for at in np.argsort(text["anchors"])] == gallery.flagged.tolist()
@@ -57,7 +61,9 @@ def test_without_a_detector_the_nearest_are_shown() -> None:
 def test_only_training_samples_are_compared_and_each_run_of_the_report_alike() -> None:
     data = images(classes=["cat", "dog"])
     ids = np.arange(0, 80, 3)
-    first, second = (compare(method(data), data, Views("simclr", 16), ids, seed=3) for _ in range(2))
+    first, second = (
+        compare(method(data), data, Views("simclr", 16), ids, seed=3) for _ in range(2)
+    )
     assert first.ids.tolist() == [i for i in range(0, 80, 3) if i < 60]
     assert first.places.tolist() == list(range(20))
     assert torch.equal(first.embedding, second.embedding)
@@ -67,7 +73,10 @@ def test_only_training_samples_are_compared_and_each_run_of_the_report_alike() -
     ("detector", "names"),
     [
         (kf.GloFND(num_samples=2 * NUM, alpha=0.1), ["learned", "exact", "FNC"]),
-        (kf.StartAt(kf.GloFND(num_samples=2 * NUM, alpha=0.1), epoch=2), ["learned", "exact", "FNC"]),
+        (
+            kf.StartAt(kf.GloFND(num_samples=2 * NUM, alpha=0.1), epoch=2),
+            ["learned", "exact", "FNC"],
+        ),
         (kf.FNC(alpha=0.1), ["exact", "FNC"]),
         (kf.Ring(lower=0.3, upper=0.9), ["lower, exact", "upper, exact"]),
         (
@@ -82,7 +91,9 @@ def test_only_training_samples_are_compared_and_each_run_of_the_report_alike() -
 )
 def test_which_thresholds_are_drawn(detector: Any, names: list[str] | None) -> None:
     panels = level_panels(compared(detector), batch_size=16, seed=0)
-    assert [[trace["name"] for trace in panel.figure["data"]] for panel in panels] == ([] if names is None else [names])
+    assert [[trace["name"] for trace in panel.figure["data"]] for panel in panels] == (
+        [] if names is None else [names]
+    )
 
 
 def test_exact_levels_are_quantiles_and_batch_levels_those_of_fnc() -> None:
@@ -95,5 +106,6 @@ def test_exact_levels_are_quantiles_and_batch_levels_those_of_fnc() -> None:
     torch.testing.assert_close(whole.double(), others.topk(4, dim=1).values[:, -1])
     parts = batch_levels(found, 0.1, batch_size=15, seed=0)
     nearest = (others - parts.double().unsqueeze(1)).abs().argmin(1)
-    torch.testing.assert_close(parts.double(), others[torch.arange(NUM), nearest])  # a similarity of the anchor
+    # a similarity of the anchor
+    torch.testing.assert_close(parts.double(), others[torch.arange(NUM), nearest])
     assert bool((parts.double() > others.mean(1)).all()), "one of the largest of its batch"

@@ -1,4 +1,5 @@
-"""The retrieval section: nearest first, the own and the flagged marked as the thresholds say, captions escaped."""
+"""The retrieval section: nearest first, the own and the flagged marked as the thresholds say,
+captions escaped."""
 
 from __future__ import annotations
 
@@ -22,10 +23,25 @@ from tests.training.pairs_of import SMALL, write_pairs
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     root = tmp_path_factory.mktemp("retrieval")
     data = write_pairs(root / "d", 32)
-    text = data.read_text().replace("the green wall", "<b>the</b> </script><script>window.hacked=1</script> wall")
+    text = data.read_text().replace(
+        "the green wall", "<b>the</b> </script><script>window.hacked=1</script> wall"
+    )
     data.write_text(text, encoding="utf-8")
-    settings: dict[str, Any] = {**SMALL, "detector.alpha": 0.2, "detector.init": "quantile", "detector.start_epoch": 1}
-    return train(data, root / "run", method="clip+glofnd", epochs=3, batch_size=12, settings=settings, progress=False)
+    settings: dict[str, Any] = {
+        **SMALL,
+        "detector.alpha": 0.2,
+        "detector.init": "quantile",
+        "detector.start_epoch": 1,
+    }
+    return train(
+        data,
+        root / "run",
+        method="clip+glofnd",
+        epochs=3,
+        batch_size=12,
+        settings=settings,
+        progress=False,
+    )
 
 
 def test_the_section_shows_what_was_found(run: Run) -> None:
@@ -50,7 +66,9 @@ def test_kin_are_those_above_the_learned_thresholds(run: Run) -> None:
     stored = read_checkpoint(run.checkpoint)["state_dict"]
     for direction, detector in zip(("image", "text"), framework.detectors, strict=True):
         assert isinstance(detector, StartAt)
-        names = [name for name in stored if f".{direction}." in name and name.endswith("store.threshold")]
+        names = [
+            name for name in stored if f".{direction}." in name and name.endswith("store.threshold")
+        ]
         (threshold_N,) = (stored[name] for name in names)
         ids = torch.arange(6)
         sim_QC = torch.linspace(-1, 1, 60).view(6, 10)
@@ -70,7 +88,13 @@ def test_kin_are_those_above_the_learned_thresholds(run: Run) -> None:
 )
 def test_every_kind_of_role(detector: Any, expected: list[list[bool]]) -> None:
     own_QC = torch.tensor([[True, False, False]])
-    kin_QC = flagged_candidates(detector.eval(), torch.tensor([[0.9, 0.5, 0.2]]), torch.tensor([0]), torch.tensor([0, 1, 2]), own_QC)
+    kin_QC = flagged_candidates(
+        detector.eval(),
+        torch.tensor([[0.9, 0.5, 0.2]]),
+        torch.tensor([0]),
+        torch.tensor([0, 1, 2]),
+        own_QC,
+    )
     assert kin_QC.tolist() == expected
 
 

@@ -35,7 +35,9 @@ def test_groups_stay_apart_and_the_map_is_reproducible(num: int, method: str) ->
     np.testing.assert_array_equal(points, project(two_groups(num), seed=0)[0])
 
 
-@pytest.mark.parametrize("features", [np.zeros((40, 4)), np.ones((40, 4)), np.ones((1, 3)), np.ones((5, 1))])
+@pytest.mark.parametrize(
+    "features", [np.zeros((40, 4)), np.ones((40, 4)), np.ones((1, 3)), np.ones((5, 1))]
+)
 def test_features_that_span_nothing_still_make_a_map(features: np.ndarray) -> None:
     points, name = project(features.astype(np.float32), seed=0)
     assert name == "PCA"

@@ -1,4 +1,5 @@
-"""The page in a browser: everything is drawn, nothing complains, nothing is fetched, hostile names stay text."""
+"""The page in a browser: everything is drawn, nothing complains, nothing is fetched, hostile names
+stay text."""
 
 from __future__ import annotations
 
@@ -16,10 +17,29 @@ from kinfolk.report.html import script_json
 from kinfolk.training.load_run import OpenedRun, open_run
 from kinfolk.training.train import train
 from tests.report.browser import Opened, open_page
-from tests.report.synthetic import CONFIG, HOSTILE, add_snapshots, all_features, images, make_run, method
+from tests.report.synthetic import (
+    CONFIG,
+    HOSTILE,
+    add_snapshots,
+    all_features,
+    images,
+    make_run,
+    method,
+)
 from tests.training.small import SMALL
 
-CURVES = ("loss", "knn", "flagged", "detection", "anchor_detection", "clusters", "similarity", "lr", "speed", "cost")
+CURVES = (
+    "loss",
+    "knn",
+    "flagged",
+    "detection",
+    "anchor_detection",
+    "clusters",
+    "similarity",
+    "lr",
+    "speed",
+    "cost",
+)
 
 
 @pytest.fixture(scope="module")
@@ -27,18 +47,36 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = images(classes=["cat", "dog", "fox"])
     run = make_run(tmp_path_factory.mktemp("full") / "run", data=data)
     add_snapshots(run, data)
-    rows = [{"fraction": 0.01, "accuracy": 0.5, "deviation": 0.02}, {"fraction": 1.0, "accuracy": 0.9, "deviation": None}]
-    (run / "eval" / "semi.json").write_text(json.dumps({"protocol": "semi", "accuracy": 0.7, "fractions": rows}), encoding="utf-8")
+    rows = [
+        {"fraction": 0.01, "accuracy": 0.5, "deviation": 0.02},
+        {"fraction": 1.0, "accuracy": 0.9, "deviation": None},
+    ]
+    (run / "eval" / "semi.json").write_text(
+        json.dumps({"protocol": "semi", "accuracy": 0.7, "fractions": rows}), encoding="utf-8"
+    )
     return write_report(run, data, all_features(data), method(data))
 
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = images(classes=HOSTILE, keys=HOSTILE)
-    config = {**CONFIG, "method": HOSTILE[0], "data": {"source": HOSTILE[2], "image_column": HOSTILE[1]}}
-    run = make_run(tmp_path_factory.mktemp("hostile") / "<img src=x onerror=window.hacked=5>", data=data, config=config)
-    (run / "eval" / "<b onclick=alert(1)>.json").write_text('{"accuracy": 2, "<i>": "</script><script>window.hacked=6</script>"}')
-    (run / "quarantine.csv").write_text("path,reason\n" + '"<script>window.hacked=7</script>","</ul><script>window.hacked=8</script>"\n')
+    config = {
+        **CONFIG,
+        "method": HOSTILE[0],
+        "data": {"source": HOSTILE[2], "image_column": HOSTILE[1]},
+    }
+    run = make_run(
+        tmp_path_factory.mktemp("hostile") / "<img src=x onerror=window.hacked=5>",
+        data=data,
+        config=config,
+    )
+    (run / "eval" / "<b onclick=alert(1)>.json").write_text(
+        '{"accuracy": 2, "<i>": "</script><script>window.hacked=6</script>"}'
+    )
+    (run / "quarantine.csv").write_text(
+        "path,reason\n"
+        + '"<script>window.hacked=7</script>","</ul><script>window.hacked=8</script>"\n'
+    )
     return write_report(run, data, all_features(data), method(data))
 
 
@@ -57,7 +95,9 @@ def test_everything_is_drawn(browser: Any, full: Path, width: int, scheme: str) 
         assert page.locator(f"#plot-{panel}").get_attribute("aria-label"), panel
     assert page.locator("#plot-map .point").count() == 80
     assert page.locator(".strips img").count() == 6
-    assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
+    assert page.evaluate(
+        "[...document.images].every(image => image.complete && image.naturalWidth > 0)"
+    )
     assert page.evaluate("document.documentElement.dataset.theme") == scheme
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.locator("#results tbody tr").count() == 3
@@ -81,32 +121,31 @@ def test_hovering_shows_image_label_and_name(browser: Any, full: Path) -> None:
     key = tip.locator(".key").inner_text()
     number = int(key.removeprefix("animals/").removesuffix(".png"))
     assert tip.locator("b").inner_text() == ["cat", "dog", "fox"][number % 3]
-    position, source = opened.page.evaluate(
-        """() => {
+    position, source = opened.page.evaluate("""() => {
             const style = getComputedStyle(document.querySelector("#map .tip .tile"));
             return [style.backgroundPosition, style.backgroundImage];
-        }"""
-    )
+        }""")
     left, top = (float(part.removesuffix("%")) / 100 * 8 for part in position.split())
     assert source.startswith('url("data:image/webp')
-    assert (round(left, 2), round(top, 2)) == (number % 9, number // 9)  # 80 images: a sheet of 9 columns and rows
+    # 80 images: a sheet of 9 columns and rows
+    assert (round(left, 2), round(top, 2)) == (number % 9, number // 9)
     assert_quiet(opened)
 
 
 def test_a_finger_taps_once_to_see_and_again_to_choose(browser: Any, full: Path) -> None:
-    opened = open_page(browser, full, viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True)
+    opened = open_page(
+        browser, full, viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True
+    )
     page = opened.page
     page.evaluate("document.getElementById('map').scrollIntoView({behavior: 'instant'})")
-    left, top = page.evaluate(
-        """() => {
+    left, top = page.evaluate("""() => {
             const boxes = [...document.querySelectorAll("#plot-map .point")].map((point) => point.getBoundingClientRect());
             const gap = (a, b) => Math.hypot(a.left - b.left, a.top - b.top);
             const lone = (k) => Math.min(...boxes.filter((_, other) => other !== k).map((box) => gap(box, boxes[k])));
             const anchors = boxes.map((_, k) => k).filter((k) => page.isAnchor(k)).sort((a, b) => lone(b) - lone(a));
             const box = boxes[anchors[0]];
             return [box.left + box.width / 2, box.top + box.height / 2];
-        }"""
-    )
+        }""")  # noqa: E501
     page.touchscreen.tap(left, top)
     page.wait_for_timeout(500)  # two taps, not a double one
     assert "tap again" in page.locator("#map .tip").inner_text()
@@ -120,8 +159,14 @@ def test_a_class_can_be_highlighted_and_the_keyboard_walks_it(browser: Any, full
     opened = open_page(browser, full)
     page = opened.page
     page.locator("#legend").get_by_role("button", name="dog").click()
-    assert page.locator("#legend").get_by_role("button", name="dog").get_attribute("aria-pressed") == "true"
-    faint = page.evaluate("[...document.querySelectorAll('#plot-map .point')].filter(p => Number(p.style.opacity) < 0.2).length")
+    assert (
+        page.locator("#legend").get_by_role("button", name="dog").get_attribute("aria-pressed")
+        == "true"
+    )
+    faint = page.evaluate(
+        "[...document.querySelectorAll('#plot-map .point')].filter(p => Number(p.style.opacity) <"
+        " 0.2).length"
+    )
     assert faint == 80 - 27
     page.locator("#plot-map").focus()
     for expected in ("animals/0001.png", "animals/0004.png"):
@@ -138,7 +183,9 @@ def test_the_theme_can_be_switched_and_nothing_offers_to_upload(browser: Any, fu
     opened.page.locator("#theme").click()
     assert opened.page.evaluate("document.documentElement.dataset.theme") == "dark"
     assert opened.page.evaluate("getComputedStyle(document.body).backgroundColor") != before
-    titles = opened.page.evaluate("[...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)")
+    titles = opened.page.evaluate(
+        "[...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)"
+    )
     assert titles
     assert not [title for title in titles if "hare" in title or "loud" in title]
     assert_quiet(opened)
@@ -162,7 +209,12 @@ def test_hostile_names_stay_text_on_the_maps_of_epochs(browser: Any, tmp_path: P
     page.locator("#plot-stage-6").focus()
     for number in range(len(names)):
         page.keyboard.press("ArrowRight")
-        assert page.locator("#stages .tip:not([hidden]) .key").evaluate("element => element.textContent") == names[2 * number % len(names)]
+        assert (
+            page.locator("#stages .tip:not([hidden]) .key").evaluate(
+                "element => element.textContent"
+            )
+            == names[2 * number % len(names)]
+        )
     assert page.evaluate("window.hacked") is None
     assert page.locator("main script, main [onerror], main [onclick]").count() == 0
     assert_quiet(opened)
@@ -175,7 +227,10 @@ def test_hostile_names_stay_text(browser: Any, hostile: Path) -> None:
         page.locator("#plot-map").focus()
         page.keyboard.press("ArrowRight")
         shown = page.locator("#map .tip .key").evaluate("element => element.textContent")
-        assert shown == HOSTILE[sample].encode("utf-16", "surrogatepass").decode("utf-16", "replace") or "\udce9" in HOSTILE[sample]
+        assert (
+            shown == HOSTILE[sample].encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            or "\udce9" in HOSTILE[sample]
+        )
     for button in page.locator("#legend button").all():
         button.click()
     page.locator("#data details summary").click()
@@ -202,7 +257,12 @@ def test_no_other_script_may_run(browser: Any, full: Path, tmp_path: Path) -> No
 def test_a_run_with_nothing_but_its_configuration(browser: Any, tmp_path: Path) -> None:
     config = {**CONFIG, "data": {**CONFIG["data"], "source": "nowhere-at-all"}}
     opened = open_page(browser, write_report(make_run(tmp_path / "run", bare=True, config=config)))
-    assert opened.page.locator(".panels, #results, #gallery, #plot-map, #stages, #views, #data").count() == 0
+    assert (
+        opened.page.locator(
+            ".panels, #results, #gallery, #plot-map, #stages, #views, #data"
+        ).count()
+        == 0
+    )
     assert "no map" in opened.page.locator("#map").inner_text()
     assert "resnet10" in opened.page.locator("#config").inner_text()
     assert_quiet(opened)
@@ -216,7 +276,17 @@ def test_without_labels_points_have_one_colour(browser: Any, tmp_path: Path) -> 
     page = opened.page
     assert page.locator("#legend").is_hidden()
     for plot in ("map", "stage-12"):
-        assert len(set(page.evaluate(f"[...document.querySelectorAll('#plot-{plot} .point')].map(p => p.style.fill)"))) == 1
+        assert (
+            len(
+                set(
+                    page.evaluate(
+                        f"[...document.querySelectorAll('#plot-{plot} .point')].map(p =>"
+                        " p.style.fill)"
+                    )
+                )
+            )
+            == 1
+        )
     assert "PCA" in page.locator("#map .intro").inner_text()
     assert page.locator("#wrong, #of-label, #colour-by, .right, .wrong").count() == 0
     assert page.locator("#count").inner_text() == "15 of 15"
@@ -232,15 +302,21 @@ def test_json_cannot_leave_its_element() -> None:
 def test_the_report_of_a_training_reads_no_image_again(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 255, (48, 16, 16, 3), dtype=np.uint8)
     settings = {**SMALL, "snapshots.epochs": 0}
-    run = kf.train(pixels, tmp_path / "run", epochs=1, batch_size=16, settings=settings, progress=False)
+    run = kf.train(
+        pixels, tmp_path / "run", epochs=1, batch_size=16, settings=settings, progress=False
+    )
     assert run.images is None, "the caller does not hold the pixels"
     text = (run.path / "report.html").read_text(encoding="utf-8")
-    assert 'id="plot-map"' in text, "an array cannot be read again, so the images came from the training"
+    assert 'id="plot-map"' in text, (
+        "an array cannot be read again, so the images came from the training"
+    )
     assert "There is no map in this report" not in text
     assert "There is no gallery of kin in this report" not in text
 
 
-def test_the_report_embeds_only_what_the_training_has_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_embeds_only_what_the_training_has_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """48 labelled images are measured by the nearest neighbours; the 12 without a label are not."""
     random, embedded = np.random.default_rng(0), list[list[int]]()
     pixels, labels = random.integers(0, 255, (60, 16, 16, 3), dtype=np.uint8), np.arange(60) % 3
@@ -254,11 +330,27 @@ def test_the_report_embeds_only_what_the_training_has_not_measured(tmp_path: Pat
 
     monkeypatch.setattr(OpenedRun, "features", noted)
     settings = {**SMALL, "snapshots.epochs": 0, "trainer.loggers": [], "trainer.precision": "32"}
-    run = kf.train(tmp_path / "images.npz", tmp_path / "run", epochs=2, batch_size=20, settings=settings, progress=False)
+    run = kf.train(
+        tmp_path / "images.npz",
+        tmp_path / "run",
+        epochs=2,
+        batch_size=20,
+        settings=settings,
+        progress=False,
+    )
     assert embedded == [list(range(48, 60))]
     assert run.features is None, "the caller does not hold the features"
-    again = train(tmp_path / "images.npz", tmp_path / "again", epochs=1, batch_size=20, settings=settings, progress=False)
+    again = train(
+        tmp_path / "images.npz",
+        tmp_path / "again",
+        epochs=1,
+        batch_size=20,
+        settings=settings,
+        progress=False,
+    )
     assert again.features is not None
     assert again.images is not None
     ids, left = again.features
-    np.testing.assert_allclose(left, original(open_run(again.path), again.images, ids), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        left, original(open_run(again.path), again.images, ids), rtol=1e-4, atol=1e-5
+    )

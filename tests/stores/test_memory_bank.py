@@ -28,7 +28,9 @@ def test_a_write_moves_its_entries_only(momentum: float) -> None:
     bank.write(ids, z)
     expected = before.clone()
     for row, i in enumerate(ids.tolist()):
-        expected[i] = normalize(momentum * before[i] + (1 - momentum) * z[row] / z[row].norm(), dim=0)
+        expected[i] = normalize(
+            momentum * before[i] + (1 - momentum) * z[row] / z[row].norm(), dim=0
+        )
     torch.testing.assert_close(bank.features, expected)
     assert torch.equal(bank.features[[0, 2, 3, 5]], before[[0, 2, 3, 5]])
     assert torch.equal(bank.read(ids), bank.features[ids])
@@ -38,7 +40,9 @@ def test_duplicates_count_as_their_mean() -> None:
     bank = Bank(NUM_SAMPLES, DIM, 0.5).double()
     before, z = bank.features.clone(), normalize(torch.randn(5, DIM, dtype=torch.float64), dim=1)
     bank.write(torch.tensor([3, 0, 3, 5, 3]), z * torch.tensor([1.0, 2, 3, 4, 5]).unsqueeze(1))
-    torch.testing.assert_close(bank.features[3], normalize(before[3] / 2 + (z[0] + z[2] + z[4]) / 6, dim=0))
+    torch.testing.assert_close(
+        bank.features[3], normalize(before[3] / 2 + (z[0] + z[2] + z[4]) / 6, dim=0)
+    )
     torch.testing.assert_close(bank.features[0], normalize(before[0] / 2 + z[1] / 2, dim=0))
     torch.testing.assert_close(bank.features[5], normalize(before[5] / 2 + z[3] / 2, dim=0))
     assert torch.equal(bank.features[[1, 2, 4]], before[[1, 2, 4]])
@@ -49,7 +53,9 @@ def test_state_dict_loads_strictly_and_casts_leave_it_exact() -> None:
     other.load_state_dict(bank.state_dict())
     assert torch.equal(bank.features, other.features)
     assert torch.equal(other.bfloat16().features, bank.features)
-    with pytest.raises(RuntimeError, match="has the size 6 × 3, but `num_samples` × `dim` is 7 × 3"):
+    with pytest.raises(
+        RuntimeError, match="has the size 6 × 3, but `num_samples` × `dim` is 7 × 3"
+    ):
         Bank(7, DIM).load_state_dict(bank.state_dict())
     with pytest.raises(RuntimeError, match="Missing key"):
         Bank(NUM_SAMPLES, DIM).load_state_dict({})

@@ -17,7 +17,10 @@ def store(num_samples: int = 5) -> PerSample:
 def test_fields_start_at_their_value_and_are_columns_of_one_tensor() -> None:
     made = store()
     fields = made.read(torch.tensor([4, 0]))
-    assert {name: value.tolist() for name, value in fields.items()} == {"threshold": [1.0, 1.0], "count": [0.0, 0.0]}
+    assert {name: value.tolist() for name, value in fields.items()} == {
+        "threshold": [1.0, 1.0],
+        "count": [0.0, 0.0],
+    }
     made.threshold.fill_(0.5)
     assert made.read_rows(torch.tensor([2])).tolist() == [[0.5, 0.0]]
 
@@ -33,19 +36,34 @@ def test_a_write_changes_only_its_rows_and_fields() -> None:
 def test_where_a_value_is_nan_the_old_one_stays() -> None:
     made = store()
     made.write_rows(torch.tensor([3, 1]), torch.tensor([[0.3, 2.0], [torch.nan, torch.nan]]))
-    assert made.rows.tolist() == [[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [pytest.approx(0.3), 2.0], [1.0, 0.0]]
+    assert made.rows.tolist() == [
+        [1.0, 0.0],
+        [1.0, 0.0],
+        [1.0, 0.0],
+        [pytest.approx(0.3), 2.0],
+        [1.0, 0.0],
+    ]
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.floats(-1, 1)), min_size=1, max_size=20), st.randoms())
-def test_duplicates_are_stored_as_their_mean_in_any_order(rows: list[tuple[int, float]], random: object) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.floats(-1, 1)), min_size=1, max_size=20), st.randoms()
+)
+def test_duplicates_are_stored_as_their_mean_in_any_order(
+    rows: list[tuple[int, float]], random: object
+) -> None:
     shuffled = list(rows)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     for order in (rows, shuffled):
         made = store().double()
-        made.write(torch.tensor([i for i, _ in order]), {"threshold": torch.tensor([x for _, x in order], dtype=torch.float64)})
+        made.write(
+            torch.tensor([i for i, _ in order]),
+            {"threshold": torch.tensor([x for _, x in order], dtype=torch.float64)},
+        )
         for i in range(5):
             mine = [x for j, x in rows if j == i]
-            assert made.threshold[i].item() == pytest.approx(sum(mine) / len(mine) if mine else 1.0, abs=1e-12)
+            assert made.threshold[i].item() == pytest.approx(
+                sum(mine) / len(mine) if mine else 1.0, abs=1e-12
+            )
 
 
 @pytest.mark.parametrize("bad", [-1, 5])

@@ -1,4 +1,5 @@
-"""Embeddings collected during training: means over views and duplicates, and a size that is known only from the first write on."""
+"""Embeddings collected during training: means over views and duplicates, and a size that is known
+only from the first write on."""
 
 from __future__ import annotations
 
@@ -38,7 +39,10 @@ def test_save_load() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="`features` has the size 5, but `num_samples` is 6: use the same data set"):
+    with pytest.raises(
+        RuntimeError,
+        match="`features` has the size 5, but `num_samples` is 6: use the same data set",
+    ):
         Collected(6).load_state_dict(Collected(5).state_dict())
     with pytest.raises(ValueError, match=r"`ids` \(=5\) must be in \[0, 5\)"):
         Collected(5).write(torch.tensor([5]), torch.ones(1, 4))

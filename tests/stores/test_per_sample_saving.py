@@ -12,7 +12,9 @@ from kinfolk.stores import PerSample
 def test_the_state_dict_shares_the_memory_of_the_store() -> None:
     store = PerSample(5, threshold=1.0, mean=0.0)
     state = store.state_dict()
-    assert {value.untyped_storage().data_ptr() for value in state.values()} == {store.rows.untyped_storage().data_ptr()}
+    assert {value.untyped_storage().data_ptr() for value in state.values()} == {
+        store.rows.untyped_storage().data_ptr()
+    }
     store.write(torch.tensor([2]), {"mean": torch.tensor([0.5])})
     assert state["mean"].tolist() == [0, 0, 0.5, 0, 0]
 

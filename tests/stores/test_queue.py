@@ -17,7 +17,8 @@ def rows(first: int, number: int, dim: int = 2) -> tuple[torch.Tensor, torch.Ten
 
 @given(st.integers(1, 7), st.lists(st.integers(0, 11), max_size=6))
 def test_it_holds_the_last_rows_at_their_places(size: int, pushes: list[int]) -> None:
-    """Pushes that do not divide the queue, or are larger than it, wrap as if the rows came one by one."""
+    """Pushes that do not divide the queue, or are larger than it, wrap as if the rows came one by
+    one."""
     queue, slow, pushed = Queue(size, 2), [-1] * size, 0
     for number in pushes:
         queue.push(*rows(pushed, number))
@@ -47,7 +48,9 @@ def test_state_dict_holds_everything_and_loads_strictly() -> None:
     other.load_state_dict(queue.state_dict())
     for each in (queue, other):
         each.push(*rows(6, 3))
-    assert all(torch.equal(value, other.state_dict()[name]) for name, value in queue.state_dict().items())
+    assert all(
+        torch.equal(value, other.state_dict()[name]) for name, value in queue.state_dict().items()
+    )
     with pytest.raises(RuntimeError, match="has the size 4 × 2, but `size` × `dim` is 5 × 2"):
         Queue(5, 2).load_state_dict(queue.state_dict())
     with pytest.raises(RuntimeError, match="Missing key"):

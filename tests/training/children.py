@@ -1,4 +1,5 @@
-"""Trainings in processes of their own, which end themselves at a chosen moment as a power cut or a scheduler would."""
+"""Trainings in processes of their own, which end themselves at a chosen moment as a power cut or a
+scheduler would."""
 
 from __future__ import annotations
 
@@ -32,7 +33,10 @@ SETTINGS: dict[str, Any] = {
 
 
 OTHERS: dict[str, dict[str, Any]] = {
-    "moco": {"method": "moco+glofnd", "settings": {"framework.queue_size": 600, "framework.momentum": 0.9}},
+    "moco": {
+        "method": "moco+glofnd",
+        "settings": {"framework.queue_size": 600, "framework.momentum": 0.9},
+    },
     "ir": {"method": "ir+glofnd", "settings": {"framework.num_negatives": 700}},
     "pcl": {
         "method": "pcl+glofnd",
@@ -53,55 +57,103 @@ OTHERS: dict[str, dict[str, Any]] = {
             "framework.radii": [0.2, 0.4],
         },
     },
-    "spcl": {"method": "spcl+glofnd", "settings": {"framework.num_clusters": [30, 10], "framework.warmup_epochs": 1}},
+    "spcl": {
+        "method": "spcl+glofnd",
+        "settings": {"framework.num_clusters": [30, 10], "framework.warmup_epochs": 1},
+    },
 }
-"""What else keeps state: a momentum copy and a queue that the batch does not divide; a bank and draws from it; prototypes and draws from
-them; clusters that every step refines and keys are drawn from; prototypes that the order of the samples goes by."""
+"""What else keeps state: a momentum copy and a queue that the batch does not divide; a bank and
+draws from it; prototypes and draws from them; clusters that every step refines and keys are drawn
+from; prototypes that the order of the samples goes by."""
 
 
-def run_child(out: Path, moment: str, *, each_step: bool = False, resume: bool = False, **more: Any) -> int:
-    """Trains in a process that ends itself at `moment`, such as "kill step 7"; returns its exit code (negative: the signal)."""
+def run_child(
+    out: Path, moment: str, *, each_step: bool = False, resume: bool = False, **more: Any
+) -> int:
+    """Trains in a process that ends itself at `moment`, such as "kill step 7"; returns its exit
+    code (negative: the signal)."""
     return _run([(moment, {})], out, each_step, resume, more)[0]
 
 
 def run_ranks(out: Path, *moments: str, resume: bool = False, **more: Any) -> list[int]:
-    """Trains in as many processes as there are moments ("" for none), launched as torchrun does it; returns their exit codes."""
+    """Trains in as many processes as there are moments ("" for none), launched as torchrun does it;
+    returns their exit codes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(len(moments)), "TORCHELASTIC_RUN_ID": str(port)}
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(len(moments)),
+        "TORCHELASTIC_RUN_ID": str(port),
+    }
     shared |= {"LOCAL_WORLD_SIZE": str(len(moments)), "GROUP_RANK": "0"}
-    ranks = [(moment, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank, moment in enumerate(moments)]
+    ranks = [
+        (moment, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank, moment in enumerate(moments)
+    ]
     return _run(ranks, out, False, resume, more)
 
 
-def _run(children: list[tuple[str, dict[str, str]]], out: Path, each_step: bool, resume: bool, more: dict[str, Any]) -> list[int]:
-    return exit_codes(_child, [(str(out), moment, each_step, resume, environment, more) for moment, environment in children])
+def _run(
+    children: list[tuple[str, dict[str, str]]],
+    out: Path,
+    each_step: bool,
+    resume: bool,
+    more: dict[str, Any],
+) -> list[int]:
+    return exit_codes(
+        _child,
+        [
+            (str(out), moment, each_step, resume, environment, more)
+            for moment, environment in children
+        ],
+    )
 
 
 def training(out: Path, *, each_step: bool = False, **more: Any) -> dict[str, Any]:
-    """The arguments of `train`; `each_step`: a checkpoint after every step; another `method` has none of the detector's settings."""
-    usual = {key: value for key, value in SETTINGS["settings"].items() if "method" not in more or not key.startswith("detector.")}
+    """The arguments of `train`; `each_step`: a checkpoint after every step; another `method` has
+    none of the detector's settings."""
+    usual = {
+        key: value
+        for key, value in SETTINGS["settings"].items()
+        if "method" not in more or not key.startswith("detector.")
+    }
     settings = {**usual, **more.pop("settings", {})}
     if each_step:
         settings["checkpoint.every_minutes"] = 1e-9
     return {**SETTINGS, "out": out, "settings": settings, **more}
 
 
-def _child(out: str, moment: str, each_step: bool, resume: bool, environment: dict[str, str], more: dict[str, Any]) -> None:
+def _child(
+    out: str,
+    moment: str,
+    each_step: bool,
+    resume: bool,
+    environment: dict[str, str],
+    more: dict[str, Any],
+) -> None:
     from kinfolk.training.train import train
 
     os.environ.update(environment)
     torch.set_num_threads(1)
     if moment:
         how, what, number = moment.split()
-        _arm({"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "interrupt": signal.SIGINT}[how], what, int(number))
-    settings = {**more.pop("settings", {}), **({"trainer.devices": int(environment["WORLD_SIZE"])} if environment else {})}
+        _arm(
+            {"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "interrupt": signal.SIGINT}[how],
+            what,
+            int(number),
+        )
+    settings = {
+        **more.pop("settings", {}),
+        **({"trainer.devices": int(environment["WORLD_SIZE"])} if environment else {}),
+    }
     train(**training(Path(out), each_step=each_step, resume=resume, settings=settings, **more))
 
 
 def _arm(number: signal.Signals, what: str, count: int) -> None:
-    """The signal comes at the `count`-th step, checkpoint, line of metrics or prepared folder, half-way through it."""
+    """The signal comes at the `count`-th step, checkpoint, line of metrics or prepared folder,
+    half-way through it."""
     from kinfolk.training import checkpoint, metrics_log, module, run_folder
 
     calls = {what: 0}

@@ -8,7 +8,13 @@ from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.run_folder import Run
 from tests.faults.inject import differences
 
-SMALL: dict[str, Any] = {"model.name": "resnet10", "model.width": 4, "head.out_size": 8, "views.preset": "mild", "views.size": 8}
+SMALL: dict[str, Any] = {
+    "model.name": "resnet10",
+    "model.width": 4,
+    "head.out_size": 8,
+    "views.preset": "mild",
+    "views.size": 8,
+}
 """The smallest network that trains on images of 8×8."""
 
 BARE: dict[str, Any] = {**SMALL, "knn.every": 0, "snapshots.epochs": 0, "trainer.loggers": []}
@@ -18,8 +24,12 @@ BARE: dict[str, Any] = {**SMALL, "knn.every": 0, "snapshots.epochs": 0, "trainer
 def assert_same(run: Run, whole: Run) -> None:
     """Both runs ended in the same bits: checkpoint, model, metrics and snapshots."""
     assert differences(run.path, whole.path) == []
-    assert any("detector" in name for name in read_checkpoint(run.checkpoint)["state_dict"]), "per-sample state is in the checkpoint"
+    assert any("detector" in name for name in read_checkpoint(run.checkpoint)["state_dict"]), (
+        "per-sample state is in the checkpoint"
+    )
     assert {path.name for path in run.checkpoint.parent.iterdir()} == {"last.ckpt", "last-1.ckpt"}
-    kept = [{path.name: path.read_bytes() for path in each.snapshots.iterdir()} for each in (run, whole)]
+    kept = [
+        {path.name: path.read_bytes() for path in each.snapshots.iterdir()} for each in (run, whole)
+    ]
     assert kept[0] == kept[1]
     assert len(kept[0]) == 3

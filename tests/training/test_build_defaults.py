@@ -22,7 +22,9 @@ from kinfolk.training.trainer import ProgressBar, describe
 from tests.training.small import BARE
 
 
-def fitted(side: int, settings: dict[str, Any] | None = None, accelerator: str = "cpu") -> TrainConfig:
+def fitted(
+    side: int, settings: dict[str, Any] | None = None, accelerator: str = "cpu"
+) -> TrainConfig:
     """The configuration for square images of one size, as on a machine with this accelerator."""
     config = assemble(None, None, {}, settings or {})
     trainer = config.trainer.model_copy(update={"accelerator": accelerator})
@@ -41,13 +43,19 @@ def fitted(side: int, settings: dict[str, Any] | None = None, accelerator: str =
         (500, "cuda", ("resnet18", "imagenet", 224)),
     ],
 )
-def test_encoder_and_size_fit_images_and_device(side: int, accelerator: str, expected: tuple[str, str, int]) -> None:
+def test_encoder_and_size_fit_images_and_device(
+    side: int, accelerator: str, expected: tuple[str, str, int]
+) -> None:
     config = fitted(side, accelerator=accelerator)
     assert (config.model.name, config.model.stem, config.views.size) == expected
 
 
 def test_photos_on_a_cpu_get_a_wider_resnet10_unless_the_width_is_given() -> None:
-    assert [fitted(500).model.width, fitted(32).model.width, fitted(500, {"model.width": 8}).model.width] == [32, None, 8]
+    assert [
+        fitted(500).model.width,
+        fitted(32).model.width,
+        fitted(500, {"model.width": 8}).model.width,
+    ] == [32, None, 8]
     assert fitted(500, accelerator="cuda").model.width is None
 
 
@@ -58,11 +66,18 @@ def test_what_is_given_stays() -> None:
 
 def test_fewer_epochs_on_a_cpu_but_never_fewer_than_the_warm_up() -> None:
     assert assemble(None, None, {}, {"trainer.accelerator": "cpu"}).epochs == 30
-    assert assemble(None, None, {}, {"trainer.accelerator": "cpu", "optimizer.warmup_epochs": 40}).epochs == 40
+    assert (
+        assemble(
+            None, None, {}, {"trainer.accelerator": "cpu", "optimizer.warmup_epochs": 40}
+        ).epochs
+        == 40
+    )
     assert assemble(None, "simclr-cpu", {"epochs": 2}, {}).epochs == 2
 
 
-@pytest.mark.parametrize(("num_train", "expected"), [(10, 10), (100, 16), (1000, 64), (1442, 128), (50_000, 256)])
+@pytest.mark.parametrize(
+    ("num_train", "expected"), [(10, 10), (100, 16), (1000, 64), (1442, 128), (50_000, 256)]
+)
 def test_the_batch_fits_the_data(num_train: int, expected: int) -> None:
     assert fit_batch(fitted(32), num_train, chosen=False).batch_size == expected
 
@@ -70,11 +85,17 @@ def test_the_batch_fits_the_data(num_train: int, expected: int) -> None:
 def test_a_chosen_batch_is_reduced_with_a_warning_and_shared_by_the_devices() -> None:
     config = fitted(32, {"batch_size": 64})
     assert fit_batch(config, 64, chosen=True).batch_size == 64
-    with pytest.warns(KinfolkWarning, match=r"`batch_size` \(=64\) is larger than the 51 training samples; 51 is used"):
+    with pytest.warns(
+        KinfolkWarning,
+        match=r"`batch_size` \(=64\) is larger than the 51 training samples; 51 is used",
+    ):
         assert fit_batch(config, 51, chosen=True).batch_size == 51
     trainer = config.trainer.model_copy(update={"devices": 2})
     with pytest.warns(KinfolkWarning, match="50 is used"):
-        assert fit_batch(config.model_copy(update={"trainer": trainer}), 51, chosen=True).batch_size == 50
+        assert (
+            fit_batch(config.model_copy(update={"trainer": trainer}), 51, chosen=True).batch_size
+            == 50
+        )
 
 
 def test_settings_are_shown_with_their_origin() -> None:
@@ -91,7 +112,14 @@ def test_settings_are_shown_with_their_origin() -> None:
 
 def test_a_run_of_few_images_trains_and_says_what_it_does(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 255, (20, 8, 8, 3), dtype=np.uint8)
-    run = train(images, tmp_path / "run", epochs=1, batch_size=64, settings={"model.width": 4, "knn.every": 0}, progress=False)
+    run = train(
+        images,
+        tmp_path / "run",
+        epochs=1,
+        batch_size=64,
+        settings={"model.width": 4, "knn.every": 0},
+        progress=False,
+    )
     log = run.log.read_text(encoding="utf-8")
     assert "`batch_size` (=64) is larger than the 20 training samples; 20 is used" in log
     assert "on a GPU the defaults are" in log
@@ -102,17 +130,39 @@ def test_a_run_of_few_images_trains_and_says_what_it_does(tmp_path: Path) -> Non
 
 
 def test_the_bar_fits_80_columns() -> None:
-    row = {"loss": 12.345, "knn": 0.9876, "flagged": 0.1234, "f1": 0.5, "anchor_f1": 0.5, "images_per_second": 1234.0, "epoch": 100}
+    row = {
+        "loss": 12.345,
+        "knn": 0.9876,
+        "flagged": 0.1234,
+        "f1": 0.5,
+        "anchor_f1": 0.5,
+        "images_per_second": 1234.0,
+        "epoch": 100,
+    }
     screen = io.StringIO()
-    console = Console(file=screen, width=80, force_terminal=True, legacy_windows=False, color_system=None)
+    console = Console(
+        file=screen, width=80, force_terminal=True, legacy_windows=False, color_system=None
+    )
     metrics: Any = SimpleNamespace(row=row)
     bar = ProgressBar(console, metrics, epochs=100)
-    loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(total=SimpleNamespace(completed=0))))
-    trainer: Any = SimpleNamespace(is_global_zero=True, num_training_batches=5000, current_epoch=99, fit_loop=loop)
+    loop = SimpleNamespace(
+        epoch_loop=SimpleNamespace(
+            batch_progress=SimpleNamespace(total=SimpleNamespace(completed=0))
+        )
+    )
+    trainer: Any = SimpleNamespace(
+        is_global_zero=True, num_training_batches=5000, current_epoch=99, fit_loop=loop
+    )
     bar.on_train_start(trainer, None)  # type: ignore[arg-type]
     assert bar._bar is not None
     text = {"metrics": describe(row, speed=False), "left": "11 h 03 min left"}
-    bar._bar.update(bar._task, completed=250_000, description="epoch 100/100", figures=text["metrics"], left=text["left"])
+    bar._bar.update(
+        bar._task,
+        completed=250_000,
+        description="epoch 100/100",
+        figures=text["metrics"],
+        left=text["left"],
+    )
     bar.on_train_end(trainer, None)  # type: ignore[arg-type]
     line = [line for line in screen.getvalue().splitlines() if "left" in line][-1]
     assert "11 h 03 min left" in line
@@ -124,17 +174,25 @@ def test_the_bar_fits_80_columns() -> None:
 def test_the_whole_time_is_estimated_after_a_few_steps(caplog: pytest.LogCaptureFixture) -> None:
     bar = ProgressBar(None, SimpleNamespace(row={}), epochs=10)  # type: ignore[arg-type]
     counter = SimpleNamespace(completed=4)
-    loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(total=counter)))
-    trainer: Any = SimpleNamespace(is_global_zero=True, num_training_batches=100, current_epoch=0, fit_loop=loop)
+    loop = SimpleNamespace(
+        epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(total=counter))
+    )
+    trainer: Any = SimpleNamespace(
+        is_global_zero=True, num_training_batches=100, current_epoch=0, fit_loop=loop
+    )
     module: Any = SimpleNamespace(batch_size=50)
     with caplog.at_level("INFO", "kinfolk.training"):
         for step in range(8):
             bar._estimate(trainer, module, float(step))
-    assert [record.getMessage() for record in caplog.records] == ["about 16 min 36 s left at 50 images/s, without measurements"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "about 16 min 36 s left at 50 images/s, without measurements"
+    ]
 
 
 def test_one_logger_may_be_given_by_its_name() -> None:
-    assert TrainConfig().with_settings(["trainer.loggers=tensorboard"]).trainer.loggers == ("tensorboard",)
+    assert TrainConfig().with_settings(["trainer.loggers=tensorboard"]).trainer.loggers == (
+        "tensorboard",
+    )
     assert TrainConfig().with_settings(["trainer.loggers=none"]).trainer.loggers == ()
 
 
@@ -151,11 +209,25 @@ def test_a_finished_run_is_extended_or_left_alone(tmp_path: Path) -> None:
     assert "`epochs` was 1 until now" in run.log.read_text(encoding="utf-8")
 
 
-def test_views_that_may_not_fit_into_memory_are_warned_about(recwarn: pytest.WarningsRecorder) -> None:
+def test_views_that_may_not_fit_into_memory_are_warned_about(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
     def sized(batch: int, side: int) -> TrainConfig:
-        return TrainConfig.of({"method": "simclr", "batch_size": batch, "views": {"size": side}, "trainer": {"devices": 1}})
+        return TrainConfig.of(
+            {
+                "method": "simclr",
+                "batch_size": batch,
+                "views": {"size": side},
+                "trainer": {"devices": 1},
+            }
+        )
 
     warn_if_large(sized(1024, 224))
     assert not recwarn.list
-    with pytest.warns(KinfolkWarning, match=r"a step of 128 samples with views of 1000 pixels .* smaller batch \(--batch-size 12\)"):
+    with pytest.warns(
+        KinfolkWarning,
+        match=(
+            r"a step of 128 samples with views of 1000 pixels .* smaller batch \(--batch-size 12\)"
+        ),
+    ):
         warn_if_large(sized(128, 1000))

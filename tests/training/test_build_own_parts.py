@@ -1,4 +1,5 @@
-"""Encoders and detectors of the user: as objects, and as plugins that are found again when a run is opened."""
+"""Encoders and detectors of the user: as objects, and as plugins that are found again when a run is
+opened."""
 
 from __future__ import annotations
 
@@ -65,7 +66,16 @@ def images() -> np.ndarray[Any, np.dtype[np.uint8]]:
 def test_a_module_is_trained_saved_and_loaded(tmp_path: Path, images: Any) -> None:
     model = Tiny()
     before = model.conv.weight.detach().clone()
-    run = train(images, tmp_path / "run", model=model, epochs=1, lr=0.5, image_size=16, settings=SMALL, progress=False)
+    run = train(
+        images,
+        tmp_path / "run",
+        model=model,
+        epochs=1,
+        lr=0.5,
+        image_size=16,
+        settings=SMALL,
+        progress=False,
+    )
     assert not torch.equal(model.conv.weight, before), "it is trained in place"
     config = TrainConfig.load(run.config)
     assert (config.python.model, config.optimizer.lr, config.views.size) == ("Tiny", 0.5, 16)
@@ -74,21 +84,41 @@ def test_a_module_is_trained_saved_and_loaded(tmp_path: Path, images: Any) -> No
     assert batch.shape == (4, 3, 16, 16)
     torch.testing.assert_close(encoder(batch), model.eval()(batch).mean((2, 3)))
     assert kf.embed(run, images, model=Tiny()).shape == (32, 6)
-    with pytest.raises(UsageError, match=r"was trained with a Tiny passed from Python; .*`kf.load\(run, model=module\)`"):
+    with pytest.raises(
+        UsageError,
+        match=r"was trained with a Tiny passed from Python; .*`kf.load\(run, model=module\)`",
+    ):
         kf.load(run.path)
-    with pytest.raises(UsageError, match=r"the model of this run \(Tiny\) was passed from Python; pass it again as `model`"):
+    with pytest.raises(
+        UsageError,
+        match=r"the model of this run \(Tiny\) was passed from Python; pass it again as `model`",
+    ):
         train(images, run.path, resume=True, epochs=2, progress=False)
 
 
 def test_a_detector_object_is_used_with_its_action(tmp_path: Path, images: Any) -> None:
     settings = {**SMALL, "model.width": 4}
-    run = train(images, tmp_path / "run", detector=Threshold(-2.0), action="attract", epochs=1, settings=settings, progress=False)
+    run = train(
+        images,
+        tmp_path / "run",
+        detector=Threshold(-2.0),
+        action="attract",
+        epochs=1,
+        settings=settings,
+        progress=False,
+    )
     (row,) = run.epochs()
     assert row["flagged"] == 1, "every candidate is above −2"
     config = TrainConfig.load(run.config)
-    assert (config.method, config.python.detector, config.python.action) == ("simclr", "Threshold", "attract")
+    assert (config.method, config.python.detector, config.python.action) == (
+        "simclr",
+        "Threshold",
+        "attract",
+    )
     assert kf.embed(run, images).shape == (32, 32), "the encoder needs no detector"
-    with pytest.raises(UsageError, match=r"the detector of this run \(Threshold\) was passed from Python"):
+    with pytest.raises(
+        UsageError, match=r"the detector of this run \(Threshold\) was passed from Python"
+    ):
         kf.evaluate(run, images, "kin")
 
 
@@ -103,10 +133,15 @@ def test_a_detector_object_is_used_with_its_action(tmp_path: Path, images: Any) 
         ),
         ({"detector": Threshold(0.5), "method": "simclr+fnc"}, "has a detector already"),
         ({"model": Tiny(), "method": "cmc"}, "takes no module as `model`"),
-        ({"settings": {"plugins": "no_such_module"}}, "the plugin `no_such_module` cannot be imported"),
+        (
+            {"settings": {"plugins": "no_such_module"}},
+            "the plugin `no_such_module` cannot be imported",
+        ),
     ],
 )
-def test_what_cannot_work_is_refused(tmp_path: Path, images: Any, given: dict[str, Any], message: str) -> None:
+def test_what_cannot_work_is_refused(
+    tmp_path: Path, images: Any, given: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         train(images, tmp_path / "run", epochs=1, progress=False, **{"settings": SMALL, **given})
     assert not (tmp_path / "run" / "config.yaml").exists()
@@ -122,7 +157,9 @@ def test_arguments_without_annotation_can_be_set() -> None:
         pass
 
     parameters = {"margin": inspect.signature(detector).parameters["margin"]}
-    assert checked_arguments(detector, parameters, {"margin": 0.2}, "detector", "mine") == {"margin": 0.2}
+    assert checked_arguments(detector, parameters, {"margin": 0.2}, "detector", "mine") == {
+        "margin": 0.2
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -138,16 +175,28 @@ class Wrong(Detector):
         return Kin(block.sim_RC[:: block.num_views] > 0.5)
 
 
-def test_a_detector_with_wrong_answers_ends_the_training_with_a_sentence(tmp_path: Path, images: Any) -> None:
+def test_a_detector_with_wrong_answers_ends_the_training_with_a_sentence(
+    tmp_path: Path, images: Any
+) -> None:
     """All wrong answers are in tests/test_kinship.py."""
-    sentence = r"`degree` of `Kin` \(=torch.bool \(16, 32\)\) must be bool or float of the shape \(32, 32\)"
+    sentence = (
+        r"`degree` of `Kin` \(=torch.bool \(16, 32\)\) must be bool or float of the shape \(32,"
+        r" 32\)"
+    )
     with pytest.raises(ValueError, match=sentence):
         train(images, tmp_path / "run", detector=Wrong(), epochs=1, settings=SMALL, progress=False)
 
 
 def test_a_detector_that_flags_nothing_is_reported_once(tmp_path: Path, images: Any) -> None:
     settings = {**SMALL, "model.width": 4}
-    run = train(images, tmp_path / "run", detector=Threshold(1.5), epochs=4, settings=settings, progress=False)
+    run = train(
+        images,
+        tmp_path / "run",
+        detector=Threshold(1.5),
+        epochs=4,
+        settings=settings,
+        progress=False,
+    )
     log = run.log.read_text(encoding="utf-8")
     assert log.count("flagged nothing in epoch") == 1
     assert "flagged nothing in epoch 2; check its settings" in log
@@ -155,7 +204,14 @@ def test_a_detector_that_flags_nothing_is_reported_once(tmp_path: Path, images: 
 
 def test_a_plugin_is_imported_again_when_the_run_is_opened(tmp_path: Path, images: Any) -> None:
     settings = {**SMALL, "model.width": 4, "plugins": str(PLUGIN), "detector.threshold": 0.2}
-    run = train(images, tmp_path / "run", method="simclr+nearest_of_test", epochs=1, settings=settings, progress=False)
+    run = train(
+        images,
+        tmp_path / "run",
+        method="simclr+nearest_of_test",
+        epochs=1,
+        settings=settings,
+        progress=False,
+    )
     assert run.epochs()[0]["flagged"] > 0
     assert TrainConfig.load(run.config).plugins == (str(PLUGIN),)
     forget_plugin()
@@ -170,7 +226,9 @@ def test_installed_packages_register_by_entry_point(monkeypatch: pytest.MonkeyPa
     from kinfolk import plugins
 
     entry = EntryPoint("mine", "no_such_package", plugins.GROUP)
-    monkeypatch.setattr(plugins, "entry_points", lambda group: [entry] if group == plugins.GROUP else [])
+    monkeypatch.setattr(
+        plugins, "entry_points", lambda group: [entry] if group == plugins.GROUP else []
+    )
     plugins._load_entry_points.cache_clear()
     with pytest.raises(UsageError, match="the plugin `no_such_package` cannot be imported"):
         load_plugins()
@@ -189,7 +247,9 @@ def test_names_of_the_library_cannot_be_taken() -> None:
 
 def test_load_embed_and_evaluate_a_run(tmp_path: Path) -> None:
     settings = {**SMALL, "model.width": 4}
-    run = train("digits", tmp_path / "run", epochs=1, batch_size=512, settings=settings, progress=False)
+    run = train(
+        "digits", tmp_path / "run", epochs=1, batch_size=512, settings=settings, progress=False
+    )
     encoder = kf.load(run)
     assert not encoder.training
     assert encoder.output_size == kf.embed(run).shape[1]

@@ -1,4 +1,5 @@
-"""Checkpoints: complete or absent, no code is run on loading, damage is reported in one sentence."""
+"""Checkpoints: complete or absent, no code is run on loading, damage is reported in one
+sentence."""
 
 from __future__ import annotations
 
@@ -13,12 +14,18 @@ from kinfolk.errors import KinfolkError
 from kinfolk.files import write_atomically
 from kinfolk.training.checkpoint import AtomicCheckpointIO, read_checkpoint
 
-CHECKPOINT: dict[str, Any] = {"state_dict": {"w": torch.arange(50_000.0)}, "loops": {}, "kinfolk": {"format": 1}}
+CHECKPOINT: dict[str, Any] = {
+    "state_dict": {"w": torch.arange(50_000.0)},
+    "loops": {},
+    "kinfolk": {"format": 1},
+}
 
 
 def test_saved_and_loaded(tmp_path: Path) -> None:
     AtomicCheckpointIO().save_checkpoint(CHECKPOINT, tmp_path / "sub" / "last.ckpt")
-    torch.testing.assert_close(read_checkpoint(tmp_path / "sub" / "last.ckpt")["state_dict"], CHECKPOINT["state_dict"])
+    torch.testing.assert_close(
+        read_checkpoint(tmp_path / "sub" / "last.ckpt")["state_dict"], CHECKPOINT["state_dict"]
+    )
     assert [path.name for path in (tmp_path / "sub").iterdir()] == ["last.ckpt"]
 
 
@@ -31,7 +38,12 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         file.write(b"half")
         raise OSError("no space left on device")
 
-    with pytest.raises(KinfolkError, match=r"last\.ckpt cannot be written: no space left on device; what was there before is kept"):
+    with pytest.raises(
+        KinfolkError,
+        match=(
+            r"last\.ckpt cannot be written: no space left on device; what was there before is kept"
+        ),
+    ):
         write_atomically(path, half)
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["last.ckpt"]
@@ -53,7 +65,15 @@ def test_a_damaged_file_is_refused_with_its_path(tmp_path: Path, damage: str) ->
     whole = path.read_bytes()
     middle = len(whole) // 2
     flipped = whole[:middle] + bytes([whole[middle] ^ 0xFF]) + whole[middle + 1 :]
-    path.write_bytes({"empty": b"", "half": whole[:middle], "noise": os.urandom(1000), "tail": whole[:-1], "flipped": flipped}[damage])
+    path.write_bytes(
+        {
+            "empty": b"",
+            "half": whole[:middle],
+            "noise": os.urandom(1000),
+            "tail": whole[:-1],
+            "flipped": flipped,
+        }[damage]
+    )
     with pytest.raises(KinfolkError, match=r"last\.ckpt.* is damaged") as caught:
         read_checkpoint(path)
     assert "\n" not in str(caught.value)

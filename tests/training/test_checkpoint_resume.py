@@ -28,12 +28,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
     [
         ("kill folder 1", False),  # before the run folder is whole
         ("kill step 8", False),  # within an epoch, the checkpoint is at its beginning
-        ("kill line 2", False),  # the epoch's line is written, and half of another, its checkpoint is not
+        # the epoch's line is written, and half of another, its checkpoint is not
+        ("kill line 2", False),
         ("kill step 10", True),  # at the last step of an epoch, which has its checkpoint
         ("kill writing 7", True),  # half of a checkpoint within an epoch is on the disk
     ],
 )
-def test_killed_and_resumed_is_the_same(tmp_path: Path, whole: Run, moment: str, each_step: bool) -> None:
+def test_killed_and_resumed_is_the_same(
+    tmp_path: Path, whole: Run, moment: str, each_step: bool
+) -> None:
     out = tmp_path / "run"
     assert run_child(out, moment, each_step=each_step) == -signal.SIGKILL
     run = train(**training(out, each_step=each_step, resume=True))
@@ -48,11 +51,17 @@ def test_killed_again_and_again(tmp_path: Path, whole: Run) -> None:
 
 
 @pytest.mark.parametrize("how", ["terminate", "interrupt"])
-def test_a_training_asked_to_end_saves_within_the_epoch(tmp_path: Path, whole: Run, how: str) -> None:
+def test_a_training_asked_to_end_saves_within_the_epoch(
+    tmp_path: Path, whole: Run, how: str
+) -> None:
     out = tmp_path / "run"
     assert run_child(out, f"{how} step 7") == 1
     state = read_checkpoint(Run(out).checkpoint)["kinfolk"]
-    assert {key: state[key] for key in ("epoch", "step", "finished")} == {"epoch": 1, "step": 7, "finished": False}
+    assert {key: state[key] for key in ("epoch", "step", "finished")} == {
+        "epoch": 1,
+        "step": 7,
+        "finished": False,
+    }
     assert_same(train(**training(out, resume=True)), whole)
 
 
@@ -66,8 +75,20 @@ def test_queues_and_banks_go_on_where_they_were(tmp_path: Path, name: str) -> No
     kept = {
         "moco": {"slow.encoder.conv1.weight", "queue.ids", "queue.pointer"},
         "ir": {"bank.features", "draw.count"},
-        "pcl": {"prototypes.clusters.labels", "prototypes.clusters.centroids", "prototypes.concentration", "prototypes.accepted", "draws"},
-        "rcl": {"criteria.hierarchy.clusters.tree.parent", "criteria.hierarchy.started", "chance.count", "queue.ids", "slow.head.0.weight"},
+        "pcl": {
+            "prototypes.clusters.labels",
+            "prototypes.clusters.centroids",
+            "prototypes.concentration",
+            "prototypes.accepted",
+            "draws",
+        },
+        "rcl": {
+            "criteria.hierarchy.clusters.tree.parent",
+            "criteria.hierarchy.started",
+            "chance.count",
+            "queue.ids",
+            "slow.head.0.weight",
+        },
         "spcl": {
             "assigned.clusters.labels",
             "assigned.clusters.centroids",
@@ -79,7 +100,9 @@ def test_queues_and_banks_go_on_where_they_were(tmp_path: Path, name: str) -> No
     }[name]
     assert {f"framework.{key}" for key in kept} <= state.keys()
     if name == "moco":
-        assert torch.equal(read_file(run.model)["conv1.weight"], state["framework.encoder.conv1.weight"]), "the queries' encoder"
+        assert torch.equal(
+            read_file(run.model)["conv1.weight"], state["framework.encoder.conv1.weight"]
+        ), "the queries' encoder"
 
 
 def test_a_finished_run_is_left_alone(whole: Run, capsys: pytest.CaptureFixture[str]) -> None:

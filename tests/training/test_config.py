@@ -13,7 +13,13 @@ from kinfolk.training.config import TrainConfig
 
 def test_settings_are_yaml_and_reach_sections() -> None:
     config = TrainConfig().with_settings(
-        ["optimizer.lr=1e-3", "detector.alpha=0.02", "views.options.flip=0", "checkpoint.every_minutes=null", "optimizer.milestones=[3, 5]"]
+        [
+            "optimizer.lr=1e-3",
+            "detector.alpha=0.02",
+            "views.options.flip=0",
+            "checkpoint.every_minutes=null",
+            "optimizer.milestones=[3, 5]",
+        ]
     )
     assert config.optimizer.lr == 1e-3
     assert config.detector == {"alpha": 0.02}
@@ -25,14 +31,24 @@ def test_settings_are_yaml_and_reach_sections() -> None:
 
 def test_a_section_given_as_a_mapping_keeps_its_other_keys() -> None:
     config = TrainConfig().with_settings({"optimizer": {"lr": 0.5}, "detector": {"alpha": 0.1}})
-    assert (config.optimizer.lr, config.optimizer.momentum, config.detector) == (0.5, 0.9, {"alpha": 0.1})
-    assert TrainConfig().with_settings({"optimizer.momentum": 0.5}).with_settings({"optimizer": {"lr": 1}}).optimizer.momentum == 0.5
+    assert (config.optimizer.lr, config.optimizer.momentum, config.detector) == (
+        0.5,
+        0.9,
+        {"alpha": 0.1},
+    )
+    assert (
+        TrainConfig()
+        .with_settings({"optimizer.momentum": 0.5})
+        .with_settings({"optimizer": {"lr": 1}})
+        .optimizer.momentum
+        == 0.5
+    )
 
 
 def test_a_mapping_sets_the_same_as_texts() -> None:
-    assert TrainConfig().with_settings({"epochs": 7, "detector.alpha": 0.5}) == TrainConfig().with_settings(
-        ["epochs=7", "detector.alpha=0.5"]
-    )
+    assert TrainConfig().with_settings(
+        {"epochs": 7, "detector.alpha": 0.5}
+    ) == TrainConfig().with_settings(["epochs=7", "detector.alpha=0.5"])
 
 
 @pytest.mark.parametrize(
@@ -62,7 +78,12 @@ def test_wrong_settings_are_refused_in_one_sentence(setting: str, words: list[st
 
 def test_written_and_read_again_is_equal(tmp_path: Path) -> None:
     config = TrainConfig().with_settings(
-        ["method=sogclr+glofnd", "detector.betas=[0.9, 0.98]", "trainer.loggers=[tensorboard, wandb]", "data.source=Bücher/ü.npz"]
+        [
+            "method=sogclr+glofnd",
+            "detector.betas=[0.9, 0.98]",
+            "trainer.loggers=[tensorboard, wandb]",
+            "data.source=Bücher/ü.npz",
+        ]
     )
     path = tmp_path / "config.yaml"
     path.write_text(config.to_yaml(), encoding="utf-8")

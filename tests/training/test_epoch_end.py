@@ -59,11 +59,19 @@ def test_what_is_measured() -> None:
 
 
 def test_a_training_with_clusters_at_a_depth_of_a_hierarchy(tmp_path: Path) -> None:
-    """PCL on odd and even digits: the log has its figures from the first clustering on, and a resumption ends in the same."""
+    """PCL on odd and even digits: the log has its figures from the first clustering on, and a
+    resumption ends in the same."""
     tree = tmp_path / "tree.csv"
-    tree.write_text("child,parent\n" + "".join(f"{d},{d % 2}x\n" for d in range(10)) + "0x,all\n1x,all\n")
+    tree.write_text(
+        "child,parent\n" + "".join(f"{d},{d % 2}x\n" for d in range(10)) + "0x,all\n1x,all\n"
+    )
     settings = {**SETTINGS, "data.hierarchy": str(tree), "data.depth": 1}
-    arguments: dict[str, Any] = {"method": "pcl", "batch_size": 256, "settings": settings, "progress": False}
+    arguments: dict[str, Any] = {
+        "method": "pcl",
+        "batch_size": 256,
+        "settings": settings,
+        "progress": False,
+    }
     run = train("digits", tmp_path / "run", epochs=3, **arguments)
     rows = run.epochs()
     assert "mtpr" not in rows[0]
@@ -81,12 +89,22 @@ def test_a_training_with_clusters_at_a_depth_of_a_hierarchy(tmp_path: Path) -> N
 
 
 def test_the_features_of_any_method_are_clustered_where_it_is_wanted(tmp_path: Path) -> None:
-    settings = {name: value for name, value in SETTINGS.items() if not name.startswith("framework.")}
+    settings = {
+        name: value for name, value in SETTINGS.items() if not name.startswith("framework.")
+    }
     run = train(
-        "digits", tmp_path / "run", epochs=1, batch_size=256, settings={**settings, "knn.every": 1, "knn.nmi_seeds": 3}, progress=False
+        "digits",
+        tmp_path / "run",
+        epochs=1,
+        batch_size=256,
+        settings={**settings, "knn.every": 1, "knn.nmi_seeds": 3},
+        progress=False,
     )
     (row,) = run.epochs()
     assert 0 < row["features_nmi"] < 1
     assert 0 < row["features_nmi_deviation"] < 1
     assert "features_nmi" in [panel.id for panel in curve_panels([row])]
-    assert quality_curve([row], ["features_nmi"]) == {"epoch": [1], "features_nmi": [row["features_nmi"]]}
+    assert quality_curve([row], ["features_nmi"]) == {
+        "epoch": [1],
+        "features_nmi": [row["features_nmi"]],
+    }

@@ -1,4 +1,5 @@
-"""Snapshots of the embedding: when, of whom, with which pseudo-labels; and none after the checkpoint that a training goes on from."""
+"""Snapshots of the embedding: when, of whom, with which pseudo-labels; and none after the
+checkpoint that a training goes on from."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from tests.training.children import training
 
 
 @pytest.mark.parametrize(
-    ("number", "epochs", "expected"), [(0, 9, []), (1, 9, [9]), (4, 100, [1, 34, 67, 100]), (4, 1, [1]), (4, 3, [1, 2, 3])]
+    ("number", "epochs", "expected"),
+    [(0, 9, []), (1, 9, [9]), (4, 100, [1, 34, 67, 100]), (4, 1, [1]), (4, 3, [1, 2, 3])],
 )
 def test_when(number: int, epochs: int, expected: list[int]) -> None:
     assert sorted(snapshot_epochs(number, epochs)) == expected
@@ -31,7 +33,9 @@ def test_a_training_leaves_them_with_the_labels_it_accepts(tmp_path: Path) -> No
     assert len(third.ids) == 50
     assert np.array_equal(first.ids, third.ids)
     assert (np.diff(third.ids) > 0).all()
-    np.testing.assert_allclose(np.linalg.norm(third.embedding.astype(np.float32), axis=1), 1, atol=2e-3)
+    np.testing.assert_allclose(
+        np.linalg.norm(third.embedding.astype(np.float32), axis=1), 1, atol=2e-3
+    )
     assert 0.1 < (second.pseudo >= 0).mean() < 0.9
     assert (third.pseudo >= 0).all()  # the last clustering accepts all
     assert third.pseudo.max() < 10

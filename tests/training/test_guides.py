@@ -34,27 +34,36 @@ from tests.training.small import BARE
 @pytest.fixture(autouse=True)
 def few_patches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clustering into 400 typical patches takes seconds."""
-    monkeypatch.setattr(PatchFeatures, "fit", partial(PatchFeatures.fit, num_patches=20, samples=2000))
+    monkeypatch.setattr(
+        PatchFeatures, "fit", partial(PatchFeatures.fit, num_patches=20, samples=2000)
+    )
 
 
 def features_of(path: Path, keys: list[str], named: bool = True) -> np.ndarray:
     x = np.random.default_rng(0).normal(size=(len(keys), 4)).astype(np.float32)
     np.save(path, x)
     if named:
-        pq.write_table(pa.table({"id": range(len(keys)), "key": keys}), path.with_suffix(".parquet"))
+        pq.write_table(
+            pa.table({"id": range(len(keys)), "key": keys}), path.with_suffix(".parquet")
+        )
     return x
 
 
 def test_rows_in_another_order_are_matched_by_key(tmp_path: Path) -> None:
     data = images(20)
     x = features_of(tmp_path / "x.npy", list(reversed(data.samples.keys)))
-    assert np.array_equal(guide_features(tmp_path / "x.npy", data).numpy(), x[::-1][: data.num_train])
+    assert np.array_equal(
+        guide_features(tmp_path / "x.npy", data).numpy(), x[::-1][: data.num_train]
+    )
 
 
 def test_features_of_other_samples_are_refused(tmp_path: Path) -> None:
     data = images(20)
     features_of(tmp_path / "x.npy", [f"other/{i}.png" for i in range(20)])
-    with pytest.raises(UsageError, match=r"no features of 15 of 15 training samples \(the first is animals/0000.png\)"):
+    with pytest.raises(
+        UsageError,
+        match=r"no features of 15 of 15 training samples \(the first is animals/0000.png\)",
+    ):
         guide_features(tmp_path / "x.npy", data)
 
 
@@ -92,7 +101,11 @@ def timm(monkeypatch: pytest.MonkeyPatch) -> Any:
         fake.model = Colours()
         return fake.model  # type: ignore[no-any-return]
 
-    fake.is_model, fake.list_models, fake.create_model = lambda name: name == "colours", lambda: ["colours"], create_model
+    fake.is_model, fake.list_models, fake.create_model = (
+        lambda name: name == "colours",
+        lambda: ["colours"],
+        create_model,
+    )
     monkeypatch.setitem(sys.modules, "timm", fake)
     return fake
 
@@ -105,17 +118,38 @@ def test_a_pretrained_model_of_timm_embeds_the_training_samples(timm: Any) -> No
     assert features.shape == (data.num_train, 3)
     assert features.dtype == torch.float16
     assert torch.allclose(features.float().norm(dim=1), torch.ones(data.num_train), atol=1e-3)
-    assert (features[1] - features[0]).norm() > (features[4] - features[0]).norm()  # every fourth has the same colour
+    # every fourth has the same colour
+    assert (features[1] - features[0]).norm() > (features[4] - features[0]).norm()
     with pytest.raises(UsageError, match=r"timm has no model 'colors'.*did you mean colours"):
         guide_features("timm/colors", data)
 
 
 def test_training_by_a_model_of_timm_from_the_command_line(tmp_path: Path, timm: Any) -> None:
-    np.savez(tmp_path / "data.npz", images=np.random.default_rng(0).integers(0, 256, (24, 8, 8, 3), dtype=np.uint8))
-    words = ["train", "--data", str(tmp_path / "data.npz"), "--out", str(tmp_path / "run"), "--method", "simclr+guide"]
+    np.savez(
+        tmp_path / "data.npz",
+        images=np.random.default_rng(0).integers(0, 256, (24, 8, 8, 3), dtype=np.uint8),
+    )
+    words = [
+        "train",
+        "--data",
+        str(tmp_path / "data.npz"),
+        "--out",
+        str(tmp_path / "run"),
+        "--method",
+        "simclr+guide",
+    ]
     words += ["--guide", "timm/colours", "--epochs", "1", "--batch-size", "8"]
     with pytest.raises(SystemExit) as left:
-        main([*words, *(word for each in ("detector.alpha=0.2", "model.width=8", "views.size=8") for word in ("--set", each))])
+        main(
+            [
+                *words,
+                *(
+                    word
+                    for each in ("detector.alpha=0.2", "model.width=8", "views.size=8")
+                    for word in ("--set", each)
+                ),
+            ]
+        )
     assert not left.value.code
     assert timm.made == [("colours", True, 0)]  # once, also for the gallery of the report
     assert "features: timm/colours" in (tmp_path / "run" / "config.yaml").read_text()
@@ -128,13 +162,18 @@ def test_patches_are_features_of_the_images_alone() -> None:
     features_NF = guide_features("patches", data)
     assert features_NF.dtype == torch.float16
     assert len(features_NF) == data.num_train
-    torch.testing.assert_close(features_NF.float().norm(dim=1), torch.ones(data.num_train), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(
+        features_NF.float().norm(dim=1), torch.ones(data.num_train), rtol=1e-2, atol=1e-2
+    )
     same = images(40)
     assert torch.equal(guide_features("patches", same), features_NF)
 
 
-def test_features_made_once_are_read_again_for_the_same_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A resumed run, the other ranks and the report have the same features bit for bit, also with other threads or on another device."""
+def test_features_made_once_are_read_again_for_the_same_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resumed run, the other ranks and the report have the same features bit for bit, also with
+    other threads or on another device."""
     calls = []
 
     def made(data: ImageData) -> Tensor:
@@ -143,12 +182,15 @@ def test_features_made_once_are_read_again_for_the_same_samples(tmp_path: Path, 
 
     monkeypatch.setattr(guides, "patch_features", made)
     (tmp_path / "run").mkdir()
-    one, same = (guide_features("patches", images(20), tmp_path / "run" / "cache") for _ in range(2))
+    one, same = (
+        guide_features("patches", images(20), tmp_path / "run" / "cache") for _ in range(2)
+    )
     assert torch.equal(one, same)
     assert calls == [20]
     guide_features("patches", images(24), tmp_path / "run" / "cache")
     assert calls == [20, 24]
-    guide_features("patches", images(20), tmp_path / "missing" / "run" / "cache")  # nothing can be written there
+    # nothing can be written there
+    guide_features("patches", images(20), tmp_path / "missing" / "run" / "cache")
     assert calls == [20, 24, 20]
 
 
@@ -169,12 +211,22 @@ def test_patches_are_drawn_from_the_whole_data_set(monkeypatch: pytest.MonkeyPat
 
 def test_images_that_do_not_differ_make_no_guide(monkeypatch: pytest.MonkeyPatch) -> None:
     data = images(12)
-    monkeypatch.setattr(data, "pixels", lambda ids: torch.full((len(ids), 12, 12, 3), 7, dtype=torch.uint8))
-    with pytest.raises(UsageError, match="do not differ enough for a guide made from their patches; name another one with --guide"):
+    monkeypatch.setattr(
+        data, "pixels", lambda ids: torch.full((len(ids), 12, 12, 3), 7, dtype=torch.uint8)
+    )
+    with pytest.raises(
+        UsageError,
+        match=(
+            "do not differ enough for a guide made from their patches; name another one with"
+            " --guide"
+        ),
+    ):
         guide_features("patches", data)
 
 
-def test_a_folder_named_patches_is_not_taken_for_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_named_patches_is_not_taken_for_the_guide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "patches").mkdir()
     monkeypatch.chdir(tmp_path)
     config = TrainConfig.of({"method": "simclr+guide", "detector": {"features": "patches"}})
@@ -184,11 +236,37 @@ def test_a_folder_named_patches_is_not_taken_for_the_guide(tmp_path: Path, monke
         guide_features("./patches", images(8))
 
 
-def test_a_guide_that_is_not_named_is_made_from_the_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    np.savez(tmp_path / "data.npz", images=np.random.default_rng(0).integers(0, 256, (24, 8, 8, 3), dtype=np.uint8))
-    words = ["train", "--data", str(tmp_path / "data.npz"), "--out", str(tmp_path / "run"), "--method", "simclr+guide", "--no-report"]
+def test_a_guide_that_is_not_named_is_made_from_the_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(
+        tmp_path / "data.npz",
+        images=np.random.default_rng(0).integers(0, 256, (24, 8, 8, 3), dtype=np.uint8),
+    )
+    words = [
+        "train",
+        "--data",
+        str(tmp_path / "data.npz"),
+        "--out",
+        str(tmp_path / "run"),
+        "--method",
+        "simclr+guide",
+        "--no-report",
+    ]
     with pytest.raises(SystemExit) as left:
-        main([*words, "--epochs", "1", "--batch-size", "8", "--set", "model.width=8", "--set", "views.size=8"])
+        main(
+            [
+                *words,
+                "--epochs",
+                "1",
+                "--batch-size",
+                "8",
+                "--set",
+                "model.width=8",
+                "--set",
+                "views.size=8",
+            ]
+        )
     assert not left.value.code
     written = (tmp_path / "run" / "config.yaml").read_text()
     assert "features: patches" in written
@@ -196,8 +274,13 @@ def test_a_guide_that_is_not_named_is_made_from_the_images(tmp_path: Path, capsy
     assert "guide          patches" in capsys.readouterr().err
 
 
-def test_a_run_by_patches_goes_on_as_if_it_had_not_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {"data": np.random.default_rng(0).integers(0, 256, (24, 8, 8, 3), dtype=np.uint8), "method": "simclr+guide"}
+def test_a_run_by_patches_goes_on_as_if_it_had_not_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {
+        "data": np.random.default_rng(0).integers(0, 256, (24, 8, 8, 3), dtype=np.uint8),
+        "method": "simclr+guide",
+    }
     given |= {"epochs": 2, "batch_size": 8, "settings": BARE, "progress": False}
     whole = train(out=tmp_path / "whole", **given)
     start = TrainingModule.on_train_epoch_start
@@ -225,12 +308,20 @@ def test_a_run_that_eliminated_by_default_still_does(tmp_path: Path) -> None:
     train(data, run.path, epochs=2, resume=True, **given)
     assert TrainConfig.load(run.config).method == "simclr+guide:eliminate"
     assert len(run.epochs()) == 2
-    with pytest.raises(UsageError, match=r"`method` \(='simclr\+guide:attract'\) was 'simclr\+guide'"):
+    with pytest.raises(
+        UsageError, match=r"`method` \(='simclr\+guide:attract'\) was 'simclr\+guide'"
+    ):
         train(data, run.path, method="simclr+guide", epochs=3, resume=True, **given)
 
 
-@pytest.mark.parametrize("method", ["clip+guide", "siglip+guide:reweight", "simclr", "simclr+known", "moco+guide"])
+@pytest.mark.parametrize(
+    "method", ["clip+guide", "siglip+guide:reweight", "simclr", "simclr+known", "moco+guide"]
+)
 def test_only_a_guide_of_images_is_made_from_patches(method: str) -> None:
     source: Any = SimpleNamespace(native_size=(8, 8))
-    config = TrainConfig.of({"method": method, "detector": {"pairs": "x.csv"} if "known" in method else {}})
-    assert (fit_to_data(resolve(config), source).detector.get("features") == "patches") == (method == "moco+guide")
+    config = TrainConfig.of(
+        {"method": method, "detector": {"pairs": "x.csv"} if "known" in method else {}}
+    )
+    assert (fit_to_data(resolve(config), source).detector.get("features") == "patches") == (
+        method == "moco+guide"
+    )

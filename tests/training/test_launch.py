@@ -32,7 +32,13 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return call
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    for name in ("is_available", "is_bf16_supported", "get_device_properties", "get_rng_state", "_lazy_init"):
+    for name in (
+        "is_available",
+        "is_bf16_supported",
+        "get_device_properties",
+        "get_rng_state",
+        "_lazy_init",
+    ):
         monkeypatch.setattr(torch.cuda, name, initialises(name, True))
     monkeypatch.setattr(launch, "in_notebook", lambda: False)
     return calls
@@ -40,24 +46,40 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("precision", ["bf16-true", "16-true", "64-true", "64"])
 def test_a_precision_that_would_convert_the_state_is_refused(precision: str) -> None:
-    with pytest.raises(UsageError, match=rf"`trainer.precision` \(={precision}\) is not supported.*; use (bf16-mixed|16-mixed|32-true)"):
+    with pytest.raises(
+        UsageError,
+        match=(
+            rf"`trainer.precision` \(={precision}\) is not supported.*; use"
+            r" (bf16-mixed|16-mixed|32-true)"
+        ),
+    ):
         launch.resolve_trainer(TrainerConfig(precision=precision))
 
 
 def test_all_gpus_share_the_statistics_of_batchnorm(gpus: list[str]) -> None:
     found = launch.resolve_trainer(TrainerConfig())
-    assert (found.accelerator, found.devices, found.precision, found.sync_batchnorm, found.compile) == ("cuda", 2, "bf16-mixed", True, True)
+    assert (
+        found.accelerator,
+        found.devices,
+        found.precision,
+        found.sync_batchnorm,
+        found.compile,
+    ) == ("cuda", 2, "bf16-mixed", True, True)
     assert launch.resolve_trainer(TrainerConfig(devices=1)).sync_batchnorm is False
     assert launch.resolve_trainer(TrainerConfig(sync_batchnorm=False)).sync_batchnorm is False
 
 
-def test_a_notebook_uses_one_gpu_and_says_how_to_use_more(gpus: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_uses_one_gpu_and_says_how_to_use_more(
+    gpus: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(launch, "in_notebook", lambda: True)
     with pytest.warns(KinfolkWarning, match=r"one of 2 GPUs .* `trainer.devices=2`"):
         assert launch.resolve_trainer(TrainerConfig()).devices == 1
 
 
-def test_nothing_initialises_cuda_before_a_fork(gpus: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_initialises_cuda_before_a_fork(
+    gpus: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(launch, "in_notebook", lambda: True)
     asked: list[str] = []
 
@@ -76,12 +98,17 @@ def test_nothing_initialises_cuda_before_a_fork(gpus: list[str], monkeypatch: py
     assert gpus == []
 
 
-def test_encoders_are_compiled_only_where_it_works(gpus: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encoders_are_compiled_only_where_it_works(
+    gpus: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("kinfolk.training.launch.importlib.util.find_spec", lambda name: object())
     assert launch.resolve_trainer(TrainerConfig()).compile_encoder is True
     assert launch.resolve_trainer(TrainerConfig(chunk_size=8)).compile_encoder is False
     assert launch.resolve_trainer(TrainerConfig(accelerator="cpu")).compile_encoder is False
-    with pytest.raises(UsageError, match=r"`trainer.compile_encoder` \(=true\) does not work with `trainer.chunk_size`"):
+    with pytest.raises(
+        UsageError,
+        match=r"`trainer.compile_encoder` \(=true\) does not work with `trainer.chunk_size`",
+    ):
         launch.resolve_trainer(TrainerConfig(compile_encoder=True, chunk_size=8))
 
 
@@ -103,7 +130,9 @@ def test_the_encoder_is_compiled_in_place(monkeypatch: pytest.MonkeyPatch) -> No
     framework = build(parse("moco"), encoder, nn.Linear(3, 2), Context(8), {"queue_size": 4}, {})
     given: Any = (framework, SimpleNamespace(num_train=8), None, lambda *_: None)
     names = list(framework.state_dict())
-    module = TrainingModule(*given, method="moco", batch_size=4, epochs=1, seed=0, compile_encoder=True)
+    module = TrainingModule(
+        *given, method="moco", batch_size=4, epochs=1, seed=0, compile_encoder=True
+    )
     assert len(compiled) == 2, "the encoder and its momentum copy"
     assert compiled[0] is encoder
     assert list(module.framework.state_dict()) == names
@@ -111,7 +140,9 @@ def test_the_encoder_is_compiled_in_place(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("compiles", [True, False])
 @pytest.mark.parametrize("method", ["simclr+fnc", "cmc"])
-def test_every_loss_is_compiled_where_the_trainer_says_so(method: str, compiles: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_loss_is_compiled_where_the_trainer_says_so(
+    method: str, compiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from kinfolk.contrast import BlockLoss, block_loss
     from kinfolk.objectives import base
     from kinfolk.training.build import build_framework

@@ -1,4 +1,5 @@
-"""Two processes end in the same metrics however they are started: by the command line, by torchrun on one node, and on two nodes."""
+"""Two processes end in the same metrics however they are started: by the command line, by torchrun
+on one node, and on two nodes."""
 
 from __future__ import annotations
 
@@ -24,12 +25,22 @@ def trained(out: str, devices: int, nodes: int) -> None:
 
     torch.set_num_threads(1)
     settings = {**SETTINGS, "trainer.devices": devices, "trainer.num_nodes": nodes}
-    train("digits", out, method="sogclr+glofnd", epochs=1, batch_size=256, settings=settings, progress=False)
+    train(
+        "digits",
+        out,
+        method="sogclr+glofnd",
+        epochs=1,
+        batch_size=256,
+        settings=settings,
+        progress=False,
+    )
 
 
 def metrics(out: Path) -> list[dict[str, Any]]:
     timing = ("seconds", "refresh_seconds", "images_per_second")
-    rows = [{key: value for key, value in row.items() if key not in timing} for row in Run(out).epochs()]
+    rows = [
+        {key: value for key, value in row.items() if key not in timing} for row in Run(out).epochs()
+    ]
     assert len(rows) == 1
     return rows
 
@@ -38,20 +49,29 @@ def metrics(out: Path) -> list[dict[str, Any]]:
 def one_node(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Two processes on one node, with the environment that torchrun gives them."""
     out: Path = tmp_path_factory.mktemp("one") / "run"
-    assert in_children([(trained, (str(out), 2, 1), environment) for environment in as_ranks(2)], patience=200) == [0, 0]
+    assert in_children(
+        [(trained, (str(out), 2, 1), environment) for environment in as_ranks(2)], patience=200
+    ) == [0, 0]
     return metrics(out)
 
 
 def test_two_nodes_of_one_process(tmp_path: Path, one_node: list[dict[str, Any]]) -> None:
     nodes = [
-        {**environment, "GROUP_RANK": str(node), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} for node, environment in enumerate(as_ranks(2))
+        {**environment, "GROUP_RANK": str(node), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        for node, environment in enumerate(as_ranks(2))
     ]
-    assert in_children([(trained, (str(tmp_path / "run"), 1, 2), environment) for environment in nodes], patience=200) == [0, 0]
+    assert in_children(
+        [(trained, (str(tmp_path / "run"), 1, 2), environment) for environment in nodes],
+        patience=200,
+    ) == [0, 0]
     assert metrics(tmp_path / "run") == one_node
 
 
-def test_the_command_is_started_again_for_the_other_rank(tmp_path: Path, one_node: list[dict[str, Any]]) -> None:
-    """Lightning starts the script of this process once more. `kinfolk` is such a script, and so is a user's own."""
+def test_the_command_is_started_again_for_the_other_rank(
+    tmp_path: Path, one_node: list[dict[str, Any]]
+) -> None:
+    """Lightning starts the script of this process once more. `kinfolk` is such a script, and so is
+    a user's own."""
     script = tmp_path / "script.py"
     script.write_text(
         """
@@ -65,13 +85,39 @@ finally:
 """,
         encoding="utf-8",
     )
-    command = [sys.executable, str(script), "train", "--data", "digits", "--out", "run", "--method", "sogclr+glofnd"]
+    command = [
+        sys.executable,
+        str(script),
+        "train",
+        "--data",
+        "digits",
+        "--out",
+        "run",
+        "--method",
+        "sogclr+glofnd",
+    ]
     command += ["--epochs", "1", "--batch-size", "256", "--no-report"]
     for name, value in {**SETTINGS, "trainer.devices": 2}.items():
         command += ["--set", f"{name}={value}"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "error",
+    }
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert metrics(tmp_path / "run") == one_node
-    assert sorted(path.name for path in tmp_path.glob("ended *")) == ["ended as rank 0", "ended as rank 1"]
+    assert sorted(path.name for path in tmp_path.glob("ended *")) == [
+        "ended as rank 0",
+        "ended as rank 1",
+    ]
     assert done.stderr.count("epoch 1/1") == 1, "only rank zero writes"

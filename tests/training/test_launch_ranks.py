@@ -24,10 +24,15 @@ from tests.training.small import assert_same
 
 
 @pytest.mark.parametrize("more", [{}, OTHERS["moco"]], ids=["sogclr+glofnd", "moco+glofnd"])
-def test_two_ranks_interrupted_and_resumed_are_the_same(tmp_path: Path, more: dict[str, Any]) -> None:
+def test_two_ranks_interrupted_and_resumed_are_the_same(
+    tmp_path: Path, more: dict[str, Any]
+) -> None:
     whole, out = Run(tmp_path / "whole"), Run(tmp_path / "run")
     assert run_ranks(whole.path, "", "", **more) == [0, 0]
-    assert run_ranks(out.path, "", "terminate step 7", **more) == [1, 1], "the signal to one rank ends both"
+    assert run_ranks(out.path, "", "terminate step 7", **more) == [
+        1,
+        1,
+    ], "the signal to one rank ends both"
     assert read_checkpoint(out.checkpoint)["kinfolk"]["step"] == 7
     assert run_ranks(out.path, "", "", resume=True, **more) == [0, 0]
     assert_same(out, whole)
@@ -43,10 +48,13 @@ def test_the_others_wait_for_rank_zero(tmp_path: Path, monkeypatch: pytest.Monke
     launch.wait_for_rank_zero(status_file, first_sign=0.2)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "two")
     with pytest.raises(KinfolkError):
-        launch.wait_for_rank_zero(status_file, first_sign=0.2)  # the status_file of an earlier launch does not count
+        # the status_file of an earlier launch does not count
+        launch.wait_for_rank_zero(status_file, first_sign=0.2)
 
 
-def test_machines_that_a_person_starts_meet_at_their_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machines_that_a_person_starts_meet_at_their_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     status_file = tmp_path / ".launch"
     for name in (launch.LAUNCH, "TORCHELASTIC_RUN_ID", "SLURM_STEP_ID"):
         monkeypatch.delenv(name, raising=False)
@@ -55,7 +63,8 @@ def test_machines_that_a_person_starts_meet_at_their_address(tmp_path: Path, mon
     launch.mark_ready(status_file)
     monkeypatch.setenv("NODE_RANK", "1")
     launch.wait_for_rank_zero(status_file, first_sign=0.2)
-    monkeypatch.setenv(launch.LAUNCH, "another")  # a process that rank zero has started goes by the name it was given
+    # a process that rank zero has started goes by the name it was given
+    monkeypatch.setenv(launch.LAUNCH, "another")
     with pytest.raises(KinfolkError):
         launch.wait_for_rank_zero(status_file, first_sign=0.2)
 
@@ -70,8 +79,18 @@ def test_machines_that_a_person_starts_meet_at_their_address(tmp_path: Path, mon
         ({"SLURM_NTASKS": "8", "SLURM_PROCID": "5"}, 5),
     ],
 )
-def test_the_rank_is_read_off_the_environment(environment: dict[str, str], rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_JOB_NAME"):
+def test_the_rank_is_read_off_the_environment(
+    environment: dict[str, str], rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (
+        "RANK",
+        "LOCAL_RANK",
+        "NODE_RANK",
+        "GROUP_RANK",
+        "SLURM_NTASKS",
+        "SLURM_PROCID",
+        "SLURM_JOB_NAME",
+    ):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -86,7 +105,9 @@ def named_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("named_none")
-def test_a_killed_launch_of_the_same_name_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_launch_of_the_same_name_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It was killed half a minute ago, so its files are still there."""
     status_file = tmp_path / ".launch"
     monkeypatch.setattr(launch, "_pid_file", lambda: tmp_path / "pid")
@@ -114,7 +135,8 @@ def test_the_start_of_a_process_is_known(tmp_path: Path) -> None:
 
 
 def lost(terminated: bool) -> None:
-    """A collective fails because another rank has ended; torchrun's SIGTERM arrives while Lightning cleans up."""
+    """A collective fails because another rank has ended; torchrun's SIGTERM arrives while Lightning
+    cleans up."""
 
     def training() -> None:
         with as_if_training():
@@ -124,7 +146,9 @@ def lost(terminated: bool) -> None:
                 if terminated:
                     os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(launch.RankLeftError, match=r"another process of this training has ended.*; all is saved"):
+    with pytest.raises(
+        launch.RankLeftError, match=r"another process of this training has ended.*; all is saved"
+    ):
         training()
     os.kill(os.getpid(), signal.SIGTERM)  # and once more, while the message is printed
 
@@ -147,18 +171,31 @@ def terminated() -> None:
 def test_sigterm_does_not_cut_off_the_message_of_a_lost_rank() -> None:
     assert exit_codes(lost, [(True,), (False,)]) == [0, 0]
     assert exit_codes(finished, [()]) == [-signal.SIGTERM], "the usual handler is back"
-    assert exit_codes(terminated, [()]) == [-signal.SIGTERM], "before the first step SIGTERM ends the process"
+    assert exit_codes(terminated, [()]) == [-signal.SIGTERM], (
+        "before the first step SIGTERM ends the process"
+    )
 
 
-def test_a_child_that_has_ended_is_reported_before_lightning_kills(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_child_that_has_ended_is_reported_before_lightning_kills(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """On GPUs rank zero would wait in a collective; Lightning kills it without a word."""
     from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 
     sleep = [sys.executable, "-c", "import time; time.sleep(100)"]
-    with subprocess.Popen(sleep) as child, subprocess.Popen(sleep) as main, quiet_lightning(), as_if_training():
+    with (
+        subprocess.Popen(sleep) as child,
+        subprocess.Popen(sleep) as main,
+        quiet_lightning(),
+        as_if_training(),
+    ):
         child.kill()
         child.wait()
         assert _ChildProcessObserver(main.pid, [child])._run()
     assert main.returncode == -signal.SIGKILL
     error = capsys.readouterr().err
-    assert error == "Error: another process of this training has ended, so this one is ended too; all is saved\n"
+    assert (
+        error
+        == "Error: another process of this training has ended, so this one is ended too; all is"
+        " saved\n"
+    )

@@ -31,7 +31,9 @@ def test_a_stored_configuration_means_the_same() -> None:
     config = TrainConfig.load(CONFIG)
     assert config.detector["fraction"] == 0.05, "as it was written, so that its digest stays"
     method, settable = parse(config.method), framework_arguments(parse(config.method))
-    framework = checked_arguments(FRAMEWORKS["simclr"], settable, config.framework, "framework", "simclr")
+    framework = checked_arguments(
+        FRAMEWORKS["simclr"], settable, config.framework, "framework", "simclr"
+    )
     assert framework["decoupled"] is True
     settable = detector_arguments(method, config.detector)
     detector = checked_arguments(DETECTORS["fnc"], settable, config.detector, "detector", "fnc")
@@ -87,7 +89,9 @@ def train_small(out: Path, **more: Any) -> Run:
     return training.train("digits", out, progress=False, **given)
 
 
-def test_an_earlier_run_is_evaluated_and_compared_but_not_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_earlier_run_is_evaluated_and_compared_but_not_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     earlier = train_as_before(monkeypatch, tmp_path / "earlier")
     assert "positive_in_denominator: true" in earlier.config.read_text(encoding="utf-8")
     today = train_small(tmp_path / "today", settings={**BARE, "seed": 1})

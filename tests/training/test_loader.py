@@ -1,4 +1,5 @@
-"""The loader: every sample once an epoch, a function of seed and epoch, parts that join to the batch of one process, exact continuation."""
+"""The loader: every sample once an epoch, a function of seed and epoch, parts that join to the
+batch of one process, exact continuation."""
 
 from __future__ import annotations
 
@@ -54,7 +55,10 @@ def test_order_is_a_function_of_seed_and_epoch() -> None:
 
 def test_ranks_join_to_the_batch_of_one_process() -> None:
     whole = order(BatchLoader(Images(40), batch_size=12, seed=3))
-    parts = [order(BatchLoader(Images(40), batch_size=12, seed=3, rank=rank, world_size=3)) for rank in range(3)]
+    parts = [
+        order(BatchLoader(Images(40), batch_size=12, seed=3, rank=rank, world_size=3))
+        for rank in range(3)
+    ]
     assert [list(chain.from_iterable(step)) for step in zip(*parts, strict=True)] == whole
 
 
@@ -76,7 +80,8 @@ def test_it_goes_on_where_it_was_saved() -> None:
 
 
 def test_an_order_of_its_own() -> None:
-    """Asked for once an epoch, when its first batch is read; None: the random one. Ranks take their parts of it."""
+    """Asked for once an epoch, when its first batch is read; None: the random one. Ranks take their
+    parts of it."""
     asked: list[tuple[int, int]] = []
     state = {"reversed": False}
 
@@ -89,18 +94,28 @@ def test_an_order_of_its_own() -> None:
     loader.set_epoch(1)
     batches = iter(loader)
     state["reversed"] = True
-    assert [batch["ids"].tolist() for batch in batches] == torch.arange(40).flip(0).view(5, 8).tolist()
+    assert [batch["ids"].tolist() for batch in batches] == torch.arange(40).flip(0).view(
+        5, 8
+    ).tolist()
     assert len(asked) == 2
     assert asked[0] != asked[1], "another generator in every epoch"
     loader.load_state_dict({"epoch": 1, "position": 3})
     assert order(loader) == torch.arange(16).flip(0).view(2, 8).tolist()
     assert asked[2] == asked[1]
-    parts = [BatchLoader(Images(40), batch_size=8, seed=1, rank=r, world_size=2, order=backwards).ids(0, 1).tolist() for r in (0, 1)]
+    parts = [
+        BatchLoader(Images(40), batch_size=8, seed=1, rank=r, world_size=2, order=backwards)
+        .ids(0, 1)
+        .tolist()
+        for r in (0, 1)
+    ]
     assert parts == [[31, 30, 29, 28], [27, 26, 25, 24]]
 
 
 def test_batches_that_cannot_be_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"`batch_size` \(=256\) must be at most the number of training samples \(=100\)"):
+    with pytest.raises(
+        UsageError,
+        match=r"`batch_size` \(=256\) must be at most the number of training samples \(=100\)",
+    ):
         BatchLoader(Images(100), batch_size=256, seed=0)
     with pytest.raises(UsageError, match=r"multiple of the number of devices \(=3\)"):
         BatchLoader(Images(100), batch_size=10, seed=0, world_size=3)

@@ -1,4 +1,5 @@
-"""Products of float32 matrices in TF32: when a training uses them, and what they change in a loss."""
+"""Products of float32 matrices in TF32: when a training uses them, and what they change in a
+loss."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.a
 
 
 class Rounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Rounds the operands of matrix products, as tensor cores do; everything else stays as it is."""
+    """Rounds the operands of matrix products, as tensor cores do; everything else stays as it
+    is."""
 
     def __init__(self, precision: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -44,7 +46,11 @@ def steps(loss_fn: Any, count: int = 4) -> tuple[list[Tensor], list[Tensor], dic
     for seed in range(count):
         g = torch.Generator().manual_seed(seed)
         one = torch.randn(64, 128, generator=g).requires_grad_()
-        loss = loss_fn(one, one.detach() + torch.randn(64, 128, generator=g), torch.randperm(80, generator=g)[:64])
+        loss = loss_fn(
+            one,
+            one.detach() + torch.randn(64, 128, generator=g),
+            torch.randperm(80, generator=g)[:64],
+        )
         losses.append(loss.detach())
         gradients.append(torch.autograd.grad(loss, one)[0])
     return losses, gradients, dict(loss_fn.state_dict())
@@ -60,7 +66,9 @@ def steps(loss_fn: Any, count: int = 4) -> tuple[list[Tensor], list[Tensor], dic
     ],
     ids=["ntxent", "sogclr", "glofnd"],
 )
-def test_rounded_products_change_little(make: Callable[[], Any], precision: str, tolerance: float) -> None:
+def test_rounded_products_change_little(
+    make: Callable[[], Any], precision: str, tolerance: float
+) -> None:
     expected = steps(make())
     with Rounded(precision) as mode:
         found = steps(make())
@@ -72,7 +80,8 @@ def test_rounded_products_change_little(make: Callable[[], Any], precision: str,
         assert 1 - cosine < 10 * tolerance
     for name, value in found[2].items():
         assert value.dtype == torch.float32
-        # The mean: a candidate at a threshold may be counted as above it in one and not in the other.
+        # The mean: a candidate at a threshold may be counted as above it in one and not in the
+        # other.
         assert (value - expected[2][name]).nan_to_num().abs().mean() < 2 * tolerance
 
 
@@ -106,7 +115,15 @@ def test_the_setting_ends_with_the_training() -> None:
     assert torch.get_float32_matmul_precision() == before
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "fsdp_cpu_offload", "deepspeed_stage_3", "deepspeed_stage_2"])
+@pytest.mark.parametrize(
+    "strategy", ["fsdp", "fsdp_cpu_offload", "deepspeed_stage_3", "deepspeed_stage_2"]
+)
 def test_strategies_that_divide_parameters_are_refused(strategy: str) -> None:
-    with pytest.raises(UsageError, match=rf"`trainer.strategy` \(={strategy}\) .* momentum encoders .* state per sample .* use ddp"):
+    with pytest.raises(
+        UsageError,
+        match=(
+            rf"`trainer.strategy` \(={strategy}\) .* momentum encoders .* state per sample .*"
+            r" use ddp"
+        ),
+    ):
         resolve_trainer(TrainerConfig(accelerator="cpu", strategy=strategy))

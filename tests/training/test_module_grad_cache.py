@@ -1,4 +1,5 @@
-"""GradCache: the loss, the gradient and the state of the whole batch, with the activations of one chunk at a time."""
+"""GradCache: the loss, the gradient and the state of the whole batch, with the activations of one
+chunk at a time."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ class TextTower(nn.Module):
 
 
 def encoder(*more: nn.Module, size: int = 12) -> nn.Sequential:
-    parts = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, 32), nn.GELU(), *more, nn.Linear(32, size))
+    parts = nn.Sequential(
+        nn.Flatten(), nn.Linear(3 * SIDE * SIDE, 32), nn.GELU(), *more, nn.Linear(32, size)
+    )
     parts.output_size = size  # type: ignore[assignment]
     return parts
 
@@ -47,7 +50,9 @@ def framework(method: str, *more: nn.Module, **options: Any) -> Framework:
     text = (TextTower(), nn.Linear(12, 8)) if "clip" in method else None
     head = nn.Linear(12, 8)
     detector = {"alpha": 0.02, "init": "quantile"} if "glofnd" in method else {}
-    made = build(parse(method), encoder(*more), head, Context(SAMPLES, None, text), options, detector)
+    made = build(
+        parse(method), encoder(*more), head, Context(SAMPLES, None, text), options, detector
+    )
     made.set_progress(3, 30)
     return made
 
@@ -57,7 +62,11 @@ def step(made: Framework, batch: int, chunks: int) -> Tensor:
     g = torch.Generator().manual_seed(1)
     views = torch.randn(made.num_views, batch, 3, SIDE, SIDE, generator=g)
     ids = torch.randperm(SAMPLES, generator=g)[:batch]
-    texts = {"tokens": torch.randint(50, (batch, 5), generator=g), "groups": ids} if "text" in made.modalities else {}
+    texts = (
+        {"tokens": torch.randint(50, (batch, 5), generator=g), "groups": ids}
+        if "text" in made.modalities
+        else {}
+    )
     torch.manual_seed(7)
     with in_chunks(encoders_of(made), chunks):
         loss: Tensor = made(views, ids, **texts)
@@ -66,7 +75,11 @@ def step(made: Framework, batch: int, chunks: int) -> Tensor:
 
 
 def gradients(made: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.grad for name, parameter in made.named_parameters() if parameter.grad is not None}
+    return {
+        name: parameter.grad
+        for name, parameter in made.named_parameters()
+        if parameter.grad is not None
+    }
 
 
 @pytest.mark.parametrize("method", ["simclr+glofnd", "sogclr+glofnd", "clip+glofnd"])
@@ -81,7 +94,9 @@ def test_4096_in_chunks_of_256_is_the_whole_batch(method: str) -> None:
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6, msg=name)
     for name, value in whole.state_dict().items():
-        torch.testing.assert_close(chunked.state_dict()[name], value, rtol=1e-5, atol=1e-6, msg=name)
+        torch.testing.assert_close(
+            chunked.state_dict()[name], value, rtol=1e-5, atol=1e-6, msg=name
+        )
 
 
 @pytest.mark.parametrize("method", ["simclr", "moco", "nnclr", "ir", "pcl", "fastclip"])
@@ -97,7 +112,8 @@ def test_any_framework_and_a_batch_that_is_no_multiple(method: str) -> None:
 
 
 def test_dropout_is_the_same_in_both_passes() -> None:
-    """The gradient of the loss that was returned: a finite difference along one direction, with the same masks."""
+    """The gradient of the loss that was returned: a finite difference along one direction, with the
+    same masks."""
     made = framework("simclr", nn.Dropout(0.5)).double()
 
     def loss_at() -> Tensor:
@@ -125,7 +141,9 @@ def test_batch_norm_counts_each_chunk_once_and_by_its_own_statistics() -> None:
     norm = chunked.encoder[3]  # type: ignore[index]
     reference = copy.deepcopy(chunked)
     step(chunked, 32, 4)
-    views = torch.randn(2, 32, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1)).flatten(0, 1)
+    views = torch.randn(2, 32, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1)).flatten(
+        0, 1
+    )
     with torch.no_grad():
         for k in range(4):
             reference.encoder(views[k::4])
@@ -181,12 +199,15 @@ def activations(batch: int, chunks: int) -> int:
 
 def test_memory_is_that_of_a_chunk() -> None:
     small, large, chunked = activations(256, 1), activations(4096, 1), activations(4096, 16)
-    embeddings = 6 * 4096 * 64 * 4  # joined, in order, squared, their gradients: these do grow with the batch
+    # joined, in order, squared, their gradients: these do grow with the batch
+    embeddings = 6 * 4096 * 64 * 4
     assert large > 10 * small
     assert chunked < small + embeddings
 
 
-def test_a_training_in_chunks_runs_and_notes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_in_chunks_runs_and_notes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[int] = []
 
     def noted(modules: Any, number: int) -> Any:
@@ -194,7 +215,13 @@ def test_a_training_in_chunks_runs_and_notes_it(tmp_path: Path, monkeypatch: pyt
         return in_chunks(modules, number)
 
     monkeypatch.setattr(module, "in_chunks", noted)
-    common: dict[str, Any] = {"data": "digits", "method": "sogclr+glofnd", "epochs": 1, "batch_size": 512, "progress": False}
+    common: dict[str, Any] = {
+        "data": "digits",
+        "method": "sogclr+glofnd",
+        "epochs": 1,
+        "batch_size": 512,
+        "progress": False,
+    }
     run = train(out=tmp_path / "run", settings={**BARE, "trainer.chunk_size": 128}, **common)
     (row,) = run.epochs()
     assert (row["step"], asked) == (2, [4, 4])
@@ -212,7 +239,8 @@ def rank_child(rank: int, folder: str) -> None:
         loss = wrapped(views[:, mine], torch.arange(32)[mine])
     loss.backward()
     torch.save({"loss": loss.detach(), "gradients": gradients(made)}, f"{folder}/{rank}.pt")
-    os._exit(0)  # once in many times, freeing `wrapped` waits for a thread of gloo that waits for Python's lock
+    # once in many times, freeing `wrapped` waits for a thread of gloo that waits for Python's lock
+    os._exit(0)
 
 
 def test_two_ranks_in_chunks_are_one_process(tmp_path: Path) -> None:
@@ -225,4 +253,6 @@ def test_two_ranks_in_chunks_are_one_process(tmp_path: Path) -> None:
         found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         torch.testing.assert_close(found["loss"], loss.detach())
         for name, value in gradients(whole).items():
-            torch.testing.assert_close(found["gradients"][name], value, rtol=1e-4, atol=1e-6, msg=name)
+            torch.testing.assert_close(
+                found["gradients"][name], value, rtol=1e-4, atol=1e-6, msg=name
+            )

@@ -12,12 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.lars import LARS
-from kinfolk.training.optimizers import build_optimizer, build_scheduler, lr_factor, parameter_groups, scaled_lr
+from kinfolk.training.optimizers import (
+    build_optimizer,
+    build_scheduler,
+    lr_factor,
+    parameter_groups,
+    scaled_lr,
+)
 
 
 def net() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5))
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5)
+    )
 
 
 def backward(module: nn.Module, step: int) -> None:
@@ -27,7 +35,15 @@ def backward(module: nn.Module, step: int) -> None:
 
 
 def slow_lars(
-    w: list[float], g: list[float], m: list[float], kernel: bool, lr: float, momentum: float, decay: float, trust: float, nesterov: bool
+    w: list[float],
+    g: list[float],
+    m: list[float],
+    kernel: bool,
+    lr: float,
+    momentum: float,
+    decay: float,
+    trust: float,
+    nesterov: bool,
 ) -> tuple[list[float], list[float]]:
     """One LARS step on one flattened parameter, number by number."""
     d = list(g)
@@ -44,20 +60,36 @@ def slow_lars(
 @pytest.mark.parametrize(("nesterov", "momentum"), [(False, 0.9), (True, 0.9), (False, 0.0)])
 def test_lars_equals_a_slow_transcription(nesterov: bool, momentum: float) -> None:
     module = net().double()
-    lars = LARS(module.parameters(), 0.3, momentum=momentum, weight_decay=0.01, trust=0.02, nesterov=nesterov)
+    lars = LARS(
+        module.parameters(),
+        0.3,
+        momentum=momentum,
+        weight_decay=0.01,
+        trust=0.02,
+        nesterov=nesterov,
+    )
     slow_w = [param.detach().flatten().tolist() for param in module.parameters()]
     slow_m = [[0.0] * len(w) for w in slow_w]
     for step in range(4):
-        x = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+        x = torch.randn(
+            6, 3, 8, 8, generator=torch.Generator().manual_seed(step), dtype=torch.float64
+        )
         module.zero_grad()
         module(x).square().mean().backward()
         for index, param in enumerate(module.parameters()):
             assert param.grad is not None
             g = param.grad.flatten().tolist()
-            slow_w[index], slow_m[index] = slow_lars(slow_w[index], g, slow_m[index], param.ndim > 1, 0.3, momentum, 0.01, 0.02, nesterov)
+            slow_w[index], slow_m[index] = slow_lars(
+                slow_w[index], g, slow_m[index], param.ndim > 1, 0.3, momentum, 0.01, 0.02, nesterov
+            )
         lars.step()
         for w, param in zip(slow_w, module.parameters(), strict=True):
-            torch.testing.assert_close(param.detach().flatten(), torch.tensor(w, dtype=torch.float64), rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(
+                param.detach().flatten(),
+                torch.tensor(w, dtype=torch.float64),
+                rtol=1e-10,
+                atol=1e-12,
+            )
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -102,7 +134,13 @@ def test_resume_is_exact(name: Literal["sgd", "lars", "adamw"]) -> None:
     def start() -> tuple[nn.Module, Any, Any]:
         module = net()
         optimizer = build_optimizer(name, module, 0.1, weight_decay=0.01)
-        return module, optimizer, build_scheduler(optimizer, lambda step: lr_factor(step, total_steps=10, warmup_steps=2))
+        return (
+            module,
+            optimizer,
+            build_scheduler(
+                optimizer, lambda step: lr_factor(step, total_steps=10, warmup_steps=2)
+            ),
+        )
 
     def go(module: nn.Module, optimizer: Any, scheduler: Any, steps: range) -> None:
         for step in steps:

@@ -1,11 +1,17 @@
-"""Parameters with a learning rate of their own: outside the schedule, by a factor of the present state."""
+"""Parameters with a learning rate of their own: outside the schedule, by a factor of the present
+state."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from kinfolk.training.optimizers import build_optimizer, build_scheduler, lr_factor, move_to_own_group
+from kinfolk.training.optimizers import (
+    build_optimizer,
+    build_scheduler,
+    lr_factor,
+    move_to_own_group,
+)
 
 
 def test_a_temperature_outside_the_schedule() -> None:
@@ -16,7 +22,11 @@ def test_a_temperature_outside_the_schedule() -> None:
     move_to_own_group(optimizer, (temperature,), 0.002)
     assert [len(group["params"]) for group in optimizer.param_groups] == [1, 1, 1]
     assert optimizer.param_groups[2]["weight_decay"] == 0.0
-    scheduler = build_scheduler(optimizer, lambda step: lr_factor(step, 10, 2), others=[lambda: 1 / 3 if temperature < 0.03 else 1.0])
+    scheduler = build_scheduler(
+        optimizer,
+        lambda step: lr_factor(step, 10, 2),
+        others=[lambda: 1 / 3 if temperature < 0.03 else 1.0],
+    )
     for step in range(1, 6):
         (model[0](torch.ones(1, 3)).sum() + temperature).backward()
         optimizer.step()

@@ -46,9 +46,14 @@ def test_warm_up_may_take_all() -> None:
 
 
 def test_the_scheduler_is_the_function() -> None:
-    groups: list[dict[str, Any]] = [{"params": nn.Linear(2, 2).parameters(), "lr": 0.3}, {"params": nn.Linear(2, 2).parameters()}]
+    groups: list[dict[str, Any]] = [
+        {"params": nn.Linear(2, 2).parameters(), "lr": 0.3},
+        {"params": nn.Linear(2, 2).parameters()},
+    ]
     optimizer = torch.optim.SGD(groups, lr=2.0)
-    scheduler = build_scheduler(optimizer, lambda step: lr_factor(step, 10, warmup_steps=3, final=0.2))
+    scheduler = build_scheduler(
+        optimizer, lambda step: lr_factor(step, 10, warmup_steps=3, final=0.2)
+    )
     for step in range(12):
         factor = lr_factor(step, 10, warmup_steps=3, final=0.2)
         assert [group["lr"] for group in optimizer.param_groups] == [0.3 * factor, 2.0 * factor]
@@ -60,7 +65,10 @@ def test_the_scheduler_is_the_function() -> None:
     ("call", "message"),
     [
         (lambda: lr_factor(0, 0), r"`total_steps` \(=0\)"),
-        (lambda: lr_factor(0, 10, warmup_steps=11), r"`warmup_steps` \(=11\) must be in \[0, total_steps=10\]"),
+        (
+            lambda: lr_factor(0, 10, warmup_steps=11),
+            r"`warmup_steps` \(=11\) must be in \[0, total_steps=10\]",
+        ),
         (lambda: lr_factor(0, 10, kind="sine"), r"`kind` \(='sine'\)"),  # type: ignore[arg-type]
         (lambda: lr_factor(0, 10, final=1.5), r"`final` \(=1.5\)"),
     ],

@@ -1,4 +1,5 @@
-"""A training with RCL: the paper's head by default, what is logged for each criterion, and warnings in the log and the report."""
+"""A training with RCL: the paper's head by default, what is logged for each criterion, and warnings
+in the log and the report."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from kinfolk.training.train import train
 from tests.training.small import SMALL
 
 
-@pytest.mark.parametrize(("method", "layers", "last_norm"), [("rcl", 3, True), ("nnclr", 3, True), ("simclr", 2, False)])
+@pytest.mark.parametrize(
+    ("method", "layers", "last_norm"), [("rcl", 3, True), ("nnclr", 3, True), ("simclr", 2, False)]
+)
 def test_the_method_brings_its_head(method: str, layers: int, last_norm: bool) -> None:
     head = assemble(None, None, {"method": method}, []).head
     assert (head.layers, head.last_norm) == (layers, last_norm)
@@ -24,14 +27,21 @@ def test_the_method_brings_its_head(method: str, layers: int, last_norm: bool) -
 
 
 def test_suspicious_metrics_are_warnings() -> None:
-    assert row_warnings({"epoch": 1, "tp_similarity": -0.003}) == {}, "as with an untrained predictor"
+    assert row_warnings({"epoch": 1, "tp_similarity": -0.003}) == {}, (
+        "as with an untrained predictor"
+    )
     assert row_warnings({"epoch": 2, "clustered": 0.3, "with_key": 0.9, "tp_similarity": 0.2}) == {}
     found = row_warnings({"epoch": 2, "clustered": 0.003, "with_key": 0.4, "tp_similarity": -0.28})
     assert list(found) == ["clustered", "with_key", "tp_similarity"]
     assert "0.3%" in found["clustered"]
     assert "60%" in found["with_key"]
     assert "-0.28" in found["tp_similarity"]
-    assert "epoch 4" in first_warnings([{"epoch": 3}, {"epoch": 4, "clustered": 0}, {"epoch": 5, "clustered": 0}])["clustered"]
+    assert (
+        "epoch 4"
+        in first_warnings(
+            [{"epoch": 3}, {"epoch": 4, "clustered": 0}, {"epoch": 5, "clustered": 0}]
+        )["clustered"]
+    )
 
 
 def test_rcl_logs_each_criterion_and_warns_in_log_and_report(tmp_path: Path) -> None:
@@ -50,7 +60,15 @@ def test_rcl_logs_each_criterion_and_warns_in_log_and_report(tmp_path: Path) -> 
         "snapshots.epochs": 0,
         "trainer.loggers": [],
     }
-    train(data=tmp_path / "images.npz", out=tmp_path / "run", method="rcl", epochs=3, batch_size=16, settings=settings, progress=False)
+    train(
+        data=tmp_path / "images.npz",
+        out=tmp_path / "run",
+        method="rcl",
+        epochs=3,
+        batch_size=16,
+        settings=settings,
+        progress=False,
+    )
     last = Run(tmp_path / "run").epochs()[-1]
     for h in (2, 3):
         assert {f"mtpr_{h}", f"mtnr_{h}", f"nmi_{h}", f"with_key_{h}"} <= last.keys()
@@ -80,9 +98,19 @@ def test_rcl_logs_the_precision_of_retrieved_keys(tmp_path: Path) -> None:
         "trainer.loggers": [],
     }
     file = tmp_path / "images.npz"
-    train(data=file, out=tmp_path / "run", method="rcl", epochs=2, batch_size=16, settings=settings, progress=False)
+    train(
+        data=file,
+        out=tmp_path / "run",
+        method="rcl",
+        epochs=2,
+        batch_size=16,
+        settings=settings,
+        progress=False,
+    )
     first, last = Run(tmp_path / "run").epochs()
-    names = {f"{name}{level}" for name in ("with_key", "key_precision") for level in ("", "_2", "_3")}
+    names = {
+        f"{name}{level}" for name in ("with_key", "key_precision") for level in ("", "_2", "_3")
+    }
     assert not names & first.keys(), "before the first clustering there are no keys"
     assert names <= last.keys()
     assert 0 < last["with_key_2"] <= last["with_key_3"] == last["with_key"] <= 1
@@ -94,7 +122,15 @@ def test_a_similarity_below_zero_is_in_the_report(tmp_path: Path) -> None:
     np.savez(tmp_path / "images.npz", x_train=g.integers(0, 255, (32, 8, 8, 3)).astype(np.uint8))
     settings = {**SMALL, "snapshots.epochs": 0, "trainer.loggers": []}
     file = tmp_path / "images.npz"
-    train(data=file, out=tmp_path / "run", method="simclr", epochs=1, batch_size=16, settings=settings, progress=False)
+    train(
+        data=file,
+        out=tmp_path / "run",
+        method="simclr",
+        epochs=1,
+        batch_size=16,
+        settings=settings,
+        progress=False,
+    )
     with (tmp_path / "run" / "metrics.jsonl").open("a") as lines:
         lines.write('{"epoch": 2, "step": 4, "loss": 1.0, "tp_similarity": -0.28}\n')
     assert "positives is -0.28 in epoch 2" in write_report(tmp_path / "run").read_text()

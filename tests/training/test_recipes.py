@@ -19,20 +19,35 @@ from kinfolk.data.text import train_tokenizer
 from kinfolk.errors import UsageError
 from kinfolk.frameworks import Framework
 from kinfolk.frameworks.registry import parse
-from kinfolk.training.build import assemble, build_framework, build_optimizers, build_views, learns_from_text
+from kinfolk.training.build import (
+    assemble,
+    build_framework,
+    build_optimizers,
+    build_views,
+    learns_from_text,
+)
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.settings import load_recipe, recipe_names, recipe_path, recipe_summary
 from kinfolk.training.train import train
 from tests.training.pairs_of import write_pairs
 
 TOKENIZER = train_tokenizer(["a dog runs"], vocab_size=300, context=32)
-SMALL = {"framework.queue_size": 6, "framework.warmup_epochs": 0, "framework.num_clusters": [2, 3], "detector.num_clusters": [2, 3]}
+SMALL = {
+    "framework.queue_size": 6,
+    "framework.warmup_epochs": 0,
+    "framework.num_clusters": [2, 3],
+    "detector.num_clusters": [2, 3],
+}
 """What takes the place of a recipe's own for 24 images."""
 
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_recipe_is_a_document(name: str) -> None:
-    header = [line for line in recipe_path(name).read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    header = [
+        line
+        for line in recipe_path(name).read_text(encoding="utf-8").splitlines()
+        if line.startswith("#")
+    ]
     for word in ("paper", "command", "hardware", "time", "figure"):
         assert any(line.startswith(f"# {word} ") for line in header), word
     assert any(f"--recipe {name} " in line for line in header)
@@ -41,7 +56,8 @@ def test_a_recipe_is_a_document(name: str) -> None:
 
 
 def one_for_each_part() -> list[str]:
-    """Recipes that have, together, every framework and every detector that a recipe has; those with the most parts first."""
+    """Recipes that have, together, every framework and every detector that a recipe has; those with
+    the most parts first."""
     chosen, seen = [], set[str]()
     for name in sorted(recipe_names(), key=lambda name: (-len(parts(name)), name)):
         if not parts(name) <= seen:
@@ -70,9 +86,21 @@ def test_a_recipe_runs_two_steps(name: str, tmp_path: Path) -> None:
             Image.fromarray(x[i]).save(data / "train" / f"class {y[i]}" / f"{i}.png")
     else:
         np.savez(data, x_train=x, y_train=y)
-    settings: dict[str, Any] = {"model.name": "resnet10", "model.width": 8, "views.size": 16, "optimizer.warmup_epochs": 1}
+    settings: dict[str, Any] = {
+        "model.name": "resnet10",
+        "model.width": 8,
+        "views.size": 16,
+        "optimizer.warmup_epochs": 1,
+    }
     if learns_from_text(recipe):
-        settings |= {"text.name": "transformer", "text.layers": 1, "text.width": 16, "text.heads": 2, "text.context": 12, "head.layers": 1}
+        settings |= {
+            "text.name": "transformer",
+            "text.layers": 1,
+            "text.width": 16,
+            "text.heads": 2,
+            "text.context": 12,
+            "head.layers": 1,
+        }
     if "start_epoch" in recipe.detector:
         settings["detector.start_epoch"] = 0
     if "num_clusters" in recipe.detector and "schedule" in recipe.detector:
@@ -84,10 +112,19 @@ def test_a_recipe_runs_two_steps(name: str, tmp_path: Path) -> None:
         section, _, name_ = key.partition(".")
         if getattr(recipe, section).get(name_):
             settings[key] = value
-    run = train(data, tmp_path / "run", recipe=name, epochs=1, batch_size=12, settings=settings, progress=False)
+    run = train(
+        data,
+        tmp_path / "run",
+        recipe=name,
+        epochs=1,
+        batch_size=12,
+        settings=settings,
+        progress=False,
+    )
     (row,) = run.epochs()
     assert row["step"] == 2
-    assert ("flagged" in row) == ("+" in recipe.method or recipe.method == "la")  # which has a detector of its own
+    # which has a detector of its own
+    assert ("flagged" in row) == ("+" in recipe.method or recipe.method == "la")
 
 
 FEATURES = Path(tempfile.mkdtemp()) / "features.npy"
@@ -103,7 +140,8 @@ class Data(SimpleNamespace):
 
 @pytest.fixture(scope="module", autouse=True)
 def guide() -> Iterator[None]:
-    FEATURES.parent.mkdir(exist_ok=True)  # a worker that takes tests of this module again comes here again
+    # a worker that takes tests of this module again comes here again
+    FEATURES.parent.mkdir(exist_ok=True)
     np.save(FEATURES, np.ones((200_000, 2), dtype=np.float16))
     yield
     shutil.rmtree(FEATURES.parent)
@@ -111,9 +149,26 @@ def guide() -> Iterator[None]:
 
 def built(name: str, **settings: Any) -> tuple[TrainConfig, Framework]:
     """The configuration and the framework of a recipe for 200,000 samples, with small networks."""
-    small = {"model.name": "resnet10", "model.width": 4, "model.stem": "cifar", "model.init": None, "head.out_size": 4, "views.size": 16}
-    small |= {"text.name": "transformer", "text.layers": 1, "text.width": 8, "text.heads": 1, "text.pretrained": False}
-    known: dict[str, Any] = {key: 16 for key in ("framework.predictor_size",) if "predictor_size" in load_recipe(name).framework}
+    small = {
+        "model.name": "resnet10",
+        "model.width": 4,
+        "model.stem": "cifar",
+        "model.init": None,
+        "head.out_size": 4,
+        "views.size": 16,
+    }
+    small |= {
+        "text.name": "transformer",
+        "text.layers": 1,
+        "text.width": 8,
+        "text.heads": 1,
+        "text.pretrained": False,
+    }
+    known: dict[str, Any] = {
+        key: 16
+        for key in ("framework.predictor_size",)
+        if "predictor_size" in load_recipe(name).framework
+    }
     known |= {"detector.features": str(FEATURES)} if "+guide" in load_recipe(name).method else {}
     config = assemble(None, name, {}, {**small, **known, **settings})
     keys = SimpleNamespace(keys=[""] * 200_000)
@@ -141,7 +196,11 @@ def test_a_recipe_is_built_and_its_detector_flags_in_its_training(name: str) -> 
 @pytest.mark.parametrize(
     ("name", "epochs", "reason"),
     [
-        ("simclr-ifnd-cifar100", 20, r"no clustering is due in 20 epochs; choose a smaller `every` \(=20\)"),
+        (
+            "simclr-ifnd-cifar100",
+            20,
+            r"no clustering is due in 20 epochs; choose a smaller `every` \(=20\)",
+        ),
         ("simclr-glofnd-imagenet100", 70, "starts in epoch 70"),
         ("simclr-hierarchy-cpu", 5, r"`warmup_epochs` \(=5\)"),
         ("la-cpu", 5, "starts in epoch 5"),
@@ -155,9 +214,22 @@ def test_a_recipe_cut_short_says_that_it_flags_nothing(name: str, epochs: int, r
 def test_the_paper_s_settings() -> None:
     recipe = load_recipe("sogclr-glofnd-imagenet100")
     assert (recipe.epochs, recipe.batch_size, recipe.model.name) == (200, 128, "resnet50")
-    assert recipe.detector == {"alpha": 0.01, "rule": "adam", "lr": 0.05, "betas": [0.9, 0.98], "init": "one", "start_epoch": 70}
+    assert recipe.detector == {
+        "alpha": 0.01,
+        "rule": "adam",
+        "lr": 0.05,
+        "betas": [0.9, 0.98],
+        "init": "one",
+        "start_epoch": 70,
+    }
     optimizer = recipe.optimizer
-    assert (optimizer.name, optimizer.lr, optimizer.lr_scaling, optimizer.weight_decay, optimizer.warmup_epochs) == (
+    assert (
+        optimizer.name,
+        optimizer.lr,
+        optimizer.lr_scaling,
+        optimizer.weight_decay,
+        optimizer.warmup_epochs,
+    ) == (
         "lars",
         0.075,
         "sqrt",
@@ -169,7 +241,11 @@ def test_the_paper_s_settings() -> None:
 @pytest.mark.parametrize(
     ("name", "framework", "detector"),
     [
-        ("sogclr-clip", {"temperature": 0.03, "gamma": 0.2, "decay_epochs": 18}, {"alpha": 0.0005, "start_epoch": 15}),
+        (
+            "sogclr-clip",
+            {"temperature": 0.03, "gamma": 0.2, "decay_epochs": 18},
+            {"alpha": 0.0005, "start_epoch": 15},
+        ),
         (
             "fastclip",
             {
@@ -184,24 +260,47 @@ def test_the_paper_s_settings() -> None:
         ),
     ],
 )
-def test_the_paper_s_settings_of_image_and_text(name: str, framework: dict[str, Any], detector: dict[str, Any]) -> None:
+def test_the_paper_s_settings_of_image_and_text(
+    name: str, framework: dict[str, Any], detector: dict[str, Any]
+) -> None:
     """Table 4 of the GloFND paper, and section 4.2."""
     learned = {"rule": "adam", "lr": 0.05, "init": "one"}
-    kinds = {"": {}, "-fnc": {"alpha": detector["alpha"], "start_epoch": detector["start_epoch"]}, "-glofnd": {**detector, **learned}}
+    kinds = {
+        "": {},
+        "-fnc": {"alpha": detector["alpha"], "start_epoch": detector["start_epoch"]},
+        "-glofnd": {**detector, **learned},
+    }
     for kind, expected in kinds.items():
         recipe = load_recipe(f"{name}{kind}-cc3m")
-        assert (recipe.epochs, recipe.batch_size, recipe.model.name, recipe.text.layers) == (37, 1024, "resnet50", 12)
+        assert (recipe.epochs, recipe.batch_size, recipe.model.name, recipe.text.layers) == (
+            37,
+            1024,
+            "resnet50",
+            12,
+        )
         assert (recipe.framework, recipe.detector) == (framework, expected)
         optimizer = recipe.optimizer
-        assert (optimizer.name, optimizer.lr, optimizer.weight_decay, list(optimizer.betas)) == ("adamw", 0.001, 0.1, [0.9, 0.999])
-        assert round(optimizer.warmup_epochs * (2_723_840 // 1024)) == pytest.approx(10_000, rel=0.001)
+        assert (optimizer.name, optimizer.lr, optimizer.weight_decay, list(optimizer.betas)) == (
+            "adamw",
+            0.001,
+            0.1,
+            [0.9, 0.999],
+        )
+        assert round(optimizer.warmup_epochs * (2_723_840 // 1024)) == pytest.approx(
+            10_000, rel=0.001
+        )
 
 
 def test_what_the_papers_code_has_and_their_equations_do_not() -> None:
     assert load_recipe("simclr-glofnd-imagenet100").framework["rescale_kept"] is True
     for name in ("simclr-ifnd-cifar100", "moco-ifnd-imagenet"):
         detector = load_recipe(name).detector
-        assert (detector["space"], detector["warm_start"], detector["iterations"], detector["points_per_cluster"]) == (
+        assert (
+            detector["space"],
+            detector["warm_start"],
+            detector["iterations"],
+            detector["points_per_cluster"],
+        ) == (
             "features",
             False,
             20,
@@ -213,7 +312,11 @@ def test_what_the_papers_code_has_and_their_equations_do_not() -> None:
 
 def test_the_paper_s_fine_tuning() -> None:
     recipe = load_recipe("clip-finetune-cc3m")
-    assert (recipe.epochs, recipe.detector["start_epoch"], recipe.detector["alpha"]) == (15, 1, 0.0001)
+    assert (recipe.epochs, recipe.detector["start_epoch"], recipe.detector["alpha"]) == (
+        15,
+        1,
+        0.0001,
+    )
     assert recipe.model.name == recipe.text.name
 
 

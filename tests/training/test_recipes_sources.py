@@ -1,4 +1,5 @@
-"""Recipes: what their headers say is true, and those for ImageNet take folders and array files alike."""
+"""Recipes: what their headers say is true, and those for ImageNet take folders and array files
+alike."""
 
 from __future__ import annotations
 
@@ -21,14 +22,18 @@ def test_labels_of_folders_and_of_array_files(recipe: str, tmp_path: Path) -> No
     for split, name in (("train", "cat"), ("train", "dog"), ("val", "cat")):
         (tmp_path / "d" / split / name).mkdir(parents=True)
         Image.new("RGB", (4, 4)).save(tmp_path / "d" / split / name / "a.png")
-    np.savez(tmp_path / "a.npz", x_train=np.zeros((3, 8, 8, 3), np.uint8), y_train=np.array([0, 1, 1]))
+    np.savez(
+        tmp_path / "a.npz", x_train=np.zeros((3, 8, 8, 3), np.uint8), y_train=np.array([0, 1, 1])
+    )
     assert open_data(tmp_path / "d", config).classes == ["cat", "dog"]
     arrays = open_data(tmp_path / "a.npz", config)
     assert [arrays.label(index) for index in range(3)] == [0, 1, 1]
 
 
 def test_folders_that_the_user_asks_for_must_be_there(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", x_train=np.zeros((3, 8, 8, 3), np.uint8), y_train=np.array([0, 1, 1]))
+    np.savez(
+        tmp_path / "a.npz", x_train=np.zeros((3, 8, 8, 3), np.uint8), y_train=np.array([0, 1, 1])
+    )
     config = load_recipe(IMAGENET[0]).with_settings({"data.labels_from_folders": True})
     with pytest.raises(UsageError, match="needs a folder of images"):
         open_data(tmp_path / "a.npz", config)

@@ -1,4 +1,5 @@
-"""The once-per-epoch step: which features it is given, when, and that a resumed training refreshes neither twice nor too little."""
+"""The once-per-epoch step: which features it is given, when, and that a resumed training refreshes
+neither twice nor too little."""
 
 from __future__ import annotations
 
@@ -28,27 +29,39 @@ from kinfolk.training.trainer import ProgressBar
 from tests.training.children import run_child, run_ranks, training
 from tests.training.small import assert_same
 
-CLUSTERED: dict[str, Any] = {"method": "simclr+ifnd", "settings": {"detector.num_clusters": [8, 20]}}
-BANK: dict[str, Any] = {"method": "simclr+ifnd", "settings": {"detector.num_clusters": [8, 20], "detector.source": "bank"}}
+CLUSTERED: dict[str, Any] = {
+    "method": "simclr+ifnd",
+    "settings": {"detector.num_clusters": [8, 20]},
+}
+BANK: dict[str, Any] = {
+    "method": "simclr+ifnd",
+    "settings": {"detector.num_clusters": [8, 20], "detector.source": "bank"},
+}
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     folder = tmp_path_factory.mktemp("whole")
-    return {name: train(**training(folder / name, **more)) for name, more in (("pass", CLUSTERED), ("bank", BANK))}
+    return {
+        name: train(**training(folder / name, **more))
+        for name, more in (("pass", CLUSTERED), ("bank", BANK))
+    }
 
 
 @pytest.mark.parametrize(
     ("source", "moment", "each_step"),
     [
-        ("pass", "kill step 8", False),  # the checkpoint is at the beginning of an epoch: it is refreshed again
+        # the checkpoint is at the beginning of an epoch: it is refreshed again
+        ("pass", "kill step 8", False),
         ("pass", "kill step 8", True),  # the checkpoint is within an epoch: it is not
         ("pass", "kill line 2", True),
         ("bank", "kill step 8", False),
         ("bank", "kill step 8", True),  # what was collected so far is in the checkpoint
     ],
 )
-def test_killed_and_resumed_is_the_same(tmp_path: Path, whole: dict[str, Run], source: str, moment: str, each_step: bool) -> None:
+def test_killed_and_resumed_is_the_same(
+    tmp_path: Path, whole: dict[str, Run], source: str, moment: str, each_step: bool
+) -> None:
     more = {"pass": CLUSTERED, "bank": BANK}[source]
     assert run_child(tmp_path / "run", moment, each_step=each_step, **more) == -signal.SIGKILL
     run = train(**training(tmp_path / "run", each_step=each_step, resume=True, **more))
@@ -57,7 +70,8 @@ def test_killed_and_resumed_is_the_same(tmp_path: Path, whole: dict[str, Run], s
 
 
 def test_two_ranks_resumed_at_the_end_of_an_epoch_are_the_same(tmp_path: Path) -> None:
-    """Ranks count their own statistics of BatchNorm; all must embed with those that the checkpoint holds."""
+    """Ranks count their own statistics of BatchNorm; all must embed with those that the checkpoint
+    holds."""
     whole, out = Run(tmp_path / "whole"), Run(tmp_path / "run")
     assert run_ranks(whole.path, "", "", **CLUSTERED) == [0, 0]
     assert run_ranks(out.path, "", "terminate step 5", **CLUSTERED) == [1, 1]
@@ -66,18 +80,24 @@ def test_two_ranks_resumed_at_the_end_of_an_epoch_are_the_same(tmp_path: Path) -
     assert_same(out, whole)
 
 
-def test_all_training_samples_are_embedded_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_training_samples_are_embedded_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In data-set order, without augmentation, in evaluation mode, which is put back."""
     seen: list[tuple[int, Tensor, float]] = []
 
-    def embedded(framework: Framework, data: ImageData, views: Any, number: int, **options: Any) -> Tensor:
+    def embedded(
+        framework: Framework, data: ImageData, views: Any, number: int, **options: Any
+    ) -> Tensor:
         before = {name: value.clone() for name, value in framework.state_dict().items()}
         found = original(framework, data, views, number, **options)
         assert number == data.num_train < len(data), "the test images are left alone"
         alike = {name: options[name] for name in ("autocast", "projected")}
         assert torch.equal(found, embed(framework, data, views, torch.arange(number), **alike))
         assert framework.encoder.training
-        assert all(torch.equal(value, before[name]) for name, value in framework.state_dict().items())
+        assert all(
+            torch.equal(value, before[name]) for name, value in framework.state_dict().items()
+        )
         return found
 
     def remember(self: IFND, features: Tensor, progress: float) -> None:
@@ -88,8 +108,14 @@ def test_all_training_samples_are_embedded_as_they_are(tmp_path: Path, monkeypat
     monkeypatch.setattr(IFND, "refresh", remember)
     for space, size in (("projected", 16), ("features", 64)):
         seen.clear()
-        train(**training(tmp_path / space, method="simclr+ifnd", settings={"detector.space": space}))
-        assert [(epoch, progress) for epoch, _, progress in seen] == [(1, 1 / 3), (2, 2 / 3), (2, 1.0)]
+        train(
+            **training(tmp_path / space, method="simclr+ifnd", settings={"detector.space": space})
+        )
+        assert [(epoch, progress) for epoch, _, progress in seen] == [
+            (1, 1 / 3),
+            (2, 2 / 3),
+            (2, 1.0),
+        ]
         assert all(features.shape[1] == size for _, features, _ in seen)
 
 
@@ -106,11 +132,15 @@ def test_the_last_clustering_is_of_the_finished_encoder(whole: dict[str, Run]) -
     assert (distance.argmin(1) == detector.clusters.labels[0]).float().mean() > 0.99
     assert (detector.labels < torch.tensor([[8], [20]])).all()
     assert data.labels is not None
-    assert run.epochs()[-1]["nmi"] == pytest.approx(label_nmi(detector.clusters.labels[0], data.labels[: data.num_train]))
+    assert run.epochs()[-1]["nmi"] == pytest.approx(
+        label_nmi(detector.clusters.labels[0], data.labels[: data.num_train])
+    )
 
 
 @pytest.mark.parametrize("which", ["query", "momentum"])
-def test_moco_clusters_what_the_chosen_encoder_embeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
+def test_moco_clusters_what_the_chosen_encoder_embeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
     models: list[Any] = []
 
     def embedded(model: Any, *others: Any, **options: Any) -> Tensor:
@@ -119,23 +149,32 @@ def test_moco_clusters_what_the_chosen_encoder_embeds(tmp_path: Path, monkeypatc
 
     original = embed_in_parts
     monkeypatch.setattr(refresh, "embed_in_parts", embedded)
-    settings = {**CLUSTERED["settings"], "framework.queue_size": 600, "framework.cluster_encoder": which}
+    settings = {
+        **CLUSTERED["settings"],
+        "framework.queue_size": 600,
+        "framework.cluster_encoder": which,
+    }
     train(**training(tmp_path / which, method="moco+ifnd", epochs=2, settings=settings))
     assert set(models) == {"MoCo" if which == "query" else "MomentumCopy"}
 
 
-def test_features_that_are_known_are_not_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_that_are_known_are_not_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def never(*args: Any, **options: Any) -> Tensor:
         raise AssertionError("a bank and what was collected need no pass over the data")
 
     monkeypatch.setattr(refresh, "embed_in_parts", never)
     for name, more in (("bank", {"method": "ir+ifnd"}), ("collected", BANK)):
-        whole = {"batch_size": 103}  # divides the 1,442 samples: all of them were seen after an epoch
+        # divides the 1,442 samples: all of them were seen after an epoch
+        whole = {"batch_size": 103}
         rows = train(**training(tmp_path / name, epochs=2, **{**more, **whole})).epochs()
         assert rows[1]["flagged"] > 0
 
 
-def test_the_measured_knn_is_passed_on_before_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_measured_knn_is_passed_on_before_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     events: list[Any] = []
     save = checkpoint.CheckpointSaver._save
 
@@ -145,7 +184,13 @@ def test_the_measured_knn_is_passed_on_before_the_checkpoint(tmp_path: Path, mon
 
     monkeypatch.setattr(Ring, "on_metric", lambda self, name, value: events.append((name, value)))
     monkeypatch.setattr(checkpoint.CheckpointSaver, "_save", saved)
-    run = train(**training(tmp_path / "run", method="simclr+ring", settings={"knn.every": 2, "detector.anneal": "knn"}))
+    run = train(
+        **training(
+            tmp_path / "run",
+            method="simclr+ring",
+            settings={"knn.every": 2, "detector.anneal": "knn"},
+        )
+    )
     knn = [row["steering_knn"] for row in run.epochs() if "steering_knn" in row]
     assert events == ["saved", ("knn", knn[0]), "saved", ("knn", knn[1]), "saved"]
 
@@ -154,7 +199,9 @@ def test_the_embedding_has_a_bar_of_its_own_while_it_lasts(tmp_path: Path) -> No
     console = Console(file=io.StringIO(), force_terminal=True, width=140)
     bar = ProgressBar(console, MetricsLog(Run(tmp_path), [], 1), 1)
     batches = SimpleNamespace(batch_progress=SimpleNamespace(total=SimpleNamespace(completed=0)))
-    trainer: Any = SimpleNamespace(is_global_zero=True, num_training_batches=3, fit_loop=SimpleNamespace(epoch_loop=batches))
+    trainer: Any = SimpleNamespace(
+        is_global_zero=True, num_training_batches=3, fit_loop=SimpleNamespace(epoch_loop=batches)
+    )
     module: Any = None
     assert list(bar.track(range(2))) == [0, 1], "without a bar of the training there is none"
     bar.on_train_start(trainer, module)
@@ -167,6 +214,10 @@ def test_the_embedding_has_a_bar_of_its_own_while_it_lasts(tmp_path: Path) -> No
 
 
 def test_a_training_that_diverged_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refresh, "embed_in_parts", lambda framework, data, *others, **options: torch.full((data.num_train, 16), torch.nan))
+    monkeypatch.setattr(
+        refresh,
+        "embed_in_parts",
+        lambda framework, data, *others, **options: torch.full((data.num_train, 16), torch.nan),
+    )
     with pytest.raises(ValueError, match="the features of sample 0 are not finite"):
         train(**training(tmp_path / "run", **CLUSTERED))

@@ -21,7 +21,10 @@ def test_a_new_or_empty_folder_is_free(tmp_path: Path) -> None:
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").touch()
-    with pytest.raises(UsageError, match=r"already holds a run; resume it \(--resume\), overwrite it \(--overwrite\)"):
+    with pytest.raises(
+        UsageError,
+        match=r"already holds a run; resume it \(--resume\), overwrite it \(--overwrite\)",
+    ):
         Run(tmp_path).require_unused()
     (tmp_path / "config.yaml").rename(tmp_path / "thesis.tex")
     with pytest.raises(UsageError, match="is not empty"):
@@ -50,7 +53,10 @@ def test_metrics_after_the_checkpoint_are_cut(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.truncate_metrics(5)
     assert run.epochs() == []
-    run.metrics.write_text("".join(json.dumps({"epoch": n, "step": 10 * n}) + "\n" for n in (1, 2, 3)) + '{"epoch": 4, "st')
+    run.metrics.write_text(
+        "".join(json.dumps({"epoch": n, "step": 10 * n}) + "\n" for n in (1, 2, 3))
+        + '{"epoch": 4, "st'
+    )
     run.truncate_metrics(20)
     assert [row["epoch"] for row in run.epochs()] == [1, 2]
     run.truncate_metrics(0)

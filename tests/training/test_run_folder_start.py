@@ -1,4 +1,5 @@
-"""What must be refused before, or instead of, going on: changed data, foreign folders, names nothing knows."""
+"""What must be refused before, or instead of, going on: changed data, foreign folders, names
+nothing knows."""
 
 from __future__ import annotations
 
@@ -28,14 +29,21 @@ from tests.training.small import SMALL
 
 def tiny(data: Any, out: Path, **more: Any) -> Run:
     settings = {**SMALL, **more.pop("settings", {})}
-    return train(data=data, out=out, **{"epochs": 2, "batch_size": 8, "progress": False, **more}, settings=settings)
+    return train(
+        data=data,
+        out=out,
+        **{"epochs": 2, "batch_size": 8, "progress": False, **more},
+        settings=settings,
+    )
 
 
 def folder_of(path: Path, number: int = 20) -> Path:
     random = np.random.default_rng(0)
     path.mkdir()
     for i in range(number):
-        Image.fromarray(random.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(path / f"{i:02}.png")
+        Image.fromarray(random.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(
+            path / f"{i:02}.png"
+        )
     return path
 
 
@@ -53,12 +61,24 @@ def stopped(data: Path, out: Path, monkeypatch: pytest.MonkeyPatch, **more: Any)
             tiny(data, out, **more)
 
 
-NEWER = ("head.second", "framework.own_weight", "framework.prior", "framework.hardness", "framework.decoupled", "detector.degrees")
+NEWER = (
+    "head.second",
+    "framework.own_weight",
+    "framework.prior",
+    "framework.hardness",
+    "framework.decoupled",
+    "detector.degrees",
+)
 """Settings that runs of an earlier version do not have. Each is off by default."""
 
 
-def test_a_run_from_before_a_setting_existed_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, method = folder_of(tmp_path / "images"), {"method": "simclr+fnc:attract", "settings": {"detector.top_k": 2}}
+def test_a_run_from_before_a_setting_existed_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, method = (
+        folder_of(tmp_path / "images"),
+        {"method": "simclr+fnc:attract", "settings": {"detector.top_k": 2}},
+    )
     stopped(data, tmp_path / "run", monkeypatch, **method)
     run = Run(tmp_path / "run")
     config, state = yaml.safe_load(run.config.read_text()), read_checkpoint(run.checkpoint)
@@ -68,15 +88,24 @@ def test_a_run_from_before_a_setting_existed_goes_on(tmp_path: Path, monkeypatch
         state["kinfolk"]["settings"].pop(key, None)
     run.config.write_text(yaml.safe_dump(config))
     AtomicCheckpointIO().save_checkpoint(state, run.checkpoint)
-    with pytest.raises(KinfolkError, match=r"`framework.prior` \(=0.1\) was None when the run began"):
+    with pytest.raises(
+        KinfolkError, match=r"`framework.prior` \(=0.1\) was None when the run began"
+    ):
         tiny(data, run.path, resume=True, settings={"framework.prior": 0.1})
     assert [row["epoch"] for row in tiny(data, run.path, resume=True).epochs()] == [1, 2]
     whole = tiny(data, tmp_path / "whole", **method)
-    assert all(torch.equal(value, load_file(whole.model)[name]) for name, value in load_file(run.model).items())
+    assert all(
+        torch.equal(value, load_file(whole.model)[name])
+        for name, value in load_file(run.model).items()
+    )
 
 
-@pytest.mark.parametrize("case", ["a refused file is mended", "a file is spoilt under the same size and time"])
-def test_resuming_with_other_samples_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+@pytest.mark.parametrize(
+    "case", ["a refused file is mended", "a file is spoilt under the same size and time"]
+)
+def test_resuming_with_other_samples_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
     data = folder_of(tmp_path / "images")
     first, good = data / "00.png", (data / "00.png").read_bytes()
     if case.startswith("a refused"):
@@ -100,7 +129,11 @@ def test_resuming_with_other_samples_is_refused(tmp_path: Path, monkeypatch: pyt
 def test_a_folder_of_other_things_is_left_alone(tmp_path: Path, how: str) -> None:
     project = tmp_path / "project"
     (project / "eval").mkdir(parents=True)
-    kept = [project / "eval" / "mine.txt", project / "download.json.partial", project / "notes.unfinished"]
+    kept = [
+        project / "eval" / "mine.txt",
+        project / "download.json.partial",
+        project / "notes.unfinished",
+    ]
     for file in kept:
         file.write_text("mine")
     with pytest.raises(UsageError, match="is not a run folder"):
@@ -110,7 +143,11 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path: Path, how: str) -> Non
 
 def test_sweeping_takes_only_names_a_run_writes(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
-    own = [tmp_path / "checkpoints" / "last.ckpt.unfinished", tmp_path / "model.json.partial", tmp_path / "quarantine.csv.part"]
+    own = [
+        tmp_path / "checkpoints" / "last.ckpt.unfinished",
+        tmp_path / "model.json.partial",
+        tmp_path / "quarantine.csv.part",
+    ]
     foreign = [tmp_path / "thesis.partial", tmp_path / "song.part"]
     for file in own + foreign:
         file.write_text("half")
@@ -130,7 +167,9 @@ def test_unknown_names_for_lightning_lose_nothing(tmp_path: Path, key: str) -> N
     assert (out / "model.safetensors").read_bytes() == before
 
 
-def test_a_run_finds_its_data_from_another_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_finds_its_data_from_another_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = folder_of(tmp_path / "images")
     monkeypatch.chdir(tmp_path)
     run = tiny("images", tmp_path / "run", epochs=1)
@@ -138,7 +177,10 @@ def test_a_run_finds_its_data_from_another_working_directory(tmp_path: Path, mon
 
 
 def sorted_classes() -> ImageData:
-    x, y = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8), np.repeat(np.arange(4), 10)
+    x, y = (
+        np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8),
+        np.repeat(np.arange(4), 10),
+    )
     return prepare(open_source({"train": Pairs(x, y), "test": Pairs(x, y)}), image_size=8)
 
 
@@ -172,7 +214,10 @@ def test_copies_of_an_image_are_no_neighbours_of_each_other() -> None:
 
 
 def test_features_that_are_not_finite_name_step_method_and_ids(tmp_path: Path) -> None:
-    x, y = np.random.default_rng(0).integers(0, 256, (16, 8, 8, 3), dtype=np.uint8), np.arange(16) % 2
+    x, y = (
+        np.random.default_rng(0).integers(0, 256, (16, 8, 8, 3), dtype=np.uint8),
+        np.arange(16) % 2,
+    )
     np.savez(tmp_path / "a.npz", x_train=x, y_train=y)
     with pytest.raises(NonFiniteLossError, match=r"simclr.*step 1 .*Sample ids of the batch: \d+"):
         tiny(tmp_path / "a.npz", tmp_path / "run", batch_size=16, settings={"optimizer.lr": 1e30})

@@ -13,17 +13,33 @@ from kinfolk.training.settings import checked_arguments, written_arguments
 
 class Detector:
     def __init__(
-        self, num_samples: int, alpha: float, rule: Literal["adam", "sgd"] = "adam", betas: tuple[float, float] = (0.9, 0.98)
+        self,
+        num_samples: int,
+        alpha: float,
+        rule: Literal["adam", "sgd"] = "adam",
+        betas: tuple[float, float] = (0.9, 0.98),
     ) -> None: ...
 
 
-PARAMETERS = {name: parameter for name, parameter in inspect.signature(Detector).parameters.items() if name != "num_samples"}
+PARAMETERS = {
+    name: parameter
+    for name, parameter in inspect.signature(Detector).parameters.items()
+    if name != "num_samples"
+}
 
 
 def test_texts_become_numbers_and_defaults_are_filled_in() -> None:
     given = {"alpha": "1e-2", "betas": [0.5, 0.6]}
-    assert checked_arguments(Detector, PARAMETERS, given, "detector", "glofnd") == {"alpha": 0.01, "rule": "adam", "betas": (0.5, 0.6)}
-    assert written_arguments(Detector, PARAMETERS, given, "detector", "glofnd") == {"alpha": 0.01, "rule": "adam", "betas": [0.5, 0.6]}
+    assert checked_arguments(Detector, PARAMETERS, given, "detector", "glofnd") == {
+        "alpha": 0.01,
+        "rule": "adam",
+        "betas": (0.5, 0.6),
+    }
+    assert written_arguments(Detector, PARAMETERS, given, "detector", "glofnd") == {
+        "alpha": 0.01,
+        "rule": "adam",
+        "betas": [0.5, 0.6],
+    }
 
 
 @pytest.mark.parametrize(
@@ -36,7 +52,9 @@ def test_texts_become_numbers_and_defaults_are_filled_in() -> None:
         ({"alpha": 0.1, "rule": "lbfgs"}, ["`detector.rule` (='lbfgs')", "'adam'"]),
     ],
 )
-def test_wrong_arguments_are_refused_in_one_sentence(given: dict[str, object], words: list[str]) -> None:
+def test_wrong_arguments_are_refused_in_one_sentence(
+    given: dict[str, object], words: list[str]
+) -> None:
     with pytest.raises(UsageError) as caught:
         checked_arguments(Detector, PARAMETERS, given, "detector", "glofnd")
     for word in words:

@@ -18,7 +18,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 def test_every_key_is_there_with_a_sentence() -> None:
     found = list_settings()
     empty = {"framework", "detector", "views.options"}  # mappings, which `flat` leaves out
-    assert {setting.key for setting in found} == flat(TrainConfig().model_dump(mode="json")).keys() | empty
+    assert {setting.key for setting in found} == flat(
+        TrainConfig().model_dump(mode="json")
+    ).keys() | empty
     for setting in found:
         assert setting.description.endswith((".", "…")), f"`{setting.key}` has no sentence"
         assert "\n" not in setting.description
@@ -59,5 +61,7 @@ def test_an_unknown_prefix_gets_the_nearest() -> None:
     ]
     with pytest.raises(UsageError, match=r"there is no setting `lr`; did you mean optimizer\.lr"):
         list_settings("lr")
-    with pytest.raises(UsageError, match=r"there is no setting `optimiser`; did you mean optimizer"):
+    with pytest.raises(
+        UsageError, match=r"there is no setting `optimiser`; did you mean optimizer"
+    ):
         list_settings("optimiser")

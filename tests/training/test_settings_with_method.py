@@ -1,4 +1,5 @@
-"""A recipe with another method than its own resolves: what belongs to the replaced part is dropped, and named."""
+"""A recipe with another method than its own resolves: what belongs to the replaced part is dropped,
+and named."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from kinfolk.training.train import train
 from tests.training.small import BARE
 
 
-def resolved(recipe: str, method: str, settings: dict[str, Any] | None = None) -> tuple[TrainConfig, list[str]]:
+def resolved(
+    recipe: str, method: str, settings: dict[str, Any] | None = None
+) -> tuple[TrainConfig, list[str]]:
     """The configuration, and the warnings."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -34,31 +37,55 @@ def test_every_recipe_resolves_without_and_with_another_detector(name: str) -> N
     own = parse(load_recipe(name).method)
     plain, warned = resolved(name, own.framework)
     assert plain.detector == {}
-    assert plain.framework.items() >= load_recipe(name).framework.items(), "the framework is the same"
+    assert plain.framework.items() >= load_recipe(name).framework.items(), (
+        "the framework is the same"
+    )
     assert len(warned) == bool(load_recipe(name).detector)
     other = "fnc" if own.detector != "fnc" else "glofnd"
     config, _ = resolved(name, f"{own.framework}+{other}")
-    assert config.detector["start_epoch"] == load_recipe(name).detector.get("start_epoch"), "when it starts is kept"
+    assert config.detector["start_epoch"] == load_recipe(name).detector.get("start_epoch"), (
+        "when it starts is kept"
+    )
 
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_no_recipe_leaves_a_setting_that_another_method_does_not_know(name: str) -> None:
-    """As `resolve` would refuse it, which is slower. Framework and detector are replaced independently of each other, so it is enough to
-    try every framework, every detector, and every framework with one of them."""
+    """As `resolve` would refuse it, which is slower. Framework and detector are replaced
+    independently of each other, so it is enough to try every framework, every detector, and every
+    framework with one of them."""
     recipe = load_recipe(name)
-    both = [f"{framework}+{detector}" for framework, detector in zip(FRAMEWORKS, itertools.cycle(DETECTORS), strict=False)]
-    for method in (*FRAMEWORKS, *(f"{parse(recipe.method).framework}+{detector}" for detector in DETECTORS), *both):
+    both = [
+        f"{framework}+{detector}"
+        for framework, detector in zip(FRAMEWORKS, itertools.cycle(DETECTORS), strict=False)
+    ]
+    for method in (
+        *FRAMEWORKS,
+        *(f"{parse(recipe.method).framework}+{detector}" for detector in DETECTORS),
+        *both,
+    ):
         config, dropped = with_method(recipe, method)
         assert config.framework.keys() <= framework_arguments(parse(method)).keys()
         assert config.detector.keys() <= detector_arguments(parse(method)).keys()
         assert config.framework.get("queue_size") != 0 or parse(method).framework == "pcl"
         changed = {"method", "framework", "detector"}
         assert config.model_dump(exclude=changed) == recipe.model_dump(exclude=changed)
-        assert bool(dropped) == ((config.framework, config.detector) != (recipe.framework, recipe.detector))
+        assert bool(dropped) == (
+            (config.framework, config.detector) != (recipe.framework, recipe.detector)
+        )
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("name", ["simclr-ifnd-cifar100", "moco-ifnd-imagenet", "spcl-cifar10", "rcl-cpu", "pcl-cpu", "cmc-ring-cpu"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "simclr-ifnd-cifar100",
+        "moco-ifnd-imagenet",
+        "spcl-cifar10",
+        "rcl-cpu",
+        "pcl-cpu",
+        "cmc-ring-cpu",
+    ],
+)
 def test_recipes_resolve_with_every_framework(name: str, framework: str) -> None:
     config, _ = resolved(name, framework)
     assert config.method == framework
@@ -69,19 +96,39 @@ def test_recipes_resolve_with_every_framework(name: str, framework: str) -> None
     ("recipe", "method", "framework", "detector"),
     [
         ("simclr-ifnd-cifar100", "simclr", {"temperature": 0.2}, {}),
-        ("moco-ifnd-imagenet", "moco", {"temperature": 0.2, "queue_size": 65536, "momentum": 0.999}, {}),
-        ("simclr-glofnd-imagenet100", "simclr+fnc", {"temperature": 0.1}, {"alpha": 0.01, "start_epoch": 70}),
+        (
+            "moco-ifnd-imagenet",
+            "moco",
+            {"temperature": 0.2, "queue_size": 65536, "momentum": 0.999},
+            {},
+        ),
+        (
+            "simclr-glofnd-imagenet100",
+            "simclr+fnc",
+            {"temperature": 0.1},
+            {"alpha": 0.01, "start_epoch": 70},
+        ),
         ("spcl-cifar10", "simclr", {"temperature": 0.5}, {}),
         ("rcl-cpu", "moco", {"temperature": 0.2, "queue_size": 4096, "momentum": 0.99}, {}),
-        ("sogclr-glofnd-cpu", "simclr+glofnd", {"temperature": 0.2}, {"alpha": 0.01, "init": "quantile", "start_epoch": 10}),
+        (
+            "sogclr-glofnd-cpu",
+            "simclr+glofnd",
+            {"temperature": 0.2},
+            {"alpha": 0.01, "init": "quantile", "start_epoch": 10},
+        ),
     ],
 )
-def test_the_baselines_of_the_papers(recipe: str, method: str, framework: dict[str, Any], detector: dict[str, Any]) -> None:
+def test_the_baselines_of_the_papers(
+    recipe: str, method: str, framework: dict[str, Any], detector: dict[str, Any]
+) -> None:
     config, warned = resolved(recipe, method)
     assert config.framework.items() >= framework.items()
     assert config.detector.items() >= detector.items()
     assert len(warned) == 1
-    assert f"the recipe is for {load_recipe(recipe).method}; for {method} these settings of it are dropped: `" in warned[0]
+    assert (
+        f"the recipe is for {load_recipe(recipe).method}; for {method} these settings of it are"
+        " dropped: `" in warned[0]
+    )
 
 
 def test_the_own_method_keeps_everything_and_is_silent() -> None:
@@ -91,13 +138,18 @@ def test_the_own_method_keeps_everything_and_is_silent() -> None:
 
 
 def test_the_method_may_be_a_setting() -> None:
-    with pytest.warns(KinfolkWarning, match=r"dropped: `detector\.num_clusters`, `detector\.schedule`"):
+    with pytest.warns(
+        KinfolkWarning, match=r"dropped: `detector\.num_clusters`, `detector\.schedule`"
+    ):
         config = assemble(None, "simclr-ifnd-cpu", {}, ["method=simclr"])
     assert (config.method, config.detector) == ("simclr", {})
 
 
 def test_what_the_user_sets_is_not_dropped() -> None:
-    with pytest.raises(UsageError, match=r"`detector\.alpha` is set, but simclr has no detector"), pytest.warns(KinfolkWarning):
+    with (
+        pytest.raises(UsageError, match=r"`detector\.alpha` is set, but simclr has no detector"),
+        pytest.warns(KinfolkWarning),
+    ):
         assemble(None, "simclr-glofnd-cpu", {"method": "simclr"}, {"detector.alpha": 0.1})
 
 
@@ -123,4 +175,10 @@ def test_it_is_reported_in_one_line_of_the_log(tmp_path: Path) -> None:
         progress=False,
     )
     lines = run.log.read_text(encoding="utf-8").splitlines()
-    assert sum("the recipe is for simclr+ifnd; for simclr these settings of it are dropped" in line for line in lines) == 1
+    assert (
+        sum(
+            "the recipe is for simclr+ifnd; for simclr these settings of it are dropped" in line
+            for line in lines
+        )
+        == 1
+    )

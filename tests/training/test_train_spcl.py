@@ -1,4 +1,5 @@
-"""Trainings of spcl: batches go by the clusters of their epoch, heads and momentum begin anew, several processes, evaluation."""
+"""Trainings of spcl: batches go by the clusters of their epoch, heads and momentum begin anew,
+several processes, evaluation."""
 
 from __future__ import annotations
 
@@ -21,19 +22,29 @@ from kinfolk.training.train import train
 from tests.training.children import run_ranks, training
 from tests.training.small import assert_same
 
-SPCL: dict[str, Any] = {"method": "spcl", "epochs": 2, "settings": {"framework.num_clusters": [12], "knn.every": 0}}
-DETECTING: dict[str, Any] = {"method": "spcl+glofnd", "settings": {"framework.num_clusters": [30, 10]}}
+SPCL: dict[str, Any] = {
+    "method": "spcl",
+    "epochs": 2,
+    "settings": {"framework.num_clusters": [12], "knn.every": 0},
+}
+DETECTING: dict[str, Any] = {
+    "method": "spcl+glofnd",
+    "settings": {"framework.num_clusters": [30, 10]},
+}
 
 
 def test_batches_and_heads_of_every_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Labels are those of the samples in data-set order, and half of every batch has one of them."""
+    """Labels are those of the samples in data-set order, and half of every batch has one of
+    them."""
     steps: list[tuple[int, Tensor, Tensor]] = []
     heads: list[tuple[Tensor, bool]] = []
     clustered: list[Tensor] = []
     step, begin = TrainingModule.training_step, refresh.Refresh.on_train_epoch_start
 
     def training_step(self: Any, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        steps.append((batch["epoch"], batch["ids"], self.framework.assigned.clusters.labels[0].clone()))
+        steps.append(
+            (batch["epoch"], batch["ids"], self.framework.assigned.clusters.labels[0].clone())
+        )
         return step(self, batch, batch_idx)
 
     def renewed(parts: Any, seed: int) -> None:
@@ -44,11 +55,17 @@ def test_batches_and_heads_of_every_epoch(tmp_path: Path, monkeypatch: pytest.Mo
 
     def started(self: Any, trainer: Any, module: Any) -> None:
         optimizer, framework = trainer.optimizers[0], module.framework
-        assert len(optimizer.state) == (0 if trainer.current_epoch == 0 else len(list(framework.parameters())))
-        expected = embed(framework, self.data, self.views, torch.arange(self.data.num_train), projected=False)
+        assert len(optimizer.state) == (
+            0 if trainer.current_epoch == 0 else len(list(framework.parameters()))
+        )
+        expected = embed(
+            framework, self.data, self.views, torch.arange(self.data.num_train), projected=False
+        )
         begin(self, trainer, module)
         clustered.append(expected)
-        heads.append((framework.head[0].weight.clone(), framework.head[0].weight in optimizer.state))
+        heads.append(
+            (framework.head[0].weight.clone(), framework.head[0].weight in optimizer.state)
+        )
         assert framework.encoder.training
 
     monkeypatch.setattr(TrainingModule, "training_step", training_step)
@@ -58,14 +75,20 @@ def test_batches_and_heads_of_every_epoch(tmp_path: Path, monkeypatch: pytest.Mo
     assert [row["epoch"] for row in rows] == [1, 2]
     assert all(row["loss"] > 0 and "nmi" in row for row in rows)
     assert not torch.equal(heads[0][0], heads[1][0])
-    assert not any(known for _, known in heads), "the momentum of a head that begins anew is forgotten"
+    assert not any(known for _, known in heads), (
+        "the momentum of a head that begins anew is forgotten"
+    )
     for epoch in range(2):
         ids = torch.cat([each[1] for each in steps if each[0] == epoch])
-        assert len(ids) == len(set(ids.tolist())) == 1280, "every sample once, but for less than a batch"
+        assert len(ids) == len(set(ids.tolist())) == 1280, (
+            "every sample once, but for less than a batch"
+        )
         unit = torch.nn.functional.normalize(clustered[epoch], dim=1)
         for _, batch, labels in (each for each in steps if each[0] == epoch):
             counts = labels[batch].bincount(minlength=12).sort(descending=True).values
-            assert counts[:2].sum() >= 96, "one or few of twelve clusters hold half of a batch of 256"
+            assert counts[:2].sum() >= 96, (
+                "one or few of twelve clusters hold half of a batch of 256"
+            )
         means = torch.stack([unit[labels == k].mean(0) for k in range(12)])
         near = torch.cdist(unit, means).argmin(1)
         assert (near == labels).float().mean() > 0.9, "the labels belong to these samples"
@@ -91,12 +114,22 @@ def test_two_ranks_interrupted_and_resumed_are_the_same(tmp_path: Path) -> None:
     ],
 )
 def test_its_options_train(tmp_path: Path, settings: dict[str, Any]) -> None:
-    run = train(**training(tmp_path / "run", method="spcl", epochs=1, batch_size=640, settings={**settings, "knn.every": 0}))
+    run = train(
+        **training(
+            tmp_path / "run",
+            method="spcl",
+            epochs=1,
+            batch_size=640,
+            settings={**settings, "knn.every": 0},
+        )
+    )
     assert run.epochs()[0]["loss"] > 0
 
 
 def test_labels_for_prototypes_need_labels(tmp_path: Path) -> None:
     pixels = torch.randint(0, 256, (40, 8, 8, 3), dtype=torch.uint8)
-    arguments = training(tmp_path / "run", method="spcl", batch_size=8, settings={"framework.prototypes": "labels"})
+    arguments = training(
+        tmp_path / "run", method="spcl", batch_size=8, settings={"framework.prototypes": "labels"}
+    )
     with pytest.raises(UsageError, match="needs labels and the data has none"):
         train(**{**arguments, "data": pixels})

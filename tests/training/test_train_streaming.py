@@ -1,4 +1,5 @@
-"""Trainings on streamed data: the same result after a kill, per-sample methods, refreshes from what the epoch collected, captions."""
+"""Trainings on streamed data: the same result after a kill, per-sample methods, refreshes from what
+the epoch collected, captions."""
 
 from __future__ import annotations
 
@@ -38,9 +39,21 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def arguments(data: Path, **more: Any) -> dict[str, Any]:
     settings = {**SETTINGS, **more.pop("settings", {})}
     if "method" in more and "glofnd" not in more["method"]:
-        settings = {key: value for key, value in settings.items() if not key.startswith("detector.") or key in more.get("own", ())}
+        settings = {
+            key: value
+            for key, value in settings.items()
+            if not key.startswith("detector.") or key in more.get("own", ())
+        }
     more.pop("own", None)
-    return {"data": str(data), "method": "sogclr+glofnd", "epochs": 3, "batch_size": 16, "progress": False, "settings": settings, **more}
+    return {
+        "data": str(data),
+        "method": "sogclr+glofnd",
+        "epochs": 3,
+        "batch_size": 16,
+        "progress": False,
+        "settings": settings,
+        **more,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -53,20 +66,29 @@ def test_a_training_leaves_the_corrupt_image_out_by_name(whole: Run) -> None:
     assert [key for key, _ in read_quarantine(whole.quarantine)] == ["000.tar/0005"]
     assert not list(whole.path.rglob("*.u8")), "no pixels are kept"
     state = read_checkpoint(whole.checkpoint)["state_dict"]
-    seen = next(value for name, value in state.items() if "threshold" in name and value.ndim == 1 and len(value) == 70)
+    seen = next(
+        value
+        for name, value in state.items()
+        if "threshold" in name and value.ndim == 1 and len(value) == 70
+    )
     assert len(seen.unique()) > 30, "each sample has a state of its own"
 
 
 @pytest.mark.parametrize("moment", ["kill step 1", "kill step 6", "kill step 8"])
-def test_killed_anywhere_and_resumed_is_the_same(whole: Run, shards: Path, tmp_path: Path, moment: str) -> None:
+def test_killed_anywhere_and_resumed_is_the_same(
+    whole: Run, shards: Path, tmp_path: Path, moment: str
+) -> None:
     out = tmp_path / "run"
     assert run_child(out, moment, each_step=True, **arguments(shards)) == -9
     again = train(out=out, resume=True, progress=False)
     assert_same(whole, again)
 
 
-def test_a_batch_that_lost_an_image_has_as_many_chunks(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On several ranks the number of chunks must be the same, or those with a BatchNorm over all ranks would wait for each other."""
+def test_a_batch_that_lost_an_image_has_as_many_chunks(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On several ranks the number of chunks must be the same, or those with a BatchNorm over all
+    ranks would wait for each other."""
     asked: list[int] = []
     original = module.in_chunks
 
@@ -101,7 +123,9 @@ CLUSTERED: dict[str, Any] = {
 }
 
 
-def test_clusters_come_from_the_embeddings_of_the_epoch(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clusters_come_from_the_embeddings_of_the_epoch(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     passes: list[str] = []
     for name in ("embed_in_parts", "embed"):
         original = getattr(refresh, name)
@@ -117,15 +141,24 @@ def test_clusters_come_from_the_embeddings_of_the_epoch(shards: Path, tmp_path: 
     assert refreshed
     assert rows[0] not in refreshed
     assert "embed_in_parts" not in passes, "no pass over all images, not even after the last epoch"
-    assert any(each.startswith("embed ") and int(each.split()[1]) <= 7 for each in passes), "what the epoch left out is read"
-    assert run_child(tmp_path / "killed", "kill step 7", each_step=True, **arguments(shards, **CLUSTERED)) == -9
+    assert any(each.startswith("embed ") and int(each.split()[1]) <= 7 for each in passes), (
+        "what the epoch left out is read"
+    )
+    assert (
+        run_child(
+            tmp_path / "killed", "kill step 7", each_step=True, **arguments(shards, **CLUSTERED)
+        )
+        == -9
+    )
     assert_same(run, train(out=tmp_path / "killed", resume=True, progress=False))
 
 
 def test_two_ranks_collect_the_same_embeddings(shards: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     common = arguments(shards, **CLUSTERED)
-    assert run_ranks(out, "", "", **{**common, "settings": {**common["settings"], "trainer.precision": "32"}}) == [0, 0]
+    assert run_ranks(
+        out, "", "", **{**common, "settings": {**common["settings"], "trainer.precision": "32"}}
+    ) == [0, 0]
     assert any("refresh_seconds" in row for row in Run(out).epochs())
 
 
@@ -134,10 +167,21 @@ def test_captions_are_streamed_too(tmp_path: Path) -> None:
     for n in range(20):
         files |= {f"{n:03d}.png": png(n), f"{n:03d}.txt": f"image {n % 7} of {n}".encode()}
     shard(tmp_path / "shards" / "a.tar", files)
-    settings = {"text.layers": 1, "text.width": 16, "text.heads": 2, "text.context": 16, "text.vocab_size": 300}
-    common = arguments(tmp_path / "shards", method="clip", epochs=1, batch_size=8, settings=settings)
+    settings = {
+        "text.layers": 1,
+        "text.width": 16,
+        "text.heads": 2,
+        "text.context": 16,
+        "text.vocab_size": 300,
+    }
+    common = arguments(
+        tmp_path / "shards", method="clip", epochs=1, batch_size=8, settings=settings
+    )
     run = train(out=tmp_path / "run", **common)
-    cached = train(out=tmp_path / "cached", **{**common, "settings": {**common["settings"], "data.streaming": False}})
+    cached = train(
+        out=tmp_path / "cached",
+        **{**common, "settings": {**common["settings"], "data.streaming": False}},
+    )
     assert [row["step"] for row in run.epochs()] == [row["step"] for row in cached.epochs()] == [2]
     assert run.tokenizer.read_bytes() == cached.tokenizer.read_bytes()
 
@@ -150,7 +194,12 @@ def test_a_folder_is_streamed_and_evaluated_like_a_cached_one(tmp_path: Path) ->
     runs = []
     for streaming in (True, False):
         settings = {"data.streaming": streaming, "data.labels_from_folders": True}
-        runs.append(train(out=tmp_path / f"run-{streaming}", **arguments(tmp_path / "data", epochs=1, batch_size=8, settings=settings)))
+        runs.append(
+            train(
+                out=tmp_path / f"run-{streaming}",
+                **arguments(tmp_path / "data", epochs=1, batch_size=8, settings=settings),
+            )
+        )
     a, b = (run.epochs()[0] for run in runs)
     assert a["loss"] == b["loss"], "of a folder the order is that of the cached mode"
     assert a["knn"] == b["knn"]

@@ -25,7 +25,11 @@ from tests.training.pairs_of import SMALL, write_pairs
 
 
 def run_on(data: Path | None, out: Path, epochs: int = 2, resume: bool = False, **more: Any) -> Any:
-    given: dict[str, Any] = {} if resume else {"method": "clip", "epochs": epochs, "batch_size": 12, "settings": {**SMALL, **more}}
+    given: dict[str, Any] = (
+        {}
+        if resume
+        else {"method": "clip", "epochs": epochs, "batch_size": 12, "settings": {**SMALL, **more}}
+    )
     return train(data, out, progress=False, resume=resume, **given)
 
 
@@ -48,7 +52,9 @@ def test_from_a_table_to_recall(tmp_path: Path) -> None:
     assert towers.texts(["a red wall"]).shape == (1, 16)
 
 
-def test_resumed_is_uninterrupted_and_trains_no_tokenizer_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_is_uninterrupted_and_trains_no_tokenizer_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = write_pairs(tmp_path / "d", 20)
     whole = run_on(data, tmp_path / "whole")
     forward, calls = CLIP.forward, []
@@ -78,27 +84,44 @@ def test_begins_from_another_run(tmp_path: Path) -> None:
         "optimizer.lr": 1e-12,
     }
     second = run_on(write_pairs(tmp_path / "other", 24), tmp_path / "second", epochs=1, **frozen)
-    assert second.tokenizer.read_text() == first.tokenizer.read_text(), "that of the towers, not one learnt anew"
+    assert second.tokenizer.read_text() == first.tokenizer.read_text(), (
+        "that of the towers, not one learnt anew"
+    )
     one, other = (read_state(run.path / "towers.safetensors") for run in (first, second))
     torch.testing.assert_close(one["text_head.0.weight"], other["text_head.0.weight"])
     opened = open_run(second.path)
     images, tokenizer = opened.data(), opened.towers().tokenizer
     config = opened.config.with_settings({"model.init": str(first.model)})
-    with pytest.warns(KinfolkWarning, match="head, text_encoder, text_head start from random weights"):
+    with pytest.warns(
+        KinfolkWarning, match="head, text_encoder, text_head start from random weights"
+    ):
         build_framework(config, images, tokenizer)
     moved = str(shutil.copy(first.path / "towers.safetensors", tmp_path))
-    with pytest.warns(KinfolkWarning, match="give the tokenizer.json of its training as `text.tokenizer`"):
+    with pytest.warns(
+        KinfolkWarning, match="give the tokenizer.json of its training as `text.tokenizer`"
+    ):
         build_framework(config.with_settings({"model.init": moved}), images, tokenizer)
 
 
-def test_data_without_captions_and_runs_without_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_without_captions_and_runs_without_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = write_pairs(tmp_path / "d", 20)
     with pytest.raises(UsageError, match="the data has no captions"):
         run_on(data.parent, tmp_path / "run")
     known: list[Tensor] = []
     monkeypatch.setattr(NTXentLoss, "set_groups", lambda self, groups: known.append(groups))
-    run = train(data, tmp_path / "simclr", epochs=1, batch_size=12, settings={**SMALL, "views.preset": "simclr"}, progress=False)
-    assert torch.equal(known[0], torch.arange(len(known[0])) // 2 * 2), "the two rows of a image are no negatives of each other"
+    run = train(
+        data,
+        tmp_path / "simclr",
+        epochs=1,
+        batch_size=12,
+        settings={**SMALL, "views.preset": "simclr"},
+        progress=False,
+    )
+    assert torch.equal(known[0], torch.arange(len(known[0])) // 2 * 2), (
+        "the two rows of a image are no negatives of each other"
+    )
     with pytest.raises(UsageError, match="which has no text tower"):
         open_run(run.path).towers()
 
@@ -127,10 +150,16 @@ def test_captions_are_drawn_by_seed_epoch_and_step_for_the_joined_batch() -> Non
     for batch in whole:
         assert torch.equal(batch["tokens"][:, 0] // 10, batch["ids"])
         assert torch.equal(batch["groups"], batch["ids"] // 2)
-    parts = [list(BatchLoader(Pixels(), 12, seed=3, rank=rank, world_size=3, text=Captions())) for rank in range(3)]
+    parts = [
+        list(BatchLoader(Pixels(), 12, seed=3, rank=rank, world_size=3, text=Captions()))
+        for rank in range(3)
+    ]
     for step, batch in enumerate(whole):
         assert torch.equal(torch.cat([part[step]["tokens"] for part in parts]), batch["tokens"])
     later = BatchLoader(Pixels(), 12, seed=3, text=Captions())
     later.set_epoch(1)
-    draws = [torch.cat([batch["tokens"][batch["ids"].argsort(), 0] % 10 for batch in batches]) for batches in (whole, list(later))]
+    draws = [
+        torch.cat([batch["tokens"][batch["ids"].argsort(), 0] % 10 for batch in batches])
+        for batches in (whole, list(later))
+    ]
     assert not torch.equal(*draws)

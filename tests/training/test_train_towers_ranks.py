@@ -1,4 +1,5 @@
-"""Two processes that learn from captions end where one does: towers, thresholds of both directions, losses."""
+"""Two processes that learn from captions end where one does: towers, thresholds of both directions,
+losses."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ SETTINGS: dict[str, Any] = {
 
 def no_norm(*args: Any, **more: Any) -> nn.Module:
     """An encoder that does not look at the batch: BatchNorm would see each rank's part alone."""
-    return adapt(nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 24), nn.GELU(), nn.Linear(24, 8)), 8)
+    return adapt(
+        nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 24), nn.GELU(), nn.Linear(24, 8)), 8
+    )
 
 
 def learn(data: str, out: str, environment: dict[str, str]) -> None:
@@ -40,16 +43,27 @@ def learn(data: str, out: str, environment: dict[str, str]) -> None:
     torch.set_num_threads(1)
     setattr(build, "build_encoder", no_norm)  # noqa: B010
     settings = {**SETTINGS, "trainer.devices": int(environment.get("WORLD_SIZE", "1"))}
-    train(data, out, method="clip+glofnd", epochs=3, batch_size=16, settings=settings, progress=False)
+    train(
+        data, out, method="clip+glofnd", epochs=3, batch_size=16, settings=settings, progress=False
+    )
 
 
 def run_in(data: Path, out: Path, world_size: int) -> Run:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": port, "GROUP_RANK": "0"}
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "TORCHELASTIC_RUN_ID": port,
+        "GROUP_RANK": "0",
+    }
     shared |= {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
-    places = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)] if world_size > 1 else [{}]
+    places = (
+        [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
+        if world_size > 1
+        else [{}]
+    )
     assert exit_codes(learn, [(str(data), str(out), place) for place in places]) == [0] * world_size
     return Run(out)
 

@@ -1,10 +1,11 @@
 """Statistics of a random part of the anchors, the share of pairs with equal labels, and the false
 negatives that a batch will contain.
 
-`take_survey` computes all similarities of some anchors. From them come the histogram of similarities
-and, with labels, the curve of precision and recall along α.
+`take_survey` computes all similarities of some anchors. From them come the histogram of
+similarities and, with labels, the curve of precision and recall along α.
 
-Dimension key: S surveyed anchors (in `kin_shares`: samples with a known label), R rows of a block, N data set.
+Dimension key: S surveyed anchors (in `kin_shares`: samples with a known label), R rows of a block,
+N data set.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ BINS = 80
 
 @dataclass(frozen=True)
 class Point:
-    """What one α flags. `share` is the share of all pairs; precision, recall and F1 are NaN where no labels are known."""
+    """What one α flags. `share` is the share of all pairs; precision, recall and F1 are NaN where
+    no labels are known."""
 
     alpha: float
     rule: str
@@ -61,11 +63,16 @@ class Survey:
 
 def surveyed_anchors(num_samples: int, labelled: bool) -> Ints:
     """Enough anchors for about ten million pairs, or fifty million with labels."""
-    return similarity_spread.column_sample(num_samples, max(FEWEST_ANCHORS, (PAIRS_LABELLED if labelled else PAIRS) // num_samples))
+    return similarity_spread.column_sample(
+        num_samples, max(FEWEST_ANCHORS, (PAIRS_LABELLED if labelled else PAIRS) // num_samples)
+    )
 
 
-def take_survey(features: Features, alpha: float, labels_N: Ints | None, progress: bool = False) -> Survey:
-    """Computes all similarities of the surveyed anchors twice: first for their distribution, then for what each α flags."""
+def take_survey(
+    features: Features, alpha: float, labels_N: Ints | None, progress: bool = False
+) -> Survey:
+    """Computes all similarities of the surveyed anchors twice: first for their distribution, then
+    for what each α flags."""
     anchors_S = surveyed_anchors(len(features), labels_N is not None)
     columns_M, columns_MD = similarity_spread.prepared_columns(features)
     tails_Z = np.zeros(len(similarity_spread.LEVELS), dtype=np.int64)
@@ -73,13 +80,21 @@ def take_survey(features: Features, alpha: float, labels_N: Ints | None, progres
     counts, same_counts = np.zeros(BINS, dtype=np.int64), np.zeros(BINS, dtype=np.int64)
     spreads: list[tuple[Floats, Floats]] = []
     for ids_R, sim_RN in full_rows(features, anchors_S, progress, "Surveying some anchors"):
-        spreads.append(similarity_spread.spread(similarity_spread.sampled_rows(features.take(ids_R), ids_R, columns_MD, columns_M))[:2])
+        spreads.append(
+            similarity_spread.spread(
+                similarity_spread.sampled_rows(features.take(ids_R), ids_R, columns_MD, columns_M)
+            )[:2]
+        )
         tails_Z += similarity_spread.tails(sim_RN, *spreads[-1]).sum(0)
-        for total, more in zip((counts, same_counts), _histogram(sim_RN, labels_N, ids_R), strict=True):
+        for total, more in zip(
+            (counts, same_counts), _histogram(sim_RN, labels_N, ids_R), strict=True
+        ):
             total += more
     pairs = len(anchors_S) * (len(features) - 1)
     level = similarity_spread.level_for(alpha, tails_Z, pairs)
-    curve = _curve(features, anchors_S, labels_N, spreads, tails_Z, sorted({*ALPHAS, alpha}), progress)
+    curve = _curve(
+        features, anchors_S, labels_N, spreads, tails_Z, sorted({*ALPHAS, alpha}), progress
+    )
     return Survey(
         anchors_S,
         curve,
@@ -104,14 +119,18 @@ def _curve(
     others = len(features) - 1
     pairs = len(anchors_S) * others
     ranks = np.asarray([num_kin(alpha, others) for alpha in alphas])
-    levels = np.asarray([similarity_spread.level_for(alpha, tails_Z, pairs) for alpha in alphas], dtype=np.float32)
+    levels = np.asarray(
+        [similarity_spread.level_for(alpha, tails_Z, pairs) for alpha in alphas], dtype=np.float32
+    )
     known_N = labels_N >= 0
     all_known = bool(known_N.all())
     counts = np.zeros(
         (3, 2 * len(alphas)), dtype=np.int64
     )  # flagged pairs, those with known labels, those with equal labels; for both rules
     kin = 0
-    for (ids_R, sim_RN), (median_R, spread_R) in zip(full_rows(features, anchors_S, progress, "Counting along α"), spreads, strict=True):
+    for (ids_R, sim_RN), (median_R, spread_R) in zip(
+        full_rows(features, anchors_S, progress, "Counting along α"), spreads, strict=True
+    ):
         for anchor, sim_N, median, spread in zip(ids_R, sim_RN, median_R, spread_R, strict=True):
             order_N = np.sort(sim_N)  # the sample itself, at −inf, comes first
             bounds = np.concatenate((order_N[others - ranks], median + levels * spread))
@@ -122,7 +141,9 @@ def _curve(
                 counts[2] += _above(same, bounds)
                 kin += len(same) - 1
     rules = [(rule, alpha) for rule in ("one α", "α by sample") for alpha in alphas]
-    return tuple(_point(alpha, rule, counts[:, i], kin, pairs) for i, (rule, alpha) in enumerate(rules))
+    return tuple(
+        _point(alpha, rule, counts[:, i], kin, pairs) for i, (rule, alpha) in enumerate(rules)
+    )
 
 
 def _above(order: Floats, bounds: Floats) -> Ints:
@@ -134,14 +155,27 @@ def _point(alpha: float, rule: str, counts: Any, kin: int, pairs: int) -> Point:
     flagged, judged, hits = (int(count) for count in counts)
     nan = float("nan")
     precision, recall = hits / judged if judged else nan, hits / kin if kin else nan
-    return Point(alpha, rule, flagged / pairs, precision, recall, 2 * hits / (judged + kin) if judged + kin else nan)
+    return Point(
+        alpha,
+        rule,
+        flagged / pairs,
+        precision,
+        recall,
+        2 * hits / (judged + kin) if judged + kin else nan,
+    )
 
 
-def _histogram(sim_RN: Floats, labels_N: Ints | None, ids_R: Ints) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(BINS,), (BINS,) number of similarities of the rows in each bin, and of those between samples with equal labels."""
+def _histogram(
+    sim_RN: Floats, labels_N: Ints | None, ids_R: Ints
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(BINS,), (BINS,) number of similarities of the rows in each bin, and of those between samples
+    with equal labels."""
     counts, same = np.zeros(BINS + 1, dtype=np.int64), np.zeros(BINS + 1, dtype=np.int64)
     for anchor, sim_N in zip(ids_R, sim_RN, strict=True):
-        place_N = np.floor((sim_N + 1) * np.float32(BINS / 2)).clip(-1, BINS - 1).astype(np.int64) + 1  # 0: the sample itself
+        # 0: the sample itself
+        place_N = (
+            np.floor((sim_N + 1) * np.float32(BINS / 2)).clip(-1, BINS - 1).astype(np.int64) + 1
+        )
         counts += np.bincount(place_N, minlength=BINS + 1)
         if labels_N is not None and labels_N[anchor] >= 0:
             same += np.bincount(place_N[labels_N == labels_N[anchor]], minlength=BINS + 1)
@@ -177,7 +211,8 @@ def best_alpha(survey: Survey) -> float | None:
 
 
 def kin_share(labels_N: Ints) -> float:
-    """Share of pairs with equal labels among the pairs with two known labels; NaN where there are none."""
+    """Share of pairs with equal labels among the pairs with two known labels; NaN where there are
+    none."""
     known = labels_N[labels_N >= 0]
     pairs = len(known) * (len(known) - 1)
     return kin_pairs(labels_N) / pairs if pairs else float("nan")
@@ -186,7 +221,8 @@ def kin_share(labels_N: Ints) -> float:
 def kin_pairs(labels_N: Ints) -> int:
     """Ordered pairs of different samples with equal known labels."""
     known = labels_N[labels_N >= 0]
-    sizes = np.unique(known, return_counts=True)[1].astype(object)  # Python integers: the product may be large
+    # Python integers: the product may be large
+    sizes = np.unique(known, return_counts=True)[1].astype(object)
     return int(sum(size * (size - 1) for size in sizes))
 
 
@@ -223,7 +259,9 @@ def kin_shares(labels_N: Ints | None, otherwise: float) -> NDArray[np.float64]:
     return shares
 
 
-def batch_lines(shares_S: NDArray[np.float64], num_samples: int, sizes: Sequence[int], views: int = 2) -> tuple[BatchLine, ...]:
+def batch_lines(
+    shares_S: NDArray[np.float64], num_samples: int, sizes: Sequence[int], views: int = 2
+) -> tuple[BatchLine, ...]:
     """One line for each batch size that the data can fill; if there is none, one line for the whole
     data set. `views`: of each sample among the negatives. See `kin_shares`."""
     share, lines = float(shares_S.mean()), []

@@ -1,7 +1,8 @@
 """Keys, labels and texts of the audited samples, from files or from Python.
 
-A table (.csv, .tsv, .parquet) that names its samples in a key column is joined with the features by key, so that its order does not matter.
-Files without keys must have one entry for each row of the features, in their order.
+A table (.csv, .tsv, .parquet) that names its samples in a key column is joined with the features by
+key, so that its order does not matter. Files without keys must have one entry for each row of the
+features, in their order.
 
 Dimension key: N data set.
 """
@@ -49,17 +50,20 @@ class Column:
 
 
 def read_labels(path: str | os.PathLike[str]) -> Column:
-    """Labels from .npy, .npz (`labels`, `label` or `y`), .csv / .tsv / .parquet (column `label`) or .txt (one in each line)."""
+    """Labels from .npy, .npz (`labels`, `label` or `y`), .csv / .tsv / .parquet (column `label`) or
+    .txt (one in each line)."""
     return _read(Path(path), "--labels", LABEL_COLUMNS)
 
 
 def read_texts(path: str | os.PathLike[str]) -> Column:
-    """Texts from .txt (one in each line) or .csv / .tsv / .parquet (column `text`, `caption` or `sentence`)."""
+    """Texts from .txt (one in each line) or .csv / .tsv / .parquet (column `text`, `caption` or
+    `sentence`)."""
     return _read(Path(path), "--texts", TEXT_COLUMNS)
 
 
 def read_keys(path: str | os.PathLike[str]) -> list[str]:
-    """Keys of the rows from .txt (one in each line) or .csv / .tsv / .parquet (a column such as `key` or `file`)."""
+    """Keys of the rows from .txt (one in each line) or .csv / .tsv / .parquet (a column such as
+    `key` or `file`)."""
     return [str(value) for value in _read(Path(path), "--keys", KEY_COLUMNS).values]
 
 
@@ -78,21 +82,26 @@ def align(column: Column, keys: Sequence[str] | None, num_samples: int) -> list[
         if column.keys is None:
             return column.values
         raise UsageError(
-            f"{name} names its samples in the column `{column.key_column}`, but the features have no keys to match them with; "
-            "give the keys of the rows with --keys or --images, or remove the column"
+            f"{name} names its samples in the column `{column.key_column}`, but the features have"
+            " no keys to match them with; give the keys of the rows with --keys or --images, or"
+            " remove the column"
         )
     given = _match(column.keys, keys)
     if given is None:
         raise UsageError(
-            f"none of the {len(column.keys):,} samples in {name} is among the {len(keys):,} samples of the features: it has "
-            f"{shown(column.keys[0]) if column.keys else 'no rows'}, the features have {shown(keys[0])}; give a file with the same keys"
+            f"none of the {len(column.keys):,} samples in {name} is among the {len(keys):,} samples"
+            f" of the features: it has {shown(column.keys[0]) if column.keys else 'no rows'}, the"
+            f" features have {shown(keys[0])}; give a file with the same keys"
         )
     missing = [key for key, at in zip(keys, given, strict=True) if at is None]
     unused = len(column.keys) - (len(keys) - len(missing))
     if missing or unused:
         parts = []
         if missing:
-            parts.append(f"has no entry for {len(missing):,} of {len(keys):,} samples (the first is {shown(missing[0])})")
+            parts.append(
+                f"has no entry for {len(missing):,} of {len(keys):,} samples (the first is"
+                f" {shown(missing[0])})"
+            )
         if unused:
             parts.append(f"names {unused:,} samples that are not among the features")
         warnings.warn(f"{name} {' and '.join(parts)}", KinfolkWarning, stacklevel=2)
@@ -100,10 +109,14 @@ def align(column: Column, keys: Sequence[str] | None, num_samples: int) -> list[
 
 
 def encode(values: Any, num_samples: int, name: str = "`labels`") -> tuple[Ints, list[str] | None]:
-    """(N,) class of each sample, −1 where it is unknown, and the names of the classes if they have names."""
+    """(N,) class of each sample, −1 where it is unknown, and the names of the classes if they have
+    names."""
     listed = values.tolist() if hasattr(values, "tolist") else list(values)
     if len(listed) != num_samples:
-        raise UsageError(f"{name} (={len(listed):,} labels) must be as many as the samples (={num_samples:,}): one for each row, in order")
+        raise UsageError(
+            f"{name} (={len(listed):,} labels) must be as many as the samples (={num_samples:,}):"
+            " one for each row, in order"
+        )
     if any(isinstance(value, list) for value in listed):
         raise UsageError(f"{name} must have one label for each sample, not a list of labels")
     labels, classes = encode_labels(listed, name)
@@ -111,7 +124,8 @@ def encode(values: Any, num_samples: int, name: str = "`labels`") -> tuple[Ints,
 
 
 def _match(given: Sequence[str], keys: Sequence[str]) -> list[int | None] | None:
-    """Position in `given` of each of `keys`, by the whole key or else by the file name alone; None if nothing matches."""
+    """Position in `given` of each of `keys`, by the whole key or else by the file name alone; None
+    if nothing matches."""
     for simplify in (_plain, lambda key: _plain(key).rpartition("/")[2]):
         place = {simplify(key): at for at, key in enumerate(given)}
         wanted = [simplify(key) for key in keys]
@@ -146,7 +160,9 @@ def _read(path: Path, option: str, wanted: Sequence[str]) -> Column:
     except KinfolkError:
         raise
     except Exception as error:  # readers raise nearly anything on a broken file
-        raise KinfolkError(f"`{path}` has no readable {option.removeprefix('--')} ({first_line(error)})") from error
+        raise KinfolkError(
+            f"`{path}` has no readable {option.removeprefix('--')} ({first_line(error)})"
+        ) from error
     raise UsageError(f"{option} (={path}) must end in {KINDS}")
 
 
@@ -158,26 +174,43 @@ def read_table(path: Path) -> dict[str, list[Any]]:
         table = pq.read_table(path, partitioning=None)
         return {name: table[name].to_pylist() for name in table.column_names}
     with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = [row for row in csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",") if row]
+        rows = [
+            row
+            for row in csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+            if row
+        ]
     if not rows:
         return {}
     short = next((number for number, row in enumerate(rows, 1) if len(row) != len(rows[0])), None)
     if short is not None:
-        raise KinfolkError(f"`{path}` has {len(rows[short - 1])} cells in row {short} and {len(rows[0])} in its header; write it again")
+        raise KinfolkError(
+            f"`{path}` has {len(rows[short - 1])} cells in row {short} and {len(rows[0])} in its"
+            " header; write it again"
+        )
     return {name: [row[at] for row in rows[1:]] for at, name in enumerate(rows[0])}
 
 
 def _from_table(path: Path, table: dict[str, list[Any]], wanted: Sequence[str]) -> Column:
-    name = next((name for name in wanted if name in table), next(iter(table)) if len(table) == 1 else None)
+    name = next(
+        (name for name in wanted if name in table), next(iter(table)) if len(table) == 1 else None
+    )
     if name is None:
         raise UsageError(
-            f"`{path}` has no column {' or '.join(repr(each) for each in wanted)}; its columns are {', '.join(table) or 'none'}"
+            f"`{path}` has no column {' or '.join(repr(each) for each in wanted)}; its columns are"
+            f" {', '.join(table) or 'none'}"
         )
-    key_column = None if wanted is KEY_COLUMNS else next((key for key in KEY_COLUMNS if key in table and key != name), None)
+    key_column = (
+        None
+        if wanted is KEY_COLUMNS
+        else next((key for key in KEY_COLUMNS if key in table and key != name), None)
+    )
     keys = None if key_column is None else [str(key) for key in table[key_column]]
     if keys is not None and len(set(keys)) < len(keys):
         twice = Counter(keys).most_common(1)[0][0]
-        raise UsageError(f"the column `{key_column}` of `{path}` names {shown(twice)} more than once; each sample must have one row")
+        raise UsageError(
+            f"the column `{key_column}` of `{path}` names {shown(twice)} more than once; each"
+            " sample must have one row"
+        )
     return Column(path, table[name], key_column, keys, _whole_numbers(table.get("id")))
 
 

@@ -1,4 +1,5 @@
-"""Opens what `kinfolk audit` is given: a file of features, a run, or images, which are embedded first.
+"""Opens what `kinfolk audit` is given: a file of features, a run, or images, which are embedded
+first.
 
 Images are embedded by a run (`encoder="runs/x"`), by a pretrained network of torchvision or timm
 (`encoder="timm/NAME"`), or, if no encoder is given, by k-means of their own patches, which needs no
@@ -18,7 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kinfolk.auditing.annotations import KEY_COLUMNS, LABEL_COLUMNS, align, read_keys, read_labels, read_table, read_texts
+from kinfolk.auditing.annotations import (
+    KEY_COLUMNS,
+    LABEL_COLUMNS,
+    align,
+    read_keys,
+    read_labels,
+    read_table,
+    read_texts,
+)
 from kinfolk.auditing.inputs import SUFFIXES
 from kinfolk.auditing.page import Thumbnails
 from kinfolk.auditing.verdict import UNKNOWN, Provenance
@@ -81,10 +90,11 @@ def open_input(
     """Opens features, a run or images, and joins labels, keys and texts from files.
 
     Args:
-        given: a file of features, a run folder, or images (anything that `kinfolk train --data` takes; a file only with `encoder`).
+        given: a file of features, a run folder, or images (anything that `kinfolk train --data`
+            takes; a file only with `encoder`).
         images: images of the rows of a file of features.
-        encoder: a run folder, torchvision/NAME, timm/NAME, open_clip/NAME or patches, to embed images
-            with; None: patches.
+        encoder: a run folder, torchvision/NAME, timm/NAME, open_clip/NAME or patches, to embed
+            images with; None: patches.
         labels, keys, texts: files; see `annotations`.
         key: name of the features in a file with several arrays.
         as_images: take a file as images, not as features.
@@ -99,7 +109,9 @@ def open_input(
         if is_run and encoder is None:
             found = _from_run(path, progress)
         elif is_file or (not path.exists() and str(given) != "digits" and not as_images):
-            found = _from_file(path, key, images, labels_from_folders, workers, Path(cache), progress)
+            found = _from_file(
+                path, key, images, labels_from_folders, workers, Path(cache), progress
+            )
         else:
             named = PATCHES if encoder is None else encoder
             found = _from_images(str(given), named, labels_from_folders, workers, progress)
@@ -111,10 +123,15 @@ def class_names(images: ImageData, number: int) -> list[Any] | None:
     labels, classes = images.samples.labels, images.samples.classes
     if labels is None or not (labels[:number] >= 0).any():
         return None
-    return [None if label < 0 else classes[label] if classes else int(label) for label in labels[:number]]
+    return [
+        None if label < 0 else classes[label] if classes else int(label)
+        for label in labels[:number]
+    ]
 
 
-def _annotated(found: AuditInput, labels: Path | None, keys: Path | None, texts: Path | None, key: str | None) -> AuditInput:
+def _annotated(
+    found: AuditInput, labels: Path | None, keys: Path | None, texts: Path | None, key: str | None
+) -> AuditInput:
     """Joins the files with the samples: by key where both have keys, otherwise by row."""
     if labels is None and keys is None and texts is None:
         return found
@@ -125,14 +142,19 @@ def _annotated(found: AuditInput, labels: Path | None, keys: Path | None, texts:
     if labels is not None:
         values["labels"] = align(read_labels(labels), values["keys"], num)
     if texts is not None:
-        values["texts"] = ["" if text is None else str(text) for text in align(read_texts(texts), values["keys"], num)]
+        values["texts"] = [
+            "" if text is None else str(text)
+            for text in align(read_texts(texts), values["keys"], num)
+        ]
     return AuditInput(**values)
 
 
 def _num_rows(features: Any, key: str | None) -> int:
     from kinfolk.auditing.inputs import open_features
 
-    return len(open_features(features, key) if isinstance(features, str | os.PathLike) else features)
+    return len(
+        open_features(features, key) if isinstance(features, str | os.PathLike) else features
+    )
 
 
 def _from_run(path: Path, progress: bool) -> AuditInput:
@@ -154,9 +176,13 @@ def _from_run(path: Path, progress: bool) -> AuditInput:
     first = np.asarray([members[0] for members in rows], dtype=np.int64)
     features = opened.features(images, first, progress=progress)
     captions = images.samples.captions or [None] * len(images)
-    texts = [" / ".join(text for row in each for text in captions_of(captions[row])) for each in rows]
+    texts = [
+        " / ".join(text for row in each for text in captions_of(captions[row])) for each in rows
+    ]
     if images.stream is not None:
-        found = AuditInput(features, None, [images.samples.keys[row] for row in first], origin=origin)
+        found = AuditInput(
+            features, None, [images.samples.keys[row] for row in first], origin=origin
+        )
     else:
         found = _with_images(features, images.at(first), source, origin)
     return replace(found, texts=texts, views=1)
@@ -171,7 +197,9 @@ def run_origin(path: Path, config: TrainConfig, data: str | None) -> Provenance:
     folders = bool(config.data.labels_from_folders) and data is None
     words = f"the encoder of the run {path}"
     framework = config.method.partition("+")[0]
-    return Provenance(known, folders, False, words, own, str(path), framework, learns_from_text(config))
+    return Provenance(
+        known, folders, False, words, own, str(path), framework, learns_from_text(config)
+    )
 
 
 def rows_by_image(keys: Sequence[str]) -> list[list[int]]:
@@ -185,23 +213,44 @@ def rows_by_image(keys: Sequence[str]) -> list[list[int]]:
 
 
 def _knows_more(config: TrainConfig) -> bool:
-    """Whether a training used labels or another model, so that its encoder knows more than the images alone show."""
+    """Whether a training used labels or another model, so that its encoder knows more than the
+    images alone show."""
     by_patches = config.detector.get("features") == PATCHES
-    return not by_patches and any(f"+{detector}" in config.method for detector in ("oracle", "guide", "known"))
+    return not by_patches and any(
+        f"+{detector}" in config.method for detector in ("oracle", "guide", "known")
+    )
 
 
-def _with_images(features: NDArray[np.float32], images: ImageData, source: Any, origin: Provenance) -> AuditInput:
+def _with_images(
+    features: NDArray[np.float32], images: ImageData, source: Any, origin: Provenance
+) -> AuditInput:
     number = images.num_train
     keys, labels = images.samples.keys[:number], class_names(images, number)
-    return AuditInput(features, labels, keys, None, images, Thumbnails(images, source), replace(origin, has_labels=labels is not None))
+    return AuditInput(
+        features,
+        labels,
+        keys,
+        None,
+        images,
+        Thumbnails(images, source),
+        replace(origin, has_labels=labels is not None),
+    )
 
 
 def _from_file(
-    path: Path, key: str | None, images: str | None, labels_from_folders: bool, workers: int | None, cache: Path, progress: bool
+    path: Path,
+    key: str | None,
+    images: str | None,
+    labels_from_folders: bool,
+    workers: int | None,
+    cache: Path,
+    progress: bool,
 ) -> AuditInput:
     """Features from a file, with keys and labels from the table beside it or from its images."""
     keys, labels = _beside(path, key)
-    origin = replace(_recorded_origin(path), guide=str(path) if path.suffix.lower() in GUIDES else None)
+    origin = replace(
+        _recorded_origin(path), guide=str(path) if path.suffix.lower() in GUIDES else None
+    )
     if images is None:
         return AuditInput(path, labels, keys, origin=origin)
     from kinfolk.data.open_source import open_source
@@ -212,8 +261,9 @@ def _from_file(
     if data.quarantine:
         refused, reason = data.quarantine[0]
         raise UsageError(
-            f"{len(data.quarantine):,} images of `{images}` can't be read (the first is {refused}: {reason}), so its images do not "
-            "correspond to the rows of the features; remove them there and here, or leave out --images"
+            f"{len(data.quarantine):,} images of `{images}` can't be read (the first is {refused}:"
+            f" {reason}), so its images do not correspond to the rows of the features; remove them"
+            " there and here, or leave out --images"
         )
     own = class_names(data, len(data))
     number = _num_rows(path, key)
@@ -224,11 +274,21 @@ def _from_file(
         )
     if keys is not None and list(keys) != list(data.samples.keys):
         raise UsageError(
-            f"the images in `{images}` are not those of `{path.with_suffix('.parquet')}`, or have another order; give the data that the "
-            "features were computed from"
+            f"the images in `{images}` are not those of `{path.with_suffix('.parquet')}`, or have"
+            " another order; give the data that the features were computed from"
         )
-    origin = replace(origin, data=images, labels_from_folders=labels_from_folders, has_labels=own is not None)
-    return AuditInput(path, labels if own is None else own, data.samples.keys, None, data, Thumbnails(data, source), origin)
+    origin = replace(
+        origin, data=images, labels_from_folders=labels_from_folders, has_labels=own is not None
+    )
+    return AuditInput(
+        path,
+        labels if own is None else own,
+        data.samples.keys,
+        None,
+        data,
+        Thumbnails(data, source),
+        origin,
+    )
 
 
 def _recorded_origin(path: Path) -> Provenance:
@@ -247,7 +307,8 @@ def _recorded_origin(path: Path) -> Provenance:
 
 
 def _beside(path: Path, key: str | None) -> tuple[list[str] | None, list[Any] | None]:
-    """Keys and labels in the features' own table, or in the .parquet file that `kinfolk embed` writes beside a .npy file."""
+    """Keys and labels in the features' own table, or in the .parquet file that `kinfolk embed`
+    writes beside a .npy file."""
     own = path.suffix.lower() in (".csv", ".tsv", ".parquet")
     table_file = path if own else path.with_suffix(".parquet")
     if not table_file.is_file() or (path.suffix.lower() != ".npy" and not own):
@@ -269,13 +330,21 @@ def _beside(path: Path, key: str | None) -> tuple[list[str] | None, list[Any] | 
         except (UsageError, ValueError, OSError):
             return None, None
     keys = next(([str(key) for key in table[name]] for name in KEY_COLUMNS if name in table), None)
-    if keys is None or len(set(keys)) < len(keys) or (not own and len(keys) != _num_rows(path, key)):
+    if (
+        keys is None
+        or len(set(keys)) < len(keys)
+        or (not own and len(keys) != _num_rows(path, key))
+    ):
         return None, None
     labels = next((table[name] for name in LABEL_COLUMNS if name in table), None)
-    return keys, None if labels is None or all(label is None or label == "" for label in labels) else labels
+    return keys, (
+        None if labels is None or all(label is None or label == "" for label in labels) else labels
+    )
 
 
-def _from_images(data: str, encoder: str, labels_from_folders: bool, workers: int | None, progress: bool) -> AuditInput:
+def _from_images(
+    data: str, encoder: str, labels_from_folders: bool, workers: int | None, progress: bool
+) -> AuditInput:
     """Embeds images with a run, a pretrained network or patches."""
     if encoder == PATCHES or ("/" in encoder and encoder.partition("/")[0] in PACKAGES):
         return _by_guide(data, encoder, labels_from_folders, workers, progress)
@@ -284,24 +353,38 @@ def _from_images(data: str, encoder: str, labels_from_folders: bool, workers: in
 
     opened = open_run(encoder)
     opened.encoder()
-    images = opened.data(data, labels_from_folders=labels_from_folders, workers=workers, progress=progress)
+    images = opened.data(
+        data, labels_from_folders=labels_from_folders, workers=workers, progress=progress
+    )
     features = opened.features(images, np.arange(images.num_train), progress=progress)
-    origin = replace(run_origin(Path(encoder), opened.config, data), labels_from_folders=labels_from_folders)
-    return _with_images(features, images, open_source(data, labels_from_folders=labels_from_folders), origin)
+    origin = replace(
+        run_origin(Path(encoder), opened.config, data), labels_from_folders=labels_from_folders
+    )
+    return _with_images(
+        features, images, open_source(data, labels_from_folders=labels_from_folders), origin
+    )
 
 
 def _same_place(one: str | None, other: str) -> bool:
     return one is not None and (one == other or Path(one).absolute() == Path(other).absolute())
 
 
-def _by_guide(data: str, encoder: str, labels_from_folders: bool, workers: int | None, progress: bool) -> AuditInput:
+def _by_guide(
+    data: str, encoder: str, labels_from_folders: bool, workers: int | None, progress: bool
+) -> AuditInput:
     """The features that `kinfolk train --guide` takes too."""
     from kinfolk.data.open_source import open_source
     from kinfolk.data.prepare import prepare
 
     source = open_source(data, labels_from_folders=labels_from_folders)
-    images = prepare(source, image_size=PIXELS if encoder == PATCHES else 256, workers=workers, progress=progress)
+    images = prepare(
+        source, image_size=PIXELS if encoder == PATCHES else 256, workers=workers, progress=progress
+    )
     features = guide_features(encoder, images)
-    words = "k-means of patches of these images" if encoder == PATCHES else f"{encoder} with its pretrained weights"
+    words = (
+        "k-means of patches of these images"
+        if encoder == PATCHES
+        else f"{encoder} with its pretrained weights"
+    )
     origin = Provenance(data, labels_from_folders, False, words, False, encoder)
     return _with_images(np.asarray(features.numpy(), dtype=np.float32), images, source, origin)

@@ -1,15 +1,16 @@
 """Samples to look at: likely label errors and outliers.
 
-A label is judged by a classifier that has not seen it: a ridge regression on the principal components
-with its exact leave-one-out scores, plus the votes of the nearest neighbours, as a softmax q(label).
-The labels are modelled as right with probability 1 − ε and otherwise drawn at random from C classes,
+A label is judged by a classifier that has not seen it: a ridge regression on the principal
+components with its exact leave-one-out scores, plus the votes of the nearest neighbours, as a
+softmax q(label). The labels are modelled as right with probability 1 − ε and otherwise drawn at
+random from C classes,
 
     P(label) = (1 − ε) · q(label) + ε / C,
 
-and the weights of both scores and ε are fitted by maximum likelihood. Hard samples have a label that
-is among the likely ones, so they lower the confidence of q; labels that are unlikely under any q are
-what raises ε. If ε is zero, nothing is listed. Errors that follow the similarity of classes (a
-leopard labelled as a jaguar) look like hard samples and are not found.
+and the weights of both scores and ε are fitted by maximum likelihood. Hard samples have a label
+that is among the likely ones, so they lower the confidence of q; labels that are unlikely under any
+q are what raises ε. If ε is zero, nothing is listed. Errors that follow the similarity of classes
+(a leopard labelled as a jaguar) look like hard samples and are not found.
 
 Dimension key: N data set, R rows of a block, K nearest neighbours, C classes, F components.
 """
@@ -39,7 +40,8 @@ CERTAIN = 0.9
 TELLING = 0.05
 """Share of random errors that must be listed before the features can be said to tell errors."""
 MOST_NOISE = 0.3
-"""Largest ε. Without a bound, labels that the features do not predict could all be called random."""
+"""Largest ε. Without a bound, labels that the features do not predict could all be called
+random."""
 FEWEST = 5
 """Samples that a class must have before its labels are judged."""
 SPREADS = 5.0
@@ -55,11 +57,12 @@ class LabelCheck:
     """Likely label errors.
 
     Args:
-        found: rows of sample, label, suggested label and probability that the label is wrong and the
-            suggested one right; the clearest first.
+        found: rows of sample, label, suggested label and probability that the label is wrong and
+            the suggested one right; the clearest first.
         accuracy: share of the labels that the features predict without having seen them.
         noise: estimated share of random labels, ε.
-        recall: estimated share of random errors that would be listed, if 1 % of the labels or ε were.
+        recall: estimated share of random errors that would be listed, if 1 % of the labels or ε
+            were.
         judged: number of labels that were judged.
     """
 
@@ -81,12 +84,17 @@ class LabelCheck:
             return f"No class has {FEWEST} labels or more, so label errors cannot be judged."
         predicted = f"these features predict {self.accuracy:.0%} of the labels"
         if not self.telling:
-            return f"Label errors cannot be judged: {predicted}, too few to tell an error from a hard sample."
+            return (
+                f"Label errors cannot be judged: {predicted}, too few to tell an error from a hard"
+                " sample."
+            )
         words = (
-            f"{len(self.found):,} likely label errors are listed; {predicted}, and of random errors about "
-            f"{self.recall:.0%} would be listed."
+            f"{len(self.found):,} likely label errors are listed; {predicted}, and of random errors"
+            f" about {self.recall:.0%} would be listed."
         )
-        return words + (f" About {self.noise:.1%} of the labels look random." if self.noise >= 5e-4 else "")
+        return words + (
+            f" About {self.noise:.1%} of the labels look random." if self.noise >= 5e-4 else ""
+        )
 
 
 def check_labels(features: Features, labels_N: Ints | None, near_NK: Ints) -> LabelCheck:
@@ -117,10 +125,14 @@ def check_labels(features: Features, labels_N: Ints | None, near_NK: Ints) -> La
         right += int((best_R == own_R).sum())
         assumed = max(noise, 0.01)  # what would be seen of 1 % of errors, where there are none
         random = assumed / num_classes
-        caught += float((random / (random + (1 - assumed) * q_RC) * sure_R[:, None] >= CERTAIN).mean(1).sum())
+        caught += float(
+            (random / (random + (1 - assumed) * q_RC) * sure_R[:, None] >= CERTAIN).mean(1).sum()
+        )
     probability_N, suggested_N = np.concatenate(probability), classes_C[np.concatenate(suggested)]
     recall = caught / len(ids)
-    listed = np.flatnonzero(probability_N >= CERTAIN) if recall >= TELLING else np.empty(0, np.int64)
+    listed = (
+        np.flatnonzero(probability_N >= CERTAIN) if recall >= TELLING else np.empty(0, np.int64)
+    )
     listed = listed[np.argsort(-probability_N[listed], kind="stable")]
     found = np.empty(len(listed), dtype=MISLABEL)
     found["sample"], found["label"] = ids[listed], labels_N[ids[listed]]
@@ -144,7 +156,8 @@ class _Classifier:
     noise: float = 0.0
 
     def scores(self, ids_R: Ints) -> tuple[Matrix, Matrix]:
-        """(R, C), (R, C) scores of the regression without the sample, and shares of the neighbours."""
+        """(R, C), (R, C) scores of the regression without the sample, and shares of the
+        neighbours."""
         z_RF = (self.features.take(ids_R) @ self.components_DF - self.mean_F).astype(np.float64)
         own_RC = np.zeros((len(ids_R), len(self.prior_C)))
         own_RC[np.arange(len(ids_R)), self.class_N[ids_R]] = 1
@@ -189,7 +202,9 @@ def _fit(features: Features, class_N: Ints, ids: Ints, near_NK: Ints) -> _Classi
     best, lowest = None, np.inf
     for regularisation in _REGULARISATIONS:
         scale_F = 1 / (len(ids) * (value_F + regularisation * value_F.sum()))
-        made = _Classifier(features, class_N, near_NK, mean_F, components_DF, scale_F, sums_CF.T, prior_C)
+        made = _Classifier(
+            features, class_N, near_NK, mean_F, components_DF, scale_F, sums_CF.T, prior_C
+        )
         ridge, votes = made.scores(chosen)
 
         def loss(point: Matrix, ridge: Matrix = ridge, votes: Matrix = votes) -> float:
@@ -213,9 +228,12 @@ def _softmax(scores_RC: Matrix) -> Matrix:
 
 
 def find_outliers(near_sim_NK: Floats) -> NDArray[Any]:
-    """Rows of sample, mean similarity to its nearest neighbours, and the median of that over all samples; the farthest first."""
+    """Rows of sample, mean similarity to its nearest neighbours, and the median of that over all
+    samples; the farthest first."""
     finite_NK = np.isfinite(near_sim_NK[:, :NEIGHBOURS])
-    mean_N = np.where(finite_NK, near_sim_NK[:, :NEIGHBOURS], 0).sum(1) / np.maximum(finite_NK.sum(1), 1)
+    mean_N = np.where(finite_NK, near_sim_NK[:, :NEIGHBOURS], 0).sum(1) / np.maximum(
+        finite_NK.sum(1), 1
+    )
     median, low = np.quantile(mean_N, (0.5, 0.16))
     spread = median - low
     if len(mean_N) < 2 * NEIGHBOURS or spread <= 1e-6:

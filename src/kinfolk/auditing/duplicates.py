@@ -2,10 +2,10 @@
 
 Both images lose their uniform borders (bars, frames, plain sky) and are reduced to small grey
 thumbnails without their low frequencies, so that a shared background does not count. One is cropped
-and compared with the other, in both directions and mirrored; the best crop of a grid is then refined
-step by step. The images are copies if the correlation reaches `COPY` and if they also agree in nearly
-every part that has structure (`PARTS`), so that a few strong edges in the same place are not enough.
-`benchmarks/duplicates.py` measures precision and recall.
+and compared with the other, in both directions and mirrored; the best crop of a grid is then
+refined step by step. The images are copies if the correlation reaches `COPY` and if they also agree
+in nearly every part that has structure (`PARTS`), so that a few strong edges in the same place are
+not enough. `benchmarks/duplicates.py` measures precision and recall.
 
 Dimension key: N data set, K nearest, M pairs, P pairs of a block, S side of a thumbnail, B parts.
 """
@@ -32,10 +32,11 @@ SIDE = 32
 COPY, PARTS = 0.85, 0.5
 """Correlation of whole images, and of nearly all their parts, from which two images are copies."""
 _UNIFORM, _HARD, _LEAST, _STRUCTURE = 0.06, 0.1, 0.3, 0.02
-"""Range of grey in a uniform border, its mean difference from what it borders on, share of a side that is
-kept at least, and deviation of a part with structure."""
+"""Range of grey in a uniform border, its mean difference from what it borders on, share of a side
+that is kept at least, and deviation of a part with structure."""
 _PLAUSIBLE, _PROMISING = 0.6, 0.55
-"""Correlation of whole thumbnails from which crops are tried, and of the best crop from which it is refined."""
+"""Correlation of whole thumbnails from which crops are tried, and of the best crop from which it is
+refined."""
 _SCALES = (1.0, 0.95, 0.9, 0.84)
 _BLUR = 9
 _PAIRS, _IMAGES = 512, 1024
@@ -45,8 +46,8 @@ SEARCH_UP_TO = 20_000
 
 
 def thumbnails(images: ImageData, number: int) -> Tensor:
-    """(N, 1, S, S) grey thumbnails of the first samples without uniform borders, in [0, 1]. Images are
-    compared in a square, whatever their aspect ratio."""
+    """(N, 1, S, S) grey thumbnails of the first samples without uniform borders, in [0, 1]. Images
+    are compared in a square, whatever their aspect ratio."""
     found = torch.empty(number, 1, SIDE, SIDE)
     for start in range(0, number, _IMAGES):
         ids = torch.arange(start, min(number, start + _IMAGES))
@@ -54,15 +55,19 @@ def thumbnails(images: ImageData, number: int) -> Tensor:
         found[start : start + len(ids)] = F.interpolate(grey, size=(SIDE, SIDE), mode="area")
         top, bottom = _uniform_edges(grey[:, 0])
         left, right = _uniform_edges(grey[:, 0].transpose(1, 2))
-        for row in (top + left + (grey.shape[2] - bottom) + (grey.shape[3] - right)).nonzero()[:, 0].tolist():
+        for row in (
+            (top + left + (grey.shape[2] - bottom) + (grey.shape[3] - right))
+            .nonzero()[:, 0]
+            .tolist()
+        ):
             content = grey[row : row + 1, :, top[row] : bottom[row], left[row] : right[row]]
             found[start + row] = F.interpolate(content, size=(SIDE, SIDE), mode="area")[0]
     return found
 
 
 def _uniform_edges(grey_BHW: Tensor) -> tuple[Tensor, Tensor]:
-    """(B,), (B,) first row after a uniform border, and the row after the last one; all rows if too few
-    are left."""
+    """(B,), (B,) first row after a uniform border, and the row after the last one; all rows if too
+    few are left."""
     height = grey_BHW.shape[1]
     first_B, last_B = _border(grey_BHW), height - _border(grey_BHW.flip(1))
     enough = last_B - first_B >= _LEAST * height
@@ -70,7 +75,8 @@ def _uniform_edges(grey_BHW: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _border(grey_BHW: Tensor) -> Tensor:
-    """(B,) rows of one colour at the top, with the blurred row below; zero where they fade, as a sky does."""
+    """(B,) rows of one colour at the top, with the blurred row below; zero where they fade, as a
+    sky does."""
     low_BH, high_BH = grey_BHW.amin(2), grey_BHW.amax(2)
     apart_BH = torch.maximum(high_BH - low_BH[:, :1], high_BH[:, :1] - low_BH)
     border_B = (apart_BH < _UNIFORM).long().cumprod(1).sum(1)
@@ -81,7 +87,8 @@ def _border(grey_BHW: Tensor) -> Tensor:
 
 
 def similar_thumbnails(thumbnails_N1SS: Tensor, number: int = 3) -> NDArray[np.int64]:
-    """(P, 2) each image with the `number` images whose thumbnails, or mirrored thumbnails, are most similar."""
+    """(P, 2) each image with the `number` images whose thumbnails, or mirrored thumbnails, are most
+    similar."""
     whole_ND, mirrored_ND = _rough(thumbnails_N1SS), _rough(thumbnails_N1SS.flip(3))
     pairs = []
     for start in range(0, len(whole_ND), _IMAGES):
@@ -90,12 +97,17 @@ def similar_thumbnails(thumbnails_N1SS: Tensor, number: int = 3) -> NDArray[np.i
         rows = torch.arange(len(sim))
         sim[rows, start + rows] = -2
         near = sim.topk(min(number, len(whole_ND) - 1), dim=1).indices
-        pairs.append(torch.stack([(start + rows).repeat_interleave(near.shape[1]), near.reshape(-1)], 1))
+        pairs.append(
+            torch.stack([(start + rows).repeat_interleave(near.shape[1]), near.reshape(-1)], 1)
+        )
     return torch.cat(pairs).numpy().astype(np.int64)
 
 
-def are_copies(thumbnails_N1SS: Tensor, pairs_P2: NDArray[np.int64], progress: bool = False) -> NDArray[np.bool_]:
-    """(P,) True where the two images of a pair are the same up to size, compression, a slight crop and mirroring."""
+def are_copies(
+    thumbnails_N1SS: Tensor, pairs_P2: NDArray[np.int64], progress: bool = False
+) -> NDArray[np.bool_]:
+    """(P,) True where the two images of a pair are the same up to size, compression, a slight crop
+    and mirroring."""
     copies = np.zeros(len(pairs_P2), dtype=np.bool_)
     starts = range(0, len(pairs_P2), _PAIRS)
     for start in show_progress(starts, len(starts), "Comparing pixels", enabled=progress):
@@ -107,13 +119,15 @@ def are_copies(thumbnails_N1SS: Tensor, pairs_P2: NDArray[np.int64], progress: b
 
 
 def correlation(one_P1SS: Tensor, other_P1SS: Tensor) -> Tensor:
-    """(P,) the highest correlation of one image with a crop of the other, in either direction; −1 where
-    the whole images or some of their parts differ clearly."""
+    """(P,) the highest correlation of one image with a crop of the other, in either direction; −1
+    where the whole images or some of their parts differ clearly."""
     found_P = torch.full((len(one_P1SS),), -1.0)
     for cropped, whole in ((one_P1SS, other_P1SS), (other_P1SS, one_P1SS)):
         plausible = ((_rough(cropped) * _rough(whole)).sum(1) >= _PLAUSIBLE).nonzero()[:, 0]
         if len(plausible):
-            found_P[plausible] = torch.maximum(found_P[plausible], _best_crop(cropped[plausible], whole[plausible]))
+            found_P[plausible] = torch.maximum(
+                found_P[plausible], _best_crop(cropped[plausible], whole[plausible])
+            )
     return found_P
 
 
@@ -143,11 +157,16 @@ def _best_crop(cropped_P1SS: Tensor, whole_P1SS: Tensor) -> Tensor:
 
 
 def _parts_agree(one_P1SS: Tensor, other_P1SS: Tensor) -> Tensor:
-    """(P,) True where the images correlate in nearly all parts in which one of them has structure."""
+    """(P,) True where the images correlate in nearly all parts in which one of them has
+    structure."""
     one_PBD, other_PBD = (
-        F.unfold(_without_low_frequencies(images), SIDE // 4, stride=SIDE // 4).transpose(1, 2) for images in (one_P1SS, other_P1SS)
+        F.unfold(_without_low_frequencies(images), SIDE // 4, stride=SIDE // 4).transpose(1, 2)
+        for images in (one_P1SS, other_P1SS)
     )
-    one_PBD, other_PBD = one_PBD - one_PBD.mean(2, keepdim=True), other_PBD - other_PBD.mean(2, keepdim=True)
+    one_PBD, other_PBD = (
+        one_PBD - one_PBD.mean(2, keepdim=True),
+        other_PBD - other_PBD.mean(2, keepdim=True),
+    )
     norms_PB = one_PBD.norm(dim=2) * other_PBD.norm(dim=2)
     agree_PB = (one_PBD * other_PBD).sum(2) / norms_PB.clamp_min(1e-6) >= PARTS
     structured_PB = torch.maximum(one_PBD.std(2), other_PBD.std(2)) >= _STRUCTURE
@@ -156,9 +175,14 @@ def _parts_agree(one_P1SS: Tensor, other_P1SS: Tensor) -> Tensor:
     return agrees_P
 
 
-def _keep_better(images_P1SS: Tensor, whole_PD: Tensor, crop_P4: Tensor, best_P: Tensor, best_crop_P4: Tensor) -> None:
-    """Tries one crop of each image, given as scale and shift along x and y, and keeps it where it is better than the best so far."""
-    value_P = (_normalised(_without_low_frequencies(_cropped(images_P1SS, crop_P4))) * whole_PD).sum(1)
+def _keep_better(
+    images_P1SS: Tensor, whole_PD: Tensor, crop_P4: Tensor, best_P: Tensor, best_crop_P4: Tensor
+) -> None:
+    """Tries one crop of each image, given as scale and shift along x and y, and keeps it where it
+    is better than the best so far."""
+    value_P = (
+        _normalised(_without_low_frequencies(_cropped(images_P1SS, crop_P4))) * whole_PD
+    ).sum(1)
     better = value_P > best_P
     best_P[better], best_crop_P4[better] = value_P[better], crop_P4[better]
 
@@ -181,7 +205,8 @@ def _without_low_frequencies(images_P1SS: Tensor) -> Tensor:
 
 
 def _normalised(images: Tensor) -> Tensor:
-    """(P, D) with mean zero and unit norm; an image without structure becomes zero, which correlates with nothing."""
+    """(P, D) with mean zero and unit norm; an image without structure becomes zero, which
+    correlates with nothing."""
     flat = images.flatten(1)
     flat = flat - flat.mean(1, keepdim=True)
     norm = flat.norm(dim=1, keepdim=True)
@@ -207,29 +232,35 @@ def equal_rows(features: Features) -> list[list[int]]:
 
 
 def near_distance(near_sim_NK: Floats, near: float = NEAR) -> float:
-    """Largest 1 − similarity of near-duplicates: `near` times the median distance to the nearest sample that is not a duplicate."""
+    """Largest 1 − similarity of near-duplicates: `near` times the median distance to the nearest
+    sample that is not a duplicate."""
     distance_NK = np.where(1 - near_sim_NK > _SAME, 1 - near_sim_NK, np.inf)
     nearest_N = distance_NK.min(1)
     nearest_N = nearest_N[np.isfinite(nearest_N)]
     return near * float(np.median(nearest_N)) if len(nearest_N) else 0.0
 
 
-def find_groups(features: Features, near_NK: Ints, near_sim_NK: Floats, near: float = NEAR) -> NDArray[Any]:
+def find_groups(
+    features: Features, near_NK: Ints, near_sim_NK: Floats, near: float = NEAR
+) -> NDArray[Any]:
     """Rows of group, sample and kind, largest groups first, from the features alone.
 
-    Near-duplicates are joined through each sample's K nearest neighbours: a group is a connected component of pairs whose distance is at
-    most `near` times the median distance to the nearest neighbour. A group in which all rows are equal is of the kind "duplicate".
+    Near-duplicates are joined through each sample's K nearest neighbours: a group is a connected
+    component of pairs whose distance is at most `near` times the median distance to the nearest
+    neighbour. A group in which all rows are equal is of the kind "duplicate".
     """
     limit = max(near_distance(near_sim_NK, near), _SAME)
     row_M, rank_M = np.nonzero((1 - near_sim_NK <= limit) & (near_NK >= 0))
     return _components(features, row_M, near_NK[row_M, rank_M])
 
 
-def verified_groups(features: Features, near_NK: Ints, images: ImageData, progress: bool = False) -> NDArray[Any]:
+def verified_groups(
+    features: Features, near_NK: Ints, images: ImageData, progress: bool = False
+) -> NDArray[Any]:
     """Rows of group, sample and kind, largest groups first, verified by the pixels of the images.
 
-    Candidates are each sample's nearest neighbours in the features and, in data sets that are not too large, the most similar thumbnails;
-    see `are_copies`.
+    Candidates are each sample's nearest neighbours in the features and, in data sets that are not
+    too large, the most similar thumbnails; see `are_copies`.
     """
     num = len(features)
     small = thumbnails(images, num)
@@ -253,7 +284,9 @@ def _components(features: Features, one_M: Ints, other_M: Ints) -> NDArray[Any]:
     first = np.asarray([members[0] for members in equal for _ in members[1:]], dtype=np.int64)
     rest = np.asarray([member for members in equal for member in members[1:]], dtype=np.int64)
     one, two = np.concatenate([one_M, first]), np.concatenate([other_M, rest])
-    component_N = connected_components(coo_array((np.ones(len(one), np.int8), (one, two)), shape=(num, num)), directed=False)[1]
+    component_N = connected_components(
+        coo_array((np.ones(len(one), np.int8), (one, two)), shape=(num, num)), directed=False
+    )[1]
     size = np.bincount(component_N)
     whole = {frozenset(members) for members in equal}
     rows: list[tuple[int, int, str]] = []
@@ -269,7 +302,8 @@ def _components(features: Features, one_M: Ints, other_M: Ints) -> NDArray[Any]:
 
 
 def find_hubs(occurrence_N: Ints) -> NDArray[Any]:
-    """Samples that very many anchors flag: more than three standard deviations above the mean, the largest first."""
+    """Samples that very many anchors flag: more than three standard deviations above the mean, the
+    largest first."""
     mean, deviation = float(occurrence_N.mean()), float(occurrence_N.std())
     if mean == 0 or deviation == 0:
         return np.empty(0, dtype=HUB)

@@ -1,11 +1,13 @@
-"""The exact audit: thresholds, nearest neighbours and flagged pairs of all samples, from blocked matrix products.
+"""The exact audit: thresholds, nearest neighbours and flagged pairs of all samples, from blocked
+matrix products.
 
-For each row a lower bound is estimated from a random part of the columns. The products are computed tile by tile and compared with the
-bound while they are in the cache, and only the few values above it are kept. A row that keeps too few values (the bound is an estimate) or
-far too many (ties) is computed again in full. There is no N × N matrix and no full sort, and the result is exact.
+For each row a lower bound is estimated from a random part of the columns. The products are computed
+tile by tile and compared with the bound while they are in the cache, and only the few values above
+it are kept. A row that keeps too few values (the bound is an estimate) or far too many (ties) is
+computed again in full. There is no N × N matrix and no full sort, and the result is exact.
 
-Dimension key: N data set, D embedding, A anchors, R rows of a block, C columns of a tile, S values kept of a row (padded with −inf),
-K nearest neighbours kept, M pairs.
+Dimension key: N data set, D embedding, A anchors, R rows of a block, C columns of a tile, S values
+kept of a row (padded with −inf), K nearest neighbours kept, M pairs.
 """
 
 from __future__ import annotations
@@ -27,8 +29,11 @@ COLUMNS = 1 << 14
 _BLOCK_ELEMENTS = 1 << 23
 
 
-def full_rows(features: Features, anchors_A: Ints, progress: bool = False, title: str = "") -> Iterator[tuple[Ints, Floats]]:
-    """Yields ids (R,) and all similarities (R, N) of a few anchors at a time; the similarity to itself is −inf."""
+def full_rows(
+    features: Features, anchors_A: Ints, progress: bool = False, title: str = ""
+) -> Iterator[tuple[Ints, Floats]]:
+    """Yields ids (R,) and all similarities (R, N) of a few anchors at a time; the similarity to
+    itself is −inf."""
     num = len(features)
     step = max(1, _BLOCK_ELEMENTS // num)
     starts = range(0, len(anchors_A), step)
@@ -51,7 +56,8 @@ def all_ids(sim_RN: Floats) -> Ints:
 
 
 def num_kin(alpha: float, others: int) -> int:
-    """Number of `others` similarities above their (1 − α) quantile: ⌊α · others⌋, robust to rounding."""
+    """Number of `others` similarities above their (1 − α) quantile: ⌊α · others⌋, robust to
+    rounding."""
     return min(others - 1, int(alpha * others + 1e-9))
 
 
@@ -60,8 +66,10 @@ class Selection:
     """Results for a block of rows.
 
     Args:
-        threshold_R: the (k + 1)-th largest similarity, which is the (1 − α) quantile; k values lie above it, fewer with ties.
-        near_RK, near_sim_RK: ids and similarities of the nearest neighbours, closest first, ties by id; −1 and −inf where there are fewer.
+        threshold_R: the (k + 1)-th largest similarity, which is the (1 − α) quantile; k values lie
+            above it, fewer with ties.
+        near_RK, near_sim_RK: ids and similarities of the nearest neighbours, closest first, ties by
+            id; −1 and −inf where there are fewer.
         flagged_R: number of similarities above the threshold.
         rows_M, kin_M: row of the block and id of every pair above it.
         above_bound_R: number of similarities above `bound_R`.
@@ -77,14 +85,18 @@ class Selection:
 
 
 def select(sim_RS: Floats, id_RS: Ints, k: int, nearest: int, bound_R: Floats) -> Selection:
-    """Selects by partition. A row must contain its k + 1 and its `nearest` largest similarities and all values above `bound_R`."""
+    """Selects by partition. A row must contain its k + 1 and its `nearest` largest similarities and
+    all values above `bound_R`."""
     width = sim_RS.shape[1]
     threshold_R = np.partition(sim_RS, width - 1 - k, axis=1)[:, width - 1 - k]
     num = min(nearest, width)
     at_RK = np.argpartition(sim_RS, width - num, axis=1)[:, width - num :]
     near_sim_RK, near_RK = np.take_along_axis(sim_RS, at_RK, 1), np.take_along_axis(id_RS, at_RK, 1)
     order_RK = np.lexsort((near_RK, -near_sim_RK), axis=1)
-    near_sim_RK, near_RK = np.take_along_axis(near_sim_RK, order_RK, 1), np.take_along_axis(near_RK, order_RK, 1)
+    near_sim_RK, near_RK = (
+        np.take_along_axis(near_sim_RK, order_RK, 1),
+        np.take_along_axis(near_RK, order_RK, 1),
+    )
     near_RK = np.where(np.isfinite(near_sim_RK), near_RK, -1)
     above_RS = sim_RS > threshold_R[:, None]
     place_M = np.flatnonzero(above_RS)
@@ -100,7 +112,8 @@ def select(sim_RS: Floats, id_RS: Ints, k: int, nearest: int, bound_R: Floats) -
 
 
 def padded(row_M: Ints, id_M: Ints, sim_M: Floats, num_rows: int) -> tuple[Floats, Ints, Ints]:
-    """(R, S), (R, S), (R,): the kept values as a matrix padded with −inf, their ids, and the number in each row."""
+    """(R, S), (R, S), (R,): the kept values as a matrix padded with −inf, their ids, and the number
+    in each row."""
     count_R = np.bincount(row_M, minlength=num_rows)
     order_M = np.argsort(row_M.astype(np.int16 if num_rows < 1 << 15 else np.int64), kind="stable")
     row_M = row_M[order_M]
@@ -120,7 +133,8 @@ class Kin:
 
     Args:
         threshold_N: (1 − α) quantile of each sample's N − 1 similarities.
-        near_NK, near_sim_NK: nearest neighbours of each sample, closest first; −1 and −inf where there are fewer.
+        near_NK, near_sim_NK: nearest neighbours of each sample, closest first; −1 and −inf where
+            there are fewer.
         flagged_N: number of similarities above the threshold.
         occurrence_N: number of other samples that flag this one.
         alpha_N: each sample's own share, from the distribution of its similarities.
@@ -203,24 +217,38 @@ class _BlockSearch:
         enough = count_R >= max(self.k + 1, self.nearest)
         parts = []
         if enough.any():
-            parts.append((ids_R[enough], select(sim_RS[enough], id_RS[enough], self.k, self.nearest, bound_R[enough])))
+            parts.append(
+                (
+                    ids_R[enough],
+                    select(sim_RS[enough], id_RS[enough], self.k, self.nearest, bound_R[enough]),
+                )
+            )
         if not enough.all():
             parts.extend(self._dense(ids_R[~enough], bound_R[~enough]))
         return parts
 
-    def _values_above(self, start: int, rows_RD: Floats, floor_R: Floats) -> tuple[Ints, Ints, Floats] | None:
-        """(M,), (M,), (M,) row, id and similarity of all values above the floor; None where there are too many to keep."""
+    def _values_above(
+        self, start: int, rows_RD: Floats, floor_R: Floats
+    ) -> tuple[Ints, Ints, Floats] | None:
+        """(M,), (M,), (M,) row, id and similarity of all values above the floor; None where there
+        are too many to keep."""
         num_rows, total = len(rows_RD), len(self.features)
         most = 6 * self.rank * (total // len(self.columns_M) + 1) * num_rows
         rows = torch.from_numpy(rows_RD)
-        tile, mask = torch.empty(num_rows, TILE_COLUMNS), np.empty((num_rows, TILE_COLUMNS), dtype=np.bool_)
+        tile, mask = (
+            torch.empty(num_rows, TILE_COLUMNS),
+            np.empty((num_rows, TILE_COLUMNS), dtype=np.bool_),
+        )
         row_M, id_M, sim_M = [], [], []
         number = 0
         for first in range(0, total, TILE_COLUMNS):
             last = min(first + TILE_COLUMNS, total)
             width = last - first
             if width < TILE_COLUMNS:
-                tile, mask = torch.empty(num_rows, width), np.empty((num_rows, width), dtype=np.bool_)
+                tile, mask = (
+                    torch.empty(num_rows, width),
+                    np.empty((num_rows, width), dtype=np.bool_),
+                )
             torch.mm(rows, torch.from_numpy(self.features.rows(first, last)).T, out=tile)
             sim_RC: Floats = tile.numpy()
             own = np.arange(max(start, first), min(start + num_rows, last))
@@ -233,23 +261,35 @@ class _BlockSearch:
             row_M.append(row)
             id_M.append(place - row * width + first)
             sim_M.append(sim_RC.reshape(-1)[place])
-        return np.concatenate(row_M), np.concatenate(id_M), np.minimum(np.concatenate(sim_M), np.float32(1))
+        return (
+            np.concatenate(row_M),
+            np.concatenate(id_M),
+            np.minimum(np.concatenate(sim_M), np.float32(1)),
+        )
 
     def _dense(self, ids_R: Ints, bound_R: Floats) -> Iterator[tuple[Ints, Selection]]:
         """Results from full rows, a few at a time."""
         at = 0
         for ids, sim_RN in full_rows(self.features, ids_R):
-            yield ids, select(sim_RN, all_ids(sim_RN), self.k, self.nearest, bound_R[at : at + len(ids)])
+            yield (
+                ids,
+                select(sim_RN, all_ids(sim_RN), self.k, self.nearest, bound_R[at : at + len(ids)]),
+            )
             at += len(ids)
 
 
 class _DeviceSearch:
-    """Computes the results of one block of rows on an accelerator from full rows, the largest of which are copied to the host."""
+    """Computes the results of one block of rows on an accelerator from full rows, the largest of
+    which are copied to the host."""
 
-    def __init__(self, features: Features, k: int, nearest: int, level: float, device: torch.device) -> None:
+    def __init__(
+        self, features: Features, k: int, nearest: int, level: float, device: torch.device
+    ) -> None:
         self.k, self.nearest, self.level = k, nearest, level
         self.columns_M = torch.from_numpy(similarity_spread.column_sample(len(features))).to(device)
-        parts = [features.rows(first, first + COLUMNS) for first in range(0, len(features), COLUMNS)]
+        parts = [
+            features.rows(first, first + COLUMNS) for first in range(0, len(features), COLUMNS)
+        ]
         self.unit_ND = torch.cat([torch.from_numpy(part).to(device) for part in parts])
 
     def block(self, start: int) -> list[tuple[Ints, Selection]]:
@@ -258,12 +298,26 @@ class _DeviceSearch:
         sim_RN = (rows_RD @ self.unit_ND.T).clamp_(max=1)
         sim_RN.diagonal(start).fill_(-torch.inf)
         sampled_RM = sim_RN[:, self.columns_M].sort(1).values
-        median_R, low_R = (sampled_RM[:, place] for place in similarity_spread.order_statistics(len(self.columns_M)))
+        median_R, low_R = (
+            sampled_RM[:, place]
+            for place in similarity_spread.order_statistics(len(self.columns_M))
+        )
         bound_R = median_R + self.level * (median_R - low_R).clamp_(min=1e-6)
         above_R = (sim_RN > bound_R.unsqueeze(1)).sum(1)
         top_RS = sim_RN.topk(max(self.k + 1, self.nearest), 1)
-        found = select(top_RS.values.cpu().numpy(), top_RS.indices.cpu().numpy(), self.k, self.nearest, bound_R.cpu().numpy())
-        return [(np.arange(start, start + len(rows_RD)), replace(found, above_bound_R=above_R.cpu().numpy()))]
+        found = select(
+            top_RS.values.cpu().numpy(),
+            top_RS.indices.cpu().numpy(),
+            self.k,
+            self.nearest,
+            bound_R.cpu().numpy(),
+        )
+        return [
+            (
+                np.arange(start, start + len(rows_RD)),
+                replace(found, above_bound_R=above_R.cpu().numpy()),
+            )
+        ]
 
 
 def exact_kin(
@@ -277,25 +331,35 @@ def exact_kin(
     progress: bool = False,
     device: torch.device | None = None,
 ) -> Kin:
-    """Thresholds, nearest neighbours and flagged pairs of all samples; `level` is the z of `similarity_spread` for α_i. `device`: where to
-    compute; None: a GPU where there is one, otherwise the CPU, on several threads."""
+    """Thresholds, nearest neighbours and flagged pairs of all samples; `level` is the z of
+    `similarity_spread` for α_i. `device`: where to compute; None: a GPU where there is one,
+    otherwise the CPU, on several threads."""
     num = len(features)
     nearest = min(nearest, num - 1)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu") if device is None else device
+    device = (
+        torch.device("cuda" if torch.cuda.is_available() else "cpu") if device is None else device
+    )
     kin = Kin.empty(num, nearest)
     starts = range(0, num, ROWS)
     if device.type == "cpu":
-        blocks = _on_threads(_BlockSearch(features, num_kin(alpha, num - 1), nearest, level), starts, workers)
+        blocks = _on_threads(
+            _BlockSearch(features, num_kin(alpha, num - 1), nearest, level), starts, workers
+        )
     else:
-        blocks = map(_DeviceSearch(features, num_kin(alpha, num - 1), nearest, level, device).block, starts)
+        blocks = map(
+            _DeviceSearch(features, num_kin(alpha, num - 1), nearest, level, device).block, starts
+        )
     for parts in show_progress(blocks, len(starts), "Comparing all samples", enabled=progress):
         for ids_R, found in parts:
             kin.write(ids_R, found, labels_N)
     return kin
 
 
-def _on_threads(search: _BlockSearch, starts: range, workers: int | None) -> Iterator[list[tuple[Ints, Selection]]]:
-    """The blocks, in any order. Each thread computes on one core, which suits both products and comparisons."""
+def _on_threads(
+    search: _BlockSearch, starts: range, workers: int | None
+) -> Iterator[list[tuple[Ints, Selection]]]:
+    """The blocks, in any order. Each thread computes on one core, which suits both products and
+    comparisons."""
     workers = min(workers or torch.get_num_threads(), len(starts))
     if workers == 1:
         yield from map(search.block, starts)

@@ -1,7 +1,8 @@
 """What an audit reads: features from arrays and files, from a run, or computed from images.
 
-Files are mapped into memory where their format allows it, and reading them never runs code. `Features` checks an array once and returns
-blocks of unit-norm rows; the array itself is never copied as a whole.
+Files are mapped into memory where their format allows it, and reading them never runs code.
+`Features` checks an array once and returns blocks of unit-norm rows; the array itself is never
+copied as a whole.
 
 Dimension key: N data set, D embedding, R rows of a block.
 """
@@ -42,21 +43,30 @@ class Features:
     """(N, D) features, checked once; `rows` and `take` return unit-norm float32.
 
     Args:
-        array: (N, D) float16, float32 or float64, possibly memory-mapped; neither copied nor changed.
+        array: (N, D) float16, float32 or float64, possibly memory-mapped; neither copied nor
+            changed.
         name: name in error messages.
     """
 
     def __init__(self, array: NDArray[Any], name: str = "`features`") -> None:
         if array.ndim != 2:
-            raise UsageError(f"{name} (=shape {array.shape}) must have the shape (samples, features): one row for each sample")
+            raise UsageError(
+                f"{name} (=shape {array.shape}) must have the shape (samples, features): one row"
+                " for each sample"
+            )
         if array.dtype.kind != "f" or array.dtype.itemsize not in (2, 4, 8):
-            raise UsageError(f"{name} (={array.dtype}) must be float16, float32 or float64; convert it")
+            raise UsageError(
+                f"{name} (={array.dtype}) must be float16, float32 or float64; convert it"
+            )
         if len(array) < FEWEST:
             raise UsageError(
-                f"{name} (={len(array)} samples) must be at least {FEWEST}, because an audit compares each sample with all others"
+                f"{name} (={len(array)} samples) must be at least {FEWEST}, because an audit"
+                " compares each sample with all others"
             )
         if array.shape[1] < 1:
-            raise UsageError(f"{name} (=shape {array.shape}) must have at least one feature for each sample")
+            raise UsageError(
+                f"{name} (=shape {array.shape}) must have at least one feature for each sample"
+            )
         self.array, self.name = array, name
         self._inverse_N = self._checked()
 
@@ -76,27 +86,43 @@ class Features:
         return self._unit(self.array[ids], self._inverse_N[ids])
 
     def _unit(self, values: NDArray[Any], inverse: NDArray[np.float64]) -> Floats:
-        if values.dtype == np.float64 or not _ORDINARY[0] < inverse.min() <= inverse.max() < _ORDINARY[1]:
+        if (
+            values.dtype == np.float64
+            or not _ORDINARY[0] < inverse.min() <= inverse.max() < _ORDINARY[1]
+        ):
             return np.ascontiguousarray(values * inverse[:, None], dtype=np.float32)
-        return np.ascontiguousarray(values.astype(np.float32, copy=False) * inverse[:, None].astype(np.float32))
+        return np.ascontiguousarray(
+            values.astype(np.float32, copy=False) * inverse[:, None].astype(np.float32)
+        )
 
     def _checked(self) -> NDArray[np.float64]:
         """(N,) one over the norm of each row; rows that are zero or not finite are refused."""
-        inverse, scale = np.empty(len(self.array), dtype=np.float64), np.empty(len(self.array), dtype=np.float64)
+        inverse, scale = (
+            np.empty(len(self.array), dtype=np.float64),
+            np.empty(len(self.array), dtype=np.float64),
+        )
         rows = max(1, _BLOCK_ELEMENTS // self.dim)
         for start in range(0, len(inverse), rows):
             block = self.array[start : start + rows].astype(np.float64)
             largest = np.abs(block).max(1)
-            block /= np.where((largest > 0) & np.isfinite(largest), largest, 1)[:, None]  # the square of 1e300 would overflow
+            # the square of 1e300 would overflow
+            block /= np.where((largest > 0) & np.isfinite(largest), largest, 1)[:, None]
             with np.errstate(divide="ignore", over="ignore"):
-                inverse[start : start + rows] = 1 / np.sqrt(np.einsum("ij,ij->i", block, block)) / largest
+                inverse[start : start + rows] = (
+                    1 / np.sqrt(np.einsum("ij,ij->i", block, block)) / largest
+                )
             scale[start : start + rows] = largest
         bad = np.flatnonzero(~np.isfinite(scale))
         if len(bad):
-            raise KinfolkError(f"{self._which(bad)} of {self.name} are NaN or infinite; remove or repair them")
+            raise KinfolkError(
+                f"{self._which(bad)} of {self.name} are NaN or infinite; remove or repair them"
+            )
         bad = np.flatnonzero(~np.isfinite(inverse))
         if len(bad):
-            raise KinfolkError(f"{self._which(bad)} of {self.name} are all zero and have no direction to compare; remove or repair them")
+            raise KinfolkError(
+                f"{self._which(bad)} of {self.name} are all zero and have no direction to compare;"
+                " remove or repair them"
+            )
         return inverse
 
     def _which(self, bad: Ints) -> str:
@@ -118,7 +144,8 @@ def open_features(path: str | os.PathLike[str], key: str | None = None) -> NDArr
         raise UsageError(f"there is no file or folder `{path}`; {_instead(path)}")
     if path.is_dir():
         raise UsageError(
-            f"`{path}` is a folder without config.yaml, so it is not a run; give a run folder or a file that ends in {_kinds()}"
+            f"`{path}` is a folder without config.yaml, so it is not a run; give a run folder or a"
+            f" file that ends in {_kinds()}"
         )
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
@@ -141,8 +168,13 @@ def open_features(path: str | os.PathLike[str], key: str | None = None) -> NDArr
         raise
     except Exception as error:  # readers raise nearly anything on a broken file
         if any(word in str(error).lower() for word in ("pickle", "object", "weights_only")):
-            raise KinfolkError(f"`{path}` contains Python objects, not numbers, and is not loaded (it could run code)") from error
-        raise KinfolkError(f"`{path}` is not a readable {suffix} file ({first_line(error)}); write it again") from error
+            raise KinfolkError(
+                f"`{path}` contains Python objects, not numbers, and is not loaded (it could run"
+                " code)"
+            ) from error
+        raise KinfolkError(
+            f"`{path}` is not a readable {suffix} file ({first_line(error)}); write it again"
+        ) from error
 
 
 def _npy(path: Path, key: str | None) -> NDArray[Any]:
@@ -151,27 +183,40 @@ def _npy(path: Path, key: str | None) -> NDArray[Any]:
 
 
 def _npz(path: Path, key: str | None) -> NDArray[Any]:
-    """Maps a member that is stored without compression; a compressed one is unpacked into a temporary file."""
+    """Maps a member that is stored without compression; a compressed one is unpacked into a
+    temporary file."""
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         names = [name.removesuffix(".npy") for name in archive.namelist()]
         info = archive.getinfo(f"{choose_key(names, key, path)}.npy")
         with archive.open(info) as member:
             version = np.lib.format.read_magic(member)
-            read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            read_header = (
+                np.lib.format.read_array_header_1_0
+                if version == (1, 0)
+                else np.lib.format.read_array_header_2_0
+            )
             shape, fortran, dtype = read_header(member)
             if dtype.hasobject:
-                raise KinfolkError(f"`{path}` contains Python objects, not numbers, and is not loaded (it could run code)")
+                raise KinfolkError(
+                    f"`{path}` contains Python objects, not numbers, and is not loaded (it could"
+                    " run code)"
+                )
             order = "F" if fortran else "C"
             size = math.prod(shape) * dtype.itemsize
             if any(side < 0 for side in shape) or size != info.file_size - member.tell():
                 raise KinfolkError(
-                    f"`{path}` has {info.file_size - member.tell():,} bytes for an array of the shape {shape}; write it again"
+                    f"`{path}` has {info.file_size - member.tell():,} bytes for an array of the"
+                    f" shape {shape}; write it again"
                 )
             if info.compress_type == zipfile.ZIP_STORED:
                 file.seek(info.header_offset + 26)
-                name_and_extra = int.from_bytes(file.read(2), "little") + int.from_bytes(file.read(2), "little")
+                name_and_extra = int.from_bytes(file.read(2), "little") + int.from_bytes(
+                    file.read(2), "little"
+                )
                 offset = info.header_offset + 30 + name_and_extra + member.tell()
-                return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape, order=order)  # type: ignore[call-overload,no-any-return]
+                return np.memmap(  # type: ignore[call-overload, no-any-return]
+                    path, dtype=dtype, mode="r", offset=offset, shape=shape, order=order
+                )
             spilled = _spill(shape[::-1] if fortran else shape, dtype)
             flat = spilled.reshape(-1).view(np.uint8)
             done = 0
@@ -191,23 +236,38 @@ def _parquet(path: Path, key: str | None) -> NDArray[Any]:
     try:
         file = pq.ParquetFile(path, memory_map=True)
         schema = file.schema_arrow
-        lists = [field.name for field in schema if pa.types.is_list(field.type) or pa.types.is_fixed_size_list(field.type)]
+        lists = [
+            field.name
+            for field in schema
+            if pa.types.is_list(field.type) or pa.types.is_fixed_size_list(field.type)
+        ]
         lists = [name for name in lists if pa.types.is_floating(schema.field(name).type.value_type)]
         floats = [field.name for field in schema if pa.types.is_floating(field.type)]
         if not lists and not floats:
-            raise UsageError(f"`{path}` has no column of floats or lists of floats; its columns are {', '.join(schema.names)}")
+            raise UsageError(
+                f"`{path}` has no column of floats or lists of floats; its columns are"
+                f" {', '.join(schema.names)}"
+            )
         names = [choose_key(lists, key, path)] if lists else floats
-        dtype = (schema.field(names[0]).type.value_type if lists else schema.field(names[0]).type).to_pandas_dtype()
+        dtype = (
+            schema.field(names[0]).type.value_type if lists else schema.field(names[0]).type
+        ).to_pandas_dtype()
         num_rows, made, start = file.metadata.num_rows, None, 0
         for batch in file.iter_batches(batch_size=4096, columns=names):
             block = _batch(batch, bool(lists), path, start)
             made = _spill((num_rows, block.shape[1]), np.dtype(dtype)) if made is None else made
             if block.shape[1] != made.shape[1]:
-                raise KinfolkError(f"the rows of `{path}` have unequal lengths: {made.shape[1]} and {block.shape[1]} around row {start}")
+                raise KinfolkError(
+                    f"the rows of `{path}` have unequal lengths: {made.shape[1]} and"
+                    f" {block.shape[1]} around row {start}"
+                )
             made[start : start + len(block)] = block
             start += len(block)
     except pa.ArrowException as error:
-        raise KinfolkError(f"`{path}` is not a readable .parquet file ({' '.join(str(error).split())}); write it again") from error
+        raise KinfolkError(
+            f"`{path}` is not a readable .parquet file ({' '.join(str(error).split())}); write it"
+            " again"
+        ) from error
     if made is None:
         raise KinfolkError(f"`{path}` has no rows")
     return made
@@ -215,17 +275,27 @@ def _parquet(path: Path, key: str | None) -> NDArray[Any]:
 
 def _batch(batch: Any, lists: bool, path: Path, start: int) -> NDArray[Any]:
     if any(column.null_count for column in batch.columns):
-        raise KinfolkError(f"`{path}` has rows without features, between rows {start} and {start + batch.num_rows}; remove them")
+        raise KinfolkError(
+            f"`{path}` has rows without features, between rows {start} and"
+            f" {start + batch.num_rows}; remove them"
+        )
     if not lists:
         return np.stack([column.to_numpy(zero_copy_only=False) for column in batch.columns], axis=1)
     values = batch.column(0).flatten().to_numpy(zero_copy_only=False)
-    if len(values) % batch.num_rows or len(set(np.asarray(batch.column(0).value_lengths()).tolist())) > 1:
-        raise KinfolkError(f"the rows of `{path}` have unequal lengths, between rows {start} and {start + batch.num_rows}")
+    if (
+        len(values) % batch.num_rows
+        or len(set(np.asarray(batch.column(0).value_lengths()).tolist())) > 1
+    ):
+        raise KinfolkError(
+            f"the rows of `{path}` have unequal lengths, between rows {start} and"
+            f" {start + batch.num_rows}"
+        )
     return np.asarray(values.reshape(batch.num_rows, -1))
 
 
 def _safetensors(path: Path, key: str | None) -> NDArray[Any]:
-    """Maps the file at the offset in its header, which the safetensors library has checked before."""
+    """Maps the file at the offset in its header, which the safetensors library has checked
+    before."""
     from safetensors import safe_open
 
     with safe_open(path, "np") as checked:
@@ -236,30 +306,50 @@ def _safetensors(path: Path, key: str | None) -> NDArray[Any]:
         header: dict[str, Any] = json.loads(file.read(length))
     chosen = header[choose_key(names, key, path)]
     if chosen["dtype"] not in _SAFETENSORS:
-        raise UsageError(f"`{path}` holds {chosen['dtype']}; features must be F16, F32 or F64, so convert them")
+        raise UsageError(
+            f"`{path}` holds {chosen['dtype']}; features must be F16, F32 or F64, so convert them"
+        )
     offset, shape = 8 + length + int(chosen["data_offsets"][0]), tuple(chosen["shape"])
     if 0 in shape:
         return np.empty(shape, _SAFETENSORS[chosen["dtype"]])
-    return np.memmap(path, dtype=_SAFETENSORS[chosen["dtype"]], mode="r", offset=offset, shape=shape)
+    return np.memmap(
+        path, dtype=_SAFETENSORS[chosen["dtype"]], mode="r", offset=offset, shape=shape
+    )
 
 
 def _csv(path: Path, key: str | None) -> NDArray[Any]:
-    """All columns of numbers but those named in `NOT_FEATURES`. The first row is a header unless all its cells are numbers."""
+    """All columns of numbers but those named in `NOT_FEATURES`. The first row is a header unless
+    all its cells are numbers."""
     import pyarrow as pa
     import pyarrow.csv as pc
 
     with path.open(encoding="utf-8-sig") as file:
-        first = file.readline().strip().split(delimiter := "\t" if path.suffix.lower() == ".tsv" else ",")
+        first = (
+            file.readline()
+            .strip()
+            .split(delimiter := "\t" if path.suffix.lower() == ".tsv" else ",")
+        )
     options = pc.ReadOptions(autogenerate_column_names=all(_is_float(cell) for cell in first))
-    table = pc.read_csv(path, read_options=options, parse_options=pc.ParseOptions(delimiter=delimiter))
-    numbers = [field.name for field in table.schema if pa.types.is_floating(field.type) or pa.types.is_integer(field.type)]
+    table = pc.read_csv(
+        path, read_options=options, parse_options=pc.ParseOptions(delimiter=delimiter)
+    )
+    numbers = [
+        field.name
+        for field in table.schema
+        if pa.types.is_floating(field.type) or pa.types.is_integer(field.type)
+    ]
     names = [name for name in numbers if name.lower() not in NOT_FEATURES]
     if not names:
-        raise UsageError(f"`{path}` has no columns of numbers that could be features; its columns are {', '.join(table.column_names[:8])}")
+        raise UsageError(
+            f"`{path}` has no columns of numbers that could be features; its columns are"
+            f" {', '.join(table.column_names[:8])}"
+        )
     empty = next((name for name in names if table[name].null_count), None)
     if empty is not None:
         raise KinfolkError(f"`{path}` has empty cells in the column `{empty}`; remove or fill them")
-    return np.stack([table[name].to_numpy() for name in names], axis=1).astype(np.float64, copy=False)
+    return np.stack([table[name].to_numpy() for name in names], axis=1).astype(
+        np.float64, copy=False
+    )
 
 
 def _is_float(text: str) -> bool:
@@ -276,11 +366,17 @@ def _torch(path: Path, key: str | None) -> NDArray[Any]:
 
     loaded = torch.load(path, map_location="cpu", weights_only=True)
     if isinstance(loaded, dict):
-        tensors = {str(name): value for name, value in loaded.items() if isinstance(value, torch.Tensor)}
+        tensors = {
+            str(name): value for name, value in loaded.items() if isinstance(value, torch.Tensor)
+        }
         loaded = tensors[choose_key(list(tensors), key, path)]
     if not isinstance(loaded, torch.Tensor):
-        raise UsageError(f"`{path}` (={type(loaded).__name__}) must contain a tensor or a dictionary of tensors")
-    array: NDArray[Any] = (loaded.float() if loaded.dtype == torch.bfloat16 else loaded).detach().numpy()
+        raise UsageError(
+            f"`{path}` (={type(loaded).__name__}) must contain a tensor or a dictionary of tensors"
+        )
+    array: NDArray[Any] = (
+        (loaded.float() if loaded.dtype == torch.bfloat16 else loaded).detach().numpy()
+    )
     return array
 
 
@@ -311,7 +407,10 @@ def _instead(path: Path) -> str:
     similar = difflib.get_close_matches(path.name, present, n=1, cutoff=0.75)
     if similar:
         return f"did you mean `{path.with_name(similar[0])}`?"
-    return "give a folder of images, a run folder, or a file of features, such as `kinfolk embed RUN --out features.npy` writes"
+    return (
+        "give a folder of images, a run folder, or a file of features, such as `kinfolk embed RUN"
+        " --out features.npy` writes"
+    )
 
 
 def _kinds() -> str:

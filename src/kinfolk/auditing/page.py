@@ -1,13 +1,14 @@
 """Thumbnails of samples for the page of an audit, decoded from the original images.
 
-The samples that the page of an audit shows: anchors with their kin, groups, hubs, doubtful labels and outliers.
+The samples that the page of an audit shows: anchors with their kin, groups, hubs, doubtful labels
+and outliers.
 
 Dimension key: N data set, P listed pairs.
 
 audit.html: the page of an audit, one file that needs nothing else.
 
-Figures are plain dictionaries for plotly.js with named colours, as in the report. All text from the data is escaped by the template or set
-as text by the script.
+Figures are plain dictionaries for plotly.js with named colours, as in the report. All text from the
+data is escaped by the template or set as text by the script.
 """
 
 from __future__ import annotations
@@ -50,19 +51,27 @@ class Thumbnails:
 
     def __init__(self, images: ImageData, source: Source | None = None, size: int = TILE) -> None:
         self.images, self.source = images, source
-        longest = int(max(images.samples.widths.max(initial=1), images.samples.heights.max(initial=1)))
+        longest = int(
+            max(images.samples.widths.max(initial=1), images.samples.heights.max(initial=1))
+        )
         self.size = min(size, longest if source is not None else max(images.height, images.width))
 
     def squares(self, ids: list[int]) -> list[NDArray[np.uint8]]:
         """(size, size, 3) for each of `ids`: the whole image on a black square."""
         from kinfolk.report.maps import square_images
 
-        place = {} if self.source is None else {item.key: at for at, item in enumerate(self.source.items())}
+        place = (
+            {}
+            if self.source is None
+            else {item.key: at for at, item in enumerate(self.source.items())}
+        )
         squares = []
         for sample in ids:
             original = self._original(sample, place)
             if original is None:
-                (original,) = square_images(self.images, np.asarray([sample], dtype=np.int64), self.size)
+                (original,) = square_images(
+                    self.images, np.asarray([sample], dtype=np.int64), self.size
+                )
             height, width = original.shape[:2]
             square = np.zeros((max(self.size, height, width),) * 2 + (3,), dtype=np.uint8)
             top, left = (len(square) - height) // 2, (len(square) - width) // 2
@@ -78,7 +87,12 @@ class Thumbnails:
         width, height = int(samples.widths[sample]), int(samples.heights[sample])
         scale = self.size / max(width, height, 1)
         try:
-            found = decode(self.source.load(at), max(1, round(height * scale)), max(1, round(width * scale)), _PIXEL_CAP)
+            found = decode(
+                self.source.load(at),
+                max(1, round(height * scale)),
+                max(1, round(width * scale)),
+                _PIXEL_CAP,
+            )
         except (RefusedError, KinfolkError, OSError):
             return None
         return found.pixels
@@ -88,7 +102,8 @@ ANCHORS, WRONG, HUBS, GROUPS, MEMBERS, DOUBTFUL = 60, 20, 12, 24, 8, 24
 
 
 def gallery(audit: Audit) -> tuple[list[int], dict[str, Any]]:
-    """Ids of the samples that are shown, and data for the page's script, which refers to samples by their position among these."""
+    """Ids of the samples that are shown, and data for the page's script, which refers to samples by
+    their position among these."""
     anchors = _anchors(audit)
     starts = np.searchsorted(audit.pairs["anchor"], anchors)
     stops = np.searchsorted(audit.pairs["anchor"], anchors, side="right")
@@ -96,7 +111,13 @@ def gallery(audit: Audit) -> tuple[list[int], dict[str, Any]]:
     groups = []
     for group in np.unique(audit.groups["group"])[:GROUPS]:
         members = audit.groups[audit.groups["group"] == group]
-        groups.append({"kind": str(members["kind"][0]), "size": len(members), "samples": members["sample"][:MEMBERS].tolist()})
+        groups.append(
+            {
+                "kind": str(members["kind"][0]),
+                "size": len(members),
+                "samples": members["sample"][:MEMBERS].tolist(),
+            }
+        )
     hubs, mislabels, outliers = audit.hubs[:HUBS], audit.mislabels[:DOUBTFUL], audit.outliers[:HUBS]
     shown = {*anchors.tolist(), *(int(kin) for row in rows for kin in row["kin"])}
     shown |= {int(sample) for table in (hubs, mislabels, outliers) for sample in table["sample"]}
@@ -109,11 +130,24 @@ def gallery(audit: Audit) -> tuple[list[int], dict[str, Any]]:
         "thresholds": [round(float(audit.thresholds[anchor]), 4) for anchor in anchors],
         "flagged": [int(audit.flagged[anchor]) for anchor in anchors],
         "kin": [[place[int(kin)] for kin in row["kin"]] for row in rows],
-        "similarity": [[round(float(similarity), 4) for similarity in row["similarity"]] for row in rows],
-        "groups": [{**group, "samples": [place[sample] for sample in group["samples"]]} for group in groups],
-        "hubs": [[place[int(hub["sample"])], int(hub["occurrence"]), round(float(hub["times_expected"]), 1)] for hub in hubs],
+        "similarity": [
+            [round(float(similarity), 4) for similarity in row["similarity"]] for row in rows
+        ],
+        "groups": [
+            {**group, "samples": [place[sample] for sample in group["samples"]]} for group in groups
+        ],
+        "hubs": [
+            [
+                place[int(hub["sample"])],
+                int(hub["occurrence"]),
+                round(float(hub["times_expected"]), 1),
+            ]
+            for hub in hubs
+        ],
         "mislabels": [[place[int(row["sample"])], _doubt(audit, row)] for row in mislabels],
-        "outliers": [[place[int(row["sample"])], f"similarity {row['similarity']:.2f}"] for row in outliers],
+        "outliers": [
+            [place[int(row["sample"])], f"similarity {row['similarity']:.2f}"] for row in outliers
+        ],
     }
 
 
@@ -133,7 +167,8 @@ def _doubt(audit: Audit, row: Any) -> str:
 
 
 def _anchors(audit: Audit) -> Ints:
-    """Random anchors and, with labels, anchors whose closest kin has another label; in random order."""
+    """Random anchors and, with labels, anchors whose closest kin has another label; in random
+    order."""
     draw = generator(0, "gallery")
     with_kin = np.unique(audit.pairs["anchor"])
     chosen = with_kin[torch.randperm(len(with_kin), generator=draw)[:ANCHORS].numpy()]
@@ -141,7 +176,9 @@ def _anchors(audit: Audit) -> Ints:
         first = audit.pairs[audit.pairs["rank"] == 1]
         one, other = audit.labels[first["anchor"]], audit.labels[first["kin"]]
         wrong = first[(one >= 0) & (other >= 0) & (one != other)]
-        chosen = np.concatenate([chosen, wrong["anchor"][np.argsort(-wrong["similarity"], kind="stable")][:WRONG]])
+        chosen = np.concatenate(
+            [chosen, wrong["anchor"][np.argsort(-wrong["similarity"], kind="stable")][:WRONG]]
+        )
     chosen = np.unique(chosen)
     shuffled: Ints = chosen[torch.randperm(len(chosen), generator=draw).numpy()].astype(np.int64)
     return shuffled
@@ -149,17 +186,30 @@ def _anchors(audit: Audit) -> Ints:
 
 def _described(audit: Audit, samples: list[int]) -> dict[str, Any]:
     """Keys, texts and labels, in the form that the report uses too."""
-    keys = [f"sample {sample}" if audit.keys is None else str(audit.keys[sample]) for sample in samples]
+    keys = [
+        f"sample {sample}" if audit.keys is None else str(audit.keys[sample]) for sample in samples
+    ]
     texts = None if audit.texts is None else [audit.texts[sample] for sample in samples]
     if audit.labels is None:
         return {"ids": samples, "keys": keys, "texts": texts, "labels": None, "classes": []}
     present, place = np.unique(audit.labels[samples], return_inverse=True)
     unknown = int((present < 0).sum())
     classes = [audit.classes[label] if audit.classes else str(label) for label in present[unknown:]]
-    return {"ids": samples, "keys": keys, "texts": texts, "labels": (place - unknown).tolist(), "classes": classes}
+    return {
+        "ids": samples,
+        "keys": keys,
+        "texts": texts,
+        "labels": (place - unknown).tolist(),
+        "classes": classes,
+    }
 
 
-SHOWN_IF_FOUND = (("groups", "Duplicates"), ("mislabels", "Label errors"), ("outliers", "Outliers"), ("hubs", "Hubs"))
+SHOWN_IF_FOUND = (
+    ("groups", "Duplicates"),
+    ("mislabels", "Label errors"),
+    ("outliers", "Outliers"),
+    ("hubs", "Hubs"),
+)
 """Sections of the page that are left out when they are empty."""
 
 
@@ -172,17 +222,26 @@ def panels_of(audit: Audit) -> list[Panel]:
     lines = [line("all pairs", centre[seen], survey.density[seen], "accent")]
     if survey.same_density is not None:
         lines.append(line("equal labels", centre[seen], survey.same_density[seen], "second"))
-    which = "all anchors" if len(survey.anchors) == len(audit) else f"{len(survey.anchors):,} anchors drawn at random"
+    which = (
+        "all anchors"
+        if len(survey.anchors) == len(audit)
+        else f"{len(survey.anchors):,} anchors drawn at random"
+    )
     low, middle, high = np.quantile(audit.thresholds, (0.05, 0.5, 0.95))
     panels = [
         Panel(
-            "similarity", "Similarities", f"share of pairs, {which}", "Histogram of the similarities of pairs", figure(lines, "similarity")
+            "similarity",
+            "Similarities",
+            f"share of pairs, {which}",
+            "Histogram of the similarities of pairs",
+            figure(lines, "similarity"),
         ),
         Panel(
             "threshold",
             "Thresholds",
             f"the (1 − α) quantile of each sample, α = {audit.alpha:g}",
-            f"Nine of ten thresholds lie between {low:.3f} and {high:.3f}, the median is {middle:.3f}",
+            f"Nine of ten thresholds lie between {low:.3f} and {high:.3f}, the median is"
+            f" {middle:.3f}",
             figure([histogram("samples", audit.thresholds, "accent")], "threshold"),
         ),
         Panel(
@@ -204,10 +263,21 @@ def panels_of(audit: Audit) -> list[Panel]:
             line("F1, own α", [p.alpha for p in own], [p.f1 for p in own], "third", dash="dot"),
         ]
         along = figure(traces, "α", share=True)
-        along["layout"]["xaxis"] |= {"type": "log", "tickvals": [0.001, 0.01, 0.1, 0.3], "tickformat": "~g"}
+        along["layout"]["xaxis"] |= {
+            "type": "log",
+            "tickvals": [0.001, 0.01, 0.1, 0.3],
+            "tickformat": "~g",
+        }
         best = max(one, key=lambda point: point.f1)
         panels.insert(
-            0, Panel("curve", "Along α", f"flagged pairs against the labels, {which}", f"F1 is highest at α = {best.alpha:g}", along)
+            0,
+            Panel(
+                "curve",
+                "Along α",
+                f"flagged pairs against the labels, {which}",
+                f"F1 is highest at α = {best.alpha:g}",
+                along,
+            ),
         )
     return panels
 
@@ -218,7 +288,8 @@ def write_page(
     images: ImageData | Thumbnails | None = None,
     origin: Provenance = UNKNOWN,
 ) -> None:
-    """Writes the page; without `images` the gallery shows keys or texts. See `Audit.save` for the arguments."""
+    """Writes the page; without `images` the gallery shows keys or texts. See `Audit.save` for the
+    arguments."""
     ids, shown = gallery(audit)
     sheet = sprites(ids, images)
     shown["samples"]["tile"] = None if sheet is None else sheet.layout
@@ -230,7 +301,11 @@ def write_page(
     sections += [(id, title) for id, title in SHOWN_IF_FOUND if found[id]]
     page = html.compose(
         ("kinfolk.auditing", "audit.html"),
-        [("kinfolk.auditing", "audit_marks.js"), (html.HERE, "gallery.js"), ("kinfolk.auditing", "audit.js")],
+        [
+            ("kinfolk.auditing", "audit_marks.js"),
+            (html.HERE, "gallery.js"),
+            ("kinfolk.auditing", "audit.js"),
+        ],
         data={"figures": {panel.id: panel.figure for panel in panels}, "gallery": shown},
         title="Audit",
         sections=[*sections, *([("batches", "Batches")] if basis else [])],
@@ -255,16 +330,23 @@ def lead(audit: Audit, encoder: str | None = None) -> str:
     """Sentences about what was computed."""
     if encoder is not None:
         return f"Features by {encoder}. {lead(audit)}"
-    kept = f" Similarities above the {1 - audit.alpha:.4g} quantile are flagged as kin (likely false negatives)."
+    kept = (
+        f" Similarities above the {1 - audit.alpha:.4g} quantile are flagged as kin (likely false"
+        " negatives)."
+    )
     if not audit.flagged.any() and audit.alpha * (len(audit) - 1) < 1:
-        kept += f" That is less than one of {len(audit) - 1:,} samples, so nothing is flagged; a larger alpha flags more."
+        kept += (
+            f" That is less than one of {len(audit) - 1:,} samples, so nothing is flagged; a larger"
+            " alpha flags more."
+        )
     if audit.check is None:
         return f"Each of {len(audit):,} samples was compared with all others.{kept}"
     check = audit.check
     return (
-        f"Each of {len(audit):,} samples was compared with the others approximately.{kept} Compared with the exact values of "
-        f"{check.anchors} anchors, the search found {check.recall:.1%} of the nearest neighbours, and the mean error of the thresholds is "
-        f"{check.threshold_error:.4f}."
+        f"Each of {len(audit):,} samples was compared with the others approximately.{kept} Compared"
+        f" with the exact values of {check.anchors} anchors, the search found {check.recall:.1%} of"
+        " the nearest neighbours, and the mean error of the thresholds is"
+        f" {check.threshold_error:.4f}."
     )
 
 
@@ -272,15 +354,29 @@ def tiles(audit: Audit) -> list[tuple[str, str, str]]:
     """Label, value and note of the tiles at the top."""
     found = [
         ("Samples", f"{len(audit):,}", ""),
-        ("Flagged pairs", _short(int(audit.flagged.sum())), f"α = {audit.alpha:g}; {len(audit.pairs):,} listed"),
+        (
+            "Flagged pairs",
+            _short(int(audit.flagged.sum())),
+            f"α = {audit.alpha:g}; {len(audit.pairs):,} listed",
+        ),
         _alpha_tile(audit),
     ]
     if not math.isnan(audit.f1):
         found.append(
-            ("Precision", "—" if math.isnan(audit.precision) else f"{audit.precision:.1%}", f"recall {audit.recall:.1%}, F1 {audit.f1:.3f}")
+            (
+                "Precision",
+                "—" if math.isnan(audit.precision) else f"{audit.precision:.1%}",
+                f"recall {audit.recall:.1%}, F1 {audit.f1:.3f}",
+            )
         )
         found.append(("Equal labels", f"{audit.kin_share:.1%}", "share of all pairs"))
-    found.append(("Duplicates", f"{audit.num_groups('duplicate'):,}", f"and {audit.num_groups('near-duplicate'):,} near-duplicate groups"))
+    found.append(
+        (
+            "Duplicates",
+            f"{audit.num_groups('duplicate'):,}",
+            f"and {audit.num_groups('near-duplicate'):,} near-duplicate groups",
+        )
+    )
     found.append(("Hubs", f"{len(audit.hubs):,}", "samples that very many anchors flag"))
     if len(audit.mislabels):
         found.append(("Label errors", f"{len(audit.mislabels):,}", "likely"))
@@ -292,7 +388,11 @@ def tiles(audit: Audit) -> list[tuple[str, str, str]]:
 def _alpha_tile(audit: Audit) -> tuple[str, str, str]:
     alpha = alpha_to_try(audit)
     basis = "highest F1" if audit.best_alpha is not None else "share of pairs that stands out"
-    return ("Suggested α", "none", "no pairs stand out clearly") if alpha is None else ("Suggested α", f"{alpha:g}", basis)
+    return (
+        ("Suggested α", "none", "no pairs stand out clearly")
+        if alpha is None
+        else ("Suggested α", f"{alpha:g}", basis)
+    )
 
 
 def _intro(audit: Audit, num_anchors: int) -> str:
@@ -301,26 +401,41 @@ def _intro(audit: Audit, num_anchors: int) -> str:
     if audit.labels is not None:
         drawn = "some drawn at random and some whose closest kin has another label"
         mark = " ✓ marks kin with the anchor's label, ✗ kin with another label."
-    return f"{num_anchors} anchors, {drawn}, each with the samples flagged as its kin, the closest first.{mark}"
+    return (
+        f"{num_anchors} anchors, {drawn}, each with the samples flagged as its kin, the closest"
+        f" first.{mark}"
+    )
 
 
 def _groups_intro(audit: Audit) -> str:
     text = "The largest groups. Duplicates have exactly the same features. "
     if audit.verified:
-        return text + "Near-duplicates are the same image up to size, compression, a slight crop or mirroring, verified by their pixels."
-    return text + "Near-duplicates are much closer than neighbours usually are; without the images they were not verified by pixels."
+        return (
+            text + "Near-duplicates are the same image up to size, compression, a slight crop or"
+            " mirroring, verified by their pixels."
+        )
+    return (
+        text
+        + "Near-duplicates are much closer than neighbours usually are; without the images they"
+        " were not verified by pixels."
+    )
 
 
 def _basis(audit: Audit) -> str:
     """What the table of batches goes by; empty if there is nothing to show."""
-    views = "two views of each sample" if audit.views == 2 else "one image and one text of each sample"
+    views = (
+        "two views of each sample" if audit.views == 2 else "one image and one text of each sample"
+    )
     if not math.isnan(audit.kin_share):
         equal = f"according to the labels, which are equal in {audit.kin_share:.2%} of all pairs"
         return f"False negatives with {views}, {equal}."
     if audit.suggested_alpha is None:
         return ""
     share = f"at least {audit.outstanding.share:.2%} of all pairs"
-    return f"Negatives that stand out, {share}, with {views}. Without labels it is unknown how many are false."
+    return (
+        f"Negatives that stand out, {share}, with {views}. Without labels it is unknown how many"
+        " are false."
+    )
 
 
 def _short(number: int) -> str:

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from kinfolk.auditing.page import Thumbnails
     from kinfolk.data.images import ImageData
 
-PAIR = np.dtype([("anchor", np.int64), ("kin", np.int64), ("similarity", np.float32), ("rank", np.int32)])
+PAIR = np.dtype(
+    [("anchor", np.int64), ("kin", np.int64), ("similarity", np.float32), ("rank", np.int32)]
+)
 TABLES = ("pairs", "groups", "hubs", "mislabels", "outliers")
 WRITTEN = (
     "thresholds.parquet",
@@ -49,15 +51,19 @@ class Audit:
 
     Args:
         alpha: share of each sample's similarities that is flagged.
-        thresholds: (N,) the (1 − alpha) quantile of each sample's N − 1 similarities; similarities above it are flagged.
-        pairs: (P,) rows of anchor, kin, similarity and rank (from 1, closest first): the flagged pairs, at most K for each anchor.
+        thresholds: (N,) the (1 − alpha) quantile of each sample's N − 1 similarities; similarities
+            above it are flagged.
+        pairs: (P,) rows of anchor, kin, similarity and rank (from 1, closest first): the flagged
+            pairs, at most K for each anchor.
         flagged: (N,) number of flagged pairs of each anchor, listed or not.
         occurrence: (N,) number of anchors that flag each sample.
-        alphas: (N,) each sample's own share, from the distribution of its similarities; their mean is near alpha.
+        alphas: (N,) each sample's own share, from the distribution of its similarities; their mean
+            is near alpha.
         groups: rows of group, sample, kind: duplicates and near-duplicates.
         hubs: rows of sample, occurrence, times_expected.
         label_check: likely label errors, and how well the features can tell them.
-        outliers: rows of sample, similarity, usual: samples that are unusually far from their nearest neighbours.
+        outliers: rows of sample, similarity, usual: samples that are unusually far from their
+            nearest neighbours.
         outstanding: for several α the share of the flagged pairs that stands out.
         best_alpha: the α with the highest F1 on the labels; None without labels.
         kin_share: share of pairs with equal labels; NaN without labels.
@@ -110,8 +116,8 @@ class Audit:
 
     @property
     def suggested_alpha(self) -> float | None:
-        """The share of all pairs that stands out, to two digits; None if it is less than one pair for
-        each anchor."""
+        """The share of all pairs that stands out, to two digits; None if it is less than one pair
+        for each anchor."""
         share = self.outstanding.share
         return float(f"{share:.2g}") if share * (len(self) - 1) >= 1 else None
 
@@ -122,7 +128,11 @@ class Audit:
 
     def __repr__(self) -> str:
         found = f"{len(self.pairs):,} pairs of {len(self):,} samples, alpha={self.alpha:g}"
-        judged = "" if math.isnan(self.f1) else f", precision {self.precision:.1%}, recall {self.recall:.1%}, F1 {self.f1:.3f}"
+        judged = (
+            ""
+            if math.isnan(self.f1)
+            else f", precision {self.precision:.1%}, recall {self.recall:.1%}, F1 {self.f1:.3f}"
+        )
         return f"<Audit: {found}{judged}>"
 
     def summary(self, origin: Provenance = UNKNOWN) -> dict[str, Any]:
@@ -155,7 +165,10 @@ class Audit:
             "batches": [asdict(line) for line in self.batches],
             "verdict": verdict(self, origin).sentences,
         }
-        return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in figures.items()}
+        return {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in figures.items()
+        }
 
     def num_groups(self, kind: str) -> int:
         """Number of groups of a kind: "duplicate" or "near-duplicate"."""
@@ -200,26 +213,41 @@ class Audit:
                 self._write(columns, out / f"{name}.parquet", out / f"{name}.csv")
         points = [asdict(point) for point in self.survey.curve]
         if points:
-            self._write({column: np.asarray([point[column] for point in points]) for column in points[0]}, None, out / "curve.csv")
+            self._write(
+                {column: np.asarray([point[column] for point in points]) for column in points[0]},
+                None,
+                out / "curve.csv",
+            )
         else:
             (out / "curve.csv").unlink(missing_ok=True)
         write_by_name(
-            out / "summary.json", lambda path: path.write_text(json.dumps(self.summary(origin), indent=2) + "\n", encoding="utf-8")
+            out / "summary.json",
+            lambda path: path.write_text(
+                json.dumps(self.summary(origin), indent=2) + "\n", encoding="utf-8"
+            ),
         )
         write_by_name(out / "audit.html", lambda path: write_page(self, path, images, origin))
         return out
 
     def _columns(self, name: str) -> dict[str, Any] | None:
-        """The columns of a table, with the keys of its samples; None for a table that this audit does not have."""
+        """The columns of a table, with the keys of its samples; None for a table that this audit
+        does not have."""
         rows: NDArray[Any] = getattr(self, name)
         columns: dict[str, Any] = {column: rows[column] for column in rows.dtype.names or ()}
         if name == "pairs":
-            return columns | self._keys("anchor_key", rows["anchor"]) | self._keys("kin_key", rows["kin"])
+            return (
+                columns
+                | self._keys("anchor_key", rows["anchor"])
+                | self._keys("kin_key", rows["kin"])
+            )
         if name == "mislabels":
             if self.labels is None:
                 return None
             names = ("label", "suggested")
-            columns |= {each: [as_utf8(self.class_name(int(label))) for label in rows[each]] for each in names}
+            columns |= {
+                each: [as_utf8(self.class_name(int(label))) for label in rows[each]]
+                for each in names
+            }
         return columns | self._keys("key", rows["sample"])
 
     def _keys(self, column: str, ids: NDArray[np.int64]) -> dict[str, Any]:
@@ -228,15 +256,22 @@ class Audit:
             return {}
         import pyarrow as pa
 
-        return {column: pa.array([as_utf8(key) for key in self.keys], pa.string()).take(pa.array(ids))}
+        return {
+            column: pa.array([as_utf8(key) for key in self.keys], pa.string()).take(pa.array(ids))
+        }
 
-    def _write(self, columns: dict[str, Any], parquet: Path | None, csv: Path | None = None) -> None:
+    def _write(
+        self, columns: dict[str, Any], parquet: Path | None, csv: Path | None = None
+    ) -> None:
         """Writes columns of one length as Parquet, as CSV, or as both."""
         import pyarrow as pa
         import pyarrow.csv as pc
         import pyarrow.parquet as pq
 
-        arrays = {name: values if isinstance(values, pa.Array) else _as_array(values) for name, values in columns.items()}
+        arrays = {
+            name: values if isinstance(values, pa.Array) else _as_array(values)
+            for name, values in columns.items()
+        }
         table = pa.table(arrays)
         if parquet is not None:
             noted = table.replace_schema_metadata({SAMPLES: str(len(self))})
@@ -256,13 +291,17 @@ def _as_array(values: NDArray[Any] | list[str]) -> Any:
 
 
 def _escaped(array: Any) -> Any:
-    """Texts for a CSV file, so that no key is taken for a formula; each distinct text is escaped once."""
+    """Texts for a CSV file, so that no key is taken for a formula; each distinct text is escaped
+    once."""
     import pyarrow as pa
 
     if not pa.types.is_string(array.type):
         return array
     coded = array.dictionary_encode()
-    texts = pa.array([None if text is None else escaped(text) for text in coded.dictionary.to_pylist()], pa.string())
+    texts = pa.array(
+        [None if text is None else escaped(text) for text in coded.dictionary.to_pylist()],
+        pa.string(),
+    )
     return texts.take(coded.indices)
 
 

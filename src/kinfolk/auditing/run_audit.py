@@ -61,21 +61,28 @@ def audit(
     workers: int | None = None,
     progress: bool = False,
 ) -> Audit:
-    """Finds the false negatives of an embedding: for each sample, the others above the (1 − α) quantile of its similarities.
+    """Finds the false negatives of an embedding: for each sample, the others above the (1 − α)
+    quantile of its similarities.
 
     Args:
-        features: (N, D) float16, float32 or float64, as an array, a tensor or a file (`.npy`, `.npz`, `.csv`, `.tsv`, `.parquet`,
-            `.safetensors`, `.pt`); or a run folder, whose encoder embeds its own training samples. Most files are mapped into memory.
+        features: (N, D) float16, float32 or float64, as an array, a tensor or a file (`.npy`,
+            `.npz`, `.csv`, `.tsv`, `.parquet`, `.safetensors`, `.pt`); or a run folder, whose
+            encoder embeds its own training samples. Most files are mapped into memory.
         alpha: share of each sample's N − 1 similarities to flag, in (0, 1).
-        labels: (N,) classes or their names; −1, None or "" means unknown. With labels precision, recall and F1 are computed.
-        pairs: largest number of flagged pairs to list for each anchor, closest first; all of them are counted.
+        labels: (N,) classes or their names; −1, None or "" means unknown. With labels precision,
+            recall and F1 are computed.
+        pairs: largest number of flagged pairs to list for each anchor, closest first; all of them
+            are counted.
         key: name of the array in a file with several arrays.
-        keys: (N,) names of the samples, such as file names; they appear in the tables and on the page.
+        keys: (N,) names of the samples, such as file names; they appear in the tables and on the
+            page.
         texts: (N,) texts of the samples, for the page.
         images: images of the samples; near-duplicates are then verified by their pixels.
         search: "exact", "approximate" (faiss), or "auto": exact up to 200,000 samples.
-        near: largest distance of near-duplicates, relative to the median distance to the nearest neighbour.
-        batch_sizes: batch sizes for which false negatives are estimated; those larger than the data set are left out.
+        near: largest distance of near-duplicates, relative to the median distance to the nearest
+            neighbour.
+        batch_sizes: batch sizes for which false negatives are estimated; those larger than the data
+            set are left out.
         views: views of each sample among the negatives of a batch; 1 for image and text.
         workers: number of threads; by default as many as torch uses.
         progress: show a progress bar.
@@ -87,7 +94,9 @@ def audit(
         ((50,), ('anchor', 'kin', 'similarity', 'rank'))
     """
     if not 0 < alpha < 1:
-        raise UsageError(f"`alpha` (={alpha}) must be in (0, 1): the share of a sample's similarities to flag")
+        raise UsageError(
+            f"`alpha` (={alpha}) must be in (0, 1): the share of a sample's similarities to flag"
+        )
     if pairs < 1:
         raise UsageError(f"`pairs` (={pairs}) must be at least 1")
     if not 0 < near < 1:
@@ -100,21 +109,31 @@ def audit(
         from kinfolk.auditing.audit_input import open_input
 
         with open_input(features, progress=progress) as found:
-            features, keys, images = found.features, found.keys if keys is None else keys, found.images if images is None else images
+            features, keys, images = (
+                found.features,
+                found.keys if keys is None else keys,
+                found.images if images is None else images,
+            )
             labels = found.labels if labels is None else labels
             texts, views = found.texts if texts is None else texts, found.views
     checked = _features(features, key)
     labels_N, classes = (None, None) if labels is None else encode(labels, len(checked))
     for name, given in (("keys", keys), ("texts", texts)):
         if given is not None and len(given) != len(checked):
-            raise UsageError(f"`{name}` (={len(given):,}) must be as many as the samples (={len(checked):,})")
+            raise UsageError(
+                f"`{name}` (={len(given):,}) must be as many as the samples (={len(checked):,})"
+            )
     survey = take_survey(checked, alpha, labels_N, progress)
     nearest = min(max(pairs, NEIGHBOURS), len(checked) - 1)
     check: Check | None = None
     if search == "exact" or (search == "auto" and len(checked) <= EXACT_UP_TO):
-        kin = exact_kin(checked, alpha, nearest, survey.level, labels_N, workers=workers, progress=progress)
+        kin = exact_kin(
+            checked, alpha, nearest, survey.level, labels_N, workers=workers, progress=progress
+        )
     else:
-        kin, check = approximate_kin(checked, alpha, nearest, survey.level, workers=workers, progress=progress)
+        kin, check = approximate_kin(
+            checked, alpha, nearest, survey.level, workers=workers, progress=progress
+        )
     precision, recall, f1 = _judged(kin, survey, alpha, labels_N, check)
     outstanding = measure_standing_out(checked, sorted({*ALPHAS, alpha}))
     nan = float("nan")
@@ -140,7 +159,9 @@ def audit(
         precision=precision,
         recall=recall,
         f1=f1,
-        batches=batch_lines(kin_shares(labels_N, outstanding.share), len(checked), batch_sizes, views),
+        batches=batch_lines(
+            kin_shares(labels_N, outstanding.share), len(checked), batch_sizes, views
+        ),
         views=views,
         survey=survey,
         verified=images is not None,
@@ -157,7 +178,9 @@ def _features(features: Any, key: str | None) -> Features:
         return Features(open_features(features, key), f"`{features}`")
     if isinstance(features, torch.Tensor):
         features = features.detach().cpu()
-        return Features((features.float() if features.dtype == torch.bfloat16 else features).numpy())
+        return Features(
+            (features.float() if features.dtype == torch.bfloat16 else features).numpy()
+        )
     return Features(np.asarray(features))
 
 
@@ -171,14 +194,23 @@ def _listed(kin: Kin, pairs: int) -> NDArray[Any]:
     return rows
 
 
-def _judged(kin: Kin, survey: Survey, alpha: float, labels_N: Ints | None, check: Check | None) -> tuple[float, float, float]:
-    """Precision, recall and F1 of all flagged pairs; for an approximate audit, of the surveyed anchors."""
+def _judged(
+    kin: Kin, survey: Survey, alpha: float, labels_N: Ints | None, check: Check | None
+) -> tuple[float, float, float]:
+    """Precision, recall and F1 of all flagged pairs; for an approximate audit, of the surveyed
+    anchors."""
     nan = float("nan")
     if labels_N is None:
         return nan, nan, nan
     if check is not None:
-        point = next(point for point in survey.curve if point.rule == "one α" and point.alpha == alpha)
+        point = next(
+            point for point in survey.curve if point.rule == "one α" and point.alpha == alpha
+        )
         return point.precision, point.recall, point.f1
     total = kin_pairs(labels_N)
     both = kin.judged + total
-    return kin.hits / kin.judged if kin.judged else nan, kin.hits / total if total else nan, 2 * kin.hits / both if both else nan
+    return (
+        kin.hits / kin.judged if kin.judged else nan,
+        kin.hits / total if total else nan,
+        2 * kin.hits / both if both else nan,
+    )

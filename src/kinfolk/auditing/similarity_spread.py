@@ -1,8 +1,9 @@
 """The distribution of a sample's similarities: median and spread of the lower half.
 
-Most other samples are unrelated, so the lower half of a sample's similarities describes unrelated samples. Their spread is the distance
-from the median to the quantile that lies one standard deviation below it in a normal distribution. A similarity is then measured by the
-number of spreads above the median, and one bound z for all samples gives each sample its own share
+Most other samples are unrelated, so the lower half of a sample's similarities describes unrelated
+samples. Their spread is the distance from the median to the quantile that lies one standard
+deviation below it in a normal distribution. A similarity is then measured by the number of spreads
+above the median, and one bound z for all samples gives each sample its own share
 
     α_i = share of j with  s_ij > median_i + z · spread_i,    z such that the mean of α_i is α.
 
@@ -22,17 +23,21 @@ from numpy.typing import NDArray
 from kinfolk.auditing.inputs import Features, Floats, Ints
 
 LOW = 0.5 * math.erfc(1 / math.sqrt(2))
-"""Share of a normal distribution that lies more than one standard deviation below its median: 0.159."""
+"""Share of a normal distribution that lies more than one standard deviation below its median:
+0.159."""
 COLUMNS = 2048
 LEVELS = np.linspace(0.0, 12.0, 481)
 """Values of z to choose from, in spreads above the median."""
 
 
 def column_sample(num_samples: int, limit: int = COLUMNS) -> Ints:
-    """Ids of a random part of the columns, the same for every row and every call; all of them up to `limit`."""
+    """Ids of a random part of the columns, the same for every row and every call; all of them up to
+    `limit`."""
     if num_samples <= limit:
         return np.arange(num_samples, dtype=np.int64)
-    return np.sort(np.random.default_rng(num_samples).choice(num_samples, limit, replace=False)).astype(np.int64)
+    return np.sort(
+        np.random.default_rng(num_samples).choice(num_samples, limit, replace=False)
+    ).astype(np.int64)
 
 
 def sampled_rows(rows_RD: Floats, ids_R: Ints, columns_MD: Floats, columns_M: Ints) -> Floats:
@@ -45,15 +50,18 @@ def sampled_rows(rows_RD: Floats, ids_R: Ints, columns_MD: Floats, columns_M: In
 
 
 def order_statistics(num: int) -> tuple[int, int]:
-    """Places, among `num` similarities in growing order, of the median and of the quantile one standard deviation below it."""
+    """Places, among `num` similarities in growing order, of the median and of the quantile one
+    standard deviation below it."""
     return num // 2, min(max(1, round(LOW * num)), num // 2)
 
 
 def spread(sim_RM: Floats, rank: int = 1) -> tuple[Floats, Floats, Floats]:
-    """(R,), (R,), (R,) median, spread of the lower half, and `rank`-th largest value of sampled similarities."""
+    """(R,), (R,), (R,) median, spread of the lower half, and `rank`-th largest value of sampled
+    similarities."""
     num = sim_RM.shape[1]
     (middle, low), high = order_statistics(num), num - min(rank, num)
-    halves = np.partition(sim_RM, middle, axis=1)  # one rank at a time, since numpy is slow with several
+    # one rank at a time, since numpy is slow with several
+    halves = np.partition(sim_RM, middle, axis=1)
     median_R, low_R = halves[:, middle], np.partition(halves[:, : middle + 1], low, axis=1)[:, low]
     first = middle if high >= middle else 0
     high_R = np.partition(halves[:, first:], high - first, axis=1)[:, high - first]

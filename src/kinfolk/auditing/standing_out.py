@@ -12,8 +12,8 @@ out. Four kinds of decoys are made, and the one that explains most counts:
   of correlated values. It is left out above `WIDEST` dimensions, where it takes too long.
 
 Decoys imitate noise, but not every noise exactly: of ReLU activations of 64 random inputs in 256
-units, up to a quarter of the flagged pairs still seems to stand out. A share is therefore given only
-if at least `CLEAR` of the flagged pairs stand out at some α; otherwise it cannot be known.
+units, up to a quarter of the flagged pairs still seems to stand out. A share is therefore given
+only if at least `CLEAR` of the flagged pairs stand out at some α; otherwise it cannot be known.
 
 What stands out is a property of the features, not of any labels. The same images have 1 % of pairs
 with equal labels in CIFAR-100 and 5 % in its 20 superclasses, and the features are the same. Pairs
@@ -55,7 +55,8 @@ class Outstanding:
 
     @property
     def share(self) -> float:
-        """Share of all pairs that stands out: the largest α · stands, or 0 if `CLEAR` is not reached."""
+        """Share of all pairs that stands out: the largest α · stands, or 0 if `CLEAR` is not
+        reached."""
         if max(self.stands, default=0.0) < CLEAR:
             return 0.0
         return max(alpha * stands for alpha, stands in zip(self.alphas, self.stands, strict=True))
@@ -82,7 +83,10 @@ def measure_standing_out(features: Features, alphas: Sequence[float]) -> Outstan
     for decoys_MD in _decoys(others_MD):
         decoy_sim_AM = np.sort(anchors_AD @ decoys_MD.T, axis=1)
         above_AP = np.asarray(
-            [num - np.searchsorted(sim_M, threshold_P, side="right") for sim_M, threshold_P in zip(decoy_sim_AM, threshold_AP, strict=True)]
+            [
+                num - np.searchsorted(sim_M, threshold_P, side="right")
+                for sim_M, threshold_P in zip(decoy_sim_AM, threshold_AP, strict=True)
+            ]
         )
         error_P = above_AP.std(0, ddof=1) / np.sqrt(num_anchors)
         chance_P = np.maximum(chance_P, above_AP.mean(0) + 2 * error_P)

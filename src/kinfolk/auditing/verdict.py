@@ -1,7 +1,8 @@
-"""The verdict of an audit in plain sentences: what was measured on this data, and what is worth a try.
+"""The verdict of an audit in plain sentences: what was measured on this data, and what is worth a
+try.
 
-It states only what follows from the features and labels of the audit. Which method helps on the data
-is not known before it has been trained, so the advice names methods to compare, not gains.
+It states only what follows from the features and labels of the audit. Which method helps on the
+data is not known before it has been trained, so the advice names methods to compare, not gains.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Provenance:
         labels_from_folders: whether the labels are the folders of the images.
         has_labels: whether a training on `data` finds labels.
         encoder: what computed the features, in words; None if it is not known.
-        own: whether that was an encoder trained on the same samples without labels or another model.
+        own: whether that was an encoder trained on the same samples without labels or another
+            model.
         guide: what `kinfolk train --guide` takes for the features: a file, a run or a name; None if
             it is not known.
         framework: the framework of the run, or simclr.
@@ -92,7 +94,8 @@ def verdict(audit: Audit, origin: Provenance = UNKNOWN) -> Verdict:
 
 
 def alpha_to_try(audit: Audit) -> float | None:
-    """The α of the commands: with labels that of the highest F1, otherwise the share that stands out."""
+    """The α of the commands: with labels that of the highest F1, otherwise the share that stands
+    out."""
     return audit.suggested_alpha if audit.best_alpha is None else audit.best_alpha
 
 
@@ -107,17 +110,22 @@ def _amount(audit: Audit) -> str:
         basis = "by the labels"
         if audit.labelled < len(audit):
             low, high = audit.kin_share_range
-            basis += f" of {audit.labelled:,} samples; if these are a random part, the 95% interval is {low:.2%} to {high:.2%}"
+            basis += (
+                f" of {audit.labelled:,} samples; if these are a random part, the 95% interval is"
+                f" {low:.2%} to {high:.2%}"
+            )
         return (
-            f"Each anchor has {line.per_anchor:.1f} false negatives among its {of} ({share:.2%}, {basis}). "
-            f"For comparison: {closest[0]} has {closest[1]:.1%}."
+            f"Each anchor has {line.per_anchor:.1f} false negatives among its {of} ({share:.2%},"
+            f" {basis}). For comparison: {closest[0]} has {closest[1]:.1%}."
         )
     unknown = (
-        "How many negatives are false is unknown without labels, because it depends on what counts as the "
-        "same. Labels of 200 random samples are enough for an estimate (--labels)."
+        "How many negatives are false is unknown without labels, because it depends on what counts"
+        " as the same. Labels of 200 random samples are enough for an estimate (--labels)."
     )
     if audit.suggested_alpha is None:
-        return f"No pairs stand out clearly from unrelated ones: these features cannot tell. {unknown}"
+        return (
+            f"No pairs stand out clearly from unrelated ones: these features cannot tell. {unknown}"
+        )
     return (
         f"At least {audit.outstanding.share:.2%} of all pairs stand out from unrelated ones: "
         f"{line.per_anchor:.1f} of an anchor's {of}. {unknown}"
@@ -132,24 +140,37 @@ def _alpha_sentence(audit: Audit) -> str:
     else:
         text = f"Suggested α: {audit.suggested_alpha:g}, the share of pairs that stands out."
     if audit.alpha >= MOST:
-        text += f" Warning: α = {audit.alpha:g} flags most negatives; a training would have few left."
+        text += (
+            f" Warning: α = {audit.alpha:g} flags most negatives; a training would have few left."
+        )
     return text
 
 
 def _precision_sentence(audit: Audit) -> str:
     if not math.isnan(audit.precision):
-        return f"At α = {audit.alpha:g}, {audit.precision:.0%} of the flagged pairs are right by the labels."
+        return (
+            f"At α = {audit.alpha:g}, {audit.precision:.0%} of the flagged pairs are right by the"
+            " labels."
+        )
     if not audit.flagged.any():
         return f"At α = {audit.alpha:g}, nothing is flagged."
     stands = audit.outstanding.at(audit.alpha)
     if audit.suggested_alpha is None:
         return f"At α = {audit.alpha:g}, the flagged pairs are hardly more than chance explains."
-    found = f"at least {stands:.0%} of the flagged pairs stand out" if stands > 0 else "the flagged pairs do not stand out"
-    return f"At α = {audit.alpha:g}, {found}. Pairs also stand out by colour, background or topic: check the gallery."
+    found = (
+        f"at least {stands:.0%} of the flagged pairs stand out"
+        if stands > 0
+        else "the flagged pairs do not stand out"
+    )
+    return (
+        f"At α = {audit.alpha:g}, {found}. Pairs also stand out by colour, background or topic:"
+        " check the gallery."
+    )
 
 
 def is_telling(audit: Audit) -> bool:
-    """Whether the flagged pairs are clearly more than chance: by the labels, or by what stands out."""
+    """Whether the flagged pairs are clearly more than chance: by the labels, or by what stands
+    out."""
     if not math.isnan(audit.precision):
         return audit.precision >= ABOVE_CHANCE * audit.kin_share
     return audit.suggested_alpha is not None and audit.outstanding.at(audit.alpha) >= CLEAR
@@ -158,13 +179,20 @@ def is_telling(audit: Audit) -> bool:
 def _advice(audit: Audit, origin: Provenance) -> str:
     if not is_telling(audit):
         weak = "their flagged pairs are hardly better than chance"
-        return f"Worth a try: these features tell little ({weak}), so audit better ones first, or train without a detector."
+        return (
+            f"Worth a try: these features tell little ({weak}), so audit better ones first, or"
+            " train without a detector."
+        )
     source = "The origin of these features is unknown. " if origin.encoder is None else ""
     if origin.own:
-        source = "These features come from an encoder that was trained on the same samples, so its pairs add no knowledge from outside. "
+        source = (
+            "These features come from an encoder that was trained on the same samples, so its pairs"
+            " add no knowledge from outside. "
+        )
     return (
-        f"{source}Worth a try: the commands below. Which of them helps on this data has not been measured: "
-        "train them with the same settings, then run `kinfolk eval` and `kinfolk compare`."
+        f"{source}Worth a try: the commands below. Which of them helps on this data has not been"
+        " measured: train them with the same settings, then run `kinfolk eval` and `kinfolk"
+        " compare`."
     )
 
 
@@ -179,7 +207,9 @@ def _commands(audit: Audit, origin: Provenance) -> list[tuple[str, str]]:
     commands = [("Without a detector, to compare with", train(base, ""))]
     if alpha is not None and is_telling(audit):
         at = f" --set detector.alpha={alpha:g}"
-        commands.append(("False negatives found during the training", train("glofnd", "+glofnd") + at))
+        commands.append(
+            ("False negatives found during the training", train("glofnd", "+glofnd") + at)
+        )
         if origin.captions:
             commands.append(("The most similar ones of each batch", train("fnc", "+fnc") + at))
         elif not origin.own:

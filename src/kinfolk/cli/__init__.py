@@ -23,7 +23,8 @@ _printed: set[str] = set()  # warnings of this command
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command and exits with its code: 0 for success, 1 for a failure, 2 for a usage error, 130 for Ctrl-C, 143 for SIGTERM."""
+    """Runs the command and exits with its code: 0 for success, 1 for a failure, 2 for a usage
+    error, 130 for Ctrl-C, 143 for SIGTERM."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     warnings.showwarning = _warn
     _printed.clear()
@@ -50,16 +51,22 @@ def _run(words: list[str], debug: bool) -> int:
             _print_error(error, str(error), debug)
             return USAGE_ERROR if isinstance(error, UsageError) else FAILURE
         what = why_failed(error)
-        _print_error(error, what if debug else f"{what.rstrip('.')}. Run again with --debug to see the traceback.", debug)
+        _print_error(
+            error,
+            what if debug else f"{what.rstrip('.')}. Run again with --debug to see the traceback.",
+            debug,
+        )
         return FAILURE
     return 0
 
 
 def _raise_for_one_ctrl_c() -> None:
-    """From here on only the first Ctrl-C raises KeyboardInterrupt, and none does once a training is stopping.
+    """From here on only the first Ctrl-C raises KeyboardInterrupt, and none does once a training is
+    stopping.
 
-    A second one during the clean-up would replace the message and the exit code. SIGTERM and SIGQUIT still end the process. The handler
-    stays where Lightning restores "the handler from before" at the end of a training.
+    A second one during the clean-up would replace the message and the exit code. SIGTERM and
+    SIGQUIT still end the process. The handler stays where Lightning restores "the handler from
+    before" at the end of a training.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -76,7 +83,8 @@ def _raise_for_one_ctrl_c() -> None:
 
 
 def _interrupted() -> int:
-    """Prints that the command was interrupted and returns the exit code. Python's own shutdown is not interrupted by a further Ctrl-C."""
+    """Prints that the command was interrupted and returns the exit code. Python's own shutdown is
+    not interrupted by a further Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     error = InterruptedRunError.latest
     _print("Interrupted", "ended by Ctrl-C." if error is None else str(error))
@@ -84,7 +92,12 @@ def _interrupted() -> int:
 
 
 def _warn(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: object = None, line: str | None = None
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: object = None,
+    line: str | None = None,
 ) -> None:
     if issubclass(category, KinfolkWarning):
         if str(message) not in _printed:  # two steps of a command may read the same file
@@ -106,4 +119,7 @@ def _print(head: str, message: str) -> None:
     from rich.text import Text
 
     console = Console(stderr=True, highlight=False)
-    console.print(Text.assemble((f"{head}: ", "bold red"), printable(message)), soft_wrap=not console.is_terminal)
+    console.print(
+        Text.assemble((f"{head}: ", "bold red"), printable(message)),
+        soft_wrap=not console.is_terminal,
+    )

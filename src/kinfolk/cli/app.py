@@ -40,9 +40,18 @@ def _show_version(wanted: bool) -> None:
 )
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", metavar=FLAG, help="Show the version and exit.", callback=_show_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version",
+            metavar=FLAG,
+            help="Show the version and exit.",
+            callback=_show_version,
+            is_eager=True,
+        ),
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", metavar=FLAG, help="Show the traceback of an error.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", metavar=FLAG, help="Show the traceback of an error.")
+    ] = False,
 ) -> None:
     """Contrastive representation learning that knows its false negatives."""
 
@@ -65,4 +74,6 @@ COMMANDS: tuple[tuple[str, str, Callable[..., None], str], ...] = (
     ("cnce", INSPECT, cnce.cnce, cnce.EPILOG),
 )
 for _name, _panel, _function, _epilog in COMMANDS:
-    app.command(_name, rich_help_panel=_panel, epilog=_epilog, help=flowing(inspect.getdoc(_function) or ""))(_function)
+    app.command(
+        _name, rich_help_panel=_panel, epilog=_epilog, help=flowing(inspect.getdoc(_function) or "")
+    )(_function)

@@ -1,4 +1,5 @@
-"""`kinfolk audit` finds the false negatives of any embedding, and `kinfolk advise` says what to do about them."""
+"""`kinfolk audit` finds the false negatives of any embedding, and `kinfolk advise` says what to do
+about them."""
 
 from __future__ import annotations
 
@@ -7,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kinfolk.cli.options import DATA, FLAG, RUNNING, SOURCE_HELP, Debug, LabelsFromFolders, Workers, examples
+from kinfolk.cli.options import (
+    DATA,
+    FLAG,
+    RUNNING,
+    SOURCE_HELP,
+    Debug,
+    LabelsFromFolders,
+    Workers,
+    examples,
+)
 from kinfolk.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,20 +33,38 @@ EPILOG = examples(
     "kinfolk audit photos/ --encoder timm/resnet50",
 )
 ADVISE_EPILOG = examples(
-    "kinfolk advise photos/", "kinfolk advise photos/ --guide timm/resnet50", "kinfolk advise photos/ --guide runs/first"
+    "kinfolk advise photos/",
+    "kinfolk advise photos/ --guide timm/resnet50",
+    "kinfolk advise photos/ --guide runs/first",
 )
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write.", rich_help_panel=DATA)]
 Labels = Annotated[
     Path | None,
     typer.Option(
-        help="Labels: .npy, .npz, .txt, or the column `label` of .csv, .tsv, .parquet, joined by a column such as `key` or `file`.",
+        help=(
+            "Labels: .npy, .npz, .txt, or the column `label` of .csv, .tsv, .parquet, joined by a"
+            " column such as `key` or `file`."
+        ),
         rich_help_panel=DATA,
         show_default=False,
     ),
 ]
-Alpha = Annotated[float, typer.Option("--alpha", metavar="X", help="Share of each sample's similarities to flag.", rich_help_panel=FINDING)]
-Overwrite = Annotated[bool, typer.Option("--overwrite", metavar=FLAG, help="Replace the audit in --out.", rich_help_panel=RUNNING)]
+Alpha = Annotated[
+    float,
+    typer.Option(
+        "--alpha",
+        metavar="X",
+        help="Share of each sample's similarities to flag.",
+        rich_help_panel=FINDING,
+    ),
+]
+Overwrite = Annotated[
+    bool,
+    typer.Option(
+        "--overwrite", metavar=FLAG, help="Replace the audit in --out.", rich_help_panel=RUNNING
+    ),
+]
 
 
 def audit(
@@ -44,7 +72,10 @@ def audit(
         str,
         typer.Argument(
             metavar="FEATURES|RUN|IMAGES",
-            help="Features (.npy, .npz, .csv, .parquet, .safetensors, .pt), a run folder, or a folder of images.",
+            help=(
+                "Features (.npy, .npz, .csv, .parquet, .safetensors, .pt), a run folder, or a"
+                " folder of images."
+            ),
             show_default=False,
         ),
     ],
@@ -63,7 +94,10 @@ def audit(
         str | None,
         typer.Option(
             metavar="RUN|NAME",
-            help="Embeds images: a run, torchvision/NAME or timm/NAME. [dim]Default: patches of the images.[/]",
+            help=(
+                "Embeds images: a run, torchvision/NAME or timm/NAME. [dim]Default: patches of the"
+                " images.[/]"
+            ),
             rich_help_panel=DATA,
             show_default=False,
         ),
@@ -72,33 +106,64 @@ def audit(
     labels_from_folders: LabelsFromFolders = False,
     keys: Annotated[
         Path | None,
-        typer.Option(help="Names of the rows: .txt, or the column `key` of a table.", rich_help_panel=DATA, show_default=False),
+        typer.Option(
+            help="Names of the rows: .txt, or the column `key` of a table.",
+            rich_help_panel=DATA,
+            show_default=False,
+        ),
     ] = None,
     texts: Annotated[
         Path | None,
-        typer.Option(help="Texts of the rows: .txt, or the column `text` of a table.", rich_help_panel=DATA, show_default=False),
+        typer.Option(
+            help="Texts of the rows: .txt, or the column `text` of a table.",
+            rich_help_panel=DATA,
+            show_default=False,
+        ),
     ] = None,
     key: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of the features in a file with several arrays.", rich_help_panel=DATA)
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name of the features in a file with several arrays.",
+            rich_help_panel=DATA,
+        ),
     ] = None,
     alpha: Alpha = 0.01,
     pairs: Annotated[
-        int, typer.Option("--pairs", metavar="K", help="Largest number of flagged pairs to list for each anchor.", rich_help_panel=FINDING)
+        int,
+        typer.Option(
+            "--pairs",
+            metavar="K",
+            help="Largest number of flagged pairs to list for each anchor.",
+            rich_help_panel=FINDING,
+        ),
     ] = 10,
     near: Annotated[
         float,
         typer.Option(
             "--near",
             metavar="X",
-            help="Near-duplicates without images: largest distance, relative to the median nearest neighbour.",
+            help=(
+                "Near-duplicates without images: largest distance, relative to the median nearest"
+                " neighbour."
+            ),
             rich_help_panel=FINDING,
         ),
     ] = 0.1,
     batch_sizes: Annotated[
-        str, typer.Option(metavar="N,N,…", help="Batch sizes to estimate false negatives for.", rich_help_panel=FINDING)
+        str,
+        typer.Option(
+            metavar="N,N,…",
+            help="Batch sizes to estimate false negatives for.",
+            rich_help_panel=FINDING,
+        ),
     ] = "64,128,256,512,1024,4096",
     search: Annotated[
-        str, typer.Option(help="exact, approximate, or auto (exact up to 200,000 samples).", rich_help_panel=FINDING)
+        str,
+        typer.Option(
+            help="exact, approximate, or auto (exact up to 200,000 samples).",
+            rich_help_panel=FINDING,
+        ),
     ] = "auto",
     workers: Workers = None,
     overwrite: Overwrite = False,
@@ -106,15 +171,19 @@ def audit(
 ) -> None:
     """Find the samples that would be false negatives of each other, in any embedding.
 
-    Writes pairs, thresholds, duplicates, likely label errors, outliers, hubs and a page. A folder of
-    images is embedded first, by --encoder or by k-means of patches of the images. Nothing is trained.
+    Writes pairs, thresholds, duplicates, likely label errors, outliers, hubs and a page. A folder
+    of images is embedded first, by --encoder or by k-means of patches of the images. Nothing is
+    trained.
     """
     from kinfolk.auditing import audit as run_audit
     from kinfolk.auditing.audit_input import open_input
 
     _check_out(out, overwrite)
     if labels_from_folders and images is None and not Path(features).is_dir():
-        raise UsageError("--labels-from-folders needs --images or a folder of images, whose folders are the classes")
+        raise UsageError(
+            "--labels-from-folders needs --images or a folder of images, whose folders are the"
+            " classes"
+        )
     sizes = _sizes(batch_sizes)
     with open_input(
         features,
@@ -152,7 +221,10 @@ def advise(
         str | None,
         typer.Option(
             metavar="RUN|NAME",
-            help="Encoder to judge by: a run, torchvision/NAME or timm/NAME. [dim]Default: patches.[/]",
+            help=(
+                "Encoder to judge by: a run, torchvision/NAME or timm/NAME. [dim]Default:"
+                " patches.[/]"
+            ),
             rich_help_panel=DATA,
             show_default=False,
         ),
@@ -182,7 +254,9 @@ def advise(
         workers=workers,
         as_images=True,
     ) as found:
-        result = run_audit(found.features, alpha, found.labels, keys=found.keys, images=found.images, progress=True)
+        result = run_audit(
+            found.features, alpha, found.labels, keys=found.keys, images=found.images, progress=True
+        )
         _save(result, out, found)
 
 
@@ -191,7 +265,10 @@ def _check_out(out: Path, overwrite: bool) -> None:
 
     existing = [name for name in WRITTEN if (out / name).exists()]
     if existing and not overwrite:
-        raise UsageError(f"{out / existing[0]} exists; choose another folder with --out, or replace the audit with --overwrite")
+        raise UsageError(
+            f"{out / existing[0]} exists; choose another folder with --out, or replace the audit"
+            " with --overwrite"
+        )
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out (={out}) is a file; give a folder")
 
@@ -199,7 +276,9 @@ def _check_out(out: Path, overwrite: bool) -> None:
 def _sizes(text: str) -> list[int]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or not all(word.isdecimal() for word in words):
-        raise UsageError(f"--batch-sizes (={text}) must be whole numbers with commas, as in 128,256")
+        raise UsageError(
+            f"--batch-sizes (={text}) must be whole numbers with commas, as in 128,256"
+        )
     return [int(word) for word in words]
 
 
@@ -217,7 +296,9 @@ def _save(found: Audit, out: Path, given: AuditInput) -> None:
     table = plain_table("", "", "", right=())
     table.show_header = False
     for label, value, note in tiles(found):
-        table.add_row(Text(printable(label)), Text(printable(value), "bold"), Text(printable(note), "dim"))
+        table.add_row(
+            Text(printable(label)), Text(printable(value), "bold"), Text(printable(note), "dim")
+        )
     console.print(table, soft_wrap=False)
     decided = verdict(found, given.origin)
     for sentence in decided.sentences:

@@ -1,4 +1,5 @@
-"""`kinfolk compare` prints one table over runs and seeds; `kinfolk sweep` trains combinations of methods, settings and seeds first."""
+"""`kinfolk compare` prints one table over runs and seeds; `kinfolk sweep` trains combinations of
+methods, settings and seeds first."""
 
 from __future__ import annotations
 
@@ -28,39 +29,77 @@ EPILOG = examples(
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Evaluated runs, or folders that contain several.", show_default=False)],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN",
+            help="Evaluated runs, or folders that contain several.",
+            show_default=False,
+        ),
+    ],
     base: Annotated[
         str | None,
         typer.Option(
-            "--base", "-b", metavar="METHOD", help="Method to compare with. [dim]Default: their framework.[/]", show_default=False
+            "--base",
+            "-b",
+            metavar="METHOD",
+            help="Method to compare with. [dim]Default: their framework.[/]",
+            show_default=False,
         ),
     ] = None,
     oracle: Annotated[
         str | None,
-        typer.Option(metavar="METHOD", help="Method that uses the labels. [dim]Default: the base with +oracle.[/]", show_default=False),
+        typer.Option(
+            metavar="METHOD",
+            help="Method that uses the labels. [dim]Default: the base with +oracle.[/]",
+            show_default=False,
+        ),
     ] = None,
     figure: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Figure for gains and tests. [dim]Default: linear.[/]", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Figure for gains and tests. [dim]Default: linear.[/]",
+            show_default=False,
+        ),
     ] = None,
     columns: Annotated[
         str | None,
-        typer.Option(metavar="NAME,…", help="Columns to show, by their names. [dim]Default: all.[/]", show_default=False),
+        typer.Option(
+            metavar="NAME,…",
+            help="Columns to show, by their names. [dim]Default: all.[/]",
+            show_default=False,
+        ),
     ] = None,
     format: Annotated[
         str | None,
         typer.Option(
-            "--format", "-f", help="table, csv, markdown, latex or html. [dim]Default: by --out, or table.[/]", show_default=False
+            "--format",
+            "-f",
+            help="table, csv, markdown, latex or html. [dim]Default: by --out, or table.[/]",
+            show_default=False,
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write: .csv, .md, .tex or .html.", show_default=False)] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", metavar=FLAG, help="Replace the file.", rich_help_panel=RUNNING)] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="File to write: .csv, .md, .tex or .html.", show_default=False
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite", metavar=FLAG, help="Replace the file.", rich_help_panel=RUNNING
+        ),
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Compare runs: mean ± deviation over seeds, a test against the base, the gap to the oracle.
 
     Runs of one method that differ only in their seed form one row.
-    gain: method − base in points, + is better; p: two-sided paired t-test over n seeds, corrected by Holm for several methods.
-    to oracle: method − oracle, − is below it; gap closed: (method − base) / (oracle − base), only if that gap is beyond noise.
+    gain: method − base in points, + is better; p: two-sided paired t-test over n seeds, corrected
+    by Holm for several methods. to oracle: method − oracle, − is below it; gap closed: (method −
+    base) / (oracle − base), only if that gap is beyond noise.
     """
     _check(format, out, overwrite)
     from kinfolk.cli.options import screen
@@ -83,9 +122,14 @@ def _check(format: str | None, out: Path | None, overwrite: bool) -> None:
     if out is None:
         return
     if format == "table":
-        raise UsageError("--format table is for the screen; leave out --out, or choose csv, markdown, latex or html")
+        raise UsageError(
+            "--format table is for the screen; leave out --out, or choose csv, markdown, latex or"
+            " html"
+        )
     if out.exists() and not overwrite:
-        raise UsageError(f"{out} exists; choose another file with --out, or replace it with --overwrite")
+        raise UsageError(
+            f"{out} exists; choose another file with --out, or replace it with --overwrite"
+        )
 
 
 def show_comparison(found: Comparison, console: Console) -> None:
@@ -100,7 +144,10 @@ def show_comparison(found: Comparison, console: Console) -> None:
         for section in dict.fromkeys(column.section for column in found.columns):
             columns = [column for column in found.columns if column.section == section]
             if section == "tests":  # repeat the figure that they are of
-                columns = [*(column for column in found.columns if column.key == found.figure), *columns]
+                columns = [
+                    *(column for column in found.columns if column.key == found.figure),
+                    *columns,
+                ]
             for part in _parts(found, columns, console):
                 console.print(_table(found, part), soft_wrap=False)
     for sentence in found.sentences():
@@ -121,22 +168,35 @@ def _table(found: Comparison, columns: list[Column]) -> Table:
     from kinfolk.cli.options import plain_table
     from kinfolk.errors import printable
 
-    table = plain_table("method", *(column.head for column in columns), right=tuple(column.head for column in columns))
+    table = plain_table(
+        "method",
+        *(column.head for column in columns),
+        right=tuple(column.head for column in columns),
+    )
     for column in table.columns[1:]:
         column.no_wrap = True
     for record in found.records:
-        table.add_row(Text(printable(record["method"]), "bold"), *(Text(printable(column.text(record))) for column in columns))
+        table.add_row(
+            Text(printable(record["method"]), "bold"),
+            *(Text(printable(column.text(record))) for column in columns),
+        )
     return table
 
 
 def _fits(found: Comparison, columns: list[Column], console: Console) -> bool:
     from rich.measure import Measurement
 
-    return Measurement.get(console, console.options.update(width=10_000), _table(found, columns)).maximum <= console.width
+    return (
+        Measurement.get(
+            console, console.options.update(width=10_000), _table(found, columns)
+        ).maximum
+        <= console.width
+    )
 
 
 def _parts(found: Comparison, columns: list[Column], console: Console) -> list[list[Column]]:
-    """As few parts as fit, of about the same number of columns; a single column is a part even if it does not fit."""
+    """As few parts as fit, of about the same number of columns; a single column is a part even if
+    it does not fit."""
     for number in range(1, len(columns) + 1):
         size = -(-len(columns) // number)
         parts = [columns[start : start + size] for start in range(0, len(columns), size)]
@@ -147,29 +207,73 @@ def _parts(found: Comparison, columns: list[Column], console: Console) -> list[l
 
 TRAINING = "Training"
 SWEEP_EPILOG = examples(
-    "kinfolk sweep --data digits --out sweeps/alpha --method simclr,simclr+glofnd --set detector.alpha=0.05,0.1 --seeds 0,1,2 --epochs 20",
+    "kinfolk sweep --data digits --out sweeps/alpha --method simclr,simclr+glofnd --set"
+    " detector.alpha=0.05,0.1 --seeds 0,1,2 --epochs 20",
     "kinfolk compare sweeps/alpha",
 )
 
 
 def sweep(
-    data: Annotated[str, typer.Option("--data", "-d", help=SOURCE_HELP, rich_help_panel=DATA, show_default=False)],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the runs.", rich_help_panel=DATA, show_default=False)],
+    data: Annotated[
+        str,
+        typer.Option("--data", "-d", help=SOURCE_HELP, rich_help_panel=DATA, show_default=False),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", "-o", help="Folder for the runs.", rich_help_panel=DATA, show_default=False
+        ),
+    ],
     labels_from_folders: LabelsFromFolders = False,
-    method: Annotated[str, typer.Option("--method", "-m", help="Methods, separated by commas.", rich_help_panel=TRAINING)] = "simclr",
+    method: Annotated[
+        str,
+        typer.Option(
+            "--method", "-m", help="Methods, separated by commas.", rich_help_panel=TRAINING
+        ),
+    ] = "simclr",
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE,VALUE", help="Values of a setting. Can be repeated.", rich_help_panel=TRAINING),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE,VALUE",
+            help="Values of a setting. Can be repeated.",
+            rich_help_panel=TRAINING,
+        ),
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.", rich_help_panel=TRAINING)] = "0",
+    seeds: Annotated[
+        str, typer.Option(help="Seeds, separated by commas.", rich_help_panel=TRAINING)
+    ] = "0",
     recipe: Annotated[
-        str | None, typer.Option("--recipe", "--config", help="Recipe of all runs.", rich_help_panel=TRAINING, show_default=False)
+        str | None,
+        typer.Option(
+            "--recipe",
+            "--config",
+            help="Recipe of all runs.",
+            rich_help_panel=TRAINING,
+            show_default=False,
+        ),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(metavar="N", help="Number of epochs.", rich_help_panel=TRAINING, show_default=False)] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Number of epochs.", rich_help_panel=TRAINING, show_default=False
+        ),
+    ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(metavar="N", help="Samples per step, over all devices.", rich_help_panel=TRAINING, show_default=False)
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Samples per step, over all devices.",
+            rich_help_panel=TRAINING,
+            show_default=False,
+        ),
     ] = None,
-    no_report: Annotated[bool, typer.Option("--no-report", metavar="", help="Do not write report.html.", rich_help_panel=RUNNING)] = False,
+    no_report: Annotated[
+        bool,
+        typer.Option(
+            "--no-report", metavar="", help="Do not write report.html.", rich_help_panel=RUNNING
+        ),
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Train every combination of methods, settings and seeds, and compare them in one table.
@@ -183,7 +287,9 @@ def sweep(
 
     numbers = [word.strip() for word in seeds.split(",")]
     if not all(word.isdecimal() for word in numbers):
-        raise UsageError(f"--seeds (={seeds}) must be whole numbers separated by commas, such as 0,1,2")
+        raise UsageError(
+            f"--seeds (={seeds}) must be whole numbers separated by commas, such as 0,1,2"
+        )
     found = run_sweep(
         data,
         out,
@@ -199,4 +305,8 @@ def sweep(
     if found.table is not None:
         show_comparison(found.table, screen())
     elif found.runs[0].rank == 0:
-        screen().print(f"{counted(len(found.runs), 'run')} in {out}; the data has no labels, so nothing is compared", markup=False)
+        screen().print(
+            f"{counted(len(found.runs), 'run')} in {out}; the data has no labels, so nothing is"
+            " compared",
+            markup=False,
+        )

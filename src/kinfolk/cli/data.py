@@ -19,13 +19,17 @@ MAX_ROWS = 20
 def data(
     source: Annotated[str, typer.Argument(metavar="SPEC", help=SOURCE_HELP, show_default=False)],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder for samples.parquet and quarantine.csv.", show_default=False)
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Folder for samples.parquet and quarantine.csv.", show_default=False
+        ),
     ] = None,
     labels_from_folders: LabelsFromFolders = False,
     workers: Workers = None,
     debug: Debug = False,
 ) -> None:
-    """Read every image of a source and show splits, classes, sizes and files that cannot be read."""
+    """Read every image of a source and show splits, classes, sizes and files that cannot be
+    read."""
     from kinfolk.data.open_source import open_source
     from kinfolk.data.prepare import prepare, write_quarantine
 
@@ -57,17 +61,25 @@ def _show(found: ImageData) -> None:
         count = sum(len(captions_of(caption)) for caption in samples.captions)
         groups = len(set(samples.group_ids.tolist()))
         found_here = f"{counted(count, 'caption')}, {counted(groups, 'group')}"
-        console.print(f"{found_here}; samples that share an image, a caption or a group are never negatives")
+        console.print(
+            f"{found_here}; samples that share an image, a caption or a group are never negatives"
+        )
     table = plain_table("split", "images", "labelled", right=("images", "labelled"))
     for split, count in Counter(samples.splits).items():
         labels = samples.of(split).labels
-        table.add_row(Text(shown(split)), f"{count:,}", "–" if labels is None else f"{int((labels >= 0).sum()):,}")
+        table.add_row(
+            Text(shown(split)),
+            f"{count:,}",
+            "–" if labels is None else f"{int((labels >= 0).sum()):,}",
+        )
     console.print(table, soft_wrap=False)
     if samples.labels is not None:
         table = plain_table("class", "images", right=("images",))
         counts = Counter(int(label) for label in samples.labels if label >= 0).most_common()
         for label, count in counts[:MAX_ROWS]:
-            table.add_row(Text(shown(samples.classes[label]) if samples.classes else str(label)), f"{count:,}")
+            table.add_row(
+                Text(shown(samples.classes[label]) if samples.classes else str(label)), f"{count:,}"
+            )
         console.print(table, soft_wrap=False)
         _more(len(counts), "classes")
     if found.quarantine:

@@ -24,12 +24,15 @@ METRIC_NAMES = ("top1", "mean-per-class", "map")
 _data_option = partial(typer.Option, rich_help_panel=DATA, show_default=False)
 _option = partial(typer.Option, rich_help_panel="Protocol settings")
 _option_without_default = partial(_option, show_default=False)
-_weights_option = partial(typer.Option, rich_help_panel="Weights from elsewhere", show_default=False)
+_weights_option = partial(
+    typer.Option, rich_help_panel="Weights from elsewhere", show_default=False
+)
 EPILOG = examples(
     "kinfolk eval runs/digits",
     "kinfolk eval runs/photos --data labelled/ --labels-from-folders --protocol knn,linear,semi",
     "kinfolk eval runs/photos --protocol finetune --percent 10",
-    "kinfolk eval runs/imagenet --protocol finetune --subset 1percent.txt --subset 10percent.txt --finetuning rcl",
+    "kinfolk eval runs/imagenet --protocol finetune --subset 1percent.txt --subset 10percent.txt"
+    " --finetuning rcl",
     "kinfolk eval runs/photos --data pets/ --labels-from-folders --protocol transfer",
     "kinfolk eval runs/cifar100 --hierarchy cifar100 --depth 1 --protocol linear,clusters",
     "kinfolk eval runs/captions --data test.csv --protocol retrieval",
@@ -50,11 +53,15 @@ def evaluate(
     labels_from_folders: LabelsFromFolders = False,
     hierarchy: Annotated[
         str | None,
-        _data_option(help="Table of child and parent classes, or cifar100. [dim]Default: the run's.[/]"),
+        _data_option(
+            help="Table of child and parent classes, or cifar100. [dim]Default: the run's.[/]"
+        ),
     ] = None,
     depth: Annotated[
         int | None,
-        _data_option(metavar="N", min=0, help="Use the labels at this depth of the hierarchy. 0 is the root."),
+        _data_option(
+            metavar="N", min=0, help="Use the labels at this depth of the hierarchy. 0 is the root."
+        ),
     ] = None,
     label_sets: Annotated[
         Path | None,
@@ -77,7 +84,9 @@ def evaluate(
         typer.Option(metavar="N", help="Seed for held-out parts, drawn labels and augmentation."),
     ] = 0,
     k: Annotated[int, _option("--k", metavar="N", min=1, help="knn: number of neighbours.")] = 20,
-    temperature: Annotated[float, _option(metavar="T", help="knn: temperature of the votes.")] = 0.1,
+    temperature: Annotated[
+        float, _option(metavar="T", help="knn: temperature of the votes.")
+    ] = 0.1,
     probe: Annotated[
         str,
         _option(
@@ -98,38 +107,56 @@ def evaluate(
         _option(
             "--own-mean",
             metavar=FLAG,
-            help="Normalise images by the mean and deviation of the data, as in the transfer of Ring.",
+            help=(
+                "Normalise images by the mean and deviation of the data, as in the transfer of"
+                " Ring."
+            ),
         ),
     ] = False,
     percent: Annotated[
         str | None,
         _option_without_default(
             metavar="LIST",
-            help="semi, finetune: shares of the labels in percent. [dim]Default: 100,10,1,0.1 for semi, 10,1 for finetune.[/]",
+            help=(
+                "semi, finetune: shares of the labels in percent. [dim]Default: 100,10,1,0.1 for"
+                " semi, 10,1 for finetune.[/]"
+            ),
         ),
     ] = None,
     subset: Annotated[
         list[Path] | None,
         _option_without_default(
             metavar="FILE",
-            help="semi, finetune: list of file names to use, such as SimCLR's 1percent.txt. Can be repeated.",
+            help=(
+                "semi, finetune: list of file names to use, such as SimCLR's 1percent.txt. Can be"
+                " repeated."
+            ),
         ),
     ] = None,
-    draws: Annotated[int, _option(metavar="N", min=1, help="semi: subsets drawn for each share.")] = 3,
-    finetuning: Annotated[str, _option(metavar="NAME", help="finetune: settings of a paper (ifnd, rcl).")] = "ifnd",
+    draws: Annotated[
+        int, _option(metavar="N", min=1, help="semi: subsets drawn for each share.")
+    ] = 3,
+    finetuning: Annotated[
+        str, _option(metavar="NAME", help="finetune: settings of a paper (ifnd, rcl).")
+    ] = "ifnd",
     epochs: Annotated[
         int | None,
         _option_without_default(
             metavar="N",
             min=1,
-            help="finetune: number of epochs. [dim]Default: that of the paper, more with few labels.[/]",
+            help=(
+                "finetune: number of epochs. [dim]Default: that of the paper, more with few"
+                " labels.[/]"
+            ),
         ),
     ] = None,
     metric: Annotated[
         str | None,
         _option_without_default(
             metavar="NAME",
-            help="transfer: top1, mean-per-class or map. [dim]Default: from the name of the data.[/]",
+            help=(
+                "transfer: top1, mean-per-class or map. [dim]Default: from the name of the data.[/]"
+            ),
         ),
     ] = None,
     num_clusters: Annotated[
@@ -144,14 +171,20 @@ def evaluate(
         str,
         _option(
             metavar="NAME",
-            help="clusters: normaliser of NMI (arithmetic or geometric mean of the entropies, min, max).",
+            help=(
+                "clusters: normaliser of NMI (arithmetic or geometric mean of the entropies, min,"
+                " max)."
+            ),
         ),
     ] = "arithmetic",
     alpha: Annotated[
         float | None,
         _option_without_default(
             metavar="A",
-            help="kin: share of pairs above the exact quantile. [dim]Default: that of the method, or 0.01.[/]",
+            help=(
+                "kin: share of pairs above the exact quantile. [dim]Default: that of the method, or"
+                " 0.01.[/]"
+            ),
         ),
     ] = None,
     classes: Annotated[
@@ -163,11 +196,15 @@ def evaluate(
     ] = None,
     templates: Annotated[
         Path | None,
-        _option_without_default(metavar="FILE", help="zero-shot: sentences with {} for the class name, one per line."),
+        _option_without_default(
+            metavar="FILE", help="zero-shot: sentences with {} for the class name, one per line."
+        ),
     ] = None,
     like: Annotated[
         Path | None,
-        _weights_option(metavar="RUN", help="Take data, image size and normalisation from this run."),
+        _weights_option(
+            metavar="RUN", help="Take data, image size and normalisation from this run."
+        ),
     ] = None,
     name: Annotated[
         str | None,
@@ -175,24 +212,33 @@ def evaluate(
     ] = None,
     out: Annotated[
         Path | None,
-        _weights_option("--out", "-o", help="Folder to write. [dim]Default: NAME-eval next to it.[/]"),
+        _weights_option(
+            "--out", "-o", help="Folder to write. [dim]Default: NAME-eval next to it.[/]"
+        ),
     ] = None,
     model: Annotated[
         str | None,
-        _weights_option(metavar="NAME", help="Network that is no ResNet: timm/NAME, torchvision/NAME."),
+        _weights_option(
+            metavar="NAME", help="Network that is no ResNet: timm/NAME, torchvision/NAME."
+        ),
     ] = None,
     image_size: Annotated[
         int | None,
-        _weights_option(metavar="N", min=1, help="Side of the images. [dim]Default: their own, up to 224.[/]"),
+        _weights_option(
+            metavar="N", min=1, help="Side of the images. [dim]Default: their own, up to 224.[/]"
+        ),
     ] = None,
     train_seed: Annotated[
         int | None,
-        _weights_option(metavar="N", help="Seed of the training, which `kinfolk compare` pairs by."),
+        _weights_option(
+            metavar="N", help="Seed of the training, which `kinfolk compare` pairs by."
+        ),
     ] = None,
     workers: Workers = None,
     debug: Debug = False,
 ) -> None:
-    """Evaluate a run with the protocols of the papers. Results are written to RUN/eval/ and shown in the report.
+    """Evaluate a run with the protocols of the papers. Results are written to RUN/eval/ and shown
+    in the report.
 
     [bold]knn[/]        weighted nearest neighbours
     [bold]linear[/]     linear probe on frozen features
@@ -218,9 +264,14 @@ def evaluate(
     lists = subset or []
     for path in lists:
         if not path.is_file():
-            raise UsageError(f"there is no list {path}; --subset takes a text file with one file name per line")
+            raise UsageError(
+                f"there is no list {path}; --subset takes a text file with one file name per line"
+            )
     if len({path.stem for path in lists}) < len(lists):
-        raise UsageError(f"--subset has two files called {lists[0].stem!r}; results are stored by that name, so rename one of them")
+        raise UsageError(
+            f"--subset has two files called {lists[0].stem!r}; results are stored by that name, so"
+            " rename one of them"
+        )
     if metric is not None:
         _check_name("metric", metric, METRIC_NAMES)
     if alpha is not None and not 0 < alpha < 1:
@@ -240,25 +291,64 @@ def evaluate(
     }
     if run.is_file():
         if run.suffix.lower() not in WEIGHTS:
-            raise UsageError(f"{run} is neither a run folder nor a file of weights ({', '.join(WEIGHTS)})")
+            raise UsageError(
+                f"{run} is neither a run folder nor a file of weights ({', '.join(WEIGHTS)})"
+            )
         others = [each for each in wanted if each not in LABEL_PROTOCOLS]
         if others:
-            raise UsageError(f"--protocol {others[0]} needs a run of kinfolk, and {run} is a file of weights; leave it out")
+            raise UsageError(
+                f"--protocol {others[0]} needs a run of kinfolk, and {run} is a file of weights;"
+                " leave it out"
+            )
         run = _import_weights(run, out, data if like is None else None, labels_from_folders, about)
         data = None if like is None else data
     elif given := [key for key, value in {**about, "out": out}.items() if value is not None]:
         option = {"seed": "train-seed", "image_size": "image-size"}.get(given[0], given[0])
-        raise UsageError(f"--{option} is for a file of weights, and {run} is not a file; leave it out")
+        raise UsageError(
+            f"--{option} is for a file of weights, and {run} is not a file; leave it out"
+        )
     opened = open_run(run)
     opened.encoder()  # fails before any image is read if the run has no model
     towers = opened.towers() if any(name in CAPTION_PROTOCOLS for name in wanted) else None
-    names, sentences = None if classes is None else read_lines(classes), TEMPLATES if templates is None else read_lines(templates)
-    images = opened.data(data, progress=True, labels_from_folders=labels_from_folders, hierarchy=hierarchy, depth=depth, workers=workers)
+    names, sentences = (
+        None if classes is None else read_lines(classes),
+        TEMPLATES if templates is None else read_lines(templates),
+    )
+    images = opened.data(
+        data,
+        progress=True,
+        labels_from_folders=labels_from_folders,
+        hierarchy=hierarchy,
+        depth=depth,
+        workers=workers,
+    )
     print_refused(images)
-    common = (seed, k, temperature, probe, shares, draws, epochs, metric, num_clusters, alpha, label_sets, names, sentences)
-    chosen: Any = {"normaliser": normaliser, "subsets": lists, "finetuning": finetuning, "unpooled": unpooled, "own_mean": own_mean}
+    common = (
+        seed,
+        k,
+        temperature,
+        probe,
+        shares,
+        draws,
+        epochs,
+        metric,
+        num_clusters,
+        alpha,
+        label_sets,
+        names,
+        sentences,
+    )
+    chosen: Any = {
+        "normaliser": normaliser,
+        "subsets": lists,
+        "finetuning": finetuning,
+        "unpooled": unpooled,
+        "own_mean": own_mean,
+    }
     choices = Choices(*common, **chosen)
-    run_protocol = ProtocolRunner(opened, images, data or opened.config.data.source, choices, towers)
+    run_protocol = ProtocolRunner(
+        opened, images, data or opened.config.data.source, choices, towers
+    )
     results = {}
     try:
         for name in wanted:
@@ -271,7 +361,9 @@ def evaluate(
             show_results(results)
 
 
-def _import_weights(file: Path, out: Path | None, data: str | None, labels_from_folders: bool, about: dict[str, Any]) -> Path:
+def _import_weights(
+    file: Path, out: Path | None, data: str | None, labels_from_folders: bool, about: dict[str, Any]
+) -> Path:
     """Writes the folder that a file of weights is evaluated in, and shows what was found in the
     file."""
     from kinfolk.cli.options import screen
@@ -303,7 +395,10 @@ def _protocol_names(protocol: str) -> list[str]:
 
 def _check_name(what: str, name: str, known: tuple[str, ...]) -> None:
     if name not in known:
-        raise UsageError(f"unknown {what} {name!r}{did_you_mean(name, known, limit=1)} (there are: {', '.join(known)})")
+        raise UsageError(
+            f"unknown {what} {name!r}{did_you_mean(name, known, limit=1)} (there are:"
+            f" {', '.join(known)})"
+        )
 
 
 def _shares(percent: str) -> list[float]:
@@ -312,7 +407,10 @@ def _shares(percent: str) -> list[float]:
     except ValueError:
         shares = []
     if not shares or not all(0 < share <= 1 for share in shares):
-        raise UsageError(f"--percent (={percent}) must be numbers above 0 and at most 100, separated by commas, such as 100,10,1")
+        raise UsageError(
+            f"--percent (={percent}) must be numbers above 0 and at most 100, separated by commas,"
+            " such as 100,10,1"
+        )
     return shares
 
 
@@ -329,7 +427,11 @@ def show_results(results: Mapping[str, Mapping[str, Any]]) -> None:
     table = plain_table("protocol", "result", "measured on", right=("result",))
     for name, result in results.items():
         for number, (part, value, where) in enumerate(lines(result)):
-            table.add_row(Text(printable(f"{name}{part}") if number == 0 or part else ""), Text(value, "bold"), Text(printable(where)))
+            table.add_row(
+                Text(printable(f"{name}{part}") if number == 0 or part else ""),
+                Text(value, "bold"),
+                Text(printable(where)),
+            )
     screen().print(table, soft_wrap=False)
 
 
@@ -338,23 +440,47 @@ def lines(result: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     where = str(result["measured_on"])
     if "fractions" in result:
         for row in result["fractions"]:
-            listed = f" of {row['listed']:,} listed" if row.get("listed", row["labels"]) != row["labels"] else ""
+            listed = (
+                f" of {row['listed']:,} listed"
+                if row.get("listed", row["labels"]) != row["labels"]
+                else ""
+            )
             name = row.get("subset") or f"{100 * row['fraction']:g} %"
             yield f" {name}", _accuracy(row), f"{row['labels']:,}{listed} labels, {where}"
         if len(result["fractions"]) > 1:
             yield " average", _accuracy(result), f"mean of the {len(result['fractions'])} above"
     elif "sets" in result:
         for row in result["sets"]:
-            yield f" {row['name']}", f"{METRIC_TITLES[row['metric']]} {percent(row['accuracy'])}", str(row["measured_on"])
+            yield (
+                f" {row['name']}",
+                f"{METRIC_TITLES[row['metric']]} {percent(row['accuracy'])}",
+                str(row["measured_on"]),
+            )
         if len(result["sets"]) > 1:
-            yield " average", percent(result["accuracy"]), f"mean of the {len(result['sets'])} above"
+            yield (
+                " average",
+                percent(result["accuracy"]),
+                f"mean of the {len(result['sets'])} above",
+            )
     elif "exact" in result:
         yield from _detection_lines(result, where)
     elif "image_to_text" in result:
         shares = [result[name]["R@1"] for name in ("image_to_text", "text_to_image")]
-        yield "", "R@1 " + ", ".join(f"{name} {percent(share)}" for name, share in zip(("i→t", "t→i"), shares, strict=True)), where
+        yield (
+            "",
+            "R@1 "
+            + ", ".join(
+                f"{name} {percent(share)}"
+                for name, share in zip(("i→t", "t→i"), shares, strict=True)
+            ),
+            where,
+        )
     elif "nmi" in result:
-        yield "", f"NMI {percent(result['nmi'], result['deviation'])}", f"{where}, {result.get('normaliser', 'arithmetic')} normaliser"
+        yield (
+            "",
+            f"NMI {percent(result['nmi'], result['deviation'])}",
+            f"{where}, {result.get('normaliser', 'arithmetic')} normaliser",
+        )
     else:
         yield "", _accuracy(result), where
 
@@ -366,22 +492,46 @@ def _accuracy(row: Mapping[str, Any]) -> str:
 
 
 def _detection_lines(result: Mapping[str, Any], where: str) -> Iterator[tuple[str, str, str]]:
-    """Quality of the method's detection and of the exact quantile, then thresholds and similarities."""
+    """Quality of the method's detection and of the exact quantile, then thresholds and
+    similarities."""
     parts = [(" flagged", result), (f" exact, α = {result['alpha']:g}", result["exact"])]
-    parts += [(f" {name.replace('_', ' ')}", result[name]) for name in ("image_to_text", "text_to_image") if name in result]
+    parts += [
+        (f" {name.replace('_', ' ')}", result[name])
+        for name in ("image_to_text", "text_to_image")
+        if name in result
+    ]
     for title, row in parts:
         if "f1" in row:
             yield title, _detection(row), where
             yield " per anchor", _detection(row, "anchor_"), "mean over anchors"
-            yield "", f"MTPR {percent(row['mtpr'])}, MTNR {percent(row['mtnr'])}, flagged {percent(row['flagged'])}", ""
+            yield (
+                "",
+                (
+                    f"MTPR {percent(row['mtpr'])}, MTNR {percent(row['mtnr'])}, flagged"
+                    f" {percent(row['flagged'])}"
+                ),
+                "",
+            )
     if "threshold" in result:
-        yield " thresholds", f"MAE {result['threshold']['mae']:.3f}, RMSE {result['threshold']['rmse']:.3f}", "exact quantile"
-    own, alike = ("—" if value != value else f"{value:.3f}" for value in (result["tp_similarity"], result["fn_similarity"]))
-    yield " similarity", f"TP {own}, FN {alike}", "image and caption" if "image_to_text" in result else "two views each"
+        yield (
+            " thresholds",
+            f"MAE {result['threshold']['mae']:.3f}, RMSE {result['threshold']['rmse']:.3f}",
+            "exact quantile",
+        )
+    own, alike = (
+        "—" if value != value else f"{value:.3f}"
+        for value in (result["tp_similarity"], result["fn_similarity"])
+    )
+    yield (
+        " similarity",
+        f"TP {own}, FN {alike}",
+        "image and caption" if "image_to_text" in result else "two views each",
+    )
 
 
 def _detection(row: Mapping[str, Any], prefix: str = "") -> str:
-    """Precision, recall and F1 over pairs, or per anchor with the prefix "anchor_". Missing values are shown as —."""
+    """Precision, recall and F1 over pairs, or per anchor with the prefix "anchor_". Missing values
+    are shown as —."""
     shares = [row.get(prefix + name) for name in ("precision", "recall", "f1")]
     texts = ["—" if share is None or share != share else f"{100 * share:.1f}" for share in shares]
     return f"precision {texts[0]}, recall {texts[1]}, F1 {texts[2]} %"
@@ -392,4 +542,8 @@ def percent(share: float, deviation: float | None = None) -> str:
     if share != share:
         return "—"
     known = deviation is not None and deviation == deviation
-    return f"{100 * share:.1f} ± {100 * deviation:.1f} %" if known and deviation is not None else f"{100 * share:.1f} %"
+    return (
+        f"{100 * share:.1f} ± {100 * deviation:.1f} %"
+        if known and deviation is not None
+        else f"{100 * share:.1f} %"
+    )

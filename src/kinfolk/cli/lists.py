@@ -38,23 +38,46 @@ def methods(debug: Debug = False) -> None:
     parts = ("name", "paper", "needs")
     frameworks = [(name, kind.paper, kind.needs or "nothing") for name, kind in FRAMEWORKS.items()]
     detectors = [
-        (", ".join((name, *(f"{name}:{variant}" for variant in kind.variants))), kind.paper, kind.needs or "nothing")
+        (
+            ", ".join((name, *(f"{name}:{variant}" for variant in kind.variants))),
+            kind.paper,
+            kind.needs or "nothing",
+        )
         for name, kind in DETECTORS.items()
     ]
     recipes = [(name, recipe_summary(name)) for name in recipe_names()]
     _print_table(console, "Frameworks", "where anchors and candidates come from", parts, frameworks)
-    _print_table(console, "Detectors", "which candidates are kin (false negatives)", parts, detectors)
+    _print_table(
+        console, "Detectors", "which candidates are kin (false negatives)", parts, detectors
+    )
     _print_table(console, "Actions", "what is done with kin", ("name", "effect"), ACTIONS.items())
-    _print_table(console, "Recipes", "complete configurations for --recipe", ("name", "description"), recipes)
+    _print_table(
+        console, "Recipes", "complete configurations for --recipe", ("name", "description"), recipes
+    )
     grammar = "framework[+detector[:variant][:action]]"
-    compose = Text(f"Compose: {grammar}, as in simclr, sogclr+glofnd, moco+ring:learned or simclr+oracle:attract (which is SupCon)")
+    compose = Text(
+        f"Compose: {grammar}, as in simclr, sogclr+glofnd, moco+ring:learned or"
+        " simclr+oracle:attract (which is SupCon)"
+    )
     compose.stylize("bold", 0, len("Compose:"))
-    compose.highlight_words([grammar, "simclr,", "sogclr+glofnd", "moco+ring:learned", "simclr+oracle:attract"], "cyan")
+    compose.highlight_words(
+        [grammar, "simclr,", "sogclr+glofnd", "moco+ring:learned", "simclr+oracle:attract"], "cyan"
+    )
     console.print(compose, soft_wrap=False)
-    console.print("Settings of framework and detector: --set framework.KEY=VALUE, --set detector.KEY=VALUE", markup=False, soft_wrap=False)
+    console.print(
+        "Settings of framework and detector: --set framework.KEY=VALUE, --set detector.KEY=VALUE",
+        markup=False,
+        soft_wrap=False,
+    )
 
 
-def _print_table(console: Console, title: str, subtitle: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
+def _print_table(
+    console: Console,
+    title: str,
+    subtitle: str,
+    columns: tuple[str, ...],
+    rows: Iterable[tuple[str, ...]],
+) -> None:
     from rich.text import Text
 
     from kinfolk.cli.options import plain_table
@@ -67,42 +90,59 @@ def _print_table(console: Console, title: str, subtitle: str, columns: tuple[str
 
 
 RECIPES_EPILOG = examples(
-    "kinfolk recipes", "kinfolk recipes show simclr-cpu", "kinfolk train --recipe simclr-cpu --data IMAGES --out runs/first"
+    "kinfolk recipes",
+    "kinfolk recipes show simclr-cpu",
+    "kinfolk train --recipe simclr-cpu --data IMAGES --out runs/first",
 )
 
 
 def recipes(
-    action: Annotated[str, typer.Argument(metavar="[show]", help="show: print one recipe.", show_default=False)] = "list",
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Name of the recipe to print.", show_default=False)] = None,
+    action: Annotated[
+        str, typer.Argument(metavar="[show]", help="show: print one recipe.", show_default=False)
+    ] = "list",
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="Name of the recipe to print.", show_default=False),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """List the recipes of the library, or print one with its header.
 
-    A recipe is a YAML file with the settings of a training. Its header names paper, command, hardware, time and expected result.
+    A recipe is a YAML file with the settings of a training. Its header names paper, command,
+    hardware, time and expected result.
     """
     from kinfolk.cli.options import plain_table, screen
     from kinfolk.training.settings import recipe_names, recipe_path, recipe_summary
 
     if action == "show":
         if name is None:
-            raise UsageError("give the name of a recipe, as in `kinfolk recipes show simclr-cpu`; `kinfolk recipes` lists them")
+            raise UsageError(
+                "give the name of a recipe, as in `kinfolk recipes show simclr-cpu`; `kinfolk"
+                " recipes` lists them"
+            )
         screen().print(recipe_path(name).read_text(encoding="utf-8").rstrip(), markup=False)
         return
     if action != "list":
-        raise UsageError(f"unknown action {action!r}; write `kinfolk recipes` or `kinfolk recipes show NAME`")
+        raise UsageError(
+            f"unknown action {action!r}; write `kinfolk recipes` or `kinfolk recipes show NAME`"
+        )
     table = plain_table("recipe", "what it trains")
     for each in recipe_names():
         table.add_row(each, recipe_summary(each))
     screen().print(table)
 
 
-SETTINGS_EPILOG = examples("kinfolk settings", "kinfolk settings optimizer", "kinfolk settings data.cache_dir")
+SETTINGS_EPILOG = examples(
+    "kinfolk settings", "kinfolk settings optimizer", "kinfolk settings data.cache_dir"
+)
 
 
 def settings(
     prefix: Annotated[
         str,
-        typer.Argument(metavar="[PREFIX]", help="Section, key, or the beginning of one.", show_default=False),
+        typer.Argument(
+            metavar="[PREFIX]", help="Section, key, or the beginning of one.", show_default=False
+        ),
     ] = "",
     debug: Debug = False,
 ) -> None:

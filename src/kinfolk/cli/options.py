@@ -26,7 +26,14 @@ def plain_table(*columns: str, right: tuple[str, ...] = (), title: str | None = 
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False, header_style="dim")
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        pad_edge=False,
+        header_style="dim",
+    )
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return table
@@ -41,7 +48,10 @@ def print_refused(images: ImageData) -> None:
     if images.quarantine:
         path, reason = (shown(text) for text in images.quarantine[0])
         number, total = len(images.quarantine), len(images) + len(images.quarantine)
-        text = f"{number:,} of {total:,} images refused, the first is {path}: {reason}; `kinfolk data` lists all of them"
+        text = (
+            f"{number:,} of {total:,} images refused, the first is {path}: {reason}; `kinfolk data`"
+            " lists all of them"
+        )
         Console(stderr=True, soft_wrap=True).print(text, markup=False, highlight=False)
 
 
@@ -50,14 +60,36 @@ SOURCE_HELP = "Folder, .npz, .npy, .csv, .parquet, CIFAR archive, shards (.tar),
 FLAG = ""
 """Metavar of options that take no value."""
 
-Debug = Annotated[bool, typer.Option("--debug", metavar=FLAG, help="Show the traceback of an error.", rich_help_panel=RUNNING)]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder written by `kinfolk train --out`.", show_default=False)]
+Debug = Annotated[
+    bool,
+    typer.Option(
+        "--debug", metavar=FLAG, help="Show the traceback of an error.", rich_help_panel=RUNNING
+    ),
+]
+RunFolder = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN", help="Run folder written by `kinfolk train --out`.", show_default=False
+    ),
+]
 RunsData = Annotated[
     str | None,
-    typer.Option("--data", "-d", help=f"{SOURCE_HELP} [dim]Default: the data of the run.[/]", rich_help_panel=DATA, show_default=False),
+    typer.Option(
+        "--data",
+        "-d",
+        help=f"{SOURCE_HELP} [dim]Default: the data of the run.[/]",
+        rich_help_panel=DATA,
+        show_default=False,
+    ),
 ]
 LabelsFromFolders = Annotated[
-    bool, typer.Option("--labels-from-folders", metavar=FLAG, help="Use the first folder of each file as its class.", rich_help_panel=DATA)
+    bool,
+    typer.Option(
+        "--labels-from-folders",
+        metavar=FLAG,
+        help="Use the first folder of each file as its class.",
+        rich_help_panel=DATA,
+    ),
 ]
 Workers = Annotated[
     int | None,
@@ -72,14 +104,18 @@ Workers = Annotated[
 
 
 def flowing(text: str) -> str:
-    r"""A help text whose paragraphs are wrapped by the terminal. A paragraph with wide gaps is a table and keeps its lines.
+    r"""A help text whose paragraphs are wrapped by the terminal. A paragraph with wide gaps is a
+    table and keeps its lines.
 
     Example:
         >>> flowing("One\ntwo.\n\na    table\nb    row")
         'One two.\n\na    table\nb    row'
     """
     paragraphs = text.split("\n\n")
-    return "\n\n".join(paragraph if "   " in paragraph else " ".join(paragraph.split("\n")) for paragraph in paragraphs)
+    return "\n\n".join(
+        paragraph if "   " in paragraph else " ".join(paragraph.split("\n"))
+        for paragraph in paragraphs
+    )
 
 
 def examples(*commands: str) -> str:

@@ -1,4 +1,5 @@
-"""`kinfolk embed`, `kinfolk export` and `kinfolk report`: write features, the encoder for other software, and the page of a run."""
+"""`kinfolk embed`, `kinfolk export` and `kinfolk report`: write features, the encoder for other
+software, and the page of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kinfolk.cli.options import FLAG, RUNNING, Debug, LabelsFromFolders, RunFolder, RunsData, Workers, examples
+from kinfolk.cli.options import (
+    FLAG,
+    RUNNING,
+    Debug,
+    LabelsFromFolders,
+    RunFolder,
+    RunsData,
+    Workers,
+    examples,
+)
 from kinfolk.errors import UsageError, counted
 
 if TYPE_CHECKING:
@@ -33,37 +43,66 @@ def embed(
     run: RunFolder,
     out: Annotated[
         Path,
-        typer.Option("--out", "-o", help="File to write: .npy with a .parquet of the samples next to it, or .csv.", show_default=False),
+        typer.Option(
+            "--out",
+            "-o",
+            help="File to write: .npy with a .parquet of the samples next to it, or .csv.",
+            show_default=False,
+        ),
     ],
     data: RunsData = None,
     labels_from_folders: LabelsFromFolders = False,
     views: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Write N augmented views to N files: NAME-1.npy, …", show_default=False),
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Write N augmented views to N files: NAME-1.npy, …",
+            show_default=False,
+        ),
     ] = None,
     projected: Annotated[
         bool,
         typer.Option(
-            "--projected", metavar=FLAG, help="Write the unit-norm embeddings that the loss compares. Only for the run's own data."
+            "--projected",
+            metavar=FLAG,
+            help=(
+                "Write the unit-norm embeddings that the loss compares. Only for the run's own"
+                " data."
+            ),
         ),
     ] = False,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the augmented views.")] = 0,
     workers: Workers = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", metavar=FLAG, help="Replace the files.", rich_help_panel=RUNNING)] = False,
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite", metavar=FLAG, help="Replace the files.", rich_help_panel=RUNNING
+        ),
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Write the features of every sample as a float32 array, one row per sample.
 
-    Row i of the array belongs to row i of the Parquet file, which has id, key, split and label. A .csv file has all of it in one table.
-    With --views, row i of each file is a different augmented view of the same sample, drawn as in training.
+    Row i of the array belongs to row i of the Parquet file, which has id, key, split and label. A
+    .csv file has all of it in one table. With --views, row i of each file is a different augmented
+    view of the same sample, drawn as in training.
     """
     if out.suffix not in (".npy", ".csv"):
-        raise UsageError(f"--out (={out}) must end in .npy, with the samples next to it as .parquet, or in .csv")
+        raise UsageError(
+            f"--out (={out}) must end in .npy, with the samples next to it as .parquet, or in .csv"
+        )
     table = out.with_suffix(".parquet")
-    files = [out] if views is None else [out.with_name(f"{out.stem}-{number}{out.suffix}") for number in range(1, views + 1)]
+    files = (
+        [out]
+        if views is None
+        else [out.with_name(f"{out.stem}-{number}{out.suffix}") for number in range(1, views + 1)]
+    )
     written = files if out.suffix == ".csv" else [*files, table]
     if not overwrite and (existing := [path for path in written if path.exists()]):
-        raise UsageError(f"{existing[0]} exists; choose another file with --out, or replace it with --overwrite")
+        raise UsageError(
+            f"{existing[0]} exists; choose another file with --out, or replace it with --overwrite"
+        )
     from kinfolk.auditing.audit_input import ORIGIN, run_origin
     from kinfolk.cli.options import print_refused, screen
     from kinfolk.training.build import learns_from_text
@@ -72,23 +111,42 @@ def embed(
     opened = open_run(run)
     opened.encoder()  # fails before any image is read if the run has no model
     if projected and learns_from_text(opened.config):
-        raise UsageError(f"--projected does not support image–text runs, and {run} was trained with {opened.config.method}; leave it out")
-    images = opened.data(data, progress=True, labels_from_folders=labels_from_folders, workers=workers)
+        raise UsageError(
+            f"--projected does not support image–text runs, and {run} was trained with"
+            f" {opened.config.method}; leave it out"
+        )
+    images = opened.data(
+        data, progress=True, labels_from_folders=labels_from_folders, workers=workers
+    )
     print_refused(images)
     framework = restore(opened.path, opened.config, images) if projected else None
     for version, path in enumerate(files):
         features = _features(opened, images, framework, None if views is None else version, seed)
-        out.parent.mkdir(parents=True, exist_ok=True)  # not before features that are not finite are refused
+        # not before features that are not finite are refused
+        out.parent.mkdir(parents=True, exist_ok=True)
         _write(path, features, images)
     if out.suffix == ".npy":
-        origin = replace(run_origin(opened.path, opened.config, data), has_labels=images.samples.labels is not None)
+        origin = replace(
+            run_origin(opened.path, opened.config, data),
+            has_labels=images.samples.labels is not None,
+        )
         images.samples.to_parquet(table, {ORIGIN: json.dumps(asdict(origin))})
     named = ", ".join(str(path) for path in written)
-    screen().print(f"{counted(len(features), 'sample')} × {counted(features.shape[1], 'feature')}: {named}", markup=False)
+    screen().print(
+        f"{counted(len(features), 'sample')} × {counted(features.shape[1], 'feature')}: {named}",
+        markup=False,
+    )
 
 
-def _features(opened: OpenedRun, images: ImageData, framework: Framework | None, version: int | None, seed: int) -> NDArray[np.float32]:
-    """(N, F) features of the images, or of augmented view number `version`. With a framework: (N, D) projected unit-norm embeddings."""
+def _features(
+    opened: OpenedRun,
+    images: ImageData,
+    framework: Framework | None,
+    version: int | None,
+    seed: int,
+) -> NDArray[np.float32]:
+    """(N, F) features of the images, or of augmented view number `version`. With a framework: (N,
+    D) projected unit-norm embeddings."""
     import numpy as np
     import torch
 
@@ -105,7 +163,8 @@ def _features(opened: OpenedRun, images: ImageData, framework: Framework | None,
 
 
 def _write(path: Path, features: NDArray[np.float32], images: ImageData) -> None:
-    """Writes the features atomically; a .csv file has the columns key, split, label and f0, f1, …"""
+    """Writes the features atomically; a .csv file has the columns key, split, label and f0, f1,
+    …"""
     import numpy as np
 
     from kinfolk.errors import escaped
@@ -116,10 +175,28 @@ def _write(path: Path, features: NDArray[np.float32], images: ImageData) -> None
         import pyarrow.csv as pc
 
         samples = images.samples
-        labels = [None] * len(samples) if samples.labels is None else [None if label < 0 else int(label) for label in samples.labels]
-        named = [None if label is None else escaped(samples.classes[label]) if samples.classes else str(label) for label in labels]
-        columns = {"key": pa.array([escaped(str(key)) for key in samples.keys]), "split": pa.array(list(samples.splits))}
-        columns |= {"label": pa.array(named, pa.string())} | {f"f{at}": pa.array(column) for at, column in enumerate(features.T)}
+        labels = (
+            [None] * len(samples)
+            if samples.labels is None
+            else [None if label < 0 else int(label) for label in samples.labels]
+        )
+        named = [
+            (
+                None
+                if label is None
+                else escaped(samples.classes[label])
+                if samples.classes
+                else str(label)
+            )
+            for label in labels
+        ]
+        columns = {
+            "key": pa.array([escaped(str(key)) for key in samples.keys]),
+            "split": pa.array(list(samples.splits)),
+        }
+        columns |= {"label": pa.array(named, pa.string())} | {
+            f"f{at}": pa.array(column) for at, column in enumerate(features.T)
+        }
         write_by_name(path, lambda unfinished: pc.write_csv(pa.table(columns), unfinished))
         return
     write_atomically(path, lambda file: np.save(file, features))
@@ -134,27 +211,48 @@ EXPORT_EPILOG = examples(
 
 def export(
     run: RunFolder,
-    format: Annotated[str, typer.Option("--format", "-f", help="safetensors, torchvision, timm, detectron2 or onnx.", show_default=False)],
+    format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            "-f",
+            help="safetensors, torchvision, timm, detectron2 or onnx.",
+            show_default=False,
+        ),
+    ],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="File to write; for timm a folder. [dim]Default: in RUN/export/.[/]", show_default=False),
+        typer.Option(
+            "--out",
+            "-o",
+            help="File to write; for timm a folder. [dim]Default: in RUN/export/.[/]",
+            show_default=False,
+        ),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", metavar=FLAG, help="Replace an existing export.", rich_help_panel=RUNNING)
+        bool,
+        typer.Option(
+            "--overwrite", metavar=FLAG, help="Replace an existing export.", rich_help_panel=RUNNING
+        ),
     ] = False,
     debug: Debug = False,
 ) -> None:
     """Write the encoder for other software, under the parameter names it expects.
 
-    The projection head and the classifier are left out. If the target package is installed, the export is loaded there and must return the
-    same features. torchvision, timm and detectron2 take ResNets trained with `--set model.stem=imagenet` and the usual width; safetensors
-    and onnx take any encoder.
+    The projection head and the classifier are left out. If the target package is installed, the
+    export is loaded there and must return the same features. torchvision, timm and detectron2 take
+    ResNets trained with `--set model.stem=imagenet` and the usual width; safetensors and onnx take
+    any encoder.
     """
     from kinfolk.cli.options import screen
     from kinfolk.exporting import export as write
 
     found = write(run, format, out, overwrite=overwrite)
-    for head, text in (("Written", str(found.path)), ("Checked", found.checked), ("Use", found.use)):
+    for head, text in (
+        ("Written", str(found.path)),
+        ("Checked", found.checked),
+        ("Use", found.use),
+    ):
         screen().print(f"{head}: {text}", markup=False)
 
 
@@ -166,10 +264,12 @@ def report(
     data: RunsData = None,
     debug: Debug = False,
 ) -> None:
-    """Write RUN/report.html: settings, curves, results, anchors with their kin, embedding map and views.
+    """Write RUN/report.html: settings, curves, results, anchors with their kin, embedding map and
+    views.
 
-    The page is one file that works from disk. Up to 5,000 samples are embedded with the run's encoder for the map, and the detector of the
-    last checkpoint is applied to them. If the images or the checkpoint can't be read, the page and the terminal give the reason.
+    The page is one file that works from disk. Up to 5,000 samples are embedded with the run's
+    encoder for the map, and the detector of the last checkpoint is applied to them. If the images
+    or the checkpoint can't be read, the page and the terminal give the reason.
     """
     from kinfolk.cli.options import screen
     from kinfolk.errors import printable
@@ -177,5 +277,10 @@ def report(
     from kinfolk.training.load_run import open_run
 
     images = None if data is None else open_run(run).data(data, progress=True)
-    path = write_report(run, images, progress=True, on_missing=lambda text: screen().print(printable(text), markup=False))
+    path = write_report(
+        run,
+        images,
+        progress=True,
+        on_missing=lambda text: screen().print(printable(text), markup=False),
+    )
     screen().print(f"Report: {path}", markup=False, highlight=False)

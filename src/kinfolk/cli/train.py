@@ -7,7 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from kinfolk.cli.options import DATA, FLAG, RUNNING, SOURCE_HELP, Debug, LabelsFromFolders, Workers, examples
+from kinfolk.cli.options import (
+    DATA,
+    FLAG,
+    RUNNING,
+    SOURCE_HELP,
+    Debug,
+    LabelsFromFolders,
+    Workers,
+    examples,
+)
 from kinfolk.errors import UsageError
 
 TRAINING = "Training"
@@ -21,14 +30,25 @@ EPILOG = examples(
 
 
 def train(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Run folder to write.", rich_help_panel=DATA, show_default=False)],
-    data: Annotated[str | None, typer.Option("--data", "-d", help=SOURCE_HELP, rich_help_panel=DATA, show_default=False)] = None,
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", "-o", help="Run folder to write.", rich_help_panel=DATA, show_default=False
+        ),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option("--data", "-d", help=SOURCE_HELP, rich_help_panel=DATA, show_default=False),
+    ] = None,
     labels_from_folders: LabelsFromFolders = False,
     image_size: Annotated[
         int | None,
         typer.Option(
             metavar="N",
-            help="Side of the views in pixels. [dim]Default: that of the images, up to 224, on a CPU up to 64.[/]",
+            help=(
+                "Side of the views in pixels. [dim]Default: that of the images, up to 224, on a CPU"
+                " up to 64.[/]"
+            ),
             rich_help_panel=DATA,
         ),
     ] = None,
@@ -37,21 +57,30 @@ def train(
         typer.Option(
             "--method",
             "-m",
-            help="Such as simclr, simclr+glofnd, simclr+guide:attract; see `kinfolk methods`. [dim]Default: simclr.[/]",
+            help=(
+                "Such as simclr, simclr+glofnd, simclr+guide:attract; see `kinfolk methods`."
+                " [dim]Default: simclr.[/]"
+            ),
             rich_help_panel=TRAINING,
         ),
     ] = None,
     known_kin: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Pairs from `kinfolk audit` for +known (.parquet or .csv).", rich_help_panel=TRAINING, show_default=False
+            metavar="FILE",
+            help="Pairs from `kinfolk audit` for +known (.parquet or .csv).",
+            rich_help_panel=TRAINING,
+            show_default=False,
         ),
     ] = None,
     guide: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Features for +guide: .npy, .safetensors, a run folder, timm/NAME, torchvision/NAME, patches (from these images alone).",
+            help=(
+                "Features for +guide: .npy, .safetensors, a run folder, timm/NAME,"
+                " torchvision/NAME, patches (from these images alone)."
+            ),
             rich_help_panel=TRAINING,
             show_default=False,
         ),
@@ -59,41 +88,71 @@ def train(
     recipe: Annotated[
         str | None,
         typer.Option(
-            "--recipe", "--config", help="Start from a recipe: a name or a YAML file; see `kinfolk recipes`.", rich_help_panel=TRAINING
+            "--recipe",
+            "--config",
+            help="Start from a recipe: a name or a YAML file; see `kinfolk recipes`.",
+            rich_help_panel=TRAINING,
         ),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            help="resnet10, resnet18, …, torchvision/NAME, timm/NAME. [dim]Default: resnet18, on a CPU resnet10.[/]",
+            help=(
+                "resnet10, resnet18, …, torchvision/NAME, timm/NAME. [dim]Default: resnet18, on a"
+                " CPU resnet10.[/]"
+            ),
             rich_help_panel=TRAINING,
         ),
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(metavar="N", help="Number of epochs. [dim]Default: 100, on a CPU 30.[/]", rich_help_panel=TRAINING)
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Number of epochs. [dim]Default: 100, on a CPU 30.[/]",
+            rich_help_panel=TRAINING,
+        ),
     ] = None,
     batch_size: Annotated[
         int | None,
         typer.Option(
             metavar="N",
-            help="Samples per step, over all devices. [dim]Default: 256, less for fewer than 2,048 samples.[/]",
+            help=(
+                "Samples per step, over all devices. [dim]Default: 256, less for fewer than 2,048"
+                " samples.[/]"
+            ),
             rich_help_panel=TRAINING,
         ),
     ] = None,
     lr: Annotated[
         float | None,
         typer.Option(
-            metavar="X", help="Learning rate before scaling. [dim]Default: 0.03, times batch size / 256.[/]", rich_help_panel=TRAINING
+            metavar="X",
+            help="Learning rate before scaling. [dim]Default: 0.03, times batch size / 256.[/]",
+            rich_help_panel=TRAINING,
         ),
     ] = None,
     temperature: Annotated[
         float | None,
-        typer.Option(metavar="X", help="Temperature of the loss. [dim]Default: that of the framework.[/]", rich_help_panel=TRAINING),
+        typer.Option(
+            metavar="X",
+            help="Temperature of the loss. [dim]Default: that of the framework.[/]",
+            rich_help_panel=TRAINING,
+        ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Random seed. [dim]Default: 0.[/]", rich_help_panel=TRAINING)] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Random seed. [dim]Default: 0.[/]", rich_help_panel=TRAINING
+        ),
+    ] = None,
     init: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Initial weights: .safetensors or a state dict.", rich_help_panel=TRAINING, show_default=False),
+        typer.Option(
+            metavar="FILE",
+            help="Initial weights: .safetensors or a state dict.",
+            rich_help_panel=TRAINING,
+            show_default=False,
+        ),
     ] = None,
     plugin: Annotated[
         list[str] | None,
@@ -105,19 +164,38 @@ def train(
         ),
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting. Can be repeated.", rich_help_panel=TRAINING)
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Any other setting. Can be repeated.",
+            rich_help_panel=TRAINING,
+        ),
     ] = None,
     devices: Annotated[
-        str | None, typer.Option(help="Number of devices, or auto. [dim]Default: auto, all GPUs.[/]", rich_help_panel=RUNNING)
+        str | None,
+        typer.Option(
+            help="Number of devices, or auto. [dim]Default: auto, all GPUs.[/]",
+            rich_help_panel=RUNNING,
+        ),
     ] = None,
     num_nodes: Annotated[
-        int | None, typer.Option(metavar="N", help="Number of machines. [dim]Default: 1.[/]", rich_help_panel=RUNNING)
+        int | None,
+        typer.Option(
+            metavar="N", help="Number of machines. [dim]Default: 1.[/]", rich_help_panel=RUNNING
+        ),
     ] = None,
     strategy: Annotated[
-        str | None, typer.Option(help="Lightning strategy, e.g. ddp. [dim]Default: auto.[/]", rich_help_panel=RUNNING)
+        str | None,
+        typer.Option(
+            help="Lightning strategy, e.g. ddp. [dim]Default: auto.[/]", rich_help_panel=RUNNING
+        ),
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(help="auto, 32, bf16-mixed, 16-mixed. [dim]Default: auto.[/]", rich_help_panel=RUNNING)
+        str | None,
+        typer.Option(
+            help="auto, 32, bf16-mixed, 16-mixed. [dim]Default: auto.[/]", rich_help_panel=RUNNING
+        ),
     ] = None,
     compile: Annotated[
         bool | None,
@@ -139,28 +217,50 @@ def train(
         ),
     ] = None,
     workers: Workers = None,
-    resume: Annotated[bool, typer.Option("--resume", metavar=FLAG, help="Continue the run in --out.", rich_help_panel=RUNNING)] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", metavar=FLAG, help="Continue the run in --out.", rich_help_panel=RUNNING
+        ),
+    ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", metavar=FLAG, help="Replace the run in --out.", rich_help_panel=RUNNING)
+        bool,
+        typer.Option(
+            "--overwrite", metavar=FLAG, help="Replace the run in --out.", rich_help_panel=RUNNING
+        ),
     ] = False,
     no_report: Annotated[
-        bool, typer.Option("--no-report", metavar=FLAG, help="Do not write report.html.", rich_help_panel=RUNNING)
+        bool,
+        typer.Option(
+            "--no-report", metavar=FLAG, help="Do not write report.html.", rich_help_panel=RUNNING
+        ),
     ] = False,
     debug: Debug = False,
 ) -> None:
     """Train an encoder on images.
 
-    Labels are used only for the kNN accuracy and the false-negative metrics, unless the method has the oracle detector.
+    Labels are used only for the kNN accuracy and the false-negative metrics, unless the method has
+    the oracle detector.
     """
     if resume and overwrite:
         raise UsageError("--resume and --overwrite exclude each other; give only one")
-    if known_kin is not None and (method is None or "+known" not in method.lower()) and not (method is None and (resume or recipe)):
+    if (
+        known_kin is not None
+        and (method is None or "+known" not in method.lower())
+        and not (method is None and (resume or recipe))
+    ):
         raise UsageError(
-            f"--known-kin needs a method with the detector `known`, such as --method {(method or 'simclr').partition('+')[0]}+known"
+            "--known-kin needs a method with the detector `known`, such as --method"
+            f" {(method or 'simclr').partition('+')[0]}+known"
         )
-    if guide is not None and (method is None or "+guide" not in method.lower()) and not (method is None and (resume or recipe)):
+    if (
+        guide is not None
+        and (method is None or "+guide" not in method.lower())
+        and not (method is None and (resume or recipe))
+    ):
         raise UsageError(
-            f"--guide needs a method with the detector `guide`, such as --method {(method or 'simclr').partition('+')[0]}+guide"
+            "--guide needs a method with the detector `guide`, such as --method"
+            f" {(method or 'simclr').partition('+')[0]}+guide"
         )
     flags: dict[str, Any] = {
         "detector.pairs": None if known_kin is None else str(known_kin),
@@ -183,7 +283,9 @@ def train(
     from kinfolk.api import train as train_run
     from kinfolk.training.config import parse_settings
 
-    given = {key: value for key, value in flags.items() if value is not None} | parse_settings(settings or [])
+    given = {key: value for key, value in flags.items() if value is not None} | parse_settings(
+        settings or []
+    )
     run = train_run(
         data,
         out,

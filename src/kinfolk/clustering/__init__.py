@@ -6,4 +6,14 @@ from kinfolk.clustering.kmeans import Clusters, kmeans
 from kinfolk.clustering.labels import PseudoLabels, dbscan_levels, kmeans_levels
 from kinfolk.clustering.patch_features import PatchFeatures
 
-__all__ = ["Clusters", "Hierarchy", "PatchFeatures", "PseudoLabels", "conforming", "dbscan", "dbscan_levels", "kmeans", "kmeans_levels"]
+__all__ = [
+    "Clusters",
+    "Hierarchy",
+    "PatchFeatures",
+    "PseudoLabels",
+    "conforming",
+    "dbscan",
+    "dbscan_levels",
+    "kmeans",
+    "kmeans_levels",
+]

@@ -1,8 +1,11 @@
-"""DBSCAN (Ester et al., KDD 1996) at several radii, in memory linear in the data set, and radii that fit the data.
+"""DBSCAN (Ester et al., KDD 1996) at several radii, in memory linear in the data set, and radii
+that fit the data.
 
-scikit-learn's version keeps all neighbours of all samples, a large part of N² at a radius at which clusters form. Here similarities are
-computed in row blocks, twice: once to count neighbours, once to join the core samples. The time is that of two products of N × N × D. Radii
-are fitted by the distance to the k-th neighbour (section 4.2 of the paper), such that no cluster contains most samples.
+scikit-learn's version keeps all neighbours of all samples, a large part of N² at a radius at which
+clusters form. Here similarities are computed in row blocks, twice: once to count neighbours, once
+to join the core samples. The time is that of two products of N × N × D. Radii are fitted by the
+distance to the k-th neighbour (section 4.2 of the paper), such that no cluster contains most
+samples.
 
 Dimension key: N samples, n of them that are measured, D features, R radii, b rows of a block.
 """
@@ -21,21 +24,27 @@ from kinfolk.stores.per_sample import Exact
 
 Number = TypeVar("Number", int, float)
 _BLOCK_ELEMENTS = {"cpu": 1 << 22, "default": 1 << 25}
-"""Similarities held at a time; the pairs among them that join two clusters are copied to the host."""
+"""Similarities held at a time; the pairs among them that join two clusters are copied to the
+host."""
 
 
 @torch.no_grad()
-def dbscan(features: Tensor, radii: Sequence[float], *, min_samples: int = 4, nested: bool = True) -> Tensor:
-    """(R, N) clusters of (N, D) features, named by one of their samples; noise is a cluster of its own.
+def dbscan(
+    features: Tensor, radii: Sequence[float], *, min_samples: int = 4, nested: bool = True
+) -> Tensor:
+    """(R, N) clusters of (N, D) features, named by one of their samples; noise is a cluster of its
+    own.
 
-    A sample with at least `min_samples` samples within the radius, itself among them, is a core; cores within the radius of each other
-    share a cluster; another sample within the radius of a core joins the nearest one's.
+    A sample with at least `min_samples` samples within the radius, itself among them, is a core;
+    cores within the radius of each other share a cluster; another sample within the radius of a
+    core joins the nearest one's.
 
     Args:
         radii: growing; Euclidean distances of the unit-norm features: cos = 1 − r² / 2.
         min_samples: of a core.
-        nested: a sample that is no core stays, from the first radius at which it joins a cluster, with that cluster. As cores remain cores
-            and stay together when the radius grows, every cluster is then a part of one at the next radius. False: each for itself.
+        nested: a sample that is no core stays, from the first radius at which it joins a cluster,
+            with that cluster. As cores remain cores and stay together when the radius grows, every
+            cluster is then a part of one at the next radius. False: each for itself.
 
     Example:
         >>> points = torch.tensor([[1.0, 0.0], [1.0, 0.1], [1.0, 0.2], [0.0, 1.0]])
@@ -81,7 +90,8 @@ def _block_rows(number: int, device: torch.device) -> int:
 
 
 def from_level_2(values: Sequence[Number], falling: bool = False) -> tuple[Number, ...]:
-    """One value for each level from 2 on. Values from the last level to the first, as the paper of RCL prints them, are reversed.
+    """One value for each level from 2 on. Values from the last level to the first, as the paper of
+    RCL prints them, are reversed.
 
     Example:
         >>> from_level_2([0.8, 0.7, 0.6]), from_level_2([1, 2, 4], falling=True)
@@ -92,7 +102,8 @@ def from_level_2(values: Sequence[Number], falling: bool = False) -> tuple[Numbe
 
 
 def count_levels(given: Sequence[float] | None) -> int:
-    """H of a hierarchy with these radii or numbers of clusters: one more, because at level 1 every sample is its own cluster; 3 without."""
+    """H of a hierarchy with these radii or numbers of clusters: one more, because at level 1 every
+    sample is its own cluster; 3 without."""
     return 3 if given is None else len(given) + 1
 
 
@@ -100,7 +111,9 @@ def check_dbscan(radii: Sequence[float], min_samples: int) -> None:
     """Raises unless the radii grow and `min_samples` is at least 1."""
     grow = all(a < b for a, b in pairwise(radii))
     if not grow or not all(r > 0 for r in radii):
-        raise ValueError(f"`radii` (={list(radii)}) must be above 0 and grow from one level to the next")
+        raise ValueError(
+            f"`radii` (={list(radii)}) must be above 0 and grow from one level to the next"
+        )
     if min_samples < 1:
         raise ValueError(f"`min_samples` (={min_samples}) must be at least 1")
 
@@ -108,13 +121,22 @@ def check_dbscan(radii: Sequence[float], min_samples: int) -> None:
 def require_finite(features: Tensor) -> None:
     """Raises unless there is one row of finite numbers for each sample."""
     if features.ndim != 2 or not features.isfinite().all():
-        raise ValueError(f"`features` (={tuple(features.shape)}) must have the shape (samples, features) and be finite")
+        raise ValueError(
+            f"`features` (={tuple(features.shape)}) must have the shape (samples, features) and be"
+            " finite"
+        )
 
 
 def _joined(part_N: Tensor, near_bN: Tensor, core_N: Tensor, start: int) -> Tensor:
-    """The parts of the cores after joining those that are near each other; each named by its smallest."""
+    """The parts of the cores after joining those that are near each other; each named by its
+    smallest."""
     stop = start + len(near_bN)
-    new_bN = near_bN & core_N & core_N[start:stop].unsqueeze(1) & (part_N != part_N[start:stop].unsqueeze(1))
+    new_bN = (
+        near_bN
+        & core_N
+        & core_N[start:stop].unsqueeze(1)
+        & (part_N != part_N[start:stop].unsqueeze(1))
+    )
     row, column = new_bN.nonzero(as_tuple=True)
     if not len(row):
         return part_N
@@ -123,13 +145,18 @@ def _joined(part_N: Tensor, near_bN: Tensor, core_N: Tensor, start: int) -> Tens
 
     ends = (part_N[start + row].cpu().numpy(), part_N[column].cpu().numpy())
     graph = coo_array((torch.ones(len(row)).numpy(), ends), shape=(len(part_N), len(part_N)))
-    component = torch.from_numpy(connected_components(graph, directed=False)[1]).to(part_N.device, torch.int64)
-    first = torch.full_like(part_N, len(part_N)).scatter_reduce(0, component, torch.arange(len(part_N), device=part_N.device), "amin")
+    component = torch.from_numpy(connected_components(graph, directed=False)[1]).to(
+        part_N.device, torch.int64
+    )
+    first = torch.full_like(part_N, len(part_N)).scatter_reduce(
+        0, component, torch.arange(len(part_N), device=part_N.device), "amin"
+    )
     return first[component[part_N]]
 
 
 _FIT_SAMPLES = 1 << 14
-"""Number of evenly spread samples whose distances radii are fitted to: enough to estimate a share of one hundredth."""
+"""Number of evenly spread samples whose distances radii are fitted to: enough to estimate a share
+of one hundredth."""
 _FOLLOW_SAMPLES = 1 << 11
 """The same for radii that are adjusted every epoch, for which fewer must do."""
 LARGEST = 0.1
@@ -139,15 +166,17 @@ SHARES = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.5)
 
 
 class Radii(Exact):
-    """The radii of the levels 2 … H of a hierarchy: given, or fitted to the features it starts from.
+    """The radii of the levels 2 … H of a hierarchy: given, or fitted to the features it starts
+    from.
 
     Args:
         levels: H.
-        given: one for each of the levels 2 … H, growing, or of H … 2 as the paper prints them; None: to be fitted.
+        given: one for each of the levels 2 … H, growing, or of H … 2 as the paper prints them;
+            None: to be fitted.
         min_samples: of DBSCAN.
 
-    State: `fitted` (H − 1,), 0 where they are given or not fitted yet; `shares` (H − 1,) of the samples that were cores then; the `epoch`
-    the radii are of.
+    State: `fitted` (H − 1,), 0 where they are given or not fitted yet; `shares` (H − 1,) of the
+    samples that were cores then; the `epoch` the radii are of.
     """
 
     on_host = ("fitted", "shares", "epoch")
@@ -159,8 +188,14 @@ class Radii(Exact):
         super().__init__()
         self.given, self.min_samples = None if given is None else from_level_2(given), min_samples
         if self.given is not None and len(self.given) != levels - 1:
-            needed = f"{len(self.given)} radii need {len(self.given) + 1} levels (`criteria` of rcl, `levels` of hierarchy)"
-            raise ValueError(f"`radii` (={list(self.given)}) must be one for each of the levels 2 to {levels}; {needed}")
+            needed = (
+                f"{len(self.given)} radii need {len(self.given) + 1} levels (`criteria` of rcl,"
+                " `levels` of hierarchy)"
+            )
+            raise ValueError(
+                f"`radii` (={list(self.given)}) must be one for each of the levels 2 to {levels};"
+                f" {needed}"
+            )
         check_dbscan(self.given or (), min_samples)
         self.register_buffer("fitted", torch.zeros(levels - 1, dtype=torch.float64))
         self.register_buffer("shares", torch.zeros(levels - 1, dtype=torch.float64))
@@ -180,13 +215,16 @@ class Radii(Exact):
         distance_n = _core_distances(features, self.min_samples, _FIT_SAMPLES)
         radii = _fitting(features, distance_n, len(self.fitted), self.min_samples, LARGEST)
         self.fitted.copy_(torch.tensor(radii, dtype=torch.float64))
-        self.shares.copy_(torch.tensor([(distance_n <= radius).double().mean().item() for radius in radii]))
+        self.shares.copy_(
+            torch.tensor([(distance_n <= radius).double().mean().item() for radius in radii])
+        )
         return radii
 
     @torch.no_grad()
     def follow(self, features: Tensor) -> None:
-        """Sets radii that were fitted to those at which as many of (N, D) features are cores as at the first fit: an encoder that learns
-        spreads what it embeds, and what was near before is not near any more."""
+        """Sets radii that were fitted to those at which as many of (N, D) features are cores as at
+        the first fit: an encoder that learns spreads what it embeds, and what was near before is
+        not near any more."""
         if self.given is None and self.fitted.all():
             distance_n = _core_distances(features, self.min_samples, _FOLLOW_SAMPLES)
             *lower, last = self.shares.tolist()
@@ -195,11 +233,14 @@ class Radii(Exact):
 
 
 @torch.no_grad()
-def fitting_radii(features: Tensor, number: int, *, min_samples: int = 4, largest: float = LARGEST) -> tuple[float, ...]:
+def fitting_radii(
+    features: Tensor, number: int, *, min_samples: int = 4, largest: float = LARGEST
+) -> tuple[float, ...]:
     """`number` growing radii for (N, D) features.
 
-    At the last as many samples are cores as can be, at most half of them, without one cluster that holds more than `largest` of all
-    samples: when the radius grows, clusters join, until one has swallowed the others. At each radius before it half as many are cores.
+    At the last as many samples are cores as can be, at most half of them, without one cluster that
+    holds more than `largest` of all samples: when the radius grows, clusters join, until one has
+    swallowed the others. At each radius before it half as many are cores.
 
     Args:
         number: R.
@@ -211,26 +252,37 @@ def fitting_radii(features: Tensor, number: int, *, min_samples: int = 4, larges
         >>> near = fitting_radii(two + 0.01 * torch.arange(40).unsqueeze(1) * two.flip(1), 2, largest=0.5)
         >>> 0 < near[0] < near[1] < 1
         True
-    """
-    return _fitting(features, _core_distances(features, min_samples, _FIT_SAMPLES), number, min_samples, largest)
+    """  # noqa: E501
+    return _fitting(
+        features, _core_distances(features, min_samples, _FIT_SAMPLES), number, min_samples, largest
+    )
 
 
-def _fitting(features: Tensor, distance_n: Tensor, number: int, min_samples: int, largest: float) -> tuple[float, ...]:
+def _fitting(
+    features: Tensor, distance_n: Tensor, number: int, min_samples: int, largest: float
+) -> tuple[float, ...]:
     if number < 1:
         return ()
     tried = sorted({_radius(distance_n, share) for share in SHARES})
     low, high = 0, len(tried)  # the largest cluster grows with the radius
     while high - low > 1:
         middle = (low + high) // 2
-        size = torch.bincount(dbscan(features, [tried[middle]], min_samples=min_samples)[0]).max().item()
+        size = (
+            torch.bincount(dbscan(features, [tried[middle]], min_samples=min_samples)[0])
+            .max()
+            .item()
+        )
         low, high = (middle, high) if size <= largest * len(features) else (low, middle)
     share = (distance_n <= tried[low]).double().mean().item()
-    radii = _growing(distance_n, [share / 2**level for level in range(number - 1, 0, -1)], tried[low])
+    radii = _growing(
+        distance_n, [share / 2**level for level in range(number - 1, 0, -1)], tried[low]
+    )
     return tuple(round(radius, 6) for radius in radii)
 
 
 def _growing(distance_n: Tensor, shares: Sequence[float], last: float) -> list[float]:
-    """The radii at which these shares of the samples are cores, and the last, each clearly below the next."""
+    """The radii at which these shares of the samples are cores, and the last, each clearly below
+    the next."""
     radii = [last]
     for share in reversed(shares):
         radii.insert(0, min(_radius(distance_n, share), 0.99 * radii[0]))
@@ -239,13 +291,15 @@ def _growing(distance_n: Tensor, shares: Sequence[float], last: float) -> list[f
 
 def _core_distances(features: Tensor, min_samples: int, number: int) -> Tensor:
     """`kth_distance` of about so many samples, evenly spread, in growing order."""
-    places_n = torch.arange(0, len(features), max(1, len(features) // number), device=features.device)
+    places_n = torch.arange(
+        0, len(features), max(1, len(features) // number), device=features.device
+    )
     return kth_distance(features, min_samples, places_n).sort().values
 
 
 def kth_distance(features: Tensor, min_samples: int, places_n: Tensor) -> Tensor:
-    """(n,) the radius from which on each of some samples is a core: the distance, at unit norm, of its `min_samples`-th nearest of all,
-    itself the first."""
+    """(n,) the radius from which on each of some samples is a core: the distance, at unit norm, of
+    its `min_samples`-th nearest of all, itself the first."""
     unit_ND = F.normalize(features.float(), dim=1)
     kth = min(min_samples, len(unit_ND))
     found = []
@@ -257,6 +311,7 @@ def kth_distance(features: Tensor, min_samples: int, places_n: Tensor) -> Tensor
 
 
 def _radius(distance_n: Tensor, share: float) -> float:
-    """The least radius at which that share of the samples are cores; above 0 even if images are duplicated."""
+    """The least radius at which that share of the samples are cores; above 0 even if images are
+    duplicated."""
     place = min(max(round(share * len(distance_n)) - 1, 0), len(distance_n) - 1)
     return max(distance_n[place].item(), 1e-2) * 1.0001

@@ -1,24 +1,29 @@
-"""One step of the online refinement of a hierarchy: which units of the touched clusters move to which cluster. RCL, section 4.3.
+"""One step of the online refinement of a hierarchy: which units of the touched clusters move to
+which cluster. RCL, section 4.3.
 
-Every touched cluster is split into at most m parts. Its units, the clusters one level below, stay whole. The parts and the other clusters
-inside the same cluster one level above (the border) are merged if they are similar. Nothing is written before both are decided, so a part
-that is merged back costs nothing.
+Every touched cluster is split into at most m parts. Its units, the clusters one level below, stay
+whole. The parts and the other clusters inside the same cluster one level above (the border) are
+merged if they are similar. Nothing is written before both are decided, so a part that is merged
+back costs nothing.
 
 Splitting uses density peaks (Rodriguez and Laio, Science 2014) on the units of a cluster:
 
-    ρ_i = Σ_j exp(−d_ij² / d_c²),   δ_i = min over denser j of d_ij (the densest: the largest d_ij),   γ_i = ρ_i δ_i
+    ρ_i = Σ_j exp(−d_ij² / d_c²),   δ_i = min over denser j of d_ij (the densest: the largest d_ij),
+                                    γ_i = ρ_i δ_i
 
-The prototypes are the m − 1 units with the largest γ and, of the others, the one with the largest δ; every unit joins one of them. γ finds
-groups but never a single outlier, so one candidate is tried as a prototype and merged back if it is not an outlier. d is the distance of
-the unit-norm centres and d_c² the mean of d² in the cluster. The paper uses a share of the neighbours, which is not informative among a few
-dozen units.
+The prototypes are the m − 1 units with the largest γ and, of the others, the one with the largest
+δ; every unit joins one of them. γ finds groups but never a single outlier, so one candidate is
+tried as a prototype and merged back if it is not an outlier. d is the distance of the unit-norm
+centres and d_c² the mean of d² in the cluster. The paper uses a share of the neighbours, which is
+not informative among a few dozen units.
 
-The units of a cluster are kept in a ring (`Rings`), so that listing, removing and adding units costs as much as the units that are moved,
-however large the clusters are.
+The units of a cluster are kept in a ring (`Rings`), so that listing, removing and adding units
+costs as much as the units that are moved, however large the clusters are.
 
-Dimension key: S slots of units, C slots of clusters, K touched clusters, rings or graphs, W places of each (padded; place 0 is the rest of
-a cluster that is too large to use whole), T touched units, D embedding, m parts, n nodes (clusters and parts of clusters), E edges, P
-borders, w nodes of each (padded), M units that move.
+Dimension key: S slots of units, C slots of clusters, K touched clusters, rings or graphs, W places
+of each (padded; place 0 is the rest of a cluster that is too large to use whole), T touched units,
+D embedding, m parts, n nodes (clusters and parts of clusters), E edges, P borders, w nodes of each
+(padded), M units that move.
 """
 
 from __future__ import annotations
@@ -33,8 +38,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Rings:
-    """The rings of one level. (S,) `after` and `before`: the neighbours of each unit in its ring. (C,) `entry` and `units`: one unit of
-    each cluster, and how many it has. All methods work on many rings at once and write in place."""
+    """The rings of one level. (S,) `after` and `before`: the neighbours of each unit in its ring.
+    (C,) `entry` and `units`: one unit of each cluster, and how many it has. All methods work on
+    many rings at once and write in place."""
 
     after: Tensor
     before: Tensor
@@ -58,13 +64,15 @@ class Rings:
         unit_M, order = unit_M.sort()
         cluster_M = cluster_M[order]
         left_M, right_M = _skip(unit_M, self.before[unit_M]), _skip(unit_M, self.after[unit_M])
-        self.after[left_M] = right_M  # units next to each other in a ring have the same two survivors
+        # units next to each other in a ring have the same two survivors
+        self.after[left_M] = right_M
         self.before[right_M] = left_M
         enters_M = self.entry[cluster_M] == unit_M
         self.entry[cluster_M[enters_M]] = right_M[enters_M]
 
     def put_in(self, unit_M: Tensor, cluster_M: Tensor) -> None:
-        """Adds units that are in no ring to the rings of clusters, after the entry, or as the ring of an empty cluster."""
+        """Adds units that are in no ring to the rings of clusters, after the entry, or as the ring
+        of an empty cluster."""
         if not len(unit_M):
             return
         cluster_M, order = cluster_M.sort(stable=True)
@@ -90,7 +98,8 @@ class Rings:
 
 
 def _skip(gone_M: Tensor, neighbour_M: Tensor) -> Tensor:
-    """The nearest neighbour that stays, by doubling; `gone` is sorted. If a whole ring is removed, any of its units."""
+    """The nearest neighbour that stays, by doubling; `gone` is sorted. If a whole ring is removed,
+    any of its units."""
     for _ in range(len(gone_M).bit_length()):
         place_M = torch.searchsorted(gone_M, neighbour_M).clamp(max=len(gone_M) - 1)
         goes_M = gone_M[place_M] == neighbour_M
@@ -101,7 +110,8 @@ def _skip(gone_M: Tensor, neighbour_M: Tensor) -> Tensor:
 
 
 def by_width(number_K: Tensor, first: int = 8) -> Iterator[tuple[Tensor, int]]:
-    """The rows in groups of similar length, and the width of each group: lengths up to 8, then up to twice as long, and so on.
+    """The rows in groups of similar length, and the width of each group: lengths up to 8, then up
+    to twice as long, and so on.
 
     Example:
         >>> import torch
@@ -118,7 +128,8 @@ def by_width(number_K: Tensor, first: int = 8) -> Iterator[tuple[Tensor, int]]:
 
 @dataclass(frozen=True)
 class Level:
-    """The input of a refinement: the units with their sums, the clusters that contain them, and the clusters above as borders."""
+    """The input of a refinement: the units with their sums, the clusters that contain them, and the
+    clusters above as borders."""
 
     units: Rings
     unit_sum: Tensor
@@ -128,10 +139,13 @@ class Level:
     cluster_parent: Tensor
 
 
-def select_units(level: Level, touched_T: Tensor, cluster_K: Tensor, owner_T: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
+def select_units(
+    level: Level, touched_T: Tensor, cluster_K: Tensor, owner_T: Tensor, limit: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """(K, W) units that are used, (K, W) where there is one, and (K,) whether there are more.
 
-    All units of a cluster with at most `limit` of them. Of a larger one, the touched units first, then those after them in the ring.
+    All units of a cluster with at most `limit` of them. Of a larger one, the touched units first,
+    then those after them in the ring.
     """
     number_K = level.units.units[cluster_K]
     rest_K = number_K > limit
@@ -154,9 +168,11 @@ def select_units(level: Level, touched_T: Tensor, cluster_K: Tensor, owner_T: Te
 
 
 def siblings(level: Level, cluster_K: Tensor, border_K: Tensor, limit: int) -> Tensor:
-    """Clusters of the touched borders that are not touched themselves: all, or the next ones in the ring."""
+    """Clusters of the touched borders that are not touched themselves: all, or the next ones in the
+    ring."""
     border_P, inverse = torch.unique(border_K, return_inverse=True)
-    start_P = torch.empty_like(border_P).scatter_(0, inverse.flip(0), cluster_K.flip(0))  # the first of each border
+    # the first of each border
+    start_P = torch.empty_like(border_P).scatter_(0, inverse.flip(0), cluster_K.flip(0))
     number_P = level.siblings.units[border_P].clamp(max=limit)
     path = level.siblings.walk(start_P, int(number_P.max()))
     found = path[torch.arange(path.shape[1], device=path.device) < number_P.unsqueeze(1)]
@@ -165,12 +181,14 @@ def siblings(level: Level, cluster_K: Tensor, border_K: Tensor, limit: int) -> T
 
 
 def split(centre_KWD: Tensor, valid_KW: Tensor, rest_K: Tensor, parts: int) -> Tensor:
-    """(K, W) the part of every unit, below `parts`: that of the most similar prototype. The values at invalid places have no meaning.
+    """(K, W) the part of every unit, below `parts`: that of the most similar prototype. The values
+    at invalid places have no meaning.
 
     Args:
         centre_KWD: unit-norm centres of the units.
         valid_KW: which places hold a unit.
-        rest_K: where True, place 0 represents all units that are not used. It counts as the densest, and is always a prototype.
+        rest_K: where True, place 0 represents all units that are not used. It counts as the
+            densest, and is always a prototype.
         parts: m, the maximum number of parts.
     """
     sim_KWW = centre_KWD @ centre_KWD.mT
@@ -180,11 +198,15 @@ def split(centre_KWD: Tensor, valid_KW: Tensor, rest_K: Tensor, parts: int) -> T
 
 
 def peaks(sim_KWW: Tensor, valid_KW: Tensor, rest_K: Tensor, parts: int) -> tuple[Tensor, Tensor]:
-    """(K, m) places of the prototypes, and (K, m) which of them exist. Of equals, the earlier place is taken."""
+    """(K, m) places of the prototypes, and (K, m) which of them exist. Of equals, the earlier place
+    is taken."""
     both_KWW = valid_KW.unsqueeze(2) & valid_KW.unsqueeze(1)
-    # Symmetric, and 0 if it is only rounding: which of two units is denser must not depend on the last bit.
+    # Symmetric, and 0 if it is only rounding: which of two units is denser must not depend on the
+    # last bit.
     square_KWW = 2 - (sim_KWW + sim_KWW.mT)
-    square_KWW = square_KWW.masked_fill(~both_KWW | (square_KWW < 64 * torch.finfo(sim_KWW.dtype).eps), 0)
+    square_KWW = square_KWW.masked_fill(
+        ~both_KWW | (square_KWW < 64 * torch.finfo(sim_KWW.dtype).eps), 0
+    )
     number_K = valid_KW.sum(1)
     scale_K = square_KWW.sum((1, 2)) / (number_K * (number_K - 1)).clamp(min=1)
     scale_K = torch.where(scale_K > 0, scale_K, 1.0)
@@ -192,7 +214,8 @@ def peaks(sim_KWW: Tensor, valid_KW: Tensor, rest_K: Tensor, parts: int) -> tupl
     rho_KW[:, 0] = torch.where(rest_K, torch.inf, rho_KW[:, 0])
     place_W = torch.arange(valid_KW.shape[1], device=sim_KWW.device)
     denser_KWW = (rho_KW.unsqueeze(1) > rho_KW.unsqueeze(2)) | (
-        (rho_KW.unsqueeze(1) == rho_KW.unsqueeze(2)) & (place_W.view(1, 1, -1) < place_W.view(1, -1, 1))
+        (rho_KW.unsqueeze(1) == rho_KW.unsqueeze(2))
+        & (place_W.view(1, 1, -1) < place_W.view(1, -1, 1))
     )
     nearest_KW = square_KWW.masked_fill(~(denser_KWW & both_KWW), torch.inf).amin(2)
     delta_KW = torch.where(nearest_KW.isinf(), square_KWW.amax(2), nearest_KW).sqrt()
@@ -206,7 +229,8 @@ def peaks(sim_KWW: Tensor, valid_KW: Tensor, rest_K: Tensor, parts: int) -> tupl
 
 
 def merged(centre_nD: Tensor, border_n: Tensor, similarity: float) -> Tensor:
-    """(n,) the group of every node, named by its first node: nodes connected by pairs that are more similar than `similarity`.
+    """(n,) the group of every node, named by its first node: nodes connected by pairs that are more
+    similar than `similarity`.
 
     Args:
         centre_nD: unit-norm centres.
@@ -234,7 +258,9 @@ def components(edge_E2: Tensor, number: int) -> Tensor:
     one_E, other_E = edge_E2.unbind(1)
     while len(one_E):
         low_E = torch.minimum(group_n[one_E], group_n[other_E])
-        new_n = group_n.scatter_reduce(0, one_E, low_E, "amin").scatter_reduce(0, other_E, low_E, "amin")
+        new_n = group_n.scatter_reduce(0, one_E, low_E, "amin").scatter_reduce(
+            0, other_E, low_E, "amin"
+        )
         new_n = new_n[new_n]
         if torch.equal(new_n, group_n):
             break
@@ -244,7 +270,8 @@ def components(edge_E2: Tensor, number: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Limits:
-    """m, σ_m, and the maximum number of units or siblings of one cluster that are used in a step."""
+    """m, σ_m, and the maximum number of units or siblings of one cluster that are used in a
+    step."""
 
     parts: int
     similarity: float
@@ -253,7 +280,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class Moves:
-    """(M,) units and the cluster that each moves to; −1 − g means a new cluster for group g inside `border`. Every unit here moves."""
+    """(M,) units and the cluster that each moves to; −1 − g means a new cluster for group g inside
+    `border`. Every unit here moves."""
 
     unit: Tensor
     to: Tensor
@@ -261,11 +289,13 @@ class Moves:
 
 
 def refine(level: Level, touched: Tensor, limits: Limits) -> Moves:
-    """The moves that refine the clusters of the `touched` units (distinct slots). Also recomputes the sums of the clusters that are used
-    whole, so that rounding errors do not add up."""
+    """The moves that refine the clusters of the `touched` units (distinct slots). Also recomputes
+    the sums of the clusters that are used whole, so that rounding errors do not add up."""
     cluster_T, order = level.unit_parent[touched].sort(stable=True)
     cluster_K, owner_T = torch.unique_consecutive(cluster_T, return_inverse=True)
-    unit_KW, valid_KW, rest_K = select_units(level, touched[order], cluster_K, owner_T, limits.max_units)
+    unit_KW, valid_KW, rest_K = select_units(
+        level, touched[order], cluster_K, owner_T, limits.max_units
+    )
     part_KW, number_Km, sum_KmD = _split(level, cluster_K, unit_KW, valid_KW, rest_K, limits)
     main_K = torch.where(rest_K, 0, number_Km.argmax(1))  # the rest's part is the first
     owns_Km = torch.arange(limits.parts, device=part_KW.device) == main_K.unsqueeze(1)
@@ -275,7 +305,9 @@ def refine(level: Level, touched: Tensor, limits: Limits) -> Moves:
     other = siblings(level, cluster_K, border_K, limits.max_units)
 
     sums = torch.cat((sum_KmD[alive_Km], level.cluster_sum[other]))
-    border_n = torch.cat((border_K.unsqueeze(1).expand_as(alive_Km)[alive_Km], level.cluster_parent[other]))
+    border_n = torch.cat(
+        (border_K.unsqueeze(1).expand_as(alive_Km)[alive_Km], level.cluster_parent[other])
+    )
     slot_n = torch.cat((slot_Km[alive_Km], other))
     number_n = torch.cat((number_Km[alive_Km], level.units.units[other]))
     target_n = _targets(sums, border_n, slot_n, number_n, limits)
@@ -297,19 +329,33 @@ def refine(level: Level, touched: Tensor, limits: Limits) -> Moves:
 
 
 def _split(
-    level: Level, cluster_K: Tensor, unit_KW: Tensor, valid_KW: Tensor, rest_K: Tensor, limits: Limits
+    level: Level,
+    cluster_K: Tensor,
+    unit_KW: Tensor,
+    valid_KW: Tensor,
+    rest_K: Tensor,
+    limits: Limits,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(K, W) the part of every unit, (K, m) the number of units of each part, (K, m, D) its sum. The rest of a large cluster is in part
-    0."""
+    """(K, W) the part of every unit, (K, m) the number of units of each part, (K, m, D) its sum.
+    The rest of a large cluster is in part 0."""
     part_KW = torch.zeros_like(unit_KW)
     number_Km = cluster_K.new_zeros(len(cluster_K), limits.parts)
     sum_KmD = level.unit_sum.new_zeros(len(cluster_K), limits.parts, level.unit_sum.shape[1])
     part_m = torch.arange(limits.parts, device=cluster_K.device).view(1, -1, 1)
     looked_K = valid_KW.sum(1)
-    for rows, width in by_width(torch.where(rest_K, max(2 * limits.max_units, 9), looked_K)):  # large clusters form a separate group
+    # large clusters form a separate group
+    for rows, width in by_width(torch.where(rest_K, max(2 * limits.max_units, 9), looked_K)):
         width = min(width, unit_KW.shape[1])
-        cluster, unit, valid, rest = cluster_K[rows], unit_KW[rows, :width], valid_KW[rows, :width], rest_K[rows]
-        sums, large = level.unit_sum.index_select(0, unit.flatten()).view(*unit.shape, -1), bool(rest[0])
+        cluster, unit, valid, rest = (
+            cluster_K[rows],
+            unit_KW[rows, :width],
+            valid_KW[rows, :width],
+            rest_K[rows],
+        )
+        sums, large = (
+            level.unit_sum.index_select(0, unit.flatten()).view(*unit.shape, -1),
+            bool(rest[0]),
+        )
         if large:
             total = valid.unsqueeze(1).to(sums.dtype) @ sums
             sums = torch.cat((level.cluster_sum[cluster].unsqueeze(1) - total, sums), 1)
@@ -326,14 +372,20 @@ def _split(
     return part_KW, number_Km, sum_KmD
 
 
-def _targets(sum_nD: Tensor, border_n: Tensor, slot_n: Tensor, number_n: Tensor, limits: Limits) -> Tensor:
-    """(n,) the slot that each node ends in: that of the largest node of its group that has one, the first of equals, or −1 − g if none
-    has."""
+def _targets(
+    sum_nD: Tensor, border_n: Tensor, slot_n: Tensor, number_n: Tensor, limits: Limits
+) -> Tensor:
+    """(n,) the slot that each node ends in: that of the largest node of its group that has one, the
+    first of equals, or −1 − g if none has."""
     border, order = border_n.sort(stable=True)
     group_n = torch.empty_like(order)
     group_n[order] = order[merged(F.normalize(sum_nD[order], dim=1), border, limits.similarity)]
     weight_n = torch.where(slot_n >= 0, number_n, 0)
     most_n = torch.zeros_like(group_n).scatter_reduce(0, group_n, weight_n, "amax")
-    best_n = torch.where((weight_n == most_n[group_n]) & (weight_n > 0), slot_n, torch.iinfo(slot_n.dtype).max)
-    keeper_n = torch.full_like(group_n, torch.iinfo(slot_n.dtype).max).scatter_reduce(0, group_n, best_n, "amin")
+    best_n = torch.where(
+        (weight_n == most_n[group_n]) & (weight_n > 0), slot_n, torch.iinfo(slot_n.dtype).max
+    )
+    keeper_n = torch.full_like(group_n, torch.iinfo(slot_n.dtype).max).scatter_reduce(
+        0, group_n, best_n, "amin"
+    )
     return torch.where(most_n[group_n] > 0, keeper_n[group_n], -1 - group_n)

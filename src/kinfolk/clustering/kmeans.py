@@ -1,9 +1,11 @@
-"""k-means: Lloyd's algorithm by faiss on the CPU, and in torch on an accelerator, where all ranks share the work.
+"""k-means: Lloyd's algorithm by faiss on the CPU, and in torch on an accelerator, where all ranks
+share the work.
 
-The first centroids are drawn by k-means++: Arthur and Vassilvitskii, k-means++: The Advantages of Careful Seeding, SODA 2007.
+The first centroids are drawn by k-means++: Arthur and Vassilvitskii, k-means++: The Advantages of
+Careful Seeding, SODA 2007.
 
-Dimension key: N samples, F features, K clusters, S samples that centroids are learned from, R rows of a block, M centroids drawn at a time,
-T trials.
+Dimension key: N samples, F features, K clusters, S samples that centroids are learned from, R rows
+of a block, M centroids drawn at a time, T trials.
 """
 
 from __future__ import annotations
@@ -23,20 +25,24 @@ from kinfolk import distributed
 from kinfolk.errors import KinfolkError
 
 _ROUNDS, _TRIALS = 256, 16
-"""Draws of k-means++, and samples tried in each: twelve groups whose members are half as far apart as the groups are still found."""
+"""Draws of k-means++, and samples tried in each: twelve groups whose members are half as far apart
+as the groups are still found."""
 _BLOCK_ELEMENTS = {"cpu": 1 << 18, "default": 1 << 28}
 """Similarities of samples to centroids at a time."""
 _MIN_ROWS = 64
 _DRAW_ELEMENTS = 1 << 22
 _RESIDENT_BYTES = 4 << 30
-"""Rows of up to this size are moved to the device once; larger ones block by block in every iteration."""
+"""Rows of up to this size are moved to the device once; larger ones block by block in every
+iteration."""
 _SPLIT = 1 / 1024
-"""How far the two halves of a cluster are moved apart when an empty cluster takes one of them; as in faiss."""
+"""How far the two halves of a cluster are moved apart when an empty cluster takes one of them; as
+in faiss."""
 
 
 @dataclass(frozen=True)
 class Clusters:
-    """The result of a clustering: (N,) int64 labels in [0, K) and (K, F) float32 centroids, both on the device that computed them."""
+    """The result of a clustering: (N,) int64 labels in [0, K) and (K, F) float32 centroids, both on
+    the device that computed them."""
 
     labels: Tensor
     centroids: Tensor
@@ -55,51 +61,83 @@ def kmeans(
     device: torch.device | None = None,
     over_ranks: bool = False,
 ) -> Clusters:
-    """The clusters of (N, F) `features`; on the CPU the same for the same features, seed and number of threads.
+    """The clusters of (N, F) `features`; on the CPU the same for the same features, seed and number
+    of threads.
 
-    A cluster that ends empty is given the sample farthest from its own centroid; with fewer distinct samples than clusters some stay empty.
+    A cluster that ends empty is given the sample farthest from its own centroid; with fewer
+    distinct samples than clusters some stay empty.
 
     Args:
         features: (N, F), any device and type.
         num_clusters: K, below N.
         seed: of the first centroids and of the samples that are drawn.
-        init: (K, F) centroids to start from (a warm start); None: K samples drawn by k-means++, see `first_centroids`.
+        init: (K, F) centroids to start from (a warm start); None: K samples drawn by k-means++, see
+            `first_centroids`.
         iterations: of Lloyd's algorithm.
-        spherical: centroids of unit norm, and samples assigned by the inner product. For features of unit norm.
-        points_per_cluster: centroids are learned from at most so many samples per cluster, drawn at random; all are labelled.
+        spherical: centroids of unit norm, and samples assigned by the inner product. For features
+            of unit norm.
+        points_per_cluster: centroids are learned from at most so many samples per cluster, drawn at
+            random; all are labelled.
         device: where to compute; None: where the features are. A CPU uses faiss.
-        over_ranks: all ranks call this together with the same arguments and receive the same result. On an accelerator each takes its share
-            of the samples; on the CPU rank zero does all of it, with the threads of the ranks that wait.
+        over_ranks: all ranks call this together with the same arguments and receive the same
+            result. On an accelerator each takes its share of the samples; on the CPU rank zero does
+            all of it, with the threads of the ranks that wait.
 
     Example:
         >>> kmeans(torch.tensor([[0.0], [0.1], [9.0], [9.1]]), 2, seed=0).labels.unique(return_counts=True)[1]
         tensor([2, 2])
-    """
+    """  # noqa: E501
     check(features, (num_clusters,))
     if iterations < 1:
         raise ValueError(f"`iterations` (={iterations}) must be at least 1")
     if points_per_cluster < 1:
         raise ValueError(f"`points_per_cluster` (={points_per_cluster}) must be at least 1")
     if init is not None and init.shape != (num_clusters, features.shape[1]):
-        raise ValueError(f"`init` (={tuple(init.shape)}) must have the shape {(num_clusters, features.shape[1])}: clusters × features")
+        raise ValueError(
+            f"`init` (={tuple(init.shape)}) must have the shape"
+            f" {(num_clusters, features.shape[1])}: clusters × features"
+        )
     device = features.device if device is None else device
     shared = over_ranks and distributed.world_size() > 1
     if device.type != "cpu":
-        return torch_kmeans(features, num_clusters, seed, init, iterations, spherical, points_per_cluster, device, shared)
+        return torch_kmeans(
+            features,
+            num_clusters,
+            seed,
+            init,
+            iterations,
+            spherical,
+            points_per_cluster,
+            device,
+            shared,
+        )
     if not shared:
-        return _faiss_kmeans(features, num_clusters, seed, init, iterations, spherical, points_per_cluster)
+        return _faiss_kmeans(
+            features, num_clusters, seed, init, iterations, spherical, points_per_cluster
+        )
     if distributed.is_rank_zero():
         with distributed.threads_of_waiting_ranks():
-            found = _faiss_kmeans(features, num_clusters, seed, init, iterations, spherical, points_per_cluster)
+            found = _faiss_kmeans(
+                features, num_clusters, seed, init, iterations, spherical, points_per_cluster
+            )
     else:
-        found = Clusters(torch.empty(len(features), dtype=torch.int64), torch.empty(num_clusters, features.shape[1]))
+        found = Clusters(
+            torch.empty(len(features), dtype=torch.int64),
+            torch.empty(num_clusters, features.shape[1]),
+        )
     dist.broadcast(found.labels, 0)
     dist.broadcast(found.centroids, 0)
     return found
 
 
 def _faiss_kmeans(
-    features: Tensor, num_clusters: int, seed: int, init: Tensor | None, iterations: int, spherical: bool, points_per_cluster: int
+    features: Tensor,
+    num_clusters: int,
+    seed: int,
+    init: Tensor | None,
+    iterations: int,
+    spherical: bool,
+    points_per_cluster: int,
 ) -> Clusters:
     """See `kmeans`; on the CPU."""
     import faiss  # here: `import kinfolk` needs only torch
@@ -108,7 +146,9 @@ def _faiss_kmeans(
     start_KF = init
     if start_KF is None:
         generator = torch.Generator().manual_seed(seed % 2**63)
-        start_KF = first_centroids(_drawn(rows_NF, num_clusters * points_per_cluster, generator), num_clusters, generator)
+        start_KF = first_centroids(
+            _drawn(rows_NF, num_clusters * points_per_cluster, generator), num_clusters, generator
+        )
     start_KF = start_KF.detach().to("cpu", torch.float32).contiguous()
     with _threads(faiss):
         lloyd = faiss.Kmeans(
@@ -124,7 +164,10 @@ def _faiss_kmeans(
         lloyd.train(rows_NF.numpy(), init_centroids=start_KF.numpy())
         _, nearest = lloyd.index.search(rows_NF.numpy(), 1)
         assert lloyd.centroids is not None
-    labels_N, centroids_KF = torch.from_numpy(nearest).flatten(), torch.from_numpy(lloyd.centroids.copy())
+    labels_N, centroids_KF = (
+        torch.from_numpy(nearest).flatten(),
+        torch.from_numpy(lloyd.centroids.copy()),
+    )
     _repair(rows_NF, labels_N, centroids_KF, spherical)
     return Clusters(labels_N, centroids_KF)
 
@@ -141,10 +184,12 @@ def torch_kmeans(
     device: torch.device,
     shared: bool,
 ) -> Clusters:
-    """See `kmeans`; on any device, by blocked products. `shared`: every rank takes a share of the samples, and sums are added over ranks.
+    """See `kmeans`; on any device, by blocked products. `shared`: every rank takes a share of the
+    samples, and sums are added over ranks.
 
-    An iteration does not wait for the device. Rank zero draws the first centroids, and every rank has the same sums, so all ranks have the
-    same centroids although sums on an accelerator have no fixed order.
+    An iteration does not wait for the device. Rank zero draws the first centroids, and every rank
+    has the same sums, so all ranks have the same centroids although sums on an accelerator have no
+    fixed order.
     """
     world, rank = (dist.get_world_size(), dist.get_rank()) if shared else (1, 0)
     generator = torch.Generator().manual_seed(seed % 2**63)
@@ -157,11 +202,20 @@ def torch_kmeans(
     if shared:
         dist.broadcast(start_KF, 0)
     start_KF = F.normalize(start_KF, dim=1) if spherical else start_KF
-    centroids_KF = lloyd_iterations(_resident(drawn_SF[rank::world], device), start_KF, iterations, spherical, shared)
+    centroids_KF = lloyd_iterations(
+        _resident(drawn_SF[rank::world], device), start_KF, iterations, spherical, shared
+    )
     sizes = [len(features) // world + (each < len(features) % world) for each in range(world)]
     first = sum(sizes[:rank])
     own_NF = features[first : first + sizes[rank]].detach()
-    labels_N = torch.cat([label_R for _, label_R in assignments(own_NF, centroids_KF, block_of_scores(own_NF, centroids_KF))])
+    labels_N = torch.cat(
+        [
+            label_R
+            for _, label_R in assignments(
+                own_NF, centroids_KF, block_of_scores(own_NF, centroids_KF)
+            )
+        ]
+    )
     if shared:
         labels_N = distributed.gather_rows(labels_N, sizes)
     if bool((torch.bincount(labels_N, minlength=num_clusters) == 0).any()):
@@ -171,17 +225,22 @@ def torch_kmeans(
     return Clusters(labels_N, centroids_KF)
 
 
-def lloyd_iterations(rows_SF: Tensor, centroids_KF: Tensor, iterations: int, spherical: bool, shared: bool = False) -> Tensor:
-    """(K, F) the centroids after some iterations of Lloyd's algorithm on (S, F) rows, this rank's where they are `shared`.
+def lloyd_iterations(
+    rows_SF: Tensor, centroids_KF: Tensor, iterations: int, spherical: bool, shared: bool = False
+) -> Tensor:
+    """(K, F) the centroids after some iterations of Lloyd's algorithm on (S, F) rows, this rank's
+    where they are `shared`.
 
-    An empty cluster takes half of one of the largest: both halves start next to each other and part in the next iteration. A CPU does that
-    only if a cluster is empty, and ends when nothing changes any more; on an accelerator the host would have to wait to know.
+    An empty cluster takes half of one of the largest: both halves start next to each other and part
+    in the next iteration. A CPU does that only if a cluster is empty, and ends when nothing changes
+    any more; on an accelerator the host would have to wait to know.
     """
     number, size = centroids_KF.shape
     on_cpu, score_RK = centroids_KF.device.type == "cpu", block_of_scores(rows_SF, centroids_KF)
     for _ in range(iterations):
         before_KF = centroids_KF
-        sums = centroids_KF.new_zeros(number * size + number)  # of the rows of each cluster, and their numbers: one collective for both
+        # of the rows of each cluster, and their numbers: one collective for both
+        sums = centroids_KF.new_zeros(number * size + number)
         sums_KF, count_K = sums[: number * size].view(number, size), sums[number * size :]
         for rows_RF, label_R in assignments(rows_SF, centroids_KF, score_RK):
             sums_KF.index_add_(0, label_R, rows_RF)
@@ -203,9 +262,13 @@ def _refilled(centroids_KF: Tensor, count_K: Tensor) -> Tensor:
     empty_K = count_K == 0
     largest_K = count_K.argsort(descending=True, stable=True)
     donor_K = largest_K[empty_K.cumsum(0).sub_(1).clamp_(min=0)]
-    gives_K = torch.zeros_like(count_K).scatter_reduce_(0, donor_K, empty_K.to(count_K.dtype), "amax")
+    gives_K = torch.zeros_like(count_K).scatter_reduce_(
+        0, donor_K, empty_K.to(count_K.dtype), "amax"
+    )
     sign_F = 1 - 2 * (torch.arange(centroids_KF.shape[1], device=centroids_KF.device) % 2)
-    halves_KF = torch.where(empty_K.unsqueeze(1), centroids_KF[donor_K] * (1 + _SPLIT * sign_F), centroids_KF)
+    halves_KF = torch.where(
+        empty_K.unsqueeze(1), centroids_KF[donor_K] * (1 + _SPLIT * sign_F), centroids_KF
+    )
     return torch.where(gives_K.unsqueeze(1) > 0, halves_KF * (1 - _SPLIT * sign_F), halves_KF)
 
 
@@ -216,12 +279,18 @@ def block_of_scores(rows_SF: Tensor, centroids_KF: Tensor) -> Tensor:
     return torch.empty(min(rows, len(rows_SF)), number, device=device)
 
 
-def assignments(rows_SF: Tensor, centroids_KF: Tensor, score_RK: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The rows in blocks, (R, F) float32 on the centroids' device, each with (R,) the number of the nearest centroid of every row."""
+def assignments(
+    rows_SF: Tensor, centroids_KF: Tensor, score_RK: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The rows in blocks, (R, F) float32 on the centroids' device, each with (R,) the number of the
+    nearest centroid of every row."""
     half_K = centroids_KF.square().sum(1).mul_(-0.5)
     for rows_RF in torch.split(rows_SF, len(score_RK)):
         rows_RF = rows_RF.to(centroids_KF.device, torch.float32)
-        yield rows_RF, torch.addmm(half_K, rows_RF, centroids_KF.T, out=score_RK[: len(rows_RF)]).argmax(1)
+        yield (
+            rows_RF,
+            torch.addmm(half_K, rows_RF, centroids_KF.T, out=score_RK[: len(rows_RF)]).argmax(1),
+        )
 
 
 def _resident(rows: Tensor, device: torch.device) -> Tensor:
@@ -230,11 +299,13 @@ def _resident(rows: Tensor, device: torch.device) -> Tensor:
 
 
 def first_centroids(features: Tensor, num_clusters: int, generator: torch.Generator) -> Tensor:
-    """(K, F) of the (S, F) `features`, drawn by k-means++: each with a probability in proportion to its squared distance from the nearest
-    centroid drawn before, so that groups that lie apart have one each.
+    """(K, F) of the (S, F) `features`, drawn by k-means++: each with a probability in proportion to
+    its squared distance from the nearest centroid drawn before, so that groups that lie apart have
+    one each.
 
-    Of 16 samples drawn that way, the one that leaves the smallest sum of squared distances is taken. Above 256 clusters several
-    centroids are drawn at a time, without such trials: all distances then cost as much as one iteration of Lloyd's algorithm.
+    Of 16 samples drawn that way, the one that leaves the smallest sum of squared distances is
+    taken. Above 256 clusters several centroids are drawn at a time, without such trials: all
+    distances then cost as much as one iteration of Lloyd's algorithm.
 
     Example:
         >>> x = torch.tensor([[0.0], [0.1], [9.0], [9.1], [-9.0], [-9.1]])
@@ -246,29 +317,48 @@ def first_centroids(features: Tensor, num_clusters: int, generator: torch.Genera
     square_S = features.square().sum(1)
     chosen = torch.randint(len(features), (1,), generator=generator).to(features.device)
     numbers = [min(step, num_clusters - done) for done in range(1, num_clusters, step)]
-    uniform = torch.cat([torch.rand(trials * number, generator=generator, dtype=torch.float64) for number in (*numbers, 0)])
+    uniform = torch.cat(
+        [
+            torch.rand(trials * number, generator=generator, dtype=torch.float64)
+            for number in (*numbers, 0)
+        ]
+    )
     uniform = uniform.to(features.device)  # of all rounds at once, so that none waits for its own
-    nearest_S = _nearest(features, square_S, chosen.view(1, 1), torch.full_like(square_S, torch.inf))[0]
-    for uniform_TM in (part.view(trials, -1) for part in torch.split(uniform, [trials * number for number in numbers])):
+    nearest_S = _nearest(
+        features, square_S, chosen.view(1, 1), torch.full_like(square_S, torch.inf)
+    )[0]
+    for uniform_TM in (
+        part.view(trials, -1)
+        for part in torch.split(uniform, [trials * number for number in numbers])
+    ):
         total_S = nearest_S.double().cumsum(0)
-        drawn_TM = torch.searchsorted(total_S, uniform_TM * total_S[-1], right=True).clamp_(max=len(features) - 1)
+        drawn_TM = torch.searchsorted(total_S, uniform_TM * total_S[-1], right=True).clamp_(
+            max=len(features) - 1
+        )
         nearest_TS = _nearest(features, square_S, drawn_TM, nearest_S)
         best_1 = nearest_TS.double().sum(1).argmin(keepdim=True)
-        chosen, nearest_S = torch.cat((chosen, drawn_TM.index_select(0, best_1)[0])), nearest_TS.index_select(0, best_1)[0]
+        chosen, nearest_S = (
+            torch.cat((chosen, drawn_TM.index_select(0, best_1)[0])),
+            nearest_TS.index_select(0, best_1)[0],
+        )
     return features[chosen]
 
 
 def _nearest(features: Tensor, square_S: Tensor, drawn_TM: Tensor, nearest_S: Tensor) -> Tensor:
-    """(T, S) squared distance of each sample from the nearest of the M samples drawn in a trial, or `nearest_S` where that is less."""
+    """(T, S) squared distance of each sample from the nearest of the M samples drawn in a trial, or
+    `nearest_S` where that is less."""
     centroids_KF, trials = features[drawn_TM.flatten()], len(drawn_TM)
     nearest_TS = nearest_S.repeat(trials, 1)
     rows = max(1, _DRAW_ELEMENTS // len(centroids_KF))
     for first in range(0, len(features), rows):
         part = slice(first, first + rows)
-        square_KR = torch.addmm(square_S[part], centroids_KF, features[part].T, alpha=-2).add_(square_S[drawn_TM.flatten()].unsqueeze(1))
+        square_KR = torch.addmm(square_S[part], centroids_KF, features[part].T, alpha=-2).add_(
+            square_S[drawn_TM.flatten()].unsqueeze(1)
+        )
         least_TR = square_KR.view(trials, drawn_TM.shape[1], -1).amin(1).clamp_(min=0)
         nearest_TS[:, part] = torch.minimum(nearest_TS[:, part], least_TR)
-    nearest_TS.scatter_(1, drawn_TM, 0.0)  # exactly, so that no sample is drawn twice while others are left
+    # exactly, so that no sample is drawn twice while others are left
+    nearest_TS.scatter_(1, drawn_TM, 0.0)
     return nearest_TS
 
 
@@ -282,28 +372,44 @@ def _drawn(features: Tensor, most: int, generator: torch.Generator) -> Tensor:
 def check(features: Tensor, num_clusters: tuple[int, ...]) -> None:
     """Raises if the features cannot be clustered into so many clusters."""
     if features.ndim != 2:
-        raise ValueError(f"`features` (={tuple(features.shape)}) must have the shape (samples, features)")
+        raise ValueError(
+            f"`features` (={tuple(features.shape)}) must have the shape (samples, features)"
+        )
     for number in num_clusters:
         if not 1 <= number < len(features):
-            raise KinfolkError(f"`num_clusters` (={number}) must be at least 1 and below the number of samples ({len(features)})")
+            raise KinfolkError(
+                f"`num_clusters` (={number}) must be at least 1 and below the number of samples"
+                f" ({len(features)})"
+            )
     if not features.isfinite().all():
         row = int((~features.isfinite().all(1)).nonzero()[0])
         raise KinfolkError(
-            f"the features of sample {row} are not finite, so they cannot be clustered; the training has diverged, lower the learning rate"
+            f"the features of sample {row} are not finite, so they cannot be clustered; the"
+            " training has diverged, lower the learning rate"
         )
 
 
 def _repair(rows_NF: Tensor, labels_N: Tensor, centroids_KF: Tensor, spherical: bool) -> None:
-    """Gives each empty cluster the sample farthest from its centroid, and all that equal it, in place."""
-    empty = (torch.bincount(labels_N, minlength=len(centroids_KF)) == 0).nonzero().flatten().tolist()
+    """Gives each empty cluster the sample farthest from its centroid, and all that equal it, in
+    place."""
+    empty = (
+        (torch.bincount(labels_N, minlength=len(centroids_KF)) == 0).nonzero().flatten().tolist()
+    )
     if not empty:
         return
     places_NF = labels_N.unsqueeze(1).expand_as(rows_NF)
     most_KF, least_KF = (
-        torch.zeros_like(centroids_KF).scatter_reduce(0, places_NF, rows_NF, of, include_self=False) for of in ("amax", "amin")
+        torch.zeros_like(centroids_KF).scatter_reduce(0, places_NF, rows_NF, of, include_self=False)
+        for of in ("amax", "amin")
     )
     mixed = (most_KF > least_KF).any(1).tolist()
-    for row in (rows_NF - centroids_KF[labels_N]).square().sum(1).argsort(descending=True, stable=True).tolist():
+    for row in (
+        (rows_NF - centroids_KF[labels_N])
+        .square()
+        .sum(1)
+        .argsort(descending=True, stable=True)
+        .tolist()
+    ):
         if not empty or not any(mixed):
             return
         left = int(labels_N[row])

@@ -1,12 +1,14 @@
-"""Features of images from the images themselves, without labels, another model or gradient steps: how often, and in which quarter of the
-image, small patches like each of K typical ones occur.
+"""Features of images from the images themselves, without labels, another model or gradient steps:
+how often, and in which quarter of the image, small patches like each of K typical ones occur.
 
-Coates, Lee, Ng, An Analysis of Single-Layer Networks in Unsupervised Feature Learning, AISTATS 2011 (patches, whitening, k-means, sums over
-quarters); Coates, Ng, The Importance of Encoding Versus Training with Sparse Coding and Vector Quantization, ICML 2011 (spherical k-means,
-soft threshold). The principal components at the end are ours: they make cosine similarity of the features meaningful.
+Coates, Lee, Ng, An Analysis of Single-Layer Networks in Unsupervised Feature Learning, AISTATS 2011
+(patches, whitening, k-means, sums over quarters); Coates, Ng, The Importance of Encoding Versus
+Training with Sparse Coding and Vector Quantization, ICML 2011 (spherical k-means, soft threshold).
+The principal components at the end are ours: they make cosine similarity of the features
+meaningful.
 
-Dimension key: B images, C channels, S pixels of a side, M patches, P = C · side² values of a patch, K typical patches, Q = 4 · K counts,
-F features.
+Dimension key: B images, C channels, S pixels of a side, M patches, P = C · side² values of a patch,
+K typical patches, Q = 4 · K counts, F features.
 """
 
 from __future__ import annotations
@@ -19,19 +21,21 @@ from kinfolk.clustering.kmeans import kmeans
 from kinfolk.seeding import generator
 
 _CONTRAST, _WHITENING, _THRESHOLD = 2.5e-3, 0.1, 0.5
-"""What is added to the variance of a patch and to that of a whitened direction, both as in the papers for values of unit deviation, and
-the similarity from which a patch counts."""
+"""What is added to the variance of a patch and to that of a whitened direction, both as in the
+papers for values of unit deviation, and the similarity from which a patch counts."""
 _IMAGES_AT_A_TIME = 200
 
 
 class PatchFeatures(nn.Module):
     """Maps (B, C, S, S) images to (B, F) features; made by `fit`.
 
-    A patch p of the image, normalised to mean zero and unit variance, is compared with K typical patches d_k:
+    A patch p of the image, normalised to mean zero and unit variance, is compared with K typical
+    patches d_k:
 
         a_k(p) = max(0, d_kᵀ W (p − μ) − 0.5)          W whitens patches
         q      = the mean of a over each quarter of the image, (4 · K,)
-        f      = Λ^(−1/4) Uᵀ (q − mean) / deviation    U, Λ: the first F principal components and their variances
+        f      = Λ^(−1/4) Uᵀ (q − mean) / deviation    U, Λ: the first F principal components and
+               their variances
 
     A convolution computes the products, so that no patch is copied.
 
@@ -41,7 +45,14 @@ class PatchFeatures(nn.Module):
         torch.Size([64, 8])
     """
 
-    def __init__(self, kernels_KCss: Tensor, offset_K: Tensor, centre_Q: Tensor, projection_QF: Tensor, stride: int) -> None:
+    def __init__(
+        self,
+        kernels_KCss: Tensor,
+        offset_K: Tensor,
+        centre_Q: Tensor,
+        projection_QF: Tensor,
+        stride: int,
+    ) -> None:
         super().__init__()
         self.kernels: Tensor
         self.offset: Tensor
@@ -66,8 +77,9 @@ class PatchFeatures(nn.Module):
         samples: int = 100_000,
         seed: int = 0,
     ) -> PatchFeatures:
-        """Learns typical patches and principal components from (B, C, S, S) images of about unit deviation, all channels on one scale: with
-        channels normalised one by one, patches without contrast differ by the offsets of the channels (GTSRB: 58 instead of 62 % kNN).
+        """Learns typical patches and principal components from (B, C, S, S) images of about unit
+        deviation, all channels on one scale: with channels normalised one by one, patches without
+        contrast differ by the offsets of the channels (GTSRB: 58 instead of 62 % kNN).
 
         Args:
             images: some thousands are enough.
@@ -75,54 +87,93 @@ class PatchFeatures(nn.Module):
             size: F features, fewer if there are not as many images or counts.
             side: pixels of the side of a patch.
             stride: pixels from one patch to the next, when features are computed.
-            samples: M patches that the typical ones are learned from, fewer if the images have not as many.
+            samples: M patches that the typical ones are learned from, fewer if the images have not
+                as many.
             seed: of the draw of patches and of k-means.
         """
         if images.ndim != 4 or not len(images):
-            raise ValueError(f"`images` (={tuple(images.shape)}) must have the shape (B, C, S, S), with at least one image")
+            raise ValueError(
+                f"`images` (={tuple(images.shape)}) must have the shape (B, C, S, S), with at least"
+                " one image"
+            )
         number, channels, height, width = images.shape
         if min(height, width) < side + 1:
-            raise ValueError(f"`images` (={tuple(images.shape)}) must have more than `side` (={side}) pixels a side")
+            raise ValueError(
+                f"`images` (={tuple(images.shape)}) must have more than `side` (={side}) pixels a"
+                " side"
+            )
         if size < 1:
             raise ValueError(f"`size` (={size}) must be at least 1")
         samples = min(samples, number * (height - side + 1) * (width - side + 1))
         if not 1 <= num_patches < samples:
-            raise ValueError(f"`num_patches` (={num_patches}) must be at least 1 and below the number of patches (={samples:,})")
+            raise ValueError(
+                f"`num_patches` (={num_patches}) must be at least 1 and below the number of patches"
+                f" (={samples:,})"
+            )
         images = images.float()
         if not bool(images.isfinite().all()):
-            raise ValueError(f"`images` (={tuple(images.shape)}) must be finite; some values are NaN or infinite")
+            raise ValueError(
+                f"`images` (={tuple(images.shape)}) must be finite; some values are NaN or infinite"
+            )
         draw, device = generator(seed, "patches"), images.device
         of_M, top_M, left_M = (
-            torch.randint(most, (samples,), generator=draw).to(device) for most in (number, height - side + 1, width - side + 1)
+            torch.randint(most, (samples,), generator=draw).to(device)
+            for most in (number, height - side + 1, width - side + 1)
         )
-        windows = images.unfold(2, side, 1).unfold(3, side, 1)  # a view: (B, C, S − side + 1, S − side + 1, side, side)
+        # a view: (B, C, S − side + 1, S − side + 1, side, side)
+        windows = images.unfold(2, side, 1).unfold(3, side, 1)
         patches_MP = windows[of_M, :, top_M, left_M].flatten(1)
         patches_MP = patches_MP - patches_MP.mean(1, keepdim=True)
         patches_MP /= (patches_MP.var(1, correction=0, keepdim=True) + _CONTRAST).sqrt()
         mean_P = patches_MP.mean(0)
-        variance_P, axes_PP = torch.linalg.eigh((patches_MP - mean_P).T @ (patches_MP - mean_P) / samples)
+        variance_P, axes_PP = torch.linalg.eigh(
+            (patches_MP - mean_P).T @ (patches_MP - mean_P) / samples
+        )
         whitening_PP = axes_PP * (variance_P.clamp(min=0) + _WHITENING).rsqrt() @ axes_PP.T
         white_MP = functional.normalize((patches_MP - mean_P) @ whitening_PP, dim=1)
-        typical_KP = kmeans(white_MP, num_patches, seed=seed, spherical=True).centroids.to(device) @ whitening_PP
+        typical_KP = (
+            kmeans(white_MP, num_patches, seed=seed, spherical=True).centroids.to(device)
+            @ whitening_PP
+        )
         kernels_KCss = typical_KP.view(num_patches, channels, side, side)
-        made = cls(kernels_KCss, typical_KP @ mean_P, images.new_zeros(4 * num_patches), torch.eye(4 * num_patches, device=device), stride)
+        made = cls(
+            kernels_KCss,
+            typical_KP @ mean_P,
+            images.new_zeros(4 * num_patches),
+            torch.eye(4 * num_patches, device=device),
+            stride,
+        )
         counts_BQ = made(images)
-        centre_Q, deviation_Q = counts_BQ.mean(0), counts_BQ.std(0, correction=0) + 1e-3 * counts_BQ.std() + 1e-6
+        centre_Q, deviation_Q = (
+            counts_BQ.mean(0),
+            counts_BQ.std(0, correction=0) + 1e-3 * counts_BQ.std() + 1e-6,
+        )
         counts_BQ = (counts_BQ - centre_Q) / deviation_Q
         size = min(size, number, 4 * num_patches)
         variance_Q, axes_QQ = torch.linalg.eigh(counts_BQ.T @ counts_BQ / number)
         made.centre = centre_Q
-        made.projection = axes_QQ[:, -size:] * variance_Q[-size:].clamp(min=1e-6).pow(-0.25) / deviation_Q.unsqueeze(1)
+        made.projection = (
+            axes_QQ[:, -size:]
+            * variance_Q[-size:].clamp(min=1e-6).pow(-0.25)
+            / deviation_Q.unsqueeze(1)
+        )
         return made
 
     def forward(self, images: Tensor) -> Tensor:
-        return torch.cat([(self._counts(part) - self.centre) @ self.projection for part in torch.split(images.float(), _IMAGES_AT_A_TIME)])
+        return torch.cat(
+            [
+                (self._counts(part) - self.centre) @ self.projection
+                for part in torch.split(images.float(), _IMAGES_AT_A_TIME)
+            ]
+        )
 
     def _counts(self, images_BCSS: Tensor) -> Tensor:
         """(B, Q): how much of each quarter of the image is like each typical patch."""
         side = self.kernels.shape[-1]
         mean = functional.avg_pool2d(images_BCSS, side, self.stride).mean(1, keepdim=True)
-        square = functional.avg_pool2d(images_BCSS.square(), side, self.stride).mean(1, keepdim=True)
+        square = functional.avg_pool2d(images_BCSS.square(), side, self.stride).mean(
+            1, keepdim=True
+        )
         deviation = (square - mean.square()).clamp(min=0).add_(_CONTRAST).sqrt()
         product = functional.conv2d(images_BCSS, self.kernels, stride=self.stride)  # (B, K, S', S')
         product -= self.kernels.sum((1, 2, 3)).view(-1, 1, 1) * mean

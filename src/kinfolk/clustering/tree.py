@@ -1,13 +1,16 @@
-"""The levels of a hierarchy as a tree over all samples: one pointer up for every cluster, rings of units, sums and sizes.
+"""The levels of a hierarchy as a tree over all samples: one pointer up for every cluster, rings of
+units, sums and sizes.
 
-Each cluster of a level points to one cluster of the next level. Two samples that share a cluster at a level therefore share one at every
-higher level (the cluster-preserve property of the paper), and moving a unit writes one pointer, however many samples it contains. Levels
-are counted from 0 in this file: at level 0 every sample is its own cluster, and level H is a single root.
+Each cluster of a level points to one cluster of the next level. Two samples that share a cluster at
+a level therefore share one at every higher level (the cluster-preserve property of the paper), and
+moving a unit writes one pointer, however many samples it contains. Levels are counted from 0 in
+this file: at level 0 every sample is its own cluster, and level H is a single root.
 
-The tree is on the CPU, because splitting and merging depend on values at every turn. An accelerator has a copy of the pointers, which is
-all that looking up labels needs.
+The tree is on the CPU, because splitting and merging depend on values at every turn. An accelerator
+has a copy of the pointers, which is all that looking up labels needs.
 
-Dimension key: N data set, D embedding, H levels, U distinct samples, F new clusters, M units that move, C clusters.
+Dimension key: N data set, D embedding, H levels, U distinct samples, F new clusters, M units that
+move, C clusters.
 """
 
 from __future__ import annotations
@@ -25,16 +28,18 @@ from kinfolk.stores.per_sample import COARSE, Exact, sent, size_differs
 
 
 class Tree(Exact):
-    """The state of a `Hierarchy`. At first every sample is alone at every level, with a feature of zero.
+    """The state of a `Hierarchy`. At first every sample is alone at every level, with a feature of
+    zero.
 
     Args:
         num_samples: N.
         levels: H.
         dim: D; None: the size of the first features.
 
-    State: `features` (N, D); `parent`, `after`, `before` (H, N) over the clusters of a level; `entry`, `units` (H, N) over those of the
-    level above; `sizes` (H, N) samples and `sums` (H − 1, N, D) of their features; `free` slots and their number. Not saved: `pointers`,
-    the copy of `parent` on an accelerator, None on a CPU.
+    State: `features` (N, D); `parent`, `after`, `before` (H, N) over the clusters of a level;
+    `entry`, `units` (H, N) over those of the level above; `sizes` (H, N) samples and `sums` (H − 1,
+    N, D) of their features; `free` slots and their number. Not saved: `pointers`, the copy of
+    `parent` on an accelerator, None on a CPU.
     """
 
     features: Tensor
@@ -67,18 +72,28 @@ class Tree(Exact):
         return self.parent.device if self.pointers is None else self.pointers.device
 
     def labels_of(self, ids: Tensor) -> Tensor:
-        """(H, …) the clusters of some samples, on the device of `ids`: a CPU, or that of the pointers."""
-        above, found = self.parent if self.pointers is None or ids.device.type == "cpu" else self.pointers, [ids]
+        """(H, …) the clusters of some samples, on the device of `ids`: a CPU, or that of the
+        pointers."""
+        above, found = (
+            self.parent if self.pointers is None or ids.device.type == "cpu" else self.pointers,
+            [ids],
+        )
         found.extend(above[level][found[level]] for level in range(self.levels - 1))
         return torch.stack(found)
 
     @torch.no_grad()
     def start(self, labels: Tensor, features: Tensor | None = None) -> None:
-        """Sets all levels to (H, N) nested labels, any integers, the first row one of its own for every sample; and (N, D) features."""
+        """Sets all levels to (H, N) nested labels, any integers, the first row one of its own for
+        every sample; and (N, D) features."""
         if labels.shape != (self.levels, self.num_samples):
-            raise ValueError(f"`labels` (={tuple(labels.shape)}) must have the shape {(self.levels, self.num_samples)}: levels × samples")
+            raise ValueError(
+                f"`labels` (={tuple(labels.shape)}) must have the shape"
+                f" {(self.levels, self.num_samples)}: levels × samples"
+            )
         if len(torch.unique(labels[0])) < self.num_samples:
-            raise ValueError("`labels` must have a cluster of its own for every sample in their first row")
+            raise ValueError(
+                "`labels` must have a cluster of its own for every sample in their first row"
+            )
         if features is not None:
             self.set_features(features)
             require_finite(features)
@@ -92,7 +107,10 @@ class Tree(Exact):
             names, label = torch.unique(row, return_inverse=True)
             above = torch.zeros_like(below).scatter_(0, below, label)
             if not torch.equal(above[below], label):
-                raise ValueError(f"`labels` must be nested: some samples share a cluster at level {level} and not at level {level + 1}")
+                raise ValueError(
+                    f"`labels` must be nested: some samples share a cluster at level {level} and"
+                    f" not at level {level + 1}"
+                )
             self.parent[level - 1] = -1
             self.parent[level - 1, :alive] = above[:alive]
             self.rings(level - 1).rebuild(above, alive)
@@ -112,7 +130,8 @@ class Tree(Exact):
             self.sums[level].index_add_(0, label_U, change_UD)
 
     def move(self, level: int, moves: Moves) -> None:
-        """Moves units between clusters of a level: pointers, rings, sums and sizes. Makes new clusters and frees empty ones."""
+        """Moves units between clusters of a level: pointers, rings, sums and sizes. Makes new
+        clusters and frees empty ones."""
         if not len(moves.unit):
             return
         unit_M, to_M = moves.unit, moves.to.clone()
@@ -148,7 +167,9 @@ class Tree(Exact):
     def _send(self, level: int, slots: Tensor) -> None:
         """Copies some pointers to the accelerator, without waiting for it."""
         if self.pointers is not None:
-            there, values = (sent(x, self.pointers.device) for x in (slots, self.parent[level, slots]))
+            there, values = (
+                sent(x, self.pointers.device) for x in (slots, self.parent[level, slots])
+            )
             self.pointers[level, there] = values
 
     def send_all(self) -> None:
@@ -167,12 +188,22 @@ class Tree(Exact):
     def at(self, level: int) -> Level:
         """What a refinement of a level reads."""
         below = level - 1
-        return Level(self.rings(below), self.sums_at(below), self.parent[below], self.rings(level), self.sums_at(level), self.parent[level])
+        return Level(
+            self.rings(below),
+            self.sums_at(below),
+            self.parent[below],
+            self.rings(level),
+            self.sums_at(level),
+            self.parent[level],
+        )
 
     def set_features(self, features: Tensor) -> None:
         """Checks the size of the features, or sets it if it is not known yet."""
         if features.ndim != 2 or (self.dim is not None and features.shape[1] != self.dim):
-            raise ValueError(f"`features` (={tuple(features.shape)}) must have the shape (rows, {'any' if self.dim is None else self.dim})")
+            raise ValueError(
+                f"`features` (={tuple(features.shape)}) must have the shape (rows,"
+                f" {'any' if self.dim is None else self.dim})"
+            )
         if self.dim is None:
             self._set_dim(features.shape[1])
 
@@ -184,7 +215,14 @@ class Tree(Exact):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         saved, features = state_dict.get(prefix + "parent"), state_dict.get(prefix + "features")
         advice = "use the same data set and levels"
-        if size_differs(f"{prefix}parent", saved, others[-1], advice, levels=self.levels, num_samples=self.num_samples):
+        if size_differs(
+            f"{prefix}parent",
+            saved,
+            others[-1],
+            advice,
+            levels=self.levels,
+            num_samples=self.num_samples,
+        ):
             return
         if self.dim is None and features is not None and features.shape[1]:
             self._set_dim(features.shape[1])
@@ -192,9 +230,12 @@ class Tree(Exact):
         self.send_all()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Tree:
-        """A cast changes the tree as it changes any module, though never to 16 bits. A move to another device moves only the pointers."""
+        """A cast changes the tree as it changes any module, though never to 16 bits. A move to
+        another device moves only the pointers."""
         probe = fn(torch.empty(0, dtype=self.features.dtype))
         if probe.dtype not in COARSE:
             self.features, self.sums = self.features.to(probe.dtype), self.sums.to(probe.dtype)
-        self.pointers = None if probe.device.type in ("cpu", "meta") else self.parent.to(probe.device)
+        self.pointers = (
+            None if probe.device.type in ("cpu", "meta") else self.parent.to(probe.device)
+        )
         return self

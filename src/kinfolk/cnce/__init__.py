@@ -1,1 +1,2 @@
-"""The CNCE estimator experiment of Wu et al., ICLR 2021: bias and variance of estimates with restricted negatives."""
+"""The CNCE estimator experiment of Wu et al., ICLR 2021: bias and variance of estimates with
+restricted negatives."""

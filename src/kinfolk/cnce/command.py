@@ -20,14 +20,37 @@ EPILOG = examples(
 
 def cnce(
     study: Annotated[
-        str, typer.Option("--study", "-s", help="table: estimates for each ω (Table 5). variance: for each number of negatives.")
+        str,
+        typer.Option(
+            "--study",
+            "-s",
+            help="table: estimates for each ω (Table 5). variance: for each number of negatives.",
+        ),
     ] = "table",
-    seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="Number of runs. Mean and deviation are over the runs.")] = 5,
-    epochs: Annotated[int, typer.Option("--epochs", metavar="N", min=1, help="Epochs of each critic.")] = 100,
+    seeds: Annotated[
+        int,
+        typer.Option(
+            "--seeds",
+            metavar="N",
+            min=1,
+            help="Number of runs. Mean and deviation are over the runs.",
+        ),
+    ] = 5,
+    epochs: Annotated[
+        int, typer.Option("--epochs", metavar="N", min=1, help="Epochs of each critic.")
+    ] = 100,
     train_each: Annotated[
-        bool, typer.Option("--train-each", metavar=FLAG, help="table: also train a critic for each ω with its own CNCE (slower).")
+        bool,
+        typer.Option(
+            "--train-each",
+            metavar=FLAG,
+            help="table: also train a critic for each ω with its own CNCE (slower).",
+        ),
     ] = False,
-    same_data: Annotated[bool, typer.Option("--same-data", metavar=FLAG, help="table: use the same points in all runs.")] = False,
+    same_data: Annotated[
+        bool,
+        typer.Option("--same-data", metavar=FLAG, help="table: use the same points in all runs."),
+    ] = False,
     views: Annotated[
         tuple[Path, Path] | None,
         typer.Option(
@@ -37,14 +60,23 @@ def cnce(
         ),
     ] = None,
     temperature: Annotated[float, typer.Option(help="Temperature of the critic.")] = 0.07,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="JSON file for all results.", show_default=False)] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", metavar=FLAG, help="Replace the file.", rich_help_panel=RUNNING)] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="JSON file for all results.", show_default=False),
+    ] = None,
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite", metavar=FLAG, help="Replace the file.", rich_help_panel=RUNNING
+        ),
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Measure NCE and CNCE, two lower bounds on mutual information, where the true value is known.
 
-    The data are two correlated Gaussian variables, as in appendix B of Wu et al., ICLR 2021. The table also shows the paper's results.
-    CNCE draws its negatives above the percentile ω of the anchor's scores.
+    The data are two correlated Gaussian variables, as in appendix B of Wu et al., ICLR 2021. The
+    table also shows the paper's results. CNCE draws its negatives above the percentile ω of the
+    anchor's scores.
     """
     _check(study, train_each, same_data, views, temperature, out, overwrite)
     from kinfolk.cnce.experiment import Toy, table_study, variance_study, views_study
@@ -54,7 +86,11 @@ def cnce(
         found = table_study(seeds, toy, train_each=train_each, same_data=same_data, progress=True)
         _show_table(found)
     else:
-        found = variance_study(seeds, toy, progress=True) if views is None else views_study(*views, temperature)
+        found = (
+            variance_study(seeds, toy, progress=True)
+            if views is None
+            else views_study(*views, temperature)
+        )
         _show_variance(found)
     if out is not None:
         import json
@@ -66,12 +102,20 @@ def cnce(
 
 
 def _check(
-    study: str, train_each: bool, same_data: bool, views: tuple[Path, Path] | None, temperature: float, out: Path | None, overwrite: bool
+    study: str,
+    train_each: bool,
+    same_data: bool,
+    views: tuple[Path, Path] | None,
+    temperature: float,
+    out: Path | None,
+    overwrite: bool,
 ) -> None:
     if study not in STUDIES:
         raise UsageError(f"unknown study {study!r} (there are: {', '.join(STUDIES)})")
     if study == "variance" and (train_each or same_data):
-        raise UsageError(f"{'--train-each' if train_each else '--same-data'} belongs to --study table")
+        raise UsageError(
+            f"{'--train-each' if train_each else '--same-data'} belongs to --study table"
+        )
     if study == "table" and views is not None:
         raise UsageError("--views belongs to --study variance")
     if not temperature > 0:
@@ -88,21 +132,52 @@ def _show_table(found: dict[str, Any]) -> None:
 
     rows = {(row["critic"], row["points"], row["omega"]): row for row in found["rows"]}
     settings = found["settings"]
-    titles = {"nce": "One critic for all rows, trained by NCE", "own": "A critic for each row, trained by the estimator of that row"}
+    titles = {
+        "nce": "One critic for all rows, trained by NCE",
+        "own": "A critic for each row, trained by the estimator of that row",
+    }
     _print(_truth(found["true"]))
     for critic, title in titles.items() if settings["train_each"] else [("nce", titles["nce"])]:
-        heads = ("ω", "paper", "training points", "fresh points", *(("premise",) if critic == "nce" else ()))
+        heads = (
+            "ω",
+            "paper",
+            "training points",
+            "fresh points",
+            *(("premise",) if critic == "nce" else ()),
+        )
         table = plain_table(*heads, right=heads, title=title)
         for omega, paper in found["paper"].items():
-            cells = [_mean_and_deviation(row) for row in (paper, rows[critic, "train", int(omega)], rows[critic, "fresh", int(omega)])]
-            holds = [f"{100 * found['premise'][omega]:.0f} %" if omega != "0" else "–"] if critic == "nce" else []
+            cells = [
+                _mean_and_deviation(row)
+                for row in (
+                    paper,
+                    rows[critic, "train", int(omega)],
+                    rows[critic, "fresh", int(omega)],
+                )
+            ]
+            holds = (
+                [f"{100 * found['premise'][omega]:.0f} %" if omega != "0" else "–"]
+                if critic == "nce"
+                else []
+            )
             table.add_row("NCE" if omega == "0" else omega, *cells, *holds)
         _print(table)
-    spread = f"Mean ± standard deviation over {settings['seeds']} runs" if settings["seeds"] > 1 else "One run"
+    spread = (
+        f"Mean ± standard deviation over {settings['seeds']} runs"
+        if settings["seeds"] > 1
+        else "One run"
+    )
     same = ", the same in all runs" if settings["same_data"] and settings["seeds"] > 1 else ""
-    sizes = f"{settings['num_points']:,} points{same}, {settings['num_negatives']} negatives, epochs: {settings['epochs']}"
+    sizes = (
+        f"{settings['num_points']:,} points{same}, {settings['num_negatives']} negatives, epochs:"
+        f" {settings['epochs']}"
+    )
     _print(f"{spread}: {sizes}. CNCE draws negatives above the percentile ω.", style="dim")
-    _print("Premise: share of fresh anchors whose negatives all have e^f above its mean, as theorem 3.1 requires.", style="dim")
+    _print(
+        "Premise: share of fresh anchors whose negatives all have e^f above its mean, as theorem"
+        " 3.1 requires.",
+        style="dim",
+    )
 
 
 def _show_variance(found: dict[str, Any]) -> None:
@@ -116,14 +191,22 @@ def _show_variance(found: dict[str, Any]) -> None:
     table = plain_table(*heads, right=tuple(heads))
     for number in numbers:
         cells = [(rows[number, omega]["mean"], rows[number, omega]["variance"]) for omega in omegas]
-        table.add_row(f"{number:,}", *(text for mean, variance in cells for text in (f"{mean:.4f}", f"{variance:.1e}")))
+        table.add_row(
+            f"{number:,}",
+            *(text for mean, variance in cells for text in (f"{mean:.4f}", f"{variance:.1e}")),
+        )
     if found["true"] is not None:
         _print(_truth(found["true"]))
     _print(table)
     settings = found["settings"]
     critics = f", critics: {settings['seeds']}" if "seeds" in settings else ""
-    fixed = f"Variance over {settings['draws']} draws of the negatives, with anchor and positive fixed"
-    _print(f"k: number of negatives. {fixed}, averaged over anchors: {settings['anchors']}{critics}.", style="dim")
+    fixed = (
+        f"Variance over {settings['draws']} draws of the negatives, with anchor and positive fixed"
+    )
+    _print(
+        f"k: number of negatives. {fixed}, averaged over anchors: {settings['anchors']}{critics}.",
+        style="dim",
+    )
 
 
 def _truth(information: float) -> str:
@@ -137,7 +220,10 @@ def _print(what: Any, style: str | None = None) -> None:
 
 
 def _mean_and_deviation(row: dict[str, Any]) -> str:
-    """Mean ± deviation, e.g. 0.01345 ± 0.00100. Values below a thousandth are written as powers of ten."""
+    """Mean ± deviation, e.g. 0.01345 ± 0.00100. Values below a thousandth are written as powers of
+    ten."""
     return " ± ".join(
-        f"{value:.5f}" if abs(row["mean"]) >= 1e-3 else f"{value:.1e}" for value in (row["mean"], row["stdev"]) if value is not None
+        f"{value:.5f}" if abs(row["mean"]) >= 1e-3 else f"{value:.1e}"
+        for value in (row["mean"], row["stdev"])
+        if value is not None
     )

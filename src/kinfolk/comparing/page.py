@@ -35,7 +35,10 @@ def render(comparison: Comparison, folder: str | os.PathLike[str] = ".") -> str:
         panels=panels,
         curves=curves,
         heads=[column.head for column in comparison.columns],
-        rows=[(record["method"], [_minus(column.text(record)) for column in comparison.columns]) for record in comparison.records],
+        rows=[
+            (record["method"], [_minus(column.text(record)) for column in comparison.columns])
+            for record in comparison.records
+        ],
         runs=_runs(comparison, Path(folder)),
         caption=caption(comparison),
         notes=comparison.notes,
@@ -113,11 +116,17 @@ def _gain_panel(comparison: Comparison) -> list[Panel]:
         base = dict(_by_seed(comparison, record["base"]))
         ours = _by_seed(comparison, record["method"])
         seeds.append([(seed, value - base[seed]) for seed, value in ours if seed in base])
-    names, values = [record["method"] for record in compared], [record[f"{key}_gain"] for record in compared]
+    names, values = (
+        [record["method"] for record in compared],
+        [record[f"{key}_gain"] for record in compared],
+    )
     drawn = _points(names, values, halves, seeds, "points")
     zero = {"type": "line", "x0": 0, "x1": 0, "y0": 0, "y1": 1, "yref": "paper"}
     drawn["layout"]["shapes"] = [zero | {"line": {"width": 1, "dash": "dot", "color": "#888888"}}]
-    note = "difference to the base with its 95% confidence interval, and each seed as a dot; an interval that contains 0 is not significant"
+    note = (
+        "difference to the base with its 95% confidence interval, and each seed as a dot; an"
+        " interval that contains 0 is not significant"
+    )
     return [Panel("gain", f"Gain: {_words(key)}", note, " ".join(comparison.sentences()), drawn)]
 
 
@@ -150,7 +159,8 @@ def _points(
     seeds: Sequence[Sequence[tuple[int, float]]],
     axis: str,
 ) -> dict[str, Any]:
-    """One point with its interval in each row, the first row at the top, and a dot for each seed below it."""
+    """One point with its interval in each row, the first row at the top, and a dot for each seed
+    below it."""
     labels = [name if len(name) <= 34 else f"{name[:33]}…" for name in names]
     mean = {
         "type": "scatter",
@@ -169,7 +179,12 @@ def _points(
             "width": 6,
         },
     }
-    dots = [(row, seed, value) for row, found in enumerate(seeds) for seed, value in found if len(found) > 1]
+    dots = [
+        (row, seed, value)
+        for row, found in enumerate(seeds)
+        for seed, value in found
+        if len(found) > 1
+    ]
     single = {
         "type": "scatter",
         "mode": "markers",
@@ -181,7 +196,11 @@ def _points(
         "line": {"color": "second"},
     }
     drawn = figure([mean, single], axis)
-    drawn["layout"] |= {"height": 110 + 40 * len(names), "hovermode": "closest", "showlegend": False}
+    drawn["layout"] |= {
+        "height": 110 + 40 * len(names),
+        "hovermode": "closest",
+        "showlegend": False,
+    }
     drawn["layout"]["xaxis"]["showgrid"] = True
     drawn["layout"]["yaxis"] = {
         "tickvals": list(range(len(names))),
@@ -197,8 +216,8 @@ OVERLAID = ("loss", "knn", "flagged", "f1", "temperature")
 
 
 def curve_panels(rows: Mapping[str, Sequence[One]]) -> list[Panel]:
-    """For each metric that a run has, the mean over the seeds of each row as a line, and each run as a
-    thin line."""
+    """For each metric that a run has, the mean over the seeds of each row as a line, and each run
+    as a thin line."""
     panels = []
     for curve in CURVES:
         for metric, label, _ in curve.lines:
@@ -211,7 +230,8 @@ def curve_panels(rows: Mapping[str, Sequence[One]]) -> list[Panel]:
                 if not found:
                     continue
                 mean = {
-                    epoch: statistics.mean(values[epoch] for values in found if epoch in values) for epoch in sorted(set().union(*found))
+                    epoch: statistics.mean(values[epoch] for values in found if epoch in values)
+                    for epoch in sorted(set().union(*found))
                 }
                 single = found if len(found) > 1 else []
                 traces += [_line(name, values, str(at), curve, thin=True) for values in single]
@@ -231,7 +251,9 @@ def _curve_of(run: One, metric: str) -> dict[int, float]:
     return {int(row["epoch"]): row[metric] for row in rows}
 
 
-def _line(name: str, values: Mapping[int, float], colour: str, curve: Curve, thin: bool = False) -> dict[str, Any]:
+def _line(
+    name: str, values: Mapping[int, float], colour: str, curve: Curve, thin: bool = False
+) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "lines" if thin or len(values) > 40 else "lines+markers",

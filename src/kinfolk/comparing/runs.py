@@ -1,6 +1,8 @@
-"""Finds and reads the runs to compare, and checks that they are comparable: the same training samples, measured in the same way.
+"""Finds and reads the runs to compare, and checks that they are comparable: the same training
+samples, measured in the same way.
 
-The figures of a run are the results of the protocols and the metrics of its last epoch. Shares are in percent.
+The figures of a run are the results of the protocols and the metrics of its last epoch. Shares are
+in percent.
 """
 
 from __future__ import annotations
@@ -17,7 +19,13 @@ from kinfolk.report.format import DETECTION_NAMES
 from kinfolk.report.run_summary import read_record
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.load_run import FOREIGN, exported_meta
-from kinfolk.training.settings import WITHOUT_EFFECT, current_names, flat, result_settings, settings_digest
+from kinfolk.training.settings import (
+    WITHOUT_EFFECT,
+    current_names,
+    flat,
+    result_settings,
+    settings_digest,
+)
 
 if TYPE_CHECKING:
     from kinfolk.report.run_summary import Record
@@ -25,7 +33,8 @@ if TYPE_CHECKING:
 
 DIRECTIONS = {"image_to_text": "i→t", "text_to_image": "t→i"}
 MAIN = {"accuracy", "nmi", "mean"}
-"""Main figures of protocols, which are named after the protocol alone; others are named as in `kin F1`."""
+"""Main figures of protocols, which are named after the protocol alone; others are named as in `kin
+F1`."""
 AVERAGE = "average"
 SHARES = {
     "top5": "top 5",
@@ -53,7 +62,8 @@ SECONDS = "seconds"
 
 
 def figures_of(record: Record) -> dict[str, float]:
-    """Figures by name: results of the protocols (`linear`, `semi 10 %`, …), `TRAINING_METRICS`, and the median seconds of an epoch."""
+    """Figures by name: results of the protocols (`linear`, `semi 10 %`, …), `TRAINING_METRICS`, and
+    the median seconds of an epoch."""
     last = record.epochs[-1] if record.epochs else {}
     found = {name: 100 * last[name] for name in TRAINING_METRICS if name in last}
     for result in record.results:
@@ -63,8 +73,9 @@ def figures_of(record: Record) -> dict[str, float]:
 
 
 def measured(protocol: str, result: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a protocol: the main figure under the protocol's name, others under both names. For a protocol with parts, the main
-    figure and top-5 of each part, and the average over several parts, as in the papers' tables.
+    """The figures of a protocol: the main figure under the protocol's name, others under both
+    names. For a protocol with parts, the main figure and top-5 of each part, and the average over
+    several parts, as in the papers' tables.
 
     Example:
         >>> measured("semi", {"accuracy": 0.5, "fractions": [{"fraction": 0.1, "accuracy": 0.5}]})
@@ -88,18 +99,22 @@ def measured(protocol: str, result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def parts_of(protocol: str, result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The parts of a result by name: shares of the labels (`semi 10 %`, or `semi 10percent` by a list), or data sets
-    (`transfer cifar100`); empty where it has none."""
+    """The parts of a result by name: shares of the labels (`semi 10 %`, or `semi 10percent` by a
+    list), or data sets (`transfer cifar100`); empty where it has none."""
     shares = {
-        f"{protocol} {part.get('subset') or format(100 * part['fraction'], 'g') + ' %'}": part for part in result.get("fractions", ())
+        f"{protocol} {part.get('subset') or format(100 * part['fraction'], 'g') + ' %'}": part
+        for part in result.get("fractions", ())
     }
     return shares | {f"{protocol} {part['name']}": part for part in result.get("sets", ())}
 
 
 def _walk(name: str, result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for key, value in result.items():
-        if key in DIRECTIONS and all(map(_is_number, value.values())):  # recalls, not the detection of a direction
-            yield from ((f"{DIRECTIONS[key]} {rank}", 100 * float(share)) for rank, share in value.items())
+        # recalls, not the detection of a direction
+        if key in DIRECTIONS and all(map(_is_number, value.values())):
+            yield from (
+                (f"{DIRECTIONS[key]} {rank}", 100 * float(share)) for rank, share in value.items()
+            )
         elif isinstance(value, Mapping) and key not in NOT_OF_THE_METHOD:
             yield from _walk(f"{name} {key}", value)
         elif not _is_number(value):
@@ -119,7 +134,8 @@ def _is_number(value: object) -> bool:
 ASIDE = ("method", "seed", "trainer", *WITHOUT_EFFECT)
 """Settings that do not distinguish rows."""
 OF_DATA = ("data.image_size", "data.depth")
-"""Settings of the data that do; whether the data are the same is checked by the samples themselves."""
+"""Settings of the data that do; whether the data are the same is checked by the samples
+themselves."""
 DEPTH = 3
 """How deep below a folder runs are searched."""
 
@@ -150,24 +166,39 @@ def read_runs(paths: Iterable[Path | str]) -> tuple[list[One], list[str]]:
             if run.measured_on:
                 runs.append(run)
             elif folder == given:
-                raise UsageError(f"{folder} has no results to compare; measure it with `kinfolk eval {folder}`")
+                raise UsageError(
+                    f"{folder} has no results to compare; measure it with `kinfolk eval {folder}`"
+                )
             else:
                 left_out.append(str(folder))
     runs = list({run.path.resolve(): run for run in runs}.values())
     if not runs:
-        raise UsageError("none of the runs has results to compare; measure them with `kinfolk eval`")
+        raise UsageError(
+            "none of the runs has results to compare; measure them with `kinfolk eval`"
+        )
     require_same_data(runs)
     notes = [f"Left out because nothing was measured: {_few(left_out)}."] if left_out else []
     for name in dict.fromkeys(name for run in runs for name in run.averaged):
         if len({run.averaged[name] for run in runs if name in run.averaged}) > 1:
-            runs = [replace(run, figures={key: value for key, value in run.figures.items() if not key.startswith(name)}) for run in runs]
+            runs = [
+                replace(
+                    run,
+                    figures={
+                        key: value for key, value in run.figures.items() if not key.startswith(name)
+                    },
+                )
+                for run in runs
+            ]
             notes.append(f"{name} is left out: the runs were not measured on the same parts.")
     return runs, notes
 
 
 def _folders(path: Path) -> list[Path]:
     if not path.is_dir():
-        raise UsageError(f"there is no folder {path}; give the folder that `kinfolk train --out` wrote, or one that holds several")
+        raise UsageError(
+            f"there is no folder {path}; give the folder that `kinfolk train --out` wrote, or one"
+            " that holds several"
+        )
     found = []
     for place, names, files in os.walk(path):
         names[:] = sorted(names) if len(Path(place).relative_to(path).parts) < DEPTH else []
@@ -175,7 +206,10 @@ def _folders(path: Path) -> list[Path]:
             found.append(Path(place))
             names.clear()
     if not found:
-        raise UsageError(f"{path} contains no run folder (no config.yaml); give a folder that `kinfolk train --out` wrote")
+        raise UsageError(
+            f"{path} contains no run folder (no config.yaml); give a folder that `kinfolk train"
+            " --out` wrote"
+        )
     return found
 
 
@@ -188,15 +222,28 @@ def _read(folder: Path) -> One:
         "framework": current_names(config.framework, framework),
         "detector": current_names(config.detector, detector.partition(":")[0]),
     }
-    settings = {key: value for key, value in flat(config.model_dump(mode="json") | named).items() if _tells_apart(key)}
+    settings = {
+        key: value
+        for key, value in flat(config.model_dump(mode="json") | named).items()
+        if _tells_apart(key)
+    }
     if (folder / FOREIGN).is_file():  # the settings of its training are unknown
         settings = {key: value for key, value in settings.items() if key in OF_DATA}
     results = {str(result["protocol"]): result for result in record.results}
     results = {name: result for name, result in results.items() if measured(name, result)}
-    sets = {name: part for protocol, result in results.items() if "sets" in result for name, part in parts_of(protocol, result).items()}
+    sets = {
+        name: part
+        for protocol, result in results.items()
+        if "sets" in result
+        for name, part in parts_of(protocol, result).items()
+    }
     whole = {name: result for name, result in results.items() if "sets" not in result}
-    measured_on = {name: where_measured(result, config.data.source) for name, result in (whole | sets).items()}
-    parts = {f"{name} {AVERAGE}": frozenset(parts_of(name, result)) for name, result in results.items()}
+    measured_on = {
+        name: where_measured(result, config.data.source) for name, result in (whole | sets).items()
+    }
+    parts = {
+        f"{name} {AVERAGE}": frozenset(parts_of(name, result)) for name, result in results.items()
+    }
     averaged = {name: each for name, each in parts.items() if len(each) > 1}
     return One(
         path=folder,
@@ -218,11 +265,15 @@ def require_unedited(folder: Path, config: TrainConfig) -> None:
     if meta.get("settings") in (None, settings_digest(result_settings(config))):
         return
     known = {"seed": config.seed, "method": config.method}
-    changed = [f"`{key}` is {now} and was {meta.get(key)}" for key, now in known.items() if meta.get(key) != now]
+    changed = [
+        f"`{key}` is {now} and was {meta.get(key)}"
+        for key, now in known.items()
+        if meta.get(key) != now
+    ]
     what = "; ".join(changed) or "the digest of the settings differs"
     raise UsageError(
         f"{folder / 'config.yaml'} was changed after the training ({shown(what)}), so the run "
-        f"cannot be "
+        "cannot be "
         "compared; restore the file, or train a run with these settings"
     )
 
@@ -244,10 +295,17 @@ USUAL = {"normaliser": "arithmetic", "finetuning": "ifnd"}
 
 
 def where_measured(result: Mapping[str, Any], own: str | None) -> tuple[str, ...]:
-    """Everything that must be equal for two results to be comparable; the run's own data is identified by its samples, not by its path."""
+    """Everything that must be equal for two results to be comparable; the run's own data is
+    identified by its samples, not by its path."""
     data = "the run's own data" if result.get("data") == own else str(result.get("data"))
-    counts = [f"{result[key]:,} to {key}" for key in ("train", "test") if isinstance(result.get(key), int)]
-    how = [f"{key.replace('_', ' ')} {result[key]}" for key in HOW if key in result and result[key] != USUAL.get(key)]
+    counts = [
+        f"{result[key]:,} to {key}" for key in ("train", "test") if isinstance(result.get(key), int)
+    ]
+    how = [
+        f"{key.replace('_', ' ')} {result[key]}"
+        for key in HOW
+        if key in result and result[key] != USUAL.get(key)
+    ]
     return data, str(result.get("measured_on", "")), *counts, *how
 
 
@@ -265,10 +323,17 @@ def require_same_data(runs: Sequence[One]) -> None:
         if not (run.source == first.source if its is None or ours is None else ours.equals(its)):
             sizes = ["" if table is None else f" ({len(table):,} samples)" for table in (its, ours)]
             raise UsageError(
-                f"{first.path} learnt from {first.source}{sizes[0]} and {run.path} from {run.source}{sizes[1]}, which are different data; "
-                "compare runs on the same data"
+                f"{first.path} learnt from {first.source}{sizes[0]} and {run.path} from"
+                f" {run.source}{sizes[1]}, which are different data; compare runs on the same data"
             )
         for name in first.measured_on.keys() & run.measured_on.keys():
-            if run.measured_on[name] != first.measured_on[name] and run.settings.get("data.depth") == first.settings.get("data.depth"):
-                was, now = (", ".join(filter(None, each.measured_on[name])) for each in (first, run))
-                raise UsageError(f"{name} was not measured alike: of {first.path} on {was}; of {run.path} on {now}; evaluate them alike")
+            if run.measured_on[name] != first.measured_on[name] and run.settings.get(
+                "data.depth"
+            ) == first.settings.get("data.depth"):
+                was, now = (
+                    ", ".join(filter(None, each.measured_on[name])) for each in (first, run)
+                )
+                raise UsageError(
+                    f"{name} was not measured alike: of {first.path} on {was}; of {run.path} on"
+                    f" {now}; evaluate them alike"
+                )

@@ -1,1 +1,2 @@
-"""Data: images from any source, each with a stable sample id, decoded once, and their augmented views."""
+"""Data: images from any source, each with a stable sample id, decoded once, and their augmented
+views."""

@@ -1,6 +1,7 @@
 """Images as arrays: in memory, in a `.npz`, or in a memory-mapped `.npy`.
 
-The axis of the channels and the range of the values are found out, and all values are converted to uint8 by one rule per array.
+The axis of the channels and the range of the values are found out, and all values are converted to
+uint8 by one rule per array.
 """
 
 from __future__ import annotations
@@ -49,21 +50,26 @@ def find_layout(images: Pixels, what: str) -> Pixels:
             images = np.moveaxis(images, 1, 3)
         elif second == last:
             reason = (
-                "channels may be the second or the last axis" if last else "neither the second nor the last axis has 1, 3 or 4 channels"
+                "channels may be the second or the last axis"
+                if last
+                else "neither the second nor the last axis has 1, 3 or 4 channels"
             )
             raise KinfolkError(f"{what} has the shape {shape}: {reason}; give (N, H, W, 3)")
     elif images.ndim != 3 or shape[2] in _CHANNELS:
-        raise KinfolkError(f"{what} has the shape {shape}; images must be (N, H, W), (N, H, W, 3) or (N, 3, H, W)")
+        raise KinfolkError(
+            f"{what} has the shape {shape}; images must be (N, H, W), (N, H, W, 3) or (N, 3, H, W)"
+        )
     if 0 in images.shape[1:]:
         raise KinfolkError(f"{what} has the shape {shape}: its images have no pixels")
     return images
 
 
 def find_scale(images: Pixels, what: str) -> Scale:
-    """How values are converted to uint8, with one rule for all images, so that no image is stretched on its own.
+    """How values are converted to uint8, with one rule for all images, so that no image is
+    stretched on its own.
 
-    uint8 stays; bool and floats in [0, 1] are multiplied by 255; integers in 0 … 255 are cast; uint16 above 255 is multiplied by
-    255 / 65535.
+    uint8 stays; bool and floats in [0, 1] are multiplied by 255; integers in 0 … 255 are cast;
+    uint16 above 255 is multiplied by 255 / 65535.
     """
     kind = images.dtype.kind
     if images.dtype == np.uint8 or len(images) == 0:
@@ -71,28 +77,39 @@ def find_scale(images: Pixels, what: str) -> Scale:
     if kind == "b":
         return Scale(255)
     if kind not in "iuf":
-        raise KinfolkError(f"{what} has the type {images.dtype}; images must be numbers, best uint8")
+        raise KinfolkError(
+            f"{what} has the type {images.dtype}; images must be numbers, best uint8"
+        )
     low, high = _value_range(images, what)
     if kind == "f":
         if low < 0 or high > 1:
-            raise KinfolkError(f"{what} has {images.dtype} values in [{low:g}, {high:g}]; floats must be in [0, 1], or convert to uint8")
+            raise KinfolkError(
+                f"{what} has {images.dtype} values in [{low:g}, {high:g}]; floats must be in [0,"
+                " 1], or convert to uint8"
+            )
         return Scale(255)
     if low >= 0 and high <= 255:
         return Scale(1)
     if images.dtype == np.uint16:
         return Scale(255 / 65535)
-    raise KinfolkError(f"{what} has {images.dtype} values in [{low:g}, {high:g}]; integers must be in [0, 255], or convert to uint8")
+    raise KinfolkError(
+        f"{what} has {images.dtype} values in [{low:g}, {high:g}]; integers must be in [0, 255], or"
+        " convert to uint8"
+    )
 
 
 def _value_range(images: Pixels, what: str) -> tuple[float, float]:
-    """Lowest and highest value, read in pieces so that a memory-mapped array is never loaded as a whole. NaN is refused."""
+    """Lowest and highest value, read in pieces so that a memory-mapped array is never loaded as a
+    whole. NaN is refused."""
     step = max(1, _CHUNK_BYTES // max(1, images[0].nbytes))
     low, high = np.inf, -np.inf
     for start in range(0, len(images), step):
         piece = images[start : start + step]
         if piece.dtype.kind == "f" and not np.isfinite(piece).all():
             bad = start + int(np.flatnonzero(~np.isfinite(piece).reshape(len(piece), -1).all(1))[0])
-            raise KinfolkError(f"{what} holds NaN or infinite values, first in image {bad}; remove them")
+            raise KinfolkError(
+                f"{what} holds NaN or infinite values, first in image {bad}; remove them"
+            )
         low, high = min(low, float(piece.min())), max(high, float(piece.max()))
     return low, high
 
@@ -105,13 +122,20 @@ class ArraySource(Source):
     """Rows of one array per split, all of one height and width."""
 
     def __init__(
-        self, name: str, parts: list[tuple[Pixels, Scale]], items: list[Item], classes: list[str] | None, modified_ns: int = 0
+        self,
+        name: str,
+        parts: list[tuple[Pixels, Scale]],
+        items: list[Item],
+        classes: list[str] | None,
+        modified_ns: int = 0,
     ) -> None:
         sizes = sorted({images.shape[1:3] for images, _ in parts})
         self.name, self.classes, self.refused = name, classes, []
         self.native_size = (int(sizes[0][0]), int(sizes[0][1])) if len(sizes) == 1 else None
         self._parts, self._items = parts, items
-        self._starts = [sum(len(images) for images, _ in parts[:part]) for part in range(len(parts))]
+        self._starts = [
+            sum(len(images) for images, _ in parts[:part]) for part in range(len(parts))
+        ]
         self._stats = [(math.prod(images.shape[1:]), modified_ns) for images, _ in parts]
 
     def items(self) -> list[Item]:
@@ -133,12 +157,16 @@ class ArraySource(Source):
 
 
 def array_source(
-    splits: Mapping[str, tuple[Pixels, npt.ArrayLike | None]], *, name: str, classes: list[str] | None = None, modified_ns: int = 0
+    splits: Mapping[str, tuple[Pixels, npt.ArrayLike | None]],
+    *,
+    name: str,
+    classes: list[str] | None = None,
+    modified_ns: int = 0,
 ) -> ArraySource:
     """A source of (images, labels or None) per split.
 
-    Images may be (N, H, W), (N, H, W, C) or, if unambiguous, (N, C, H, W), with C of 1, 3 or 4; of type uint8, or of a type that
-    `find_scale` accepts.
+    Images may be (N, H, W), (N, H, W, C) or, if unambiguous, (N, C, H, W), with C of 1, 3 or 4; of
+    type uint8, or of a type that `find_scale` accepts.
     """
     parts: list[tuple[Pixels, Scale]] = []
     for split, (images, _) in splits.items():
@@ -152,22 +180,29 @@ def array_source(
     for split, labels, count in zip(splits, given, counts, strict=True):
         if labels is not None and labels.size != count:
             raise KinfolkError(
-                f"{name} has {count:,} images but labels of the shape {labels.shape} in `{split}`; one label for each is needed"
+                f"{name} has {count:,} images but labels of the shape {labels.shape} in `{split}`;"
+                " one label for each is needed"
             )
     values: list[Any] = []
     for labels, count in zip(given, counts, strict=True):
         values += [None] * count if labels is None else labels.ravel().tolist()
     encoded, classes = encode_labels(values, name, classes)
-    keys = [(split, f"{split}/{row}") for split, count in zip(splits, counts, strict=True) for row in range(count)]
+    keys = [
+        (split, f"{split}/{row}")
+        for split, count in zip(splits, counts, strict=True)
+        for row in range(count)
+    ]
     items = [Item(key, label, split) for (split, key), label in zip(keys, encoded, strict=True)]
     return ArraySource(name, parts, items, classes, modified_ns)
 
 
 def open_arrays(path: Path, labels: npt.ArrayLike | None = None) -> ArraySource:
-    """Opens a `.npz` with `x_train`, `y_train`, `x_test`, `y_test` or with `images`, `labels` (and perhaps `classes`), or a `.npy`."""
+    """Opens a `.npz` with `x_train`, `y_train`, `x_test`, `y_test` or with `images`, `labels` (and
+    perhaps `classes`), or a `.npy`."""
     modified_ns, name, classes = path.stat().st_mtime_ns, f"`{path}`", None
     if path.suffix.lower() == ".npy":
-        with _clear_errors(name), np.errstate(over="ignore"):  # a shape too large for any memory is refused by numpy a line later
+        # a shape too large for any memory is refused by numpy a line later
+        with _clear_errors(name), np.errstate(over="ignore"):
             images = np.lib.format.open_memmap(path, mode="r")
         return array_source({"train": (images, labels)}, name=name, modified_ns=modified_ns)
     with ExitStack() as stack:
@@ -181,31 +216,46 @@ def open_arrays(path: Path, labels: npt.ArrayLike | None = None) -> ArraySource:
                 return np.asarray(arrays[array])
 
         wanted = {"train": ("images", "labels")} if "images" in names else {}
-        wanted = wanted or {split: (images, labels_) for images, (split, labels_) in _PAIRS.items() if images in names}
+        wanted = wanted or {
+            split: (images, labels_)
+            for images, (split, labels_) in _PAIRS.items()
+            if images in names
+        }
         if not wanted:
             needed = "`x_train` (and `y_train`, `x_test`, `y_test`) or `images` (and `labels`)"
             raise KinfolkError(f"{name} must hold {needed}; it holds {sorted(names)}")
-        splits = {split: (read(images), read(labels_) if labels_ in names else None) for split, (images, labels_) in wanted.items()}
+        splits = {
+            split: (read(images), read(labels_) if labels_ in names else None)
+            for split, (images, labels_) in wanted.items()
+        }
         if "classes" in names:
             classes = [str(value) for value in read("classes").ravel()]
     return array_source(splits, name=name, classes=classes, modified_ns=modified_ns)
 
 
 def _check_size(archive: zipfile.ZipFile, array: str) -> None:
-    """Refuses an array whose header does not fit the bytes in the archive: numpy would allocate the memory first."""
+    """Refuses an array whose header does not fit the bytes in the archive: numpy would allocate the
+    memory first."""
     info = archive.getinfo(f"{array}.npy" if f"{array}.npy" in archive.namelist() else array)
     with archive.open(info) as member:
         version = np.lib.format.read_magic(member)
-        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        read_header = (
+            np.lib.format.read_array_header_1_0
+            if version == (1, 0)
+            else np.lib.format.read_array_header_2_0
+        )
         shape, _, dtype = read_header(member)
         left = info.file_size - member.tell()
-    if not dtype.hasobject and (any(side < 0 for side in shape) or math.prod(shape) * dtype.itemsize != left):
+    if not dtype.hasobject and (
+        any(side < 0 for side in shape) or math.prod(shape) * dtype.itemsize != left
+    ):
         raise ValueError(f"it has {left:,} bytes for the shape {shape}")
 
 
 @contextmanager
 def _clear_errors(what: str) -> Iterator[None]:
-    """Turns errors of numpy into sentences. Pickled objects are never loaded, because they could run code."""
+    """Turns errors of numpy into sentences. Pickled objects are never loaded, because they could
+    run code."""
     try:
         yield
     except KinfolkError:
@@ -213,5 +263,8 @@ def _clear_errors(what: str) -> Iterator[None]:
     except Exception as error:  # readers raise nearly anything on a broken file
         if "object" in str(error).lower() or "pickle" in str(error).lower():
             hint = "save it as one array of numbers"
-            raise KinfolkError(f"{what} holds Python objects, not numbers, and is not loaded, because it could run code; {hint}") from error
+            raise KinfolkError(
+                f"{what} holds Python objects, not numbers, and is not loaded, because it could run"
+                f" code; {hint}"
+            ) from error
         raise KinfolkError(f"{what} is not a readable array: {first_line(error)}") from error

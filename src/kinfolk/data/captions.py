@@ -1,6 +1,8 @@
-"""Captions: which of them can be used, when two are the same, and columns of texts in Arrow's compact layout.
+"""Captions: which of them can be used, when two are the same, and columns of texts in Arrow's
+compact layout.
 
-A `TextColumn` is one block of characters instead of a Python object per text; processes share it if the block is a memory-mapped file.
+A `TextColumn` is one block of characters instead of a Python object per text; processes share it if
+the block is a memory-mapped file.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ _DIGEST = re.compile("[0-9a-f]{16}")
 
 @final
 class TextColumn(Sequence[Any]):
-    """A column that reads like a list of texts, with None for a missing one. Lists of texts read as tuples, eight bytes as 16 hex digits.
+    """A column that reads like a list of texts, with None for a missing one. Lists of texts read as
+    tuples, eight bytes as 16 hex digits.
 
     Args:
         array: of strings, dictionary-encoded strings, lists of strings, or eight bytes each.
@@ -37,14 +40,17 @@ class TextColumn(Sequence[Any]):
 
     @classmethod
     def of(cls, values: Sequence[Any], *, few: bool = False) -> TextColumn:
-        """The compact form of any sequence of texts. `few`: there are few different ones, so each is stored as a number."""
+        """The compact form of any sequence of texts. `few`: there are few different ones, so each
+        is stored as a number."""
         import pyarrow as pa
 
         if isinstance(values, TextColumn):
             return values
         if any(isinstance(value, tuple) for value in values):
             return cls(_single(pa.array(values, pa.large_list(pa.large_string()))))
-        if len(values) and all(isinstance(value, str) and _DIGEST.fullmatch(value) for value in values):
+        if len(values) and all(
+            isinstance(value, str) and _DIGEST.fullmatch(value) for value in values
+        ):
             return cls(_single(pa.array([bytes.fromhex(value) for value in values], pa.binary(8))))
         array = _single(pa.array(values, pa.large_string()))
         if few:
@@ -64,14 +70,22 @@ class TextColumn(Sequence[Any]):
         if not isinstance(place, slice):
             return _value(self.array[int(place)].as_py())
         start, stop, step = place.indices(len(self))
-        return TextColumn(self.array.slice(start, max(0, stop - start))) if step == 1 else self.take(np.arange(start, stop, step))
+        return (
+            TextColumn(self.array.slice(start, max(0, stop - start)))
+            if step == 1
+            else self.take(np.arange(start, stop, step))
+        )
 
     def __iter__(self) -> Iterator[Any]:
         for start in range(0, len(self), _CHUNK):
             yield from map(_value, self.array.slice(start, _CHUNK).to_pylist())
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, TextColumn) and self.array.type == other.array.type and _dictionary(self) == _dictionary(other):
+        if (
+            isinstance(other, TextColumn)
+            and self.array.type == other.array.type
+            and _dictionary(self) == _dictionary(other)
+        ):
             return bool(self.array.equals(other.array))
         if not isinstance(other, Sequence) or isinstance(other, str):
             return NotImplemented
@@ -97,14 +111,21 @@ class TextColumn(Sequence[Any]):
         """The rows whose text is `value`, in order."""
         import pyarrow.compute as pc
 
-        return np.flatnonzero(pc.fill_null(pc.equal(self.array, value), False).to_numpy(zero_copy_only=False))
+        return np.flatnonzero(
+            pc.fill_null(pc.equal(self.array, value), False).to_numpy(zero_copy_only=False)
+        )
 
     def count(self, value: Any) -> int:
         """How often `value` occurs."""
-        return len(self.rows_of(value)) if isinstance(value, str) and not _is_digest(self.array) else super().count(value)
+        return (
+            len(self.rows_of(value))
+            if isinstance(value, str) and not _is_digest(self.array)
+            else super().count(value)
+        )
 
     def plain(self) -> list[bytes]:
-        """The lengths of all texts (−1 for a missing one) and their characters, which do not depend on the layout of the column.
+        """The lengths of all texts (−1 for a missing one) and their characters, which do not depend
+        on the layout of the column.
 
         For lists of texts, the lengths of the lists come first.
         """
@@ -112,37 +133,61 @@ class TextColumn(Sequence[Any]):
         import pyarrow.compute as pc
 
         if pa.types.is_list(self.array.type) or pa.types.is_large_list(self.array.type):
-            return [_lengths(pc.list_value_length(self.array)), *TextColumn(self.array.flatten()).plain()]
+            return [
+                _lengths(pc.list_value_length(self.array)),
+                *TextColumn(self.array.flatten()).plain(),
+            ]
         if _is_digest(self.array) and not self.array.null_count:
             start, number = self.array.offset, len(self)
             return [
                 np.full(number, 16, dtype="<i8").tobytes(),
                 bytes(self.array.buffers()[1][8 * start : 8 * (start + number)]).hex().encode(),
             ]
-        texts = pa.array(list(self), pa.large_string()) if _is_digest(self.array) else self.array.cast(pa.large_string())
+        texts = (
+            pa.array(list(self), pa.large_string())
+            if _is_digest(self.array)
+            else self.array.cast(pa.large_string())
+        )
         lengths = _lengths(pc.binary_length(texts))
         texts = texts.fill_null("")
         _, places, characters = texts.buffers()
         if characters is None or not len(texts):
             return [lengths]
-        first, last = np.frombuffer(places, dtype=np.int64)[[texts.offset, texts.offset + len(texts)]].tolist()
+        first, last = np.frombuffer(places, dtype=np.int64)[
+            [texts.offset, texts.offset + len(texts)]
+        ].tolist()
         return [lengths, bytes(characters[first:last])]
 
     @cached_property
     def numbers(self) -> npt.NDArray[np.int64]:
-        """A number for each text, equal where the texts are equal; for eight bytes, the bytes themselves, without a copy."""
+        """A number for each text, equal where the texts are equal; for eight bytes, the bytes
+        themselves, without a copy."""
         if _is_digest(self.array) and not self.array.null_count:
             bytes_ = self.array.buffers()[1]
-            return np.frombuffer(bytes_, dtype=np.int64, count=len(self), offset=8 * self.array.offset)
-        return np.unique(np.asarray([value or "" for value in self]), return_inverse=True)[1].reshape(-1).astype(np.int64)
+            return np.frombuffer(
+                bytes_, dtype=np.int64, count=len(self), offset=8 * self.array.offset
+            )
+        return (
+            np.unique(np.asarray([value or "" for value in self]), return_inverse=True)[1]
+            .reshape(-1)
+            .astype(np.int64)
+        )
 
 
 def _value(value: Any) -> Any:
-    return value.hex() if isinstance(value, bytes) else tuple(value) if isinstance(value, list) else value
+    return (
+        value.hex()
+        if isinstance(value, bytes)
+        else tuple(value)
+        if isinstance(value, list)
+        else value
+    )
 
 
 def _lengths(array: Any) -> bytes:
-    return np.ascontiguousarray(array.fill_null(-1).to_numpy(zero_copy_only=False), dtype="<i8").tobytes()
+    return np.ascontiguousarray(
+        array.fill_null(-1).to_numpy(zero_copy_only=False), dtype="<i8"
+    ).tobytes()
 
 
 def _is_digest(array: Any) -> bool:
@@ -154,7 +199,9 @@ def _is_digest(array: Any) -> bool:
 def _dictionary(column: TextColumn) -> Any:
     import pyarrow as pa
 
-    return column.array.dictionary.to_pylist() if pa.types.is_dictionary(column.array.type) else None
+    return (
+        column.array.dictionary.to_pylist() if pa.types.is_dictionary(column.array.type) else None
+    )
 
 
 def _single(array: Any) -> Any:
@@ -177,12 +224,14 @@ def captions_of(caption: Caption | None) -> tuple[str, ...]:
 
 
 def normalised(caption: str) -> str:
-    """The form in which equal captions are the same: composed Unicode (NFC), lower case, single spaces."""
+    """The form in which equal captions are the same: composed Unicode (NFC), lower case, single
+    spaces."""
     return " ".join(unicodedata.normalize("NFC", caption).lower().split())
 
 
 def why_refused(caption: str | None) -> str | None:
-    """The reason why a caption can't be used, or None. Bytes that are not UTF-8 are represented by lone surrogates."""
+    """The reason why a caption can't be used, or None. Bytes that are not UTF-8 are represented by
+    lone surrogates."""
     if caption is None or not caption.strip():
         return "the caption is empty"
     if len(caption) >= LONGEST:
@@ -195,7 +244,8 @@ def why_refused(caption: str | None) -> str | None:
 
 
 def usable_captions(value: Any) -> tuple[Caption | None, list[tuple[int, str]]]:
-    """The usable captions of a cell, and (number, reason) of each caption that can't be used; number 0 is the cell as a whole.
+    """The usable captions of a cell, and (number, reason) of each caption that can't be used;
+    number 0 is the cell as a whole.
 
     Of a list of captions the usable ones are kept.
     """
@@ -204,9 +254,15 @@ def usable_captions(value: Any) -> tuple[Caption | None, list[tuple[int, str]]]:
         reason = why_refused(text)
         return (text, []) if reason is None else (None, [(0, reason)])
     texts = [decoded(each) for each in value]
-    faults = [(number, reason) for number, text in enumerate(texts, 1) if (reason := why_refused(text)) is not None]
+    faults = [
+        (number, reason)
+        for number, text in enumerate(texts, 1)
+        if (reason := why_refused(text)) is not None
+    ]
     bad = {number for number, _ in faults}
-    good = tuple(text for number, text in enumerate(texts, 1) if text is not None and number not in bad)
+    good = tuple(
+        text for number, text in enumerate(texts, 1) if text is not None and number not in bad
+    )
     return (good, faults) if good else (None, [*faults, (0, "it has no caption")])
 
 

@@ -1,4 +1,5 @@
-"""Whether data has changed since a run began. Files whose size and modification time are unchanged are not read again."""
+"""Whether data has changed since a run began. Files whose size and modification time are unchanged
+are not read again."""
 
 from __future__ import annotations
 
@@ -14,28 +15,47 @@ from kinfolk.errors import KinfolkError, shown
 SPLIT_RANK = {"train": 0, "val": 1, "test": 2}
 
 
-def check_unchanged(samples: Samples, source: Source, refused: Iterable[tuple[str, str]] = ()) -> None:
-    """Raises `KinfolkError` naming the first difference between `samples` (as stored) and `source` (as it is).
+def check_unchanged(
+    samples: Samples, source: Source, refused: Iterable[tuple[str, str]] = ()
+) -> None:
+    """Raises `KinfolkError` naming the first difference between `samples` (as stored) and `source`
+    (as it is).
 
     Args:
-        refused: the stored quarantine; the source still lists these files, but they do not count as added.
+        refused: the stored quarantine; the source still lists these files, but they do not count as
+            added.
     """
     known, out = set(samples.keys), {path for path, _ in refused}
     items = source.items()
-    order = [index for index in arrange(items) if items[index].key in known or items[index].key not in out]
+    order = [
+        index
+        for index in arrange(items)
+        if items[index].key in known or items[index].key not in out
+    ]
     found = key_difference(samples.keys, [items[index].key for index in order])
-    found = found or content_change(samples, source, order) or _annotation_change(samples, source, order)
+    found = (
+        found
+        or content_change(samples, source, order)
+        or _annotation_change(samples, source, order)
+    )
     if found is not None:
-        raise KinfolkError(f"the data has changed since the run began: {found}; restore it, or start a new run")
+        raise KinfolkError(
+            f"the data has changed since the run began: {found}; restore it, or start a new run"
+        )
 
 
 def arrange(items: Sequence[Item]) -> list[int]:
-    """The items in the order of their ids: split "train" first, then "val", "test" and others by name; within a split in source order."""
-    return sorted(range(len(items)), key=lambda index: (SPLIT_RANK.get(items[index].split, 3), items[index].split))
+    """The items in the order of their ids: split "train" first, then "val", "test" and others by
+    name; within a split in source order."""
+    return sorted(
+        range(len(items)),
+        key=lambda index: (SPLIT_RANK.get(items[index].split, 3), items[index].split),
+    )
 
 
 def content_change(samples: Samples, source: Source, order: Sequence[int]) -> str | None:
-    """A sentence on the first sample whose bytes have changed, or None; row r of `samples` is item `order[r]` of `source`."""
+    """A sentence on the first sample whose bytes have changed, or None; row r of `samples` is item
+    `order[r]` of `source`."""
     items = source.items()
     sizes, times = samples.sizes_bytes.tolist(), samples.modified_ns.tolist()
     for row, index in enumerate(order):
@@ -65,8 +85,16 @@ def _annotation_change(samples: Samples, source: Source, order: Sequence[int]) -
     labels = [-1] * len(samples) if samples.labels is None else samples.labels.tolist()
     columns: list[tuple[str, Sequence[Any], Sequence[Any]]] = [
         ("split", samples.splits, [items[index].split for index in order]),
-        ("label", [None if label < 0 else label for label in labels], [source.label(index) for index in order]),
-        ("caption", samples.captions or [None] * len(order), same_type([items[index].caption for index in order])),
+        (
+            "label",
+            [None if label < 0 else label for label in labels],
+            [source.label(index) for index in order],
+        ),
+        (
+            "caption",
+            samples.captions or [None] * len(order),
+            same_type([items[index].caption for index in order]),
+        ),
         ("group", samples.groups or [None] * len(order), [items[index].group for index in order]),
     ]
     for name, was, now in columns:

@@ -1,11 +1,13 @@
-"""The official files of CIFAR-10 and CIFAR-100, with CIFAR-100's superclasses, and of MNIST and its relatives.
+"""The official files of CIFAR-10 and CIFAR-100, with CIFAR-100's superclasses, and of MNIST and its
+relatives.
 
-CIFAR (Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009) comes as pickles, and a pickle is a program. Here it can
-only call the stand-ins below, which record the bytes of an array.
+CIFAR (Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009) comes as pickles,
+and a pickle is a program. Here it can only call the stand-ins below, which record the bytes of an
+array.
 
-MNIST comes as idx files (`train-images-idx3-ubyte` and so on), possibly compressed with gzip: two zero bytes, a type code, the number of
-dimensions, each dimension as a big-endian 32-bit number, then the values. Fashion-MNIST, KMNIST, QMNIST's images and EMNIST use the same
-format.
+MNIST comes as idx files (`train-images-idx3-ubyte` and so on), possibly compressed with gzip: two
+zero bytes, a type code, the number of dimensions, each dimension as a big-endian 32-bit number,
+then the values. Fashion-MNIST, KMNIST, QMNIST's images and EMNIST use the same format.
 """
 
 from __future__ import annotations
@@ -51,15 +53,24 @@ class Layout:
 
 
 CIFAR10 = Layout(
-    "cifar-10-batches-py", tuple(f"data_batch_{n}" for n in range(1, 6)), ("test_batch",), "batches.meta", b"labels", b"label_names"
+    "cifar-10-batches-py",
+    tuple(f"data_batch_{n}" for n in range(1, 6)),
+    ("test_batch",),
+    "batches.meta",
+    b"labels",
+    b"label_names",
 )
-CIFAR100 = Layout("cifar-100-python", ("train",), ("test",), "meta", b"fine_labels", b"fine_label_names")
+CIFAR100 = Layout(
+    "cifar-100-python", ("train",), ("test",), "meta", b"fine_labels", b"fine_label_names"
+)
 
 
 def find_cifar(path: Path) -> tuple[Path, Layout] | None:
-    """Finds the archive, the extracted folder or the folder above it. None if `path` is none of these.
+    """Finds the archive, the extracted folder or the folder above it. None if `path` is none of
+    these.
 
-    Also None for a `.tar` that can't be read to its end, because shards are read as far as possible.
+    Also None for a `.tar` that can't be read to its end, because shards are read as far as
+    possible.
     """
     if path.is_dir():
         for layout in (CIFAR10, CIFAR100):
@@ -73,8 +84,17 @@ def find_cifar(path: Path) -> tuple[Path, Layout] | None:
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         if path.suffix.lower() == ".tar":
             return None
-        raise KinfolkError(f"`{path}` is not a readable archive: {error}; download it again") from error
-    return next(((path, layout) for layout in (CIFAR10, CIFAR100) if names >= {f"{layout.folder}/{name}" for name in layout.files}), None)
+        raise KinfolkError(
+            f"`{path}` is not a readable archive: {error}; download it again"
+        ) from error
+    return next(
+        (
+            (path, layout)
+            for layout in (CIFAR10, CIFAR100)
+            if names >= {f"{layout.folder}/{name}" for name in layout.files}
+        ),
+        None,
+    )
 
 
 def open_cifar(path: Path, layout: Layout) -> ArraySource:
@@ -90,9 +110,15 @@ def open_cifar(path: Path, layout: Layout) -> ArraySource:
         splits: dict[str, tuple[Pixels, Any]] = {}
         for split, parts in (("train", layout.train), ("test", layout.test)):
             images = np.concatenate([_images(loaded[part][b"data"]) for part in parts])
-            splits[split] = images, [int(label) for part in parts for label in loaded[part][layout.labels]]
+            splits[split] = (
+                images,
+                [int(label) for part in parts for label in loaded[part][layout.labels]],
+            )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise KinfolkError(f"`{path}` is not an official CIFAR archive: {type(error).__name__}: {error}; download it again") from error
+        raise KinfolkError(
+            f"`{path}` is not an official CIFAR archive: {type(error).__name__}: {error}; download"
+            " it again"
+        ) from error
     return array_source(splits, name=f"`{path}`", classes=classes)
 
 
@@ -103,7 +129,9 @@ def safe_load(data: bytes, what: str) -> Any:
     except KinfolkError:
         raise
     except Exception as error:  # a broken pickle raises nearly anything
-        raise KinfolkError(f"{what} is not a readable pickle: {type(error).__name__}: {error}; download it again") from error
+        raise KinfolkError(
+            f"{what} is not a readable pickle: {type(error).__name__}: {error}; download it again"
+        ) from error
 
 
 class _Array:
@@ -145,7 +173,10 @@ _ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
-            raise KinfolkError(f"the archive asks to run `{module}.{name}`, which no CIFAR archive does; it is refused, download it again")
+            raise KinfolkError(
+                f"the archive asks to run `{module}.{name}`, which no CIFAR archive does; it is"
+                " refused, download it again"
+            )
         return _ALLOWED[module, name]
 
 
@@ -162,7 +193,9 @@ def _member(archive: tarfile.TarFile, name: str) -> bytes:
     member = archive.getmember(name)
     file = archive.extractfile(member)
     if file is None or member.size > _MAX_BYTES:
-        raise KinfolkError(f"`{name}` in the archive is not a file of a CIFAR archive; download it again")
+        raise KinfolkError(
+            f"`{name}` in the archive is not a file of a CIFAR archive; download it again"
+        )
     return file.read()
 
 
@@ -188,14 +221,23 @@ SUPERCLASSES: dict[str, tuple[str, ...]] = {
     "vehicles_1": ("bicycle", "bus", "motorcycle", "pickup_truck", "train"),
     "vehicles_2": ("lawn_mower", "rocket", "streetcar", "tank", "tractor"),
 }
-_NAME = re.compile(r"(?:(?P<set>.+)-)?(?P<split>train|t10k|test)-(?P<kind>images|labels)[-.]idx[0-9]-ubyte(?:\.gz)?", re.IGNORECASE)
+_NAME = re.compile(
+    r"(?:(?P<set>.+)-)?(?P<split>train|t10k|test)-(?P<kind>images|labels)[-.]idx[0-9]-ubyte(?:\.gz)?",
+    re.IGNORECASE,
+)
 _FOLDERS = (".", "raw", "MNIST/raw", "FashionMNIST/raw", "KMNIST/raw", "EMNIST/raw")
-_TYPES: dict[int, np.dtype[Any]] = {0x08: np.dtype("u1"), 0x09: np.dtype("i1"), 0x0B: np.dtype(">i2"), 0x0C: np.dtype(">i4")}
+_TYPES: dict[int, np.dtype[Any]] = {
+    0x08: np.dtype("u1"),
+    0x09: np.dtype("i1"),
+    0x0B: np.dtype(">i2"),
+    0x0C: np.dtype(">i4"),
+}
 _MOST_COMPRESSED = 1100  # gzip can't compress more than that
 
 
 class IdxFile(NamedTuple):
-    """A file, with the split it belongs to and the set that its name begins with (EMNIST has several in one folder)."""
+    """A file, with the split it belongs to and the set that its name begins with (EMNIST has
+    several in one folder)."""
 
     path: Path
     set_name: str
@@ -204,7 +246,8 @@ class IdxFile(NamedTuple):
 
 
 def find_idx(path: Path) -> dict[str, tuple[Path, Path | None]] | None:
-    """(images, labels or None) of each split, in a folder, in the `raw` folder that torchvision makes, or of one file of images.
+    """(images, labels or None) of each split, in a folder, in the `raw` folder that torchvision
+    makes, or of one file of images.
 
     None where there are no idx files.
     """
@@ -213,7 +256,9 @@ def find_idx(path: Path) -> dict[str, tuple[Path, Path | None]] | None:
         if own is None:
             return None
         if own.kind == "labels":
-            raise KinfolkError(f"`{path}` holds the labels; give the file of images, or the folder of both")
+            raise KinfolkError(
+                f"`{path}` holds the labels; give the file of images, or the folder of both"
+            )
         return {"train": (path, _labels_of(own, _files(path.parent)))}
     for name in _FOLDERS:
         folder = path / name
@@ -223,8 +268,12 @@ def find_idx(path: Path) -> dict[str, tuple[Path, Path | None]] | None:
             continue
         sets = sorted({file.set_name for file in images})
         if len(sets) > 1:
-            raise KinfolkError(f"`{folder}` holds several data sets ({', '.join(sets)}); move the files of one to a folder of their own")
-        images = list({file.split: file for file in reversed(images)}.values())[::-1]  # of a file and its .gz, the file
+            raise KinfolkError(
+                f"`{folder}` holds several data sets ({', '.join(sets)}); move the files of one to"
+                " a folder of their own"
+            )
+        # of a file and its .gz, the file
+        images = list({file.split: file for file in reversed(images)}.values())[::-1]
         return {file.split: (file.path, _labels_of(file, files)) for file in images}
     return None
 
@@ -235,9 +284,14 @@ def open_idx(splits: dict[str, tuple[Path, Path | None]], name: str) -> ArraySou
     for split, (images, labels) in splits.items():
         pixels = read_idx(images)
         if pixels.ndim not in (3, 4) or pixels.dtype != np.uint8:
-            raise KinfolkError(f"`{images}` holds {pixels.dtype} of shape {pixels.shape}; images must be bytes of shape (N, H, W)")
+            raise KinfolkError(
+                f"`{images}` holds {pixels.dtype} of shape {pixels.shape}; images must be bytes of"
+                " shape (N, H, W)"
+            )
         arrays[split] = pixels, None if labels is None else read_idx(labels)
-    modified_ns = max(file.stat().st_mtime_ns for pair in splits.values() for file in pair if file is not None)
+    modified_ns = max(
+        file.stat().st_mtime_ns for pair in splits.values() for file in pair if file is not None
+    )
     return array_source(arrays, name=name, modified_ns=modified_ns)
 
 
@@ -249,18 +303,32 @@ def read_idx(path: Path) -> Pixels:
                 shape, dtype, start = _header(file)
                 size = math.prod(shape) * dtype.itemsize
                 if size > _MOST_COMPRESSED * path.stat().st_size:
-                    raise ValueError(f"its header gives the shape {shape}, for which it is too small")
+                    raise ValueError(
+                        f"its header gives the shape {shape}, for which it is too small"
+                    )
                 data = file.read(size + 1)
             if len(data) != size:
-                raise ValueError(f"it has {'more' if len(data) > size else 'fewer'} bytes than the shape {shape} of its header")
+                raise ValueError(
+                    f"it has {'more' if len(data) > size else 'fewer'} bytes than the shape {shape}"
+                    " of its header"
+                )
             return np.frombuffer(data, dtype).reshape(shape)
         with open(path, "rb") as file:
             shape, dtype, start = _header(file)
         if path.stat().st_size != start + math.prod(shape) * dtype.itemsize:
-            raise ValueError(f"it has {path.stat().st_size:,} bytes, which do not fit the shape {shape} of its header")
-        return np.memmap(path, dtype, "r", start, shape) if math.prod(shape) else np.zeros(shape, dtype)
+            raise ValueError(
+                f"it has {path.stat().st_size:,} bytes, which do not fit the shape {shape} of its"
+                " header"
+            )
+        return (
+            np.memmap(path, dtype, "r", start, shape)
+            if math.prod(shape)
+            else np.zeros(shape, dtype)
+        )
     except Exception as error:  # readers raise nearly anything on a broken file
-        raise KinfolkError(f"`{path}` is not a readable idx file: {first_line(error)}; download it again") from error
+        raise KinfolkError(
+            f"`{path}` is not a readable idx file: {first_line(error)}; download it again"
+        ) from error
 
 
 def _header(file: BinaryIO | gzip.GzipFile) -> tuple[tuple[int, ...], np.dtype[Any], int]:
@@ -268,7 +336,11 @@ def _header(file: BinaryIO | gzip.GzipFile) -> tuple[tuple[int, ...], np.dtype[A
     zero, code, dimensions = struct.unpack(">HBB", file.read(4))
     if zero or code not in _TYPES or not 1 <= dimensions <= 4:
         raise ValueError("it does not begin with the header of whole numbers in 1 to 4 dimensions")
-    return struct.unpack(f">{dimensions}I", file.read(4 * dimensions)), _TYPES[code], 4 + 4 * dimensions
+    return (
+        struct.unpack(f">{dimensions}I", file.read(4 * dimensions)),
+        _TYPES[code],
+        4 + 4 * dimensions,
+    )
 
 
 def _files(folder: Path) -> list[IdxFile]:
@@ -289,5 +361,9 @@ def _parse(path: Path) -> IdxFile | None:
 
 
 def _labels_of(images: IdxFile, files: list[IdxFile]) -> Path | None:
-    found = [file.path for file in files if file.kind == "labels" and (file.set_name, file.split) == (images.set_name, images.split)]
+    found = [
+        file.path
+        for file in files
+        if file.kind == "labels" and (file.set_name, file.split) == (images.set_name, images.split)
+    ]
     return found[0] if found else None

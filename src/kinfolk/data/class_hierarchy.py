@@ -1,16 +1,19 @@
 """A hierarchy of classes, and sources whose labels are replaced by those at a depth of it.
 
-Chen et al., Incremental False Negative Detection for Contrastive Learning, ICLR 2022, appendix D: a class of the data is replaced by its
-ancestor at a depth, or stays if it is above that depth. The root has depth 0, so "whole", "organism", "chordate" and "mammal" are at
-depths 3, 5, 7 and 9 of WordNet, as in the paper.
+Chen et al., Incremental False Negative Detection for Contrastive Learning, ICLR 2022, appendix D: a
+class of the data is replaced by its ancestor at a depth, or stays if it is above that depth. The
+root has depth 0, so "whole", "organism", "chordate" and "mammal" are at depths 3, 5, 7 and 9 of
+WordNet, as in the paper.
 
-The file is CSV or TSV with the header `child,parent` and a line for each class or inner node below the root:
+The file is CSV or TSV with the header `child,parent` and a line for each class or inner node below
+the root:
 
     child,parent
     n02084071,n02083346
     n02083346,n02075296
 
-Names are those of the data's classes: folder names such as WordNet's ids, names of labels, or their numbers if they have no names.
+Names are those of the data's classes: folder names such as WordNet's ids, names of labels, or their
+numbers if they have no names.
 """
 
 from __future__ import annotations
@@ -42,24 +45,32 @@ class Hierarchy:
         >>> animals = Hierarchy({"dog": "mammal", "cat": "mammal", "mammal": "animal", "snail": "animal"}, "animals")
         >>> animals.at(["cat", "dog", "snail"], depth=1)
         ([0, 0, 1], ['mammal', 'snail'])
-    """
+    """  # noqa: E501
 
     def __init__(self, parents: Mapping[str, str], name: str) -> None:
         self.parents, self.name = dict(parents), name
         if not self.parents:
-            raise KinfolkError(f"{name} has no line below its header; each line must name a child and its parent")
+            raise KinfolkError(
+                f"{name} has no line below its header; each line must name a child and its parent"
+            )
         self._refuse_cycle()
         roots = sorted(set(self.parents.values()) - self.parents.keys())
         if len(roots) > 1:
             more = f" and {len(roots) - 3} more" if len(roots) > 3 else ""
             some = ", ".join(shown(repr(root)) for root in roots[:3])
-            raise KinfolkError(f"{name} has {len(roots)} roots ({some}{more}); add a line for each that names a common parent")
+            raise KinfolkError(
+                f"{name} has {len(roots)} roots ({some}{more}); add a line for each that names a"
+                " common parent"
+            )
         self.root = roots[0]
 
     def path(self, node: str) -> list[str]:
         """The nodes from the root to `node`, both included; entry d is the ancestor at depth d."""
         if node not in self.parents and node != self.root:
-            raise KinfolkError(f"the class {node!r} of the data is not in {self.name}; add a line that names its parent")
+            raise KinfolkError(
+                f"the class {node!r} of the data is not in {self.name}; add a line that names its"
+                " parent"
+            )
         found = [node]
         while found[-1] != self.root:
             found.append(self.parents[found[-1]])
@@ -84,21 +95,29 @@ class Hierarchy:
                 if node in walk:
                     steps = [*walk]
                     circle = [*steps[steps.index(node) :], node]
-                    raise KinfolkError(f"{self.name} goes in a circle: {' → '.join(map(shown, circle[:8]))}; a class can't be below itself")
+                    raise KinfolkError(
+                        f"{self.name} goes in a circle: {' → '.join(map(shown, circle[:8]))}; a"
+                        " class can't be below itself"
+                    )
                 walk[node] = None
                 node = self.parents.get(node)
             settled.update(walk)  # `|=` with keys would copy all that is settled
 
 
 def open_hierarchy(spec: str | os.PathLike[str]) -> Hierarchy:
-    """Opens a hierarchy file or the built-in `cifar100` (20 superclasses at depth 1, 100 classes at depth 2)."""
+    """Opens a hierarchy file or the built-in `cifar100` (20 superclasses at depth 1, 100 classes at
+    depth 2)."""
     if spec == "cifar100":
         parents = {fine: coarse for coarse, members in SUPERCLASSES.items() for fine in members}
-        parents |= {fine.removesuffix("_tree"): "trees" for fine in SUPERCLASSES["trees"]}  # some copies of the data shorten them
+        # some copies of the data shorten them
+        parents |= {fine.removesuffix("_tree"): "trees" for fine in SUPERCLASSES["trees"]}
         return Hierarchy({**parents, **dict.fromkeys(SUPERCLASSES, "everything")}, CIFAR100)
     path = Path(spec)
     if not path.is_file():
-        raise UsageError(f"there is no hierarchy file `{spec}`; give a table of child and parent, or {' or '.join(BUILT_IN)}")
+        raise UsageError(
+            f"there is no hierarchy file `{spec}`; give a table of child and parent, or"
+            f" {' or '.join(BUILT_IN)}"
+        )
     name, parents = f"`{path}`", {}
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
@@ -106,23 +125,34 @@ def open_hierarchy(spec: str | os.PathLike[str]) -> Hierarchy:
     except (csv.Error, OSError, UnicodeDecodeError) as error:
         raise KinfolkError(f"{name} is not a readable table: {error}") from error
     if not rows or [cell.strip().lower() for cell in rows[0]] != ["child", "parent"]:
-        raise KinfolkError(f"{name} must begin with a line that names its two columns, `child` and `parent`")
+        raise KinfolkError(
+            f"{name} must begin with a line that names its two columns, `child` and `parent`"
+        )
     for number, row in enumerate(rows[1:], 2):
         cells = [cell.strip() for cell in row]
         if not any(cells):
             continue
         if len(cells) != 2 or not cells[0]:
-            raise KinfolkError(f"line {number} of {name} must hold a child and its parent; it holds {row}")
+            raise KinfolkError(
+                f"line {number} of {name} must hold a child and its parent; it holds {row}"
+            )
         child, parent = cells
         if not parent:
-            raise KinfolkError(f"line {number} of {name} gives {child!r} no parent; name one, or leave the line out if it is the root")
+            raise KinfolkError(
+                f"line {number} of {name} gives {child!r} no parent; name one, or leave the line"
+                " out if it is the root"
+            )
         if parents.setdefault(child, parent) != parent:
-            raise KinfolkError(f"line {number} of {name} gives {child!r} a second parent, {parent!r} beside {parents[child]!r}; keep one")
+            raise KinfolkError(
+                f"line {number} of {name} gives {child!r} a second parent, {parent!r} beside"
+                f" {parents[child]!r}; keep one"
+            )
     return Hierarchy(parents, name)
 
 
 def at_depth(source: Source, hierarchy: str | None, depth: int | None) -> Source:
-    """The source with labels at `depth` of `hierarchy` (see `open_hierarchy`); unchanged if neither is given."""
+    """The source with labels at `depth` of `hierarchy` (see `open_hierarchy`); unchanged if neither
+    is given."""
     if hierarchy is None and depth is None:
         return source
     if hierarchy is None or depth is None:
@@ -132,7 +162,8 @@ def at_depth(source: Source, hierarchy: str | None, depth: int | None) -> Source
 
 @final
 class AtDepth(Source):
-    """A source whose labels are replaced by those at a depth of a hierarchy. Everything else is passed through."""
+    """A source whose labels are replaced by those at a depth of a hierarchy. Everything else is
+    passed through."""
 
     def __init__(self, source: Source, hierarchy: Hierarchy, depth: int) -> None:
         self._source = source
@@ -164,17 +195,22 @@ class AtDepth(Source):
 
 
 def _classes(source: Source, hierarchy: Hierarchy) -> list[str]:
-    """The names of the source's classes: its own, or the numbers of its labels. The numbers of CIFAR-100 are those of its class names in
-    alphabetical order."""
+    """The names of the source's classes: its own, or the numbers of its labels. The numbers of
+    CIFAR-100 are those of its class names in alphabetical order."""
     if source.classes is not None:
         return source.classes
     labels = [item.label for item in source.items() if item.label is not None]
     if not labels:
-        raise UsageError(f"{source.name} has no labels that a hierarchy could replace; give labelled data")
+        raise UsageError(
+            f"{source.name} has no labels that a hierarchy could replace; give labelled data"
+        )
     numbers = [str(number) for number in range(max(labels) + 1)]
     if hierarchy.name != CIFAR100:
         return numbers
     fine = sorted(name for members in SUPERCLASSES.values() for name in members)
     if len(numbers) > len(fine):
-        raise KinfolkError(f"{source.name} has the label {numbers[-1]}, and CIFAR-100 has 100 classes; use a hierarchy of its own")
+        raise KinfolkError(
+            f"{source.name} has the label {numbers[-1]}, and CIFAR-100 has 100 classes; use a"
+            " hierarchy of its own"
+        )
     return fine[: len(numbers)]

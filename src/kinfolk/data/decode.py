@@ -1,4 +1,5 @@
-"""Decoding an image file to uint8 pixels: the header is checked first, and the image is decoded at reduced scale if the format allows it.
+"""Decoding an image file to uint8 pixels: the header is checked first, and the image is decoded at
+reduced scale if the format allows it.
 
 Only numpy and Pillow are imported, so that a worker process starts in a fraction of a second.
 """
@@ -17,8 +18,23 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageFile, UnidentifiedImageError
 
-# Only formats that are decoded in this process; PostScript, for example, would start another program.
-_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF", "TGA", "ICO", "MPO")
+# Only formats that are decoded in this process; PostScript, for example, would start another
+# program.
+_FORMATS = (
+    "JPEG",
+    "PNG",
+    "WEBP",
+    "GIF",
+    "BMP",
+    "DIB",
+    "TIFF",
+    "PPM",
+    "JPEG2000",
+    "AVIF",
+    "TGA",
+    "ICO",
+    "MPO",
+)
 _MAX_FILE_BYTES = 1 << 30
 _ORIENTATION = 0x0112
 _TURNS = {
@@ -60,35 +76,55 @@ class Read(NamedTuple):
     reason: str | None
 
 
-def read_file(place: Place, height: int, width: int, pixel_cap: int, with_digest: bool = True) -> Read:
+def read_file(
+    place: Place, height: int, width: int, pixel_cap: int, with_digest: bool = True
+) -> Read:
     """Reads and decodes one file, or part of one."""
     path, offset, length = (place, 0, None) if isinstance(place, str) else place
     size_bytes = modified_ns = 0
     try:
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
-            size_bytes, modified_ns = status.st_size if length is None else length, status.st_mtime_ns
+            size_bytes, modified_ns = (
+                status.st_size if length is None else length,
+                status.st_mtime_ns,
+            )
             if size_bytes > _MAX_FILE_BYTES:
-                raise RefusedError(f"the file has {size_bytes:,} bytes, more than {_MAX_FILE_BYTES:,}")
+                raise RefusedError(
+                    f"the file has {size_bytes:,} bytes, more than {_MAX_FILE_BYTES:,}"
+                )
             file.seek(offset)
             data = file.read() if length is None else file.read(length)
             if length is not None and len(data) < length:
                 raise RefusedError("truncated: the archive ends within it")
         decoded = decode(data, height, width, pixel_cap)
     except OSError as error:
-        return Read(size_bytes, modified_ns, "", 0, 0, None, f"can't be read: {error.strerror or error}")
+        return Read(
+            size_bytes, modified_ns, "", 0, 0, None, f"can't be read: {error.strerror or error}"
+        )
     except RefusedError as error:
         return Read(size_bytes, modified_ns, "", 0, 0, None, str(error))
-    return Read(size_bytes, modified_ns, digest(data) if with_digest else "", decoded.width, decoded.height, decoded.pixels, None)
+    return Read(
+        size_bytes,
+        modified_ns,
+        digest(data) if with_digest else "",
+        decoded.width,
+        decoded.height,
+        decoded.pixels,
+        None,
+    )
 
 
 def decode(data: bytes | npt.NDArray[Any], height: int, width: int, pixel_cap: int) -> Decoded:
-    """Pixels of `height` × `width` (squashed, not cropped) from a file's bytes or from an image array; raises `RefusedError`."""
+    """Pixels of `height` × `width` (squashed, not cropped) from a file's bytes or from an image
+    array; raises `RefusedError`."""
     if isinstance(data, np.ndarray):
         _check_cap(data.shape[1], data.shape[0], pixel_cap)
         if data.shape == (height, width, 3) and data.dtype == np.uint8:
             return Decoded(data, width, height)
-        image: Image.Image = Image.fromarray(np.ascontiguousarray(data[..., 0] if data.shape[2:] == (1,) else data))
+        image: Image.Image = Image.fromarray(
+            np.ascontiguousarray(data[..., 0] if data.shape[2:] == (1,) else data)
+        )
         return _finish(image, image.size, height, width)
     if not data:
         raise RefusedError("the file is empty (0 bytes)")
@@ -108,7 +144,11 @@ def decode(data: bytes | npt.NDArray[Any], height: int, width: int, pixel_cap: i
     except Exception as error:  # decoders raise nearly anything on a broken file
         text = " ".join(str(error).split()) or type(error).__name__
         raise RefusedError(
-            text if text.startswith("truncated") else f"truncated: {text}" if "truncated" in text else f"can't be decoded: {text}"
+            text
+            if text.startswith("truncated")
+            else f"truncated: {text}"
+            if "truncated" in text
+            else f"can't be decoded: {text}"
         ) from error
 
 
@@ -143,7 +183,8 @@ def digest(data: bytes | npt.NDArray[Any]) -> str:
 
 @contextmanager
 def strict_pillow() -> Iterator[None]:
-    """Uses our pixel cap instead of Pillow's, refuses truncated images and hides warnings; everything is restored afterwards."""
+    """Uses our pixel cap instead of Pillow's, refuses truncated images and hides warnings;
+    everything is restored afterwards."""
     cap, truncated = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
     Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = None, False
     try:
@@ -185,7 +226,10 @@ def _to_bytes(values: npt.NDArray[Any], mode: str) -> npt.NDArray[np.uint8]:
 
 def _check_cap(width: int, height: int, pixel_cap: int) -> None:
     if width * height > pixel_cap:
-        raise RefusedError(f"{width} × {height} pixels ({width * height / 1e6:.1f} MP) are above the cap of {pixel_cap / 1e6:g} MP")
+        raise RefusedError(
+            f"{width} × {height} pixels ({width * height / 1e6:.1f} MP) are above the cap of"
+            f" {pixel_cap / 1e6:g} MP"
+        )
     if width < 1 or height < 1:
         raise RefusedError("the image has no pixels")
 

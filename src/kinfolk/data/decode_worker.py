@@ -1,7 +1,8 @@
-"""The program of a decoding worker: reads file paths from standard input and writes pixels to standard output, as pickles.
+"""The program of a decoding worker: reads file paths from standard input and writes pixels to
+standard output, as pickles.
 
-It is started by its path instead of by `multiprocessing`, which would import the user's main script again in every worker (and run it if it
-has no `__main__` guard), and PyTorch too.
+It is started by its path instead of by `multiprocessing`, which would import the user's main script
+again in every worker (and run it if it has no `__main__` guard), and PyTorch too.
 """
 
 from __future__ import annotations
@@ -43,9 +44,17 @@ def main() -> None:
 
 
 def _write(
-    decode: ModuleType, paths: list[Any], boards: dict[str, mmap.mmap], board: str, first: int, height: int, width: int, pixel_cap: int
+    decode: ModuleType,
+    paths: list[Any],
+    boards: dict[str, mmap.mmap],
+    board: str,
+    first: int,
+    height: int,
+    width: int,
+    pixel_cap: int,
 ) -> list[tuple[Any, ...]]:
-    """Writes pixels to a file that the parent maps too, from row `first` on; the answers then have no pixels."""
+    """Writes pixels to a file that the parent maps too, from row `first` on; the answers then have
+    no pixels."""
     if board not in boards:
         with open(board, "r+b") as file:
             boards[board] = mmap.mmap(file.fileno(), 0)
@@ -59,7 +68,9 @@ def _write(
 
 
 def _load_decode() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("kinfolk_decode", os.path.join(os.path.dirname(os.path.abspath(__file__)), "decode.py"))
+    spec = importlib.util.spec_from_file_location(
+        "kinfolk_decode", os.path.join(os.path.dirname(os.path.abspath(__file__)), "decode.py")
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

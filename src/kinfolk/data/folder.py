@@ -18,7 +18,7 @@ LOG = logging.getLogger("kinfolk.data")
 # Also formats that can't be decoded: better refused by name than left out silently.
 _IMAGE = frozenset(
     """.jpg .jpeg .jpe .jfif .png .apng .webp .gif .bmp .dib .tif .tiff .ppm .pgm .pbm .pnm .jp2 .j2k .jpx .avif .tga .ico .heic .heif .svg
-    .psd .eps .dng .cr2 .nef .arw""".split()  # noqa: SIM905
+    .psd .eps .dng .cr2 .nef .arw""".split()  # noqa: E501, SIM905
 )
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\x00", b"MM\x00*")
 
@@ -27,7 +27,14 @@ _MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\x00
 class FileSource(Source):
     """Samples that are files, found in a folder or listed in a table."""
 
-    def __init__(self, name: str, items: list[Item], paths: list[str], classes: list[str] | None, refused: list[tuple[str, str]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        items: list[Item],
+        paths: list[str],
+        classes: list[str] | None,
+        refused: list[tuple[str, str]],
+    ) -> None:
         self.name, self.classes, self.refused, self.native_size = name, classes, refused, None
         self._items, self._paths = items, paths
 
@@ -57,13 +64,20 @@ class FileSource(Source):
 def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
     """All images below `root`, sorted by their relative path.
 
-    `train/` (or `training/`) at the top, alone or beside `test/`, `testing/`, `val/`, `valid/` or `validation/`, makes splits; otherwise
-    everything is "train". Upper and lower case do not matter.
+    `train/` (or `training/`) at the top, alone or beside `test/`, `testing/`, `val/`, `valid/` or
+    `validation/`, makes splits; otherwise everything is "train". Upper and lower case do not
+    matter.
     """
     try:
-        tops = sorted(entry.name for entry in os.scandir(root) if _is_folder(entry) and not _hidden(entry.name))
+        tops = sorted(
+            entry.name
+            for entry in os.scandir(root)
+            if _is_folder(entry) and not _hidden(entry.name)
+        )
     except OSError as error:
-        raise KinfolkError(f"the folder `{shown(str(root))}` can't be read: {error.strerror}") from error
+        raise KinfolkError(
+            f"the folder `{shown(str(root))}` can't be read: {error.strerror}"
+        ) from error
     splits = {name: SPLITS[name.lower()] for name in tops if name.lower() in SPLITS}
     if "train" not in splits.values() or (len(splits) == 1 and len(tops) > 1):
         splits = {}
@@ -78,26 +92,48 @@ def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
         elif verdict != "image":
             refused.append((key, verdict))
         elif splits and (len(parts) == 1 or parts[0] not in splits):
-            refused.append((key, f"outside the split folders {', '.join(f'{name}/' for name in splits)}"))
+            refused.append(
+                (key, f"outside the split folders {', '.join(f'{name}/' for name in splits)}")
+            )
         else:
             within = parts[1:] if splits else parts
-            found.append((key, path, splits[parts[0]] if splits else "train", _text(within[0]) if len(within) > 1 else None))
+            found.append(
+                (
+                    key,
+                    path,
+                    splits[parts[0]] if splits else "train",
+                    _text(within[0]) if len(within) > 1 else None,
+                )
+            )
     if not found and not refused:
-        raise KinfolkError(f"`{root}` contains no images" + (f", only {others:,} other files" if others else ""))
+        raise KinfolkError(
+            f"`{root}` contains no images" + (f", only {others:,} other files" if others else "")
+        )
     found.sort()
     _refuse_twins([key for key, *_ in found])
     folders = sorted({folder for *_, folder in found if folder is not None})
-    if not labels_from_folders and len(folders) > 1 and all(folder is not None for *_, folder in found):
+    if (
+        not labels_from_folders
+        and len(folders) > 1
+        and all(folder is not None for *_, folder in found)
+    ):
         some = ", ".join(map(shown, folders[:3])) + (", …" if len(folders) > 3 else "")
         LOG.info(
             "%s",
-            f"`{shown(str(root))}` has {len(folders):,} folders ({some}); if they are classes, --labels-from-folders makes them labels",
+            f"`{shown(str(root))}` has {len(folders):,} folders ({some}); if they are classes,"
+            " --labels-from-folders makes them labels",
         )
     classes = folders if labels_from_folders else None
     if classes == []:
-        raise UsageError(f"`labels_from_folders` needs a folder per class below `{root}`; all images are at its top level")
+        raise UsageError(
+            f"`labels_from_folders` needs a folder per class below `{root}`; all images are at its"
+            " top level"
+        )
     index = {name: number for number, name in enumerate(classes or [])}
-    items = [Item(key, index.get(folder) if folder is not None else None, split) for key, _, split, folder in found]
+    items = [
+        Item(key, index.get(folder) if folder is not None else None, split)
+        for key, _, split, folder in found
+    ]
     return FileSource(f"`{root}`", items, [path for _, path, *_ in found], classes, sorted(refused))
 
 
@@ -107,11 +143,16 @@ def is_image_name(name: str) -> bool:
 
 
 def _walk(
-    folder: str, parts: tuple[str, ...], above: tuple[tuple[int, int], ...], refused: list[tuple[str, str]]
+    folder: str,
+    parts: tuple[str, ...],
+    above: tuple[tuple[int, int], ...],
+    refused: list[tuple[str, str]],
 ) -> Iterator[tuple[tuple[str, ...], str, bool]]:
-    """Yields (path parts, path, whether it is certainly a regular file) of every file that is not hidden.
+    """Yields (path parts, path, whether it is certainly a regular file) of every file that is not
+    hidden.
 
-    A link to a folder is followed unless it leads back to one above it. A folder that can't be read is added to `refused`.
+    A link to a folder is followed unless it leads back to one above it. A folder that can't be read
+    is added to `refused`.
     """
     try:
         here = os.stat(folder)
@@ -119,7 +160,9 @@ def _walk(
             return
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
-        refused.append(("/".join(map(_text, parts)) + "/", f"the folder can't be read: {error.strerror}"))
+        refused.append(
+            ("/".join(map(_text, parts)) + "/", f"the folder can't be read: {error.strerror}")
+        )
         return
     above = (*above, (here.st_dev, here.st_ino))
     for entry in entries:
@@ -132,14 +175,19 @@ def _walk(
 
 
 def folders_below(folder: str, above: tuple[tuple[int, int], ...] = ()) -> Iterator[str]:
-    """Yields `folder` and every folder below it whose files `open_folder` lists, including those that can't be read."""
+    """Yields `folder` and every folder below it whose files `open_folder` lists, including those
+    that can't be read."""
     below: list[str] = []
     try:
         here = os.stat(folder)
         if (here.st_dev, here.st_ino) in above:
             return
         above = (*above, (here.st_dev, here.st_ino))
-        below = sorted(entry.path for entry in os.scandir(folder) if _is_folder(entry) and not _hidden(entry.name))
+        below = sorted(
+            entry.path
+            for entry in os.scandir(folder)
+            if _is_folder(entry) and not _hidden(entry.name)
+        )
     except OSError:
         pass
     yield folder
@@ -155,7 +203,8 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _inspect(path: str, plain: bool) -> str:
-    """Returns "image", "other", or the reason why an image file is refused unread. `plain`: it is known to be a regular file."""
+    """Returns "image", "other", or the reason why an image file is refused unread. `plain`: it is
+    known to be a regular file."""
     extension = os.path.splitext(path)[1].lower()
     try:
         if not plain and not stat.S_ISREG(os.stat(path).st_mode):
@@ -167,8 +216,16 @@ def _inspect(path: str, plain: bool) -> str:
     except OSError as error:
         if extension not in _IMAGE:
             return "other"
-        return "a link to a file that does not exist" if os.path.islink(path) else f"can't be read: {error.strerror}"
-    return "image" if head.startswith(_MAGIC) or (head[:4] == b"RIFF" and head[8:] == b"WEBP") else "other"
+        return (
+            "a link to a file that does not exist"
+            if os.path.islink(path)
+            else f"can't be read: {error.strerror}"
+        )
+    return (
+        "image"
+        if head.startswith(_MAGIC) or (head[:4] == b"RIFF" and head[8:] == b"WEBP")
+        else "other"
+    )
 
 
 def _hidden(name: str) -> bool:
@@ -176,11 +233,15 @@ def _hidden(name: str) -> bool:
 
 
 def _text(name: str) -> str:
-    """A file name as text that every table can hold: bytes that are not UTF-8 are shown as \\xNN."""
+    """A file name as text that every table can hold: bytes that are not UTF-8 are shown as
+    \\xNN."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _refuse_twins(keys: list[str]) -> None:
     for first, second in pairwise(keys):
         if first == second:
-            raise KinfolkError(f"two files have the same name once written as text, `{shown(first)}`; rename one of them")
+            raise KinfolkError(
+                f"two files have the same name once written as text, `{shown(first)}`; rename one"
+                " of them"
+            )

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 @final
 class ImageData:
-    """All images as uint8, in memory, memory-mapped or streamed. After construction, image files are opened only for streamed data.
+    """All images as uint8, in memory, memory-mapped or streamed. After construction, image files
+    are opened only for streamed data.
 
     Args:
         samples: the table of samples. Ids are positions; training samples come first.
         cache: (R, H, W, 3) uint8; for streamed data, the reader of images.
-        rows: (N,) the row of the cache of each sample, if samples share images; None: sample i is row i.
+        rows: (N,) the row of the cache of each sample, if samples share images; None: sample i is
+            row i.
         quarantine: (path, reason) of every refused image.
 
     Attributes:
@@ -36,22 +38,41 @@ class ImageData:
     folder: Path | None = None
     verify: Callable[[Tensor], None] | None = None
 
-    def __init__(self, samples: Samples, cache: Tensor | StreamedPixels, rows: Tensor | None, quarantine: list[tuple[str, str]]) -> None:
+    def __init__(
+        self,
+        samples: Samples,
+        cache: Tensor | StreamedPixels,
+        rows: Tensor | None,
+        quarantine: list[tuple[str, str]],
+    ) -> None:
         self.samples, self.quarantine, self.rows = samples, quarantine, rows
         self.stream = None if isinstance(cache, Tensor) else cache
-        self._cache = cache if isinstance(cache, Tensor) else torch.empty((0, *cache.shape[1:]), dtype=torch.uint8)
+        self._cache = (
+            cache
+            if isinstance(cache, Tensor)
+            else torch.empty((0, *cache.shape[1:]), dtype=torch.uint8)
+        )
         self.height, self.width = int(cache.shape[1]), int(cache.shape[2])
         self.num_train = samples.num_train
         self.classes = samples.classes
-        self.labels = None if samples.labels is None else torch.from_numpy(samples.labels.astype(np.int64))
-        self.groups = None if samples.group_ids is None else torch.from_numpy(samples.group_ids.astype(np.int64))
+        self.labels = (
+            None if samples.labels is None else torch.from_numpy(samples.labels.astype(np.int64))
+        )
+        self.groups = (
+            None
+            if samples.group_ids is None
+            else torch.from_numpy(samples.group_ids.astype(np.int64))
+        )
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def __repr__(self) -> str:
         size, refused = f"{self.height} × {self.width}", f"{len(self.quarantine):,} refused"
-        return f"<ImageData of {len(self):,} images ({self.num_train:,} for training), {size}, {refused}>"
+        return (
+            f"<ImageData of {len(self):,} images ({self.num_train:,} for training), {size},"
+            f" {refused}>"
+        )
 
     def pixels(self, ids: Tensor) -> Tensor:
         """(B, H, W, 3) uint8, contiguous: the images of `ids` (B,), in one gather."""
@@ -72,15 +93,23 @@ class ImageData:
         return found
 
     def distinct(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """(I,) positions in `ids` (B,) of the first sample of each distinct image, and (B,) which of these each is a copy of."""
-        if self.stream is not None:  # their bytes are not known in advance, so each counts as distinct
+        """(I,) positions in `ids` (B,) of the first sample of each distinct image, and (B,) which
+        of these each is a copy of."""
+        # their bytes are not known in advance, so each counts as distinct
+        if self.stream is not None:
             return torch.arange(len(ids)), torch.arange(len(ids))
         contents = TextColumn.of(self.samples.digests).numbers[ids.cpu().numpy()]
         numbers, of_B = torch.unique(torch.from_numpy(contents), return_inverse=True)
-        return torch.full_like(numbers, len(ids)).scatter_reduce(0, of_B, torch.arange(len(ids)), "amin"), of_B
+        return (
+            torch.full_like(numbers, len(ids)).scatter_reduce(
+                0, of_B, torch.arange(len(ids)), "amin"
+            ),
+            of_B,
+        )
 
     def once(self, ids: Tensor) -> Tensor:
-        """`ids` without later copies of the same image, in their order: copies must not test each other."""
+        """`ids` without later copies of the same image, in their order: copies must not test each
+        other."""
         return ids[self.distinct(ids)[0].sort().values.to(ids.device)]
 
     def aspect(self, ids: Tensor) -> Tensor:
@@ -88,5 +117,8 @@ class ImageData:
         if self.stream is not None:
             return self.stream.aspect(ids.cpu())
         rows = ids.cpu().numpy()
-        widths, heights = (torch.from_numpy(sides[rows].astype(np.float32)) for sides in (self.samples.widths, self.samples.heights))
+        widths, heights = (
+            torch.from_numpy(sides[rows].astype(np.float32))
+            for sides in (self.samples.widths, self.samples.heights)
+        )
         return widths / heights

@@ -1,6 +1,7 @@
 """Opening a data source by its name, its path or its object.
 
-Two sources are defined here because they are short: scikit-learn's handwritten digits and any map-style `Dataset`.
+Two sources are defined here because they are short: scikit-learn's handwritten digits and any
+map-style `Dataset`.
 """
 
 from __future__ import annotations
@@ -45,27 +46,41 @@ def open_source(
     """Opens a data source by its name, its path or its object.
 
     Args:
-        spec: "digits"; or a path: of an image folder, a `.npz` / `.npy` file, a `.csv` / `.tsv` / `.parquet` table, the official
-            CIFAR-10/100 archive (python version; `.tar.gz` or extracted), MNIST's idx files, a folder of Hugging Face `datasets`, or
-            webdataset shards (a `.tar`, a folder of them, or a pattern such as `shards/{000..331}.tar`); or an array or tensor of images;
-            or (images, labels), two arrays; or a map-style `Dataset`, or a mapping from split to
-            `Dataset`.
+        spec: "digits"; or a path: of an image folder, a `.npz` / `.npy` file, a `.csv` / `.tsv` /
+            `.parquet` table, the official CIFAR-10/100 archive (python version; `.tar.gz` or
+            extracted), MNIST's idx files, a folder of Hugging Face `datasets`, or webdataset shards
+            (a `.tar`, a folder of them, or a pattern such as `shards/{000..331}.tar`); or an array
+            or tensor of images; or (images, labels), two arrays; or a map-style `Dataset`, or a
+            mapping from split to `Dataset`.
         labels: of an array, a tensor or a `.npy` file.
-        labels_from_folders: use the first folder (below `train/`, `test/` …) of each file as its class. An error if `spec` is not a
-            folder of images; None: only if it is one.
-        image_column, caption_column, label_column, group_column, split_column: names of a table's columns. Columns named "caption",
-            "label", "group" and "split" are used if they exist; a column that is named here must exist.
+        labels_from_folders: use the first folder (below `train/`, `test/` …) of each file as its
+            class. An error if `spec` is not a folder of images; None: only if it is one.
+        image_column, caption_column, label_column, group_column, split_column: names of a table's
+            columns. Columns named "caption", "label", "group" and "split" are used if they exist; a
+            column that is named here must exist.
         index_dir: a cache folder in which `Source.keep` may have written an index of shards.
     """
     if isinstance(spec, tuple) and len(spec) == 2 and labels is None:
         spec, labels = spec
         if not isinstance(spec, np.ndarray | torch.Tensor):
-            raise UsageError(f"(images, labels) must be two arrays or tensors; the images are {type(spec).__name__}")
+            raise UsageError(
+                "(images, labels) must be two arrays or tensors; the images are"
+                f" {type(spec).__name__}"
+            )
     is_path = isinstance(spec, str | os.PathLike)
-    if labels is not None and not isinstance(spec, np.ndarray | torch.Tensor) and not (is_path and str(spec).lower().endswith(".npy")):
-        raise UsageError("`labels` belong to an array or a .npy file; other sources bring their own")
+    if (
+        labels is not None
+        and not isinstance(spec, np.ndarray | torch.Tensor)
+        and not (is_path and str(spec).lower().endswith(".npy"))
+    ):
+        raise UsageError(
+            "`labels` belong to an array or a .npy file; other sources bring their own"
+        )
     if labels_from_folders and (not is_path or spec == "digits" or Path(str(spec)).is_file()):
-        raise UsageError(f"`labels_from_folders` needs a folder of images, not {shown(str(spec)) if is_path else type(spec).__name__}")
+        raise UsageError(
+            "`labels_from_folders` needs a folder of images, not"
+            f" {shown(str(spec)) if is_path else type(spec).__name__}"
+        )
     if isinstance(spec, torch.Tensor):
         spec = spec.detach().cpu().numpy()
     if isinstance(spec, np.ndarray):
@@ -85,14 +100,18 @@ def open_source(
         return open_idx(idx, f"`{path}`")
     if (tables := find_hugging_face(path, image_column)) is not None:
         if labels_from_folders:
-            raise UsageError(f"`labels_from_folders` needs a folder of images; `{path}` holds tables of images, whose labels are a column")
+            raise UsageError(
+                f"`labels_from_folders` needs a folder of images; `{path}` holds tables of images,"
+                " whose labels are a column"
+            )
         return open_hugging_face(tables, f"`{path}`", columns)
     if kind == "folder" or kind.endswith((".tar.gz", ".tgz", ".tar")):
         if (found := find_cifar(path)) is not None:
             return open_cifar(*found)
         if kind.endswith((".tar.gz", ".tgz")):
             raise KinfolkError(
-                f"`{path}` is not an official CIFAR-10 or CIFAR-100 archive (python version); unpack it and give the folder, or the .tar"
+                f"`{path}` is not an official CIFAR-10 or CIFAR-100 archive (python version);"
+                " unpack it and give the folder, or the .tar"
             )
         if shards_of := find_shards(path):
             return open_shards(shards_of, f"`{path}`", index_dir)
@@ -105,12 +124,16 @@ def open_source(
         raise UsageError(f"`{path}` is an archive; unpack it and give the folder")
     if is_image_name(kind):
         raise UsageError(f"`{path}` is a single image; give the folder that holds all images")
-    known = ".npz, .npy, .csv, .tsv, .parquet, an idx file of MNIST, a CIFAR archive (.tar.gz) or webdataset shards (.tar)"
+    known = (
+        ".npz, .npy, .csv, .tsv, .parquet, an idx file of MNIST, a CIFAR archive (.tar.gz) or"
+        " webdataset shards (.tar)"
+    )
     raise UsageError(f"`{path}` must be a folder, {known}")
 
 
 def _where_else(path: Path) -> str:
-    """What to do about a path that does not exist: the archive of a known data set, or a similar name in the same folder."""
+    """What to do about a path that does not exist: the archive of a known data set, or a similar
+    name in the same folder."""
     if str(path).lower() in ("cifar10", "cifar100", "mnist"):
         return "; download it and give the path of its files"
     try:
@@ -121,14 +144,17 @@ def _where_else(path: Path) -> str:
 
 
 def typical_side(source: Source) -> int | None:
-    """The median length of the shorter side over up to 16 images spread over the source; None if none of them can be read.
+    """The median length of the shorter side over up to 16 images spread over the source; None if
+    none of them can be read.
 
     Training derives its image size from it if the user gives none.
     """
     if source.native_size is not None:
         return min(source.native_size)
     number = len(source.items())
-    probed = [_shorter_side(source, index) for index in range(0, number, max(1, number // _NUM_PROBED))]
+    probed = [
+        _shorter_side(source, index) for index in range(0, number, max(1, number // _NUM_PROBED))
+    ]
     sides = [side for side in probed if side is not None]
     return round(statistics.median(sides)) if sides else None
 
@@ -150,7 +176,8 @@ def _shorter_side(source: Source, index: int) -> int | None:
 def digits() -> ArraySource:
     """1,797 handwritten digits, 8 × 8, 10 classes; every fifth image of each class is a test image.
 
-    Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI 1998; the copy in scikit-learn.
+    Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI 1998; the copy in
+    scikit-learn.
     """
     from sklearn.datasets import load_digits
 
@@ -160,13 +187,17 @@ def digits() -> ArraySource:
     is_test = np.zeros(len(labels), dtype=bool)
     for label in range(10):
         is_test[np.flatnonzero(labels == label)[4::5]] = True
-    splits = {"train": (images[~is_test], labels[~is_test]), "test": (images[is_test], labels[is_test])}
+    splits = {
+        "train": (images[~is_test], labels[~is_test]),
+        "test": (images[is_test], labels[is_test]),
+    }
     return array_source(splits, name="digits", classes=[str(label) for label in range(10)])
 
 
 @final
 class DatasetSource(Source):
-    """One map-style data set per split. An item is an image or (image, label, …); an image is a PIL image, an array or a tensor.
+    """One map-style data set per split. An item is an image or (image, label, …); an image is a PIL
+    image, an array or a tensor.
 
     The same index must give the same image each time, so leave augmentation to the views.
     """
@@ -174,11 +205,17 @@ class DatasetSource(Source):
     def __init__(self, splits: Mapping[str, Any]) -> None:
         self.name = f"the {type(next(iter(splits.values()))).__name__}"
         self.refused, self.native_size = [], None
-        self._items = [Item(f"{split}/{row}", None, split_name(split)) for split, data in splits.items() for row in range(len(data))]
+        self._items = [
+            Item(f"{split}/{row}", None, split_name(split))
+            for split, data in splits.items()
+            for row in range(len(data))
+        ]
         self._places = [(data, row) for data in splits.values() for row in range(len(data))]
         self._labels: dict[int, int] = {}
         classes = getattr(next(iter(splits.values())), "classes", None)
-        self.classes = [str(name) for name in classes] if isinstance(classes, list | tuple) else None
+        self.classes = (
+            [str(name) for name in classes] if isinstance(classes, list | tuple) else None
+        )
 
     def items(self) -> list[Item]:
         return self._items
@@ -186,7 +223,11 @@ class DatasetSource(Source):
     def load(self, index: int) -> Pixels:
         data, row = self._places[index]
         item = data[row]
-        image, label = (item[0], item[1] if len(item) > 1 else None) if isinstance(item, tuple | list) else (item, None)
+        image, label = (
+            (item[0], item[1] if len(item) > 1 else None)
+            if isinstance(item, tuple | list)
+            else (item, None)
+        )
         if label is not None:
             self._labels[index] = _whole_number(label, self.name)
         return _to_pixels(image, self.name)
@@ -206,7 +247,10 @@ def dataset_source(splits: Mapping[str, Any]) -> DatasetSource:
     """Wraps the data sets of `splits`."""
     for data in splits.values():
         if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
-            raise UsageError(f"`data` ({type(data).__name__}) must be a path, an array or a map-style Dataset with __len__ and __getitem__")
+            raise UsageError(
+                f"`data` ({type(data).__name__}) must be a path, an array or a map-style Dataset"
+                " with __len__ and __getitem__"
+            )
     if not splits or sum(len(data) for data in splits.values()) == 0:
         raise KinfolkError("the Dataset is empty")
     return DatasetSource(splits)
@@ -221,16 +265,25 @@ def _to_pixels(image: Any, name: str) -> Pixels:
         from kinfolk.data.decode import to_rgb
 
         if not isinstance(image, Image.Image):
-            raise KinfolkError(f"{name} gives a {type(image).__name__}; an item must be an image (PIL, array, tensor) or (image, label)")
+            raise KinfolkError(
+                f"{name} gives a {type(image).__name__}; an item must be an image (PIL, array,"
+                " tensor) or (image, label)"
+            )
         return np.asarray(to_rgb(image))
     if image.ndim not in (2, 3):
-        raise KinfolkError(f"an image has the shape {image.shape}; it must be (H, W), (H, W, 3) or (3, H, W)")
+        raise KinfolkError(
+            f"an image has the shape {image.shape}; it must be (H, W), (H, W, 3) or (3, H, W)"
+        )
     images = find_layout(image[None], "the image")
     return find_scale(images, "the image")(images[0])
 
 
 def _whole_number(label: Any, name: str) -> int:
-    value = label.item() if isinstance(label, torch.Tensor | np.ndarray | np.generic) and np.size(label) == 1 else label
+    value = (
+        label.item()
+        if isinstance(label, torch.Tensor | np.ndarray | np.generic) and np.size(label) == 1
+        else label
+    )
     try:
         if int(value) == value:
             return int(value)

@@ -1,9 +1,10 @@
 """Decoded pixels, in memory or in a cache folder that a later run finds again.
 
-In a cache folder `index.json` names a pixel file, its checksums and a table of samples. All are written under temporary names and renamed,
-the index last, so a half-written cache is never used. The index holds digests of the two small files and of itself; pixels have a checksum
-for each 64 KiB. A small cache is verified completely when it is opened, and written again if it is damaged; each part of a large one is
-verified when it is first read.
+In a cache folder `index.json` names a pixel file, its checksums and a table of samples. All are
+written under temporary names and renamed, the index last, so a half-written cache is never used.
+The index holds digests of the two small files and of itself; pixels have a checksum for each 64
+KiB. A small cache is verified completely when it is opened, and written again if it is damaged;
+each part of a large one is verified when it is first read.
 """
 
 from __future__ import annotations
@@ -31,11 +32,20 @@ from torch import Tensor
 
 from kinfolk.data.sample_table import Samples
 from kinfolk.errors import KinfolkError
-from kinfolk.files import UNFINISHED, DamagedFileError, explain_write_errors, is_running, move_into_place, write_atomically, write_text
+from kinfolk.files import (
+    UNFINISHED,
+    DamagedFileError,
+    explain_write_errors,
+    is_running,
+    move_into_place,
+    write_atomically,
+    write_text,
+)
 
 
 def available_memory() -> int:
-    """Bytes of memory this process can still use: what the system reports, or less if a control group limits it."""
+    """Bytes of memory this process can still use: what the system reports, or less if a control
+    group limits it."""
     return min(_of_system(), _of_group(Path("/sys/fs/cgroup")))
 
 
@@ -55,7 +65,9 @@ def _of_system() -> int:
 def _of_group(folder: Path) -> int:
     try:
         limit = (folder / "memory.max").read_text().strip()
-        return int(limit) - int((folder / "memory.current").read_text()) if limit != "max" else 1 << 62
+        return (
+            int(limit) - int((folder / "memory.current").read_text()) if limit != "max" else 1 << 62
+        )
     except (OSError, ValueError):
         return 1 << 62
 
@@ -90,7 +102,8 @@ class MemoryStore:
 class FileStore:
     """Rows appended to a file, which gets its name only when it is finished.
 
-    The file is written instead of mapped while it grows, so that a full disk causes an error message and not a crash.
+    The file is written instead of mapped while it grows, so that a full disk causes an error
+    message and not a crash.
     """
 
     def __init__(self, folder: Path | None, rows: int, height: int, width: int) -> None:
@@ -101,7 +114,9 @@ class FileStore:
         needed, free = rows * height * width * 3, shutil.disk_usage(folder).free
         if needed > free:
             sizes = f"needs {needed / 1e9:.1f} GB and `{folder}` has {free / 1e9:.1f} GB"
-            raise KinfolkError(f"the pixel cache {sizes}; give another `cache_dir` or a smaller image size")
+            raise KinfolkError(
+                f"the pixel cache {sizes}; give another `cache_dir` or a smaller image size"
+            )
         self.path = folder / f"kinfolk-{_host()}-{os.getpid()}-{secrets.token_hex(4)}.part"
         self._file = open(self.path, "wb")  # noqa: SIM115 - closed by close_as, finish or abandon
         self.checksums = Checksums(chunk_rows(height * width * 3))
@@ -114,7 +129,8 @@ class FileStore:
         except OSError as error:
             self.abandon()
             raise KinfolkError(
-                f"the pixel cache in `{self.path.parent}` can't be written: {error.strerror}; give another `cache_dir`"
+                f"the pixel cache in `{self.path.parent}` can't be written: {error.strerror}; give"
+                " another `cache_dir`"
             ) from error
         self.checksums.add(data)
         self.rows += 1
@@ -158,7 +174,9 @@ class Checksums:
 
     def values(self) -> npt.NDArray[np.uint32]:
         """The checksums of all chunks; the last chunk may be shorter."""
-        return np.array([*self._done, *([self._last] if self._added % self.rows else [])], dtype="<u4")
+        return np.array(
+            [*self._done, *([self._last] if self._added % self.rows else [])], dtype="<u4"
+        )
 
 
 @final
@@ -172,7 +190,9 @@ class Verify:
         checksums: CRC-32 of each chunk.
     """
 
-    def __init__(self, path: Path, cache: Tensor, rows: int, checksums: npt.NDArray[np.uint32]) -> None:
+    def __init__(
+        self, path: Path, cache: Tensor, rows: int, checksums: npt.NDArray[np.uint32]
+    ) -> None:
         self.path, self._array, self._rows, self._checksums = path, cache.numpy(), rows, checksums
         self._good = np.zeros(len(checksums), dtype=bool)
 
@@ -183,8 +203,9 @@ class Verify:
             start = chunk * self._rows
             if zlib.crc32(self._array[start : start + self._rows].data) != self._checksums[chunk]:
                 raise KinfolkError(
-                    f"the pixel cache {self.path} is damaged around image {start}; remove the folder {self.path.parent} and start again "
-                    "(with --resume in a run): the images are then read again"
+                    f"the pixel cache {self.path} is damaged around image {start}; remove the"
+                    f" folder {self.path.parent} and start again (with --resume in a run): the"
+                    " images are then read again"
                 )
             self._good[chunk] = True
 
@@ -198,12 +219,14 @@ class Verify:
 
 
 def chunk_rows(row_bytes: int) -> int:
-    """Number of rows in a chunk of about 64 KiB, so that reading one image does not mean reading many."""
+    """Number of rows in a chunk of about 64 KiB, so that reading one image does not mean reading
+    many."""
     return max(1, _CHUNK // max(1, row_bytes))
 
 
 def map_pixels(path: Path, rows: int, height: int, width: int) -> Tensor:
-    """A finished file as a tensor (rows, H, W, 3). Read only, so that several processes share the pages."""
+    """A finished file as a tensor (rows, H, W, 3). Read only, so that several processes share the
+    pages."""
     if path.stat().st_size != rows * height * width * 3:
         raise OSError(f"{path} has not the size of {rows} images of {height} x {width}")
     array = np.memmap(path, dtype=np.uint8, mode="r", shape=(rows, height, width, 3))
@@ -252,12 +275,15 @@ class CacheFolder:
     """The folder below `root` for one combination of source, size and pixel cap."""
 
     def __init__(self, root: str | Path, **setting: int | str) -> None:
-        name = hashlib.blake2b(json.dumps([_VERSION, setting], sort_keys=True).encode(), digest_size=8).hexdigest()
+        name = hashlib.blake2b(
+            json.dumps([_VERSION, setting], sort_keys=True).encode(), digest_size=8
+        ).hexdigest()
         self.path = Path(root) / f"pixels-{name}"
         self.verify: Verify | None = None
 
     def find(self, agrees: Callable[[Contents], bool]) -> tuple[Contents, Tensor] | None:
-        """The contents and the memory-mapped pixels (R, H, W, 3), if the cache is complete and `agrees` accepts its contents."""
+        """The contents and the memory-mapped pixels (R, H, W, 3), if the cache is complete and
+        `agrees` accepts its contents."""
         index = self._index()
         if index is None:
             return None
@@ -279,16 +305,28 @@ class CacheFolder:
     def publish(self, store: FileStore, contents: Contents) -> Tensor:
         """Replaces the cache by a filled store."""
         old = self._index()
-        content = hashlib.blake2b("".join(contents.samples.digests).encode(), digest_size=8).hexdigest()
-        names = {"pixels": f"{content}.u8", "samples": f"{content}.parquet", "checksums": f"{content}.crc32"}
+        content = hashlib.blake2b(
+            "".join(contents.samples.digests).encode(), digest_size=8
+        ).hexdigest()
+        names = {
+            "pixels": f"{content}.u8",
+            "samples": f"{content}.parquet",
+            "checksums": f"{content}.crc32",
+        }
         shape = store.close_as(self.path / names["pixels"])
         checksums = store.checksums.values().tobytes()
         write_atomically(self.path / names["checksums"], lambda file: file.write(checksums))
         contents.samples.to_parquet(self.path / names["samples"])
-        digests = {name: _digest((self.path / names[name]).read_bytes()) for name in ("samples", "checksums")}
+        digests = {
+            name: _digest((self.path / names[name]).read_bytes())
+            for name in ("samples", "checksums")
+        }
         index = {**names, "shape": shape, "chunk": store.checksums.rows, "digests": digests}
         index |= {"unread": contents.unread, "refused": contents.refused}
-        write_text(self.path / "index.json", json.dumps({"digest": _digest(json.dumps(index).encode()), **index}))
+        write_text(
+            self.path / "index.json",
+            json.dumps({"digest": _digest(json.dumps(index).encode()), **index}),
+        )
         for name in {old[kind] for kind in names} - set(names.values()) if old is not None else ():
             (self.path / name).unlink(missing_ok=True)
         cache = map_pixels(self.path / names["pixels"], *shape)
@@ -300,7 +338,8 @@ class CacheFolder:
 
 
 def map_cache(folder: Path) -> tuple[Tensor, Verify] | None:
-    """The memory-mapped pixels (R, H, W, 3) of a complete cache and their `Verify`; None if there is no such cache."""
+    """The memory-mapped pixels (R, H, W, 3) of a complete cache and their `Verify`; None if there
+    is no such cache."""
     index = _index_of(folder)
     if index is None:
         return None
@@ -311,8 +350,12 @@ def map_cache(folder: Path) -> tuple[Tensor, Verify] | None:
 def _verify(folder: Path, index: dict[str, Any], cache: Tensor) -> Verify:
     checksums = (folder / index["checksums"]).read_bytes()
     if _digest(checksums) != index["digests"]["checksums"]:
-        raise DamagedFileError(f"{folder / index['checksums']} is damaged: its bytes do not match its digest")
-    return Verify(folder / index["pixels"], cache, int(index["chunk"]), np.frombuffer(checksums, dtype="<u4"))
+        raise DamagedFileError(
+            f"{folder / index['checksums']} is damaged: its bytes do not match its digest"
+        )
+    return Verify(
+        folder / index["pixels"], cache, int(index["chunk"]), np.frombuffer(checksums, dtype="<u4")
+    )
 
 
 def _index_of(folder: Path) -> dict[str, Any] | None:

@@ -1,8 +1,9 @@
 """Preparing data: every image is read, checked and decoded once, into pixels by sample id.
 
-`prepare` is the entry point. `Roster` turns the items of a source and the results of reading them into the table of samples. `hand_over`
-and `take_over` pass prepared data to the other processes of a training, which map its table and pixels and never list the source (which
-would take about 1,500 bytes per sample for a while). Refused images are written to a quarantine file.
+`prepare` is the entry point. `Roster` turns the items of a source and the results of reading them
+into the table of samples. `hand_over` and `take_over` pass prepared data to the other processes of
+a training, which map its table and pixels and never list the source (which would take about 1,500
+bytes per sample for a while). Refused images are written to a quarantine file.
 """
 
 from __future__ import annotations
@@ -28,12 +29,26 @@ from kinfolk.data.change_detection import arrange, content_change
 from kinfolk.data.decode import Read, RefusedError, decode, digest, read_file, strict_pillow
 from kinfolk.data.images import ImageData
 from kinfolk.data.labels import group_ids
-from kinfolk.data.pixel_cache import CacheFolder, Contents, FileStore, MemoryStore, available_memory, map_cache
+from kinfolk.data.pixel_cache import (
+    CacheFolder,
+    Contents,
+    FileStore,
+    MemoryStore,
+    available_memory,
+    map_cache,
+)
 from kinfolk.data.sample_table import Samples
 from kinfolk.data.source import Source
 from kinfolk.data.workers import default_workers, read_files
 from kinfolk.errors import KinfolkError, UsageError, csv_text, shown, unescaped
-from kinfolk.files import append_line, first_line, read_sealed_text, write_atomically, write_sealed_text, write_text
+from kinfolk.files import (
+    append_line,
+    first_line,
+    read_sealed_text,
+    write_atomically,
+    write_sealed_text,
+    write_text,
+)
 
 __all__ = ["ImageData", "prepare"]
 
@@ -57,14 +72,16 @@ def prepare(
 ) -> ImageData:
     """Reads every image once. Bad images are refused with a reason, never replaced.
 
-    Images are squashed to `image_size` × `image_size` (`ImageData.aspect` returns the original shape). Arrays of one size keep it if no
-    side is above 64 or `image_size`. Pixels are kept in memory if they take less than half of the free memory, and in a memory-mapped
-    file otherwise, or if `shared`, or if `cache_dir` is given and they take more than 64 MiB. A complete file in `cache_dir` for the
-    same images is used instead of decoding again. If several processes prepare the same cache, one writes it and the others wait.
+    Images are squashed to `image_size` × `image_size` (`ImageData.aspect` returns the original
+    shape). Arrays of one size keep it if no side is above 64 or `image_size`. Pixels are kept in
+    memory if they take less than half of the free memory, and in a memory-mapped file otherwise, or
+    if `shared`, or if `cache_dir` is given and they take more than 64 MiB. A complete file in
+    `cache_dir` for the same images is used instead of decoding again. If several processes prepare
+    the same cache, one writes it and the others wait.
 
     Args:
-        workers: processes that decode files; None: one per processor; 0: none. They are not used for fewer than 64 files, arrays and
-            Datasets.
+        workers: processes that decode files; None: one per processor; 0: none. They are not used
+            for fewer than 64 files, arrays and Datasets.
         pixel_cap: largest width × height, read from the header.
         progress: show a progress bar, if there is a terminal.
         shared: several processes on this machine will use the same pixels; needs `cache_dir`.
@@ -79,9 +96,19 @@ def prepare(
     if cache_dir is not None:
         source.keep(cache_dir)
     height, width = cached_size(source.native_size, image_size)
-    folder = None if cache_dir is None else CacheFolder(cache_dir, source=source.name, height=height, width=width, pixel_cap=pixel_cap)
+    folder = (
+        None
+        if cache_dir is None
+        else CacheFolder(
+            cache_dir, source=source.name, height=height, width=width, pixel_cap=pixel_cap
+        )
+    )
     num_bytes = len(roster.images) * height * width * 3
-    in_memory = num_bytes < available_memory() // 2 and not shared and (folder is None or num_bytes <= _SMALL_BYTES)
+    in_memory = (
+        num_bytes < available_memory() // 2
+        and not shared
+        and (folder is None or num_bytes <= _SMALL_BYTES)
+    )
     with ExitStack() as held:
         found = None if folder is None else folder.find(roster.agrees)
         if found is None and folder is not None and not in_memory:
@@ -96,7 +123,9 @@ def prepare(
             store = (
                 MemoryStore(len(roster.images), height, width)
                 if in_memory
-                else FileStore(None if folder is None else folder.path, len(roster.images), height, width)
+                else FileStore(
+                    None if folder is None else folder.path, len(roster.images), height, width
+                )
             )
             found = _decode(roster, results, store, folder, progress)
     data = roster.image_data(*found, keep)
@@ -106,18 +135,28 @@ def prepare(
 
 
 def _decode(
-    roster: Roster, results: Generator[Read, None, None], store: MemoryStore | FileStore, folder: CacheFolder | None, progress: bool
+    roster: Roster,
+    results: Generator[Read, None, None],
+    store: MemoryStore | FileStore,
+    folder: CacheFolder | None,
+    progress: bool,
 ) -> tuple[Contents, Tensor]:
     """Adds every decoded image to the store; returns what the cache records and the pixels."""
     try:
         reads = []
         with strict_pillow(), closing(results):
-            for read in show_progress(results, len(roster.images), "Reading images", enabled=progress):
+            for read in show_progress(
+                results, len(roster.images), "Reading images", enabled=progress
+            ):
                 if read.pixels is not None:
                     store.add(read.pixels)
                 reads.append(read._replace(pixels=None))
         contents = roster.contents(reads)
-        cache = folder.publish(store, contents) if folder is not None and isinstance(store, FileStore) else store.finish()
+        cache = (
+            folder.publish(store, contents)
+            if folder is not None and isinstance(store, FileStore)
+            else store.finish()
+        )
     except BaseException:
         store.abandon()
         raise
@@ -126,7 +165,8 @@ def _decode(
 
 @contextmanager
 def one_writer(folder: Path) -> Iterator[None]:
-    """Locks `folder` against other processes that would write the same cache, and waits for one that does."""
+    """Locks `folder` against other processes that would write the same cache, and waits for one
+    that does."""
     from filelock import FileLock, Timeout
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -145,11 +185,20 @@ def one_writer(folder: Path) -> Iterator[None]:
 def cached_size(native: tuple[int, int] | None, image_size: int) -> tuple[int, int]:
     """(height, width) of the pixels that are kept. `native`: the size of arrays of one size, else
     None."""
-    return native if native is not None and max(native) <= max(image_size, _NATIVE_SIDE) else (image_size, image_size)
+    return (
+        native
+        if native is not None and max(native) <= max(image_size, _NATIVE_SIDE)
+        else (image_size, image_size)
+    )
 
 
 def _read_all(
-    source: Source, indices: Sequence[int], height: int, width: int, pixel_cap: int, workers: int | None
+    source: Source,
+    indices: Sequence[int],
+    height: int,
+    width: int,
+    pixel_cap: int,
+    workers: int | None,
 ) -> Generator[Read, None, None]:
     """One result per index, in order."""
     paths = [path for index in indices if (path := source.path(index)) is not None]
@@ -157,14 +206,17 @@ def _read_all(
     if len(paths) == len(indices) and len(paths) >= _FEW and workers > 0:
         yield from read_files(paths, height, width, pixel_cap, workers)
         return
-    with ThreadPoolExecutor(max(1, workers), "kinfolk-decode") as pool:  # Pillow decodes without holding the interpreter
+    # Pillow decodes without holding the interpreter
+    with ThreadPoolExecutor(max(1, workers), "kinfolk-decode") as pool:
         pending: deque[Read | Future[Read]] = deque()
         for index in indices:
             path = source.path(index)
             if path is not None:
                 pending.append(read_file(path, height, width, pixel_cap))
             else:
-                pending.append(_read_loaded(source, index, height, width, pixel_cap, pool if workers else None))
+                pending.append(
+                    _read_loaded(source, index, height, width, pixel_cap, pool if workers else None)
+                )
             if len(pending) > 4 * workers:
                 yield _result(pending.popleft())
         while pending:
@@ -176,16 +228,26 @@ def _result(read: Read | Future[Read]) -> Read:
 
 
 def _read_loaded(
-    source: Source, index: int, height: int, width: int, pixel_cap: int, pool: ThreadPoolExecutor | None
+    source: Source,
+    index: int,
+    height: int,
+    width: int,
+    pixel_cap: int,
+    pool: ThreadPoolExecutor | None,
 ) -> Read | Future[Read]:
     """Loads one image here and decodes it, if it is the bytes of a file, in `pool`."""
     try:
         data = source.load(index)
-        size_bytes, modified_ns = source.stat(index) or (len(data) if isinstance(data, bytes) else data.nbytes, 0)
+        size_bytes, modified_ns = source.stat(index) or (
+            len(data) if isinstance(data, bytes) else data.nbytes,
+            0,
+        )
     except (RefusedError, KinfolkError) as error:
         return Read(*(source.stat(index) or (0, 0)), "", 0, 0, None, str(error))
     except Exception as error:  # a Dataset may raise anything
-        return Read(*(source.stat(index) or (0, 0)), "", 0, 0, None, f"{type(error).__name__}: {error}")
+        return Read(
+            *(source.stat(index) or (0, 0)), "", 0, 0, None, f"{type(error).__name__}: {error}"
+        )
 
     def decoded() -> Read:
         try:
@@ -194,7 +256,9 @@ def _read_loaded(
             return Read(size_bytes, modified_ns, "", 0, 0, None, str(error))
         except Exception as error:
             return Read(size_bytes, modified_ns, "", 0, 0, None, f"{type(error).__name__}: {error}")
-        return Read(size_bytes, modified_ns, digest(data), found.width, found.height, found.pixels, None)
+        return Read(
+            size_bytes, modified_ns, digest(data), found.width, found.height, found.pixels, None
+        )
 
     return pool.submit(decoded) if pool is not None and isinstance(data, bytes) else decoded()
 
@@ -207,7 +271,8 @@ class Roster:
     """The items of a source in the order of their ids, and the images they need.
 
     Attributes:
-        images: item index of every image to read, in order of first use; items that share an image (`Item.same_as`) count once.
+        images: item index of every image to read, in order of first use; items that share an image
+            (`Item.same_as`) count once.
     """
 
     def __init__(self, source: Source) -> None:
@@ -217,20 +282,33 @@ class Roster:
         seen: set[str] = set()
         for item in self._items:
             if item.key in seen:
-                raise KinfolkError(f"{source.name} has two samples with the key `{shown(item.key)}`; rename one of them")
+                raise KinfolkError(
+                    f"{source.name} has two samples with the key `{shown(item.key)}`; rename one of"
+                    " them"
+                )
             seen.add(item.key)
         self._order = arrange(self._items)
         self.images = list(dict.fromkeys(self._image_of(index) for index in self._order))
 
     def contents(self, reads: Sequence[Read]) -> Contents:
-        """What a cache records: one row per good image, and the refused images. `reads` are the results for `images`."""
-        good = [(index, read) for index, read in zip(self.images, reads, strict=True) if read.reason is None]
+        """What a cache records: one row per good image, and the refused images. `reads` are the
+        results for `images`."""
+        good = [
+            (index, read)
+            for index, read in zip(self.images, reads, strict=True)
+            if read.reason is None
+        ]
         bad = [
-            (self._items[index].key, read.reason, read) for index, read in zip(self.images, reads, strict=True) if read.reason is not None
+            (self._items[index].key, read.reason, read)
+            for index, read in zip(self.images, reads, strict=True)
+            if read.reason is not None
         ]
         refused = [(key, reason, read.size_bytes, read.modified_ns) for key, reason, read in bad]
         if not good:
-            raise all_refused(self._source.name, [*self._source.refused, *((key, reason) for key, reason, *_ in refused)])
+            raise all_refused(
+                self._source.name,
+                [*self._source.refused, *((key, reason) for key, reason, *_ in refused)],
+            )
         samples = Samples(
             ids=np.arange(len(good)),
             keys=[self._items[index].key for index, _ in good],
@@ -246,7 +324,8 @@ class Roster:
         return Contents(samples, list(self._source.refused), refused)
 
     def agrees(self, contents: Contents) -> bool:
-        """Whether a cache with these contents holds exactly the images of this source. Labels are not compared."""
+        """Whether a cache with these contents holds exactly the images of this source. Labels are
+        not compared."""
         refused = {path: (size, time) for path, _, size, time in contents.refused}
         good = [index for index in self.images if self._items[index].key not in refused]
         bad = [index for index in self.images if self._items[index].key in refused]
@@ -258,19 +337,33 @@ class Roster:
             and content_change(contents.samples, self._source, good) is None
         )
 
-    def image_data(self, contents: Contents, cache: Tensor, keep: Callable[[Samples], Samples]) -> ImageData:
+    def image_data(
+        self, contents: Contents, cache: Tensor, keep: Callable[[Samples], Samples]
+    ) -> ImageData:
         """All samples with their pixels. `keep` makes the compact form of the table."""
         reasons = {path: reason for path, reason, *_ in contents.refused}
         row_of = {key: row for row, key in enumerate(contents.samples.keys)}
         image_keys = [self._items[self._image_of(index)].key for index in self._order]
         good = [index for index, key in zip(self._order, image_keys, strict=True) if key in row_of]
         rows = np.array([row_of[key] for key in image_keys if key in row_of])
-        bad = [(self._items[index].key, reasons[key]) for index, key in zip(self._order, image_keys, strict=True) if key in reasons]
+        bad = [
+            (self._items[index].key, reasons[key])
+            for index, key in zip(self._order, image_keys, strict=True)
+            if key in reasons
+        ]
         items, table = [self._items[index] for index in good], contents.samples
         labels = [self._source.label(index) for index in good]
         has_labels = any(label is not None for label in labels)
-        captions = same_type([item.caption for item in items]) if any(item.caption is not None for item in items) else None
-        groups = [item.group for item in items] if any(item.group is not None for item in items) else None
+        captions = (
+            same_type([item.caption for item in items])
+            if any(item.caption is not None for item in items)
+            else None
+        )
+        groups = (
+            [item.group for item in items]
+            if any(item.group is not None for item in items)
+            else None
+        )
         known = list(table.digests)
         digests = [known[row] for row in rows]
         samples = Samples(
@@ -278,7 +371,11 @@ class Roster:
             keys=[item.key for item in items],
             widths=table.widths[rows],
             heights=table.heights[rows],
-            labels=np.array([-1 if label is None else label for label in labels]) if has_labels else None,
+            labels=(
+                np.array([-1 if label is None else label for label in labels])
+                if has_labels
+                else None
+            ),
             classes=self._source.classes,
             splits=[item.split for item in items],
             sizes_bytes=table.sizes_bytes[rows],
@@ -286,10 +383,19 @@ class Roster:
             digests=digests,
             captions=captions,
             groups=groups,
-            group_ids=None if captions is None and groups is None else group_ids(digests, captions, groups),
+            group_ids=(
+                None
+                if captions is None and groups is None
+                else group_ids(digests, captions, groups)
+            ),
         )
         is_plain = len(rows) == len(cache) and bool((rows == np.arange(len(rows))).all())
-        return ImageData(keep(samples), cache, None if is_plain else torch.from_numpy(rows), [*contents.unread, *bad])
+        return ImageData(
+            keep(samples),
+            cache,
+            None if is_plain else torch.from_numpy(rows),
+            [*contents.unread, *bad],
+        )
 
     def _image_of(self, index: int) -> int:
         same_as = self._items[index].same_as
@@ -301,18 +407,26 @@ def all_refused(name: str, refused: Sequence[tuple[str, str]]) -> KinfolkError:
     if not refused:
         return KinfolkError(f"{name} holds no images")
     path, reason = refused[0]
-    return KinfolkError(f"all {len(refused):,} images of {name} were refused; the first is {shown(path)}: {reason}")
+    return KinfolkError(
+        f"all {len(refused):,} images of {name} were refused; the first is {shown(path)}: {reason}"
+    )
 
 
 # Other processes of the same training
 
 
 def hand_over(data: ImageData, note: Path) -> None:
-    """Writes the location of the data to `note`. Data that is only in memory is not handed over, and `note` is removed."""
+    """Writes the location of the data to `note`. Data that is only in memory is not handed over,
+    and `note` is removed."""
     if data.folder is None or data.samples.file is None:
         note.unlink(missing_ok=True)
         return
-    places = {"folder": str(data.folder), "samples": str(data.samples.file), "rows": None, "digest": None}
+    places = {
+        "folder": str(data.folder),
+        "samples": str(data.samples.file),
+        "rows": None,
+        "digest": None,
+    }
     if data.rows is not None:
         rows, file = data.rows.numpy().astype("<i8"), data.samples.file.with_suffix(".i8")
         write_atomically(file, lambda opened: opened.write(rows.tobytes()))
@@ -321,7 +435,8 @@ def hand_over(data: ImageData, note: Path) -> None:
 
 
 def take_over(note: Path) -> ImageData | None:
-    """The data that `hand_over` recorded; None if it is missing (e.g. on another machine with its own cache folder) or damaged."""
+    """The data that `hand_over` recorded; None if it is missing (e.g. on another machine with its
+    own cache folder) or damaged."""
     try:
         places = json.loads(read_sealed_text(note))
         found = map_cache(Path(places["folder"]))
@@ -347,7 +462,8 @@ def _digest(rows: Any) -> str:
 
 
 def write_quarantine(refused: Sequence[tuple[str, str]], path: str | Path) -> None:
-    """Writes the rows `path,reason`; the file is also written if nothing was refused. Names are escaped as in `csv_text`."""
+    """Writes the rows `path,reason`; the file is also written if nothing was refused. Names are
+    escaped as in `csv_text`."""
     write_text(Path(path), csv_text(("path", "reason"), refused))
 
 
@@ -357,44 +473,73 @@ def read_quarantine(path: str | Path) -> Refusals:
         with open(path, newline="", encoding="utf-8") as file:
             rows = list(csv.reader(file, strict=True))
     except FileNotFoundError:
-        raise KinfolkError(f"there is no `{shown(str(path))}`; the run folder is incomplete: restore it, or start a new run") from None
+        raise KinfolkError(
+            f"there is no `{shown(str(path))}`; the run folder is incomplete: restore it, or start"
+            " a new run"
+        ) from None
     except (OSError, ValueError, csv.Error) as error:
-        raise KinfolkError(f"`{shown(str(path))}` is not a readable quarantine file ({first_line(error)}); restore it") from error
+        raise KinfolkError(
+            f"`{shown(str(path))}` is not a readable quarantine file ({first_line(error)});"
+            " restore it"
+        ) from error
     if not rows or rows[0] != ["path", "reason"] or any(len(row) != 2 for row in rows):
-        raise KinfolkError(f"`{shown(str(path))}` is not a quarantine file; its columns must be path and reason")
+        raise KinfolkError(
+            f"`{shown(str(path))}` is not a quarantine file; its columns must be path and reason"
+        )
     return [(unescaped(row[0]), unescaped(row[1])) for row in rows[1:]]
 
 
-def summary(refused: Sequence[tuple[str, str]], total: int, where: str | Path = "quarantine.csv") -> str | None:
+def summary(
+    refused: Sequence[tuple[str, str]], total: int, where: str | Path = "quarantine.csv"
+) -> str | None:
     """One line for the screen, or None where nothing was refused."""
     if not refused:
         return None
-    return f"{len(refused):,} of {total:,} images {'was' if len(refused) == 1 else 'were'} refused; see {where}"
+    return (
+        f"{len(refused):,} of {total:,} images {'was' if len(refused) == 1 else 'were'} refused;"
+        f" see {where}"
+    )
 
 
 def add_to_quarantine(key: str, reason: str, path: str | Path) -> None:
-    """Appends one row, unless the file has one for this key, because several ranks and epochs may find the same image."""
+    """Appends one row, unless the file has one for this key, because several ranks and epochs may
+    find the same image."""
     path = Path(path)
     if not path.exists():
         write_quarantine([], path)
     if any(key == known for known, _ in read_quarantine(path)):
         return
-    append_line(path, csv_text(("path", "reason"), [(key, reason)]).split("\n")[1])  # one write, so that rows of two ranks do not mix
+    # one write, so that rows of two ranks do not mix
+    append_line(path, csv_text(("path", "reason"), [(key, reason)]).split("\n")[1])
 
 
-def show_progress(values: Iterable[Value], total: int, title: str, *, enabled: bool) -> Iterator[Value]:
-    """Yields `values` and shows on standard error how many of `total` have been yielded; the bar disappears at the end."""
+def show_progress(
+    values: Iterable[Value], total: int, title: str, *, enabled: bool
+) -> Iterator[Value]:
+    """Yields `values` and shows on standard error how many of `total` have been yielded; the bar
+    disappears at the end."""
     if not enabled:
         yield from values
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     console = Console(stderr=True)
     if not console.is_terminal:
         yield from values
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(title, total=total)
         for value in values:

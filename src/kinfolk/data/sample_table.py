@@ -1,7 +1,7 @@
 """The table of samples: one row per sample, with the id that addresses all per-sample state.
 
-Also a sentence on the first difference between two tables, and a digest of a whole table, which tells whether per-sample state belongs to
-it.
+Also a sentence on the first difference between two tables, and a digest of a whole table, which
+tells whether per-sample state belongs to it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Places:
 
     Args:
         archives: the shards, or the folder whose files the keys name.
-        archive: (N,) index of the shard; −1: the file that the key names, below the first entry of `archives`.
+        archive: (N,) index of the shard; −1: the file that the key names, below the first entry of
+            `archives`.
         offsets: (N,) offset of the image within the shard; its length is the sample's `size_bytes`.
     """
 
@@ -65,10 +66,12 @@ class Places:
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """The table of samples, by column. Training samples come first; their ids are 0 … `num_train` − 1.
+    """The table of samples, by column. Training samples come first; their ids are 0 … `num_train` −
+    1.
 
-    Columns of texts are lists, or `TextColumn`s in tables that are kept for long (`packed`, `mapped`). These take about 45 bytes per sample
-    plus the key instead of about 900, and processes that map the same file share them.
+    Columns of texts are lists, or `TextColumn`s in tables that are kept for long (`packed`,
+    `mapped`). These take about 45 bytes per sample plus the key instead of about 900, and processes
+    that map the same file share them.
 
     Args:
         ids: (N,) sample ids.
@@ -79,8 +82,10 @@ class Samples:
         splits: "train", "val", "test" or another name from a table.
         sizes_bytes, modified_ns: (N,) of the file; `modified_ns` is 0 where there is none.
         digests: of the raw bytes, 16 hexadecimal digits.
-        captions, groups: if the source has them. A caption is a text, or a tuple if samples have several.
-        group_ids: (N,) known positives: samples with the same group id share an image, a caption or a group; see `labels.group_ids`.
+        captions, groups: if the source has them. A caption is a text, or a tuple if samples have
+            several.
+        group_ids: (N,) known positives: samples with the same group id share an image, a caption or
+            a group; see `labels.group_ids`.
         places: where each image is stored, for streamed data.
         file: the file that the columns are mapped from, if any.
     """
@@ -137,7 +142,9 @@ class Samples:
         """The rows of one split, in order."""
         if isinstance(self.splits, TextColumn):
             return self.splits.rows_of(split)
-        return np.array([row for row, name in enumerate(self.splits) if name == split], dtype=np.int64)
+        return np.array(
+            [row for row, name in enumerate(self.splits) if name == split], dtype=np.int64
+        )
 
     def at(self, rows: Ints) -> Samples:
         """The samples at `rows`, with new ids."""
@@ -148,7 +155,8 @@ class Samples:
         return replace(self, group_ids=group_ids, file=None)
 
     def first_difference(self, other: Samples) -> str | None:
-        """A sentence on the first difference from `other` (the present state), or None. `modified_ns` is not compared."""
+        """A sentence on the first difference from `other` (the present state), or None.
+        `modified_ns` is not compared."""
         return first_difference(self, other)
 
     def to_parquet(self, path: str | Path, metadata: dict[str, str] | None = None) -> None:
@@ -189,9 +197,13 @@ class Samples:
         try:
             return cls._of_table(pq.read_table(Path(path)))
         except FileNotFoundError:
-            raise KinfolkError(f"there is no table of samples at `{path}`; restore it, or start a new run") from None
+            raise KinfolkError(
+                f"there is no table of samples at `{path}`; restore it, or start a new run"
+            ) from None
         except Exception as error:  # readers raise nearly anything on a broken file
-            raise KinfolkError(f"`{path}` is not a readable table of samples: {first_line(error)}") from error
+            raise KinfolkError(
+                f"`{path}` is not a readable table of samples: {first_line(error)}"
+            ) from error
 
     def packed(self) -> Samples:
         """The same table in its compact form, in memory."""
@@ -230,24 +242,37 @@ class Samples:
             table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
             return replace(cls._of_table(table), file=path)
         except Exception as error:  # readers raise nearly anything on a broken file
-            raise KinfolkError(f"`{path}` is not a readable table of samples: {first_line(error)}") from error
+            raise KinfolkError(
+                f"`{path}` is not a readable table of samples: {first_line(error)}"
+            ) from error
 
     def _compact(self) -> Any:
-        """The table as one record batch: 32 bits if they suffice, splits as numbers, digests as eight bytes."""
+        """The table as one record batch: 32 bits if they suffice, splits as numbers, digests as
+        eight bytes."""
         import pyarrow as pa
 
-        columns: dict[str, Any] = {"key": TextColumn.of(self.keys).array, "split": TextColumn.of(self.splits, few=True).array}
+        columns: dict[str, Any] = {
+            "key": TextColumn.of(self.keys).array,
+            "split": TextColumn.of(self.splits, few=True).array,
+        }
         columns["digest"] = TextColumn.of(self.digests).array
         columns |= {name: _narrow(getattr(self, plural)) for plural, name in _INT_COLUMNS.items()}
         columns |= {
-            name: _narrow(numbers) for name, numbers in (("label", self.labels), ("group_id", self.group_ids)) if numbers is not None
+            name: _narrow(numbers)
+            for name, numbers in (("label", self.labels), ("group_id", self.group_ids))
+            if numbers is not None
         }
         columns |= {
-            name: TextColumn.of(texts).array for name, texts in (("caption", self.captions), ("group", self.groups)) if texts is not None
+            name: TextColumn.of(texts).array
+            for name, texts in (("caption", self.captions), ("group", self.groups))
+            if texts is not None
         }
         metadata = {} if self.classes is None else {_CLASSES: json.dumps(self.classes).encode()}
         if self.places is not None:
-            columns |= {"archive": _narrow(self.places.archive), "offset": _narrow(self.places.offsets)}
+            columns |= {
+                "archive": _narrow(self.places.archive),
+                "offset": _narrow(self.places.offsets),
+            }
             metadata[_ARCHIVES] = json.dumps(self.places.archives).encode()
         return pa.table(columns).replace_schema_metadata(metadata or None)
 
@@ -259,7 +284,11 @@ class Samples:
         classes = metadata.get(_CLASSES)
         places = None
         if _ARCHIVES in metadata:
-            places = Places(json.loads(metadata[_ARCHIVES]), _numbers(column["archive"]), _numbers(column["offset"]))
+            places = Places(
+                json.loads(metadata[_ARCHIVES]),
+                _numbers(column["archive"]),
+                _numbers(column["offset"]),
+            )
 
         def texts(name: str) -> TextColumn | None:
             return TextColumn(_one_chunk(column[name])) if name in column else None
@@ -284,18 +313,26 @@ class Samples:
         taken: dict[str, Any] = {name: getattr(self, name)[index] for name in _INT_COLUMNS}
         for name in (*_TEXT_COLUMNS, "captions", "groups"):
             values = getattr(self, name)
-            taken[name] = values.take(index) if isinstance(values, TextColumn) else values and [values[row] for row in rows]
+            taken[name] = (
+                values.take(index)
+                if isinstance(values, TextColumn)
+                else values and [values[row] for row in rows]
+            )
         for name in ("labels", "group_ids"):
             numbers = getattr(self, name)
             taken[name] = None if numbers is None else numbers[index]
-        return replace(self, **taken, places=None if self.places is None else self.places[index], file=None)
+        return replace(
+            self, **taken, places=None if self.places is None else self.places[index], file=None
+        )
 
 
 def _strings(values: Sequence[Any]) -> Any:
     """A column of plain strings or lists of strings, which other programs can read."""
     import pyarrow as pa
 
-    if isinstance(values, TextColumn) and (pa.types.is_string(values.array.type) or pa.types.is_dictionary(values.array.type)):
+    if isinstance(values, TextColumn) and (
+        pa.types.is_string(values.array.type) or pa.types.is_dictionary(values.array.type)
+    ):
         return values.array.cast(pa.string())
     several = any(isinstance(value, tuple) for value in values)
     return pa.array(list(values), pa.list_(pa.string()) if several else pa.string())
@@ -348,7 +385,13 @@ def _narrow(numbers: Ints) -> Any:
     return pa.array(numbers, pa.int32() if fits else pa.int64(), safe=False)
 
 
-_INT_COLUMNS = {"ids": "id", "widths": "width", "heights": "height", "sizes_bytes": "size_bytes", "modified_ns": "modified_ns"}
+_INT_COLUMNS = {
+    "ids": "id",
+    "widths": "width",
+    "heights": "height",
+    "sizes_bytes": "size_bytes",
+    "modified_ns": "modified_ns",
+}
 _TEXT_COLUMNS = ("keys", "splits", "digests")
 
 
@@ -356,7 +399,8 @@ _TEXT_COLUMNS = ("keys", "splits", "digests")
 
 
 def first_difference(was: Samples, now: Samples) -> str | None:
-    """The first difference between two tables of samples: order and presence first, then classes, then row by row."""
+    """The first difference between two tables of samples: order and presence first, then classes,
+    then row by row."""
     if (found := key_difference(was.keys, now.keys)) is not None:
         return found
     if was.classes != now.classes:
@@ -371,7 +415,11 @@ def first_difference(was: Samples, now: Samples) -> str | None:
         ("height", was.heights, now.heights),  # type: ignore[list-item]
         ("digest", was.digests, now.digests),
     ]
-    differing = [(row, name, a[row], b[row]) for name, a, b in columns if (row := first_unequal(a, b)) is not None]
+    differing = [
+        (row, name, a[row], b[row])
+        for name, a, b in columns
+        if (row := first_unequal(a, b)) is not None
+    ]
     if not differing:
         return None
     row, name, before, after = min(differing, key=lambda found: found[0])
@@ -379,7 +427,8 @@ def first_difference(was: Samples, now: Samples) -> str | None:
 
 
 def key_difference(was: Sequence[str], now: Sequence[str]) -> str | None:
-    """A sentence on the first sample that is missing, was added or has moved; None if there is none."""
+    """A sentence on the first sample that is missing, was added or has moved; None if there is
+    none."""
     row = first_unequal(was, now)
     if row is None and len(was) == len(now):
         return None
@@ -389,7 +438,9 @@ def key_difference(was: Sequence[str], now: Sequence[str]) -> str | None:
     if row < len(now) and now[row] not in set(was):
         return f"{shown(now[row])} was not there before and is now sample {row}"
     if row < len(was) and row < len(now):
-        return f"the order has changed: sample {row} was {shown(was[row])}, is now {shown(now[row])}"
+        return (
+            f"the order has changed: sample {row} was {shown(was[row])}, is now {shown(now[row])}"
+        )
     return f"there were {len(was):,} samples, there are now {len(now):,}"
 
 
@@ -414,11 +465,17 @@ def first_unequal(was: Sequence[Any], now: Sequence[Any]) -> int | None:
 
 
 def _labels(samples: Samples) -> list[int | None]:
-    return [None] * len(samples) if samples.labels is None else [None if label < 0 else label for label in samples.labels.tolist()]
+    return (
+        [None] * len(samples)
+        if samples.labels is None
+        else [None if label < 0 else label for label in samples.labels.tolist()]
+    )
 
 
 def _shorten(value: object) -> str:
-    text = "none" if value is None else repr(value.item() if isinstance(value, np.generic) else value)
+    text = (
+        "none" if value is None else repr(value.item() if isinstance(value, np.generic) else value)
+    )
     return text if len(text) <= 80 else f"{text[:79]}…"
 
 
@@ -428,9 +485,11 @@ _DIGESTED_ROWS = 1 << 16
 
 
 def samples_digest(samples: Samples) -> str:
-    """32 hexadecimal digits of keys, splits, contents, sizes, labels, classes, captions and groups, in the order of ids.
+    """32 hexadecimal digits of keys, splits, contents, sizes, labels, classes, captions and groups,
+    in the order of ids.
 
-    For streamed data, whose contents are not known, only the sizes count. The digest does not depend on whether columns are lists.
+    For streamed data, whose contents are not known, only the sizes count. The digest does not
+    depend on whether columns are lists.
     """
     state = hashlib.blake2b(digest_size=16)
     state.update(repr(samples.classes).encode("utf-8", "surrogatepass"))
@@ -443,7 +502,8 @@ def samples_digest(samples: Samples) -> str:
 
 
 def _add(state: hashlib.blake2b, texts: Sequence[Any] | None) -> None:
-    """Adds a column to the digest. Lengths come before the texts, so that different columns never have the same bytes."""
+    """Adds a column to the digest. Lengths come before the texts, so that different columns never
+    have the same bytes."""
     if texts is None:
         state.update(b"none")
         return

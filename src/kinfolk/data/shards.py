@@ -1,8 +1,11 @@
-"""Webdataset shards: `.tar` files of images, captions (`.txt`, or `.json` with "caption") and labels (`.cls`), read in place.
+"""Webdataset shards: `.tar` files of images, captions (`.txt`, or `.json` with "caption") and
+labels (`.cls`), read in place.
 
-The first pass reads the archives' headers and captions and records where each image is stored. Nothing is unpacked and nothing in an
-archive is run. `ShardIndex` keeps the result in index files, so that a shard is read through only once; an index file is valid while its
-shard has the same size and modification time. Several shards can be named by a pattern: `shards/{000..331}.tar`, `shards/*.tar`.
+The first pass reads the archives' headers and captions and records where each image is stored.
+Nothing is unpacked and nothing in an archive is run. `ShardIndex` keeps the result in index files,
+so that a shard is read through only once; an index file is valid while its shard has the same size
+and modification time. Several shards can be named by a pattern: `shards/{000..331}.tar`,
+`shards/*.tar`.
 """
 
 from __future__ import annotations
@@ -29,15 +32,24 @@ _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
 def expand(pattern: str) -> list[Path]:
-    """The `.tar` files of a pattern, in order; empty if it is not a pattern. A file of a range need not exist: it is reported later."""
+    """The `.tar` files of a pattern, in order; empty if it is not a pattern. A file of a range need
+    not exist: it is reported later."""
     if not pattern.lower().endswith(".tar"):
         return []
     if (found := _RANGE.search(pattern)) is not None:
         first, last = found.groups()
         numbers = [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
         names = [pattern[: found.start()] + number + pattern[found.end() :] for number in numbers]
-        return [path for name in names for path in (expand(name) if _RANGE.search(name) else [Path(name)])]
-    return [Path(name) for name in sorted(glob.glob(pattern))] if "*" in pattern or "?" in pattern else []
+        return [
+            path
+            for name in names
+            for path in (expand(name) if _RANGE.search(name) else [Path(name)])
+        ]
+    return (
+        [Path(name) for name in sorted(glob.glob(pattern))]
+        if "*" in pattern or "?" in pattern
+        else []
+    )
 
 
 Refusals = list[tuple[str, str]]
@@ -58,7 +70,9 @@ class ShardSource(Source):
     ) -> None:
         self.name, self.classes, self.refused, self.native_size = name, classes, refused, None
         self._items, self._places, self._index = items, places, index
-        self._times = {path: os.stat(path).st_mtime_ns for path in dict.fromkeys(path for path, *_ in places)}
+        self._times = {
+            path: os.stat(path).st_mtime_ns for path in dict.fromkeys(path for path, *_ in places)
+        }
 
     def items(self) -> list[Item]:
         return self._items
@@ -87,14 +101,19 @@ class ShardSource(Source):
 
 
 def find_shards(path: Path) -> dict[str, list[Path]]:
-    """The archives of each split: a single `.tar`, or those of a folder or of its `train/`, `test/` …, if it contains no image files."""
+    """The archives of each split: a single `.tar`, or those of a folder or of its `train/`, `test/`
+    …, if it contains no image files."""
     if path.is_file():
         return {"train": [path]}
     try:
         entries = sorted(path.iterdir())
     except OSError as error:
-        raise KinfolkError(f"the folder `{shown(str(path))}` can't be read: {error.strerror}") from error
-    folders = {entry.name: entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")}
+        raise KinfolkError(
+            f"the folder `{shown(str(path))}` can't be read: {error.strerror}"
+        ) from error
+    folders = {
+        entry.name: entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")
+    }
     found: dict[str, list[Path]] = {"train": _tars(path)}
     for name, folder in folders.items():
         found.setdefault(SPLITS.get(name, name), []).extend(_tars(folder))
@@ -103,11 +122,15 @@ def find_shards(path: Path) -> dict[str, list[Path]]:
     return {split: tars for split, tars in found.items() if tars} if whole and not images else {}
 
 
-def open_shards(splits: dict[str, list[Path]], name: str, index_dir: str | Path | None = None) -> ShardSource:
-    """The samples of all archives, in the order of archives and of keys within them; keys are `archive/key`.
+def open_shards(
+    splits: dict[str, list[Path]], name: str, index_dir: str | Path | None = None
+) -> ShardSource:
+    """The samples of all archives, in the order of archives and of keys within them; keys are
+    `archive/key`.
 
-    A sample without an image, with two images, or (if any sample has a caption) without a usable caption is refused by name, and so is an
-    archive that can't be read. Archives that have not changed since their index was written to `index_dir` are not read.
+    A sample without an image, with two images, or (if any sample has a caption) without a usable
+    caption is refused by name, and so is an archive that can't be read. Archives that have not
+    changed since their index was written to `index_dir` are not read.
     """
     rows: list[tuple[str, str, tuple[str, int, int], Entry]] = []
     refused: Refusals = []
@@ -142,15 +165,23 @@ def open_shards(splits: dict[str, list[Path]], name: str, index_dir: str | Path 
 
 def _tars(folder: Path) -> list[Path]:
     try:
-        return sorted(entry for entry in folder.iterdir() if entry.suffix.lower() == ".tar" and not entry.name.startswith("."))
+        return sorted(
+            entry
+            for entry in folder.iterdir()
+            if entry.suffix.lower() == ".tar" and not entry.name.startswith(".")
+        )
     except OSError:  # treated like an archive that can't be read, which is refused by name
         return [folder]
 
 
 def shard_names(paths: list[Path]) -> dict[Path, str]:
-    """The name of each archive in keys: its file name, with its folder if two have the same name."""
+    """The name of each archive in keys: its file name, with its folder if two have the same
+    name."""
     names = Counter(path.name for path in paths)
-    chosen = {path: path.name if names[path.name] == 1 else f"{path.parent.name}/{path.name}" for path in paths}
+    chosen = {
+        path: path.name if names[path.name] == 1 else f"{path.parent.name}/{path.name}"
+        for path in paths
+    }
     return {path: shown(name) for path, name in chosen.items()}
 
 
@@ -159,7 +190,9 @@ _LONGEST_TEXT = 1 << 20
 _VERSION = 4
 _BLOCK = 512
 _END = bytes(_BLOCK)
-_HARMLESS = frozenset((b"mtime", b"atime", b"ctime", b"uid", b"gid", b"uname", b"gname", b"comment"))
+_HARMLESS = frozenset(
+    (b"mtime", b"atime", b"ctime", b"uid", b"gid", b"uname", b"gname", b"comment")
+)
 
 
 class Entry(NamedTuple):
@@ -167,7 +200,8 @@ class Entry(NamedTuple):
 
     Args:
         image: offset and length of the image within the shard.
-        caption: a text (with lone surrogates for bytes that are not UTF-8) or a list; None if there is none.
+        caption: a text (with lone surrogates for bytes that are not UTF-8) or a list; None if there
+            is none.
         label: the text of its `.cls`.
         fault: why it can't be used.
     """
@@ -180,7 +214,8 @@ class Entry(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """The entries of an archive in order of first appearance, and what is wrong with it; entries before a damaged part are kept."""
+    """The entries of an archive in order of first appearance, and what is wrong with it; entries
+    before a damaged part are kept."""
 
     entries: list[Entry]
     fault: str | None
@@ -240,7 +275,9 @@ def read_shard(path: Path) -> Shard:
                     archive.members = []  # type: ignore[attr-defined]  # headers are not needed twice, and there may be millions
                     if not member.isdir():
                         regular = member.isreg() and member.sparse is None
-                        _place_member(found, member.name, regular, member.offset_data, member.size, file)
+                        _place_member(
+                            found, member.name, regular, member.offset_data, member.size, file
+                        )
     except (tarfile.TarError, OSError, EOFError) as error:
         text = " ".join(str(error).split())
         fault = f"cut short or damaged: {text}" if found else f"not a readable archive: {text}"
@@ -248,9 +285,11 @@ def read_shard(path: Path) -> Shard:
 
 
 def plain_members(handle: int) -> list[tuple[str, int, int]] | None:
-    """(name, offset, size) of every file of an intact, ordinary archive, several times as fast as with `tarfile`.
+    """(name, offset, size) of every file of an intact, ordinary archive, several times as fast as
+    with `tarfile`.
 
-    None if the archive has entries other than regular files and folders or is damaged; `tarfile` then reads it and reports the damage.
+    None if the archive has entries other than regular files and folders or is damaged; `tarfile`
+    then reads it and reports the damage.
     """
     if not hasattr(os, "pread"):
         return None
@@ -264,7 +303,10 @@ def plain_members(handle: int) -> list[tuple[str, int, int]] | None:
         if len(header) < _BLOCK or magic not in (b"ustar\0", b"ustar ") or size_field[0] & 0x80:
             return None
         try:
-            size, checksum = int(size_field.strip(b" \0") or b"0", 8), int(header[148:156].strip(b" \0"), 8)
+            size, checksum = (
+                int(size_field.strip(b" \0") or b"0", 8),
+                int(header[148:156].strip(b" \0"), 8),
+            )
             if checksum != sum(header) - sum(header[148:156]) + 8 * 32:
                 return None
             start, place = place + _BLOCK, place + _BLOCK + -(-size // _BLOCK) * _BLOCK
@@ -283,7 +325,8 @@ def plain_members(handle: int) -> list[tuple[str, int, int]] | None:
 
 
 def _pax_name(records: bytes, name: str | None) -> str | None:
-    """The path given by the extended header records; raises for records that change more than the name."""
+    """The path given by the extended header records; raises for records that change more than the
+    name."""
     while records.rstrip(b"\0"):
         length, _, rest = records.partition(b" ")
         record = rest[: int(length) - len(length) - 1]
@@ -300,7 +343,9 @@ def _text_of(field_: bytes) -> str:
     return field_.partition(b"\0")[0].decode("utf-8", "surrogateescape")
 
 
-def _place_member(found: dict[str, _Files], path: str, regular: bool, offset: int, size: int, file: Any) -> None:
+def _place_member(
+    found: dict[str, _Files], path: str, regular: bool, offset: int, size: int, file: Any
+) -> None:
     folder, _, base = path.rpartition("/")
     stem, _, extension = base.partition(".")
     if stem and extension:  # not hidden, and with an extension
@@ -311,14 +356,17 @@ def _place_member(found: dict[str, _Files], path: str, regular: bool, offset: in
 
 @dataclass
 class _Files:
-    """The files of one key: the location of the image and the bytes of the small files (None for one that is too long)."""
+    """The files of one key: the location of the image and the bytes of the small files (None for
+    one that is too long)."""
 
     image: tuple[int, int] | None = None
     texts: dict[str, bytes | None] = field(default_factory=dict)
     fault: str | None = None
 
 
-def _note(files: _Files, extension: str, regular: bool, offset: int, size: int, archive: Any) -> None:
+def _note(
+    files: _Files, extension: str, regular: bool, offset: int, size: int, archive: Any
+) -> None:
     if extension not in IMAGES and extension not in ("txt", "json", "cls"):
         return
     if not regular:
@@ -333,19 +381,30 @@ def _note(files: _Files, extension: str, regular: bool, offset: int, size: int, 
 
 
 def _entry(key: str, files: _Files) -> Entry:
-    """The entry of one key. Its caption is the text, or "caption" (or "captions", a list) in its JSON, or None."""
+    """The entry of one key. Its caption is the text, or "caption" (or "captions", a list) in its
+    JSON, or None."""
     caption, fault = None, files.fault
     if "txt" in files.texts:
         text = files.texts["txt"]
-        caption = "?" * _LONGEST_TEXT if text is None else text.strip().decode("utf-8", "surrogateescape")  # refused as too long
+        # refused as too long
+        caption = (
+            "?" * _LONGEST_TEXT if text is None else text.strip().decode("utf-8", "surrogateescape")
+        )
     elif "json" in files.texts:
         try:
             document = json.loads(files.texts["json"] or b"")
-            caption = document.get("caption", document.get("captions")) if isinstance(document, dict) else None
+            caption = (
+                document.get("caption", document.get("captions"))
+                if isinstance(document, dict)
+                else None
+            )
         except (ValueError, RecursionError):
             fault = fault or "its .json can't be read"
         if not isinstance(caption, str | list | None):
-            caption, fault = None, fault or f"its caption is not a text but {type(caption).__name__}"
+            caption, fault = (
+                None,
+                fault or f"its caption is not a text but {type(caption).__name__}",
+            )
     return Entry(key, files.image, caption, _label(files), fault)
 
 
@@ -355,7 +414,9 @@ def _label(files: _Files) -> str | None:
 
 
 def _place(folder: Path, shard: Path) -> Path:
-    name = hashlib.blake2b(os.path.abspath(shard).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+    name = hashlib.blake2b(
+        os.path.abspath(shard).encode("utf-8", "surrogateescape"), digest_size=8
+    ).hexdigest()
     return folder / "shards" / f"{name}.json"
 
 
@@ -365,6 +426,12 @@ def _read(place: Path, state: list[int]) -> Shard | None:
         version, of, fault, entries = json.loads(read_sealed_text(place))
         if (version, of) != (_VERSION, state):
             return None
-        return Shard([Entry(key, None if image is None else tuple(image), *rest) for key, image, *rest in entries], fault)
+        return Shard(
+            [
+                Entry(key, None if image is None else tuple(image), *rest)
+                for key, image, *rest in entries
+            ],
+            fault,
+        )
     except (KinfolkError, OSError, ValueError, TypeError):
         return None

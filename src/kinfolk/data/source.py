@@ -1,4 +1,5 @@
-"""The interface of all data sources: samples with keys, splits, labels and image bytes or pixels."""
+"""The interface of all data sources: samples with keys, splits, labels and image bytes or
+pixels."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class Item:
         key: unique within the source and stable.
         label: index of the class; None if there is none or if only `Source.label` knows it.
         caption: a text, or several as a tuple.
-        same_as: index of the earlier item whose image this one shares (several captions of one image).
+        same_as: index of the earlier item whose image this one shares (several captions of one
+            image).
     """
 
     key: str
@@ -41,7 +43,8 @@ class Source(ABC):
     Attributes:
         name: used in messages.
         classes: names of the labels, if known.
-        refused: (path, reason) of what was refused without being read, e.g. because it is missing or not a regular file.
+        refused: (path, reason) of what was refused without being read, e.g. because it is missing
+            or not a regular file.
         native_size: (height, width) if all images have the same size, else None.
     """
 
@@ -56,7 +59,8 @@ class Source(ABC):
 
     @abstractmethod
     def load(self, index: int) -> bytes | Pixels:
-        """The bytes of the image file of item `index`, or its pixels (H, W) or (H, W, 1 | 3 | 4), uint8."""
+        """The bytes of the image file of item `index`, or its pixels (H, W) or (H, W, 1 | 3 | 4),
+        uint8."""
 
     @abstractmethod
     def label(self, index: int) -> int | None:
@@ -64,11 +68,13 @@ class Source(ABC):
 
     @abstractmethod
     def path(self, index: int) -> Place | None:
-        """The file, or part of a file, that holds item `index`, for workers to read; None if there is none."""
+        """The file, or part of a file, that holds item `index`, for workers to read; None if there
+        is none."""
 
     @abstractmethod
     def stat(self, index: int) -> tuple[int, int] | None:
-        """(size in bytes, modification time in ns) of the file of item `index`, without reading it; None if unknown."""
+        """(size in bytes, modification time in ns) of the file of item `index`, without reading it;
+        None if unknown."""
 
     def keep(self, folder: str | Path) -> None:  # noqa: B027
         """Writes to a cache folder what makes the next opening faster. Default: nothing."""

@@ -1,8 +1,10 @@
-"""Streamed data: images that are read and decoded whenever they are needed, for data whose decoded pixels do not fit on a disk.
+"""Streamed data: images that are read and decoded whenever they are needed, for data whose decoded
+pixels do not fit on a disk.
 
-The table of samples (`stream_index.py`) records where each image is stored, so any sample can be read at any time by its id. Shards are
-visited in a random order, and samples in a random order within a window of consecutive shards, so that reads stay close together. The order
-is a function of seed and epoch and is computed window by window.
+The table of samples (`stream_index.py`) records where each image is stored, so any sample can be
+read at any time by its id. Shards are visited in a random order, and samples in a random order
+within a window of consecutive shards, so that reads stay close together. The order is a function of
+seed and epoch and is computed window by window.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ _GONE = ("can't be read", "truncated: the archive")
 
 @final
 class StreamOrder:
-    """The training samples of one epoch, each once: shards shuffled, then samples shuffled within windows of `window` samples.
+    """The training samples of one epoch, each once: shards shuffled, then samples shuffled within
+    windows of `window` samples.
 
     Args:
         starts: (S + 1,) the first id of each shard, and the number of training samples.
@@ -50,7 +53,9 @@ class StreamOrder:
 
     def __init__(self, starts: npt.NDArray[np.int64], window: int, seed: int, epoch: int) -> None:
         self.starts, self.size, self.seed, self.epoch = starts, window, seed, epoch
-        self.shards = torch.randperm(len(starts) - 1, generator=generator(seed, "shards", epoch)).numpy()
+        self.shards = torch.randperm(
+            len(starts) - 1, generator=generator(seed, "shards", epoch)
+        ).numpy()
         lengths = np.diff(starts)[self.shards]
         self.ends = lengths.cumsum()
         self.window = lru_cache(maxsize=4)(self._window)
@@ -70,15 +75,18 @@ class StreamOrder:
         shard = np.searchsorted(self.ends, place, side="right")
         begin = self.ends[shard] - np.diff(self.starts)[self.shards[shard]]
         ids = torch.from_numpy(self.starts[self.shards[shard]] + place - begin)
-        return ids[torch.randperm(len(ids), generator=generator(self.seed, "window", self.epoch, number))]
+        return ids[
+            torch.randperm(len(ids), generator=generator(self.seed, "window", self.epoch, number))
+        ]
 
 
 @final
 class StreamedPixels:
     """Reads images by id, in worker processes.
 
-    A corrupt image is refused by name: it is added to `quarantine` and to the file `note`, left out of its batch and not read again. A
-    shard that is missing, truncated or unreadable ends the training with an error, because its samples would be missing silently.
+    A corrupt image is refused by name: it is added to `quarantine` and to the file `note`, left out
+    of its batch and not read again. A shard that is missing, truncated or unreadable ends the
+    training with an error, because its samples would be missing silently.
 
     Args:
         samples: the table of samples, with `places`.
@@ -92,11 +100,28 @@ class StreamedPixels:
 
     note: Path | None = None
 
-    def __init__(self, samples: Samples, height: int, width: int, *, pixel_cap: int, workers: int | None, window: int) -> None:
+    def __init__(
+        self,
+        samples: Samples,
+        height: int,
+        width: int,
+        *,
+        pixel_cap: int,
+        workers: int | None,
+        window: int,
+    ) -> None:
         assert samples.places is not None
-        self.samples, self.places, self.height, self.width, self.window = samples, samples.places, height, width, window
+        self.samples, self.places, self.height, self.width, self.window = (
+            samples,
+            samples.places,
+            height,
+            width,
+            window,
+        )
         self.num_train = samples.num_train
-        self.pool = DecodePool(height, width, pixel_cap, default_workers() if workers is None else workers)
+        self.pool = DecodePool(
+            height, width, pixel_cap, default_workers() if workers is None else workers
+        )
         self.quarantine: list[tuple[str, str]] = []
         self._lock = threading.Lock()
         self._bad: set[int] = set()
@@ -107,7 +132,8 @@ class StreamedPixels:
         return len(self.samples), self.height, self.width, 3
 
     def order(self, seed: int, epoch: int) -> StreamOrder | Tensor:
-        """The training samples of an epoch. The files of a folder are read one by one anyway, so their order is completely random."""
+        """The training samples of an epoch. The files of a folder are read one by one anyway, so
+        their order is completely random."""
         archive = self.places.archive[: self.num_train]
         if len(archive) and archive[0] < 0:
             return torch.randperm(self.num_train, generator=generator(seed, "shuffle", epoch))
@@ -115,7 +141,8 @@ class StreamedPixels:
         return StreamOrder(np.append(starts, self.num_train), self.window, seed, epoch)
 
     def read(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(G, H, W, 3) pixels, (G,) aspects and (G,) positions within `ids` (B,) of the good images."""
+        """(G, H, W, 3) pixels, (G,) aspects and (G,) positions within `ids` (B,) of the good
+        images."""
         wanted = [place for place, id_ in enumerate(ids.tolist()) if id_ not in self._bad]
         rows = ids[wanted].numpy()
         pixels, reads = self.pool.read(self._places(rows))
@@ -129,7 +156,11 @@ class StreamedPixels:
         if len(good) < len(pixels):
             pixels = pixels[good]
         kept = torch.tensor(wanted, dtype=torch.int64)[good]
-        return torch.from_numpy(np.asarray(pixels)), torch.from_numpy(self._aspects[ids[kept].numpy()]), kept
+        return (
+            torch.from_numpy(np.asarray(pixels)),
+            torch.from_numpy(self._aspects[ids[kept].numpy()]),
+            kept,
+        )
 
     def pixels(self, ids: Tensor) -> Tensor:
         """(B, H, W, 3) pixels of all `ids`, for evaluation; black for a refused image."""
@@ -153,7 +184,12 @@ class StreamedPixels:
         archives, numbers = self.places.archives, self.places.archive[rows].tolist()
         if numbers and numbers[0] < 0:
             return [f"{archives[0]}/{self.samples.keys[row]}" for row in rows.tolist()]
-        spans = zip(numbers, self.places.offsets[rows].tolist(), self.samples.sizes_bytes[rows].tolist(), strict=True)
+        spans = zip(
+            numbers,
+            self.places.offsets[rows].tolist(),
+            self.samples.sizes_bytes[rows].tolist(),
+            strict=True,
+        )
         return [(archives[number], offset, length) for number, offset, length in spans]
 
     def _refuse(self, id_: int, read: Read) -> None:
@@ -161,8 +197,8 @@ class StreamedPixels:
         number = int(self.places.archive[id_])
         if number >= 0 and reason.startswith(_GONE):
             raise KinfolkError(
-                f"the shard `{self.places.archives[number]}` is missing or has been truncated since it was indexed "
-                f"({shown(key)}: {reason}); restore it and resume"
+                f"the shard `{self.places.archives[number]}` is missing or has been truncated since"
+                f" it was indexed ({shown(key)}: {reason}); restore it and resume"
             )
         with self._lock:
             if id_ in self._bad:
@@ -171,7 +207,11 @@ class StreamedPixels:
             self.quarantine.append((key, reason))
             if self.note is not None:
                 add_to_quarantine(key, reason, self.note)
-        LOG.warning("%s", f"{shown(key)} was refused: {reason}; training leaves it out, and evaluation uses a black image instead")
+        LOG.warning(
+            "%s",
+            f"{shown(key)} was refused: {reason}; training leaves it out, and evaluation uses a"
+            " black image instead",
+        )
 
 
 @final
@@ -184,7 +224,9 @@ class StreamSource(Source):
         labels_from_folders: see `open_source`.
     """
 
-    def __init__(self, spec: object, index_dir: Path, *, labels_from_folders: bool | None = False) -> None:
+    def __init__(
+        self, spec: object, index_dir: Path, *, labels_from_folders: bool | None = False
+    ) -> None:
         from kinfolk.data.shards import find_shards
         from kinfolk.data.stream_index import index_folder, index_shards
 
@@ -195,31 +237,56 @@ class StreamSource(Source):
         elif path.is_dir() or (path.is_file() and path.suffix.lower() == ".tar"):
             found = find_shards(path)
             if found and labels_from_folders:
-                raise UsageError(f"`labels_from_folders` needs a folder of images; {self.name} holds shards, whose labels are .cls files")
+                raise UsageError(
+                    f"`labels_from_folders` needs a folder of images; {self.name} holds shards,"
+                    " whose labels are .cls files"
+                )
             self.samples, self.refused = (
-                index_shards(found, self.name, index_dir) if found else index_folder(path, labels_from_folders is not False, index_dir)
+                index_shards(found, self.name, index_dir)
+                if found
+                else index_folder(path, labels_from_folders is not False, index_dir)
             )
         elif not path.exists() and str(spec) != "digits":
             raise UsageError(
-                f"there is no file or folder {self.name}; `data.streaming` needs webdataset shards (.tar) or a folder of images"
+                f"there is no file or folder {self.name}; `data.streaming` needs webdataset shards"
+                " (.tar) or a folder of images"
             )
         else:
-            raise UsageError(f"`data.streaming` needs webdataset shards (.tar) or a folder of images, not {self.name}")
+            raise UsageError(
+                "`data.streaming` needs webdataset shards (.tar) or a folder of images, not"
+                f" {self.name}"
+            )
         self.classes, self.native_size = self.samples.classes, None
 
-    def image_data(self, *, image_size: int, workers: int | None, pixel_cap: int, window: int) -> ImageData:
+    def image_data(
+        self, *, image_size: int, workers: int | None, pixel_cap: int, window: int
+    ) -> ImageData:
         """The data by sample id. `window`: see `StreamOrder`."""
-        stream = StreamedPixels(self.samples, image_size, image_size, pixel_cap=pixel_cap, workers=workers, window=window)
+        stream = StreamedPixels(
+            self.samples,
+            image_size,
+            image_size,
+            pixel_cap=pixel_cap,
+            workers=workers,
+            window=window,
+        )
         return ImageData(self.samples, stream, None, list(self.refused))
 
     def items(self) -> Sequence[Item]:
-        return _Items(len(self.samples), lambda row: Item(self.samples.keys[row], self.label(row), self.samples.splits[row]))
+        return _Items(
+            len(self.samples),
+            lambda row: Item(self.samples.keys[row], self.label(row), self.samples.splits[row]),
+        )
 
     def load(self, index: int) -> bytes:
         places = self.samples.places
         assert places is not None
         number = int(places.archive[index])
-        path = places.archives[number] if number >= 0 else f"{places.archives[0]}/{self.samples.keys[index]}"
+        path = (
+            places.archives[number]
+            if number >= 0
+            else f"{places.archives[0]}/{self.samples.keys[index]}"
+        )
         with open(path, "rb") as file:
             file.seek(int(places.offsets[index]))
             return file.read(int(self.samples.sizes_bytes[index]) if number >= 0 else -1)

@@ -1,8 +1,11 @@
-"""The table of samples of streamed data: where each image is stored. It is made once and kept in a file that later runs and all ranks map.
+"""The table of samples of streamed data: where each image is stored. It is made once and kept in a
+file that later runs and all ranks map.
 
-The headers of shards are read one shard after the other, so building the table needs the memory of the table and of one shard. The name of
-the file is a digest of the state it describes (for shards: path, size, modification time and readability of each; for a folder: those of
-every folder below it), so a file of another state is never used. A folder is not listed again while none of its folders has changed.
+The headers of shards are read one shard after the other, so building the table needs the memory of
+the table and of one shard. The name of the file is a digest of the state it describes (for shards:
+path, size, modification time and readability of each; for a folder: those of every folder below
+it), so a file of another state is never used. A folder is not listed again while none of its
+folders has changed.
 """
 
 from __future__ import annotations
@@ -35,8 +38,11 @@ from kinfolk.files import (
 _VERSION = 2
 
 
-def index_shards(splits: dict[str, list[Path]], name: str, folder: Path) -> tuple[Samples, Refusals]:
-    """The samples of all shards, and what was refused: shards that are missing or truncated, samples without a usable image or caption.
+def index_shards(
+    splits: dict[str, list[Path]], name: str, folder: Path
+) -> tuple[Samples, Refusals]:
+    """The samples of all shards, and what was refused: shards that are missing or truncated,
+    samples without a usable image or caption.
 
     Args:
         splits: the shards of each split.
@@ -69,7 +75,8 @@ def index_folder(root: Path, labels_from_folders: bool, folder: Path) -> tuple[S
 
 
 def _kept(folder: Path, state: object, build: Any) -> tuple[Samples, Refusals]:
-    """The table of this state, from its file, or built and written by one process while others wait."""
+    """The table of this state, from its file, or built and written by one process while others
+    wait."""
     note = folder / "streams" / f"{_digest([_VERSION, state])}.json"
     found = _read_kept(note)
     if found is None:
@@ -104,7 +111,13 @@ class _Rows:
         self.label_of: dict[str | None, int] = {}
         self.faults: list[tuple[str, str, bool]] = []
 
-    def add(self, split: str, number: int, modified_ns: int, entries: Sequence[tuple[str, tuple[int, int], Any, str | None]]) -> None:
+    def add(
+        self,
+        split: str,
+        number: int,
+        modified_ns: int,
+        entries: Sequence[tuple[str, tuple[int, int], Any, str | None]],
+    ) -> None:
         import pyarrow as pa
 
         if not entries:
@@ -114,7 +127,9 @@ class _Rows:
         for key, _, raw, _ in entries:
             caption, faults = usable_captions(raw)
             captions.append(caption)
-            self.faults += [(f"{key}[{part}]" if part else key, fault, raw is None) for part, fault in faults]
+            self.faults += [
+                (f"{key}[{part}]" if part else key, fault, raw is None) for part, fault in faults
+            ]
         self.captions.append(TextColumn.of(same_type(captions)))
         self.splits.append((split, len(entries)))
         self.archive.append(np.full(len(entries), number, dtype=np.int32))
@@ -125,13 +140,17 @@ class _Rows:
         self.labels.append(np.array(codes, dtype=np.int32))
 
 
-def _read_shards(ordered: list[tuple[str, list[Path]]], name: str, folder: Path) -> tuple[Samples, Refusals]:
+def _read_shards(
+    ordered: list[tuple[str, list[Path]]], name: str, folder: Path
+) -> tuple[Samples, Refusals]:
     import pyarrow as pa
 
     index, rows, refused = ShardIndex(folder), _Rows(), list[tuple[str, str]]()
     paths = [path for _, tars in ordered for path in tars]
     names = shard_names(paths)
-    for number, (split, path) in enumerate((split, path) for split, tars in ordered for path in tars):
+    for number, (split, path) in enumerate(
+        (split, path) for split, tars in ordered for path in tars
+    ):
         shard = index.of(path)
         index.keep(folder)
         if shard.fault is not None:
@@ -167,8 +186,16 @@ def _read_shards(ordered: list[tuple[str, list[Path]]], name: str, folder: Path)
         sizes_bytes=np.concatenate(rows.sizes),
         modified_ns=np.concatenate(rows.times),
         digests=TextColumn(pa.nulls(number, pa.string())),
-        captions=same_type([caption for column in rows.captions for caption in column]) if captioned else None,
-        places=Places([os.path.abspath(path) for path in paths], np.concatenate(rows.archive), np.concatenate(rows.offsets)),
+        captions=(
+            same_type([caption for column in rows.captions for caption in column])
+            if captioned
+            else None
+        ),
+        places=Places(
+            [os.path.abspath(path) for path in paths],
+            np.concatenate(rows.archive),
+            np.concatenate(rows.offsets),
+        ),
     )
     if captioned:
         assert samples.captions is not None
@@ -185,7 +212,10 @@ def _read_folder(root: Path, labels_from_folders: bool) -> tuple[Samples, Refusa
     items = source.items()
     if not items:
         path, reason = source.refused[0]
-        raise KinfolkError(f"all {len(source.refused):,} images of `{root}` were refused; the first is {path}: {reason}")
+        raise KinfolkError(
+            f"all {len(source.refused):,} images of `{root}` were refused; the first is {path}:"
+            f" {reason}"
+        )
     order = arrange(items)
     _require_plain_names(root, [(source.path(index), items[index].key) for index in order])
     labels = [items[index].label for index in order]
@@ -195,7 +225,11 @@ def _read_folder(root: Path, labels_from_folders: bool) -> tuple[Samples, Refusa
         keys=[items[index].key for index in order],
         widths=nothing,
         heights=nothing,
-        labels=None if source.classes is None else np.array([-1 if label is None else label for label in labels]),
+        labels=(
+            None
+            if source.classes is None
+            else np.array([-1 if label is None else label for label in labels])
+        ),
         classes=source.classes,
         splits=[items[index].split for index in order],
         sizes_bytes=nothing,
@@ -210,14 +244,19 @@ def _require_plain_names(root: Path, files: Sequence[tuple[str, str]]) -> None:
     """Raises if a key does not name its file, which happens only if the file name is not UTF-8."""
     for path, key in files:
         if os.path.relpath(path, root).replace(os.sep, "/") != key:
-            raise KinfolkError(f"the file `{key}` has a name that is not UTF-8, which streaming cannot read; rename it")
+            raise KinfolkError(
+                f"the file `{key}` has a name that is not UTF-8, which streaming cannot read;"
+                " rename it"
+            )
 
 
 def _repeated(splits: Iterable[tuple[str, int]]) -> Any:
     import pyarrow as pa
 
     names = list(dict.fromkeys(split for split, _ in splits))
-    codes = np.concatenate([np.full(count, names.index(split), dtype=np.int8) for split, count in splits])
+    codes = np.concatenate(
+        [np.full(count, names.index(split), dtype=np.int8) for split, count in splits]
+    )
     return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(names, pa.large_string()))
 
 

@@ -1,4 +1,5 @@
-"""Tables of image paths (CSV, TSV, Parquet), with columns for captions, labels, groups and splits."""
+"""Tables of image paths (CSV, TSV, Parquet), with columns for captions, labels, groups and
+splits."""
 
 from __future__ import annotations
 
@@ -32,7 +33,12 @@ def _read_csv(path: Path) -> dict[str, list[Any]]:
             if start.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
                 raise KinfolkError(f"`{path}` is UTF-16; save it as UTF-8")
         with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-            rows = list(filter(None, map(_cells, file) if path.suffix.lower() == ".tsv" else _comma_rows(file, path)))
+            rows = list(
+                filter(
+                    None,
+                    map(_cells, file) if path.suffix.lower() == ".tsv" else _comma_rows(file, path),
+                )
+            )
     except OSError as error:
         raise KinfolkError(f"`{path}` is not a readable table: {error}") from error
     finally:
@@ -44,13 +50,15 @@ def _read_csv(path: Path) -> dict[str, list[Any]]:
         raise KinfolkError(f"`{path}` names a column twice: {', '.join(map(repr, header))}")
     for number, row in enumerate(rows[1:], 1):
         if len(row) != len(header):
-            raise KinfolkError(f"row {number} of `{path}` has {len(row)} cells, its header has {len(header)}")
+            raise KinfolkError(
+                f"row {number} of `{path}` has {len(row)} cells, its header has {len(header)}"
+            )
     return {name: [row[place] for row in rows[1:]] for place, name in enumerate(header)}
 
 
 def _comma_rows(file: TextIO, path: Path) -> Iterator[list[str]]:
-    """Rows of comma-separated cells. Quoted cells may contain line breaks. A quote that is not closed at the end of its cell is refused,
-    because the cell would swallow the following rows."""
+    """Rows of comma-separated cells. Quoted cells may contain line breaks. A quote that is not
+    closed at the end of its cell is refused, because the cell would swallow the following rows."""
     reader = csv.reader(file, strict=True)
     start = 1
     try:
@@ -59,13 +67,15 @@ def _comma_rows(file: TextIO, path: Path) -> Iterator[list[str]]:
             start = reader.line_num + 1
     except csv.Error as error:
         raise KinfolkError(
-            f"`{path}` is not a readable table: {error}, in the row that begins in line {start}; a cell that begins with a quote must end "
-            'with one, and quotes between them are written twice ("")'
+            f"`{path}` is not a readable table: {error}, in the row that begins in line {start}; a"
+            " cell that begins with a quote must end with one, and quotes between them are written"
+            ' twice ("")'
         ) from error
 
 
 def _cells(line: str) -> list[str]:
-    """A row of tab-separated cells. If the quotes do not match, the line is taken as unquoted, as many programs write it."""
+    """A row of tab-separated cells. If the quotes do not match, the line is taken as unquoted, as
+    many programs write it."""
     try:
         return next(csv.reader([line], delimiter="\t", strict=True))
     except csv.Error:
@@ -90,8 +100,13 @@ def column_values(column: Any) -> list[Any]:
         return list(column.to_pylist())
     except UnicodeDecodeError:
         several = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
-        values = column.cast(pa.large_list(pa.large_binary()) if several else pa.large_binary()).to_pylist()
-        return [[decoded(each) for each in value] if isinstance(value, list) else decoded(value) for value in values]
+        values = column.cast(
+            pa.large_list(pa.large_binary()) if several else pa.large_binary()
+        ).to_pylist()
+        return [
+            [decoded(each) for each in value] if isinstance(value, list) else decoded(value)
+            for value in values
+        ]
 
 
 @dataclass(frozen=True)
@@ -108,21 +123,28 @@ class Columns:
 def open_table(path: Path, columns: Columns | None = None) -> FileSource:
     """Opens a CSV, TSV or Parquet table; paths are relative to it.
 
-    Rows with the same image share it: it is decoded once, their keys are `path`, `path#2`, `path#3` …, and they form a group if the table
-    has no group column. A row is refused by name if its image does not exist or if its caption is empty, not UTF-8 or too long. A list of
-    captions in Parquet gives one sample several captions.
+    Rows with the same image share it: it is decoded once, their keys are `path`, `path#2`, `path#3`
+    …, and they form a group if the table has no group column. A row is refused by name if its image
+    does not exist or if its caption is empty, not UTF-8 or too long. A list of captions in Parquet
+    gives one sample several captions.
     """
     name = f"`{path}`"
     rows = read_columns(path)
-    found = {role: _pick(rows, role, getattr(columns or Columns(), role), name) for role in ("image", "caption", "label", "group", "split")}
+    found = {
+        role: _pick(rows, role, getattr(columns or Columns(), role), name)
+        for role in ("image", "caption", "label", "group", "split")
+    }
     images = found["image"]
     assert images is not None
     if not images:
         raise KinfolkError(f"{name} has no rows")
-    bad_type = next((value for value in images if value is not None and not isinstance(value, str)), None)
+    bad_type = next(
+        (value for value in images if value is not None and not isinstance(value, str)), None
+    )
     if bad_type is not None:
         raise KinfolkError(
-            f"the image column of {name} holds {type(bad_type).__name__}; it must hold file paths, or (in Parquet) the bytes of image files"
+            f"the image column of {name} holds {type(bad_type).__name__}; it must hold file paths,"
+            " or (in Parquet) the bytes of image files"
         )
     labels, classes = encode_labels(found["label"] or [None] * len(images), name)
     captions, groups = found["caption"], found["group"]
@@ -138,13 +160,28 @@ def open_table(path: Path, columns: Columns | None = None) -> FileSource:
         key = _text(image or f"(row {row + 1})") + (f"#{number}" if number > 1 else "")
         file = os.path.join(path.parent, image or "")
         reason = _why_missing(image, file)
-        caption, faults = (None, []) if captions is None or reason is not None else usable_captions(captions[row])
-        refused += [(key, reason)] if reason is not None else [(f"{key}[{number}]" if number else key, fault) for number, fault in faults]
+        caption, faults = (
+            (None, []) if captions is None or reason is not None else usable_captions(captions[row])
+        )
+        refused += (
+            [(key, reason)]
+            if reason is not None
+            else [(f"{key}[{number}]" if number else key, fault) for number, fault in faults]
+        )
         if reason is not None or (captions is not None and caption is None):
             continue
         split = split_name(_cell(found["split"], row) or "")
         group = _cell(groups, row)
-        items.append(Item(key, labels[row], split, caption, None if group is None else _text(group), first.get(image)))
+        items.append(
+            Item(
+                key,
+                labels[row],
+                split,
+                caption,
+                None if group is None else _text(group),
+                first.get(image),
+            )
+        )
         first.setdefault(image, len(items) - 1)
         paths.append(file)
     return FileSource(name, items, paths, classes, refused)
@@ -156,10 +193,15 @@ def _pick(rows: dict[str, list[Any]], role: str, wanted: str | None, name: str) 
         return rows[column]
     if wanted is None:
         return None
-    parted = "; its cells must be separated by commas" if len(rows) == 1 and ";" in next(iter(rows)) else ""
+    parted = (
+        "; its cells must be separated by commas"
+        if len(rows) == 1 and ";" in next(iter(rows))
+        else ""
+    )
     raise UsageError(
-        f"{name} has no column {column!r} for `{role}_column`; its columns are {', '.join(map(repr, rows))}{parted}; another is chosen by "
-        f"`{role}_column` (--set data.{role}_column=NAME)"
+        f"{name} has no column {column!r} for `{role}_column`; its columns are"
+        f" {', '.join(map(repr, rows))}{parted}; another is chosen by `{role}_column` (--set"
+        f" data.{role}_column=NAME)"
     )
 
 

@@ -1,6 +1,8 @@
-"""Captions as tokens by sample id, and the byte-pair tokenizer that makes them, learnt from the training captions or read from a file.
+"""Captions as tokens by sample id, and the byte-pair tokenizer that makes them, learnt from the
+training captions or read from a file.
 
-Sennrich et al., Neural Machine Translation of Rare Words with Subword Units, ACL 2016, on bytes, so that every text can be encoded.
+Sennrich et al., Neural Machine Translation of Rare Words with Subword Units, ACL 2016, on bytes, so
+that every text can be encoded.
 
 Dimension key: N samples, M captions or texts, T tokens of a context, B batch.
 """
@@ -49,9 +51,12 @@ class TextData:
         self._counts, self._starts = counts, counts.cumsum(0) - counts
 
     def draw(self, ids: Tensor, uniform: Tensor) -> Tensor:
-        """(B, T) a caption for each of `ids` (B,), chosen by numbers in [0, 1) (B,) if there are several."""
+        """(B, T) a caption for each of `ids` (B,), chosen by numbers in [0, 1) (B,) if there are
+        several."""
         counts = self._counts[ids]
-        return self.tokens[self._starts[ids] + (uniform * counts).to(torch.int64).clamp(max=counts - 1)]
+        return self.tokens[
+            self._starts[ids] + (uniform * counts).to(torch.int64).clamp(max=counts - 1)
+        ]
 
     def rows(self, ids: Tensor) -> Tensor:
         """(M',) the rows of `tokens` that belong to the samples `ids`."""
@@ -79,18 +84,25 @@ class StreamedText:
         self.groups = torch.from_numpy(samples.group_ids.astype(np.int64))
 
     def draw(self, ids: Tensor, uniform: Tensor) -> Tensor:
-        """(B, T) a caption for each of `ids` (B,), chosen by numbers in [0, 1) (B,) if there are several."""
+        """(B, T) a caption for each of `ids` (B,), chosen by numbers in [0, 1) (B,) if there are
+        several."""
         captions = self._samples.captions
         assert captions is not None
         several = [captions_of(captions[id_]) for id_ in ids.tolist()]
-        chosen = [texts[min(int(number * len(texts)), len(texts) - 1)] for texts, number in zip(several, uniform.tolist(), strict=True)]
+        chosen = [
+            texts[min(int(number * len(texts)), len(texts) - 1)]
+            for texts, number in zip(several, uniform.tolist(), strict=True)
+        ]
         return self.tokenizer.encode(chosen)
 
 
 def require_captions(samples: Samples) -> None:
     """Raises if the data has no captions."""
     if samples.captions is None:
-        raise UsageError("the data has no captions; give a table with a column `caption` (or name it), or shards with .txt or .json files")
+        raise UsageError(
+            "the data has no captions; give a table with a column `caption` (or name it), or shards"
+            " with .txt or .json files"
+        )
 
 
 def every_caption(samples: Samples, split: str | None = None) -> Iterator[str]:
@@ -108,7 +120,8 @@ _CHUNK = 4096
 
 @final
 class Tokenizer:
-    """Text → (T,) token ids: start, bytes joined to pairs, end, padding. A longer text is cut, and its end token stays.
+    """Text → (T,) token ids: start, bytes joined to pairs, end, padding. A longer text is cut, and
+    its end token stays.
 
     Args:
         inner: of the library `tokenizers`; see `train_tokenizer` and `read_tokenizer`.
@@ -122,11 +135,15 @@ class Tokenizer:
 
     def __init__(self, inner: Any, context: int) -> None:
         if context < 4:
-            raise ValueError(f"`context` (={context}) must be at least 4: start, end and a text between them")
+            raise ValueError(
+                f"`context` (={context}) must be at least 4: start, end and a text between them"
+            )
         self._inner, self.context = inner, context
         self.vocab_size = int(inner.get_vocab_size(with_added_tokens=True))
         self.end_id = self._id_of(_ENDS, "end")
-        self.pad_id = next((found for name in _PADS if (found := inner.token_to_id(name)) is not None), self.end_id)
+        self.pad_id = next(
+            (found for name in _PADS if (found := inner.token_to_id(name)) is not None), self.end_id
+        )
         inner.encode_special_tokens = True  # "<end>" in a caption is plain text, not the end token
         inner.no_padding()
         inner.enable_truncation(context)
@@ -138,7 +155,9 @@ class Tokenizer:
         """(M, T) int32."""
         tokens_MT = torch.full((len(texts), self.context), self.pad_id, dtype=torch.int32)
         for start in range(0, len(texts), _CHUNK):
-            for row, found in enumerate(self._inner.encode_batch(list(texts[start : start + _CHUNK])), start):
+            for row, found in enumerate(
+                self._inner.encode_batch(list(texts[start : start + _CHUNK])), start
+            ):
                 own = found.ids
                 if not own or own[-1] != self.end_id:  # a given tokenizer that adds no end token
                     own = [*own[: self.context - 1], self.end_id]
@@ -157,25 +176,33 @@ class Tokenizer:
         for name in names:
             if (found := self._inner.token_to_id(name)) is not None:
                 return int(found)
-        raise KinfolkError(f"the tokenizer has no token for the {what} of a text; it must know one of {', '.join(names)}")
+        raise KinfolkError(
+            f"the tokenizer has no token for the {what} of a text; it must know one of"
+            f" {', '.join(names)}"
+        )
 
 
 def train_tokenizer(captions: Iterable[str], *, vocab_size: int, context: int) -> Tokenizer:
     """Learns the pairs from `captions`; the same captions give the same tokenizer.
 
-    Texts are normalised to NFC and lower case, as in CLIP. The vocabulary is smaller if the captions have no more pairs that occur twice.
+    Texts are normalised to NFC and lower case, as in CLIP. The vocabulary is smaller if the
+    captions have no more pairs that occur twice.
 
     Args:
         vocab_size: largest number of tokens: 3 special tokens, 256 bytes, and pairs.
         context: T.
     """
     if vocab_size < 259:
-        raise UsageError(f"`vocab_size` (={vocab_size}) must be at least 259: 3 special tokens and all bytes")
+        raise UsageError(
+            f"`vocab_size` (={vocab_size}) must be at least 259: 3 special tokens and all bytes"
+        )
     library = _library()
     inner = library.Tokenizer(library.models.BPE())
     normalizers, pre = library.normalizers, library.pre_tokenizers
     spaces = normalizers.Replace(library.Regex(r"\s+"), " ")
-    inner.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase(), spaces, normalizers.Strip()])
+    inner.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Lowercase(), spaces, normalizers.Strip()]
+    )
     inner.pre_tokenizer = pre.ByteLevel(add_prefix_space=True)
     inner.decoder = library.decoders.ByteLevel()
     trainer = library.trainers.BpeTrainer(
@@ -187,12 +214,15 @@ def train_tokenizer(captions: Iterable[str], *, vocab_size: int, context: int) -
     )
     inner.train_from_iterator(_batches(captions), trainer)
     ends = [(name, inner.token_to_id(name)) for name in (START, END)]
-    inner.post_processor = library.processors.TemplateProcessing(single=f"{START} $A {END}", special_tokens=ends)
+    inner.post_processor = library.processors.TemplateProcessing(
+        single=f"{START} $A {END}", special_tokens=ends
+    )
     return Tokenizer(inner, context)
 
 
 def read_tokenizer(path: str | Path, context: int) -> Tokenizer:
-    """Reads a tokenizer.json, written by `Tokenizer.save` or by the library `tokenizers`, that has an end token."""
+    """Reads a tokenizer.json, written by `Tokenizer.save` or by the library `tokenizers`, that has
+    an end token."""
     path = Path(path)
     if not path.is_file():
         raise UsageError(f"there is no tokenizer at {path}; give a tokenizer.json")
@@ -200,7 +230,9 @@ def read_tokenizer(path: str | Path, context: int) -> Tokenizer:
     try:
         inner = library.Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # the library raises bare exceptions
-        raise KinfolkError(f"{path} is not a readable tokenizer.json: {' '.join(str(error).split())}") from error
+        raise KinfolkError(
+            f"{path} is not a readable tokenizer.json: {' '.join(str(error).split())}"
+        ) from error
     return Tokenizer(inner, context)
 
 
@@ -218,4 +250,6 @@ def _library() -> ModuleType:
     try:
         return importlib.import_module("tokenizers")
     except ImportError as error:
-        raise UsageError(f"captions need the package tokenizers; {install_hint('tokenizers', 'text')}") from error
+        raise UsageError(
+            f"captions need the package tokenizers; {install_hint('tokenizers', 'text')}"
+        ) from error

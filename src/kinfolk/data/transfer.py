@@ -1,6 +1,8 @@
-"""Batches on their way to the training device: read ahead in threads, pinned, and copied on a stream of their own.
+"""Batches on their way to the training device: read ahead in threads, pinned, and copied on a
+stream of their own.
 
-On a CPU nothing is copied. On a GPU the next batch is copied, and prepared there, while the current one is computed; the host never waits.
+On a CPU nothing is copied. On a GPU the next batch is copied, and prepared there, while the current
+one is computed; the host never waits.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ Batch = dict[str, Any]
 
 
 class Sent(NamedTuple):
-    """A batch that is on its way: its tensors on the device, and the event after which they may be used there."""
+    """A batch that is on its way: its tensors on the device, and the event after which they may be
+    used there."""
 
     batch: Batch
     event: Any
@@ -30,10 +33,13 @@ class Transfer:
 
     Args:
         device: of the training.
-        prepare: called with each batch on the device, e.g. to make its views; returns the batch to hand out.
+        prepare: called with each batch on the device, e.g. to make its views; returns the batch to
+            hand out.
     """
 
-    def __init__(self, device: torch.device, prepare: Callable[[Batch], Batch] | None = None) -> None:
+    def __init__(
+        self, device: torch.device, prepare: Callable[[Batch], Batch] | None = None
+    ) -> None:
         self.device, self.prepare = device, prepare
         # Pinned memory and streams are CUDA's; other devices get plain copies.
         self.has_streams = device.type == "cuda" and torch.cuda.is_available()
@@ -45,22 +51,30 @@ class Transfer:
         return self.device.type != "cpu"
 
     def enter_thread(self) -> None:
-        """Called first in every thread that reads batches. A thread starts with GPU 0 as its device, so that pinning memory would make
-        every rank hold a context, some hundred megabytes, on that one."""
+        """Called first in every thread that reads batches. A thread starts with GPU 0 as its
+        device, so that pinning memory would make every rank hold a context, some hundred megabytes,
+        on that one."""
         if self.has_streams:
             torch.cuda.set_device(self.device)
 
     def pin(self, batch: Batch) -> Batch:
-        """The batch in pinned memory, from which a copy need not wait. Called in the thread that read the batch."""
+        """The batch in pinned memory, from which a copy need not wait. Called in the thread that
+        read the batch."""
         if not self.has_streams:
             return batch
-        return {name: value.pin_memory() if isinstance(value, Tensor) else value for name, value in batch.items()}
+        return {
+            name: value.pin_memory() if isinstance(value, Tensor) else value
+            for name, value in batch.items()
+        }
 
     def send(self, batch: Batch) -> Sent:
         """Starts copying and preparing the batch; returns at once on a GPU."""
         with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
             if self.device.type != "cpu":
-                batch = {k: v.to(self.device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in batch.items()}
+                batch = {
+                    k: v.to(self.device, non_blocking=True) if isinstance(v, Tensor) else v
+                    for k, v in batch.items()
+                }
             if self.prepare is not None:
                 batch = self.prepare(batch)
             event = None if self.stream is None else self.stream.record_event()
@@ -77,10 +91,13 @@ class Transfer:
         return sent.batch
 
 
-def transferred(read: Callable[[int], Batch], steps: Sequence[int], transfer: Transfer, threads: int) -> Generator[Batch, None, None]:
+def transferred(
+    read: Callable[[int], Batch], steps: Sequence[int], transfer: Transfer, threads: int
+) -> Generator[Batch, None, None]:
     """The batches `read(step)` of all `steps`, in order, on the device.
 
-    `threads` batches are read at the same time. A batch that is read before it is needed is sent while the one before it is computed.
+    `threads` batches are read at the same time. A batch that is read before it is needed is sent
+    while the one before it is computed.
     """
     todo = deque(steps)
     with ThreadPoolExecutor(threads, "kinfolk-batches", transfer.enter_thread) as reader:
@@ -113,9 +130,11 @@ def transferred(read: Callable[[int], Batch], steps: Sequence[int], transfer: Tr
 
 @final
 class HostCopy:
-    """A copy of a device tensor on its way to the host. It is started when the object is made; `value` waits for it, and for nothing else.
+    """A copy of a device tensor on its way to the host. It is started when the object is made;
+    `value` waits for it, and for nothing else.
 
-    The host does not hold up the device if it asks for the value after it has launched the next step.
+    The host does not hold up the device if it asks for the value after it has launched the next
+    step.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -137,7 +156,8 @@ class HostCopy:
 
 @final
 class Returning:
-    """Takes results from a device to the host, one batch behind, so that the host waits only for what is finished.
+    """Takes results from a device to the host, one batch behind, so that the host waits only for
+    what is finished.
 
     Args:
         write: called with the tensors of each batch, on the host and in order.
@@ -148,7 +168,8 @@ class Returning:
         self._pending: list[HostCopy] = []
 
     def add(self, *results: Tensor) -> None:
-        """Starts copying the results, and writes those that were added before them. Results on a CPU are written at once."""
+        """Starts copying the results, and writes those that were added before them. Results on a
+        CPU are written at once."""
         copies = [HostCopy(result) for result in results]
         self.finish()
         self._pending = copies

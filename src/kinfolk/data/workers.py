@@ -29,12 +29,17 @@ _CRASHED = Read(0, 0, "", 0, 0, None, "the decoder crashed on this file")
 
 def default_workers() -> int:
     """The number of processors this process may use, at most 32."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    count = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    )
     return min(count, 32)
 
 
-def read_files(paths: Sequence[Place], height: int, width: int, pixel_cap: int, workers: int) -> Iterator[Read]:
-    """Reads and decodes each file in one of `workers` processes. A file that crashes its worker is refused; the others are not affected."""
+def read_files(
+    paths: Sequence[Place], height: int, width: int, pixel_cap: int, workers: int
+) -> Iterator[Read]:
+    """Reads and decodes each file in one of `workers` processes. A file that crashes its worker is
+    refused; the others are not affected."""
     local, all_workers, closing = threading.local(), list[_Worker](), threading.Event()
 
     def start() -> None:
@@ -69,10 +74,11 @@ def read_files(paths: Sequence[Place], height: int, width: int, pixel_cap: int, 
 
 @final
 class DecodePool:
-    """Persistent worker processes, for data that is decoded in every epoch. `read` may be called from several threads at once.
+    """Persistent worker processes, for data that is decoded in every epoch. `read` may be called
+    from several threads at once.
 
-    Workers write pixels to a file in memory that this process maps, so that only a few numbers pass through a pipe. They end with this
-    process, or when the pool is closed.
+    Workers write pixels to a file in memory that this process maps, so that only a few numbers pass
+    through a pipe. They end with this process, or when the pool is closed.
 
     Args:
         height, width, pixel_cap: see `read_files`.
@@ -88,9 +94,11 @@ class DecodePool:
         self._finalizer = weakref.finalize(self, _end, self._closing, self._idle, self._boards)
 
     def read(self, places: Sequence[Place]) -> tuple[npt.NDArray[np.uint8], list[Read]]:
-        """(B, H, W, 3) pixels, with arbitrary values in the rows of refused images, and the result for each image.
+        """(B, H, W, 3) pixels, with arbitrary values in the rows of refused images, and the result
+        for each image.
 
-        The pixels are those the workers wrote, not a copy; their memory is reused as soon as nothing refers to them.
+        The pixels are those the workers wrote, not a copy; their memory is reused as soon as
+        nothing refers to them.
         """
         if not self.workers:
             return self._read_here(places)
@@ -99,7 +107,8 @@ class DecodePool:
         weakref.finalize(rows, board.release).atexit = False
         chunk = min(_CHUNK, max(1, len(places) // (2 * self.workers)))
         parts = [
-            self._threads.submit(self._chunk, places[start : start + chunk], (board.path, start)) for start in range(0, len(places), chunk)
+            self._threads.submit(self._chunk, places[start : start + chunk], (board.path, start))
+            for start in range(0, len(places), chunk)
         ]
         return rows, [read for part in parts for read in part.result()]
 
@@ -119,7 +128,10 @@ class DecodePool:
 
     def _read_here(self, places: Sequence[Place]) -> tuple[npt.NDArray[np.uint8], list[Read]]:
         with strict_pillow():
-            reads = [read_file(place, self.height, self.width, self.pixel_cap, with_digest=False) for place in places]
+            reads = [
+                read_file(place, self.height, self.width, self.pixel_cap, with_digest=False)
+                for place in places
+            ]
         rows = np.zeros((len(places), self.height, self.width, 3), dtype=np.uint8)
         for row, read in zip(rows, reads, strict=True):
             if read.pixels is not None:
@@ -129,7 +141,9 @@ class DecodePool:
     def _board(self, rows: int) -> _SharedRows:
         """A free file with at least `rows` rows."""
         with self._lock:
-            found = next((board for board in self._boards if board.free and len(board.rows) >= rows), None)
+            found = next(
+                (board for board in self._boards if board.free and len(board.rows) >= rows), None
+            )
             if found is None:
                 found = _SharedRows(rows, self.height, self.width)
                 self._boards.append(found)
@@ -138,7 +152,8 @@ class DecodePool:
 
 
 class _SharedRows:
-    """A file with a row for each image, shared with the workers: in memory or, if that is too small (as often in containers), on disk.
+    """A file with a row for each image, shared with the workers: in memory or, if that is too small
+    (as often in containers), on disk.
 
     On Linux the file has no name, so that its memory is freed however this process ends.
     """
@@ -154,7 +169,9 @@ class _SharedRows:
         if not self._named:
             os.unlink(self.path)
             self.path = opened
-        self.rows = np.memmap(self.path, dtype=np.uint8, mode="r+", shape=(max(1, rows), height, width, 3))
+        self.rows = np.memmap(
+            self.path, dtype=np.uint8, mode="r+", shape=(max(1, rows), height, width, 3)
+        )
         self.free = True
 
     def release(self) -> None:
@@ -168,7 +185,8 @@ class _SharedRows:
 
 
 def _reserved(folder: str, size: int) -> tuple[int, str]:
-    """A new open file with reserved space; writing to a mapped file without space on the device would crash the process."""
+    """A new open file with reserved space; writing to a mapped file without space on the device
+    would crash the process."""
     handle, path = tempfile.mkstemp(prefix="kinfolk-", dir=folder)
     try:
         if hasattr(os, "posix_fallocate"):
@@ -195,12 +213,15 @@ class _Worker:
     """One worker process, used by one thread at a time and restarted when it dies."""
 
     def __init__(self, height: int, width: int, pixel_cap: int, closing: threading.Event) -> None:
-        self._setting = json.dumps([[entry for entry in sys.path if entry], height, width, pixel_cap])
+        self._setting = json.dumps(
+            [[entry for entry in sys.path if entry], height, width, pixel_cap]
+        )
         self._closing = closing
         self._start()
 
     def read(self, paths: Sequence[Place], board: tuple[str, int] | None = None) -> list[Read]:
-        """Results for `paths`. With `board` (a file and a row), pixels are written to that file from that row on."""
+        """Results for `paths`. With `board` (a file and a row), pixels are written to that file
+        from that row on."""
         try:
             return self._ask(paths, board)
         except (EOFError, OSError, pickle.UnpicklingError):
@@ -210,7 +231,10 @@ class _Worker:
             self._start()
             if len(paths) == 1:
                 return [_CRASHED]
-            singly = (self.read([path], None if board is None else (board[0], board[1] + row)) for row, path in enumerate(paths))
+            singly = (
+                self.read([path], None if board is None else (board[0], board[1] + row))
+                for row, path in enumerate(paths)
+            )
             return [read for reads in singly for read in reads]
 
     def stop(self) -> None:
@@ -227,7 +251,10 @@ class _Worker:
         program = Path(__file__).with_name("decode_worker.py")
         self._errors: Any = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop; decoders write warnings there, which would spoil the progress bar
         self._process = subprocess.Popen(
-            [sys.executable, "-I", str(program), self._setting], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
+            [sys.executable, "-I", str(program), self._setting],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
         )
         assert self._process.stdout is not None
         if self._process.stdout.readline() != b"ready\n" and not self._closing.is_set():
@@ -235,7 +262,8 @@ class _Worker:
             lines = self._errors.read().decode(errors="replace").strip().splitlines()
             self.stop()
             raise KinfolkError(
-                f"a decoding worker did not start: {lines[-1] if lines else 'no message'}; use `workers=0` to decode in the main process"
+                f"a decoding worker did not start: {lines[-1] if lines else 'no message'}; use"
+                " `workers=0` to decode in the main process"
             )
 
     def _ask(self, paths: Sequence[Place], board: tuple[str, int] | None) -> list[Read]:

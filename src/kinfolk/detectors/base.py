@@ -45,7 +45,8 @@ class Detector(Exact, ABC):
     """What the framework must pass as `Pairs.guide`: "teacher", embeddings of a slow copy of the
     encoder, or "modality", those of the other modality. None: nothing."""
     soft: bool = False
-    """Whether all candidates are kin to some degree, so that "eliminate" would leave no negative."""
+    """Whether all candidates are kin to some degree, so that "eliminate" would leave no
+    negative."""
     own_weight: float | None = None
     """With "attract", the share of the positives in the pull, if the loss does not set it."""
     space: Space = "projected"
@@ -81,7 +82,9 @@ class Detector(Exact, ABC):
     def find(self, block: Block) -> Answer:
         """Returns which candidates of the block are kin, and the new state of its samples."""
 
-    def observe(self, ids: Tensor, update: Mapping[str, Tensor], is_finite: Tensor | None = None) -> None:
+    def observe(
+        self, ids: Tensor, update: Mapping[str, Tensor], is_finite: Tensor | None = None
+    ) -> None:
         """Writes the state that `find` proposed, of all blocks and ranks. `is_finite`: whether the
         loss is; pass it on to the store, which writes nothing if not. Default: no state."""
 
@@ -91,7 +94,8 @@ class Detector(Exact, ABC):
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
         """The step before some epochs, such as a clustering. `features`: (N, F) of all samples in
-        data-set order, the same on all ranks; None if it collects its own. `progress`: in [0, 1]."""
+        data-set order, the same on all ranks; None if it collects its own. `progress`: in [0,
+        1]."""
 
     def collect(self, ids: Tensor, anchors: Tensor, is_finite: Tensor | None = None) -> None:
         """Called in every step with the unit-norm anchors (B·V, D), sample-major, of the samples
@@ -143,7 +147,12 @@ def register(
     """Registers a detector under `name`, with what the tables of methods say about it."""
 
     def registered(kind: Kind) -> Kind:
-        kind.paper, kind.needs, kind.default_action, kind.variants = paper, needs, action, variants or {}
+        kind.paper, kind.needs, kind.default_action, kind.variants = (
+            paper,
+            needs,
+            action,
+            variants or {},
+        )
         DETECTORS[name] = kind
         return kind
 
@@ -173,13 +182,17 @@ class Wrapped(Detector, ABC):
     def __init__(self, detector: Detector) -> None:
         super().__init__()
         if not isinstance(detector, Detector):
-            raise TypeError(f"`detector` (={detector!r}) must be a detector, such as kf.FNC(top_k=3)")
+            raise TypeError(
+                f"`detector` (={detector!r}) must be a detector, such as kf.FNC(top_k=3)"
+            )
         self.detector = detector
 
     def prepare(self, ids_C: Tensor, candidates_CD: Tensor, guide_CG: Tensor | None) -> Any:
         return self.detector.prepare(ids_C, candidates_CD, guide_CG)
 
-    def observe(self, ids: Tensor, update: Mapping[str, Tensor], is_finite: Tensor | None = None) -> None:
+    def observe(
+        self, ids: Tensor, update: Mapping[str, Tensor], is_finite: Tensor | None = None
+    ) -> None:
         self.detector.observe(ids, update, is_finite)
 
     def due(self, epoch: int) -> bool:
@@ -230,7 +243,8 @@ class Graded(Wrapped):
         kin above a threshold (FNC, GloFND)         (s − threshold) / (1 − threshold)
         the k most similar (FNC)                    the same, from the (k + 1)-th similarity on
         kin by clusters (Neighbours, Ring)          share of the clusterings in which both agree
-        kin by labels with a confidence κ (IFND)    mean over levels of 1[agree] · min(κ_i, κ_j) / max κ
+        kin by labels with a confidence κ (IFND)    mean over levels of 1[agree] · min(κ_i, κ_j) /
+                                                    max κ
         listed pairs with a similarity (Known)      that similarity, in [0, 1]
         a guide's similarity (Guide)                (1 + cosine) / 2, as in CWCL
 
@@ -296,7 +310,10 @@ class StartAt(Wrapped):
         if epoch < 0:
             raise ValueError(f"`epoch` (={epoch}) must be at least 0")
         if update_from is not None and not 0 <= update_from <= epoch:
-            raise ValueError(f"`update_from` (={update_from}) must be in [0, {epoch}]: the state starts to move before kin are flagged")
+            raise ValueError(
+                f"`update_from` (={update_from}) must be in [0, {epoch}]: the state starts to move"
+                " before kin are flagged"
+            )
         self.start, self.update_from = epoch, epoch if update_from is None else update_from
         self.flags, self.learns = epoch <= 0, self.update_from <= 0
 
@@ -304,7 +321,9 @@ class StartAt(Wrapped):
     def refreshed_at_end(self) -> bool:  # type: ignore[override]
         return self.detector.refreshed_at_end and self.learns
 
-    def prepare(self, ids_C: Tensor, candidates_CD: Tensor, guide_CG: Tensor | None) -> Tensor | None:
+    def prepare(
+        self, ids_C: Tensor, candidates_CD: Tensor, guide_CG: Tensor | None
+    ) -> Tensor | None:
         return super().prepare(ids_C, candidates_CD, guide_CG) if self.learns else None
 
     def find(self, block: Block) -> Answer:
@@ -323,7 +342,10 @@ class StartAt(Wrapped):
 
     def silent_reason(self, first_epoch: int = 0) -> str | None:
         if self.start >= self.num_epochs:
-            return f"the detector starts in epoch {self.start}, counted from 0, of {self.num_epochs}; start it earlier"
+            return (
+                f"the detector starts in epoch {self.start}, counted from 0, of {self.num_epochs};"
+                " start it earlier"
+            )
         return self.detector.silent_reason(self.update_from)
 
     def on_metric(self, name: str, value: float) -> None:
@@ -357,7 +379,9 @@ class StopAt(Wrapped):
         super().__init__(detector)
         first = detector.start if isinstance(detector, StartAt) else 0
         if epoch <= first:
-            raise ValueError(f"`epoch` (={epoch}) must be above {first}, the first epoch that flags")
+            raise ValueError(
+                f"`epoch` (={epoch}) must be above {first}, the first epoch that flags"
+            )
         self.stop, self.stopped = epoch, False
 
     @property

@@ -1,4 +1,5 @@
-"""Cave: Wu et al., Conditional Negative Sampling for Contrastive Learning of Visual Representations, ICLR 2021, appendix F.
+"""Cave: Wu et al., Conditional Negative Sampling for Contrastive Learning of Visual
+Representations, ICLR 2021, appendix F.
 
 Dimension key: R rows of a block, C candidates, N data set.
 """
@@ -19,13 +20,16 @@ from kinfolk.pairs import Block
 
 @register("cave", "Wu et al., ICLR 2021, appendix F", "clusters, refreshed each epoch")
 class Cave(Detector):
-    """Negatives are only the candidates of the anchor's own k-means cluster. Nothing is flagged as kin.
+    """Negatives are only the candidates of the anchor's own k-means cluster. Nothing is flagged as
+    kin.
 
-    An anchor whose cluster contains no other candidate keeps all its negatives. Before the first clustering, all anchors do.
+    An anchor whose cluster contains no other candidate keeps all its negatives. Before the first
+    clustering, all anchors do.
 
     Args:
         num_samples: N; ids are in [0, N).
-        num_clusters: K, below N. With a tuple, there are several clusterings, and candidates of the anchor's cluster in any of them remain.
+        num_clusters: K, below N. With a tuple, there are several clusterings, and candidates of the
+            anchor's cluster in any of them remain.
         every: epochs between two clusterings.
         seed: of the clusterings.
         iterations, warm_iterations, points_per_cluster: see `PseudoLabels`.
@@ -80,7 +84,12 @@ class Cave(Detector):
 
     def silent_reason(self, first_epoch: int = 0) -> str | None:
         one = 1 in self.clusters.num_clusters
-        return "`num_clusters` (=1) puts all candidates into the anchor's cluster; choose more clusters" if one else None
+        return (
+            "`num_clusters` (=1) puts all candidates into the anchor's cluster; choose more"
+            " clusters"
+            if one
+            else None
+        )
 
     def due(self, epoch: int) -> bool:
         return epoch % self.every == 0
@@ -91,6 +100,11 @@ class Cave(Detector):
     def __repr__(self) -> str:
         own = {"every": self.every} if self.every != 1 else {}
         own |= {"seed": self.clusters.seed} if self.clusters.seed else {}
-        more = "".join(f", {name}={value}" for name, value in {**own, **self.clusters.unusual}.items())
+        more = "".join(
+            f", {name}={value}" for name, value in {**own, **self.clusters.unusual}.items()
+        )
         levels = self.clusters.num_clusters
-        return f"Cave(num_samples={self.num_samples}, num_clusters={levels[0] if len(levels) == 1 else levels}{more})"
+        return (
+            f"Cave(num_samples={self.num_samples},"
+            f" num_clusters={levels[0] if len(levels) == 1 else levels}{more})"
+        )

@@ -1,4 +1,5 @@
-"""Weak labels of the batch: Zheng et al., Weakly Supervised Contrastive Learning (WCL), ICCV 2021, section 3.2.
+"""Weak labels of the batch: Zheng et al., Weakly Supervised Contrastive Learning (WCL), ICCV 2021,
+section 3.2.
 
 Dimension key: R rows of a block, C candidates, D embedding.
 """
@@ -19,14 +20,16 @@ _CHUNK_ELEMENTS = 1 << 22
 
 @register("components", "Zheng et al., ICCV 2021", "large batches", action="attract")
 class Components(Detector):
-    """Kin are the candidates in the anchor's connected component of the graph that links each sample of the batch to its nearest.
+    """Kin are the candidates in the anchor's connected component of the graph that links each
+    sample of the batch to its nearest.
 
-    The similarity of two samples is the highest of their views. An anchor whose sample is not among the candidates, as with a queue,
-    belongs to the component of the nearest of them. No state, no settings. One product of all candidates with each other a step: meant for
-    a batch, slow for a long queue.
+    The similarity of two samples is the highest of their views. An anchor whose sample is not among
+    the candidates, as with a queue, belongs to the component of the nearest of them. No state, no
+    settings. One product of all candidates with each other a step: meant for a batch, slow for a
+    long queue.
 
-    Deviates from the paper in: the graph is one of samples, whose components both views share, where the paper has one graph for each view
-    and swaps their labels.
+    Deviates from the paper in: the graph is one of samples, whose components both views share,
+    where the paper has one graph for each view and swaps their labels.
 
     Example:
         >>> import torch, kinfolk as kf
@@ -55,8 +58,9 @@ class Components(Detector):
 
 
 def components(z_CD: Tensor, ids_C: Tensor) -> Tensor:
-    """(C,) the component of each candidate in the graph that links each sample to its nearest other sample: the lowest place of one of the
-    two samples that are each other's nearest there. Candidates of one id are one sample.
+    """(C,) the component of each candidate in the graph that links each sample to its nearest other
+    sample: the lowest place of one of the two samples that are each other's nearest there.
+    Candidates of one id are one sample.
 
     Example:
         >>> z = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9], [0.5, 0.5]])
@@ -64,8 +68,9 @@ def components(z_CD: Tensor, ids_C: Tensor) -> Tensor:
         [0, 0, 2, 2, 0]
     """
     link_C = nearest_samples(z_CD, ids_C)
-    # Following the links ends in a cycle. Its lowest member is found by doubling: after k rounds `jump` is 2^k links away, and `low` the
-    # lowest of the 2^k places on the way, so that the lowest from the far end on is that of the whole cycle.
+    # Following the links ends in a cycle. Its lowest member is found by doubling: after k rounds
+    # `jump` is 2^k links away, and `low` the lowest of the 2^k places on the way, so that the
+    # lowest from the far end on is that of the whole cycle.
     jump_C, low_C = link_C, torch.arange(len(link_C), device=link_C.device)
     for _ in range(max(1, math.ceil(math.log2(len(link_C))))):
         low_C = torch.minimum(low_C, low_C[jump_C])
@@ -74,7 +79,8 @@ def components(z_CD: Tensor, ids_C: Tensor) -> Tensor:
 
 
 def nearest_samples(z_CD: Tensor, ids_C: Tensor) -> Tensor:
-    """(C,) for each candidate the first place of the sample that is nearest to its own; its own where there is no other."""
+    """(C,) for each candidate the first place of the sample that is nearest to its own; its own
+    where there is no other."""
     number = len(ids_C)
     sorted_C, order_C = ids_C.sort(stable=True)
     sample_C = order_C[torch.searchsorted(sorted_C, ids_C)]  # the first place of each one's sample
@@ -82,11 +88,15 @@ def nearest_samples(z_CD: Tensor, ids_C: Tensor) -> Tensor:
     step = max(1, _CHUNK_ELEMENTS // number)
     for start in range(0, number, step):
         sim_rC = z_CD[start : start + step] @ z_CD.T
-        value_r, place_r = sim_rC.masked_fill_(sample_C[start : start + step].unsqueeze(1) == sample_C, OUT).max(1)
+        value_r, place_r = sim_rC.masked_fill_(
+            sample_C[start : start + step].unsqueeze(1) == sample_C, OUT
+        ).max(1)
         best_C.append(value_r)
         near_C.append(place_r)
     value_C, near_sample_C = torch.cat(best_C), sample_C[torch.cat(near_C)]
     top_C = torch.full_like(value_C, OUT).scatter_reduce(0, sample_C, value_C, "amax")
     near_sample_C = torch.where(value_C == top_C[sample_C], near_sample_C, number)
-    link_C = torch.full_like(sample_C, number).scatter_reduce(0, sample_C, near_sample_C, "amin")[sample_C]
+    link_C = torch.full_like(sample_C, number).scatter_reduce(0, sample_C, near_sample_C, "amin")[
+        sample_C
+    ]
     return torch.where(top_C[sample_C] > OUT, link_C, sample_C)

@@ -1,4 +1,5 @@
-"""FNC: Huynh et al., Boosting Contrastive Self-Supervised Learning with False Negative Cancellation, WACV 2022, section 3.
+"""FNC: Huynh et al., Boosting Contrastive Self-Supervised Learning with False Negative
+Cancellation, WACV 2022, section 3.
 
 Dimension key: R rows of a block, C candidates.
 """
@@ -16,11 +17,13 @@ from kinfolk.pairs import OUT, Block
 
 @register("fnc", "Huynh et al., WACV 2022", "alpha, top_k or min_similarity")
 class FNC(Detector):
-    """Kin are the candidates of the batch most similar to the anchor: the first k, those above a similarity, or both at once.
+    """Kin are the candidates of the batch most similar to the anchor: the first k, those above a
+    similarity, or both at once.
 
-    k = round(alpha · n), at least 1, of the anchor's n negatives, or `top_k`. One order statistic per row, no sort: kin are all
-    candidates not below the k-th largest similarity by more than rounding, so ties with it are kin too and the order of the candidates is
-    of no consequence. No state.
+    k = round(alpha · n), at least 1, of the anchor's n negatives, or `top_k`. One order statistic
+    per row, no sort: kin are all candidates not below the k-th largest similarity by more than
+    rounding, so ties with it are kin too and the order of the candidates is of no consequence. No
+    state.
 
     Args:
         alpha: share of the negatives, in (0, 1).
@@ -32,7 +35,13 @@ class FNC(Detector):
         FNC(alpha=0.01, min_similarity=0.3)
     """
 
-    def __init__(self, *, alpha: float | None = None, top_k: int | None = None, min_similarity: float | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        alpha: float | None = None,
+        top_k: int | None = None,
+        min_similarity: float | None = None,
+    ) -> None:
         super().__init__()
         if alpha is None and top_k is None and min_similarity is None:
             raise ValueError("FNC needs at least one of `alpha`, `top_k` and `min_similarity`")
@@ -52,25 +61,40 @@ class FNC(Detector):
 
     def silent_reason(self, first_epoch: int = 0) -> str | None:
         impossible = self.min_similarity is not None and self.min_similarity >= 1
-        return f"no candidate is above `min_similarity` (={self.min_similarity}); choose one below 1" if impossible else None
+        return (
+            f"no candidate is above `min_similarity` (={self.min_similarity}); choose one below 1"
+            if impossible
+            else None
+        )
 
     @torch.no_grad()
     def find(self, block: Block) -> Kin:
         sim_RC, n_R = block.sim_RC, block.num_negatives_R
-        level_R = torch.full_like(sim_RC[:, 0], -2.0 if self.min_similarity is None else self.min_similarity)
+        level_R = torch.full_like(
+            sim_RC[:, 0], -2.0 if self.min_similarity is None else self.min_similarity
+        )
         if self.alpha is None and self.top_k is None:
             return Kin(above(block, level_R))
         most = sim_RC.shape[1]
-        most = min(most, self.top_k or most) if self.alpha is None else max(1, round(most * self.alpha))
-        k_R = (n_R if self.alpha is None else (n_R.double() * self.alpha).round().long()).clamp(1, most)
+        most = (
+            min(most, self.top_k or most)
+            if self.alpha is None
+            else max(1, round(most * self.alpha))
+        )
+        k_R = (n_R if self.alpha is None else (n_R.double() * self.alpha).round().long()).clamp(
+            1, most
+        )
         top_RK = sim_RC.topk(most, dim=1).values
-        kth_R = top_RK.gather(1, k_R.unsqueeze(1) - 1).squeeze(1) - 8 * torch.finfo(sim_RC.dtype).eps
+        kth_R = (
+            top_RK.gather(1, k_R.unsqueeze(1) - 1).squeeze(1) - 8 * torch.finfo(sim_RC.dtype).eps
+        )
         last_R = torch.maximum(kth_R, level_R).masked_fill(n_R == 0, torch.inf)
         if not block.degrees:
             return Kin(above(block, last_R))
-        below_R = sim_RC.masked_fill(sim_RC > last_R.unsqueeze(1), OUT).amax(1)  # degrees begin there
+        # degrees begin there
+        below_R = sim_RC.masked_fill(sim_RC > last_R.unsqueeze(1), OUT).amax(1)
         return Kin(above(block, last_R, torch.maximum(below_R, level_R)))
 
     def __repr__(self) -> str:
         given = {"alpha": self.alpha, "top_k": self.top_k, "min_similarity": self.min_similarity}
-        return f"FNC({', '.join(f'{name}={value}' for name, value in given.items() if value is not None)})"
+        return f"FNC({', '.join(f'{name}={value}' for name, value in given.items() if value is not None)})"  # noqa: E501

@@ -125,13 +125,17 @@ class GloFND(Detector):
         return Kin(above(block, level_b), update={} if new_bF is None else {"state": new_bF})
 
     @torch.no_grad()
-    def observe(self, ids: Tensor, update: Mapping[str, Tensor], is_finite: Tensor | None = None) -> None:
+    def observe(
+        self, ids: Tensor, update: Mapping[str, Tensor], is_finite: Tensor | None = None
+    ) -> None:
         new_bF = update["state"]
         if self.shared:
             ids, new_bF = ids.new_zeros(1), self._learn_shared(new_bF)
         elif self.drift is not None:
             drift = thresholds.next_drift(self.drift, new_bF[:, 4:])
-            self.drift.copy_(drift if is_finite is None else torch.where(is_finite, drift, self.drift))
+            self.drift.copy_(
+                drift if is_finite is None else torch.where(is_finite, drift, self.drift)
+            )
             new_bF = new_bF[:, :4]
         self.store.write_rows(ids, new_bF, is_finite)
 
@@ -163,8 +167,8 @@ class GloFND(Detector):
         return level_b.masked_fill(nothing_b, torch.inf), new_bF
 
     def _start(self, sim_bM: Tensor, n_b: Tensor, ids: Tensor) -> Tensor | None:
-        """(b,) the λ that a first visit sets, if it sets one; NaN without negatives. Only the device
-        knows which visits are the first, so it is computed for all and must be cheap."""
+        """(b,) the λ that a first visit sets, if it sets one; NaN without negatives. Only the
+        device knows which visits are the first, so it is computed for all and must be cheap."""
         if self.rule.init == "one":
             return None
         mean_b, spread_b, _ = thresholds.moments(sim_bM, n_b).to(self.store.rows.dtype).unbind(1)

@@ -1,9 +1,11 @@
 """A guide: another model's features say which candidates are kin, or to what degree.
 
-Solatorio, GISTEmbed, 2024, section 3 (a guide filters negatives that are closer than the positive, here by a margin); Sobal et al., X-CLR,
-2024, equation 3 (similarities of another model as soft targets); for images with captions Gao et al., SoftCLIP, AAAI 2024.
+Solatorio, GISTEmbed, 2024, section 3 (a guide filters negatives that are closer than the positive,
+here by a margin); Sobal et al., X-CLR, 2024, equation 3 (similarities of another model as soft
+targets); for images with captions Gao et al., SoftCLIP, AAAI 2024.
 
-Dimension key: R rows of a block, C candidates, b samples of a block, N data set, F features of the guide.
+Dimension key: R rows of a block, C candidates, b samples of a block, N data set, F features of the
+guide.
 """
 
 from __future__ import annotations
@@ -37,30 +39,35 @@ class Array(Protocol):
 
 @register("guide", "Solatorio, 2024; Sobal et al., 2024", "—", action="attract")
 class Guide(Detector):
-    """Kin are the candidates that a guide, a frozen model of any kind, finds similar to the anchor's sample.
+    """Kin are the candidates that a guide, a frozen model of any kind, finds similar to the
+    anchor's sample.
 
         s_ij = cosine similarity of the guide's features of the samples i and j
         alpha         kin: the share α of the anchor's negatives with the highest s_ij
         margin        kin: s_ij > s⁺_i − margin, or with `relative` s_ij > s⁺_i − margin · |s⁺_i|
         temperature   every candidate is kin, with the degree exp((s_ij − s⁺_i) / t_g), at most 1
 
-    s⁺ is the guide's similarity of the anchor to its positive. With one table of features it is 1: the positive is another view of the
-    same sample. Pairs of two things (question and answer, image and caption) have two tables, `features` of the anchors and `positives`:
-    s_ij compares the anchor i with the positive j, and s⁺_i the two of one pair, as in GISTEmbed. In the other direction of a loss of two
-    towers, the tables change places.
+    s⁺ is the guide's similarity of the anchor to its positive. With one table of features it is 1:
+    the positive is another view of the same sample. Pairs of two things (question and answer, image
+    and caption) have two tables, `features` of the anchors and `positives`: s_ij compares the
+    anchor i with the positive j, and s⁺_i the two of one pair, as in GISTEmbed. In the other
+    direction of a loss of two towers, the tables change places.
 
-    With degrees and `attract`, own positive and candidates share the pull as softmax(s_ij / t_g), the own positive with s⁺: X-CLR's
-    targets. `Graded` gives kin by `alpha` or `margin` the degree (1 + s_ij) / 2. The features are only read. On a CPU the file stays
-    mapped into memory, so that a step reads only the batch's rows; on an accelerator they move there, in the precision of the file. No
-    state: features are data, so they are not in `state_dict()`.
+    With degrees and `attract`, own positive and candidates share the pull as softmax(s_ij / t_g),
+    the own positive with s⁺: X-CLR's targets. `Graded` gives kin by `alpha` or `margin` the degree
+    (1 + s_ij) / 2. The features are only read. On a CPU the file stays mapped into memory, so that
+    a step reads only the batch's rows; on an accelerator they move there, in the precision of the
+    file. No state: features are data, so they are not in `state_dict()`.
 
-    Without features, a framework of images and captions takes the candidates' own modality as the guide: an image's candidate captions are
-    compared with its own caption, a caption's candidate images with its own image.
+    Without features, a framework of images and captions takes the candidates' own modality as the
+    guide: an image's candidate captions are compared with its own caption, a caption's candidate
+    images with its own image.
 
     Args:
-        features: (N, F) in data-set order, any norm, a tensor or a NumPy array; or a .npy or .safetensors file of them, such as the output
-            of `kinfolk embed`.
-        positives: the same of the positives, in the same order. Further rows are explicit negatives, by their sample ids.
+        features: (N, F) in data-set order, any norm, a tensor or a NumPy array; or a .npy or
+            .safetensors file of them, such as the output of `kinfolk embed`.
+        positives: the same of the positives, in the same order. Further rows are explicit
+            negatives, by their sample ids.
         alpha: α in (0, 1); at least one candidate is kin.
         margin: in [0, 2]; the larger, the more candidates are kin.
         temperature: t_g > 0. Exactly one of the three is given.
@@ -73,7 +80,7 @@ class Guide(Detector):
         >>> loss_fn = kf.NTXentLoss(temperature=0.1, detector=kf.Guide(features, margin=0.5), action="attract")
         >>> loss_fn(torch.eye(3), torch.eye(3), torch.arange(3)).isfinite().item()
         True
-    """
+    """  # noqa: E501
 
     def __init__(
         self,
@@ -88,7 +95,10 @@ class Guide(Detector):
     ) -> None:
         super().__init__()
         if sum(value is not None for value in (alpha, margin, temperature)) != 1:
-            raise ValueError(f"exactly one of `alpha` (={alpha}), `margin` (={margin}) and `temperature` (={temperature}) must be given")
+            raise ValueError(
+                f"exactly one of `alpha` (={alpha}), `margin` (={margin}) and `temperature`"
+                f" (={temperature}) must be given"
+            )
         if alpha is not None and not 0 < alpha < 1:
             raise ValueError(f"`alpha` (={alpha}) must be in (0, 1)")
         if margin is not None and not 0 <= margin <= 2:
@@ -99,27 +109,45 @@ class Guide(Detector):
             raise ValueError("`relative` (=True) needs `margin`")
         if positives is not None and features is None:
             raise ValueError("`positives` must be given with `features`, those of the anchors")
-        self.alpha, self.margin, self.temperature, self.relative = alpha, margin, temperature, relative
+        self.alpha, self.margin, self.temperature, self.relative = (
+            alpha,
+            margin,
+            temperature,
+            relative,
+        )
         self.source = features if isinstance(features, str | Path) else None
         features_NF = None if features is None else _checked(features, num_samples)
         positives_MF = None if positives is None else _checked(positives, None, "positives")
-        if features_NF is not None and positives_MF is not None and not _fit(features_NF, positives_MF):
+        if (
+            features_NF is not None
+            and positives_MF is not None
+            and not _fit(features_NF, positives_MF)
+        ):
             raise ValueError(
-                f"`positives` (={tuple(positives_MF.shape)}) must have as many features as `features` (={tuple(features_NF.shape)}), "
-                "and a row for each of its rows"
+                f"`positives` (={tuple(positives_MF.shape)}) must have as many features as"
+                f" `features` (={tuple(features_NF.shape)}), and a row for each of its rows"
             )
         self.features: Tensor | None
         self.norms: Tensor | None
         self.positives: Tensor | None
         self.positive_norms: Tensor | None
-        for name, table, given in (("features", features_NF, features), ("positives", positives_MF, positives)):
+        for name, table, given in (
+            ("features", features_NF, features),
+            ("positives", positives_MF, positives),
+        ):
             norms = None if table is None else _norms(table, _name(given, name))
             self.register_buffer(name, table, persistent=False)
-            self.register_buffer("norms" if name == "features" else "positive_norms", norms, persistent=False)
+            self.register_buffer(
+                "norms" if name == "features" else "positive_norms", norms, persistent=False
+            )
 
     @classmethod
     def defaults(cls, given: Mapping[str, object]) -> Mapping[str, object]:
-        return {} if any(given.get(name) is not None for name in ("alpha", "margin", "temperature")) else {"alpha": 0.1}
+        return (
+            {}
+            if any(given.get(name) is not None for name in ("alpha", "margin", "temperature"))
+            else {"alpha": 0.1}
+        )
 
     @property
     def num_samples(self) -> int | None:  # type: ignore[override]
@@ -140,7 +168,9 @@ class Guide(Detector):
             self.norms, self.positive_norms = self.positive_norms, self.norms
 
     @torch.no_grad()
-    def prepare(self, ids_C: Tensor, candidates_CD: Tensor, guide_CG: Tensor | None) -> Tensor | None:
+    def prepare(
+        self, ids_C: Tensor, candidates_CD: Tensor, guide_CG: Tensor | None
+    ) -> Tensor | None:
         """(C, F) features of the candidates, read once for all blocks."""
         return None if self.features is None else self._read_candidates(ids_C, candidates_CD.dtype)
 
@@ -149,7 +179,11 @@ class Guide(Detector):
         sim_RC, pos_R1 = self._similarities(block)
         if self.temperature is not None:
             return Kin(((sim_RC - pos_R1) / self.temperature).clamp(max=0).exp())
-        level_R1 = self._quantile(sim_RC, block) if self.margin is None else level_below(pos_R1, self.margin, self.relative)
+        level_R1 = (
+            self._quantile(sim_RC, block)
+            if self.margin is None
+            else level_below(pos_R1, self.margin, self.relative)
+        )
         kin_RC = sim_RC > level_R1.clamp(min=-2)
         return Kin(kin_RC * (1 + sim_RC).clamp(0, 2) / 2 if block.degrees else kin_RC)
 
@@ -158,13 +192,19 @@ class Guide(Detector):
         one_11 = block.sim_RC.new_ones(1, 1)
         if self.features is None:
             if block.guide_bG is None:
-                raise ValueError("the guide needs `features`: only losses of image and text can do without")
+                raise ValueError(
+                    "the guide needs `features`: only losses of image and text can do without"
+                )
             return guide_similarities(block), one_11
         features_CF = block.prepared
         if features_CF is None:
             features_CF = self._read_candidates(block.candidate_ids, block.sim_RC.dtype)
         anchors_bF = self._read(block.ids, block.sim_RC.dtype)
-        sim_RC = (anchors_bF @ features_CF.T).repeat_interleave(block.num_views, 0).masked_fill(block.sim_RC < -2, OUT)
+        sim_RC = (
+            (anchors_bF @ features_CF.T)
+            .repeat_interleave(block.num_views, 0)
+            .masked_fill(block.sim_RC < -2, OUT)
+        )
         if self.positives is None:
             return sim_RC, one_11
         pos_b = (anchors_bF * self._read_candidates(block.ids, block.sim_RC.dtype)).sum(1)
@@ -184,13 +224,21 @@ class Guide(Detector):
         """(R, 1) just below the k-th highest similarity, k = round(α n), at least 1."""
         assert self.alpha is not None
         most = max(1, round(sim_RC.shape[1] * self.alpha))  # n is at most C
-        k_R1 = (block.num_negatives_R.double() * self.alpha).round().long().clamp(1, most).unsqueeze(1)
+        k_R1 = (
+            (block.num_negatives_R.double() * self.alpha).round().long().clamp(1, most).unsqueeze(1)
+        )
         level_R1 = sim_RC.topk(most, dim=1).values.gather(1, k_R1 - 1)
         return level_R1 - 8 * torch.finfo(sim_RC.dtype).eps
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guide:
         """The features are shared, as they are only read."""
-        twin = Guide(None, alpha=self.alpha, margin=self.margin, temperature=self.temperature, relative=self.relative)
+        twin = Guide(
+            None,
+            alpha=self.alpha,
+            margin=self.margin,
+            temperature=self.temperature,
+            relative=self.relative,
+        )
         twin.features, twin.norms, twin.source = self.features, self.norms, self.source
         twin.positives, twin.positive_norms = self.positives, self.positive_norms
         twin.train(self.training)
@@ -203,7 +251,7 @@ class Guide(Detector):
         shown += ["relative=True"] if self.relative else []
         if self.positives is not None:
             shown.insert(0, f"positives=<{len(self.positives):,} features>")
-        return f"Guide({', '.join([f'<{len(self.features):,} features>', *shown] if self.features is not None else shown)})"
+        return f"Guide({', '.join([f'<{len(self.features):,} features>', *shown] if self.features is not None else shown)})"  # noqa: E501
 
 
 _CHUNK_ELEMENTS = 1 << 24
@@ -214,7 +262,9 @@ def _name(features: object, name: str = "features") -> str:
     return f"`{features}`" if isinstance(features, str | Path) else f"`{name}`"
 
 
-def _unit_rows(rows: Tensor | None, norms: Tensor | None, ids: Tensor, dtype: torch.dtype) -> Tensor:
+def _unit_rows(
+    rows: Tensor | None, norms: Tensor | None, ids: Tensor, dtype: torch.dtype
+) -> Tensor:
     assert rows is not None
     assert norms is not None
     return rows[ids].to(dtype).div_(norms[ids].to(dtype).unsqueeze(1))
@@ -225,33 +275,40 @@ def _fit(features_NF: Tensor, positives_MF: Tensor) -> bool:
 
 
 def _norms(features_NF: Tensor, name: str) -> Tensor:
-    """(N,) the norm of each row, in one pass over the features; refuses rows without a direction."""
+    """(N,) the norm of each row, in one pass over the features; refuses rows without a
+    direction."""
     dtype = torch.float32 if features_NF.device.type == "mps" else torch.float64
     step = max(1, _CHUNK_ELEMENTS // features_NF.shape[1])
-    parts = [torch.linalg.vector_norm(part_nF.to(dtype), dim=1) for part_nF in features_NF.split(step)]  # type: ignore[no-untyped-call]
+    parts = [
+        torch.linalg.vector_norm(part_nF.to(dtype), dim=1)
+        for part_nF in features_NF.split(step)  # type: ignore[no-untyped-call]
+    ]
     norms_N = torch.cat(parts)
     bad_N = ~((norms_N > 0) & (norms_N < math.inf))
     if bool(bad_N.any()):
         row = int(bad_N.nonzero()[0])
         what = "are all 0" if norms_N[row] == 0 else "are not all finite"
         raise UsageError(
-            f"the features of row {row:,} of {name} {what} ({int(bad_N.sum()):,} such rows of {len(norms_N):,}); "
-            "compute the guide's features again for these samples"
+            f"the features of row {row:,} of {name} {what} ({int(bad_N.sum()):,} such rows of"
+            f" {len(norms_N):,}); compute the guide's features again for these samples"
         )
     return norms_N
 
 
-def _checked(features: str | Path | Tensor | Array, num_samples: int | None, what: str = "features") -> Tensor:
+def _checked(
+    features: str | Path | Tensor | Array, num_samples: int | None, what: str = "features"
+) -> Tensor:
     name = _name(features, what)
     features_NF = read_features(features) if isinstance(features, str | Path) else _tensor(features)
     if features_NF.ndim != 2 or not features_NF.is_floating_point() or not features_NF.numel():
         raise ValueError(
-            f"{name} (={features_NF.dtype}, shape {tuple(features_NF.shape)}) must be floats of the shape (samples, features), "
-            "at least one of each"
+            f"{name} (={features_NF.dtype}, shape {tuple(features_NF.shape)}) must be floats of the"
+            " shape (samples, features), at least one of each"
         )
     if num_samples is not None and len(features_NF) != num_samples:
         raise ValueError(
-            f"{name} (={len(features_NF):,} rows) must hold one row for each of the {num_samples:,} training samples, in data-set order"
+            f"{name} (={len(features_NF):,} rows) must hold one row for each of the {num_samples:,}"
+            " training samples, in data-set order"
         )
     return features_NF.detach()
 
@@ -266,29 +323,42 @@ def _tensor(features: object) -> Tensor:
         array = np.asarray(features)
         if array.dtype.kind == "f" and array.dtype.itemsize <= 8:
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # it is only read
+                # it is only read
+                warnings.filterwarnings("ignore", "The given NumPy array is not writable")
                 return torch.from_numpy(array)
-        raise ValueError(f"`features` (={array.dtype}, shape {array.shape}) must be floats of the shape (samples, features)")
-    raise ValueError(f"`features` (={type(features).__name__}) must be a tensor, a NumPy array, or the path of a .npy or .safetensors file")
+        raise ValueError(
+            f"`features` (={array.dtype}, shape {array.shape}) must be floats of the shape"
+            " (samples, features)"
+        )
+    raise ValueError(
+        f"`features` (={type(features).__name__}) must be a tensor, a NumPy array, or the path of a"
+        " .npy or .safetensors file"
+    )
 
 
 def read_features(path: str | Path) -> Tensor:
-    """(N, F) of a .npy or .safetensors file, mapped into memory; nothing in it is run, and the file is not written."""
+    """(N, F) of a .npy or .safetensors file, mapped into memory; nothing in it is run, and the file
+    is not written."""
     path = Path(path)
     if not path.is_file():
         raise UsageError(
-            f"there is no file `{path}` of a guide's features; write one with `kinfolk embed`, or give a run folder, timm/NAME or patches"
+            f"there is no file `{path}` of a guide's features; write one with `kinfolk embed`, or"
+            " give a run folder, timm/NAME or patches"
         )
     try:
         if path.suffix == ".safetensors":
             return _read_safetensors(path)
         import numpy as np
 
-        return torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))  # a private map: no write would reach the file
+        # a private map: no write would reach the file
+        return torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))
     except KinfolkError:
         raise
     except Exception as error:  # readers raise nearly anything on a broken file
-        raise KinfolkError(f"`{path}` is not a readable .npy or .safetensors file of a guide's features ({first_line(error)})") from error
+        raise KinfolkError(
+            f"`{path}` is not a readable .npy or .safetensors file of a guide's features"
+            f" ({first_line(error)})"
+        ) from error
 
 
 def _read_safetensors(path: Path) -> Tensor:
@@ -300,7 +370,8 @@ def _read_safetensors(path: Path) -> Tensor:
         chosen = next((key for key in KEYS if key in names), names[0] if len(names) == 1 else None)
         if chosen is None:
             raise UsageError(
-                f"`{path}` must hold one tensor, or one named {' or '.join(KEYS[:2])}; it holds {', '.join(names) or 'nothing'}"
+                f"`{path}` must hold one tensor, or one named {' or '.join(KEYS[:2])}; it holds"
+                f" {', '.join(names) or 'nothing'}"
             )
         tensor: Tensor = file.get_tensor(chosen)
         return tensor

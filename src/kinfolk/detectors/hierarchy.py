@@ -1,6 +1,8 @@
-"""Hierarchy: kin share a cluster of RCL's online clustering, to a degree. Tang et al., ECCV 2022, section 4.3 and equation 9.
+"""Hierarchy: kin share a cluster of RCL's online clustering, to a degree. Tang et al., ECCV 2022,
+section 4.3 and equation 9.
 
-Dimension key: R rows of a block, C candidates, H levels, N data set, B samples of a step, V views, D embedding.
+Dimension key: R rows of a block, C candidates, H levels, N data set, B samples of a step, V views,
+D embedding.
 """
 
 from __future__ import annotations
@@ -22,21 +24,27 @@ from kinfolk.pairs import Block
 
 @register("hierarchy", "Tang et al., ECCV 2022", "one DBSCAN of all samples")
 class Hierarchy(Detector):
-    """Kin are the candidates in the anchor's cluster at a level of a hierarchy that every step refines.
+    """Kin are the candidates in the anchor's cluster at a level of a hierarchy that every step
+    refines.
 
-    The degree of kinship is the share of all H levels, including level 1, at which the two share a cluster (P_c of equation 9). With
-    `reweight`, kin of a higher degree count less as negatives. Nothing is flagged before the hierarchy starts.
+    The degree of kinship is the share of all H levels, including level 1, at which the two share a
+    cluster (P_c of equation 9). With `reweight`, kin of a higher degree count less as negatives.
+    Nothing is flagged before the hierarchy starts.
 
     Args:
         num_samples: N.
-        levels: H; at level 1 every sample is its own cluster. None: one more than there are `radii`, or 3.
-        level: the level, counted from 1, at which a shared cluster means kin; None: the highest. At level 1 nothing is flagged.
-        warmup_epochs: epochs before DBSCAN on the embeddings of all samples sets the levels; from then on every step refines them.
-        radii: of DBSCAN for the levels 2 … H, growing, or for H … 2 as the paper prints them; None: fitted to the first
-            embeddings, see `fitting_radii`.
+        levels: H; at level 1 every sample is its own cluster. None: one more than there are
+            `radii`, or 3.
+        level: the level, counted from 1, at which a shared cluster means kin; None: the highest. At
+            level 1 nothing is flagged.
+        warmup_epochs: epochs before DBSCAN on the embeddings of all samples sets the levels; from
+            then on every step refines them.
+        radii: of DBSCAN for the levels 2 … H, growing, or for H … 2 as the paper prints them; None:
+            fitted to the first embeddings, see `fitting_radii`.
         min_samples: of DBSCAN.
-        merge_similarity: σ_m, a number or one for each level from 2; None: the larger of 1 − ¾ r² and 0.95 (1 − r² / 2), r the radius.
-            In every epoch, fitted radii are set to those at which as many samples are cores as at the start.
+        merge_similarity: σ_m, a number or one for each level from 2; None: the larger of 1 − ¾ r²
+            and 0.95 (1 − r² / 2), r the radius. In every epoch, fitted radii are set to those at
+            which as many samples are cores as at the start.
         parts, max_units, feature_momentum: of the refinement; see `kinfolk.clustering.Hierarchy`.
 
     State: the hierarchy, its radii if they are fitted, and whether it has started.
@@ -46,7 +54,7 @@ class Hierarchy(Detector):
         >>> detector.refresh(torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]]), progress=0.0)
         >>> [len(level.unique()) for level in detector.clusters.labels]
         [4, 2]
-    """
+    """  # noqa: E501
 
     num_samples: int
     on_host = ("started",)
@@ -71,15 +79,28 @@ class Hierarchy(Detector):
         if levels < 1:
             raise ValueError(f"`levels` (={levels}) must be at least 1")
         if level is not None and not 1 <= level <= levels:
-            raise ValueError(f"`level` (={level}) must be in [1, {levels}]: there are that many `levels`")
+            raise ValueError(
+                f"`level` (={level}) must be in [1, {levels}]: there are that many `levels`"
+            )
         if warmup_epochs < 0:
             raise ValueError(f"`warmup_epochs` (={warmup_epochs}) must be at least 0")
         if min_samples > num_samples:
-            raise ValueError(f"`min_samples` (={min_samples}) must be at most the number of samples (={num_samples})")
+            raise ValueError(
+                f"`min_samples` (={min_samples}) must be at most the number of samples"
+                f" (={num_samples})"
+            )
         self.num_samples = num_samples
         self.radii, self.merge_similarity = Radii(levels, radii, min_samples), merge_similarity
-        similarity = _similarity(self.radii.given or (0.5,) * (levels - 1)) if merge_similarity is None else merge_similarity
-        self.level, self.warmup_epochs, self.min_samples = level or levels, warmup_epochs, min_samples
+        similarity = (
+            _similarity(self.radii.given or (0.5,) * (levels - 1))
+            if merge_similarity is None
+            else merge_similarity
+        )
+        self.level, self.warmup_epochs, self.min_samples = (
+            level or levels,
+            warmup_epochs,
+            min_samples,
+        )
         self.clusters = Levels(
             num_samples,
             levels,
@@ -107,7 +128,9 @@ class Hierarchy(Detector):
     def collect(self, ids: Tensor, anchors: Tensor, is_finite: Tensor | None = None) -> None:
         """Refines the clusters of this step's samples, each with the mean of its views."""
         self._follow_radii()
-        self.clusters.update(ids.repeat_interleave(len(anchors) // max(len(ids), 1)), anchors, is_finite)
+        self.clusters.update(
+            ids.repeat_interleave(len(anchors) // max(len(ids), 1)), anchors, is_finite
+        )
 
     def due(self, epoch: int) -> bool:
         return epoch == self.warmup_epochs
@@ -118,14 +141,20 @@ class Hierarchy(Detector):
 
     def silent_reason(self, first_epoch: int = 0) -> str | None:
         if self.level == 1:
-            return "at `level` (=1) of the hierarchy every sample is its own cluster; choose a level from 2"
+            return (
+                "at `level` (=1) of the hierarchy every sample is its own cluster; choose a level"
+                " from 2"
+            )
         if self.warmup_epochs >= self.num_epochs:
-            return f"`warmup_epochs` (={self.warmup_epochs}) must be below the number of epochs (={self.num_epochs}); choose a shorter one"
+            return (
+                f"`warmup_epochs` (={self.warmup_epochs}) must be below the number of epochs"
+                f" (={self.num_epochs}); choose a shorter one"
+            )
         return None
 
     def follow(self, epoch: int) -> None:
-        """Fits the radii that σ_m depends on to the current features, once per epoch, also if the epoch is interrupted and resumed. All
-        ranks continue with the hierarchy of rank zero."""
+        """Fits the radii that σ_m depends on to the current features, once per epoch, also if the
+        epoch is interrupted and resumed. All ranks continue with the hierarchy of rank zero."""
         self.epoch = epoch
         if self.started and int(self.radii.epoch) != epoch:
             self.clusters.share()
@@ -139,16 +168,25 @@ class Hierarchy(Detector):
         """Sets the levels by DBSCAN: rank zero does it and shares the labels."""
         if features is None or len(features) != self.clusters.num_samples:
             shape = None if features is None else tuple(features.shape)
-            raise ValueError(f"`features` (={shape}) must have the shape ({self.clusters.num_samples}, any): all samples in data-set order")
+            raise ValueError(
+                f"`features` (={shape}) must have the shape ({self.clusters.num_samples}, any): all"
+                " samples in data-set order"
+            )
         require_finite(features)
         features = features.to(self.clusters.tree.device)
-        labels_HN = torch.arange(len(features), device=features.device).repeat(self.clusters.levels, 1)
+        labels_HN = torch.arange(len(features), device=features.device).repeat(
+            self.clusters.levels, 1
+        )
         if self.clusters.levels > 1 and distributed.is_rank_zero():
             with distributed.threads_of_waiting_ranks():
-                labels_HN[1:] = dbscan(features, self.radii.fit(features), min_samples=self.min_samples)
+                labels_HN[1:] = dbscan(
+                    features, self.radii.fit(features), min_samples=self.min_samples
+                )
         if distributed.world_size() > 1:
             dist.broadcast(labels_HN, 0)
-            distributed.overwrite_from_rank_zero([self.radii.fitted, self.radii.shares], features.device)
+            distributed.overwrite_from_rank_zero(
+                [self.radii.fitted, self.radii.shares], features.device
+            )
         self.radii.epoch.fill_(self.epoch)
         self.clusters.start(labels_HN, features)
         self.started.fill_(True)
@@ -164,12 +202,21 @@ class Hierarchy(Detector):
 
     def __repr__(self) -> str:
         of = self.clusters
-        start = f"level={self.level}, warmup_epochs={self.warmup_epochs}, radii={self.radii.given}, min_samples={self.min_samples}"
-        how = f"merge_similarity={self.merge_similarity}, parts={of.parts}, max_units={of.max_units}"
-        return f"Hierarchy(num_samples={of.num_samples}, levels={of.levels}, {start}, {how}, feature_momentum={of.feature_momentum})"
+        start = (
+            f"level={self.level}, warmup_epochs={self.warmup_epochs}, radii={self.radii.given},"
+            f" min_samples={self.min_samples}"
+        )
+        how = (
+            f"merge_similarity={self.merge_similarity}, parts={of.parts}, max_units={of.max_units}"
+        )
+        return (
+            f"Hierarchy(num_samples={of.num_samples}, levels={of.levels}, {start}, {how},"
+            f" feature_momentum={of.feature_momentum})"
+        )
 
 
 def _similarity(radii: Sequence[float]) -> tuple[float, ...]:
-    """A little below the similarity 1 − r² / 2 of two samples at the distance r. At that similarity clusters may dissolve, because views
-    of a sample differ too and a split is tried in every step. Much below it, one cluster may absorb the others."""
+    """A little below the similarity 1 − r² / 2 of two samples at the distance r. At that similarity
+    clusters may dissolve, because views of a sample differ too and a split is tried in every step.
+    Much below it, one cluster may absorb the others."""
     return tuple(max(1 - 0.75 * r * r, 0.95 * (1 - r * r / 2)) for r in radii)

@@ -1,6 +1,7 @@
 """IFND: Chen et al., Incremental False Negative Detection for Contrastive Learning, ICLR 2022.
 
-Dimension key: N data set, D features, L levels, K clusters, R rows of a block, C candidates, S samples that are clustered.
+Dimension key: N data set, D features, L levels, K clusters, R rows of a block, C candidates, S
+samples that are clustered.
 """
 
 from __future__ import annotations
@@ -32,52 +33,64 @@ Source = Literal["pass", "bank"]
 
 @register("ifnd", "Chen et al., ICLR 2022", "clusters, refreshed each epoch")
 class IFND(Detector):
-    """Kin are the candidates of the anchor's k-means cluster, if both labels are accepted. The accepted share grows during training.
+    """Kin are the candidates of the anchor's k-means cluster, if both labels are accepted. The
+    accepted share grows during training.
 
-    At each refresh the features of all samples are clustered, once for each k. The confidence of a label is (equation 2)
+    At each refresh the features of all samples are clustered, once for each k. The confidence of a
+    label is (equation 2)
 
         κ_i = exp(cos(z_i, c_{y_i}) / t) / Σ_j exp(cos(z_i, c_j) / t)
 
-    and the `rate` most confident labels are accepted: with "linear" from 0 in the first epoch to `final_rate` in the last, `final_rate`
-    from `step_at` of the training on with "step", `final_rate` with "constant". Of equally confident labels those nearer to their centroid
-    are accepted. A sample that is not accepted has no kin. Each k is a level, and the loss is the mean over levels. Before the first
-    refresh nothing is flagged: the loss is that without a detector, bit for bit.
+    and the `rate` most confident labels are accepted: with "linear" from 0 in the first epoch to
+    `final_rate` in the last, `final_rate` from `step_at` of the training on with "step",
+    `final_rate` with "constant". Of equally confident labels those nearer to their centroid are
+    accepted. A sample that is not accepted has no kin. Each k is a level, and the loss is the mean
+    over levels. Before the first refresh nothing is flagged: the loss is that without a detector,
+    bit for bit.
 
-    In a training it is refreshed before every `every`-th epoch, if the rate is above 0, and once more after the last epoch, so that its
-    labels describe the final encoder. With "linear" the last refresh before an epoch has the final rate. If `every` is not below the
-    number of epochs, "linear" and "step" flag nothing, because there is no refresh with a rate above 0 before an epoch.
+    In a training it is refreshed before every `every`-th epoch, if the rate is above 0, and once
+    more after the last epoch, so that its labels describe the final encoder. With "linear" the last
+    refresh before an epoch has the final rate. If `every` is not below the number of epochs,
+    "linear" and "step" flag nothing, because there is no refresh with a rate above 0 before an
+    epoch.
 
     Args:
         num_samples: N; ids are in [0, N).
-        num_clusters: k of each level, below N; a number: of the only level. None: 1, 3 and 10 times `num_classes`, as in the paper.
-        num_classes: number of classes. A training sets it if the data have labels. None: estimated as √(N / 5), at least 20; see
-            `usual_clusters`.
+        num_clusters: k of each level, below N; a number: of the only level. None: 1, 3 and 10 times
+            `num_classes`, as in the paper.
+        num_classes: number of classes. A training sets it if the data have labels. None: estimated
+            as √(N / 5), at least 20; see `usual_clusters`.
         schedule, final_rate: how the accepted share grows, and its final value.
-        confidence: "sample" (equation 2), or "cluster": the concentration of the sample's cluster, as in PCL.
+        confidence: "sample" (equation 2), or "cluster": the concentration of the sample's cluster,
+            as in PCL.
         every: epochs between two refreshes; well below the number of epochs.
         space: what is clustered: "projected" embeddings, or the encoder's "features".
-        source: "pass" embeds all samples without augmentation before an epoch; "bank" uses the mean over views of each sample's embedding
-            as it was last computed in training, at no extra cost. A sample that was not seen yet has no kin.
-        temperature: t of the confidence; None: that of the loss (equations 1 and 2 have one temperature). The objective that is built with
-            the detector sets it; a training takes a learned one as it is at the refresh; 0.2 without an objective.
+        source: "pass" embeds all samples without augmentation before an epoch; "bank" uses the mean
+            over views of each sample's embedding as it was last computed in training, at no extra
+            cost. A sample that was not seen yet has no kin.
+        temperature: t of the confidence; None: that of the loss (equations 1 and 2 have one
+            temperature). The objective that is built with the detector sets it; a training takes a
+            learned one as it is at the refresh; 0.2 without an objective.
         step_at: share of the training after which "step" accepts.
         seed: of k-means.
         warm_start: k-means goes on from the last centroids, with `warm_iterations`.
-        iterations, warm_iterations, points_per_cluster: of k-means, see `PseudoLabels`. The published code of PCL, whose procedure the
-            paper follows, has 20 iterations, always anew, and 1,000 points.
+        iterations, warm_iterations, points_per_cluster: of k-means, see `PseudoLabels`. The
+            published code of PCL, whose procedure the paper follows, has 20 iterations, always
+            anew, and 1,000 points.
 
     State: labels, clusters, centroids, confidence; with "bank" the embeddings.
 
-    Deviates from the paper in: k-means on the projected embeddings by default (features in the paper), of unit norm; a warm start of
-    k-means, from fewer points; the rate reaches its final value, where the paper has e / E in epoch e of E and never trains with all
-    labels; no refresh where the rate is 0; see `docs/methods/ifnd.md`.
+    Deviates from the paper in: k-means on the projected embeddings by default (features in the
+    paper), of unit norm; a warm start of k-means, from fewer points; the rate reaches its final
+    value, where the paper has e / E in epoch e of E and never trains with all labels; no refresh
+    where the rate is 0; see `docs/methods/ifnd.md`.
 
     Example:
         >>> detector = IFND(num_samples=4, num_clusters=(2,), schedule="constant")
         >>> detector.refresh(torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]]), progress=0.5)
         >>> (detector.labels[0, :1] == detector.labels[0]).tolist()
         [True, True, False, False]
-    """
+    """  # noqa: E501
 
     num_samples: int
 
@@ -105,17 +118,37 @@ class IFND(Detector):
         if num_samples < 2:
             raise ValueError(f"`num_samples` (={num_samples}) must be at least 2")
         check_acceptance(schedule, final_rate, confidence, step_at)
-        for name, value, allowed in (("space", space, get_args(Space)), ("source", source, get_args(Source))):
+        for name, value, allowed in (
+            ("space", space, get_args(Space)),
+            ("source", source, get_args(Source)),
+        ):
             if value not in allowed:
                 raise ValueError(f"`{name}` (={value!r}) must be one of {', '.join(allowed)}")
         if every < 1:
             raise ValueError(f"`every` (={every}) must be at least 1")
         if temperature is not None and not temperature > 0:
-            raise ValueError(f"`temperature` (={temperature}) must be above 0, or None for that of the loss")
+            raise ValueError(
+                f"`temperature` (={temperature}) must be above 0, or None for that of the loss"
+            )
         if source == "bank" and space == "features":
-            raise ValueError("`space` (='features') must be 'projected' with `source` (='bank'), which collects projected embeddings")
-        self.schedule, self.final_rate, self.measure, self.every, self.space = schedule, final_rate, confidence, every, space
-        self.source, self.temperature, self.step_at, self.seed, self.warm_start = source, temperature, step_at, seed, warm_start
+            raise ValueError(
+                "`space` (='features') must be 'projected' with `source` (='bank'), which collects"
+                " projected embeddings"
+            )
+        self.schedule, self.final_rate, self.measure, self.every, self.space = (
+            schedule,
+            final_rate,
+            confidence,
+            every,
+            space,
+        )
+        self.source, self.temperature, self.step_at, self.seed, self.warm_start = (
+            source,
+            temperature,
+            step_at,
+            seed,
+            warm_start,
+        )
         chosen = usual_clusters(num_samples, num_classes) if num_clusters is None else num_clusters
         self.clusters = PseudoLabels(
             num_samples,
@@ -151,7 +184,13 @@ class IFND(Detector):
 
     def rate(self, progress: float) -> float:
         """The share of labels that is accepted at this point of the training."""
-        return rate_at(self.schedule, self.final_rate, progress, self.step_at, last_clustering(self.every, self.num_epochs))
+        return rate_at(
+            self.schedule,
+            self.final_rate,
+            progress,
+            self.step_at,
+            last_clustering(self.every, self.num_epochs),
+        )
 
     def due(self, epoch: int) -> bool:
         return epoch % self.every == 0 and self.rate(epoch / self.num_epochs) > 0
@@ -162,10 +201,18 @@ class IFND(Detector):
 
     def silent_reason(self, first_epoch: int = 0) -> str | None:
         if round(self.final_rate * self.num_samples) < 2:
-            return f"`final_rate` (={self.final_rate}) accepts fewer than two of {self.num_samples} labels; choose a higher rate"
-        if any(self.due(epoch) and (epoch > 0 or not self.collects) for epoch in range(self.num_epochs)):
+            return (
+                f"`final_rate` (={self.final_rate}) accepts fewer than two of {self.num_samples}"
+                " labels; choose a higher rate"
+            )
+        if any(
+            self.due(epoch) and (epoch > 0 or not self.collects) for epoch in range(self.num_epochs)
+        ):
             return None
-        return f"no clustering is due in {self.num_epochs} epochs; choose a smaller `every` (={self.every}) or an earlier `schedule`"
+        return (
+            f"no clustering is due in {self.num_epochs} epochs; choose a smaller `every`"
+            f" (={self.every}) or an earlier `schedule`"
+        )
 
     @torch.no_grad()
     def find(self, block: Block) -> Answer:
@@ -177,7 +224,9 @@ class IFND(Detector):
             return tuple(Kin(same_RC) for same_RC in same)
         degree_RC = torch.zeros_like(block.sim_RC)
         assert self.clusters.highest is not None
-        for same_RC, confidence_N, highest in zip(same, self.confidence, self.clusters.highest, strict=True):
+        for same_RC, confidence_N, highest in zip(
+            same, self.confidence, self.clusters.highest, strict=True
+        ):
             sure_N = (confidence_N / highest).clamp(0, 1).to(degree_RC.dtype)
             sure_RC = torch.minimum(sure_N[block.row_ids].unsqueeze(1), sure_N[block.candidate_ids])
             degree_RC = degree_RC + same_RC * sure_RC
@@ -189,13 +238,16 @@ class IFND(Detector):
 
     @torch.no_grad()
     def refresh(self, features: Tensor | None, progress: float) -> None:
-        """Clusters (N, D) `features` of any norm, or what was collected, and accepts as many labels as are due at this `progress`."""
+        """Clusters (N, D) `features` of any norm, or what was collected, and accepts as many labels
+        as are due at this `progress`."""
         rate, ids_S = self.rate(progress), None
         if self.collected is not None:
             ids_S = self.collected.seen.nonzero().squeeze(1)
             features = self.collected.features[ids_S]
         if features is None:
-            raise ValueError("`features` must be given: only with `source` (='bank') they are collected")
+            raise ValueError(
+                "`features` must be given: only with `source` (='bank') they are collected"
+            )
         if rate == 0 or (ids_S is not None and len(ids_S) <= max(self.num_clusters)):
             self.clusters.set_acceptance()
             return
@@ -203,47 +255,70 @@ class IFND(Detector):
         self.clusters.refresh(unit_SD, ids_S)
         self.clusters.accept(unit_SD, rate, self._confidence, ids_S)
 
-    def _confidence(self, unit_SD: Tensor, centroids_KD: Tensor, cluster_S: Tensor, level: int) -> Tensor:
+    def _confidence(
+        self, unit_SD: Tensor, centroids_KD: Tensor, cluster_S: Tensor, level: int
+    ) -> Tensor:
         if self.measure == "cluster":
             return cluster_confidence(unit_SD, centroids_KD, cluster_S)
         temperature = self.loss_temperature if self.temperature is None else self.temperature
         return sample_confidence(unit_SD, F.normalize(centroids_KD, dim=1), cluster_S, temperature)
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[f"{prefix}labels"], destination[f"{prefix}confidence"] = self.labels, self.confidence
+        destination[f"{prefix}labels"], destination[f"{prefix}confidence"] = (
+            self.labels,
+            self.confidence,
+        )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         missing, (levels, num_samples) = others[2], self.labels.shape
         advice = "use the same data set and numbers of clusters"
-        labels, confidence = (state_dict.pop(f"{prefix}{name}", None) for name in ("labels", "confidence"))
+        labels, confidence = (
+            state_dict.pop(f"{prefix}{name}", None) for name in ("labels", "confidence")
+        )
         if labels is None or confidence is None:
-            missing += [f"{prefix}{name}" for name, value in (("labels", labels), ("confidence", confidence)) if value is None]
-        elif size_differs(f"{prefix}labels", labels, others[-1], advice, levels=levels, num_samples=num_samples):
+            missing += [
+                f"{prefix}{name}"
+                for name, value in (("labels", labels), ("confidence", confidence))
+                if value is None
+            ]
+        elif size_differs(
+            f"{prefix}labels", labels, others[-1], advice, levels=levels, num_samples=num_samples
+        ):
             return
         else:
-            self.clusters.set_acceptance(labels < labels.new_tensor(self.num_clusters).unsqueeze(1), confidence)
+            self.clusters.set_acceptance(
+                labels < labels.new_tensor(self.num_clusters).unsqueeze(1), confidence
+            )
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def __repr__(self) -> str:
         return (
-            f"IFND(num_samples={self.num_samples}, num_clusters={self.num_clusters}, schedule={self.schedule!r}, "
-            f"final_rate={self.final_rate}, confidence={self.measure!r}, every={self.every}, space={self.space!r}, source={self.source!r}, "
-            f"temperature={self.temperature}, step_at={self.step_at}, seed={self.seed}, warm_start={self.warm_start}, "
-            f"iterations={self.clusters.iterations}, warm_iterations={self.clusters.warm_iterations}, "
-            f"points_per_cluster={self.clusters.points_per_cluster})"
+            f"IFND(num_samples={self.num_samples}, num_clusters={self.num_clusters},"
+            f" schedule={self.schedule!r}, final_rate={self.final_rate},"
+            f" confidence={self.measure!r}, every={self.every}, space={self.space!r},"
+            f" source={self.source!r}, temperature={self.temperature}, step_at={self.step_at},"
+            f" seed={self.seed}, warm_start={self.warm_start},"
+            f" iterations={self.clusters.iterations},"
+            f" warm_iterations={self.clusters.warm_iterations},"
+            f" points_per_cluster={self.clusters.points_per_cluster})"
         )
 
 
 def usual_clusters(num_samples: int, num_classes: int | None = None) -> tuple[int, ...]:
     """1, 3 and 10 times the number of classes, at most N/2, each once.
 
-    Without `num_classes` it is estimated as √(N / 5), at least 20: of N samples from C classes, rather too many clusters than too few. Too
-    many lower the recall, too few join classes, and most flagged pairs are then wrong.
+    Without `num_classes` it is estimated as √(N / 5), at least 20: of N samples from C classes,
+    rather too many clusters than too few. Too many lower the recall, too few join classes, and most
+    flagged pairs are then wrong.
 
     Example:
         >>> usual_clusters(50_000, 10), usual_clusters(50_000), usual_clusters(1_536)
         ((10, 30, 100), (100, 300, 1000), (20, 60, 200))
     """
     coarsest = max(20.0, math.sqrt(num_samples / 5)) if num_classes is None else max(2, num_classes)
-    return tuple(sorted({min(round(coarsest * times), max(1, num_samples // 2)) for times in (1, 3, 10)}))
+    return tuple(
+        sorted({min(round(coarsest * times), max(1, num_samples // 2)) for times in (1, 3, 10)})
+    )

@@ -1,4 +1,5 @@
-"""Known kin: pairs that were found beforehand, such as those an audit of a strong foreign model's embeddings lists.
+"""Known kin: pairs that were found beforehand, such as those an audit of a strong foreign model's
+embeddings lists.
 
 Dimension key: R rows of a block, N data set, P pairs, K listed kin of a row.
 """
@@ -30,20 +31,22 @@ class Known(Detector):
 
     Args:
         num_samples: N, size of the data set.
-        pairs: (P, 2) integers, sample ids of anchor and kin; or a file with the columns `anchor` and `kin`, `.parquet` or `.csv`, such as
-            the `pairs.parquet` of an audit.
-        keys: (N,) names of the samples. A file with the columns `anchor_key` and `kin_key` is then matched by name: its pairs may come from
-            other samples or another order, and pairs of samples that are not in the training are left out with a warning.
+        pairs: (P, 2) integers, sample ids of anchor and kin; or a file with the columns `anchor`
+            and `kin`, `.parquet` or `.csv`, such as the `pairs.parquet` of an audit.
+        keys: (N,) names of the samples. A file with the columns `anchor_key` and `kin_key` is then
+            matched by name: its pairs may come from other samples or another order, and pairs of
+            samples that are not in the training are left out with a warning.
         symmetric: a pair holds both ways, also where only one of the two lists the other.
-        similarities: (P,) how similar the two samples of each pair are; with `Graded` the degree of kinship, cut to [0, 1]. Of a pair
-            that is listed more than once the highest counts. None: the column `similarity` of the file; without one, kin have no degrees.
+        similarities: (P,) how similar the two samples of each pair are; with `Graded` the degree of
+            kinship, cut to [0, 1]. Of a pair that is listed more than once the highest counts.
+            None: the column `similarity` of the file; without one, kin have no degrees.
 
     Example:
         >>> import torch, kinfolk as kf
         >>> loss_fn = kf.NTXentLoss(temperature=0.1, detector=kf.Known(torch.tensor([[0, 2]]), num_samples=3))
         >>> loss_fn(torch.eye(3), torch.eye(3), torch.arange(3)).isfinite().item()
         True
-    """
+    """  # noqa: E501
 
     num_samples: int
 
@@ -61,14 +64,31 @@ class Known(Detector):
             raise ValueError(f"`num_samples` (={num_samples}) must be at least 1")
         self.num_samples, self.symmetric = num_samples, symmetric
         name = "`pairs`" if isinstance(pairs, Tensor) else f"`{pairs}`"
-        pairs_P2, listed_P = (pairs, None) if isinstance(pairs, Tensor) else read_known(pairs, keys, num_samples)
+        pairs_P2, listed_P = (
+            (pairs, None) if isinstance(pairs, Tensor) else read_known(pairs, keys, num_samples)
+        )
         listed_P = listed_P if similarities is None else similarities
-        if pairs_P2.ndim != 2 or pairs_P2.shape[1] != 2 or pairs_P2.is_floating_point() or pairs_P2.dtype == torch.bool:
-            raise ValueError(f"{name} (={pairs_P2.dtype}, shape {tuple(pairs_P2.shape)}) must be integers of the shape (pairs, 2)")
-        if listed_P is not None and (listed_P.shape != (len(pairs_P2),) or not bool(listed_P.isfinite().all())):
+        if (
+            pairs_P2.ndim != 2
+            or pairs_P2.shape[1] != 2
+            or pairs_P2.is_floating_point()
+            or pairs_P2.dtype == torch.bool
+        ):
+            raise ValueError(
+                f"{name} (={pairs_P2.dtype}, shape {tuple(pairs_P2.shape)}) must be integers of the"
+                " shape (pairs, 2)"
+            )
+        if listed_P is not None and (
+            listed_P.shape != (len(pairs_P2),) or not bool(listed_P.isfinite().all())
+        ):
             shape = tuple(listed_P.shape)
-            raise ValueError(f"`similarities` (=shape {shape}) must be one finite number for each of {len(pairs_P2):,} pairs")
-        start_N, kin_P, degree_P = _by_anchor(pairs_P2.to(torch.int64).cpu(), num_samples, symmetric, name, listed_P)
+            raise ValueError(
+                f"`similarities` (=shape {shape}) must be one finite number for each of"
+                f" {len(pairs_P2):,} pairs"
+            )
+        start_N, kin_P, degree_P = _by_anchor(
+            pairs_P2.to(torch.int64).cpu(), num_samples, symmetric, name, listed_P
+        )
         self.longest = int(start_N.diff().max())
         self.start_N: Tensor
         self.kin_P: Tensor
@@ -94,14 +114,22 @@ class Known(Detector):
         return Kin(listed_RC if block.degrees and self.degree_P is not None else listed_RC > 0)
 
     def silent_reason(self, first_epoch: int = 0) -> str | None:
-        return None if len(self.kin_P) else "`pairs` lists no pair of two different samples; give the pairs of these samples"
+        return (
+            None
+            if len(self.kin_P)
+            else "`pairs` lists no pair of two different samples; give the pairs of these samples"
+        )
 
     def __repr__(self) -> str:
-        return f"Known(<{len(self.kin_P)} pairs>, num_samples={self.num_samples}, symmetric={self.symmetric})"
+        return (
+            f"Known(<{len(self.kin_P)} pairs>, num_samples={self.num_samples},"
+            f" symmetric={self.symmetric})"
+        )
 
 
 def listed(ids_RK: Tensor, ids_C: Tensor, value_RK: Tensor) -> Tensor:
-    """(R, C) the value of each candidate whose id the row lists, 0 elsewhere. An id below 0 is none.
+    """(R, C) the value of each candidate whose id the row lists, 0 elsewhere. An id below 0 is
+    none.
 
     The places of the matches would be as many as only the device knows. Instead, ids are ranked
     among the candidates', values are written to the ranks, and each candidate reads its rank."""
@@ -114,7 +142,9 @@ def listed(ids_RK: Tensor, ids_C: Tensor, value_RK: Tensor) -> Tensor:
     return marked_RC[:, rank_C]
 
 
-def read_pairs(path: str | os.PathLike[str], keys: Sequence[str] | None = None, num_samples: int | None = None) -> Tensor:
+def read_pairs(
+    path: str | os.PathLike[str], keys: Sequence[str] | None = None, num_samples: int | None = None
+) -> Tensor:
     """(P, 2) sample ids of anchor and kin in a table; see `read_known`."""
     return read_known(path, keys, num_samples)[0]
 
@@ -122,14 +152,18 @@ def read_pairs(path: str | os.PathLike[str], keys: Sequence[str] | None = None, 
 def read_known(
     path: str | os.PathLike[str], keys: Sequence[str] | None = None, num_samples: int | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """(P, 2) sample ids of anchor and kin in a table, matched by `keys` (N,) where both sides have keys, and their (P,) similarities if
-    the table has the column. Reading it never runs code.
+    """(P, 2) sample ids of anchor and kin in a table, matched by `keys` (N,) where both sides have
+    keys, and their (P,) similarities if the table has the column. Reading it never runs code.
 
-    A table without keys must come from an audit of `num_samples` samples, if it records how many were audited.
+    A table without keys must come from an audit of `num_samples` samples, if it records how many
+    were audited.
     """
     path = Path(path)
     if not path.is_file():
-        raise UsageError(f"there is no file `{path}` of known kin; give the pairs.parquet that `kinfolk audit` wrote")
+        raise UsageError(
+            f"there is no file `{path}` of known kin; give the pairs.parquet that `kinfolk audit`"
+            " wrote"
+        )
     import pyarrow as pa
 
     try:
@@ -143,22 +177,39 @@ def read_known(
             table = parquet.read_table(path, partitioning=None)
         table.column_names  # noqa: B018 — names that are not UTF-8 are an error here
     except Exception as error:  # readers raise nearly anything on a broken file
-        raise KinfolkError(f"`{path}` is not a readable table of known kin ({first_line(error)})") from error
+        raise KinfolkError(
+            f"`{path}` is not a readable table of known kin ({first_line(error)})"
+        ) from error
     similarity = _similarities(path, table)
-    # The keys of an array are only row numbers, which fit any other array: its pairs are matched by the number of samples.
-    if keys is not None and {"anchor_key", "kin_key"} <= set(table.column_names) and not re.fullmatch(r"\w+/\d+", keys[0]):
-        pairs_P2, rows_P = _by_key(path, table["anchor_key"].to_pylist(), table["kin_key"].to_pylist(), keys)
+    # The keys of an array are only row numbers, which fit any other array: its pairs are matched by
+    # the number of samples.
+    if (
+        keys is not None
+        and {"anchor_key", "kin_key"} <= set(table.column_names)
+        and not re.fullmatch(r"\w+/\d+", keys[0])
+    ):
+        pairs_P2, rows_P = _by_key(
+            path, table["anchor_key"].to_pylist(), table["kin_key"].to_pylist(), keys
+        )
         return pairs_P2, None if similarity is None else similarity[rows_P]
     audited = (table.schema.metadata or {}).get(b"kinfolk.samples")
     if num_samples is not None and audited is not None and int(audited) != num_samples:
         raise UsageError(
-            f"`{path}` has the pairs of {int(audited):,} samples, but there are {num_samples:,} training samples; "
-            "audit exactly these, or give pairs with the columns `anchor_key` and `kin_key`"
+            f"`{path}` has the pairs of {int(audited):,} samples, but there are {num_samples:,}"
+            " training samples; audit exactly these, or give pairs with the columns `anchor_key`"
+            " and `kin_key`"
         )
     columns = []
     for name in ("anchor", "kin"):
-        if name not in table.column_names or not pa.types.is_integer(table[name].type) or table[name].null_count:
-            raise KinfolkError(f"`{path}` must have the columns `anchor` and `kin` of sample ids; it has {', '.join(table.column_names)}")
+        if (
+            name not in table.column_names
+            or not pa.types.is_integer(table[name].type)
+            or table[name].null_count
+        ):
+            raise KinfolkError(
+                f"`{path}` must have the columns `anchor` and `kin` of sample ids; it has"
+                f" {', '.join(table.column_names)}"
+            )
         columns.append(torch.tensor(table[name].to_numpy(), dtype=torch.int64))
     return torch.stack(columns, 1), similarity
 
@@ -170,24 +221,41 @@ def _similarities(path: Path, table: Any) -> Tensor | None:
     if "similarity" not in table.column_names:
         return None
     column = table["similarity"]
-    if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)) or column.null_count:
-        raise KinfolkError(f"the column `similarity` of `{path}` (={column.type}) must be a number for each pair; mend it or leave it out")
+    if (
+        not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type))
+        or column.null_count
+    ):
+        raise KinfolkError(
+            f"the column `similarity` of `{path}` (={column.type}) must be a number for each pair;"
+            " mend it or leave it out"
+        )
     return torch.tensor(column.to_numpy(), dtype=torch.float32)
 
 
-def _by_key(path: Path, anchors: list[str], kin: list[str], keys: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """(P, 2) ids of the pairs whose samples are both among `keys`, and (P,) their rows in the table."""
+def _by_key(
+    path: Path, anchors: list[str], kin: list[str], keys: Sequence[str]
+) -> tuple[Tensor, Tensor]:
+    """(P, 2) ids of the pairs whose samples are both among `keys`, and (P,) their rows in the
+    table."""
     place = {key.encode("utf-8", "backslashreplace").decode(): at for at, key in enumerate(keys)}
     listed = enumerate(zip(anchors, kin, strict=True))
-    found = [(row, place[one], place[other]) for row, (one, other) in listed if one in place and other in place]
+    found = [
+        (row, place[one], place[other])
+        for row, (one, other) in listed
+        if one in place and other in place
+    ]
     missing = len(anchors) - len(found)
     if anchors and not found:
         raise UsageError(
-            f"none of the {len(anchors):,} pairs in `{path}` is of the training samples: it names {shown(str(anchors[0]))}, "
-            f"they are named like {shown(keys[0])}; give the pairs of an audit of the same data"
+            f"none of the {len(anchors):,} pairs in `{path}` is of the training samples: it names"
+            f" {shown(str(anchors[0]))}, they are named like {shown(keys[0])}; give the pairs of an"
+            " audit of the same data"
         )
     if missing:
-        text = f"{missing:,} of {len(anchors):,} pairs in `{path}` name samples that are not in the training, and are left out"
+        text = (
+            f"{missing:,} of {len(anchors):,} pairs in `{path}` name samples that are not in the"
+            " training, and are left out"
+        )
         warnings.warn(text, KinfolkWarning, stacklevel=2)
     found_P3 = torch.tensor(found, dtype=torch.int64).reshape(-1, 3)
     return found_P3[:, 1:], found_P3[:, 0]
@@ -196,14 +264,15 @@ def _by_key(path: Path, anchors: list[str], kin: list[str], keys: Sequence[str])
 def _by_anchor(
     pairs_P2: Tensor, num_samples: int, symmetric: bool, name: str, similarities: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(N + 1,), (P,), (P,): where each anchor's kin begin, and the kin, each once, with their degrees where similarities are known. A
-    sample is not its own kin."""
+    """(N + 1,), (P,), (P,): where each anchor's kin begin, and the kin, each once, with their
+    degrees where similarities are known. A sample is not its own kin."""
     if len(pairs_P2):
         low, high = (int(x) for x in pairs_P2.aminmax())
         if low < 0 or high >= num_samples:
             raise ValueError(
-                f"{name} (=sample id {low if low < 0 else high}) must be in [0, {num_samples}): there are that many training samples; "
-                "take the pairs from features of exactly these, in their order"
+                f"{name} (=sample id {low if low < 0 else high}) must be in [0, {num_samples}):"
+                " there are that many training samples; take the pairs from features of exactly"
+                " these, in their order"
             )
     degree_P = None if similarities is None else similarities.detach().float().cpu().clamp(0, 1)
     if symmetric:
@@ -211,7 +280,9 @@ def _by_anchor(
         degree_P = None if degree_P is None else degree_P.repeat(2)
     other_P = pairs_P2[:, 0] != pairs_P2[:, 1]
     pairs_P2, degree_P = pairs_P2[other_P], None if degree_P is None else degree_P[other_P]
-    key_P, place_P = torch.unique(pairs_P2[:, 0] * num_samples + pairs_P2[:, 1], return_inverse=True)
+    key_P, place_P = torch.unique(
+        pairs_P2[:, 0] * num_samples + pairs_P2[:, 1], return_inverse=True
+    )
     if degree_P is not None:
         degree_P = torch.zeros(len(key_P)).scatter_reduce(0, place_P, degree_P, "amax")
     anchor_P, kin_P = key_P.div(num_samples, rounding_mode="floor"), key_P % num_samples

@@ -1,4 +1,5 @@
-"""The neighbours of LA: Zhuang et al., Local Aggregation for Unsupervised Learning of Visual Embeddings, ICCV 2019, section 3.
+"""The neighbours of LA: Zhuang et al., Local Aggregation for Unsupervised Learning of Visual
+Embeddings, ICCV 2019, section 3.
 
 Dimension key: R rows of a block, C candidates, L clusterings, N data set.
 """
@@ -22,12 +23,14 @@ USUAL_SIZE = 43
 
 @register("neighbours", "Zhuang et al., ICCV 2019", "clusters, refreshed each epoch")
 class Neighbours(Detector):
-    """Kin are the samples that share the anchor's cluster in any of several clusterings (C_i), among those that are nearest to it (B_i).
+    """Kin are the samples that share the anchor's cluster in any of several clusterings (C_i),
+    among those that are nearest to it (B_i).
 
-        C_i = ∪_l { j : cluster_l(j) = cluster_l(i) },      B_i = the `num_background` candidates most similar to the anchor
+        C_i = ∪_l { j : cluster_l(j) = cluster_l(i) },      B_i = the `num_background` candidates
+                                                            most similar to the anchor
 
-    Candidates outside of B_i are dropped, kin or not; all candidates at exactly the last similarity stay. Nothing is flagged before the
-    first `refresh`.
+    Candidates outside of B_i are dropped, kin or not; all candidates at exactly the last similarity
+    stay. Nothing is flagged before the first `refresh`.
 
     Args:
         num_samples: N.
@@ -35,7 +38,8 @@ class Neighbours(Detector):
         num_clusterings: L clusterings with different seeds.
         num_background: size of B_i. All candidates if there are no more, or with None.
         every: epochs between two clusterings.
-        space: what is clustered: "projected" embeddings (a bank's, where the framework keeps one) or the encoder's "features".
+        space: what is clustered: "projected" embeddings (a bank's, where the framework keeps one)
+            or the encoder's "features".
         warm_start: clusterings start from the last centroids.
         seed: of the clusterings.
         iterations, warm_iterations, points_per_cluster: see `PseudoLabels`.
@@ -61,13 +65,24 @@ class Neighbours(Detector):
         points_per_cluster: int = 256,
     ) -> None:
         super().__init__()
-        for name, value in (("num_clusterings", num_clusterings), ("num_background", num_background), ("every", every)):
+        for name, value in (
+            ("num_clusterings", num_clusterings),
+            ("num_background", num_background),
+            ("every", every),
+        ):
             if value is not None and value < 1:
                 raise ValueError(f"`{name}` (={value}) must be at least 1")
         if space not in get_args(Space):
             raise ValueError(f"`space` (={space!r}) must be one of {', '.join(get_args(Space))}")
-        self.num_samples, self.num_background, self.every, self.space = num_samples, num_background, every, space
-        self.num_clusters = max(1, num_samples // USUAL_SIZE) if num_clusters is None else num_clusters
+        self.num_samples, self.num_background, self.every, self.space = (
+            num_samples,
+            num_background,
+            every,
+            space,
+        )
+        self.num_clusters = (
+            max(1, num_samples // USUAL_SIZE) if num_clusters is None else num_clusters
+        )
         self.num_clusterings, self.warm_start, self.seed = num_clusterings, warm_start, seed
         self.clusters = PseudoLabels(
             num_samples,
@@ -82,7 +97,9 @@ class Neighbours(Detector):
 
     @torch.no_grad()
     def find(self, block: Block) -> Kin:
-        return Kin(same_cluster(self.clusters, block), ignore=distant(block.sim_RC, self.num_background))
+        return Kin(
+            same_cluster(self.clusters, block), ignore=distant(block.sim_RC, self.num_background)
+        )
 
     def due(self, epoch: int) -> bool:
         return epoch % self.every == 0
@@ -98,13 +115,18 @@ class Neighbours(Detector):
         }
         shown |= {"num_background": self.num_background}
         usual: dict[str, object] = {"every": 1, "space": "projected", "warm_start": True, "seed": 0}
-        shown |= {name: getattr(self, name) for name, value in usual.items() if getattr(self, name) != value}
+        shown |= {
+            name: getattr(self, name)
+            for name, value in usual.items()
+            if getattr(self, name) != value
+        }
         shown |= self.clusters.unusual
         return f"Neighbours({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
 def distant(sim_RC: Tensor, num_background: int | None) -> Tensor | None:
-    """(R, C) bool: candidates to which `num_background` of the row are closer. None: there are none."""
+    """(R, C) bool: candidates to which `num_background` of the row are closer. None: there are
+    none."""
     if num_background is None or num_background >= sim_RC.shape[1]:
         return None
     return sim_RC < sim_RC.topk(num_background, dim=1).values[:, -1:]

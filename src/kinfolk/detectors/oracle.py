@@ -1,4 +1,5 @@
-"""Oracle: kin are the samples with the same true label. A detector without mistakes, and the upper bound for all others.
+"""Oracle: kin are the samples with the same true label. A detector without mistakes, and the upper
+bound for all others.
 
 Dimension key: R rows of a block, C candidates, N data set.
 """
@@ -20,29 +21,44 @@ from kinfolk.pairs import Block
 class Oracle(Detector):
     """Kin are the candidates with the anchor's label.
 
-    Attracted on NT-Xent, it is SupCon. No state: labels are data, so they are not in `state_dict()`.
+    Attracted on NT-Xent, it is SupCon. No state: labels are data, so they are not in
+    `state_dict()`.
 
     Args:
         labels: (N,) integers, addressed by sample id; below 0: unknown, never kin.
-        labels_file: a .npy file of such integers, used instead of `labels`, such as the tracks of video frames.
+        labels_file: a .npy file of such integers, used instead of `labels`, such as the tracks of
+            video frames.
 
     Example:
         >>> import torch, kinfolk as kf
         >>> loss_fn = kf.NTXentLoss(temperature=0.1, detector=kf.Oracle(torch.tensor([0, 1, 0])), action="attract")
         >>> loss_fn(torch.eye(3), torch.eye(3), torch.arange(3)).isfinite().item()
         True
-    """
+    """  # noqa: E501
 
     num_samples: int
 
-    def __init__(self, labels: Tensor | None = None, *, labels_file: str | Path | None = None) -> None:
+    def __init__(
+        self, labels: Tensor | None = None, *, labels_file: str | Path | None = None
+    ) -> None:
         super().__init__()
         if labels_file is not None:
             labels = _read_labels(Path(labels_file), None if labels is None else len(labels))
         if labels is None:
-            raise UsageError("the oracle needs labels and the data has none; use labelled data, --labels-from-folders, or `labels_file`")
-        if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool or not len(labels):
-            raise ValueError(f"`labels` (={labels.dtype}, shape {tuple(labels.shape)}) must be integers of the shape (num_samples,)")
+            raise UsageError(
+                "the oracle needs labels and the data has none; use labelled data,"
+                " --labels-from-folders, or `labels_file`"
+            )
+        if (
+            labels.ndim != 1
+            or labels.is_floating_point()
+            or labels.dtype == torch.bool
+            or not len(labels)
+        ):
+            raise ValueError(
+                f"`labels` (={labels.dtype}, shape {tuple(labels.shape)}) must be integers of the"
+                " shape (num_samples,)"
+            )
         self.num_samples = len(labels)
         self.labels: Tensor
         self.register_buffer("labels", labels.to(torch.int64), persistent=False)
@@ -52,10 +68,17 @@ class Oracle(Detector):
 
     def silent_reason(self, first_epoch: int = 0) -> str | None:
         shared = bool((torch.bincount(self.labels[self.labels >= 0]) > 1).any())
-        return None if shared else "no two samples have the same known label; use data with labels of classes"
+        return (
+            None
+            if shared
+            else "no two samples have the same known label; use data with labels of classes"
+        )
 
     def __repr__(self) -> str:
-        return f"Oracle(labels=<{len(self.labels)} labels, {len(set(self.labels.tolist()) - {-1})} classes>)"
+        return (
+            f"Oracle(labels=<{len(self.labels)} labels, {len(set(self.labels.tolist()) - {-1})}"
+            " classes>)"
+        )
 
 
 def _read_labels(path: Path, expected: int | None) -> Tensor:
@@ -63,14 +86,26 @@ def _read_labels(path: Path, expected: int | None) -> Tensor:
     import numpy as np
 
     if not path.is_file():
-        raise UsageError(f"`labels_file` (={path}) does not exist; give a .npy file with one integer for each training sample")
+        raise UsageError(
+            f"`labels_file` (={path}) does not exist; give a .npy file with one integer for each"
+            " training sample"
+        )
     try:
         array = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise UsageError(f"`labels_file` (={path}) is not a readable .npy file of integers ({' '.join(str(error).split())})") from error
-    if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in "iu" or (expected or len(array)) != len(array):
+        raise UsageError(
+            f"`labels_file` (={path}) is not a readable .npy file of integers"
+            f" ({' '.join(str(error).split())})"
+        ) from error
+    if (
+        not isinstance(array, np.ndarray)
+        or array.ndim != 1
+        or array.dtype.kind not in "iu"
+        or (expected or len(array)) != len(array)
+    ):
         shape = getattr(array, "shape", None)
         raise UsageError(
-            f"`labels_file` (={path}, shape {shape}) must hold an integer for each of the {expected or 'N'} training samples, in order"
+            f"`labels_file` (={path}, shape {shape}) must hold an integer for each of the"
+            f" {expected or 'N'} training samples, in order"
         )
     return torch.from_numpy(array.astype(np.int64))

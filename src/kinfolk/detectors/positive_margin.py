@@ -30,9 +30,10 @@ class PositiveMargin(Detector):
         absolute    s_ij > s⁺_i − margin
 
     s⁺ is the similarity of the anchor to its positive; of several positives, the highest, so that
-    fewer candidates are kin. The level follows the anchor: where the positive is far away, candidates
-    at the same distance are not false negatives. No state. An encoder that has learned nothing finds
-    many candidates nearer than the positive, so a training from scratch needs a warm-up (`StartAt`).
+    fewer candidates are kin. The level follows the anchor: where the positive is far away,
+    candidates at the same distance are not false negatives. No state. An encoder that has learned
+    nothing finds many candidates nearer than the positive, so a training from scratch needs a
+    warm-up (`StartAt`).
 
     Args:
         margin: in [−1, 1]; the larger, the more candidates are kin. Below 0, only those that are

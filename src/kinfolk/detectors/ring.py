@@ -1,16 +1,21 @@
-"""Ring: Wu et al., Conditional Negative Sampling for Contrastive Learning of Visual Representations, ICLR 2021, section 4, algorithm 1.
+"""Ring: Wu et al., Conditional Negative Sampling for Contrastive Learning of Visual
+Representations, ICLR 2021, section 4, algorithm 1.
 
-Dimension key: R rows of a block, C candidates, b samples of the block, N data set, L levels of clusters, K drawn.
+Dimension key: R rows of a block, C candidates, b samples of the block, N data set, L levels of
+clusters, K drawn.
 
 How the bounds of a ring move during training (section 4 and appendix E):
 
-The share of the way that is done, d in [0, 1], moves both bounds. The lower one is ℓ₀ + d (ℓ − ℓ₀), from ℓ₀ = `start` to ℓ = `final` (0 to
-90 % in the paper), and the upper one likewise. After e of E epochs, where e is fractional and set before every step:
+The share of the way that is done, d in [0, 1], moves both bounds. The lower one is ℓ₀ + d (ℓ − ℓ₀),
+from ℓ₀ = `start` to ℓ = `final` (0 to 90 % in the paper), and the upper one likewise. After e of E
+epochs, where e is fractional and set before every step:
 
     linear  d = min(1, e / E)
     step    d = min(1, ⌊J e / E⌋ / J)                in J jumps
-    knn     whenever the accuracy is measured: up by m / E if it has risen in the m epochs since, else down by as much
-    loss    every step: up by 1 / (E T) if the loss is below its running mean, else down by as much; T steps make an epoch
+    knn     whenever the accuracy is measured: up by m / E if it has risen in the m epochs since,
+            else down by as much
+    loss    every step: up by 1 / (E T) if the loss is below its running mean, else down by as much;
+            T steps make an epoch
 """
 
 from __future__ import annotations
@@ -42,34 +47,39 @@ Bounds = Literal["exact", "learned"]
 class Ring(Detector):
     """Negatives are the candidates that are neither too far from the anchor nor too close to it.
 
-    The anchor's n negatives stand from far to close; those at ⌊lower·n⌋ ≤ i < ⌊upper·n⌋ are its negatives. Those from ⌊upper·n⌋ on, too
-    close, are kin; those before ⌊lower·n⌋ are left out whatever the action. Equal similarities at a bound are treated alike: all of them
-    are kin, or all in the ring. `Ring(lower=0, upper=1)` is the loss without a detector, bit for bit. An anchor keeps at least
-    one negative: the closest of those not kin, or the farthest kin where the ring is empty.
+    The anchor's n negatives stand from far to close; those at ⌊lower·n⌋ ≤ i < ⌊upper·n⌋ are its
+    negatives. Those from ⌊upper·n⌋ on, too close, are kin; those before ⌊lower·n⌋ are left out
+    whatever the action. Equal similarities at a bound are treated alike: all of them are kin, or
+    all in the ring. `Ring(lower=0, upper=1)` is the loss without a detector, bit for bit. An anchor
+    keeps at least one negative: the closest of those not kin, or the farthest kin where the ring is
+    empty.
 
     Args:
         lower, upper: ω_ℓ < ω_u, shares in [0, 1].
         num_samples: N, for learned bounds and clusters.
-        draw: so many negatives, drawn anew for each anchor and step from its ring without replacement (as IR does); None: the whole ring.
-            From torch's global generator. In `eval()` the ring is taken whole.
-        anneal: how the bounds move from `start_lower` and `start_upper` to `lower` and `upper`: "none", "linear", "step", "knn" or "loss";
-            see `Anneal`. "linear" moves at every step.
+        draw: so many negatives, drawn anew for each anchor and step from its ring without
+            replacement (as IR does); None: the whole ring. From torch's global generator. In
+            `eval()` the ring is taken whole.
+        anneal: how the bounds move from `start_lower` and `start_upper` to `lower` and `upper`:
+            "none", "linear", "step", "knn" or "loss"; see `Anneal`. "linear" moves at every step.
         start_lower: where `lower` begins.
-        start_upper: where `upper` begins; None: it does not move. `Ring(lower=0.9, upper=0.99, anneal="linear", start_upper=0.9)`
-            excludes the closest tenth of the candidates above `lower` at all times, as the authors' configurations do.
+        start_upper: where `upper` begins; None: it does not move. `Ring(lower=0.9, upper=0.99,
+            anneal="linear", start_upper=0.9)` excludes the closest tenth of the candidates above
+            `lower` at all times, as the authors' configurations do.
         anneal_epochs: over how many epochs; None: a third of the training.
         anneal_jumps: of "step".
-        boundaries: "exact": order statistics of each row. "learned": two thresholds per sample; see `ring_learned.py`. Ids are
-            then needed.
-        num_clusters: Ring + C_i: kin are the members of the anchor's k-means cluster (a tuple: of any of several clusterings), wherever
-            they lie; what is too close is left out. Meant to be attracted. None: no clusters.
+        boundaries: "exact": order statistics of each row. "learned": two thresholds per sample; see
+            `ring_learned.py`. Ids are then needed.
+        num_clusters: Ring + C_i: kin are the members of the anchor's k-means cluster (a tuple: of
+            any of several clusterings), wherever they lie; what is too close is left out. Meant to
+            be attracted. None: no clusters.
         every: epochs between two clusterings.
         seed: of the clusterings.
 
     State: how far the bounds have moved, the learned thresholds, the clusters.
 
-    Deviates from the paper in: the default of `anneal_epochs`, which is 100 there (of 300); the loss policy compares with the running
-    mean of the loss, not with the step before.
+    Deviates from the paper in: the default of `anneal_epochs`, which is 100 there (of 300); the
+    loss policy compares with the running mean of the loss, not with the step before.
 
     Example:
         >>> import torch, kinfolk as kf
@@ -104,28 +114,54 @@ class Ring(Detector):
         if draw is not None and draw < 1:
             raise ValueError(f"`draw` (={draw}) must be at least 1")
         if boundaries not in get_args(Bounds):
-            raise ValueError(f"`boundaries` (={boundaries!r}) must be one of {', '.join(get_args(Bounds))}")
+            raise ValueError(
+                f"`boundaries` (={boundaries!r}) must be one of {', '.join(get_args(Bounds))}"
+            )
         if num_samples is None and (boundaries == "learned" or num_clusters is not None):
-            raise ValueError("`num_samples` must be given for learned boundaries and for clusters: they are kept by sample id")
+            raise ValueError(
+                "`num_samples` must be given for learned boundaries and for clusters: they are kept"
+                " by sample id"
+            )
         if every < 1:
             raise ValueError(f"`every` (={every}) must be at least 1")
         self.final_upper, self.start_upper, self.draw, self.every = upper, start_upper, draw, every
-        self.num_samples = num_samples if boundaries == "learned" or num_clusters is not None else None
+        self.num_samples = (
+            num_samples if boundaries == "learned" or num_clusters is not None else None
+        )
         self.anneal = Anneal(anneal, start_lower, lower, anneal_epochs, anneal_jumps)
         if start_upper is not None and anneal == "none":
-            raise ValueError(f"`start_upper` (={start_upper}) must be None with `anneal` (='none'): the bounds then never move")
+            raise ValueError(
+                f"`start_upper` (={start_upper}) must be None with `anneal` (='none'): the bounds"
+                " then never move"
+            )
         if start_upper is not None and not start_lower < start_upper <= 1:
-            raise ValueError(f"`start_upper` (={start_upper}) must be above `start_lower` (={start_lower}) and at most 1")
+            raise ValueError(
+                f"`start_upper` (={start_upper}) must be above `start_lower` (={start_lower}) and"
+                " at most 1"
+            )
         self.boundaries = Boundaries(num_samples or 0) if boundaries == "learned" else None
-        self.clusters = None if num_clusters is None else PseudoLabels(num_samples or 0, None, num_clusters, seed=seed)
+        self.clusters = (
+            None
+            if num_clusters is None
+            else PseudoLabels(num_samples or 0, None, num_clusters, seed=seed)
+        )
 
     @classmethod
     def defaults(cls, given: Mapping[str, object]) -> Mapping[str, object]:
         return {"lower": 0.9, "upper": 0.99, "anneal": "linear"}
 
     def silent_reason(self, first_epoch: int = 0) -> str | None:
-        whole = self.anneal.final == 0 and self.upper == 1 and self.draw is None and self.clusters is None
-        return "the ring from `lower` (=0) to `upper` (=1) holds all negatives; choose a smaller ring" if whole else None
+        whole = (
+            self.anneal.final == 0
+            and self.upper == 1
+            and self.draw is None
+            and self.clusters is None
+        )
+        return (
+            "the ring from `lower` (=0) to `upper` (=1) holds all negatives; choose a smaller ring"
+            if whole
+            else None
+        )
 
     @property
     def lower(self) -> float:
@@ -135,7 +171,11 @@ class Ring(Detector):
     @property
     def upper(self) -> float:
         """The present upper share."""
-        return self.final_upper if self.start_upper is None else self.anneal.between(self.start_upper, self.final_upper)
+        return (
+            self.final_upper
+            if self.start_upper is None
+            else self.anneal.between(self.start_upper, self.final_upper)
+        )
 
     @property
     def wanted_metrics(self) -> frozenset[str]:  # type: ignore[override]
@@ -156,7 +196,11 @@ class Ring(Detector):
     @torch.no_grad()
     def find(self, block: Block) -> Kin:
         update: Mapping[str, Tensor] = {}
-        lower, upper = self._shares(block.sim_RC.device) if block.prepared is None else block.prepared.unbind(0)
+        lower, upper = (
+            self._shares(block.sim_RC.device)
+            if block.prepared is None
+            else block.prepared.unbind(0)
+        )
         if self.boundaries is None:
             close_RC, far_RC = exact(block, lower, upper)
         else:
@@ -172,10 +216,13 @@ class Ring(Detector):
         if self.clusters is None:
             return Kin(close_RC, far_RC, update)
         same_RC, outside_RC = same_cluster(self.clusters, block), far_RC | (close_RC > 0)
-        bare_R1 = ~((block.sim_RC > -2) & ~outside_RC).any(1, keepdim=True)  # an empty ring drops nothing
+        # an empty ring drops nothing
+        bare_R1 = ~((block.sim_RC > -2) & ~outside_RC).any(1, keepdim=True)
         return Kin(same_RC, outside_RC & (same_RC == 0) & ~bare_R1, update)
 
-    def observe(self, ids: Tensor, update: Mapping[str, Tensor], is_finite: Tensor | None = None) -> None:
+    def observe(
+        self, ids: Tensor, update: Mapping[str, Tensor], is_finite: Tensor | None = None
+    ) -> None:
         if self.boundaries is not None:
             self.boundaries.observe(ids, update, is_finite)
 
@@ -217,14 +264,19 @@ def exact(block: Block, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     n_R, last = block.num_negatives_R, block.sim_RC.shape[1] - 1
     own_R, order_RC = last + 1 - n_R, block.sim_RC.sort(1).values
     first_R, close_R = torch.minimum(index(lower, n_R), (n_R - 1).clamp(min=0)), index(upper, n_R)
-    far_R, level_R = (order_RC.gather(1, (own_R + place_R).clamp(max=last).unsqueeze(1)) for place_R in (first_R, close_R))
+    far_R, level_R = (
+        order_RC.gather(1, (own_R + place_R).clamp(max=last).unsqueeze(1))
+        for place_R in (first_R, close_R)
+    )
     return (block.sim_RC >= level_R) & (close_R < n_R).unsqueeze(1), block.sim_RC < far_R
 
 
 def between(block: Block, lower_b: Tensor, upper_b: Tensor) -> tuple[Tensor, Tensor]:
     """(R, C) too close: above `upper_b`; (R, C) bool too far: below `lower_b`, but never all."""
     lower_R = block.per_row(torch.minimum(lower_b, upper_b)).to(block.sim_RC.dtype)
-    return above(block, upper_b), block.sim_RC < torch.minimum(lower_R, block.sim_RC.amax(1)).unsqueeze(1)
+    return above(block, upper_b), block.sim_RC < torch.minimum(
+        lower_R, block.sim_RC.amax(1)
+    ).unsqueeze(1)
 
 
 def index(share: Tensor, n_R: Tensor) -> Tensor:
@@ -250,7 +302,8 @@ def draw(ring_RC: Tensor, number: int) -> Tensor:
 
 Policy = Literal["none", "linear", "step", "knn", "loss"]
 _MEMORY = 0.99
-"""Of the running mean of the loss: two losses in a row differ by the draw of their batches, which says nothing of a trend."""
+"""Of the running mean of the loss: two losses in a row differ by the draw of their batches, which
+says nothing of a trend."""
 
 
 class Anneal(Exact):
@@ -262,8 +315,9 @@ class Anneal(Exact):
         epochs: E; None: a third of the training, as in the paper (100 of 300).
         jumps: J.
 
-    State: `done`; the last accuracy or the running mean of the loss; for "knn" the epoch of that accuracy; for "loss" the steps of this
-    epoch and of the one before, by which T is known: the bounds stay where they begin in the first epoch.
+    State: `done`; the last accuracy or the running mean of the loss; for "knn" the epoch of that
+    accuracy; for "loss" the steps of this epoch and of the one before, by which T is known: the
+    bounds stay where they begin in the first epoch.
     """
 
     on_host = ("done", "reference", "counted")
@@ -271,21 +325,34 @@ class Anneal(Exact):
     reference: Tensor
     counted: Tensor
 
-    def __init__(self, policy: Policy, start: float, final: float, epochs: int | None, jumps: int) -> None:
+    def __init__(
+        self, policy: Policy, start: float, final: float, epochs: int | None, jumps: int
+    ) -> None:
         super().__init__()
         if policy not in get_args(Policy):
             raise ValueError(f"`anneal` (={policy!r}) must be one of {', '.join(get_args(Policy))}")
         if not 0 <= start <= final:
-            raise ValueError(f"`start_lower` (={start}) must be in [0, {final}]: it rises to `lower`")
+            raise ValueError(
+                f"`start_lower` (={start}) must be in [0, {final}]: it rises to `lower`"
+            )
         if epochs is not None and epochs < 1:
             raise ValueError(f"`anneal_epochs` (={epochs}) must be at least 1")
         if jumps < 1:
             raise ValueError(f"`anneal_jumps` (={jumps}) must be at least 1")
-        self.policy, self.start, self.final, self.epochs, self.jumps = policy, start, final, epochs, jumps
+        self.policy, self.start, self.final, self.epochs, self.jumps = (
+            policy,
+            start,
+            final,
+            epochs,
+            jumps,
+        )
         self.epoch, self.num_epochs = 0, 1
-        self.register_buffer("done", torch.tensor(1.0 if policy == "none" else 0.0, dtype=torch.float64))
+        self.register_buffer(
+            "done", torch.tensor(1.0 if policy == "none" else 0.0, dtype=torch.float64)
+        )
         self.register_buffer("reference", torch.tensor(math.nan, dtype=torch.float64))
-        self.register_buffer("counted", torch.zeros(3, dtype=torch.int64))  # the epoch, its steps so far, the steps of the one before
+        # the epoch, its steps so far, the steps of the one before
+        self.register_buffer("counted", torch.zeros(3, dtype=torch.int64))
 
     @property
     def wanted_metrics(self) -> frozenset[str]:
@@ -307,13 +374,22 @@ class Anneal(Exact):
         """Called with the epoch, counted from 0, and the length of the training."""
         self.epoch, self.num_epochs = epoch, num_epochs
         if self.policy == "loss" and epoch != int(self.counted[0]):
-            self.counted.copy_(torch.stack((torch.full_like(self.counted[0], epoch), self.counted[0] * 0, self.counted[1])))
+            self.counted.copy_(
+                torch.stack(
+                    (torch.full_like(self.counted[0], epoch), self.counted[0] * 0, self.counted[1])
+                )
+            )
 
     def on_metric(self, value: float) -> None:
-        """Called with the number of epochs done (fractional), the accuracy of an epoch, or the loss of a step, as the policy needs."""
+        """Called with the number of epochs done (fractional), the accuracy of an epoch, or the loss
+        of a step, as the policy needs."""
         if self.policy in ("linear", "step"):
             done = min(1.0, value / self._length())
-            self.done.fill_(done if self.policy == "linear" else math.floor(done * self.jumps + 1e-9) / self.jumps)
+            self.done.fill_(
+                done
+                if self.policy == "linear"
+                else math.floor(done * self.jumps + 1e-9) / self.jumps
+            )
             return
         last = float(self.reference)
         if self.policy == "knn":

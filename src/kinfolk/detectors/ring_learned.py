@@ -63,12 +63,19 @@ class Boundaries(Exact):
             moved, level = visit(block.per_sample, n_b, old, share)
             none = torch.where(share > 0.5, math.inf, -math.inf).expand_as(level)
             bounded_b = (share > 0) & (share < 1)
-            moved |= {"level": moved["level"].where(bounded_b, none), "aim": moved["aim"] * bounded_b}
-            new |= {f"{name}_{field}": rows.where(n_b > 0, old[field]) for field, rows in moved.items()}
+            moved |= {
+                "level": moved["level"].where(bounded_b, none),
+                "aim": moved["aim"] * bounded_b,
+            }
+            new |= {
+                f"{name}_{field}": rows.where(n_b > 0, old[field]) for field, rows in moved.items()
+            }
             bounds.append(level.where(n_b > 0, old["level"]).where(bounded_b, none))
         return new, bounds[0], bounds[1]
 
-    def observe(self, ids: Tensor, update: Mapping[str, Tensor], is_finite: Tensor | None = None) -> None:
+    def observe(
+        self, ids: Tensor, update: Mapping[str, Tensor], is_finite: Tensor | None = None
+    ) -> None:
         """Writes the state after the visits of a step."""
         self.store.write(ids, update, is_finite)
 
@@ -81,7 +88,9 @@ def visit(sim_bM: Tensor, n_b: Tensor, state: State, share: Tensor) -> tuple[Sta
     moved = (target - torch.logit(state["aim"].clamp(1e-6, 1 - 1e-6))).masked_fill(fresh, 0.0)
     scale = torch.where(fresh, first_scale, state["scale"]).clamp(_FINEST, 1.0)
     before = torch.where(fresh, first_level, state["level"] + scale * moved).clamp(-1, 1)
-    evidence = torch.where(fresh, 1.0, state["evidence"] / (1 + state["evidence"] * (_EXTRAPOLATION * moved) ** 2))
+    evidence = torch.where(
+        fresh, 1.0, state["evidence"] / (1 + state["evidence"] * (_EXTRAPOLATION * moved) ** 2)
+    )
     weight = n_b * variance
     trust = (weight / (weight + evidence)).clamp(max=_TRUST)
     below_bT = share_below(sim_bM, n_b, torch.stack((before - scale, before, before + scale), 1))
@@ -98,7 +107,8 @@ def visit(sim_bM: Tensor, n_b: Tensor, state: State, share: Tensor) -> tuple[Sta
 
 
 def first_visit(sim_bM: Tensor, n_b: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """(b,), (b,) level and scale of a logistic with the mean and standard deviation of the visit."""
+    """(b,), (b,) level and scale of a logistic with the mean and standard deviation of the
+    visit."""
     seen_bM, n_b1 = sim_bM > -2, n_b.clamp(min=1).unsqueeze(1)
     mean_b1 = torch.where(seen_bM, sim_bM, 0.0).sum(1, keepdim=True) / n_b1
     variance_b1 = torch.where(seen_bM, sim_bM - mean_b1, 0.0).square().sum(1, keepdim=True) / n_b1

@@ -70,7 +70,9 @@ class ThresholdRule:
         """The state of a sample before its first visit."""
         return {"threshold": 1.0, **dict.fromkeys(_FIELDS[self.name], 0.0)}
 
-    def descend(self, state_bF: Tensor, share_b: Tensor, alpha: Number, first_b: Tensor | None) -> Tensor:
+    def descend(
+        self, state_bF: Tensor, share_b: Tensor, alpha: Number, first_b: Tensor | None
+    ) -> Tensor:
         """(b, F) the state after one step of "adam" or "sgd", from the share of the negatives above
         the threshold. `first_b`: thresholds after a first visit, with `init` "quantile"."""
         visits_b, gradient_b = state_bF[:, 1] + 1, alpha - share_b
@@ -125,7 +127,9 @@ def step(flags: Tensor, expected: Tensor) -> Tensor:
     return (m / (m + _EVIDENCE) * (flags / expected - 1)).clamp(max=_LARGEST)
 
 
-def track(sim_bM: Tensor, n_b: Tensor, state_b4: Tensor, drift: Tensor, alpha: Number, tail: Number) -> tuple[Tensor, Tensor]:
+def track(
+    sim_bM: Tensor, n_b: Tensor, state_b4: Tensor, drift: Tensor, alpha: Number, tail: Number
+) -> tuple[Tensor, Tensor]:
     """Steps 1 to 3, with numbers or (b,) α and β: (b,) the level, and (b, 6) the new state, flags
     and expected flags (0 at a first visit, which does not move c). NaN without negatives."""
     mean_b, spread_b = follow(state_b4, moments(sim_bM, n_b).to(state_b4.dtype)).unbind(1)

@@ -55,8 +55,8 @@ class Union(Detector):
         _only("space", {each.space for each in self.members if _refreshes(each)})
         if len({each.collects for each in self.members if _refreshes(each)}) > 1:
             raise ValueError(
-                "detectors that collect their features (`source` 'bank') cannot be united with those "
-                "that are given them: set `source` of both alike"
+                "detectors that collect their features (`source` 'bank') cannot be united with"
+                " those that are given them: set `source` of both alike"
             )
 
     @property
@@ -119,10 +119,14 @@ class Union(Detector):
         united = tuple(unite([kin[min(k, len(kin) - 1)] for kin in found]) for k in range(number))
         return united if number > 1 else united[0]
 
-    def observe(self, ids: Tensor, update: Mapping[str, Tensor], is_finite: Tensor | None = None) -> None:
+    def observe(
+        self, ids: Tensor, update: Mapping[str, Tensor], is_finite: Tensor | None = None
+    ) -> None:
         for number, each in enumerate(self.members):
             start = f"{number}."
-            mine = {k.removeprefix(start): rows for k, rows in update.items() if k.startswith(start)}
+            mine = {
+                k.removeprefix(start): rows for k, rows in update.items() if k.startswith(start)
+            }
             if mine:
                 each.observe(ids, mine, is_finite)
 
@@ -173,7 +177,8 @@ class Union(Detector):
 
 
 def unite(found: Iterable[Kin]) -> Kin:
-    """One answer from several: kin of any, with the highest degree; ignored where none finds kin."""
+    """One answer from several: kin of any, with the highest degree; ignored where none finds
+    kin."""
     degree_RC: Tensor | None = None
     ignore_RC: Tensor | None = None
     update: dict[str, Tensor] = {}

@@ -1,4 +1,5 @@
-"""Evaluation protocols: classifiers and clusterings on frozen features, fine-tuning, and the quality of false-negative detection."""
+"""Evaluation protocols: classifiers and clusterings on frozen features, fine-tuning, and the
+quality of false-negative detection."""
 
 from kinfolk.embedding import embed, evaluating, own_normalisation
 from kinfolk.evaluation.detection import (

@@ -1,19 +1,24 @@
-"""Quality of false-negative detection, and of the clusters behind it, over a whole data set with labels.
+"""Quality of false-negative detection, and of the clusters behind it, over a whole data set with
+labels.
 
 Exact, in row blocks; no N × N matrix is kept.
 
-    precision, recall, F1    over all pairs of an anchor and a candidate of another sample, and     GloFND, Table 1
-                             per anchor, averaged over the samples (`kinfolk.stats`)
-    MTPR, MTNR               mean over the anchors of the share of their false negatives that is    IFND, section 4.4
-                             flagged, and of their true negatives that is not (first level)
-    NMI                      normalised mutual information of clusters and labels, over several     IFND, Table 4, Figure 6
-                             k-means runs or over the epochs of a training
-    thresholds               learned against exact (1 − α) quantiles: MAE, RMSE                     GloFND, section 5
-    similarity               mean cosine of views of a sample (true positives), of samples of       SPCL, Table 2, Figure 2
-                             one class (false negatives) and of different classes
+    precision, recall, F1    over all pairs of an anchor and a candidate of another sample, and
+                             GloFND, Table 1 per anchor, averaged over the samples (`kinfolk.stats`)
+    MTPR, MTNR               mean over the anchors of the share of their false negatives that is
+                             IFND, section 4.4 flagged, and of their true negatives that is not
+                             (first level)
+    NMI                      normalised mutual information of clusters and labels, over several
+                             IFND, Table 4, Figure 6 k-means runs or over the epochs of a training
+    thresholds               learned against exact (1 − α) quantiles: MAE, RMSE
+                             GloFND, section 5
+    similarity               mean cosine of views of a sample (true positives), of samples of
+                             SPCL, Table 2, Figure 2 one class (false negatives) and of different
+                             classes
 
-Dimension key: N samples, V views, D embedding, B anchor samples, b samples of a block, R = b·V rows, C = N·V candidates, K classes,
-L levels, F features, U distinct pairs of pseudo-label and class.
+Dimension key: N samples, V views, D embedding, B anchor samples, b samples of a block, R = b·V
+rows, C = N·V candidates, K classes, L levels, F features, U distinct pairs of pseudo-label and
+class.
 """
 
 from __future__ import annotations
@@ -47,13 +52,16 @@ Find = Callable[[Block], Kin | tuple[Kin, ...]]
 
 @dataclass
 class DetectionQuality:
-    """Counts of flagged pairs compared with the labels. Shares are in [0, 1], and NaN where nothing could be counted.
+    """Counts of flagged pairs compared with the labels. Shares are in [0, 1], and NaN where nothing
+    could be counted.
 
     Args:
         stats: counts over all pairs and levels.
-        found, kept: sums over the anchors of the share of their false negatives that are flagged, and of their true negatives that are
-            not, at the first level, as in the training metrics `mtpr` and `mtnr`.
-        with_kin, with_others: number of anchors that have false negatives, and that have true negatives.
+        found, kept: sums over the anchors of the share of their false negatives that are flagged,
+            and of their true negatives that are not, at the first level, as in the training metrics
+            `mtpr` and `mtnr`.
+        with_kin, with_others: number of anchors that have false negatives, and that have true
+            negatives.
     """
 
     stats: Stats = field(default_factory=Stats.empty)
@@ -64,12 +72,14 @@ class DetectionQuality:
 
     @property
     def mtpr(self) -> float:
-        """Mean true positive rate: the share of an anchor's false negatives that are flagged, mean over the anchors."""
+        """Mean true positive rate: the share of an anchor's false negatives that are flagged, mean
+        over the anchors."""
         return self.found / self.with_kin if self.with_kin else NAN
 
     @property
     def mtnr(self) -> float:
-        """Mean true negative rate: the share of an anchor's true negatives that are not flagged, mean over the anchors."""
+        """Mean true negative rate: the share of an anchor's true negatives that are not flagged,
+        mean over the anchors."""
         return self.kept / self.with_others if self.with_others else NAN
 
     def metrics(self) -> dict[str, float]:
@@ -104,8 +114,8 @@ def detection_quality(
 ) -> DetectionResult:
     """Measures how well `find`, and the exact quantile, detect false negatives among all samples.
 
-    The views of a sample are not candidates of each other. A pair counts if both labels are known. A sample without a label is still a
-    candidate.
+    The views of a sample are not candidates of each other. A pair counts if both labels are known.
+    A sample without a label is still a candidate.
 
     Args:
         embeddings: (N, V, D). They are normalised to unit length.
@@ -113,12 +123,14 @@ def detection_quality(
         alpha: share of an anchor's similarities above its exact quantile, taken over all its views.
         find: a rule to compare, such as that of a detector.
         anchors: (B,) ids of the anchor samples. None means all.
-        candidates: (N, V, D) embeddings of the samples as candidates, such as their captions. None means `embeddings`.
+        candidates: (N, V, D) embeddings of the samples as candidates, such as their captions. None
+            means `embeddings`.
         progress: whether to show a progress bar.
     """
     if embeddings.ndim != 3 or labels.shape != embeddings.shape[:1]:
         raise ValueError(
-            f"`embeddings` (={tuple(embeddings.shape)}) and `labels` (={tuple(labels.shape)}) must have the shapes (N, views, size), (N,)"
+            f"`embeddings` (={tuple(embeddings.shape)}) and `labels` (={tuple(labels.shape)}) must"
+            " have the shapes (N, views, size), (N,)"
         )
     if not 0 < alpha < 1:
         raise ValueError(f"`alpha` (={alpha}) must be in (0, 1)")
@@ -139,8 +151,9 @@ def detection_quality(
 
 
 class Similarity(NamedTuple):
-    """Mean cosines of two views of a sample (true positives), of different samples of one class (false negatives), and of samples of
-    different classes (true negatives). NaN where there are no such pairs."""
+    """Mean cosines of two views of a sample (true positives), of different samples of one class
+    (false negatives), and of samples of different classes (true negatives). NaN where there are no
+    such pairs."""
 
     true_positive: float
     false_negative: float
@@ -148,7 +161,8 @@ class Similarity(NamedTuple):
 
 
 def kin_similarity(embeddings: Tensor, labels: Tensor) -> Similarity:
-    """Mean similarities over all pairs of the data set, computed from sums over samples and classes without an N × N matrix.
+    """Mean similarities over all pairs of the data set, computed from sums over samples and classes
+    without an N × N matrix.
 
         Σ over pairs of samples of a class of z·z′ = ‖Σ z‖² − Σ ‖zᵢ‖²
 
@@ -159,29 +173,43 @@ def kin_similarity(embeddings: Tensor, labels: Tensor) -> Similarity:
     Example:
         >>> kin_similarity(torch.eye(2).repeat_interleave(2, 0).unsqueeze(1).expand(4, 2, 2), torch.tensor([0, 0, 1, 1]))
         Similarity(true_positive=1.0, false_negative=1.0, true_negative=0.0)
-    """
+    """  # noqa: E501
     if embeddings.ndim != 3 or labels.shape != embeddings.shape[:1]:
         raise ValueError(
-            f"`embeddings` (={tuple(embeddings.shape)}) and `labels` (={tuple(labels.shape)}) must have the shapes (N, views, size), (N,)"
+            f"`embeddings` (={tuple(embeddings.shape)}) and `labels` (={tuple(labels.shape)}) must"
+            " have the shapes (N, views, size), (N,)"
         )
     unit_NVD = functional.normalize(embeddings.double(), dim=2)
     num_views = unit_NVD.shape[1]
     sum_ND = unit_NVD.sum(1)
     square_N = sum_ND.square().sum(1)
-    own = (square_N - num_views).sum() / (len(sum_ND) * num_views * (num_views - 1)) if num_views > 1 else torch.tensor(NAN)
+    own = (
+        (square_N - num_views).sum() / (len(sum_ND) * num_views * (num_views - 1))
+        if num_views > 1
+        else torch.tensor(NAN)
+    )
     known_N = labels >= 0
     class_N = torch.unique(labels[known_N], return_inverse=True)[1]
     size_K = torch.bincount(class_N).double()
-    sum_KD = torch.zeros(len(size_K), sum_ND.shape[1], dtype=torch.float64).index_add_(0, class_N, sum_ND[known_N])
+    sum_KD = torch.zeros(len(size_K), sum_ND.shape[1], dtype=torch.float64).index_add_(
+        0, class_N, sum_ND[known_N]
+    )
     within, overall = sum_KD.square().sum(), sum_KD.sum(0).square().sum()
     alike, others = (size_K * (size_K - 1)).sum(), size_K.sum().square() - size_K.square().sum()
     per_pair = num_views**2
-    false_negative = float((within - square_N[known_N].sum()) / (alike * per_pair)) if alike else NAN
-    return Similarity(float(own), false_negative, float((overall - within) / (others * per_pair)) if others else NAN)
+    false_negative = (
+        float((within - square_N[known_N].sum()) / (alike * per_pair)) if alike else NAN
+    )
+    return Similarity(
+        float(own),
+        false_negative,
+        float((overall - within) / (others * per_pair)) if others else NAN,
+    )
 
 
 class ThresholdError(NamedTuple):
-    """Error of learned thresholds: mean absolute error, root mean square error, and mean difference."""
+    """Error of learned thresholds: mean absolute error, root mean square error, and mean
+    difference."""
 
     mae: float
     rmse: float
@@ -189,19 +217,27 @@ class ThresholdError(NamedTuple):
 
 
 def threshold_error(thresholds: Tensor, exact: Tensor) -> ThresholdError:
-    """Error of (N,) thresholds relative to (N,) exact quantiles. Section 5 of the GloFND paper reports MAE and RMSE.
+    """Error of (N,) thresholds relative to (N,) exact quantiles. Section 5 of the GloFND paper
+    reports MAE and RMSE.
 
     Example:
         >>> threshold_error(torch.tensor([0.5, 0.7]), torch.tensor([0.25, 0.95]))
         ThresholdError(mae=0.25, rmse=0.25, bias=0.0)
     """
     if thresholds.shape != exact.shape or thresholds.ndim != 1 or not len(exact):
-        raise ValueError(f"`thresholds` (={tuple(thresholds.shape)}) and `exact` (={tuple(exact.shape)}) must have one shape (N,)")
+        raise ValueError(
+            f"`thresholds` (={tuple(thresholds.shape)}) and `exact` (={tuple(exact.shape)}) must"
+            " have one shape (N,)"
+        )
     error = thresholds.double() - exact.double()
-    return ThresholdError(float(error.abs().mean()), float(error.square().mean().sqrt()), float(error.mean()))
+    return ThresholdError(
+        float(error.abs().mean()), float(error.square().mean().sqrt()), float(error.mean())
+    )
 
 
-def _blocks(unit_NVD: Tensor, other_NVD: Tensor, anchors_B: Tensor, progress: bool) -> Iterator[Block]:
+def _blocks(
+    unit_NVD: Tensor, other_NVD: Tensor, anchors_B: Tensor, progress: bool
+) -> Iterator[Block]:
     """Blocks of anchors against all samples."""
     num, views, _ = unit_NVD.shape
     candidates_CD, ids_C = other_NVD.flatten(0, 1), torch.arange(num).repeat_interleave(views)
@@ -214,7 +250,9 @@ def _blocks(unit_NVD: Tensor, other_NVD: Tensor, anchors_B: Tensor, progress: bo
         yield Block(sim_RC, ids_b, ids_C, views, torch.full((len(ids_b),), (num - 1) * views))
 
 
-def _add_block(quality: DetectionQuality, block: Block, found: Kin | tuple[Kin, ...], labels_N: Tensor) -> None:
+def _add_block(
+    quality: DetectionQuality, block: Block, found: Kin | tuple[Kin, ...], labels_N: Tensor
+) -> None:
     """Adds a block to the counts. The rates of an anchor are those of the first level."""
     labels_R, labels_C = labels_N[block.row_ids], labels_N[block.candidate_ids]
     known_RC = (labels_R >= 0).unsqueeze(1) & (labels_C >= 0) & (block.sim_RC > -2)
@@ -223,7 +261,9 @@ def _add_block(quality: DetectionQuality, block: Block, found: Kin | tuple[Kin, 
     for level, kin in enumerate(found if isinstance(found, tuple) else (found,)):
         kin_RC = flagged(kin, block)
         counts = count(block, kin_RC, (labels_N[block.ids], labels_C))
-        quality.stats = quality.stats + Stats.from_counts(torch.cat((counts[:8], counts.new_zeros(4))))
+        quality.stats = quality.stats + Stats.from_counts(
+            torch.cat((counts[:8], counts.new_zeros(4)))
+        )
         if level > 0:
             continue
         hits_R, counted_R = (kin_RC & same_RC).sum(1), (kin_RC & known_RC).sum(1)
@@ -243,12 +283,14 @@ def flagged(kin: Kin, block: Block, with_ignored: bool = False) -> Tensor:
 
 Normaliser = Literal["arithmetic", "geometric", "min", "max"]
 NORMALISERS: tuple[Normaliser, ...] = get_args(Normaliser)
-"""The mutual information is divided by a mean of the two entropies, or by one of them. The first is the default."""
+"""The mutual information is divided by a mean of the two entropies, or by one of them. The first is
+the default."""
 SEEDS = (0, 1, 2, 3, 4)
 
 
 class Rates(NamedTuple):
-    """Mean true positive rate and mean true negative rate, in [0, 1]. A rate is NaN if no sample has a positive, or a negative."""
+    """Mean true positive rate and mean true negative rate, in [0, 1]. A rate is NaN if no sample
+    has a positive, or a negative."""
 
     mtpr: float
     mtnr: float
@@ -264,55 +306,82 @@ class Spread(NamedTuple):
 def mtpr_mtnr(labels: Array, truth: Array) -> Rates:
     """Mean true positive and true negative rates of pseudo-labels, per sample.
 
-        MTPR = mean over i of |{j ≠ i : y_j = y_i, p_j = p_i}| / |{j ≠ i : y_j = y_i}|     actual false negatives that are found
-        MTNR = mean over i of |{j : y_j ≠ y_i, p_j ≠ p_i}| / |{j : y_j ≠ y_i}|             actual negatives that stay negatives
+        MTPR = mean over i of |{j ≠ i : y_j = y_i, p_j = p_i}| / |{j ≠ i : y_j = y_i}|     actual
+                                                                                           false negatives that are found
+        MTNR = mean over i of |{j : y_j ≠ y_i, p_j ≠ p_i}| / |{j : y_j ≠ y_i}|             actual
+                                                                                           negatives that stay negatives
 
-    Computed from the counts of each pseudo-label, each class and each pair of them, without an N × N comparison. If every sample has a
-    pseudo-label of its own, as in instance-level learning, MTPR is 0 and MTNR is 1. The first mean is over the samples whose class has
-    another sample, the second over the samples that have a negative.
+    Computed from the counts of each pseudo-label, each class and each pair of them, without an N ×
+    N comparison. If every sample has a pseudo-label of its own, as in instance-level learning, MTPR
+    is 0 and MTNR is 1. The first mean is over the samples whose class has another sample, the
+    second over the samples that have a negative.
 
     Args:
-        labels: (N,) pseudo-labels p, or (L, N) for several levels, whose mean is returned. A negative label is a
-            cluster of its own.
+        labels: (N,) pseudo-labels p, or (L, N) for several levels, whose mean is returned. A
+            negative label is a cluster of its own.
         truth: (N,) classes y. Samples of unknown class (below 0) are left out.
-    """
+    """  # noqa: E501
     levels_LN, truth_N = torch.as_tensor(labels).cpu(), torch.as_tensor(truth).cpu().to(torch.int64)
     levels_LN = levels_LN.unsqueeze(0) if levels_LN.ndim == 1 else levels_LN
     if levels_LN.ndim != 2 or truth_N.shape != levels_LN.shape[1:]:
-        raise ValueError(f"`labels` (={tuple(levels_LN.shape)}) must be (N,) or (levels, N), `truth` (={tuple(truth_N.shape)}) (N,)")
+        raise ValueError(
+            f"`labels` (={tuple(levels_LN.shape)}) must be (N,) or (levels, N), `truth`"
+            f" (={tuple(truth_N.shape)}) (N,)"
+        )
     known_N = truth_N >= 0
-    levels_LN, class_N = levels_LN[:, known_N].to(torch.int64), torch.unique(truth_N[known_N], return_inverse=True)[1]
-    rates = torch.tensor([_rates(level_N, class_N) for level_N in levels_LN], dtype=torch.float64).mean(0)
+    levels_LN, class_N = (
+        levels_LN[:, known_N].to(torch.int64),
+        torch.unique(truth_N[known_N], return_inverse=True)[1],
+    )
+    rates = torch.tensor(
+        [_rates(level_N, class_N) for level_N in levels_LN], dtype=torch.float64
+    ).mean(0)
     return Rates(float(rates[0]), float(rates[1]))
 
 
 def label_nmi(labels: Array, truth: Array, normaliser: Normaliser = "arithmetic") -> float:
-    """Normalised mutual information of (N,) pseudo-labels p and classes y in [0, 1], as in scikit-learn.
+    """Normalised mutual information of (N,) pseudo-labels p and classes y in [0, 1], as in
+    scikit-learn.
 
         NMI = I(p; y) / mean(H(p), H(y))
 
-    Samples of unknown class (below 0) are left out. A sample with a pseudo-label below 0 is a cluster of its own.
+    Samples of unknown class (below 0) are left out. A sample with a pseudo-label below 0 is a
+    cluster of its own.
 
     Args:
         labels, truth: (N,).
-        normaliser: mean of the entropies. One of "arithmetic" (scikit-learn's default), "geometric" (Strehl & Ghosh, 2002, which the IFND
-            paper cites), or "min" or "max" of the two.
+        normaliser: mean of the entropies. One of "arithmetic" (scikit-learn's default), "geometric"
+            (Strehl & Ghosh, 2002, which the IFND paper cites), or "min" or "max" of the two.
     """
     from sklearn.metrics import normalized_mutual_info_score
 
     if normaliser not in NORMALISERS:
         raise ValueError(f"`normaliser` (={normaliser!r}) must be one of {', '.join(NORMALISERS)}")
-    labels_N, truth_N = torch.as_tensor(labels).cpu().to(torch.int64), torch.as_tensor(truth).cpu().to(torch.int64)
+    labels_N, truth_N = (
+        torch.as_tensor(labels).cpu().to(torch.int64),
+        torch.as_tensor(truth).cpu().to(torch.int64),
+    )
     known_N = truth_N >= 0
     if not bool(known_N.any()):
-        raise KinfolkError("There are no labelled samples; clusters cannot be compared with labels.")
-    return float(normalized_mutual_info_score(truth_N[known_N].numpy(), _alone(labels_N[known_N]).numpy(), average_method=normaliser))
+        raise KinfolkError(
+            "There are no labelled samples; clusters cannot be compared with labels."
+        )
+    return float(
+        normalized_mutual_info_score(
+            truth_N[known_N].numpy(), _alone(labels_N[known_N]).numpy(), average_method=normaliser
+        )
+    )
 
 
 def nmi(
-    features: Array, truth: Array, num_clusters: int | None = None, seeds: Sequence[int] = SEEDS, normaliser: Normaliser = "arithmetic"
+    features: Array,
+    truth: Array,
+    num_clusters: int | None = None,
+    seeds: Sequence[int] = SEEDS,
+    normaliser: Normaliser = "arithmetic",
 ) -> Spread:
-    """Normalised mutual information of the classes and the k-means clusters of the unit-norm features, over several k-means runs.
+    """Normalised mutual information of the classes and the k-means clusters of the unit-norm
+    features, over several k-means runs.
 
     Args:
         features: (N, F). They are normalised to unit length.
@@ -325,14 +394,20 @@ def nmi(
 
     if not seeds:
         raise ValueError("`seeds` (=()) must hold at least one seed")
-    features_NF, truth_N = torch.as_tensor(features).cpu().float(), torch.as_tensor(truth).cpu().to(torch.int64)
+    features_NF, truth_N = (
+        torch.as_tensor(features).cpu().float(),
+        torch.as_tensor(truth).cpu().to(torch.int64),
+    )
     if features_NF.ndim != 2 or truth_N.shape != features_NF.shape[:1]:
         raise ValueError(
-            f"`features` (={tuple(features_NF.shape)}) and `truth` (={tuple(truth_N.shape)}) must have the shapes (N, features), (N,)"
+            f"`features` (={tuple(features_NF.shape)}) and `truth` (={tuple(truth_N.shape)}) must"
+            " have the shapes (N, features), (N,)"
         )
     known_N = truth_N >= 0
     if not bool(known_N.any()):
-        raise KinfolkError("There are no labelled samples; clusters cannot be compared with labels.")
+        raise KinfolkError(
+            "There are no labelled samples; clusters cannot be compared with labels."
+        )
     unit_NF, truth_N = functional.normalize(features_NF[known_N], dim=1), truth_N[known_N]
     k = len(torch.unique(truth_N)) if num_clusters is None else num_clusters
     found = [label_nmi(kmeans(unit_NF, k, seed=seed).labels, truth_N, normaliser) for seed in seeds]
@@ -341,11 +416,16 @@ def nmi(
 
 def spread(values: Sequence[float]) -> Spread:
     """Mean and sample standard deviation (n − 1) of one or more values."""
-    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else float("nan"))
+    return Spread(
+        statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else float("nan")
+    )
 
 
-def quality_curve(epochs: Sequence[Mapping[str, Any]], names: Sequence[str] = ("nmi", "mtpr", "mtnr")) -> dict[str, list[float]]:
-    """Clustering quality over the epochs of a training (Figure 6 of the paper), from the lines of metrics.jsonl (`Run.epochs()`).
+def quality_curve(
+    epochs: Sequence[Mapping[str, Any]], names: Sequence[str] = ("nmi", "mtpr", "mtnr")
+) -> dict[str, list[float]]:
+    """Clustering quality over the epochs of a training (Figure 6 of the paper), from the lines of
+    metrics.jsonl (`Run.epochs()`).
 
     Returns:
         `epoch` and each of `names`, for the epochs that have all of them.
@@ -366,7 +446,8 @@ def _rates(label_N: Tensor, class_N: Tensor) -> tuple[float, float]:
 
 
 def _mean(rate_U: Tensor, weight_U: Tensor, counts_U: Tensor) -> float:
-    """Mean over the samples of the pairs selected by `counts_U`, each pair weighted by its number of samples."""
+    """Mean over the samples of the pairs selected by `counts_U`, each pair weighted by its number
+    of samples."""
     return float((rate_U[counts_U] * weight_U[counts_U]).sum() / weight_U[counts_U].sum())
 
 

@@ -1,9 +1,11 @@
-"""Writes the encoder of a run for other software: safetensors, torchvision, timm, detectron2 and ONNX.
+"""Writes the encoder of a run for other software: safetensors, torchvision, timm, detectron2 and
+ONNX.
 
-Each file is checked before it replaces an older one: the target package loads it, if it is installed, and must return the same features.
-The ONNX model takes normalised images (B, 3, H, W), as the run's views produce them, and returns features (B, F); B is free. The file for
-detectron2 is a pickle of arrays under the names of detectron2's own converter. It is only written, never read, because reading a pickle
-can run code.
+Each file is checked before it replaces an older one: the target package loads it, if it is
+installed, and must return the same features. The ONNX model takes normalised images (B, 3, H, W),
+as the run's views produce them, and returns features (B, F); B is free. The file for detectron2 is
+a pickle of arrays under the names of detectron2's own converter. It is only written, never read,
+because reading a pickle can run code.
 """
 
 from __future__ import annotations
@@ -57,8 +59,15 @@ class Exported:
     use: str
 
 
-def export(run: str | os.PathLike[str], format: str, out: str | os.PathLike[str] | None = None, *, overwrite: bool = False) -> Exported:
-    """Writes the encoder of `run` for other software, under the parameter names it expects, without projection head and classifier.
+def export(
+    run: str | os.PathLike[str],
+    format: str,
+    out: str | os.PathLike[str] | None = None,
+    *,
+    overwrite: bool = False,
+) -> Exported:
+    """Writes the encoder of `run` for other software, under the parameter names it expects, without
+    projection head and classifier.
 
     Args:
         run: a run folder, or the `model.safetensors` of one.
@@ -69,9 +78,16 @@ def export(run: str | os.PathLike[str], format: str, out: str | os.PathLike[str]
     if format not in FORMATS:
         raise UsageError(f"`format` (={format!r}) must be one of {', '.join(FORMATS)}")
     path = Path(run)
-    target = (path if path.is_dir() else path.parent) / "export" / FORMATS[format] if out is None else Path(out)
+    target = (
+        (path if path.is_dir() else path.parent) / "export" / FORMATS[format]
+        if out is None
+        else Path(out)
+    )
     if target.exists() and not overwrite:
-        raise UsageError(f"{target} exists; choose another `out` (--out), or pass `overwrite=True` (--overwrite) to replace it")
+        raise UsageError(
+            f"{target} exists; choose another `out` (--out), or pass `overwrite=True` (--overwrite)"
+            " to replace it"
+        )
     if format == "onnx":
         require_onnx()
     module, meta = load_encoder(path)
@@ -112,16 +128,23 @@ def _require_finite(encoder: Encoder, path: Path) -> None:
     if not all(bool(part.isfinite().all()) for part in parts if part.is_floating_point()):
         raise KinfolkError(
             f"the encoder of {path} gives features that are not finite, so it is not exported; the "
-            f"training has diverged, so train again "
+            "training has diverged, so train again "
             "with a lower learning rate"
         )
 
 
 def _safetensors(encoder: Encoder, path: Path) -> tuple[str, str]:
     state = plain_state(encoder.module)
-    _write_checked(path, lambda partial: save_file(state, partial, {"format": "pt", "views": json.dumps(dict(encoder.views))}))
+    _write_checked(
+        path,
+        lambda partial: save_file(
+            state, partial, {"format": "pt", "views": json.dumps(dict(encoder.views))}
+        ),
+    )
     again = read_state(path)
-    if again.keys() != state.keys() or not all(torch.equal(again[name], state[name]) for name in state):
+    if again.keys() != state.keys() or not all(
+        torch.equal(again[name], state[name]) for name in state
+    ):
         raise KinfolkError(f"{path} does not hold what was written; the disk may be full or broken")
     return "read again and equal", f'safetensors.torch.load_file("{path}")'
 
@@ -135,26 +158,37 @@ def _torchvision(encoder: Encoder, path: Path) -> tuple[str, str]:
 
     return _write_checked(path, write), (
         f"model = torchvision.models.{name}()\n"
-        f"model.{_classifier(name)} = torch.nn.Identity()  # the file has no classifier; add your own after loading\n"
+        f"model.{_classifier(name)} = torch.nn.Identity()  # the file has no classifier; add your"
+        " own after loading\n"
         f'model.load_state_dict(torch.load("{path}"))'
     )
 
 
 def _classifier(name: str) -> str:
-    """The attribute of torchvision's network that holds its last linear layer, as it is written in Python."""
+    """The attribute of torchvision's network that holds its last linear layer, as it is written in
+    Python."""
     if name in RESNETS:
         return "fc"
     module: nn.Module = importlib.import_module("torchvision.models").get_model(name, weights=None)
-    parts = [part for part, layer in module.named_modules() if isinstance(layer, nn.Linear)][-1].split(".")
-    return str(parts[0]) + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in parts[1:])
+    parts = [part for part, layer in module.named_modules() if isinstance(layer, nn.Linear)][
+        -1
+    ].split(".")
+    return str(parts[0]) + "".join(
+        f"[{part}]" if part.isdecimal() else f".{part}" for part in parts[1:]
+    )
 
 
 def _timm(encoder: Encoder, path: Path) -> tuple[str, str]:
     name, state = network_in("timm", encoder.config), plain_state(encoder.module)
     size = int(encoder.views.get("size", 224))
     pixels = {key: encoder.views[key] for key in ("mean", "std") if key in encoder.views}
-    # With these names timm can put a classifier of any size on top, or change the number of channels.
-    own = getattr(getattr(encoder.module, "module", None), "pretrained_cfg", {"classifier": "fc", "first_conv": "conv1"})
+    # With these names timm can put a classifier of any size on top, or change the number of
+    # channels.
+    own = getattr(
+        getattr(encoder.module, "module", None),
+        "pretrained_cfg",
+        {"classifier": "fc", "first_conv": "conv1"},
+    )
     layers = {key: own[key] for key in ("classifier", "first_conv") if key in own}
     described = {
         "architecture": name,
@@ -163,9 +197,19 @@ def _timm(encoder: Encoder, path: Path) -> tuple[str, str]:
         "pretrained_cfg": {**layers, "input_size": [3, size, size], **pixels, "num_classes": 0},
     }
     path.mkdir(exist_ok=True)
-    _write_checked(path / "model.safetensors", lambda partial: save_file(state, partial, {"format": "pt"}))
-    _write_checked(path / "config.json", lambda partial: partial.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8"))
-    return _loaded(encoder, "timm", lambda: load_timm(name, path)), f'timm.create_model("local-dir:{path}", pretrained=True)'
+    _write_checked(
+        path / "model.safetensors", lambda partial: save_file(state, partial, {"format": "pt"})
+    )
+    _write_checked(
+        path / "config.json",
+        lambda partial: partial.write_text(
+            json.dumps(described, indent=2) + "\n", encoding="utf-8"
+        ),
+    )
+    return (
+        _loaded(encoder, "timm", lambda: load_timm(name, path)),
+        f'timm.create_model("local-dir:{path}", pretrained=True)',
+    )
 
 
 def _detectron2(encoder: Encoder, path: Path) -> tuple[str, str]:
@@ -176,20 +220,38 @@ def _detectron2(encoder: Encoder, path: Path) -> tuple[str, str]:
             write_pickle(state, file)
 
     _write_checked(path, write)
-    mean, std = (encoder.views.get(key, usual) for key, usual in (("mean", (0.485, 0.456, 0.406)), ("std", (0.229, 0.224, 0.225))))
+    mean, std = (
+        encoder.views.get(key, usual)
+        for key, usual in (("mean", (0.485, 0.456, 0.406)), ("std", (0.229, 0.224, 0.225)))
+    )
     lines = config_lines(int(name.removeprefix("resnet")), mean, std)
-    return "names as detectron2's own converter gives them; not loaded", f"MODEL.WEIGHTS {path}, with the configuration\n{lines}"
+    return (
+        "names as detectron2's own converter gives them; not loaded",
+        f"MODEL.WEIGHTS {path}, with the configuration\n{lines}",
+    )
 
 
 def _onnx(encoder: Encoder, path: Path) -> tuple[str, str]:
     def write(partial: Path) -> str:
-        notes = {key: encoder.views[key] for key in ("size", "mean", "std", "space") if key in encoder.views}
+        notes = {
+            key: encoder.views[key]
+            for key in ("size", "mean", "std", "space")
+            if key in encoder.views
+        }
         write_onnx(encoder.module, encoder.example_images(), partial, notes)
-        differences = [agreement(encoder.module, lambda x: run_onnx(partial, x), encoder.example_images(number)) for number in (1, 5)]
+        differences = [
+            agreement(
+                encoder.module, lambda x: run_onnx(partial, x), encoder.example_images(number)
+            )
+            for number in (1, 5)
+        ]
         require_agreement(max(differences), "onnxruntime")
         return f"run by onnxruntime on batches of 1 and 5: {_in_words(max(differences))}"
 
-    return _write_checked(path, write), f'onnxruntime.InferenceSession("{path}").run(["features"], {{"images": …}})'
+    return (
+        _write_checked(path, write),
+        f'onnxruntime.InferenceSession("{path}").run(["features"], {{"images": …}})',
+    )
 
 
 WRITERS: dict[str, Callable[[Encoder, Path], tuple[str, str]]] = {
@@ -211,49 +273,65 @@ def _loaded(encoder: Encoder, package: str, load: Callable[[], Callable[[Tensor]
 
 
 def _in_words(difference: float) -> str:
-    return "the same features" if difference == 0 else f"features differ by {difference:.0e} of the largest"
+    return (
+        "the same features"
+        if difference == 0
+        else f"features differ by {difference:.0e} of the largest"
+    )
 
 
 def _write_checked(path: Path, write: Callable[[Path], Any]) -> Any:
-    """Writes and checks a temporary file, which replaces `path` only if there was no error; returns what `write` returned."""
+    """Writes and checks a temporary file, which replaces `path` only if there was no error; returns
+    what `write` returned."""
     results: list[Any] = []
     write_by_name(path, lambda unfinished: results.append(write(unfinished)))
     return results[0]
 
 
 RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
-"""Networks that torchvision, timm and detectron2 share; the first two use the same parameter names."""
+"""Networks that torchvision, timm and detectron2 share; the first two use the same parameter
+names."""
 PACKAGES = ("torchvision", "timm", "detectron2")
 ANYTHING = "safetensors and onnx take any encoder"
 
 
 def network_in(package: str, config: Mapping[str, Any] | None) -> str:
-    """The name in `package` of the encoder that `build_encoder` made from `config`; an error if there is none.
+    """The name in `package` of the encoder that `build_encoder` made from `config`; an error if
+    there is none.
 
     Example:
         >>> network_in("timm", {"name": "torchvision/resnet50"})
         'resnet50'
         >>> network_in("torchvision", {"name": "resnet18", "stem": "cifar", "width": 64})
         Traceback (most recent call last):
-        kinfolk.errors.UsageError: the encoder can't be exported to torchvision: its stem is a 3×3 convolution without pooling, for small...
+        kinfolk.errors.UsageError: the encoder can't be exported to torchvision: its stem is a 3×3
+        convolution without pooling, for small...
     """
     if config is None:
         raise _refused(package, "it is a module of your own")
     if "towers" in config:
         raise _refused(package, "it is two networks, each for some channels of an image")
     home, slash, name = str(config["name"]).rpartition("/")
-    name = name.partition(".")[0] if home == "timm" else name  # timm's names may end in a tag of the pretrained weights
+    # timm's names may end in a tag of the pretrained weights
+    name = name.partition(".")[0] if home == "timm" else name
     if home == package:
         return name
     if slash:
         if name in RESNETS and home in PACKAGES:
             return name
-        raise _refused(package, f"it is {config['name']}, which {package} names or builds differently")
+        raise _refused(
+            package, f"it is {config['name']}, which {package} names or builds differently"
+        )
     faults = [f"there is no {name}"] if name not in RESNETS else []
     if config.get("stem") != "imagenet":
-        faults.append("its stem is a 3×3 convolution without pooling, for small images, instead of 7×7 with pooling (`model.stem`)")
+        faults.append(
+            "its stem is a 3×3 convolution without pooling, for small images, instead of 7×7 with"
+            " pooling (`model.stem`)"
+        )
     if config.get("width") != 64:
-        faults.append(f"its first stage has {config.get('width')} channels instead of 64 (`model.width`)")
+        faults.append(
+            f"its first stage has {config.get('width')} channels instead of 64 (`model.width`)"
+        )
     if config.get("in_channels", 3) != 3:
         faults.append(f"it takes images of {config['in_channels']} channels instead of 3")
     if faults:
@@ -266,17 +344,24 @@ def _refused(package: str, why: str) -> UsageError:
 
 
 TOLERANCE = 1e-4
-"""Relative to the largest feature. A different order of operations causes differences of about 1e-6."""
+"""Relative to the largest feature. A different order of operations causes differences of about
+1e-6."""
 
 
 def load_torchvision(name: str, path: Path) -> Callable[[Tensor], Tensor]:
-    """torchvision's network with the exported weights and without the classifier, which the file does not contain."""
+    """torchvision's network with the exported weights and without the classifier, which the file
+    does not contain."""
     module: nn.Module = importlib.import_module("torchvision.models").get_model(name, weights=None)
-    found = module.load_state_dict(torch.load(path, map_location="cpu", weights_only=True), strict=False)
+    found = module.load_state_dict(
+        torch.load(path, map_location="cpu", weights_only=True), strict=False
+    )
     linear = [part for part, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     missing = [key for key in found.missing_keys if key.rpartition(".")[0] != linear[-1]]
     if missing or found.unexpected_keys:
-        raise KinfolkError(f"torchvision's {name} has other parameters than the export: {[*missing, *found.unexpected_keys][0]}")
+        raise KinfolkError(
+            f"torchvision's {name} has other parameters than the export:"
+            f" {[*missing, *found.unexpected_keys][0]}"
+        )
     parent, _, last = linear[-1].rpartition(".")
     setattr(module.get_submodule(parent), last, nn.Identity())
     return module.eval()
@@ -284,7 +369,9 @@ def load_torchvision(name: str, path: Path) -> Callable[[Tensor], Tensor]:
 
 def load_timm(name: str, path: Path) -> Callable[[Tensor], Tensor]:
     """timm's network with the exported weights."""
-    module: Any = importlib.import_module("timm").create_model(name, num_classes=0, checkpoint_path=str(path / "model.safetensors"))
+    module: Any = importlib.import_module("timm").create_model(
+        name, num_classes=0, checkpoint_path=str(path / "model.safetensors")
+    )
     loaded: nn.Module = module.eval()
     return loaded
 
@@ -301,7 +388,10 @@ def agreement(encoder: nn.Module, other: Callable[[Tensor], Tensor], images: Ten
 def require_agreement(difference: float, where: str) -> None:
     """Refuses an export that returns different features."""
     if not difference <= TOLERANCE:
-        raise KinfolkError(f"the export gives other features in {where}: they differ by {difference:.1e} of the largest; it was not kept")
+        raise KinfolkError(
+            f"the export gives other features in {where}: they differ by {difference:.1e} of the"
+            " largest; it was not kept"
+        )
 
 
 def unavailable(package: str) -> str | None:
@@ -309,7 +399,11 @@ def unavailable(package: str) -> str | None:
     try:
         importlib.import_module(package)
     except ModuleNotFoundError as error:
-        return f"{package} is not installed" if error.name == package else f"{package} can't be imported: {error}"
+        return (
+            f"{package} is not installed"
+            if error.name == package
+            else f"{package} can't be imported: {error}"
+        )
     except (ImportError, RuntimeError, OSError) as error:
         return f"{package} can't be imported: {str(error).splitlines()[0]}"
     return None
@@ -322,11 +416,14 @@ def require_onnx() -> None:
     """Refuses to start if a package is missing."""
     missing = next((why for package in NEEDS if (why := unavailable(package)) is not None), None)
     if missing is not None:
-        raise UsageError(f"onnx can't be written: {missing}; {install_hint(' '.join(NEEDS), 'onnx')}")
+        raise UsageError(
+            f"onnx can't be written: {missing}; {install_hint(' '.join(NEEDS), 'onnx')}"
+        )
 
 
 def write_onnx(encoder: nn.Module, images: Tensor, path: Path, notes: Mapping[str, Any]) -> None:
-    """Writes the encoder with its weights into one file; `notes` go into its metadata, each as JSON."""
+    """Writes the encoder with its weights into one file; `notes` go into its metadata, each as
+    JSON."""
     onnx: Any = importlib.import_module("onnx")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
@@ -371,20 +468,24 @@ def detectron2_name(name: str) -> str:
     Example:
         >>> detectron2_name("bn1.weight"), detectron2_name("layer2.0.bn3.bias"), detectron2_name("layer1.0.downsample.1.running_mean")
         ('stem.conv1.norm.weight', 'res3.0.conv3.norm.bias', 'res2.0.shortcut.norm.running_mean')
-    """
+    """  # noqa: E501
     for pattern, replacement in _RENAMED:
         name = re.sub(pattern, replacement, name)
     return name
 
 
 def write_pickle(state: Mapping[str, Tensor], file: BinaryIO) -> None:
-    """Writes the arrays as `model`, with `__author__` and the flag that makes detectron2 match names from their ends."""
+    """Writes the arrays as `model`, with `__author__` and the flag that makes detectron2 match
+    names from their ends."""
     arrays = {detectron2_name(name): value.detach().cpu().numpy() for name, value in state.items()}
-    _PlainPickler(file, protocol=4).dump({"model": arrays, "__author__": "kinfolk", "matching_heuristics": True})
+    _PlainPickler(file, protocol=4).dump(
+        {"model": arrays, "__author__": "kinfolk", "matching_heuristics": True}
+    )
 
 
 def config_lines(depth: int, mean: Sequence[float], std: Sequence[float]) -> str:
-    """The detectron2 configuration for a network trained with this mean and standard deviation of RGB values in [0, 1]."""
+    """The detectron2 configuration for a network trained with this mean and standard deviation of
+    RGB values in [0, 1]."""
     pixels = [", ".join(f"{255 * value:.3f}" for value in values) for values in (mean, std)]
     narrow = "\n    RES2_OUT_CHANNELS: 64" if depth < 50 else ""
     return (
@@ -394,9 +495,14 @@ def config_lines(depth: int, mean: Sequence[float], std: Sequence[float]) -> str
 
 
 class _PlainPickler(pickle.Pickler):
-    """Pickles arrays by shape, type and bytes, which all versions of numpy can read; numpy's own format names modules that some lack."""
+    """Pickles arrays by shape, type and bytes, which all versions of numpy can read; numpy's own
+    format names modules that some lack."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, np.ndarray):
-            return np.ndarray, (obj.shape, obj.dtype.str, bytearray(np.ascontiguousarray(obj).tobytes()))
+            return np.ndarray, (
+                obj.shape,
+                obj.dtype.str,
+                bytearray(np.ascontiguousarray(obj).tobytes()),
+            )
         return NotImplemented

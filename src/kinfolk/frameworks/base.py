@@ -1,4 +1,5 @@
-"""The base class of frameworks. A framework owns the networks and decides where anchors and candidates come from.
+"""The base class of frameworks. A framework owns the networks and decides where anchors and
+candidates come from.
 
 Dimension key: V views, B batch, S batches of an epoch, F features, D embedding.
 """
@@ -36,7 +37,8 @@ class OwnRate:
 
 
 class Framework(OnHost, ABC):
-    """Abstract. An encoder and a head in training. Its `state_dict` is the complete state of the method.
+    """Abstract. An encoder and a head in training. Its `state_dict` is the complete state of the
+    method.
 
     Args:
         encoder: (B, 3, H, W) → (B, F).
@@ -48,15 +50,18 @@ class Framework(OnHost, ABC):
     needs: ClassVar[str] = ""
     num_views: ClassVar[int] = 2
     channels: ClassVar[tuple[int, ...]] = (3,)
-    """Image channels of each encoder. With more than one entry, encoder and head are a `SplitEncoder` and a `SplitHead`."""
+    """Image channels of each encoder. With more than one entry, encoder and head are a
+    `SplitEncoder` and a `SplitHead`."""
     modalities: ClassVar[tuple[str, ...]] = ("image",)
-    """Parts of a sample. With "text", there is a text tower and `forward` also receives `tokens` and `groups`."""
+    """Parts of a sample. With "text", there is a text tower and `forward` also receives `tokens`
+    and `groups`."""
     weak_views: tuple[int, ...] = ()
     """Which of its views are cropped and flipped alone."""
     guides: ClassVar[frozenset[str]] = frozenset()
     """What it can hand over to a detector as the guide of `Pairs`; see `Detector.guide`."""
     refused: ClassVar[Mapping[str, str]] = {}
-    """Settings of other frameworks that make no sense here, each with the reason; usually those of its loss."""
+    """Settings of other frameworks that make no sense here, each with the reason; usually those of
+    its loss."""
     head_options: ClassVar[Mapping[str, object]] = {}
     """Settings of the projection head that differ from the defaults of a training."""
     view_options: ClassVar[Mapping[str, object]] = {}
@@ -66,7 +71,8 @@ class Framework(OnHost, ABC):
         super().__init__()
         self.encoder, self.head, self.objective = encoder, head, objective
         self.step_shares: Mapping[str, Tensor] = {}
-        """(2,) counts of the last step, a part and the whole, by name. The log writes their ratio over an epoch."""
+        """(2,) counts of the last step, a part and the whole, by name. The log writes their ratio
+        over an epoch."""
 
     @abstractmethod
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
@@ -82,7 +88,8 @@ class Framework(OnHost, ABC):
         return unit(self.head(self.features(images)))
 
     def after_step(self) -> None:
-        """Called after every optimiser step, for example to update a momentum encoder. Default: does nothing."""
+        """Called after every optimiser step, for example to update a momentum encoder. Default:
+        does nothing."""
 
     @property
     def own_rates(self) -> tuple[OwnRate, ...]:
@@ -91,9 +98,13 @@ class Framework(OnHost, ABC):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics logged at the end of each epoch, such as a learned temperature. Default: the metrics of its detectors. If two have the
-        same name, that of the first is used."""
-        return {name: value for detector in reversed(self.detectors) for name, value in detector.metrics.items()}
+        """Metrics logged at the end of each epoch, such as a learned temperature. Default: the
+        metrics of its detectors. If two have the same name, that of the first is used."""
+        return {
+            name: value
+            for detector in reversed(self.detectors)
+            for name, value in detector.metrics.items()
+        }
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
@@ -118,17 +129,19 @@ class Framework(OnHost, ABC):
 
     @property
     def known_features(self) -> Tensor | None:
-        """(N, D) unit-norm embeddings of all samples, if the framework stores them and has seen all samples. None means that they must be
-        computed for `refresh`."""
+        """(N, D) unit-norm embeddings of all samples, if the framework stores them and has seen all
+        samples. None means that they must be computed for `refresh`."""
         return None
 
     @property
     def collects(self) -> bool:
-        """Whether `refresh` needs no features, because its detectors collect their own during the epoch."""
+        """Whether `refresh` needs no features, because its detectors collect their own during the
+        epoch."""
         return bool(self.detectors) and all(detector.collects for detector in self.detectors)
 
     def set_eval_labels(self, labels: Tensor | None) -> None:
-        """Sets (N,) labels for precision, recall and F1 in `stats`; see `Objective.set_eval_labels`."""
+        """Sets (N,) labels for precision, recall and F1 in `stats`; see
+        `Objective.set_eval_labels`."""
         for objective in self.objectives:
             objective.set_eval_labels(labels)
 
@@ -147,38 +160,52 @@ class Framework(OnHost, ABC):
             detector.refresh(features, progress)
 
     def finish(self, features: Tensor | None) -> None:
-        """Called after the last epoch with the features of `refresh`. Refreshes detectors that describe the final encoder."""
+        """Called after the last epoch with the features of `refresh`. Refreshes detectors that
+        describe the final encoder."""
         for detector in self.detectors:
             if detector.refreshed_at_end:
                 detector.refresh(None if detector.collects else features, 1.0)
 
     @property
     def refresh_model(self) -> nn.Module:
-        """The model whose `features` and `embed` provide the features for `refresh`. Default: the framework itself."""
+        """The model whose `features` and `embed` provide the features for `refresh`. Default: the
+        framework itself."""
         return self
 
     @property
     def reinitialised(self) -> tuple[nn.Parameter, ...]:
-        """Parameters that the refresh of this epoch reinitialises. The optimiser discards its state for them. Default: none."""
+        """Parameters that the refresh of this epoch reinitialises. The optimiser discards its state
+        for them. Default: none."""
         return ()
 
     def batches(self, generator: torch.Generator, batch_size: int) -> Tensor | None:
-        """(S·B,) samples of the joined batches of an epoch, one batch after the other. Called before the first step of the epoch; depends
-        only on the state and the generator. Default: None, which means a random order."""
+        """(S·B,) samples of the joined batches of an epoch, one batch after the other. Called
+        before the first step of the epoch; depends only on the state and the generator. Default:
+        None, which means a random order."""
         return None
 
     def silent_reason(self) -> str | None:
-        """The reason why its detectors cannot flag anything in this training, if there is one; see `Detector.silent_reason`."""
-        return next((reason for detector in self.detectors if (reason := detector.silent_reason()) is not None), None)
+        """The reason why its detectors cannot flag anything in this training, if there is one; see
+        `Detector.silent_reason`."""
+        return next(
+            (
+                reason
+                for detector in self.detectors
+                if (reason := detector.silent_reason()) is not None
+            ),
+            None,
+        )
 
     def on_metric(self, name: str, value: float) -> None:
-        """Called with a training metric, such as "knn", on all ranks; see `Detector.wanted_metrics`."""
+        """Called with a training metric, such as "knn", on all ranks; see
+        `Detector.wanted_metrics`."""
         for detector in self.detectors:
             if name in detector.wanted_metrics:
                 detector.on_metric(name, value)
 
     def set_progress(self, epoch: float, num_epochs: int) -> None:
-        """Sets the epoch, counted from 0 and with a fraction, for schedules and warm-ups. Called before every step."""
+        """Sets the epoch, counted from 0 and with a fraction, for schedules and warm-ups. Called
+        before every step."""
         for objective in self.objectives:
             objective.set_progress(epoch, num_epochs)
 
@@ -187,6 +214,7 @@ class BatchFramework(Framework, ABC):
     """Abstract. Anchors and candidates are the two views of the batch, joined over all ranks."""
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
-        z1, z2 = self.head(self.encoder(views.flatten(0, 1))).chunk(2)  # one pass, so BatchNorm sees both views together
+        # one pass, so BatchNorm sees both views together
+        z1, z2 = self.head(self.encoder(views.flatten(0, 1))).chunk(2)
         loss: Tensor = self.objective(z1, z2, ids)
         return loss

@@ -1,8 +1,9 @@
 """CLIP, bimodal SogCLR and FastCLIP: images and their captions in one embedding space.
 
-Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML 2021; Yuan et al., Provable Stochastic
-Optimization for Global Contrastive Learning, ICML 2022; Wei et al., FastCLIP, 2024. With detectors as in Balmaseda et al., Discovering
-Global False Negatives On the Fly for Self-supervised Contrastive Learning, ICML 2025, section 3.3 and appendix B.
+Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML 2021;
+Yuan et al., Provable Stochastic Optimization for Global Contrastive Learning, ICML 2022; Wei et
+al., FastCLIP, 2024. With detectors as in Balmaseda et al., Discovering Global False Negatives On
+the Fly for Self-supervised Contrastive Learning, ICML 2025, section 3.3 and appendix B.
 
 Dimension key: V views, B batch, T tokens, F features, D embedding.
 
@@ -20,20 +21,30 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from kinfolk.frameworks.base import Framework, OwnRate
-from kinfolk.objectives import BimodalLoss, BimodalSogCLRLoss, CLIPLoss, FastCLIPLoss, Objective, SigLIPLoss, SogCLRLoss
+from kinfolk.objectives import (
+    BimodalLoss,
+    BimodalSogCLRLoss,
+    CLIPLoss,
+    FastCLIPLoss,
+    Objective,
+    SigLIPLoss,
+    SogCLRLoss,
+)
 from kinfolk.objectives.base import Shared
 from kinfolk.objectives.fastclip import TemperatureGradient
 from kinfolk.objectives.ntxent import Estimate
 
 
 class ImageText(Framework, ABC):
-    """Abstract. Each image is contrasted with the captions of the batch, and each caption with the images.
+    """Abstract. Each image is contrasted with the captions of the batch, and each caption with the
+    images.
 
     Args:
         encoder, head: image tower, (B, 3, H, W) → (B, F) → (B, D); any two modules.
         text_encoder, text_head: text tower, (B, T) token ids → (B, F') → (B, D); any two modules.
         loss: called with both embeddings, sample ids and groups.
-        known_groups: whether samples that share an image, a caption or a group are known positives. If False, they are negatives.
+        known_groups: whether samples that share an image, a caption or a group are known positives.
+            If False, they are negatives.
     """
 
     modalities: ClassVar[tuple[str, ...]] = ("image", "text")
@@ -87,8 +98,11 @@ class ImageText(Framework, ABC):
         for detector in self.detectors:
             detector.set_loss_temperature(self.temperature)
 
-    def forward(self, views: Tensor, ids: Tensor, tokens: Tensor | None = None, groups: Tensor | None = None) -> Tensor:
-        """Scalar loss of one view (1, B, 3, H, W) and one caption (B, T) of each sample; `groups` (B,) are known positives."""
+    def forward(
+        self, views: Tensor, ids: Tensor, tokens: Tensor | None = None, groups: Tensor | None = None
+    ) -> Tensor:
+        """Scalar loss of one view (1, B, 3, H, W) and one caption (B, T) of each sample; `groups`
+        (B,) are known positives."""
         if tokens is None:
             raise ValueError("`tokens` (=None) must be given: one caption for each sample")
         image_BD = self.head(self.encoder(views[0]))
@@ -106,7 +120,8 @@ class CLIP(ImageText):
 
     Args:
         encoder, head, text_encoder, text_head, known_groups: see `ImageText`.
-        temperature, learnable, min_temperature, detector, action, min_negatives, kin_weight, block_rows: see `CLIPLoss`.
+        temperature, learnable, min_temperature, detector, action, min_negatives, kin_weight,
+            block_rows: see `CLIPLoss`.
     """
 
     paper: ClassVar[str] = "Radford et al., ICML 2021"
@@ -124,7 +139,9 @@ class CLIP(ImageText):
         known_groups: bool = True,
         **shared: Unpack[Estimate],
     ) -> None:
-        loss = CLIPLoss(temperature=temperature, learnable=learnable, min_temperature=min_temperature, **shared)
+        loss = CLIPLoss(
+            temperature=temperature, learnable=learnable, min_temperature=min_temperature, **shared
+        )
         super().__init__(encoder, head, text_encoder, text_head, loss, known_groups)
 
 
@@ -133,7 +150,8 @@ class SogCLRCLIP(ImageText):
 
     Args:
         encoder, head, text_encoder, text_head, known_groups: see `ImageText`.
-        num_samples, temperature, gamma, decay_epochs, detector, action, min_negatives, kin_weight, block_rows: see `BimodalSogCLRLoss`.
+        num_samples, temperature, gamma, decay_epochs, detector, action, min_negatives, kin_weight,
+            block_rows: see `BimodalSogCLRLoss`.
     """
 
     paper: ClassVar[str] = "Yuan et al., ICML 2022"
@@ -153,17 +171,26 @@ class SogCLRCLIP(ImageText):
         known_groups: bool = True,
         **shared: Unpack[Shared],
     ) -> None:
-        loss = BimodalSogCLRLoss(num_samples=num_samples, temperature=temperature, gamma=gamma, decay_epochs=decay_epochs, **shared)
+        loss = BimodalSogCLRLoss(
+            num_samples=num_samples,
+            temperature=temperature,
+            gamma=gamma,
+            decay_epochs=decay_epochs,
+            **shared,
+        )
         super().__init__(encoder, head, text_encoder, text_head, loss, known_groups)
 
 
 class FastCLIPFramework(ImageText):
-    """The robust global contrastive loss in both directions, with a temperature that has its own learning rate.
+    """The robust global contrastive loss in both directions, with a temperature that has its own
+    learning rate.
 
     Args:
         encoder, head, text_encoder, text_head, known_groups: see `ImageText`.
-        temperature_lr: learning rate of the temperature, outside the schedule. A third of it is used below a temperature of 0.03.
-        num_samples, temperature, rho, gamma, decay_epochs, individual_lr, min_temperature, temperature_gradient: see `FastCLIPLoss`.
+        temperature_lr: learning rate of the temperature, outside the schedule. A third of it is
+            used below a temperature of 0.03.
+        num_samples, temperature, rho, gamma, decay_epochs, individual_lr, min_temperature,
+            temperature_gradient: see `FastCLIPLoss`.
         detector, action, min_negatives, kin_weight, block_rows: see `FastCLIPLoss`.
     """
 
@@ -209,17 +236,23 @@ class FastCLIPFramework(ImageText):
     def own_rates(self) -> tuple[OwnRate, ...]:
         loss = cast(FastCLIPLoss, self.loss)
         parameters = tuple(loss.temperature_parameters())
-        return (OwnRate(parameters, self.temperature_lr, lambda: loss.temperature_lr_factor),) if parameters else ()
+        return (
+            (OwnRate(parameters, self.temperature_lr, lambda: loss.temperature_lr_factor),)
+            if parameters
+            else ()
+        )
 
 
 class SigLIP(ImageText):
-    """Each pair of an image and a caption of the batch is judged by a sigmoid; temperature and bias are learned.
+    """Each pair of an image and a caption of the batch is judged by a sigmoid; temperature and bias
+    are learned.
 
     Samples that share an image, a caption or a group are positives of each other.
 
     Args:
         encoder, head, text_encoder, text_head, known_groups: see `ImageText`.
-        temperature, bias, learnable, min_temperature, detector, action, kin_weight, block_rows: see `SigLIPLoss`.
+        temperature, bias, learnable, min_temperature, detector, action, kin_weight, block_rows: see
+            `SigLIPLoss`.
     """
 
     paper: ClassVar[str] = "Zhai et al., ICCV 2023"
@@ -239,7 +272,13 @@ class SigLIP(ImageText):
         known_groups: bool = True,
         **shared: Unpack[Shared],
     ) -> None:
-        loss = SigLIPLoss(temperature=temperature, bias=bias, learnable=learnable, min_temperature=min_temperature, **shared)
+        loss = SigLIPLoss(
+            temperature=temperature,
+            bias=bias,
+            learnable=learnable,
+            min_temperature=min_temperature,
+            **shared,
+        )
         super().__init__(encoder, head, text_encoder, text_head, loss, known_groups)
 
     @property

@@ -1,10 +1,13 @@
 """Methods that contrast one view of each sample with a memory bank: IR, CMC and LA.
 
-- IR, instance discrimination: Wu et al., Unsupervised Feature Learning via Non-Parametric Instance Discrimination, CVPR 2018. The loss is
-  equation 3 of Wu et al., Conditional Negative Sampling for Contrastive Learning of Visual Representations, ICLR 2021.
-- CMC: Tian et al., Contrastive Multiview Coding, ECCV 2020, with lightness and colour as the two views. The loss is the sum of two losses
-  of IR with the banks swapped, as in section 2 of the ICLR paper.
-- LA, local aggregation: Zhuang et al., Local Aggregation for Unsupervised Learning of Visual Embeddings, ICCV 2019, section 3.
+- IR, instance discrimination: Wu et al., Unsupervised Feature Learning via Non-Parametric Instance
+  Discrimination, CVPR 2018. The loss is equation 3 of Wu et al., Conditional Negative Sampling for
+  Contrastive Learning of Visual Representations, ICLR 2021.
+- CMC: Tian et al., Contrastive Multiview Coding, ECCV 2020, with lightness and colour as the two
+  views. The loss is the sum of two losses of IR with the banks swapped, as in section 2 of the ICLR
+  paper.
+- LA, local aggregation: Zhuang et al., Local Aggregation for Unsupervised Learning of Visual
+  Embeddings, ICCV 2019, section 3.
 
 Dimension key: V views, B batch, D embedding (of one part, for CMC), N data set, K drawn candidates.
 """
@@ -37,25 +40,29 @@ class IR(Framework):
 
         loss_i = −z_i·v_i / t + log( exp(z_i·v_i / t) + Σ_{j drawn, j ≠ i} w_ij exp(z_i·v_j / t) )
 
-    v are the entries of the bank before the step. In training, z of all ranks is then written to the bank, but only if the loss is finite.
-    The entry of the anchor's own sample is the positive and never a negative.
+    v are the entries of the bank before the step. In training, z of all ranks is then written to
+    the bank, but only if the loss is finite. The entry of the anchor's own sample is the positive
+    and never a negative.
 
     Args:
         encoder, head: see `Framework`.
         num_samples: N.
-        num_negatives: K entries drawn at random in every step, without replacement. The whole bank is used if it has no more entries, or
-            with None.
+        num_negatives: K entries drawn at random in every step, without replacement. The whole bank
+            is used if it has no more entries, or with None.
         bank_momentum: m of the bank, see `Bank`. 0 overwrites.
-        temperature, detector, action, min_negatives, kin_weight, block_rows, prior, hardness, decoupled: see `NTXentLoss`.
-        pool_kin: whether attracted kin are summed inside the logarithm, as in equation 5 of the Ring paper. The loss is then
-            `LocalAggregationLoss`, which is small if some of them are near. If False, each of them is a separate positive. Without
-            attracted kin there is no difference.
+        temperature, detector, action, min_negatives, kin_weight, block_rows, prior, hardness,
+            decoupled: see `NTXentLoss`.
+        pool_kin: whether attracted kin are summed inside the logarithm, as in equation 5 of the
+            Ring paper. The loss is then `LocalAggregationLoss`, which is small if some of them are
+            near. If False, each of them is a separate positive. Without attracted kin there is no
+            difference.
 
     State: the bank, the draw, and the state of the detector.
 
-    Deviates from the paper in: the loss is InfoNCE over the drawn entries, as in equation 3, while the first paper uses noise-contrastive
-    estimation; the draw is shared by the batch, while the published code draws for each anchor with replacement (the expectation is the
-    same, and one matrix product serves all anchors). The anchor's own entry is left out if it is drawn.
+    Deviates from the paper in: the loss is InfoNCE over the drawn entries, as in equation 3, while
+    the first paper uses noise-contrastive estimation; the draw is shared by the batch, while the
+    published code draws for each anchor with replacement (the expectation is the same, and one
+    matrix product serves all anchors). The anchor's own entry is left out if it is drawn.
     """
 
     paper: ClassVar[str] = "Wu et al., CVPR 2018"
@@ -87,7 +94,11 @@ class IR(Framework):
         z: Tensor = self.head(self.encoder(views[0]))
         chosen = self.draw.ids(ids.device)
         candidates = self.bank.features if self.draw.everything else self.bank.features[chosen]
-        loss = self.objective.on(Pairs(z, candidates, self.bank.read(ids).unsqueeze(1), ids, chosen, unit_candidates=True))
+        loss = self.objective.on(
+            Pairs(
+                z, candidates, self.bank.read(ids).unsqueeze(1), ids, chosen, unit_candidates=True
+            )
+        )
         if self.training:
             is_finite = finite(loss)  # of the joined batch, so all ranks agree
             self.bank.write(ids, z, is_finite)
@@ -96,7 +107,8 @@ class IR(Framework):
 
 
 def bank_objective(temperature: float, pool_kin: bool, given: Estimate) -> Objective:
-    """The loss over entries of a bank: `LocalAggregationLoss` if attracted kin are summed inside the logarithm, otherwise `NTXentLoss`."""
+    """The loss over entries of a bank: `LocalAggregationLoss` if attracted kin are summed inside
+    the logarithm, otherwise `NTXentLoss`."""
     return (
         LocalAggregationLoss(temperature=temperature, **without_estimate(given))
         if pool_kin
@@ -105,30 +117,35 @@ def bank_objective(temperature: float, pool_kin: bool, given: Estimate) -> Objec
 
 
 class CMC(Framework):
-    """Contrasts the lightness of an image with a bank of colours, and its colours with a bank of lightness.
+    """Contrasts the lightness of an image with a bank of colours, and its colours with a bank of
+    lightness.
 
         loss = Σ_{(x, Y) = (L, bank of ab), (ab, bank of L)} mean_i l_i(x, Y)
-        l_i(x, Y) = −x_i·Y_i / t + log( exp(x_i·Y_i / t) + Σ_{j drawn, j ≠ i} w_ij exp(x_i·Y_j / t) )
+        l_i(x, Y) = −x_i·Y_i / t + log( exp(x_i·Y_i / t) + Σ_{j drawn, j ≠ i} w_ij exp(x_i·Y_j / t)
+        )
 
-    x_i is the unit-norm embedding of part x of sample i, and Y is the bank of the other part before the step. Then both parts of all ranks
-    are written to their banks, but only if the loss is finite. The entry of the anchor's own sample is the positive and never a negative.
-    One view is augmented in RGB and converted to CIE Lab; its two parts are contrasted. The detector is copied, so that each direction has
-    its own state.
+    x_i is the unit-norm embedding of part x of sample i, and Y is the bank of the other part before
+    the step. Then both parts of all ranks are written to their banks, but only if the loss is
+    finite. The entry of the anchor's own sample is the positive and never a negative. One view is
+    augmented in RGB and converted to CIE Lab; its two parts are contrasted. The detector is copied,
+    so that each direction has its own state.
 
     Args:
-        encoder, head: (B, 3, H, W) → (B, F) → (B, 2D), where the first half embeds L and the second ab: a `SplitEncoder` with
-            channels (1, 2) and a `SplitHead`. The joined features of both are evaluated and exported.
+        encoder, head: (B, 3, H, W) → (B, F) → (B, 2D), where the first half embeds L and the second
+            ab: a `SplitEncoder` with channels (1, 2) and a `SplitHead`. The joined features of both
+            are evaluated and exported.
         num_samples: N.
-        num_negatives: K entries drawn at random in every step, without replacement, the same for both banks. The whole banks are used if
-            they have no more entries, or with None.
+        num_negatives: K entries drawn at random in every step, without replacement, the same for
+            both banks. The whole banks are used if they have no more entries, or with None.
         bank_momentum: m of both banks, see `Bank`. 0 overwrites.
-        temperature, detector, action, min_negatives, kin_weight, block_rows, prior, hardness, decoupled: see `NTXentLoss`.
+        temperature, detector, action, min_negatives, kin_weight, block_rows, prior, hardness,
+            decoupled: see `NTXentLoss`.
         pool_kin: whether attracted kin are summed inside the logarithm; see `IR`.
 
     State: both banks, the draw, and the state of both detectors.
 
-    Deviates from the paper in: the loss is InfoNCE over the drawn entries, while the code of the first paper uses noise-contrastive
-    estimation; the draw is shared by the batch, as in `IR`.
+    Deviates from the paper in: the loss is InfoNCE over the drawn entries, while the code of the
+    first paper uses noise-contrastive estimation; the draw is shared by the batch, as in `IR`.
     """
 
     paper: ClassVar[str] = "Tian et al., ECCV 2020"
@@ -154,9 +171,14 @@ class CMC(Framework):
         super().__init__(encoder, head, light)
         size = embedding_size(encoder, head)
         if size % 2:
-            raise ValueError(f"`head` (={size} outputs) must have an even number of outputs: half of them embed lightness, half colour")
+            raise ValueError(
+                f"`head` (={size} outputs) must have an even number of outputs: half of them embed"
+                " lightness, half colour"
+            )
         self.colour_objective = colour
-        self.light_bank, self.colour_bank = (Bank(num_samples, size // 2, bank_momentum, seed) for seed in (0, 1))
+        self.light_bank, self.colour_bank = (
+            Bank(num_samples, size // 2, bank_momentum, seed) for seed in (0, 1)
+        )
         self.draw = Draw(num_samples, num_negatives)
 
     @property
@@ -165,20 +187,30 @@ class CMC(Framework):
 
     @property
     def known_features(self) -> Tensor | None:
-        return _joined(self.light_bank.features, self.colour_bank.features) if self.light_bank.complete else None
+        return (
+            _joined(self.light_bank.features, self.colour_bank.features)
+            if self.light_bank.complete
+            else None
+        )
 
     def embed(self, images: Tensor) -> Tensor:
         """(B, 2D) joined embeddings of both parts, of unit norm."""
-        light, colour = (F.normalize(part, dim=-1) for part in self.head(self.features(images)).chunk(2, -1))
+        light, colour = (
+            F.normalize(part, dim=-1) for part in self.head(self.features(images)).chunk(2, -1)
+        )
         return _joined(light, colour)
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         ids = integer_ids(ids, views.device)
         light, colour = self.head(self.encoder(views[0])).chunk(2, -1)
         chosen = self.draw.ids(ids.device)
-        embedded = _joined(*(F.normalize(part.detach().float(), dim=-1) for part in (light, colour)))
+        embedded = _joined(
+            *(F.normalize(part.detach().float(), dim=-1) for part in (light, colour))
+        )
         loss = self._one_direction(self.objective, light, self.colour_bank, ids, chosen, embedded)
-        loss = loss + self._one_direction(self.colour_objective, colour, self.light_bank, ids, chosen, embedded)
+        loss = loss + self._one_direction(
+            self.colour_objective, colour, self.light_bank, ids, chosen, embedded
+        )
         if self.training:
             is_finite = finite(loss)  # of the joined batch, so all ranks agree
             self.light_bank.write(ids, light, is_finite)
@@ -186,37 +218,53 @@ class CMC(Framework):
             self.draw.advance(is_finite)
         return loss
 
-    def _one_direction(self, objective: Objective, z: Tensor, bank: Bank, ids: Tensor, chosen: Tensor, embedded: Tensor) -> Tensor:
-        """Loss of `z` (B, D) against the entries `chosen` (K,) of the bank of the other part. A detector that collects features receives
-        `embedded` (B, 2D), in the same space as `embed`."""
+    def _one_direction(
+        self,
+        objective: Objective,
+        z: Tensor,
+        bank: Bank,
+        ids: Tensor,
+        chosen: Tensor,
+        embedded: Tensor,
+    ) -> Tensor:
+        """Loss of `z` (B, D) against the entries `chosen` (K,) of the bank of the other part. A
+        detector that collects features receives `embedded` (B, 2D), in the same space as
+        `embed`."""
         candidates = bank.features if self.draw.everything else bank.features[chosen]
         own = bank.read(ids).unsqueeze(1)
-        return objective.on(Pairs(z, candidates, own, ids, chosen, unit_candidates=True, collected=embedded))
+        return objective.on(
+            Pairs(z, candidates, own, ids, chosen, unit_candidates=True, collected=embedded)
+        )
 
 
 def _joined(light: Tensor, colour: Tensor) -> Tensor:
-    """Joins two unit-norm parts into one unit-norm vector, whose cosine is the mean of the cosines of the parts."""
+    """Joins two unit-norm parts into one unit-norm vector, whose cosine is the mean of the cosines
+    of the parts."""
     return torch.cat((light, colour), -1) / math.sqrt(2)
 
 
 class LA(Framework):
-    """Contrasts one view of each sample with a bank of all samples, and attracts close neighbours relative to the near background.
+    """Contrasts one view of each sample with a bank of all samples, and attracts close neighbours
+    relative to the near background.
 
-    The loss is `LocalAggregationLoss`. The bank is that of `IR`: the entry of the anchor's sample is the positive and never a negative.
-    All entries are candidates. The detector `Neighbours` finds both sets: close neighbours C_i share the anchor's k-means cluster in any
-    of several clusterings of the bank, refreshed every epoch, and the background B_i are the entries nearest to the anchor. With another
-    detector, its kin are the close neighbours, and all candidates that it does not ignore are the background: `la+oracle:attract`
-    contrasts the samples of the anchor's class with the whole bank. With "eliminate" and "reweight", kin are removed from the background
+    The loss is `LocalAggregationLoss`. The bank is that of `IR`: the entry of the anchor's sample
+    is the positive and never a negative. All entries are candidates. The detector `Neighbours`
+    finds both sets: close neighbours C_i share the anchor's k-means cluster in any of several
+    clusterings of the bank, refreshed every epoch, and the background B_i are the entries nearest
+    to the anchor. With another detector, its kin are the close neighbours, and all candidates that
+    it does not ignore are the background: `la+oracle:attract` contrasts the samples of the anchor's
+    class with the whole bank. With "eliminate" and "reweight", kin are removed from the background
     or given less weight; this equals `IR` with the whole bank and that detector.
 
     Args:
         encoder, head: see `Framework`.
         num_samples: N.
-        num_background: size of B_i. None means the whole bank. This and the next three arguments apply only to `Neighbours`.
+        num_background: size of B_i. None means the whole bank. This and the next three arguments
+            apply only to `Neighbours`.
         num_clusters: clusters of each clustering. None means one for every 43 samples.
         num_clusterings: number of clusterings that are combined.
-        warmup_epochs: epochs of instance discrimination (`IR` with the whole bank) at the start, because the first entries of the bank are
-            random.
+        warmup_epochs: epochs of instance discrimination (`IR` with the whole bank) at the start,
+            because the first entries of the bank are random.
         bank_momentum: m of the bank, see `Bank`. 0 overwrites.
         temperature, min_negatives, kin_weight, block_rows: see `LocalAggregationLoss`.
         detector, action: None means `Neighbours` with "attract".
@@ -267,7 +315,14 @@ class LA(Framework):
         ids = integer_ids(ids, views.device)
         z: Tensor = self.head(self.encoder(views[0]))
         all_ids = torch.arange(self.bank.num_samples, device=ids.device)
-        pairs = Pairs(z, self.bank.features, self.bank.read(ids).unsqueeze(1), ids, all_ids, unit_candidates=True)
+        pairs = Pairs(
+            z,
+            self.bank.features,
+            self.bank.read(ids).unsqueeze(1),
+            ids,
+            all_ids,
+            unit_candidates=True,
+        )
         loss = self.objective.on(pairs)
         if self.training:
             is_finite = finite(loss)  # of the joined batch, so all ranks agree

@@ -1,11 +1,15 @@
 """MoCo, MoCo v3, and the momentum encoder that several frameworks share.
 
-- MoCo: He et al., Momentum Contrast for Unsupervised Visual Representation Learning, CVPR 2020, equations 1 and 2, in the form of its
-  second version (Chen et al., Improved Baselines with Momentum Contrastive Learning, 2020).
-- MoCo v3: Chen, Xie, He, An Empirical Study of Training Self-Supervised Vision Transformers, ICCV 2021, equation 1 and algorithm 1.
-- The momentum is constant, or rises to 1 as in Grill et al., Bootstrap Your Own Latent, NeurIPS 2020, section 3.3.
+- MoCo: He et al., Momentum Contrast for Unsupervised Visual Representation Learning, CVPR 2020,
+  equations 1 and 2, in the form of its second version (Chen et al., Improved Baselines with
+  Momentum Contrastive Learning, 2020).
+- MoCo v3: Chen, Xie, He, An Empirical Study of Training Self-Supervised Vision Transformers, ICCV
+  2021, equation 1 and algorithm 1.
+- The momentum is constant, or rises to 1 as in Grill et al., Bootstrap Your Own Latent, NeurIPS
+  2020, section 3.3.
 
-Dimension key: V views, B batch, A anchors (A = B, or 2B if symmetric), F features, D embedding, Q places of the queue, N data set.
+Dimension key: V views, B batch, A anchors (A = B, or 2B if symmetric), F features, D embedding, Q
+places of the queue, N data set.
 """
 
 from __future__ import annotations
@@ -38,27 +42,41 @@ MomentumSchedule = Literal["constant", "cosine"]
 
 
 class MomentumCopy(nn.Module):
-    """A copy of encoder and head that follows them slowly: θ′ ← m·θ′ + (1 − m)·θ after every optimiser step.
+    """A copy of encoder and head that follows them slowly: θ′ ← m·θ′ + (1 − m)·θ after every
+    optimiser step.
 
-    Its parameters have no gradient, so the optimiser and DDP ignore them; every rank computes the same values. Its buffers do not follow
-    those of the encoder, as in the published code: in training, its BatchNorm layers normalise by their own batches, whose running
-    statistics they keep for `eval()`.
+    Its parameters have no gradient, so the optimiser and DDP ignore them; every rank computes the
+    same values. Its buffers do not follow those of the encoder, as in the published code: in
+    training, its BatchNorm layers normalise by their own batches, whose running statistics they
+    keep for `eval()`.
 
     Args:
         encoder, head: the modules to copy.
         momentum: m in [0, 1). With 0 it is an exact copy after every step.
-        schedule: "constant", or "cosine": in epoch e of E, 1 − (1 − m) (1 + cos(π e / E)) / 2, which rises from m to 1. `set_progress`
-            updates it once per epoch, while BYOL updates it in every step.
+        schedule: "constant", or "cosine": in epoch e of E, 1 − (1 − m) (1 + cos(π e / E)) / 2,
+            which rises from m to 1. `set_progress` updates it once per epoch, while BYOL updates it
+            in every step.
 
     State: all of its parameters and buffers, in `state_dict()`.
     """
 
-    def __init__(self, encoder: nn.Module, head: nn.Module, momentum: float, schedule: MomentumSchedule = "constant") -> None:
+    def __init__(
+        self,
+        encoder: nn.Module,
+        head: nn.Module,
+        momentum: float,
+        schedule: MomentumSchedule = "constant",
+    ) -> None:
         super().__init__()
         if not 0 <= momentum < 1:
-            raise ValueError(f"`momentum` (={momentum}) must be in [0, 1); at 1 the copy would never change")
+            raise ValueError(
+                f"`momentum` (={momentum}) must be in [0, 1); at 1 the copy would never change"
+            )
         if schedule not in get_args(MomentumSchedule):
-            raise ValueError(f"`momentum_schedule` (={schedule!r}) must be one of {', '.join(get_args(MomentumSchedule))}")
+            raise ValueError(
+                f"`momentum_schedule` (={schedule!r}) must be one of"
+                f" {', '.join(get_args(MomentumSchedule))}"
+            )
         self.base_momentum = self.momentum = momentum
         self.schedule = schedule
         self.encoder, self.head = copy.deepcopy(encoder), copy.deepcopy(head)
@@ -67,7 +85,9 @@ class MomentumCopy(nn.Module):
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         """Sets the momentum of this epoch, counted from 0."""
         if self.schedule == "cosine":
-            self.momentum = 1 - (1 - self.base_momentum) * (1 + math.cos(math.pi * epoch / num_epochs)) / 2
+            self.momentum = (
+                1 - (1 - self.base_momentum) * (1 + math.cos(math.pi * epoch / num_epochs)) / 2
+            )
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
@@ -93,7 +113,9 @@ class MomentumCopy(nn.Module):
         torch._foreach_lerp_(slow, fast, 1 - self.momentum)
 
     def extra_repr(self) -> str:
-        return f"momentum={self.base_momentum}" + ("" if self.schedule == "constant" else f", schedule={self.schedule!r}")
+        return f"momentum={self.base_momentum}" + (
+            "" if self.schedule == "constant" else f", schedule={self.schedule!r}"
+        )
 
 
 class MomentumFramework(Framework, ABC):
@@ -113,30 +135,39 @@ ClusterEncoder = Literal["query", "momentum"]
 
 
 class MoCo(MomentumFramework):
-    """Contrasts the query of the first view with a queue of keys from earlier batches, made by a momentum encoder.
+    """Contrasts the query of the first view with a queue of keys from earlier batches, made by a
+    momentum encoder.
 
-        loss_i = −q_i·k_i / t + log( exp(q_i·k_i / t) + Σ_{j in queue, not of sample i} w_ij exp(q_i·k_j / t) )
+        loss_i = −q_i·k_i / t + log( exp(q_i·k_i / t) + Σ_{j in queue, not of sample i} w_ij
+        exp(q_i·k_j / t) )
 
-    k_i is the key of the second view. The queue is used as it was before the step. In training, the keys of all ranks then enter it in
-    rank order, but only if the loss is finite. The queue also stores sample ids, so that an old key of the anchor's own sample is never a
-    negative and detectors can look up labels and thresholds. In the first step, when the queue is empty, the keys of the batch are used.
+    k_i is the key of the second view. The queue is used as it was before the step. In training, the
+    keys of all ranks then enter it in rank order, but only if the loss is finite. The queue also
+    stores sample ids, so that an old key of the anchor's own sample is never a negative and
+    detectors can look up labels and thresholds. In the first step, when the queue is empty, the
+    keys of the batch are used.
 
     Args:
-        encoder, head: encoder and head of the queries, which are evaluated and exported. Keys are made by a `MomentumCopy` of them.
+        encoder, head: encoder and head of the queries, which are evaluated and exported. Keys are
+            made by a `MomentumCopy` of them.
         num_samples: N. A queue that is not smaller causes a warning.
         queue_size: Q.
         momentum: m of the copy.
-        cluster_encoder: the encoder whose features are passed to a detector that clusters all samples and does not collect its own: "query"
-            (which is evaluated) or "momentum", as in the published code of PCL.
-        momentum_schedule: "constant", or "cosine", where m rises to 1 as in BYOL; see `MomentumCopy`.
-        symmetric: whether both views are queries and keys. The loss is the mean over both directions, and both keys enter the queue.
+        cluster_encoder: the encoder whose features are passed to a detector that clusters all
+            samples and does not collect its own: "query" (which is evaluated) or "momentum", as in
+            the published code of PCL.
+        momentum_schedule: "constant", or "cosine", where m rises to 1 as in BYOL; see
+            `MomentumCopy`.
+        symmetric: whether both views are queries and keys. The loss is the mean over both
+            directions, and both keys enter the queue.
         temperature, detector, action, min_negatives, kin_weight, block_rows: see `NTXentLoss`.
 
     State: the copy, the queue with its ids and pointer, and the state of the detector.
 
-    Deviates from the paper in: old keys of the anchor's own sample are left out; a queue that is not full yet is shorter, while the
-    published code fills it with random vectors; the batches of the keys are not shuffled between devices, so the BatchNorm of a device sees
-    queries and keys of the same samples.
+    Deviates from the paper in: old keys of the anchor's own sample are left out; a queue that is
+    not full yet is shorter, while the published code fills it with random vectors; the batches of
+    the keys are not shuffled between devices, so the BatchNorm of a device sees queries and keys of
+    the same samples.
     """
 
     paper: ClassVar[str] = "He et al., CVPR 2020; Chen et al., 2020"
@@ -161,7 +192,10 @@ class MoCo(MomentumFramework):
             raise ValueError(f"`queue_size` (={queue_size}) must be at least 1")
         warn_if_queue_too_large(queue_size, num_samples)
         if cluster_encoder not in get_args(ClusterEncoder):
-            raise ValueError(f"`cluster_encoder` (={cluster_encoder!r}) must be one of {', '.join(get_args(ClusterEncoder))}")
+            raise ValueError(
+                f"`cluster_encoder` (={cluster_encoder!r}) must be one of"
+                f" {', '.join(get_args(ClusterEncoder))}"
+            )
         self.symmetric, self.cluster_encoder = symmetric, cluster_encoder
         self.slow = MomentumCopy(encoder, head, momentum, momentum_schedule)
         self.taught = reads_teacher(self.objective, symmetric)
@@ -172,14 +206,22 @@ class MoCo(MomentumFramework):
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         ids, number = integer_ids(ids, views.device), 2 if self.symmetric else 1
         first, second = views[0], views[1]
-        if self.symmetric:  # sample-major: the views of a sample are adjacent, and the key of each is the other
-            first, second = torch.stack((first, second), 1).flatten(0, 1), torch.stack((second, first), 1).flatten(0, 1)
+        # sample-major: the views of a sample are adjacent, and the key of each is the other
+        if self.symmetric:
+            first, second = (
+                torch.stack((first, second), 1).flatten(0, 1),
+                torch.stack((second, first), 1).flatten(0, 1),
+            )
         queries: Tensor = self.head(self.encoder(first))
         keys = F.normalize(self.slow(second).to(self.queue.features.dtype), dim=1)
         row_ids = ids.repeat_interleave(number)
         candidates, candidate_ids = self.queue.candidates(keys, row_ids)
-        pairs = Pairs(queries, candidates, keys.unsqueeze(1), ids, candidate_ids, number, unit_candidates=True)
-        loss = self.objective.on(replace(pairs, guide=keys, candidate_guide=candidates) if self.taught else pairs)
+        pairs = Pairs(
+            queries, candidates, keys.unsqueeze(1), ids, candidate_ids, number, unit_candidates=True
+        )
+        loss = self.objective.on(
+            replace(pairs, guide=keys, candidate_guide=candidates) if self.taught else pairs
+        )
         if self.training:
             is_finite = finite(loss)  # of the joined batch, so all ranks agree
             self.queue.push(keys, row_ids, is_finite)
@@ -194,9 +236,15 @@ def reads_teacher(objective: Objective, symmetric: bool = False) -> bool:
     """Whether the keys are to be the teacher of the objective's detector."""
     taught = objective.detector is not None and objective.detector.guide == "teacher"
     if taught and symmetric:
-        raise ValueError("`symmetric` (=True) must be False with a teacher: the query sees a strong view, and the teacher a weak one")
+        raise ValueError(
+            "`symmetric` (=True) must be False with a teacher: the query sees a strong view, and"
+            " the teacher a weak one"
+        )
     if taught and getattr(teacher_of(objective.detector), "momentum", None) is not None:
-        raise ValueError("`detector.momentum` must be left out: the teacher is the momentum encoder, see `framework.momentum`")
+        raise ValueError(
+            "`detector.momentum` must be left out: the teacher is the momentum encoder, see"
+            " `framework.momentum`"
+        )
     return taught
 
 
@@ -207,15 +255,18 @@ def teacher_of(detector: Detector | None) -> Teacher | None:
 
 
 class MoCoV3(MomentumFramework):
-    """Contrasts the prediction of each view with the keys of the other views of the batch, made by a momentum encoder, without a queue.
+    """Contrasts the prediction of each view with the keys of the other views of the batch, made by
+    a momentum encoder, without a queue.
 
-        loss = ½ Σ_{(a, b) = (1, 2), (2, 1)} mean_i ( −q_i^a·k_i^b / t + log( exp(q_i^a·k_i^b / t) + Σ_{j ≠ i} w_ij exp(q_i^a·k_j^b / t) ) )
+        loss = ½ Σ_{(a, b) = (1, 2), (2, 1)} mean_i ( −q_i^a·k_i^b / t + log( exp(q_i^a·k_i^b / t) +
+        Σ_{j ≠ i} w_ij exp(q_i^a·k_j^b / t) ) )
 
-    q^a is the prediction of view a, k^b the key of view b. The negatives are the keys of the same view of the other samples of all ranks.
-    Each step calls the detector twice, once per direction.
+    q^a is the prediction of view a, k^b the key of view b. The negatives are the keys of the same
+    view of the other samples of all ranks. Each step calls the detector twice, once per direction.
 
     Args:
-        encoder, head: encoder and head of the queries. The encoder is evaluated and exported. Keys are made by a `MomentumCopy` of them.
+        encoder, head: encoder and head of the queries. The encoder is evaluated and exported. Keys
+            are made by a `MomentumCopy` of them.
         momentum: m of the copy.
         momentum_schedule: see `MomentumCopy`. The paper uses "cosine".
         predictor_size: width of the predictor's hidden layer.
@@ -223,8 +274,9 @@ class MoCoV3(MomentumFramework):
 
     State: the copy, the predictor, and the state of the detector.
 
-    Deviates from the paper in: the loss is the mean of both directions without the factor 2t, so it is that of the paper divided by 4t;
-    the momentum changes once per epoch; both views go through the encoder in one batch, so BatchNorm sees them together.
+    Deviates from the paper in: the loss is the mean of both directions without the factor 2t, so it
+    is that of the paper divided by 4t; the momentum changes once per epoch; both views go through
+    the encoder in one batch, so BatchNorm sees them together.
     """
 
     paper: ClassVar[str] = "Chen et al., ICCV 2021"
@@ -243,7 +295,9 @@ class MoCoV3(MomentumFramework):
     ) -> None:
         super().__init__(encoder, head, NTXentLoss(temperature=temperature, **shared))
         size = embedding_size(encoder, head)
-        self.predictor = projection_head(size, predictor_size, size, last_norm=True, last_affine=False)
+        self.predictor = projection_head(
+            size, predictor_size, size, last_norm=True, last_affine=False
+        )
         self.slow = MomentumCopy(encoder, head, momentum, momentum_schedule)
         self._stats = Stats.empty()
         self.taught = reads_teacher(self.objective)
@@ -259,11 +313,25 @@ class MoCoV3(MomentumFramework):
         keys = unit(self.slow(images)).chunk(2)
         losses, self._stats = [], Stats.empty(ids.device)
         for query, key in zip(queries, reversed(keys), strict=True):
-            pairs = Pairs(query, key, key.unsqueeze(1), ids, ids, unit_candidates=True, local_candidates=True, collected=key)
-            losses.append(self.objective.on(replace(pairs, guide=key, candidate_guide=key) if self.taught else pairs))
+            pairs = Pairs(
+                query,
+                key,
+                key.unsqueeze(1),
+                ids,
+                ids,
+                unit_candidates=True,
+                local_candidates=True,
+                collected=key,
+            )
+            losses.append(
+                self.objective.on(
+                    replace(pairs, guide=key, candidate_guide=key) if self.taught else pairs
+                )
+            )
             self._stats = self._stats + self.objective.stats
         return torch.stack(losses).mean()
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, D) unit-norm embeddings of the momentum encoder, from which the candidates are made."""
+        """(B, D) unit-norm embeddings of the momentum encoder, from which the candidates are
+        made."""
         return self.slow.embed(images)

@@ -1,4 +1,5 @@
-"""Parses method names, `framework[+detector[:variant][:action]]`, and builds the framework with its detector."""
+"""Parses method names, `framework[+detector[:variant][:action]]`, and builds the framework with its
+detector."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ _SET_BY_TRAINING = {
     "detector",
     "action",
 }
-"""Arguments that the training passes, that are read from a file with another one, or that only objects have.
-All others in a signature can be set by the user."""
+"""Arguments that the training passes, that are read from a file with another one, or that only
+objects have. All others in a signature can be set by the user."""
 
 
 @dataclass(frozen=True)
@@ -57,21 +58,28 @@ class Method:
     @property
     def named_arguments(self) -> Mapping[str, Any]:
         """Arguments that the variant stands for."""
-        return {} if self.detector is None or self.variant is None else DETECTORS[self.detector].variants[self.variant]
+        return (
+            {}
+            if self.detector is None or self.variant is None
+            else DETECTORS[self.detector].variants[self.variant]
+        )
 
     def __str__(self) -> str:
         if self.detector is None:
             return self.framework
         variant = "" if self.variant is None else f":{self.variant}"
         return f"{self.framework}+{self.detector}{variant}" + (
-            "" if self.action == DETECTORS[self.detector].default_action == "eliminate" else f":{self.action}"
+            ""
+            if self.action == DETECTORS[self.detector].default_action == "eliminate"
+            else f":{self.action}"
         )
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a method needs besides encoder and head: the number of training samples, their (N,) labels if there are any, and the text
-    encoder with its head if samples have text, the keys of the samples, and the second head for attracted kin, if there is one."""
+    """What a method needs besides encoder and head: the number of training samples, their (N,)
+    labels if there are any, and the text encoder with its head if samples have text, the keys of
+    the samples, and the second head for attracted kin, if there is one."""
 
     num_samples: int
     labels: Tensor | None = None
@@ -81,11 +89,14 @@ class Context:
 
 
 def parse(name: str) -> Method:
-    """Parses `framework[+detector[:variant][:action]]`. An unknown part is an error that suggests similar names."""
+    """Parses `framework[+detector[:variant][:action]]`. An unknown part is an error that suggests
+    similar names."""
     framework, plus, rest = name.strip().lower().partition("+")
     detector, *modifiers = rest.split(":")
     if framework in DETECTORS and framework not in FRAMEWORKS:
-        raise UsageError(f"{framework} is a detector; write it after a framework, as in simclr+{framework}")
+        raise UsageError(
+            f"{framework} is a detector; write it after a framework, as in simclr+{framework}"
+        )
     framework = _require_known(framework, FRAMEWORKS, "framework", name)
     if not plus:
         return Method(framework)
@@ -94,18 +105,20 @@ def parse(name: str) -> Method:
     variant = modifiers.pop(0) if modifiers and modifiers[0] in variants else None
     if not modifiers:
         return Method(framework, detector, DETECTORS[detector].default_action, variant)
-    action = _require_known(":".join(modifiers), [*ACTIONS, *(variants if variant is None else ())], "action", name)
+    action = _require_known(
+        ":".join(modifiers), [*ACTIONS, *(variants if variant is None else ())], "action", name
+    )
     return Method(framework, detector, cast(Action, action), variant)
 
 
 def stored_method(name: str) -> str:
-    """The method in the config.yaml of a run, with its action. Runs have never left out another action than `eliminate`, also before the
-    usual action of a detector was another one.
+    """The method in the config.yaml of a run, with its action. Runs have never left out another
+    action than `eliminate`, also before the usual action of a detector was another one.
 
     Example:
         >>> stored_method("simclr+guide"), stored_method("simclr+guide:attract"), stored_method("simclr")
         ('simclr+guide:eliminate', 'simclr+guide:attract', 'simclr')
-    """
+    """  # noqa: E501
     return name if "+" not in name or name.rpartition(":")[2] in ACTIONS else f"{name}:eliminate"
 
 
@@ -114,19 +127,27 @@ def framework_arguments(method: Method) -> dict[str, inspect.Parameter]:
     return _settable(FRAMEWORKS[method.framework])
 
 
-def detector_arguments(method: Method, given: Mapping[str, Any] | None = None) -> dict[str, inspect.Parameter]:
-    """Arguments of the detector that a user may set: its signature with the usual values beside what is `given`, its start epochs, and
-    whether its kin have degrees (`Graded`)."""
+def detector_arguments(
+    method: Method, given: Mapping[str, Any] | None = None
+) -> dict[str, inspect.Parameter]:
+    """Arguments of the detector that a user may set: its signature with the usual values beside
+    what is `given`, its start epochs, and whether its kin have degrees (`Graded`)."""
     if method.detector is None:
         return {}
     start = {
-        name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation="int | None")
+        name: inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation="int | None"
+        )
         for name in ("start_epoch", "update_from", "stop_epoch")
     }
-    start["degrees"] = inspect.Parameter("degrees", inspect.Parameter.KEYWORD_ONLY, default=False, annotation="bool")
+    start["degrees"] = inspect.Parameter(
+        "degrees", inspect.Parameter.KEYWORD_ONLY, default=False, annotation="bool"
+    )
     kind = DETECTORS[method.detector]
     settable = _settable(kind)
-    usual = kind.defaults({name: value for name, value in (given or {}).items() if name in settable})
+    usual = kind.defaults(
+        {name: value for name, value in (given or {}).items() if name in settable}
+    )
     usual = {**usual, **method.named_arguments}
     own = {name: p.replace(default=usual.get(name, p.default)) for name, p in settable.items()}
     return {**own, **start}
@@ -141,29 +162,48 @@ def build(
     detector_args: Mapping[str, Any] | None = None,
     detector: Detector | None = None,
 ) -> Framework:
-    """Builds the framework with its objective and detector. `detector`: an object to use instead of the one that `method` names."""
+    """Builds the framework with its objective and detector. `detector`: an object to use instead of
+    the one that `method` names."""
     kind: Callable[..., Framework] = FRAMEWORKS[method.framework]
-    detector = build_detector(method, context, detector_args or {}) if detector is None else detector
+    detector = (
+        build_detector(method, context, detector_args or {}) if detector is None else detector
+    )
     _require_guide(method, detector)
     given = _from_context(FRAMEWORKS[method.framework], context, method)
-    return kind(encoder, head, detector=detector, action=method.action, **given, **(framework_args or {}))
+    return kind(
+        encoder, head, detector=detector, action=method.action, **given, **(framework_args or {})
+    )
 
 
-def build_detector(method: Method, context: Context, arguments: Mapping[str, Any]) -> Detector | None:
-    """Builds the detector of the method, wrapped in `Graded` if `degrees` are wanted, in `StartAt` if `start_epoch` is given, and in
-    `StopAt` if `stop_epoch` is."""
+def build_detector(
+    method: Method, context: Context, arguments: Mapping[str, Any]
+) -> Detector | None:
+    """Builds the detector of the method, wrapped in `Graded` if `degrees` are wanted, in `StartAt`
+    if `start_epoch` is given, and in `StopAt` if `stop_epoch` is."""
     if method.detector is None:
         return None
     kind = DETECTORS[method.detector]
-    own = {name: value for name, value in arguments.items() if name not in ("start_epoch", "update_from", "stop_epoch", "degrees")}
+    own = {
+        name: value
+        for name, value in arguments.items()
+        if name not in ("start_epoch", "update_from", "stop_epoch", "degrees")
+    }
     make: Callable[..., Detector] = kind
-    detector = make(**_from_context(kind, context, method), **{**kind.defaults(own), **method.named_arguments, **own})
+    detector = make(
+        **_from_context(kind, context, method),
+        **{**kind.defaults(own), **method.named_arguments, **own},
+    )
     detector = Graded(detector) if arguments.get("degrees") else detector
-    start, update_from, stop = (arguments.get(name) for name in ("start_epoch", "update_from", "stop_epoch"))
+    start, update_from, stop = (
+        arguments.get(name) for name in ("start_epoch", "update_from", "stop_epoch")
+    )
     if start is not None:
         detector = StartAt(detector, epoch=start, update_from=update_from)
     elif update_from is not None:
-        raise UsageError(f"`detector.update_from` (={update_from}) needs `detector.start_epoch`, the epoch from which kin are masked")
+        raise UsageError(
+            f"`detector.update_from` (={update_from}) needs `detector.start_epoch`, the epoch from"
+            " which kin are masked"
+        )
     return detector if stop is None else StopAt(detector, epoch=stop)
 
 
@@ -174,8 +214,14 @@ def _require_guide(method: Method, detector: Detector | None) -> None:
         return
     able = ", ".join(name for name, kind in FRAMEWORKS.items() if reads in kind.guides)
     reasons = {
-        "modality": f"the guide of {method} needs features (--guide FILE; only {able} have a second modality that can guide without)",
-        "teacher": f"{method} has no teacher: use +teacher with {able}, or +guide with features of any model",
+        "modality": (
+            f"the guide of {method} needs features (--guide FILE; only {able} have a second"
+            " modality that can guide without)"
+        ),
+        "teacher": (
+            f"{method} has no teacher: use +teacher with {able}, or +guide with features of any"
+            " model"
+        ),
     }
     raise UsageError(reasons[reads])
 
@@ -183,15 +229,27 @@ def _require_guide(method: Method, detector: Detector | None) -> None:
 def _settable(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
     """The arguments of `kind` that a user may set, including those that all losses share."""
     parameters = inspect.signature(kind.__init__).parameters
-    own = {name: p for name, p in parameters.items() if name not in _SET_BY_TRAINING and p.kind is not inspect.Parameter.VAR_KEYWORD}
+    own = {
+        name: p
+        for name, p in parameters.items()
+        if name not in _SET_BY_TRAINING and p.kind is not inspect.Parameter.VAR_KEYWORD
+    }
     if all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return own
     (name,) = (p.name for p in parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD)
     (shared,) = get_type_hints(kind.__init__)[name].__args__  # Unpack[Shared] or Unpack[Estimate]
-    defaults = {each.name: each.default for each in fields(NTXentLoss) if each.default is not MISSING}
-    hints = {name: hint for name, hint in get_type_hints(shared).items() if name not in (*_SET_BY_TRAINING, *own)}
+    defaults = {
+        each.name: each.default for each in fields(NTXentLoss) if each.default is not MISSING
+    }
+    hints = {
+        name: hint
+        for name, hint in get_type_hints(shared).items()
+        if name not in (*_SET_BY_TRAINING, *own)
+    }
     return own | {
-        name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=hint)
+        name: inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=hint
+        )
         for name, hint in hints.items()
         if name not in ("gather", "compile")
     }
@@ -209,8 +267,15 @@ def _from_context(kind: type[nn.Module], context: Context, method: Method) -> di
     if "second_head" in wanted:
         given["second_head"] = context.second_head
     elif context.second_head is not None and issubclass(kind, Framework):
-        able = ", ".join(name for name, each in FRAMEWORKS.items() if "second_head" in inspect.signature(each.__init__).parameters)
-        raise UsageError(f"`head.second` (=true) must be false with {method.framework}: a second head is for {able}")
+        able = ", ".join(
+            name
+            for name, each in FRAMEWORKS.items()
+            if "second_head" in inspect.signature(each.__init__).parameters
+        )
+        raise UsageError(
+            f"`head.second` (=true) must be false with {method.framework}: a second head is for"
+            f" {able}"
+        )
     if "text_encoder" in wanted:
         if context.text is None:
             raise UsageError(f"{method} needs a text encoder; `Context.text` must be given")
@@ -223,4 +288,6 @@ def _require_known(name: str, names: Iterable[str], kind: str, whole: str) -> st
     if name in names:
         return name
     hint = did_you_mean(name, names, limit=2)
-    raise UsageError(f"unknown {kind} {name!r} in the method {whole!r}{hint} (there are: {', '.join(names)})")
+    raise UsageError(
+        f"unknown {kind} {name!r} in the method {whole!r}{hint} (there are: {', '.join(names)})"
+    )

@@ -1,8 +1,10 @@
-"""What batch frameworks with a teacher share: a slow copy of encoder and head that sees a weak view of each sample.
+"""What batch frameworks with a teacher share: a slow copy of encoder and head that sees a weak view
+of each sample.
 
 Dimension key: V views, B batch, D embedding.
 
-SimCLR: Chen et al., A Simple Framework for Contrastive Learning of Visual Representations, ICML 2020.
+SimCLR: Chen et al., A Simple Framework for Contrastive Learning of Visual Representations, ICML
+2020.
 
 SogCLR: Yuan et al., Provable Stochastic Optimization for Global Contrastive Learning, ICML 2022.
 """
@@ -29,7 +31,8 @@ MOMENTUM = 0.99
 
 
 class TaughtBatch(BatchFramework, ABC):
-    """Abstract. Two views of the batch, and with the detector `Teacher` a third, weak one, which a `MomentumCopy` embeds.
+    """Abstract. Two views of the batch, and with the detector `Teacher` a third, weak one, which a
+    `MomentumCopy` embeds.
 
     State: with a teacher its parameters and buffers.
     """
@@ -39,7 +42,13 @@ class TaughtBatch(BatchFramework, ABC):
     def __init__(self, encoder: nn.Module, head: nn.Module, objective: Objective) -> None:
         super().__init__(encoder, head, objective)
         taught = teacher_of(objective.detector)
-        self.teacher = None if taught is None else MomentumCopy(encoder, head, MOMENTUM if taught.momentum is None else taught.momentum)
+        self.teacher = (
+            None
+            if taught is None
+            else MomentumCopy(
+                encoder, head, MOMENTUM if taught.momentum is None else taught.momentum
+            )
+        )
         if taught is not None:
             self.num_views, self.weak_views = 3, (2,)  # type: ignore[misc]
 
@@ -49,7 +58,9 @@ class TaughtBatch(BatchFramework, ABC):
         ids = integer_ids(ids, views.device)
         z1, z2 = self.head(self.encoder(views[:2].flatten(0, 1))).chunk(2)
         taught = unit(self.teacher(views[2]))
-        pairs = replace(two_views(z1, z2, ids), guide=taught, candidate_guide=taught.repeat_interleave(2, 0))
+        pairs = replace(
+            two_views(z1, z2, ids), guide=taught, candidate_guide=taught.repeat_interleave(2, 0)
+        )
         return self.objective.on(pairs)
 
     def after_step(self) -> None:
@@ -59,14 +70,17 @@ class TaughtBatch(BatchFramework, ABC):
 
 
 class SimCLR(TaughtBatch):
-    """NT-Xent on two views of a batch, where all views of other samples are negatives. With `Oracle` and "attract" it is SupCon.
+    """NT-Xent on two views of a batch, where all views of other samples are negatives. With
+    `Oracle` and "attract" it is SupCon.
 
     Args:
         encoder, head: see `Framework`.
-        temperature, detector, action, min_negatives, kin_weight, own_weight, block_rows: see `NTXentLoss`.
+        temperature, detector, action, min_negatives, kin_weight, own_weight, block_rows: see
+            `NTXentLoss`.
         rescale_kept, prior, hardness, decoupled: see `NTXentLoss`.
-        second_head: (B, F) → (B, D), on which kin are attracted, as in WCL (Zheng et al., ICCV 2021): the loss is the sum of the plain one
-            on the first head, which the detector goes by, and of the one with attraction on the second, so that wrong kin do not spoil the
+        second_head: (B, F) → (B, D), on which kin are attracted, as in WCL (Zheng et al., ICCV
+            2021): the loss is the sum of the plain one on the first head, which the detector goes
+            by, and of the one with attraction on the second, so that wrong kin do not spoil the
             embedding they are found by. None: there is one head for both.
     """
 
@@ -82,12 +96,16 @@ class SimCLR(TaughtBatch):
         second_head: nn.Module | None = None,
         **shared: Unpack[Estimate],
     ) -> None:
-        objective = NTXentLoss(temperature=temperature, rescale_kept=rescale_kept, **seen_by_first(shared, second_head))
+        objective = NTXentLoss(
+            temperature=temperature, rescale_kept=rescale_kept, **seen_by_first(shared, second_head)
+        )
         super().__init__(encoder, head, objective)
         self.second_head, self.first_objective = second_head, None
         if second_head is not None:
             alone: Estimate = {**shared, "detector": None, "own_weight": None}
-            self.first_objective = NTXentLoss(temperature=temperature, rescale_kept=rescale_kept, **alone)
+            self.first_objective = NTXentLoss(
+                temperature=temperature, rescale_kept=rescale_kept, **alone
+            )
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         if self.second_head is None or self.first_objective is None:
@@ -106,25 +124,32 @@ class SimCLR(TaughtBatch):
 
 
 def seen_by_first(shared: Estimate, second_head: nn.Module | None) -> Estimate:
-    """The arguments of the loss on the second head: its detector goes by the embeddings of the first. As they are where there is none."""
+    """The arguments of the loss on the second head: its detector goes by the embeddings of the
+    first. As they are where there is none."""
     if second_head is None:
         return shared
     detector, action = shared.get("detector"), shared.get("action", "eliminate")
     if detector is None or action != "attract":
         raise ValueError(
-            "`head.second` (=true) needs a detector with the action 'attract', such as +components: it is what kin are attracted on"
+            "`head.second` (=true) needs a detector with the action 'attract', such as +components:"
+            " it is what kin are attracted on"
         )
     if detector.guide is not None:
-        raise ValueError(f"`head.second` (=true) must be false with {detector!r}: a second head follows the similarities of the first")
+        raise ValueError(
+            f"`head.second` (=true) must be false with {detector!r}: a second head follows the"
+            " similarities of the first"
+        )
     return {**shared, "detector": InGuideSpace(detector)}
 
 
 class SogCLRFramework(TaughtBatch):
-    """The global contrastive loss on two views of a batch. A moving average per sample allows small batches.
+    """The global contrastive loss on two views of a batch. A moving average per sample allows small
+    batches.
 
     Args:
         encoder, head: see `Framework`.
-        num_samples, temperature, gamma, detector, action, min_negatives, kin_weight, block_rows: see `SogCLRLoss`.
+        num_samples, temperature, gamma, detector, action, min_negatives, kin_weight, block_rows:
+            see `SogCLRLoss`.
     """
 
     paper: ClassVar[str] = "Yuan et al., ICML 2022"
@@ -140,5 +165,7 @@ class SogCLRFramework(TaughtBatch):
         gamma: float = 0.9,
         **shared: Unpack[Shared],
     ) -> None:
-        objective = SogCLRLoss(num_samples=num_samples, temperature=temperature, gamma=gamma, **shared)
+        objective = SogCLRLoss(
+            num_samples=num_samples, temperature=temperature, gamma=gamma, **shared
+        )
         super().__init__(encoder, head, objective)

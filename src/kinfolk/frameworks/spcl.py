@@ -1,10 +1,13 @@
-"""SPCL: Mo, Sun and Li, Siamese Prototypical Contrastive Learning, 2022, algorithm 1 and equations 1 to 5.
+"""SPCL: Mo, Sun and Li, Siamese Prototypical Contrastive Learning, 2022, algorithm 1 and equations
+1 to 5.
 
-`PrototypeLabels` assigns a prototype to every sample, `SPCL` is the framework, `cluster_pair_batches` and `one_prototype_batches` compose
-the batches (section 3.2), and `reinitialise` resets heads.
+`PrototypeLabels` assigns a prototype to every sample, `SPCL` is the framework,
+`cluster_pair_batches` and `one_prototype_batches` compose the batches (section 3.2), and
+`reinitialise` resets heads.
 
-Dimension key: V views, B batch, A rows of features (A = B·V, sample-major), F features, D embedding, N data set, K prototypes, L levels,
-S batches of an epoch, H anchors of a batch (half of it), M samples.
+Dimension key: V views, B batch, A rows of features (A = B·V, sample-major), F features, D
+embedding, N data set, K prototypes, L levels, S batches of an epoch, H anchors of a batch (half of
+it), M samples.
 """
 
 from __future__ import annotations
@@ -37,16 +40,20 @@ Batches = Literal["chunks", "one_prototype"]
 
 
 class PrototypeLabels(nn.Module):
-    """The prototype of every sample at L levels: a k-means cluster of its features or, for comparison, its true label (section 3.2).
+    """The prototype of every sample at L levels: a k-means cluster of its features or, for
+    comparison, its true label (section 3.2).
 
     Args:
         num_samples: N.
         num_features: F.
-        source: "clusters", recomputed at every refresh, or "labels", the true labels as a single level.
-        num_clusters: clusters of each level, or of a single level. None means one level with a prototype for every 98 samples.
+        source: "clusters", recomputed at every refresh, or "labels", the true labels as a single
+            level.
+        num_clusters: clusters of each level, or of a single level. None means one level with a
+            prototype for every 98 samples.
         labels: (N,) true labels, −1 if unknown. Only with "labels".
         seed, warm_start, iterations, warm_iterations, points_per_cluster: see `PseudoLabels`.
-        whiten: size to which features are reduced by `pca_whitened` before they are clustered, always from new centroids; None: not.
+        whiten: size to which features are reduced by `pca_whitened` before they are clustered,
+            always from new centroids; None: not.
 
     State: the clusters. True labels are not saved.
     """
@@ -76,7 +83,9 @@ class PrototypeLabels(nn.Module):
         if source not in ("clusters", "labels"):
             raise ValueError(f"`prototypes` (={source!r}) must be 'clusters' or 'labels'")
         if source == "labels" and (labels is None or not (labels >= 0).any()):
-            raise ValueError("`prototypes` (='labels') needs labels and the data has none; use 'clusters'")
+            raise ValueError(
+                "`prototypes` (='labels') needs labels and the data has none; use 'clusters'"
+            )
         self.num_samples, self.clusters = num_samples, None
         self.register_buffer("truth", None, persistent=False)
         if source == "labels":
@@ -99,7 +108,11 @@ class PrototypeLabels(nn.Module):
     @property
     def device(self) -> torch.device:
         """Device of the prototypes."""
-        return self.truth.device if self.clusters is None and self.truth is not None else next(self.buffers()).device
+        return (
+            self.truth.device
+            if self.clusters is None and self.truth is not None
+            else next(self.buffers()).device
+        )
 
     @property
     def ready(self) -> bool:
@@ -107,7 +120,8 @@ class PrototypeLabels(nn.Module):
         return self.clusters is None or bool(self.clusters.refreshed)
 
     def refresh(self, features: Tensor | None) -> None:
-        """Clusters (N, F) features of all samples, in data-set order, at unit norm. With true labels it does nothing."""
+        """Clusters (N, F) features of all samples, in data-set order, at unit norm. With true
+        labels it does nothing."""
         if self.clusters is not None:
             assert features is not None
             used = features if self.whiten is None else pca_whitened(features, self.whiten)
@@ -121,7 +135,8 @@ class PrototypeLabels(nn.Module):
         return self.truth[ids].unsqueeze(0)
 
     def first(self, ids: Tensor) -> Tensor:
-        """(A,) prototypes of the samples `ids` at the first level. A sample without one gets a value of its own."""
+        """(A,) prototypes of the samples `ids` at the first level. A sample without one gets a
+        value of its own."""
         first_A = self.levels(ids)[0]
         return first_A.where(first_A >= 0, -1 - ids)
 
@@ -130,40 +145,51 @@ Head = Literal["contrast", "metric", "prototype"]
 
 
 class SPCL(Framework):
-    """NT-Xent on batches that are half of one prototype, a siamese loss on prototypes, and a classifier of prototypes.
+    """NT-Xent on batches that are half of one prototype, a siamese loss on prototypes, and a
+    classifier of prototypes.
 
         loss = α · NT-Xent(g_c(h)) + β · metric(g_m, h) + γ · cross-entropy(g_p(h))
 
-    Prototypes are k-means clusters of the unit-norm features h of all samples, recomputed before every epoch. The denominator of NT-Xent
-    contains neither z nor z′ (equation 1). The metric loss is `SiameseMetric`, the prototype loss is `PrototypeCrossEntropy`, and batches
-    are composed by `cluster_pair_batches`. Before the first prototypes, the loss is NT-Xent on random batches. Detector and action apply
-    only to NT-Xent. With β = γ = 0 and `decoupled=False` it is SimCLR on batches by cluster.
+    Prototypes are k-means clusters of the unit-norm features h of all samples, recomputed before
+    every epoch. The denominator of NT-Xent contains neither z nor z′ (equation 1). The metric loss
+    is `SiameseMetric`, the prototype loss is `PrototypeCrossEntropy`, and batches are composed by
+    `cluster_pair_batches`. Before the first prototypes, the loss is NT-Xent on random batches.
+    Detector and action apply only to NT-Xent. With β = γ = 0 and `decoupled=False` it is SimCLR on
+    batches by cluster.
 
     Args:
         encoder, head: f and g_c; see `Framework`.
         num_samples: N.
-        num_clusters: K. With several values, the prototype losses are averaged, and batches and pairs use the first. None means one
-            prototype for every 98 samples, as in the paper for CIFAR.
-        contrast_weight, metric_weight, prototype_weight: α, β, γ. With 0, that loss and the training of its head are left out.
+        num_clusters: K. With several values, the prototype losses are averaged, and batches and
+            pairs use the first. None means one prototype for every 98 samples, as in the paper for
+            CIFAR.
+        contrast_weight, metric_weight, prototype_weight: α, β, γ. With 0, that loss and the
+            training of its head are left out.
         warmup_epochs: epochs before the first prototypes. The paper has none.
-        prototypes: "clusters", or "labels" to use the true labels instead (Table 2 of the paper, for comparison).
+        prototypes: "clusters", or "labels" to use the true labels instead (Table 2 of the paper,
+            for comparison).
         labels: (N,) labels of the samples, −1 if unknown. Only with "labels".
         reinitialise: heads that are reset at every refresh, as in algorithm 1.
         every: epochs between two refreshes.
-        whiten: features are whitened and reduced to this size by PCA before k-means (256 in the authors' code); None: not.
-        contrast_apart: the two halves of a batch, that of the anchor prototypes and that of others, are contrasted each for itself, as in
-            the authors' code; on one process only.
-        batch_mode: "chunks", see `cluster_pair_batches`, or "one_prototype", see `one_prototype_batches`.
-        reverse_weight, log_zero: symmetric cross-entropy for noisy prototypes; see `prototype_cross_entropy`.
-        warm_start, cluster_seed, iterations, warm_iterations, points_per_cluster: settings of k-means; see `PseudoLabels`.
+        whiten: features are whitened and reduced to this size by PCA before k-means (256 in the
+            authors' code); None: not.
+        contrast_apart: the two halves of a batch, that of the anchor prototypes and that of others,
+            are contrasted each for itself, as in the authors' code; on one process only.
+        batch_mode: "chunks", see `cluster_pair_batches`, or "one_prototype", see
+            `one_prototype_batches`.
+        reverse_weight, log_zero: symmetric cross-entropy for noisy prototypes; see
+            `prototype_cross_entropy`.
+        warm_start, cluster_seed, iterations, warm_iterations, points_per_cluster: settings of
+            k-means; see `PseudoLabels`.
         temperature, detector, action, min_negatives, kin_weight, block_rows: see `NTXentLoss`.
         decoupled, prior, hardness: see `NTXentLoss`. The paper's loss is decoupled.
 
-    State: the clusters, the heads, `seed` (drawn from torch's generator at construction), the number of `draws` of pairs, and whether
-    the prototypes have `begun`.
+    State: the clusters, the heads, `seed` (drawn from torch's generator at construction), the
+    number of `draws` of pairs, and whether the prototypes have `begun`.
 
-    Deviates from the paper in: losses are means where the equations have sums, in the same proportion; features are clustered without
-    augmentation and at unit norm; the first half of a batch has several prototypes if one has too few samples.
+    Deviates from the paper in: losses are means where the equations have sums, in the same
+    proportion; features are clustered without augmentation and at unit norm; the first half of a
+    batch has several prototypes if one has too few samples.
     """
 
     on_host = ("seed", "draws", "begun")
@@ -200,15 +226,29 @@ class SPCL(Framework):
         batch_mode: Batches = "chunks",
         **shared: Unpack[Shared],
     ) -> None:
-        objective = NTXentLoss(temperature=temperature, decoupled=decoupled, prior=prior, hardness=hardness, **shared)
+        objective = NTXentLoss(
+            temperature=temperature, decoupled=decoupled, prior=prior, hardness=hardness, **shared
+        )
         super().__init__(encoder, head, objective)
-        self.weights = {"contrast_weight": contrast_weight, "metric_weight": metric_weight, "prototype_weight": prototype_weight}
+        self.weights = {
+            "contrast_weight": contrast_weight,
+            "metric_weight": metric_weight,
+            "prototype_weight": prototype_weight,
+        }
         _check(self.weights, reinitialise, warmup_epochs, every)
         if batch_mode not in get_args(Batches):
-            raise ValueError(f"`batch_mode` (={batch_mode!r}) must be one of {', '.join(get_args(Batches))}")
+            raise ValueError(
+                f"`batch_mode` (={batch_mode!r}) must be one of {', '.join(get_args(Batches))}"
+            )
         self.contrast_apart, self.batch_mode = contrast_apart, batch_mode
         self._stats: Stats | None = None
-        self.warmup_epochs, self.every, self.reinitialise, self.epoch, self._warned = warmup_epochs, every, reinitialise, 0, False
+        self.warmup_epochs, self.every, self.reinitialise, self.epoch, self._warned = (
+            warmup_epochs,
+            every,
+            reinitialise,
+            0,
+            False,
+        )
         size = embedding_size(encoder, nn.Identity())
         self.assigned = PrototypeLabels(
             num_samples,
@@ -224,9 +264,16 @@ class SPCL(Framework):
             whiten,
         )
         if not contrast_weight:
-            head.requires_grad_(False)  # used only for metrics, so the optimiser and DDP must not expect a gradient
-        self.metric = SiameseMetric(projection_head(size, size, 1, norm=False)) if metric_weight else None
-        self.prototype = PrototypeCrossEntropy(size, self.assigned.num_prototypes, reverse_weight, log_zero) if prototype_weight else None
+            # used only for metrics, so the optimiser and DDP must not expect a gradient
+            head.requires_grad_(False)
+        self.metric = (
+            SiameseMetric(projection_head(size, size, 1, norm=False)) if metric_weight else None
+        )
+        self.prototype = (
+            PrototypeCrossEntropy(size, self.assigned.num_prototypes, reverse_weight, log_zero)
+            if prototype_weight
+            else None
+        )
         require_resettable(*self._heads_to_reset())
         self.seed: Tensor
         self.draws: Tensor
@@ -240,8 +287,11 @@ class SPCL(Framework):
         h: Tensor = self.encoder(views.flatten(0, 1))
         z1, z2 = self.head(h).chunk(2)
         contrast, metric, prototype = self.weights.values()
-        begun = float(self._with_prototypes)  # a factor, because DDP expects a gradient of every head in every step
-        loss = contrast * self._contrast(z1, z2, ids) if contrast else 0 * self._measure(z1, z2, ids)
+        # a factor, because DDP expects a gradient of every head in every step
+        begun = float(self._with_prototypes)
+        loss = (
+            contrast * self._contrast(z1, z2, ids) if contrast else 0 * self._measure(z1, z2, ids)
+        )
         h_AF = h.view(len(views), len(ids), -1).transpose(0, 1).flatten(0, 1)
         if self.metric is not None:
             (all_ids,) = distributed.joined(ids)
@@ -250,7 +300,9 @@ class SPCL(Framework):
             if self.training:
                 self.draws.add_(1)
         if self.prototype is not None:
-            loss = loss + begun * prototype * self.prototype(h_AF, self.assigned.levels(ids.repeat_interleave(len(views))))
+            loss = loss + begun * prototype * self.prototype(
+                h_AF, self.assigned.levels(ids.repeat_interleave(len(views)))
+            )
         return loss
 
     def batches(self, generator: torch.Generator, batch_size: int) -> Tensor | None:
@@ -265,20 +317,28 @@ class SPCL(Framework):
         return super().stats if self._stats is None else self._stats
 
     def _contrast(self, z1: Tensor, z2: Tensor, ids: Tensor) -> Tensor:
-        """NT-Xent of the batch or, with `contrast_apart`, of its two halves, weighted by their sizes."""
+        """NT-Xent of the batch or, with `contrast_apart`, of its two halves, weighted by their
+        sizes."""
         self._stats = None
         if not self.contrast_apart or not self._with_prototypes:
             whole: Tensor = self.objective(z1, z2, ids)
             return whole
         if distributed.world_size() > 1:
-            raise UsageError("`contrast_apart` (=True) is for one process: the halves of a batch are not of one size on all ranks")
+            raise UsageError(
+                "`contrast_apart` (=True) is for one process: the halves of a batch are not of one"
+                " size on all ranks"
+            )
         anchors_B = draw_partners(self.assigned.first(ids), 1, torch.Generator()).anchors_A
         losses: list[Tensor] = []
         for half_B in (anchors_B, ~anchors_B):
             some = half_B.nonzero().flatten()
             if len(some) > 1:  # a sample alone has no negatives
                 losses.append(len(some) / len(ids) * self.objective(z1[some], z2[some], ids[some]))
-                self._stats = self.objective.stats if self._stats is None else self._stats + self.objective.stats
+                self._stats = (
+                    self.objective.stats
+                    if self._stats is None
+                    else self._stats + self.objective.stats
+                )
         return torch.stack(losses).sum()
 
     @property
@@ -288,12 +348,16 @@ class SPCL(Framework):
     @property
     def collects(self) -> bool:
         """With true labels as prototypes, features are needed only if a detector needs them."""
-        return self.assigned.clusters is None and all(each.collects or not each.due(self.epoch) for each in self.detectors)
+        return self.assigned.clusters is None and all(
+            each.collects or not each.due(self.epoch) for each in self.detectors
+        )
 
     @property
     def reinitialised(self) -> tuple[nn.Parameter, ...]:
         return (
-            tuple(parameter for head in self._heads_to_reset() for parameter in head.parameters()) if self._refreshes_in(self.epoch) else ()
+            tuple(parameter for head in self._heads_to_reset() for parameter in head.parameters())
+            if self._refreshes_in(self.epoch)
+            else ()
         )
 
     def due(self, epoch: int) -> bool:
@@ -318,19 +382,23 @@ class SPCL(Framework):
                 detector.refresh(self._features_for(detector, features), 1.0)
 
     def _features_for(self, detector: Detector, features: Tensor | None) -> Tensor | None:
-        """(N, F or D) input of a detector's refresh: features, their embeddings, or None if it collects its own."""
+        """(N, F or D) input of a detector's refresh: features, their embeddings, or None if it
+        collects its own."""
         if detector.collects or features is None:
             return None
         return features if detector.space == "features" else embeddings(self.head, features)
 
     def set_progress(self, epoch: float, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)
-        self._warned = self._warned or warn_if_warmup_too_long(self.warmup_epochs, num_epochs, "prototypes")
+        self._warned = self._warned or warn_if_warmup_too_long(
+            self.warmup_epochs, num_epochs, "prototypes"
+        )
         self.epoch = int(epoch)
 
     @property
     def _with_prototypes(self) -> bool:
-        """Whether prototypes are used yet. Depends only on the state, because `batches` is called before `set_progress`."""
+        """Whether prototypes are used yet. Depends only on the state, because `batches` is called
+        before `set_progress`."""
         return bool(self.begun) and self.assigned.ready
 
     def _refreshes_in(self, epoch: int) -> bool:
@@ -341,7 +409,9 @@ class SPCL(Framework):
     def _heads_to_reset(self) -> list[nn.Module]:
         """The heads that a refresh resets."""
         heads = {"contrast": self.head, "metric": self.metric, "prototype": self.prototype}
-        return [head for name, head in heads.items() if name in self.reinitialise and head is not None]
+        return [
+            head for name, head in heads.items() if name in self.reinitialise and head is not None
+        ]
 
     @torch.no_grad()
     def _measure(self, z1: Tensor, z2: Tensor, ids: Tensor) -> Tensor:
@@ -350,7 +420,9 @@ class SPCL(Framework):
         return loss.nan_to_num(0, 0, 0)
 
 
-def _check(weights: dict[str, float], reinitialise: tuple[Head, ...], warmup_epochs: int, every: int) -> None:
+def _check(
+    weights: dict[str, float], reinitialise: tuple[Head, ...], warmup_epochs: int, every: int
+) -> None:
     for name, weight in weights.items():
         if not weight >= 0:
             raise ValueError(f"`{name}` (={weight}) must not be negative")
@@ -358,11 +430,16 @@ def _check(weights: dict[str, float], reinitialise: tuple[Head, ...], warmup_epo
         raise ValueError(f"one of {', '.join(f'`{name}`' for name in weights)} must be above 0")
     for head in reinitialise:
         if head not in ("contrast", "metric", "prototype"):
-            raise ValueError(f"`reinitialise` (={head!r}) must hold 'contrast', 'metric' or 'prototype'")
+            raise ValueError(
+                f"`reinitialise` (={head!r}) must hold 'contrast', 'metric' or 'prototype'"
+            )
     if warmup_epochs < 0:
         raise ValueError(f"`warmup_epochs` (={warmup_epochs}) must be at least 0")
     if warmup_epochs and not weights["contrast_weight"]:
-        raise ValueError(f"`warmup_epochs` (={warmup_epochs}) must be 0 if `contrast_weight` is 0, because there would be no loss before")
+        raise ValueError(
+            f"`warmup_epochs` (={warmup_epochs}) must be 0 if `contrast_weight` is 0, because there"
+            " would be no loss before"
+        )
     if every < 1:
         raise ValueError(f"`every` (={every}) must be at least 1")
 
@@ -372,13 +449,16 @@ ROUNDS = 50
 
 
 def cluster_pair_batches(labels: Tensor, batch_size: int, generator: torch.Generator) -> Tensor:
-    """(S·B,) samples of an epoch, batch after batch, each at most once. Every batch is half of one cluster and half of others.
+    """(S·B,) samples of an epoch, batch after batch, each at most once. Every batch is half of one
+    cluster and half of others.
 
-    Every cluster is cut into chunks of half a batch. The remainders, including clusters smaller than a chunk, are joined cluster by cluster
-    and cut in the same way. S random chunks are the anchors of the S batches. The samples of all other chunks fill the other halves in
-    random order, but never next to a chunk with their own cluster, as long as there are enough others. As with a random order, every sample
-    is visited at most once, and fewer than B are left out. The order within a batch is random, so that any part of it, such as that of a
-    rank, has samples of both halves.
+    Every cluster is cut into chunks of half a batch. The remainders, including clusters smaller
+    than a chunk, are joined cluster by cluster and cut in the same way. S random chunks are the
+    anchors of the S batches. The samples of all other chunks fill the other halves in random order,
+    but never next to a chunk with their own cluster, as long as there are enough others. As with a
+    random order, every sample is visited at most once, and fewer than B are left out. The order
+    within a batch is random, so that any part of it, such as that of a rank, has samples of both
+    halves.
 
     Args:
         labels: (N,) cluster of each sample in data-set order. Any integers; not all need to occur.
@@ -408,10 +488,12 @@ def cluster_pair_batches(labels: Tensor, batch_size: int, generator: torch.Gener
 
 
 def one_prototype_batches(labels: Tensor, batch_size: int, generator: torch.Generator) -> Tensor:
-    """(S·B,) samples of an epoch, batch after batch. Every batch is half of exactly one cluster, and half of samples of the others.
+    """(S·B,) samples of an epoch, batch after batch. Every batch is half of exactly one cluster,
+    and half of samples of the others.
 
-    Section 3.2 to the letter: each step draws a cluster p, half a batch of its samples, and the other half from all other samples. A
-    cluster with fewer samples than half a batch gives some of them several times. An epoch therefore repeats samples and leaves others out.
+    Section 3.2 to the letter: each step draws a cluster p, half a batch of its samples, and the
+    other half from all other samples. A cluster with fewer samples than half a batch gives some of
+    them several times. An epoch therefore repeats samples and leaves others out.
 
     Example:
         >>> labels = torch.tensor([0, 1, 1, 1, 1, 1, 1, 1])
@@ -428,7 +510,9 @@ def one_prototype_batches(labels: Tensor, batch_size: int, generator: torch.Gene
     batches = []
     for p in torch.randint(len(size_K), (steps,), generator=generator).tolist():
         start, size = int(start_K[p]), int(size_K[p])
-        turns = torch.cat([torch.randperm(size, generator=generator) for _ in range(-(-half // size))])
+        turns = torch.cat(
+            [torch.randperm(size, generator=generator) for _ in range(-(-half // size))]
+        )
         other = torch.randint(len(labels) - size, (batch_size - half,), generator=generator)
         places = torch.cat((start + turns[:half], other + size * (other >= start)))
         batches.append(by_cluster_N[places[torch.randperm(batch_size, generator=generator)]])
@@ -437,7 +521,8 @@ def one_prototype_batches(labels: Tensor, batch_size: int, generator: torch.Gene
 
 @torch.no_grad()
 def pca_whitened(features: Tensor, size: int) -> Tensor:
-    """(N, min(size, F)) the projections of (N, F) features on their first principal axes, each scaled to variance 1.
+    """(N, min(size, F)) the projections of (N, F) features on their first principal axes, each
+    scaled to variance 1.
 
     An axis without variance, such as one beyond the rank of the features, is 0.
 
@@ -450,17 +535,23 @@ def pca_whitened(features: Tensor, size: int) -> Tensor:
     variance_F, axes_FF = torch.linalg.eigh(centred.T @ centred / len(centred))
     variance_P, axes_FP = variance_F.flip(0)[:size], axes_FF.flip(1)[:, :size]
     kept_P = variance_P > variance_F[-1] * 1e-9
-    white_NP: Tensor = centred @ axes_FP * torch.where(kept_P, variance_P.clamp(min=1e-300).rsqrt(), 0.0)
+    white_NP: Tensor = (
+        centred @ axes_FP * torch.where(kept_P, variance_P.clamp(min=1e-300).rsqrt(), 0.0)
+    )
     return white_NP.to(features.dtype)
 
 
 def _check_batch_size(labels: Tensor, batch_size: int) -> None:
     if not 2 <= batch_size <= len(labels):
-        raise ValueError(f"`batch_size` (={batch_size}) must be at least 2 and at most the number of samples (={len(labels)})")
+        raise ValueError(
+            f"`batch_size` (={batch_size}) must be at least 2 and at most the number of samples"
+            f" (={len(labels)})"
+        )
 
 
 def _chunked(cluster_N: Tensor, half: int, generator: torch.Generator) -> Tensor:
-    """(N,) all samples: first the chunks of `half` samples of one cluster, then the remainders, with clusters in random order."""
+    """(N,) all samples: first the chunks of `half` samples of one cluster, then the remainders,
+    with clusters in random order."""
     shuffled_N = torch.randperm(len(cluster_N), generator=generator)
     rank_K = torch.randperm(int(cluster_N.max()) + 1, generator=generator)
     shuffled_N = shuffled_N[rank_K[cluster_N[shuffled_N]].argsort(stable=True)]
@@ -471,10 +562,13 @@ def _chunked(cluster_N: Tensor, half: int, generator: torch.Generator) -> Tensor
     return torch.cat((shuffled_N[~left_N], shuffled_N[left_N]))
 
 
-def _separated(rest: Tensor, cluster_N: Tensor, anchors_SH: Tensor, size: int, generator: torch.Generator) -> Tensor:
+def _separated(
+    rest: Tensor, cluster_N: Tensor, anchors_SH: Tensor, size: int, generator: torch.Generator
+) -> Tensor:
     """Swaps samples of `rest` that share a cluster with the anchors of their batch.
 
-    Every `size` samples belong to one batch, and those at the end to none. Two samples are swapped if neither clashes afterwards.
+    Every `size` samples belong to one batch, and those at the end to none. Two samples are swapped
+    if neither clashes afterwards.
     """
     number = int(cluster_N.max()) + 1
     steps = len(anchors_SH)
@@ -507,10 +601,11 @@ def _separated(rest: Tensor, cluster_N: Tensor, anchors_SH: Tensor, size: int, g
 
 @torch.no_grad()
 def reinitialise(heads: Iterable[nn.Module], seed: int) -> None:
-    """Resets all parameters and running statistics of `heads` with `reset_parameters` of their layers, depending only on `seed`.
+    """Resets all parameters and running statistics of `heads` with `reset_parameters` of their
+    layers, depending only on `seed`.
 
-    In place, so that the optimiser and DDP keep the parameters. Numbers are drawn on the CPU for any device, and the state of torch's
-    generator is not changed.
+    In place, so that the optimiser and DDP keep the parameters. Numbers are drawn on the CPU for
+    any device, and the state of torch's generator is not changed.
 
     Example:
         >>> one, other = nn.Linear(2, 2), nn.Linear(2, 2)
@@ -534,8 +629,13 @@ def require_resettable(*heads: nn.Module) -> None:
     """Raises an error for heads with layers that have parameters but no `reset_parameters`."""
     for layer in (layer for head in heads for layer in head.modules()):
         if _has_state(layer) and not hasattr(layer, "reset_parameters"):
-            raise ValueError(f"`reinitialise` needs heads whose layers have `reset_parameters`, and {type(layer).__name__} does not")
+            raise ValueError(
+                "`reinitialise` needs heads whose layers have `reset_parameters`, and"
+                f" {type(layer).__name__} does not"
+            )
 
 
 def _has_state(layer: nn.Module) -> bool:
-    return any(True for _ in layer.parameters(recurse=False)) or isinstance(layer, nn.modules.batchnorm._NormBase)
+    return any(True for _ in layer.parameters(recurse=False)) or isinstance(
+        layer, nn.modules.batchnorm._NormBase
+    )

@@ -32,10 +32,14 @@ class OpenClipLoss(nn.Module):
         pass them: detectors that look samples up need ids."""
         self._next = {"ids": ids, "group_ids": group_ids}
 
-    def take_batch(self, ids: Tensor | None, group_ids: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    def take_batch(
+        self, ids: Tensor | None, group_ids: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
         """The ids and groups of this call: those given, or those of `set_batch`."""
         known, self._next = self._next, {}
-        return (known.get("ids") if ids is None else ids), (known.get("group_ids") if group_ids is None else group_ids)
+        return (known.get("ids") if ids is None else ids), (
+            known.get("group_ids") if group_ids is None else group_ids
+        )
 
     @property
     def stats(self) -> Stats:
@@ -67,7 +71,7 @@ class ClipLoss(OpenClipLoss):
         >>> given = {"image_features": torch.eye(4), "text_features": torch.eye(4), "logit_scale": torch.tensor(2.0)}
         >>> round(loss(**given, output_dict=True)["contrastive_loss"].item(), 4)
         0.3408
-    """
+    """  # noqa: E501
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()
@@ -83,8 +87,8 @@ class ClipLoss(OpenClipLoss):
         ids: Tensor | None = None,
         group_ids: Tensor | None = None,
     ) -> Tensor | dict[str, Tensor]:
-        """The loss, or with `output_dict` {"contrastive_loss": loss}. `logit_scale`: 1 / temperature.
-        `logit_bias`: has no effect on a softmax."""
+        """The loss, or with `output_dict` {"contrastive_loss": loss}. `logit_scale`: 1 /
+        temperature. `logit_bias`: has no effect on a softmax."""
         assert isinstance(self.loss, CLIPLoss)
         ids, group_ids = self.take_batch(ids, group_ids)
         pairs = self.loss.pairs_of(image_features, text_features, ids, group_ids, self.loss.image)
@@ -105,7 +109,7 @@ class SigLipLoss(OpenClipLoss):
         >>> given = {"image_features": torch.eye(4), "text_features": torch.eye(4), "logit_scale": torch.tensor(2.0)}
         >>> round(SigLipLoss()(**given, logit_bias=torch.tensor(-1.0)).item(), 4)
         1.253
-    """
+    """  # noqa: E501
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()
@@ -121,7 +125,8 @@ class SigLipLoss(OpenClipLoss):
         ids: Tensor | None = None,
         group_ids: Tensor | None = None,
     ) -> Tensor | dict[str, Tensor]:
-        """The loss, or with `output_dict` {"contrastive_loss": loss}. `logit_scale`: 1 / temperature."""
+        """The loss, or with `output_dict` {"contrastive_loss": loss}. `logit_scale`: 1 /
+        temperature."""
         assert isinstance(self.loss, SigLIPLoss)
         ids, group_ids = self.take_batch(ids, group_ids)
         pairs, _ = self.loss.pairs_of(image_features, text_features, ids, group_ids, self.loss)

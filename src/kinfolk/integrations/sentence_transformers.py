@@ -1,4 +1,5 @@
-"""sentence-transformers: any loss of two towers, with any detector, in a `SentenceTransformerTrainer`.
+"""sentence-transformers: any loss of two towers, with any detector, in a
+`SentenceTransformerTrainer`.
 
     dataset = add_ids(dataset)                      # columns anchor, positive[, negatives …]
     loss = KinfolkLoss(model, kf.CLIPLoss(temperature=0.05, detector=kf.PositiveMargin()))
@@ -37,7 +38,9 @@ else:
     try:
         from transformers import TrainerCallback
     except ImportError as error:  # pragma: no cover
-        raise ImportError("kinfolk.integrations.sentence_transformers needs: pip install 'kinfolk[sentence]'") from error
+        raise ImportError(
+            "kinfolk.integrations.sentence_transformers needs: pip install 'kinfolk[sentence]'"
+        ) from error
 
 STATE_FILE = "kinfolk_loss.safetensors"
 LABEL_COLUMNS = ("label", "labels", "score", "scores")
@@ -46,36 +49,57 @@ Features = Mapping[str, Any]
 """The tokens of one column of the batch."""
 
 
-def add_ids(dataset: Any, *, ids: str | None = None, known_by: str | Sequence[str] = (), duplicates: bool = True) -> Any:
+def add_ids(
+    dataset: Any,
+    *,
+    ids: str | None = None,
+    known_by: str | Sequence[str] = (),
+    duplicates: bool = True,
+) -> Any:
     """The data set with a column `label` of sample ids and groups, which `KinfolkLoss` reads.
 
-    All other columns must be texts in the order anchor, positive[, negative, negative, …]. Rows that
-    are linked by an equal value, directly or through other rows, form a group of known positives:
-    they are never each other's negatives. An explicit negative that is the positive text of a row has
-    the id and the group of that row; others have ids from N on.
+    All other columns must be texts in the order anchor, positive[, negative, negative, …]. Rows
+    that are linked by an equal value, directly or through other rows, form a group of known
+    positives: they are never each other's negatives. An explicit negative that is the positive text
+    of a row has the id and the group of that row; others have ids from N on.
 
     Args:
         dataset: a `datasets.Dataset`.
-        ids: a column of ids, removed from the texts. Integers are taken as they are; of other values
-            equal ones have one id in [0, N), which does not depend on the order of the rows. None:
-            the row's number.
-        known_by: columns such as a document's name, removed from the texts. "" and None link nothing.
+        ids: a column of ids, removed from the texts. Integers are taken as they are; of other
+            values equal ones have one id in [0, N), which does not depend on the order of the rows.
+            None: the row's number.
+        known_by: columns such as a document's name, removed from the texts. "" and None link
+            nothing.
         duplicates: whether equal anchors and equal positives link their rows.
     """
     if not hasattr(dataset, "add_column") or not hasattr(dataset, "__len__"):
-        raise TypeError(f"`dataset` (={type(dataset).__name__}) must be a datasets.Dataset: sample ids need its length")
+        raise TypeError(
+            f"`dataset` (={type(dataset).__name__}) must be a datasets.Dataset: sample ids need its"
+            " length"
+        )
     known_by = (known_by,) if isinstance(known_by, str) else tuple(known_by)
     names: list[str] = list(dataset.column_names)
     for name in (*known_by, *(() if ids is None else (ids,))):
         if name not in names:
-            raise ValueError(f"there is no column {name!r} in the data set (columns: {', '.join(names)})")
+            raise ValueError(
+                f"there is no column {name!r} in the data set (columns: {', '.join(names)})"
+            )
     texts = [name for name in names if name != ids and name not in known_by]
     if taken := [name for name in texts if name in LABEL_COLUMNS]:
-        raise ValueError(f"the trainer takes the column {taken[0]!r} for labels: remove it, or name it as `ids` or in `known_by`")
+        raise ValueError(
+            f"the trainer takes the column {taken[0]!r} for labels: remove it, or name it as `ids`"
+            " or in `known_by`"
+        )
     if len(texts) < 2:
-        raise ValueError(f"the data set (columns: {', '.join(names)}) must have two columns of texts at least: anchor and positive")
+        raise ValueError(
+            f"the data set (columns: {', '.join(names)}) must have two columns of texts at least:"
+            " anchor and positive"
+        )
     id_N = list(range(len(dataset))) if ids is None else _numbers(dataset[ids])
-    linked = [group_ids_of(dataset[name]).tolist() for name in (*known_by, *(texts[:2] if duplicates else ()))]
+    linked = [
+        group_ids_of(dataset[name]).tolist()
+        for name in (*known_by, *(texts[:2] if duplicates else ()))
+    ]
     group_N = _components(id_N, linked)
     columns = [id_N, group_N, *_negatives(dataset, texts, id_N, group_N)]
     labelled = dataset.remove_columns([*known_by, *(() if ids is None else (ids,))])
@@ -83,15 +107,17 @@ def add_ids(dataset: Any, *, ids: str | None = None, known_by: str | Sequence[st
 
 
 def num_ids(dataset: Any) -> int:
-    """One more than the highest sample id of a data set from `add_ids`: `num_samples` of detectors and
-    losses."""
+    """One more than the highest sample id of a data set from `add_ids`: `num_samples` of detectors
+    and losses."""
     negatives = (len(dataset[0]["label"]) - 2) // 2
     return 1 + max(int(max(row[0], *row[2 : 2 + negatives], 0)) for row in dataset["label"])
 
 
 def _numbers(values: Sequence[Any]) -> list[int]:
     """Integers as they are; of other values, their rank by a hash."""
-    if all(isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values):
+    if all(
+        isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values
+    ):
         return list(values)
     hashes = group_ids_of(values).tolist()
     rank = {value: number for number, value in enumerate(sorted(set(hashes)))}
@@ -119,9 +145,14 @@ def _components(ids: list[int], linked: list[list[int]]) -> list[int]:
     return [lowest[root(row)] for row in range(len(ids))]
 
 
-def _negatives(dataset: Any, texts: list[str], ids: list[int], groups: list[int]) -> list[list[int]]:
+def _negatives(
+    dataset: Any, texts: list[str], ids: list[int], groups: list[int]
+) -> list[list[int]]:
     """Ids and groups of the explicit negatives, column by column."""
-    known = {text: (number, group) for text, number, group in zip(dataset[texts[1]], ids, groups, strict=True)}
+    known = {
+        text: (number, group)
+        for text, number, group in zip(dataset[texts[1]], ids, groups, strict=True)
+    }
     following = max(ids) + 1
     found = list[list[tuple[int, int]]]()
     for name in texts[2:]:
@@ -137,10 +168,10 @@ def _negatives(dataset: Any, texts: list[str], ids: list[int], groups: list[int]
 class KinfolkLoss(nn.Module):
     """A loss for `SentenceTransformerTrainer`: a loss of two towers, which here are one encoder.
 
-    Anchors are contrasted with the positives of the batch and with all explicit negatives, and, with
-    `both_directions`, positives with the anchors. Sample ids and groups are in the column that
-    `add_ids` adds. Without it, rows with the same positive text are still known positives; detectors
-    and losses that look samples up (GloFND, Guide, BimodalSogCLRLoss, …) need it.
+    Anchors are contrasted with the positives of the batch and with all explicit negatives, and,
+    with `both_directions`, positives with the anchors. Sample ids and groups are in the column that
+    `add_ids` adds. Without it, rows with the same positive text are still known positives;
+    detectors and losses that look samples up (GloFND, Guide, BimodalSogCLRLoss, …) need it.
 
     Args:
         model: the SentenceTransformer.
@@ -167,7 +198,10 @@ class KinfolkLoss(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(loss, BimodalLoss | SigLIPLoss):
-            raise TypeError(f"`loss` (={loss!r:.80}) must be a loss of two towers, such as kf.CLIPLoss(temperature=0.05)")
+            raise TypeError(
+                f"`loss` (={loss!r:.80}) must be a loss of two towers, such as"
+                " kf.CLIPLoss(temperature=0.05)"
+            )
         if mini_batch_size is not None and mini_batch_size < 1:
             raise ValueError(f"`mini_batch_size` (={mini_batch_size}) must be at least 1")
         self.model, self.loss = model, loss
@@ -175,20 +209,30 @@ class KinfolkLoss(nn.Module):
         self.mini_batch_size, self.known_positives = mini_batch_size, known_positives
         self.in_trainer: bool | None = None  # set by the callback; None: there is none so far
 
-    def forward(self, sentence_features: Iterable[Features], labels: Tensor | None = None) -> Tensor | dict[str, Tensor]:
+    def forward(
+        self, sentence_features: Iterable[Features], labels: Tensor | None = None
+    ) -> Tensor | dict[str, Tensor]:
         """Scalar, of the texts of all columns; in a trainer with `KinfolkCallback`, the scalar and
         what is logged next to it. `labels`: (B, 2 + 2K), the column of `add_ids`."""
         columns = list(sentence_features)
         if len(columns) < 2:
-            raise ValueError(f"the data set (={len(columns)} columns of texts) must have anchor and positive")
+            raise ValueError(
+                f"the data set (={len(columns)} columns of texts) must have anchor and positive"
+            )
         self.loss.train(self.model.training)  # the trainer switches the model only
         given = self._ids(columns, labels)
-        anchors, positives, *negatives = (self._embed(column, not number) for number, column in enumerate(columns))
+        anchors, positives, *negatives = (
+            self._embed(column, not number) for number, column in enumerate(columns)
+        )
         if negatives:
             given |= {"negatives": torch.stack(negatives, 1), "own_only": self.own_negatives_only}
         loss = self._contrast(anchors, positives, given)
         if self.in_trainer is None and self.model.training and self._needs_callback():
-            warnings.warn("add callbacks=[KinfolkCallback(loss)] to the trainer: this loss has schedules or state", stacklevel=2)
+            warnings.warn(
+                "add callbacks=[KinfolkCallback(loss)] to the trainer: this loss has schedules or"
+                " state",
+                stacklevel=2,
+            )
             self.in_trainer = False
         return Logged(loss, self.metrics) if self.in_trainer else loss
 
@@ -228,7 +272,9 @@ class KinfolkLoss(nn.Module):
         number = len(columns) - 2
         if labels is None:
             if any(each.looks_up for each in self.loss.objectives):
-                raise ValueError("the loss looks samples up: train on the data set that add_ids(dataset) returns")
+                raise ValueError(
+                    "the loss looks samples up: train on the data set that add_ids(dataset) returns"
+                )
             groups = [_text_keys(column) for column in columns[1:]] if self.known_positives else []
             found: dict[str, Any] = {"ids": None, "group_ids": groups[0] if groups else None}
             if number and groups:
@@ -236,11 +282,17 @@ class KinfolkLoss(nn.Module):
             return found
         if labels.ndim != 2 or labels.is_floating_point() or labels.shape[1] != 2 + 2 * number:
             raise ValueError(
-                f"`labels` (={labels.dtype}, shape {tuple(labels.shape)}) must be the column that add_ids(dataset) adds to "
-                f"{len(columns)} columns of texts, (batch, {2 + 2 * number})"
+                f"`labels` (={labels.dtype}, shape {tuple(labels.shape)}) must be the column that"
+                f" add_ids(dataset) adds to {len(columns)} columns of texts, (batch,"
+                f" {2 + 2 * number})"
             )
-        ids, groups_B, negative_ids, negative_groups = torch.split(labels, [1, 1, number, number], 1)
-        found = {"ids": ids.squeeze(1), "group_ids": groups_B.squeeze(1) if self.known_positives else None}
+        ids, groups_B, negative_ids, negative_groups = torch.split(
+            labels, [1, 1, number, number], 1
+        )
+        found = {
+            "ids": ids.squeeze(1),
+            "group_ids": groups_B.squeeze(1) if self.known_positives else None,
+        }
         if number:
             found["negative_ids"] = negative_ids
             if self.known_positives:
@@ -263,19 +315,28 @@ class KinfolkLoss(nn.Module):
     def _chunks(self, features: Features) -> Iterator[dict[str, Any]]:
         mask, step = features.get("attention_mask"), self.mini_batch_size
         if not isinstance(mask, Tensor) or mask.ndim != 2 or step is None:
-            raise ValueError("`mini_batch_size` must be None with this model: it has no padded tokens (attention_mask)")
+            raise ValueError(
+                "`mini_batch_size` must be None with this model: it has no padded tokens"
+                " (attention_mask)"
+            )
         for first in range(0, len(mask), step):
             yield {
-                name: value[first : first + step] if isinstance(value, Tensor) and value.ndim and len(value) == len(mask) else value
+                name: (
+                    value[first : first + step]
+                    if isinstance(value, Tensor) and value.ndim and len(value) == len(mask)
+                    else value
+                )
                 for name, value in features.items()
             }
 
     def _encode(self, features: Features, wrapped: bool) -> Tensor:
-        """The embeddings of some texts. DistributedDataParallel is called once in a step, which is enough
-        for it to average the gradients: a further call would need the same number of calls on all
-        ranks, and one in the backward pass would begin its work anew."""
+        """The embeddings of some texts. DistributedDataParallel is called once in a step, which is
+        enough for it to average the gradients: a further call would need the same number of calls
+        on all ranks, and one in the backward pass would begin its work anew."""
         model = self.model
-        if isinstance(model, DistributedDataParallel) and not (wrapped and torch._C._current_graph_task_id() == -1):
+        if isinstance(model, DistributedDataParallel) and not (
+            wrapped and torch._C._current_graph_task_id() == -1
+        ):
             model = model.module
         found: Tensor = model(dict(features))["sentence_embedding"]
         return found
@@ -287,8 +348,8 @@ class KinfolkLoss(nn.Module):
 
 
 class Logged(dict[str, Tensor]):
-    """A loss with metrics next to it. A trainer adds up `values()` and logs the mean of `items()`, so
-    the values are the loss alone and the items the metrics alone."""
+    """A loss with metrics next to it. A trainer adds up `values()` and logs the mean of `items()`,
+    so the values are the loss alone and the items the metrics alone."""
 
     def __init__(self, loss: Tensor, metrics: Mapping[str, Tensor]) -> None:
         super().__init__(metrics)
@@ -309,13 +370,17 @@ def _text_keys(features: Features) -> Tensor:
     """
     tokens, mask = features.get("input_ids"), features.get("attention_mask")
     if not isinstance(tokens, Tensor) or not isinstance(mask, Tensor) or mask.shape != tokens.shape:
-        raise ValueError("texts without padded tokens cannot be compared: use add_ids(dataset), or known_positives=False")
+        raise ValueError(
+            "texts without padded tokens cannot be compared: use add_ids(dataset), or"
+            " known_positives=False"
+        )
     mask_BT = mask.to(torch.int64)
     factors = list[int]()
     for _ in range(tokens.shape[1] + 1):  # powers of an odd number modulo 2⁶⁴, as signed numbers
         power = factors[-1] * 0x5851F42D4C957F2D if factors else 1
         factors.append((power + (1 << 63)) % (1 << 64) - (1 << 63))
-    power_BT = torch.tensor(factors, device=tokens.device)[mask_BT.cumsum(1)]  # by place, without padding
+    # by place, without padding
+    power_BT = torch.tensor(factors, device=tokens.device)[mask_BT.cumsum(1)]
     key_B = ((tokens + 1) * mask_BT * power_BT).sum(1)
     return (key_B ^ (key_B >> 29)) & ((1 << 63) - 1)
 
@@ -324,18 +389,20 @@ class KinfolkCallback(TrainerCallback):  # type: ignore[misc]  # of a library wi
     """What a `KinfolkLoss` needs of a trainer: the epoch in every step, refreshes of detectors that
     cluster the training set, and its state in the checkpoints.
 
-    Before an epoch in which a detector is due, the anchors of the training set are encoded, each rank
-    a part of them. The state of loss and detectors is `kinfolk_loss.safetensors` in every checkpoint
-    folder; a resumed training reads it from there.
+    Before an epoch in which a detector is due, the anchors of the training set are encoded, each
+    rank a part of them. The state of loss and detectors is `kinfolk_loss.safetensors` in every
+    checkpoint folder; a resumed training reads it from there.
 
     Args:
         loss: the loss of the trainer.
-        resume_from: the checkpoint folder of `trainer.train(resume_from_checkpoint=…)`, if it is not in
-            the trainer's output folder.
+        resume_from: the checkpoint folder of `trainer.train(resume_from_checkpoint=…)`, if it is
+            not in the trainer's output folder.
         batch_size: texts that are encoded together in a refresh.
     """
 
-    def __init__(self, loss: KinfolkLoss, *, resume_from: str | Path | None = None, batch_size: int = 128) -> None:
+    def __init__(
+        self, loss: KinfolkLoss, *, resume_from: str | Path | None = None, batch_size: int = 128
+    ) -> None:
         if not isinstance(loss, KinfolkLoss):
             raise TypeError(f"`loss` (={loss!r:.80}) must be the KinfolkLoss of the trainer")
         self.loss, self.resume_from, self.batch_size = loss, resume_from, batch_size
@@ -355,7 +422,11 @@ class KinfolkCallback(TrainerCallback):  # type: ignore[misc]  # of a library wi
         due = [each for each in self.loss.detectors if each.due(epoch)]
         if due and epoch > self.refreshed:
             model, loader = given["model"], given["train_dataloader"]
-            features = None if all(each.collects for each in due) else self._features(model, loader.dataset, args.prompts)
+            features = (
+                None
+                if all(each.collects for each in due)
+                else self._features(model, loader.dataset, args.prompts)
+            )
             for each in due:
                 each.set_loss_temperature(self.loss.loss.current_temperature)
                 each.refresh(None if each.collects else features, epoch / epochs)
@@ -369,7 +440,10 @@ class KinfolkCallback(TrainerCallback):  # type: ignore[misc]  # of a library wi
 
         folder = _checkpoint_folder(args, state)
         if state.is_world_process_zero and folder.is_dir():
-            tensors = {name: value.detach().cpu().clone().contiguous() for name, value in self.loss.loss.state_dict().items()}
+            tensors = {
+                name: value.detach().cpu().clone().contiguous()
+                for name, value in self.loss.loss.state_dict().items()
+            }
             save_file(tensors, folder / STATE_FILE, {"refreshed": str(self.refreshed)})
 
     def _load(self, folder: Path) -> None:
@@ -378,8 +452,9 @@ class KinfolkCallback(TrainerCallback):  # type: ignore[misc]  # of a library wi
         path = folder / STATE_FILE
         if not path.is_file():
             raise KinfolkError(
-                f"`{path}` does not exist, so the state of the loss cannot be resumed; name the checkpoint as "
-                "KinfolkCallback(loss, resume_from=…), and save checkpoints with this callback"
+                f"`{path}` does not exist, so the state of the loss cannot be resumed; name the"
+                " checkpoint as KinfolkCallback(loss, resume_from=…), and save checkpoints with"
+                " this callback"
             )
         try:
             with safe_open(path, "pt") as file:
@@ -387,13 +462,18 @@ class KinfolkCallback(TrainerCallback):  # type: ignore[misc]  # of a library wi
                 self.refreshed = int((file.metadata() or {}).get("refreshed", -1))
             self.loss.loss.load_state_dict(state)
         except Exception as error:  # a broken file, or the state of another loss
-            raise KinfolkError(f"`{path}` is not the state of {self.loss.loss!r} ({first_line(error)})") from error
+            raise KinfolkError(
+                f"`{path}` is not the state of {self.loss.loss!r} ({first_line(error)})"
+            ) from error
 
     @torch.no_grad()
     def _features(self, model: Any, dataset: Any, prompts: Any) -> Tensor:
         """(N, D) embeddings of the anchors by sample id, and of explicit negatives by theirs."""
         texts = self._texts(dataset)
-        world, rank = distributed.world_size(), 0 if distributed.world_size() == 1 else torch.distributed.get_rank()
+        world, rank = (
+            distributed.world_size(),
+            0 if distributed.world_size() == 1 else torch.distributed.get_rank(),
+        )
         cuts = [len(texts) * each // world for each in range(world + 1)]
         prompt = prompts.get(dataset.column_names[0]) if isinstance(prompts, dict) else prompts
         was_training = model.training
@@ -411,17 +491,26 @@ class KinfolkCallback(TrainerCallback):  # type: ignore[misc]  # of a library wi
 
     def _texts(self, dataset: Any) -> list[str]:
         if "label" not in dataset.column_names:
-            raise KinfolkError("a detector that clusters the training set needs sample ids: train on add_ids(dataset)")
+            raise KinfolkError(
+                "a detector that clusters the training set needs sample ids: train on"
+                " add_ids(dataset)"
+            )
         columns = [name for name in dataset.column_names if name not in LABEL_COLUMNS]
         sizes = {each.num_samples for each in self.loss.detectors} - {None}
         number = max(num_ids(dataset), *(size for size in sizes if size is not None), 0)
         found: list[str | None] = [None] * number
-        for place, name in ((0, columns[0]), *((2 + k, name) for k, name in enumerate(columns[2:]))):
+        for place, name in (
+            (0, columns[0]),
+            *((2 + k, name) for k, name in enumerate(columns[2:])),
+        ):
             for row, text in zip(dataset["label"], dataset[name], strict=True):
                 found[row[place]] = found[row[place]] or text
         if None in found:
             missing = found.index(None)
-            raise KinfolkError(f"no row has the sample id {missing}: `num_samples` of the detector must be num_ids(dataset)")
+            raise KinfolkError(
+                f"no row has the sample id {missing}: `num_samples` of the detector must be"
+                " num_ids(dataset)"
+            )
         return [text for text in found if text is not None]
 
 

@@ -1,8 +1,9 @@
 """Encoders by name, and any module as an encoder.
 
-An encoder is an `nn.Module` with `output_size: int` that maps (B, 3, H, W) to (B, output_size). `FeatureMap` is an encoder without its last
-average pooling, which the Ring paper evaluates (section 5): "we treat the pre-pool output (size 512 × 7 × 7) after the last convolutional
-layer as the input to the logistic regression".
+An encoder is an `nn.Module` with `output_size: int` that maps (B, 3, H, W) to (B, output_size).
+`FeatureMap` is an encoder without its last average pooling, which the Ring paper evaluates (section
+5): "we treat the pre-pool output (size 512 × 7 × 7) after the last convolutional layer as the input
+to the logistic regression".
 
 Dimension key: B batch, F features, H × W positions.
 """
@@ -40,7 +41,8 @@ ENCODERS: dict[str, Callable[..., ResNet]] = {
 
 
 class Adapted(nn.Module):
-    """Gives any module an `output_size`, and averages a feature map (B, F, H, W) over its positions. Weights are saved without the wrapper.
+    """Gives any module an `output_size`, and averages a feature map (B, F, H, W) over its
+    positions. Weights are saved without the wrapper.
 
     Args:
         module: anything that maps (B, 3, H, W) to (B, F) or (B, F, H, W).
@@ -59,7 +61,8 @@ class Adapted(nn.Module):
         features = _as_vectors(self.module(x), self.module)
         if features.shape[1] != self.output_size:
             raise KinfolkError(
-                f"`output_size` (={self.output_size}) must be that of {type(self.module).__name__}, which is {features.shape[1]}"
+                f"`output_size` (={self.output_size}) must be that of {type(self.module).__name__},"
+                f" which is {features.shape[1]}"
             )
         return features
 
@@ -78,10 +81,14 @@ def build_encoder(
     Args:
         name: resnet10, 18, 34, 50, 101 or 152; torchvision/NAME, timm/NAME or open_clip/NAME where
             these packages are installed.
-        stem: "cifar" for small images, "imagenet" as in torchvision; only for the ResNets of this library.
-        width: channels of the first stage; None: 16 for resnet10, 64 for the others. Only for the ResNets of this library.
-        zero_init_residual: initialise every residual block as the identity. Only for the ResNets of this library.
-        pretrained: use the package's published weights, which it downloads; only for models of other packages.
+        stem: "cifar" for small images, "imagenet" as in torchvision; only for the ResNets of this
+            library.
+        width: channels of the first stage; None: 16 for resnet10, 64 for the others. Only for the
+            ResNets of this library.
+        zero_init_residual: initialise every residual block as the identity. Only for the ResNets of
+            this library.
+        pretrained: use the package's published weights, which it downloads; only for models of
+            other packages.
         in_channels: channels of an image; other than 3 only for the ResNets of this library.
 
     Example:
@@ -92,21 +99,31 @@ def build_encoder(
     encoder: ResNet | Adapted
     if slash and package in PACKAGES:
         if width is not None or zero_init_residual:
-            raise UsageError(f"`width` and `zero_init_residual` are options of this library's ResNets, not of {name!r}.")
+            raise UsageError(
+                "`width` and `zero_init_residual` are options of this library's ResNets, not of"
+                f" {name!r}."
+            )
         if in_channels != 3:
             raise UsageError(
-                f"{name!r} takes images of 3 channels, not of `in_channels` (={in_channels}); choose one of {', '.join(ENCODERS)}."
+                f"{name!r} takes images of 3 channels, not of `in_channels` (={in_channels});"
+                f" choose one of {', '.join(ENCODERS)}."
             )
         encoder = PACKAGES[package](model, pretrained)
     else:
         if name not in ENCODERS:
             raise UsageError(
-                f"There is no encoder {name!r}{_nearest(name, ENCODERS)}; torchvision/NAME, timm/NAME and open_clip/NAME work too."
+                f"There is no encoder {name!r}{_nearest(name, ENCODERS)}; torchvision/NAME,"
+                " timm/NAME and open_clip/NAME work too."
             )
         if pretrained:
-            raise UsageError(f"`pretrained` has no weights for {name!r}; load a file with `load_weights`, or take 'torchvision/{name}'.")
+            raise UsageError(
+                f"`pretrained` has no weights for {name!r}; load a file with `load_weights`, or"
+                f" take 'torchvision/{name}'."
+            )
         chosen = {} if width is None else {"width": width}
-        encoder = ENCODERS[name](stem=stem, zero_init_residual=zero_init_residual, in_channels=in_channels, **chosen)
+        encoder = ENCODERS[name](
+            stem=stem, zero_init_residual=zero_init_residual, in_channels=in_channels, **chosen
+        )
         width = encoder.bn1.num_features
     encoder.config = {"name": name}
     if isinstance(encoder, ResNet):
@@ -119,8 +136,8 @@ def build_encoder(
 def adapt(module: nn.Module, output_size: int | None = None, *, input_size: int = 32) -> nn.Module:
     """Makes an encoder of any module that maps images to (B, F) or (B, F, H, W).
 
-    A module that already has the right `output_size` is returned unchanged. If `output_size` is None, it is measured on one black image
-    of `input_size`, in evaluation mode.
+    A module that already has the right `output_size` is returned unchanged. If `output_size` is
+    None, it is measured on one black image of `input_size`, in evaluation mode.
     """
     own = getattr(module, "output_size", None)
     if isinstance(own, int) and output_size in (None, own):
@@ -136,7 +153,10 @@ def _torchvision(model: str, pretrained: bool) -> Adapted:
     module: nn.Module = models.get_model(model, weights="DEFAULT" if pretrained else None)
     linear = [path for path, part in module.named_modules() if isinstance(part, nn.Linear)]
     if not linear or model in ("googlenet", "inception_v3"):
-        raise UsageError(f"'torchvision/{model}' can't be an encoder: it does not end in one linear classifier that could be removed.")
+        raise UsageError(
+            f"'torchvision/{model}' can't be an encoder: it does not end in one linear classifier"
+            " that could be removed."
+        )
     parent, _, last = linear[-1].rpartition(".")
     size = module.get_submodule(linear[-1]).in_features
     setattr(module.get_submodule(parent), last, nn.Identity())
@@ -149,7 +169,8 @@ def _timm(model: str, pretrained: bool) -> Adapted:
     if not timm.is_model(model.partition(".")[0]) and not model.startswith("hf"):
         raise UsageError(f"timm has no model {model!r}{_nearest(model, timm.list_models())}.")
     module: nn.Module = timm.create_model(model, pretrained=pretrained, num_classes=0)
-    # Some networks have a layer between the pooled features and the classifier, which stays when the classifier is removed.
+    # Some networks have a layer between the pooled features and the classifier, which stays when
+    # the classifier is removed.
     size = getattr(module, "head_hidden_size", None) or module.num_features
     assert isinstance(size, int)
     return Adapted(module, size)
@@ -162,7 +183,11 @@ def _open_clip(model: str, pretrained: bool) -> Adapted:
     return Adapted(visual, size)
 
 
-PACKAGES: dict[str, Callable[[str, bool], Adapted]] = {"torchvision": _torchvision, "timm": _timm, "open_clip": _open_clip}
+PACKAGES: dict[str, Callable[[str, bool], Adapted]] = {
+    "torchvision": _torchvision,
+    "timm": _timm,
+    "open_clip": _open_clip,
+}
 """Packages whose models are named PACKAGE/MODEL."""
 
 
@@ -176,10 +201,13 @@ def _measure(module: nn.Module, input_size: int) -> int:
     first = next(module.parameters(), torch.empty(0))
     try:
         with torch.no_grad():
-            features = module.eval()(torch.zeros(1, 3, input_size, input_size, device=first.device, dtype=first.dtype))
+            features = module.eval()(
+                torch.zeros(1, 3, input_size, input_size, device=first.device, dtype=first.dtype)
+            )
     except (RuntimeError, TypeError, AssertionError) as error:
         raise KinfolkError(
-            f"{type(module).__name__} does not accept images of `input_size` (={input_size}); give another one, or `output_size`: {error}"
+            f"{type(module).__name__} does not accept images of `input_size` (={input_size}); give"
+            f" another one, or `output_size`: {error}"
         ) from error
     finally:
         for part, training in modes.items():
@@ -193,7 +221,10 @@ def _as_vectors(features: object, module: nn.Module) -> Tensor:
     if isinstance(features, Tensor) and features.ndim == 2:
         return features
     got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-    raise KinfolkError(f"{type(module).__name__} returns {got}; an encoder must return a tensor (B, F) or (B, F, H, W).")
+    raise KinfolkError(
+        f"{type(module).__name__} returns {got}; an encoder must return a tensor (B, F) or (B, F,"
+        " H, W)."
+    )
 
 
 _POOLS = ("AdaptiveAvgPool2d", "FastAdaptiveAvgPool", "SelectAdaptivePool2d")
@@ -201,7 +232,8 @@ _POOLS = ("AdaptiveAvgPool2d", "FastAdaptiveAvgPool", "SelectAdaptivePool2d")
 
 
 class FeatureMap(nn.Module):
-    """The output of an encoder before its last average pooling: (B, 3, H, W) → (B, F·H·W), the flattened feature map of each tower.
+    """The output of an encoder before its last average pooling: (B, 3, H, W) → (B, F·H·W), the
+    flattened feature map of each tower.
 
     The encoder itself is not changed.
 
@@ -217,11 +249,16 @@ class FeatureMap(nn.Module):
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
         self.encoder = encoder
-        towers: Sequence[nn.Module] = list(encoder.towers) if isinstance(encoder, SplitEncoder) else [encoder]
+        towers: Sequence[nn.Module] = (
+            list(encoder.towers) if isinstance(encoder, SplitEncoder) else [encoder]
+        )
         pools = [_last_pool(tower) for tower in towers]
         self._pools = [pool for pool in pools if pool is not None]
         if len(self._pools) != len(towers) and not isinstance(encoder, Adapted):
-            raise UsageError(f"{type(encoder).__name__} has no average pooling whose input could be used; leave --unpooled out")
+            raise UsageError(
+                f"{type(encoder).__name__} has no average pooling whose input could be used; leave"
+                " --unpooled out"
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         caught: list[Tensor] = []
@@ -238,7 +275,9 @@ class FeatureMap(nn.Module):
         if caught:
             return torch.cat(caught, 1)
         if not isinstance(given, Tensor) or given.ndim != 4:
-            raise UsageError(f"{type(self.encoder).__name__} returns no feature map; leave --unpooled out")
+            raise UsageError(
+                f"{type(self.encoder).__name__} returns no feature map; leave --unpooled out"
+            )
         return given.flatten(1)
 
 

@@ -1,4 +1,5 @@
-"""Projection and prediction heads: small perceptrons on top of the encoder, discarded after training; and heads for split encoders.
+"""Projection and prediction heads: small perceptrons on top of the encoder, discarded after
+training; and heads for split encoders.
 
 | paper | call |
 |---|---|
@@ -10,10 +11,11 @@
 | SimSiam | `projection_head(f, 2048, 2048, layers=3, last_norm=True, last_affine=False)` and `prediction_head(2048, 512)` |
 | NNCLR, RCL | `projection_head(f, 2048, 256, layers=3, last_norm=True)` and `prediction_head(256, 4096)` |
 
-`SplitEncoder` joins the features of several encoders, each of which sees some of the channels of an image.
+`SplitEncoder` joins the features of several encoders, each of which sees some of the channels of an
+image.
 
 Dimension key: B batch, C channels, F features, T towers.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -46,7 +48,12 @@ def projection_head(
         last_affine: whether that last BatchNorm has weight and bias.
         bias: of all linear layers. None: only where no BatchNorm with a bias of its own follows.
     """
-    for name, value in (("in_size", in_size), ("hidden_size", hidden_size), ("out_size", out_size), ("layers", layers)):
+    for name, value in (
+        ("in_size", in_size),
+        ("hidden_size", hidden_size),
+        ("out_size", out_size),
+        ("layers", layers),
+    ):
         if value < 1:
             raise ValueError(f"`{name}` (={value}) must be at least 1")
     sizes = [in_size, *[hidden_size] * (layers - 1), out_size]
@@ -54,7 +61,9 @@ def projection_head(
     for layer in range(layers):
         last = layer == layers - 1
         has_norm = last_norm if last else norm
-        modules.append(nn.Linear(sizes[layer], sizes[layer + 1], bias=not has_norm if bias is None else bias))
+        modules.append(
+            nn.Linear(sizes[layer], sizes[layer + 1], bias=not has_norm if bias is None else bias)
+        )
         if has_norm:
             modules.append(nn.BatchNorm1d(sizes[layer + 1], affine=last_affine or not last))
         if not last:
@@ -63,10 +72,24 @@ def projection_head(
 
 
 def prediction_head(
-    size: int, hidden_size: int, out_size: int | None = None, *, layers: int = 2, norm: bool = True, bias: bool | None = None
+    size: int,
+    hidden_size: int,
+    out_size: int | None = None,
+    *,
+    layers: int = 2,
+    norm: bool = True,
+    bias: bool | None = None,
 ) -> nn.Sequential:
-    """The predictor of BYOL, SimSiam, NNCLR and RCL: (B, size) → (B, out_size), by default of the same size."""
-    return projection_head(size, hidden_size, size if out_size is None else out_size, layers=layers, norm=norm, bias=bias)
+    """The predictor of BYOL, SimSiam, NNCLR and RCL: (B, size) → (B, out_size), by default of the
+    same size."""
+    return projection_head(
+        size,
+        hidden_size,
+        size if out_size is None else out_size,
+        layers=layers,
+        norm=norm,
+        bias=bias,
+    )
 
 
 @torch.no_grad()
@@ -74,35 +97,47 @@ def embeddings(head: nn.Module, features: Tensor, rows: int = 4096) -> Tensor:
     """(N, D) unit-norm embeddings of (N, F) features, in evaluation mode, `rows` rows at a time."""
     training, weight = head.training, next(head.parameters())
     head.eval()
-    parts = [F.normalize(head(part.to(weight)), dim=1).to(features) for part in torch.split(features, rows)]
+    parts = [
+        F.normalize(head(part.to(weight)), dim=1).to(features)
+        for part in torch.split(features, rows)
+    ]
     head.train(training)
     return torch.cat(parts)
 
 
 def embedding_size(encoder: nn.Module, head: nn.Module) -> int:
-    """D, the length of the embeddings of `head`: its `output_size`, or that of its last layer that has one, or that of the encoder if the
-    head has no layers.
+    """D, the length of the embeddings of `head`: its `output_size`, or that of its last layer that
+    has one, or that of the encoder if the head has no layers.
 
     Example:
         >>> embedding_size(nn.Flatten(), projection_head(32, 64, 16))
         16
     """
-    for module in (head, *reversed(list(head.modules())), encoder, *reversed(list(encoder.modules()))):
+    for module in (
+        head,
+        *reversed(list(head.modules())),
+        encoder,
+        *reversed(list(encoder.modules())),
+    ):
         for name in ("output_size", "out_features", "num_features"):
             size = getattr(module, name, None)
             if isinstance(size, int):
                 return size
     raise ValueError(
-        f"`head` (={type(head).__name__}) must have an attribute `output_size`, the length of its vectors, or end in a linear layer"
+        f"`head` (={type(head).__name__}) must have an attribute `output_size`, the length of its"
+        " vectors, or end in a linear layer"
     )
 
 
 class SplitEncoder(nn.Module):
-    """One encoder for each group of channels, (B, C, H, W) → (B, F); their features are concatenated.
+    """One encoder for each group of channels, (B, C, H, W) → (B, F); their features are
+    concatenated.
 
     Args:
-        encoders: one for each group, each with an `output_size`; their parameters are named `towers.0`, `towers.1`, ….
-        channels: number of channels that each sees, in order: (1, 2) for lightness and colour of Lab.
+        encoders: one for each group, each with an `output_size`; their parameters are named
+            `towers.0`, `towers.1`, ….
+        channels: number of channels that each sees, in order: (1, 2) for lightness and colour of
+            Lab.
 
     Example:
         >>> from kinfolk.models import build_encoder
@@ -114,19 +149,27 @@ class SplitEncoder(nn.Module):
     def __init__(self, encoders: Sequence[nn.Module], channels: Sequence[int]) -> None:
         super().__init__()
         if len(encoders) != len(channels) or not encoders:
-            raise ValueError(f"`channels` (={tuple(channels)}) must name a number for each of the {len(encoders)} encoders")
+            raise ValueError(
+                f"`channels` (={tuple(channels)}) must name a number for each of the"
+                f" {len(encoders)} encoders"
+            )
         if min(channels) < 1:
             raise ValueError(f"`channels` (={tuple(channels)}) must be at least 1 each")
         self.towers, self.channels = nn.ModuleList(encoders), tuple(channels)
         self.output_sizes = tuple(int(encoder.output_size) for encoder in encoders)  # type: ignore[arg-type]
         self.output_size = sum(self.output_sizes)
         configs = [getattr(encoder, "config", None) for encoder in encoders]
-        self.config: dict[str, Any] | None = None if None in configs else {"channels": list(channels), "towers": configs}
+        self.config: dict[str, Any] | None = (
+            None if None in configs else {"channels": list(channels), "towers": configs}
+        )
         """How to build the same encoder again; None if that of any tower is unknown."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[1] != sum(self.channels):
-            raise ValueError(f"the images (={x.shape[1]} channels) must have {sum(self.channels)}: `channels` are {self.channels}")
+            raise ValueError(
+                f"the images (={x.shape[1]} channels) must have {sum(self.channels)}: `channels`"
+                f" are {self.channels}"
+            )
         parts = x.split_with_sizes(self.channels, 1)
         return torch.cat([tower(part) for tower, part in zip(self.towers, parts, strict=True)], 1)
 
@@ -142,10 +185,15 @@ class SplitHead(nn.Module):
     def __init__(self, heads: Sequence[nn.Module], sizes: Sequence[int]) -> None:
         super().__init__()
         if len(heads) != len(sizes) or not heads:
-            raise ValueError(f"`sizes` (={tuple(sizes)}) must name a number for each of the {len(heads)} heads")
+            raise ValueError(
+                f"`sizes` (={tuple(sizes)}) must name a number for each of the {len(heads)} heads"
+            )
         self.heads, self.sizes = nn.ModuleList(heads), tuple(sizes)
         given = zip(heads, sizes, strict=True)
-        self.output_size = sum(size if isinstance(head, nn.Identity) else embedding_size(nn.Identity(), head) for head, size in given)
+        self.output_size = sum(
+            size if isinstance(head, nn.Identity) else embedding_size(nn.Identity(), head)
+            for head, size in given
+        )
 
     def forward(self, features: Tensor) -> Tensor:
         parts = features.split_with_sizes(self.sizes, 1)

@@ -1,9 +1,12 @@
 """ResNet with torchvision's parameter names and without its classifier.
 
-He et al., Deep Residual Learning for Image Recognition, 2015. The stride of a bottleneck is in its 3×3 convolution, as in torchvision.
-With `stem="imagenet"` and `width=64` the encoder is torchvision's network without `fc`, and state dicts can be exchanged.
+He et al., Deep Residual Learning for Image Recognition, 2015. The stride of a bottleneck is in its
+3×3 convolution, as in torchvision. With `stem="imagenet"` and `width=64` the encoder is
+torchvision's network without `fc`, and state dicts can be exchanged.
 
-    load_state(resnet50(stem="imagenet"), torchvision_model.state_dict())       # fc.* is dropped, everything else must fit
+    load_state(resnet50(stem="imagenet"), torchvision_model.state_dict())       # fc.* is dropped,
+                                                                                everything else must
+                                                                                fit
     torchvision_model.fc = nn.Identity(); torchvision_model.load_state_dict(encoder.state_dict())
 """
 
@@ -77,10 +80,12 @@ class ResNet(nn.Module):
     Args:
         block: `BasicBlock` or `Bottleneck`.
         depths: number of blocks in each of the four stages.
-        stem: "imagenet": 7×7 convolution with stride 2 and max pooling, as in torchvision; "cifar": 3×3 convolution with stride 1, no
-            pooling, for images of about 32×32 (SimCLR, appendix B.9).
+        stem: "imagenet": 7×7 convolution with stride 2 and max pooling, as in torchvision; "cifar":
+            3×3 convolution with stride 1, no pooling, for images of about 32×32 (SimCLR, appendix
+            B.9).
         width: channels of the first stage; each further stage doubles them.
-        zero_init_residual: initialise every block as the identity, by zero weights in its last norm.
+        zero_init_residual: initialise every block as the identity, by zero weights in its last
+            norm.
         in_channels: channels of an image.
     """
 
@@ -103,7 +108,8 @@ class ResNet(nn.Module):
             raise ValueError(f"`in_channels` (={in_channels}) must be at least 1")
         require_memory(num_weights(block, depths, width), f"`width` (={width})")
         self.config: dict[str, Any] | None = None
-        """Set by `build_encoder`: its arguments, so that `load_encoder` can build the same again."""
+        """Set by `build_encoder`: its arguments, so that `load_encoder` can build the same
+        again."""
         self.output_size = width * 8 * block.expansion
         if stem == "imagenet":
             self.conv1 = nn.Conv2d(in_channels, width, 7, 2, 3, bias=False)
@@ -136,7 +142,9 @@ class ResNet(nn.Module):
                 nn.init.zeros_(module.last_norm.weight)
 
 
-def num_weights(block: type[BasicBlock] | type[Bottleneck], depths: Sequence[int], width: int) -> int:
+def num_weights(
+    block: type[BasicBlock] | type[Bottleneck], depths: Sequence[int], width: int
+) -> int:
     """Number of weights of the convolutions of all stages, from the sizes alone.
 
     Example:
@@ -172,43 +180,88 @@ def require_memory(weights: int, what: str) -> None:
         )
 
 
-def resnet10(*, stem: Stem = "cifar", width: int = 16, zero_init_residual: bool = False, in_channels: int = 3) -> ResNet:
-    """One basic block per stage; 0.3 million parameters with the default width, for training on a CPU."""
-    return ResNet(BasicBlock, (1, 1, 1, 1), stem=stem, width=width, zero_init_residual=zero_init_residual, in_channels=in_channels)
+def resnet10(
+    *, stem: Stem = "cifar", width: int = 16, zero_init_residual: bool = False, in_channels: int = 3
+) -> ResNet:
+    """One basic block per stage; 0.3 million parameters with the default width, for training on a
+    CPU."""
+    return ResNet(
+        BasicBlock,
+        (1, 1, 1, 1),
+        stem=stem,
+        width=width,
+        zero_init_residual=zero_init_residual,
+        in_channels=in_channels,
+    )
 
 
-def resnet18(*, stem: Stem = "cifar", width: int = 64, zero_init_residual: bool = False, in_channels: int = 3) -> ResNet:
+def resnet18(
+    *, stem: Stem = "cifar", width: int = 64, zero_init_residual: bool = False, in_channels: int = 3
+) -> ResNet:
     """ResNet-18, 11 million parameters."""
-    return ResNet(BasicBlock, (2, 2, 2, 2), stem=stem, width=width, zero_init_residual=zero_init_residual, in_channels=in_channels)
+    return ResNet(
+        BasicBlock,
+        (2, 2, 2, 2),
+        stem=stem,
+        width=width,
+        zero_init_residual=zero_init_residual,
+        in_channels=in_channels,
+    )
 
 
-def resnet34(*, stem: Stem = "cifar", width: int = 64, zero_init_residual: bool = False, in_channels: int = 3) -> ResNet:
+def resnet34(
+    *, stem: Stem = "cifar", width: int = 64, zero_init_residual: bool = False, in_channels: int = 3
+) -> ResNet:
     """ResNet-34, 21 million parameters."""
-    return ResNet(BasicBlock, (3, 4, 6, 3), stem=stem, width=width, zero_init_residual=zero_init_residual, in_channels=in_channels)
+    return ResNet(
+        BasicBlock,
+        (3, 4, 6, 3),
+        stem=stem,
+        width=width,
+        zero_init_residual=zero_init_residual,
+        in_channels=in_channels,
+    )
 
 
-def resnet50(*, stem: Stem = "cifar", width: int = 64, zero_init_residual: bool = False, in_channels: int = 3) -> ResNet:
+def resnet50(
+    *, stem: Stem = "cifar", width: int = 64, zero_init_residual: bool = False, in_channels: int = 3
+) -> ResNet:
     """ResNet-50, 24 million parameters."""
-    return ResNet(Bottleneck, (3, 4, 6, 3), stem=stem, width=width, zero_init_residual=zero_init_residual, in_channels=in_channels)
+    return ResNet(
+        Bottleneck,
+        (3, 4, 6, 3),
+        stem=stem,
+        width=width,
+        zero_init_residual=zero_init_residual,
+        in_channels=in_channels,
+    )
 
 
-def resnet101(*, stem: Stem = "cifar", width: int = 64, zero_init_residual: bool = False, in_channels: int = 3) -> ResNet:
+def resnet101(
+    *, stem: Stem = "cifar", width: int = 64, zero_init_residual: bool = False, in_channels: int = 3
+) -> ResNet:
     """ResNet-101, 43 million parameters."""
     options: Any = {"zero_init_residual": zero_init_residual, "in_channels": in_channels}
     return ResNet(Bottleneck, (3, 4, 23, 3), stem=stem, width=width, **options)
 
 
-def resnet152(*, stem: Stem = "cifar", width: int = 64, zero_init_residual: bool = False, in_channels: int = 3) -> ResNet:
+def resnet152(
+    *, stem: Stem = "cifar", width: int = 64, zero_init_residual: bool = False, in_channels: int = 3
+) -> ResNet:
     """ResNet-152, 58 million parameters."""
     options: Any = {"zero_init_residual": zero_init_residual, "in_channels": in_channels}
     return ResNet(Bottleneck, (3, 8, 36, 3), stem=stem, width=width, **options)
 
 
-def _stage(block: type[BasicBlock] | type[Bottleneck], in_size: int, size: int, depth: int, stride: int) -> nn.Sequential:
+def _stage(
+    block: type[BasicBlock] | type[Bottleneck], in_size: int, size: int, depth: int, stride: int
+) -> nn.Sequential:
     out_size = size * block.expansion
     downsample = None
     if stride != 1 or in_size != out_size:
-        downsample = nn.Sequential(nn.Conv2d(in_size, out_size, 1, stride, bias=False), nn.BatchNorm2d(out_size))
+        downsample = nn.Sequential(
+            nn.Conv2d(in_size, out_size, 1, stride, bias=False), nn.BatchNorm2d(out_size)
+        )
     blocks = [block(in_size, size, stride, downsample)]
     blocks += [block(out_size, size, 1, None) for _ in range(depth - 1)]
     return nn.Sequential(*blocks)

@@ -1,7 +1,9 @@
-"""Text towers, which map token ids to a vector: a transformer of our own, and those of other libraries if installed.
+"""Text towers, which map token ids to a vector: a transformer of our own, and those of other
+libraries if installed.
 
-Radford et al., Learning Transferable Visual Models From Natural Language Supervision (CLIP), ICML 2021, section 2.4 and appendix F. 12
-layers, width 512 and 8 heads are its text encoder beside a ResNet-50.
+Radford et al., Learning Transferable Visual Models From Natural Language Supervision (CLIP), ICML
+2021, section 2.4 and appendix F. 12 layers, width 512 and 8 heads are its text encoder beside a
+ResNet-50.
 
 Dimension key: B batch, T tokens, W width, H heads.
 """
@@ -20,16 +22,19 @@ from kinfolk.errors import KinfolkError, UsageError, install_hint
 
 
 class TextTransformer(nn.Module):
-    """A transformer over tokens, (B, T) → (B, W): the output at the first end token, after the last norm.
+    """A transformer over tokens, (B, T) → (B, W): the output at the first end token, after the last
+    norm.
 
-    Tokens after the end have no influence, so a CPU cuts a batch to its longest text; an accelerator would have to wait for that length.
-    With `causal`, as in CLIP, a token attends only to those before it; the end token attends to all.
+    Tokens after the end have no influence, so a CPU cuts a batch to its longest text; an
+    accelerator would have to wait for that length. With `causal`, as in CLIP, a token attends only
+    to those before it; the end token attends to all.
 
     Args:
         vocab_size: token ids are below this number.
         context: T at most.
         end_id: the token at which a text ends; every row must have one.
-        width, layers, heads: W, and the numbers of layers and heads; W must be a multiple of `heads`.
+        width, layers, heads: W, and the numbers of layers and heads; W must be a multiple of
+            `heads`.
         causal: whether a token attends only to those before it.
 
     Example:
@@ -39,10 +44,24 @@ class TextTransformer(nn.Module):
     """
 
     def __init__(
-        self, vocab_size: int, context: int, *, end_id: int, width: int = 512, layers: int = 12, heads: int = 8, causal: bool = True
+        self,
+        vocab_size: int,
+        context: int,
+        *,
+        end_id: int,
+        width: int = 512,
+        layers: int = 12,
+        heads: int = 8,
+        causal: bool = True,
     ) -> None:
         super().__init__()
-        for name, value in (("vocab_size", vocab_size), ("context", context), ("width", width), ("layers", layers), ("heads", heads)):
+        for name, value in (
+            ("vocab_size", vocab_size),
+            ("context", context),
+            ("width", width),
+            ("layers", layers),
+            ("heads", heads),
+        ):
             if value < 1:
                 raise ValueError(f"`{name}` (={value}) must be at least 1")
         if width % heads:
@@ -58,11 +77,16 @@ class TextTransformer(nn.Module):
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         if tokens_BT.shape[1] > self.context:
-            raise ValueError(f"the texts (={tokens_BT.shape[1]} tokens) must have at most `context` (={self.context})")
+            raise ValueError(
+                f"the texts (={tokens_BT.shape[1]} tokens) must have at most `context`"
+                f" (={self.context})"
+            )
         end_B = ends(tokens_BT, self.end_id)
         length = _longest(tokens_BT, end_B)
         x_BTW = self.tokens(tokens_BT[:, :length]) + self.positions[:length]
-        seen_BT = None if self.causal else torch.arange(length, device=end_B.device) <= end_B[:, None]
+        seen_BT = (
+            None if self.causal else torch.arange(length, device=end_B.device) <= end_B[:, None]
+        )
         for block in self.blocks:
             x_BTW = block(x_BTW, seen_BT)
         out: Tensor = self.norm(x_BTW[torch.arange(len(end_B), device=end_B.device), end_B])
@@ -83,7 +107,8 @@ class TextTransformer(nn.Module):
 
 
 class TextBlock(nn.Module):
-    """Attention and a perceptron four times as wide, each after a norm of its own and with a shortcut."""
+    """Attention and a perceptron four times as wide, each after a norm of its own and with a
+    shortcut."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -93,8 +118,12 @@ class TextBlock(nn.Module):
         self.rise, self.fall = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x_BTW: Tensor, seen_BT: Tensor | None) -> Tensor:
-        """`seen_BT` is True for tokens that may be attended to; None: each token attends to those before it."""
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.attend(self.norm1(x_BTW)).chunk(3, -1))
+        """`seen_BT` is True for tokens that may be attended to; None: each token attends to those
+        before it."""
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in self.attend(self.norm1(x_BTW)).chunk(3, -1)
+        )
         mask = None if seen_BT is None else seen_BT[:, None, None, :]
         found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         x_BTW = x_BTW + self.mix(found.transpose(1, 2).flatten(2))
@@ -108,7 +137,8 @@ def ends(tokens_BT: Tensor, end_id: int) -> Tensor:
 
 
 def _longest(tokens_BT: Tensor, end_B: Tensor) -> int:
-    """The length of the longest text on a CPU; T on an accelerator, which the host would have to wait for."""
+    """The length of the longest text on a CPU; T on an accelerator, which the host would have to
+    wait for."""
     return int(end_B.max()) + 1 if tokens_BT.device.type == "cpu" else tokens_BT.shape[1]
 
 
@@ -116,7 +146,8 @@ CLIP_VOCAB, CLIP_END = 49408, 49407
 
 
 class OpenClipText(nn.Module):
-    """The text tower of an open_clip model, (B, T) → (B, output_size), with its projection. Its weights keep open_clip's names.
+    """The text tower of an open_clip model, (B, T) → (B, output_size), with its projection. Its
+    weights keep open_clip's names.
 
     Args:
         model: has `encode_text`; its image tower and its logit scale are removed.
@@ -138,10 +169,12 @@ class OpenClipText(nn.Module):
 
 
 class HuggingFaceText(nn.Module):
-    """An encoder of Hugging Face's transformers, (B, T) → (B, output_size): the mean of its last hidden states over a text's tokens.
+    """An encoder of Hugging Face's transformers, (B, T) → (B, output_size): the mean of its last
+    hidden states over a text's tokens.
 
     Args:
-        model: called with `input_ids` and `attention_mask`; its `config.hidden_size` is the length of its vectors.
+        model: called with `input_ids` and `attention_mask`; its `config.hidden_size` is the length
+            of its vectors.
         end_id: the token at which a text ends.
     """
 
@@ -154,7 +187,9 @@ class HuggingFaceText(nn.Module):
         end_B = ends(tokens_BT, self.end_id)
         length = _longest(tokens_BT, end_B)
         seen_BT = (torch.arange(length, device=end_B.device) <= end_B[:, None]).long()
-        hidden_BTW: Tensor = self.model(input_ids=tokens_BT[:, :length].long(), attention_mask=seen_BT).last_hidden_state
+        hidden_BTW: Tensor = self.model(
+            input_ids=tokens_BT[:, :length].long(), attention_mask=seen_BT
+        ).last_hidden_state
         return (hidden_BTW * seen_BT[:, :, None]).sum(1) / seen_BT.sum(1, keepdim=True)
 
 
@@ -181,24 +216,42 @@ def build_text(
     package, slash, model = name.partition("/")
     if name == "transformer":
         if pretrained:
-            raise UsageError("`pretrained` has no weights for the text tower 'transformer'; start from a file instead")
-        return TextTransformer(vocab_size, context, end_id=end_id, width=width, layers=layers, heads=heads, causal=causal)
+            raise UsageError(
+                "`pretrained` has no weights for the text tower 'transformer'; start from a file"
+                " instead"
+            )
+        return TextTransformer(
+            vocab_size,
+            context,
+            end_id=end_id,
+            width=width,
+            layers=layers,
+            heads=heads,
+            causal=causal,
+        )
     if slash and package == "open_clip":
         return _open_clip(model, vocab_size, end_id, context, pretrained)
     if slash and package == "huggingface":
         return _huggingface(model, vocab_size, end_id, pretrained)
-    raise UsageError(f"There is no text tower {name!r}; use transformer, open_clip/NAME or huggingface/NAME.")
+    raise UsageError(
+        f"There is no text tower {name!r}; use transformer, open_clip/NAME or huggingface/NAME."
+    )
 
 
-def _open_clip(name: str, vocab_size: int, end_id: int, context: int, pretrained: bool) -> OpenClipText:
+def _open_clip(
+    name: str, vocab_size: int, end_id: int, context: int, pretrained: bool
+) -> OpenClipText:
     if (vocab_size, end_id) != (CLIP_VOCAB, CLIP_END):
         raise UsageError(
-            f"'open_clip/{name}' needs CLIP's own tokenizer ({CLIP_VOCAB:,} tokens, end {CLIP_END}), not one of {vocab_size:,} tokens; "
-            "give its tokenizer.json as `text.tokenizer`"
+            f"'open_clip/{name}' needs CLIP's own tokenizer ({CLIP_VOCAB:,} tokens, end"
+            f" {CLIP_END}), not one of {vocab_size:,} tokens; give its tokenizer.json as"
+            " `text.tokenizer`"
         )
     model = open_clip_model(name, pretrained)
     if context != model.context_length:
-        raise UsageError(f"`text.context` (={context}) must be {model.context_length} for 'open_clip/{name}'")
+        raise UsageError(
+            f"`text.context` (={context}) must be {model.context_length} for 'open_clip/{name}'"
+        )
     return OpenClipText(model, int(model.visual.output_dim))
 
 
@@ -206,8 +259,15 @@ def open_clip_model(name: str, pretrained: bool = False) -> Any:
     """A model of open_clip with both towers."""
     library = needed("open_clip", "open_clip_torch")
     if name not in library.list_models():
-        raise UsageError(f"open_clip has no model {name!r} (there are {', '.join(library.list_models()[:8])}, …).")
-    tag = next((tag for model, tag in library.list_pretrained() if model == name), None) if pretrained else None
+        raise UsageError(
+            f"open_clip has no model {name!r} (there are"
+            f" {', '.join(library.list_models()[:8])}, …)."
+        )
+    tag = (
+        next((tag for model, tag in library.list_pretrained() if model == name), None)
+        if pretrained
+        else None
+    )
     return library.create_model(name, pretrained=tag)
 
 
@@ -215,22 +275,31 @@ def _huggingface(name: str, vocab_size: int, end_id: int, pretrained: bool) -> H
     library = needed("transformers", "transformers")
     try:
         kind: Any = library.AutoModel
-        model = kind.from_pretrained(name) if pretrained else kind.from_config(library.AutoConfig.from_pretrained(name))
+        model = (
+            kind.from_pretrained(name)
+            if pretrained
+            else kind.from_config(library.AutoConfig.from_pretrained(name))
+        )
     except (OSError, ValueError) as error:
-        raise KinfolkError(f"'huggingface/{name}' can't be loaded: {' '.join(str(error).split())}") from error
+        raise KinfolkError(
+            f"'huggingface/{name}' can't be loaded: {' '.join(str(error).split())}"
+        ) from error
     if vocab_size > model.config.vocab_size:
         raise UsageError(
-            f"'huggingface/{name}' knows {model.config.vocab_size:,} tokens, the tokenizer has {vocab_size:,}; give its own tokenizer.json "
-            "as `text.tokenizer`"
+            f"'huggingface/{name}' knows {model.config.vocab_size:,} tokens, the tokenizer has"
+            f" {vocab_size:,}; give its own tokenizer.json as `text.tokenizer`"
         )
     return HuggingFaceText(model, end_id)
 
 
 def needed(module: str, package: str, extra: str | None = None) -> ModuleType:
-    """Imports a module of an optional library; raises an error that says how to install it. `extra`: of kinfolk, that installs it too."""
+    """Imports a module of an optional library; raises an error that says how to install it.
+    `extra`: of kinfolk, that installs it too."""
     try:
         return importlib.import_module(module)
     except (ImportError, RuntimeError) as error:
         if getattr(error, "name", None) != module.partition(".")[0]:  # it is installed but broken
             raise KinfolkError(f"{module} is installed but can't be imported: {error}") from error
-        raise UsageError(f"this model needs the package {package}; {install_hint(package, extra)}") from None
+        raise UsageError(
+            f"this model needs the package {package}; {install_hint(package, extra)}"
+        ) from None

@@ -1,8 +1,10 @@
-"""Encoders on disk: `model.safetensors` with the weights under the encoder's own names, and `model.json` with how to build it.
+"""Encoders on disk: `model.safetensors` with the weights under the encoder's own names, and
+`model.json` with how to build it.
 
-Loading never runs code: files are read by safetensors or by `torch.load(weights_only=True)`. The content of `model.json` is also in the
-header of `model.safetensors`, so the two can't disagree after a crash, and the one file is enough elsewhere. The header also has a digest
-of the whole file, which is verified on loading; files of other programs have none.
+Loading never runs code: files are read by safetensors or by `torch.load(weights_only=True)`. The
+content of `model.json` is also in the header of `model.safetensors`, so the two can't disagree
+after a crash, and the one file is enough elsewhere. The header also has a digest of the whole file,
+which is verified on loading; files of other programs have none.
 """
 
 from __future__ import annotations
@@ -21,23 +23,34 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.errors import KinfolkError, KinfolkWarning
-from kinfolk.files import DamagedFileError, check_safetensors, first_line, write_safetensors, write_text
+from kinfolk.files import (
+    DamagedFileError,
+    check_safetensors,
+    first_line,
+    write_safetensors,
+    write_text,
+)
 from kinfolk.models.build import Adapted, build_encoder
 from kinfolk.models.heads import SplitEncoder
 
 WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"
 _BUILT_BY = frozenset(("name", "stem", "width", "zero_init_residual", "in_channels"))
-"""The settings that a file may give for an encoder. `pretrained` is not among them, because it would download weights."""
+"""The settings that a file may give for an encoder. `pretrained` is not among them, because it
+would download weights."""
 _WIDEST = 1 << 14
 _NESTED = ("state_dict", "model_state_dict", "model", "net")
 """Keys under which programs put the state dict of a network in their checkpoints."""
 
 
-def save_encoder(encoder: nn.Module, directory: Path | str, meta: Mapping[str, Any] | None = None) -> Path:
-    """Writes `model.safetensors` and `model.json` to `directory`, each atomically; returns the path of the weights.
+def save_encoder(
+    encoder: nn.Module, directory: Path | str, meta: Mapping[str, Any] | None = None
+) -> Path:
+    """Writes `model.safetensors` and `model.json` to `directory`, each atomically; returns the path
+    of the weights.
 
-    `meta` is anything that JSON can represent (method, image size, normalisation, …); `load_encoder` returns it.
+    `meta` is anything that JSON can represent (method, image size, normalisation, …);
+    `load_encoder` returns it.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -57,31 +70,46 @@ def save_encoder(encoder: nn.Module, directory: Path | str, meta: Mapping[str, A
 
 
 def plain_state(encoder: nn.Module) -> dict[str, Tensor]:
-    """Contiguous copies of the tensors under the encoder's own names: safetensors refuses channels-last strides and shared storage."""
+    """Contiguous copies of the tensors under the encoder's own names: safetensors refuses
+    channels-last strides and shared storage."""
     state = _inner(encoder).state_dict()
-    return {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}
+    return {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in state.items()
+    }
 
 
-def load_encoder(path: Path | str, encoder: nn.Module | None = None) -> tuple[nn.Module, dict[str, Any]]:
-    """Loads an encoder from a run folder, a `model.safetensors` or its folder; returns it in evaluation mode, with its `meta`.
+def load_encoder(
+    path: Path | str, encoder: nn.Module | None = None
+) -> tuple[nn.Module, dict[str, Any]]:
+    """Loads an encoder from a run folder, a `model.safetensors` or its folder; returns it in
+    evaluation mode, with its `meta`.
 
-    `encoder` is the module to load the weights into; it is needed only if the saved one was not made by `build_encoder`.
+    `encoder` is the module to load the weights into; it is needed only if the saved one was not
+    made by `build_encoder`.
     """
     path = Path(path)
     file = path / WEIGHTS if path.is_dir() else path
     if not file.is_file():
-        raise KinfolkError(f"There is no {WEIGHTS} at {path}; give a finished run's folder or the file itself.")
+        raise KinfolkError(
+            f"There is no {WEIGHTS} at {path}; give a finished run's folder or the file itself."
+        )
     description = _describe(file)
     config = description.get("encoder")
     if encoder is None:
         if not isinstance(config, dict):
-            raise KinfolkError(f"{file} does not describe its encoder; pass the module as `load_encoder(path, encoder=module)`.")
+            raise KinfolkError(
+                f"{file} does not describe its encoder; pass the module as `load_encoder(path,"
+                " encoder=module)`."
+            )
         try:
             encoder = _built(config)
         except KinfolkError:
             raise
         except (TypeError, KeyError, ValueError, RuntimeError, AttributeError) as error:
-            raise KinfolkError(f"{file} describes an encoder this version can't build: {first_line(error)}.") from error
+            raise KinfolkError(
+                f"{file} describes an encoder this version can't build: {first_line(error)}."
+            ) from error
     load_state(encoder, read_state(file), source=str(file))
     meta = _meta(description)
     _warn_if_unfinished(meta, file)
@@ -92,7 +120,10 @@ def _warn_if_unfinished(meta: Mapping[str, Any], file: Path) -> None:
     """Warns if the encoder was exported before the last epoch, with the epoch."""
     epoch, epochs = meta.get("epoch"), meta.get("epochs")
     if isinstance(epoch, int) and isinstance(epochs, int) and epoch < epochs:
-        message = f"the training was interrupted: {file} is the encoder after epoch {epoch} of {epochs} (step {meta.get('step')})"
+        message = (
+            f"the training was interrupted: {file} is the encoder after epoch {epoch} of {epochs}"
+            f" (step {meta.get('step')})"
+        )
         warnings.warn(message, KinfolkWarning, stacklevel=3)
 
 
@@ -102,12 +133,14 @@ def meta_of(file: Path) -> dict[str, Any]:
 
 
 def load_weights(encoder: nn.Module, path: Path | str) -> None:
-    """Loads a `.safetensors` file or a file of `torch.save` into `encoder`, e.g. one of torchvision; see `load_state`."""
+    """Loads a `.safetensors` file or a file of `torch.save` into `encoder`, e.g. one of
+    torchvision; see `load_state`."""
     load_state(encoder, read_state(path), source=str(path))
 
 
 def read_state(path: Path | str) -> dict[str, Tensor]:
-    """Reads the tensors of a `.safetensors` file, or of a state dict that `torch.save` wrote, onto the CPU; runs no code of the file."""
+    """Reads the tensors of a `.safetensors` file, or of a state dict that `torch.save` wrote, onto
+    the CPU; runs no code of the file."""
     path = Path(path)
     if not path.is_file():
         raise KinfolkError(f"There is no file of weights at {path}.")
@@ -124,44 +157,70 @@ def read_state(path: Path | str) -> dict[str, Tensor]:
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
             break
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+    if not isinstance(state, dict) or not all(
+        isinstance(value, Tensor) for value in state.values()
+    ):
         raise KinfolkError(f"{path} is not a state dict; it must map names to tensors.")
     return dict(state)
 
 
 def why_unreadable(error: Exception) -> str:
-    """Why a file of tensors was refused, in a few words; torch's own message advises to disable its safety check."""
+    """Why a file of tensors was refused, in a few words; torch's own message advises to disable its
+    safety check."""
     if isinstance(error, pickle.UnpicklingError):
-        return "it holds Python objects besides tensors, which could run code, or is damaged; only tensors are loaded"
+        return (
+            "it holds Python objects besides tensors, which could run code, or is damaged; only"
+            " tensors are loaded"
+        )
     if isinstance(error, DamagedFileError):
         return f"{error}; restore it from a copy"
     return f"it is damaged or of another kind ({first_line(error)})"
 
 
-def load_state(encoder: nn.Module, state: Mapping[str, Tensor], *, source: str = "the state dict") -> None:
-    """Loads `state` into `encoder`, strictly: every tensor must be present, be used and have the right shape.
+def load_state(
+    encoder: nn.Module, state: Mapping[str, Tensor], *, source: str = "the state dict"
+) -> None:
+    """Loads `state` into `encoder`, strictly: every tensor must be present, be used and have the
+    right shape.
 
-    There are two exceptions for torchvision's files: the classifier (`fc.*`) is dropped if the encoder has none, and BatchNorm's counter
-    `num_batches_tracked`, which old files lack, stays unchanged.
+    There are two exceptions for torchvision's files: the classifier (`fc.*`) is dropped if the
+    encoder has none, and BatchNorm's counter `num_batches_tracked`, which old files lack, stays
+    unchanged.
     """
     inner = _inner(encoder)
     own = inner.state_dict()
-    given = {name: value for name, value in state.items() if name in own or not name.startswith("fc.")}
-    given |= {name: value for name, value in own.items() if name not in given and name.endswith("num_batches_tracked")}
+    given = {
+        name: value for name, value in state.items() if name in own or not name.startswith("fc.")
+    }
+    given |= {
+        name: value
+        for name, value in own.items()
+        if name not in given and name.endswith("num_batches_tracked")
+    }
     missing = [name for name in own if name not in given]
     foreign = [name for name in given if name not in own]
     unlike = [name for name in own if name in given and own[name].shape != given[name].shape]
     if missing or foreign or unlike:
-        shapes = [f"{name} is {tuple(given[name].shape)} and must be {tuple(own[name].shape)}" for name in unlike]
-        faults = [_count("missing", missing), _count("not of this network", foreign), _count("of another shape", shapes)]
+        shapes = [
+            f"{name} is {tuple(given[name].shape)} and must be {tuple(own[name].shape)}"
+            for name in unlike
+        ]
+        faults = [
+            _count("missing", missing),
+            _count("not of this network", foreign),
+            _count("of another shape", shapes),
+        ]
         hint = "; the files' stems differ, try the other `stem`" if "conv1.weight" in unlike else ""
         config = getattr(encoder, "config", None) or type(inner).__name__
-        raise KinfolkError(f"The weights of {source} don't fit {config}: {'; '.join(filter(None, faults))}{hint}.")
+        raise KinfolkError(
+            f"The weights of {source} don't fit {config}: {'; '.join(filter(None, faults))}{hint}."
+        )
     inner.load_state_dict(given)
 
 
 def _built(config: dict[str, Any]) -> nn.Module:
-    """The encoder that a file describes, built without downloads: a file must not be able to cause one."""
+    """The encoder that a file describes, built without downloads: a file must not be able to cause
+    one."""
     if "towers" in config:
         return SplitEncoder([_built(tower) for tower in config["towers"]], config["channels"])
     name, width = config["name"], config.get("width")
@@ -178,7 +237,8 @@ def _built(config: dict[str, Any]) -> nn.Module:
 
 @contextmanager
 def _offline() -> Iterator[None]:
-    """Keeps the Hugging Face hub offline: some networks of open_clip would download the configuration of a part."""
+    """Keeps the Hugging Face hub offline: some networks of open_clip would download the
+    configuration of a part."""
     hub, before = "HF_HUB_OFFLINE", os.environ.get("HF_HUB_OFFLINE")
     constants = sys.modules.get("huggingface_hub.constants")
     was = getattr(constants, hub, None)
@@ -203,17 +263,24 @@ def _inner(encoder: nn.Module) -> nn.Module:
 
 def _count(what: str, names: Iterable[str]) -> str:
     names = list(names)
-    return f"{len(names)} {what} ({', '.join(names[:2])}{', …' if len(names) > 2 else ''})" if names else ""
+    return (
+        f"{len(names)} {what} ({', '.join(names[:2])}{', …' if len(names) > 2 else ''})"
+        if names
+        else ""
+    )
 
 
 def _describe(file: Path) -> dict[str, Any]:
-    """The description in the header of `file` or in the `.json` beside it; empty if there is none."""
+    """The description in the header of `file` or in the `.json` beside it; empty if there is
+    none."""
     text = ""
     if file.suffix == ".safetensors":
         try:
             text = _metadata(file).get("kinfolk", "")
         except Exception as error:
-            raise KinfolkError(f"{file} can't be read as weights: {why_unreadable(error)}.") from error
+            raise KinfolkError(
+                f"{file} can't be read as weights: {why_unreadable(error)}."
+            ) from error
     beside = file.with_suffix(".json")
     if not text and beside.is_file():
         try:

@@ -11,7 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk import distributed
-from kinfolk.contrast import BlockLoss, Contrast, Outcome, Rows, State, block_loss, compile_block_loss, contrast
+from kinfolk.contrast import (
+    BlockLoss,
+    Contrast,
+    Outcome,
+    Rows,
+    State,
+    block_loss,
+    compile_block_loss,
+    contrast,
+)
 from kinfolk.detectors.base import Detector
 from kinfolk.kinship import ACTIONS, Action, Policy
 from kinfolk.pairs import Pairs, integer_ids, two_views
@@ -29,7 +38,8 @@ def may_read(calls: int, *tensors: Tensor) -> bool:
 
 
 class Shared(TypedDict, total=False):
-    """The arguments that all losses share; see `Settings`. A framework passes them on to its loss."""
+    """The arguments that all losses share; see `Settings`. A framework passes them on to its
+    loss."""
 
     detector: Detector | None
     action: Action
@@ -78,11 +88,15 @@ class Settings(nn.Module):
     def __new__(cls, *args: Any, **given: Any) -> Settings:
         for name in given.keys() & cls.refused:
             if given[name]:
-                raise ValueError(f"`{name}` (={given[name]}) must be left out with {cls.__name__}: {cls.refused[name]}")
+                raise ValueError(
+                    f"`{name}` (={given[name]}) must be left out with {cls.__name__}:"
+                    f" {cls.refused[name]}"
+                )
         if "num_samples" in given:
             check_num_samples(given["num_samples"])
         self = super().__new__(cls)
-        nn.Module.__init__(self)  # a dataclass sets attributes before any `__init__` of ours could run
+        # a dataclass sets attributes before any `__init__` of ours could run
+        nn.Module.__init__(self)
         return self
 
     def __post_init__(self, compile: bool) -> None:
@@ -90,36 +104,55 @@ class Settings(nn.Module):
         if not self.temperature > 0:
             raise ValueError(f"`temperature` (={self.temperature}) must be above 0")
         if self.detector is not None and not isinstance(self.detector, Detector):
-            raise TypeError(f"`detector` (={self.detector!r}) must be a detector object, such as kf.FNC(top_k=3)")
+            raise TypeError(
+                f"`detector` (={self.detector!r}) must be a detector object, such as"
+                " kf.FNC(top_k=3)"
+            )
         if self.action not in ACTIONS:
             raise ValueError(f"`action` (={self.action!r}) must be one of {', '.join(ACTIONS)}")
         if self.min_negatives < 1:
-            raise ValueError(f"`min_negatives` (={self.min_negatives}) must be at least 1: an anchor without negatives has no gradient")
+            raise ValueError(
+                f"`min_negatives` (={self.min_negatives}) must be at least 1: an anchor without"
+                " negatives has no gradient"
+            )
         if not 0 <= self.kin_weight <= 1:
             raise ValueError(f"`kin_weight` (={self.kin_weight}) must be in [0, 1]")
         if self.block_rows is not None and self.block_rows < 1:
             raise ValueError(f"`block_rows` (={self.block_rows}) must be at least 1")
         if self.action == "eliminate" and self.detector is not None and self.detector.soft:
             raise ValueError(
-                f"`action` (='eliminate') must be 'attract' or 'reweight' with {self.detector!r}: every candidate is kin "
-                "to some degree, and none would be left"
+                f"`action` (='eliminate') must be 'attract' or 'reweight' with {self.detector!r}:"
+                " every candidate is kin to some degree, and none would be left"
             )
-        if self.own_weight is None and self.detector is not None and self.action == "attract" and self.shares_pull:
+        if (
+            self.own_weight is None
+            and self.detector is not None
+            and self.action == "attract"
+            and self.shares_pull
+        ):
             self.own_weight = self.detector.own_weight
         if self.own_weight is not None and not 0 <= self.own_weight <= 1:
             raise ValueError(f"`own_weight` (={self.own_weight}) must be in [0, 1]")
         if self.own_weight is not None and (self.action != "attract" or not self.shares_pull):
-            what = type(self).__name__ if self.action == "attract" else f"`action` (={self.action!r})"
-            raise ValueError(f"`own_weight` (={self.own_weight}) must be None with {what}: it divides the pull of 'attract'")
+            what = (
+                type(self).__name__ if self.action == "attract" else f"`action` (={self.action!r})"
+            )
+            raise ValueError(
+                f"`own_weight` (={self.own_weight}) must be None with {what}: it divides the pull"
+                " of 'attract'"
+            )
 
     def __repr__(self) -> str:
         given = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
-        shown = [f"{name}={value!r}" for name, (value, default) in given.items() if value != default]
+        shown = [
+            f"{name}={value!r}" for name, (value, default) in given.items() if value != default
+        ]
         shown += ["compile=True"] if self.compiles else []
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
-del Settings.detector, Settings.compile  # class attributes would hide the module's; the defaults stay
+# class attributes would hide the module's; the defaults stay
+del Settings.detector, Settings.compile
 
 
 class Objective(Settings, ABC):
@@ -171,20 +204,31 @@ class Objective(Settings, ABC):
         norm; `ids`: (B,) sample ids."""
         return self.on(two_views(z1, z2, self.number(z1) if ids is None else ids))
 
-    def on(self, pairs: Pairs, temperature: Tensor | None = None, parameters: tuple[Tensor, ...] | None = None) -> Tensor:
+    def on(
+        self,
+        pairs: Pairs,
+        temperature: Tensor | None = None,
+        parameters: tuple[Tensor, ...] | None = None,
+    ) -> Tensor:
         """Scalar: the same over any anchors × candidates, of any norm. Under a process group,
         candidates that are the anchors (one tensor) or `local_candidates` are gathered from all
-        ranks. `temperature`: a learned one, (), instead of this loss's. `parameters`: instead of its
-        `learned_parameters`."""
+        ranks. `temperature`: a learned one, (), instead of this loss's. `parameters`: instead of
+        its `learned_parameters`."""
         if torch.compiler.is_compiling():  # in a user's graph: it breaks here
             outside: Tensor = torch.compiler.disable(self.on)(pairs, temperature, parameters)  # type: ignore[no-untyped-call]
             return outside
         if pairs.degree is not None and not self.uses_degrees:
-            raise ValueError(f"`degree` must be None: to {type(self).__name__} every positive counts fully")
+            raise ValueError(
+                f"`degree` must be None: to {type(self).__name__} every positive counts fully"
+            )
         self.check_ids(pairs.ids, pairs.candidate_ids)
         with torch.autocast(pairs.anchors.device.type, enabled=False):
             pairs, sizes = self._gather(self._with_groups(to_unit(pairs)))
-            t = self.anchor_temperature(pairs) if temperature is None else temperature.to(pairs.anchors.dtype)
+            t = (
+                self.anchor_temperature(pairs)
+                if temperature is None
+                else temperature.to(pairs.anchors.dtype)
+            )
             least = self.min_negatives if self.keeps_negatives else 0
             policy = Policy(self.action, self.kin_weight, least, self.attracted_stay)
             labels = None if self.labels is None else self.labels.to(pairs.ids.device)
@@ -287,7 +331,9 @@ class Objective(Settings, ABC):
         found: dict[str, Any] = dict(zip(names, rest, strict=True))
         return replace(pairs, candidates=candidates, local_candidates=False, **found), sizes
 
-    def _write_state(self, pairs: Pairs, outcome: Outcome, loss: Tensor, sizes: list[int] | None) -> None:
+    def _write_state(
+        self, pairs: Pairs, outcome: Outcome, loss: Tensor, sizes: list[int] | None
+    ) -> None:
         """Writes the state of detector and loss, of all ranks, unless the loss is not finite."""
         is_finite, detector = finite(loss), self.detector
         parts = [(detector, outcome.found), (self, self.state_of(outcome, pairs.ids))]
@@ -295,8 +341,9 @@ class Objective(Settings, ABC):
         listens = detector is not None and (detector.collects or "loss" in detector.wanted_metrics)
         if (parts or listens) and torch._C._current_graph_task_id() != -1:
             raise RuntimeError(
-                f"{type(self).__name__} is called again in a backward pass, as by torch.utils.checkpoint, but its state has "
-                "changed since the first call: call the loss outside of the checkpoint, which can hold the encoder alone"
+                f"{type(self).__name__} is called again in a backward pass, as by"
+                " torch.utils.checkpoint, but its state has changed since the first call: call the"
+                " loss outside of the checkpoint, which can hold the encoder alone"
             )
         if distributed.world_size() > 1 and sizes is None:  # gathered losses are equal on all ranks
             number = is_finite.to(torch.int64)
@@ -305,7 +352,9 @@ class Objective(Settings, ABC):
         if skips(is_finite):
             return
         if parts:
-            ids, *rows = distributed.joined(pairs.ids, *(x for _, update in parts for x in update.values()), sizes=sizes)
+            ids, *rows = distributed.joined(
+                pairs.ids, *(x for _, update in parts for x in update.values()), sizes=sizes
+            )
             for part, update in parts:
                 part.observe(ids, {name: rows.pop(0) for name in update}, is_finite)  # type: ignore[union-attr]
         if detector is not None and "loss" in detector.wanted_metrics:
@@ -363,7 +412,9 @@ def to_unit(pairs: Pairs) -> Pairs:
         candidates = anchors
     elif not (pairs.unit_candidates and candidates.dtype == dtype):
         candidates = unit(candidates, dtype)
-    return replace(pairs, anchors=anchors, candidates=candidates, positives=unit(pairs.positives, dtype))
+    return replace(
+        pairs, anchors=anchors, candidates=candidates, positives=unit(pairs.positives, dtype)
+    )
 
 
 def unit(z: Tensor, dtype: torch.dtype | None = None) -> Tensor:

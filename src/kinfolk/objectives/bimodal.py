@@ -1,10 +1,10 @@
-"""Losses of image and text, or of any two towers: two directions, each with anchors of one tower and
-candidates of the other.
+"""Losses of image and text, or of any two towers: two directions, each with anchors of one tower
+and candidates of the other.
 
 - CLIP: Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML
   2021, figure 3; the learned temperature of section 2.5.
-- Bimodal SogCLR: Yuan et al., Provable Stochastic Optimization for Global Contrastive Learning, ICML
-  2022, as in GloFND (Balmaseda et al., ICML 2025), section 3.3 and appendix B.
+- Bimodal SogCLR: Yuan et al., Provable Stochastic Optimization for Global Contrastive Learning,
+  ICML 2022, as in GloFND (Balmaseda et al., ICML 2025), section 3.3 and appendix B.
 - SigLIP: Zhai et al., Sigmoid Loss for Language Image Pre-Training, ICCV 2023, equation 1.
 
 Dimension key: B batch, D embedding, R rows of a block, C candidates, N data set.
@@ -50,7 +50,13 @@ class LearnedTemperature(nn.Module):
         0.07
     """
 
-    def __init__(self, initial: float, lowest: float = 0.01, highest: float = 1.0, gradient_factor: float = 1.0) -> None:
+    def __init__(
+        self,
+        initial: float,
+        lowest: float = 0.01,
+        highest: float = 1.0,
+        gradient_factor: float = 1.0,
+    ) -> None:
         super().__init__()
         if not 0 < lowest < highest:
             raise ValueError(f"`min_temperature` (={lowest}) must be above 0 and below {highest}")
@@ -68,7 +74,9 @@ class LearnedTemperature(nn.Module):
         scale = distributed.averaged(self.logit_scale)
         scale = scale if scale.dtype == torch.float64 else scale.float()
         t = torch.exp(-(scale if self.training else scale.clamp(*bounds)))
-        return t if self.gradient_factor == 1 else t.detach() + self.gradient_factor * (t - t.detach())
+        return (
+            t if self.gradient_factor == 1 else t.detach() + self.gradient_factor * (t - t.detach())
+        )
 
     @property
     def value(self) -> float:
@@ -111,26 +119,48 @@ class TwoTowers(Settings, ABC):
         """The pairs of both directions. The other tower's embedding of a sample is its positive."""
         if image.ndim != 2 or text.shape != image.shape or not image.numel():
             raise ValueError(
-                f"`image_features` (={tuple(image.shape)}) and `text_features` (={tuple(text.shape)}) must have one shape "
-                "(batch, embedding), neither of them 0: row i of both belongs to one sample"
+                f"`image_features` (={tuple(image.shape)}) and `text_features`"
+                f" (={tuple(text.shape)}) must have one shape (batch, embedding), neither of them"
+                " 0: row i of both belongs to one sample"
             )
         for name, given in (("ids", ids), ("group_ids", group_ids)):
             if isinstance(given, Tensor) and given.shape != image.shape[:1]:
-                raise ValueError(f"`{name}` (={tuple(given.shape)}) must have the shape {tuple(image.shape[:1])}: one for each pair")
+                raise ValueError(
+                    f"`{name}` (={tuple(given.shape)}) must have the shape"
+                    f" {tuple(image.shape[:1])}: one for each pair"
+                )
         ids = objective.number(image) if ids is None else integer_ids(ids, image.device)
         objective.check_ids(ids)
         if group_ids is None and objective.groups is not None:
             group_ids = objective.groups.to(image.device)[ids]
         if group_ids is None and explicit.get("negative_group_ids") is not None:
             group_ids = torch.full_like(ids, -1)
-        keys = ids if group_ids is None else group_keys(ids, integer_ids(group_ids, image.device, "group_ids"))
+        keys = (
+            ids
+            if group_ids is None
+            else group_keys(ids, integer_ids(group_ids, image.device, "group_ids"))
+        )
 
         def one_way(anchors: Tensor, others: Tensor) -> Pairs:
             guide = None
             if objective.detector is not None and objective.detector.guide == "modality":
-                guide = F.normalize(others.detach().float(), dim=-1)  # candidates compared with the anchor's own one
-            known = {"groups": keys, "candidate_groups": keys, "guide": guide, "candidate_guide": guide}
-            return Pairs(anchors, others, others.unsqueeze(1), ids, ids, local_candidates=True, **known)  # type: ignore[arg-type]
+                # candidates compared with the anchor's own one
+                guide = F.normalize(others.detach().float(), dim=-1)
+            known = {
+                "groups": keys,
+                "candidate_groups": keys,
+                "guide": guide,
+                "candidate_guide": guide,
+            }
+            return Pairs(
+                anchors,
+                others,
+                others.unsqueeze(1),
+                ids,
+                ids,
+                local_candidates=True,
+                **known,  # type: ignore[arg-type]
+            )
 
         first = one_way(image, text)
         if explicit.get("negatives") is not None:
@@ -142,16 +172,29 @@ NO_KEY = torch.iinfo(torch.int64).min
 """The key of a candidate that is in no anchor's group."""
 
 
-def with_negatives(pairs: Pairs, objective: Objective, grouped: bool, **explicit: Unpack[Negatives]) -> Pairs:
-    """The pairs with explicit negatives as further candidates. `grouped`: whether keys are groups."""
-    z, given, groups = explicit["negatives"], explicit.get("negative_ids"), explicit.get("negative_group_ids")
+def with_negatives(
+    pairs: Pairs, objective: Objective, grouped: bool, **explicit: Unpack[Negatives]
+) -> Pairs:
+    """The pairs with explicit negatives as further candidates. `grouped`: whether keys are
+    groups."""
+    z, given, groups = (
+        explicit["negatives"],
+        explicit.get("negative_ids"),
+        explicit.get("negative_group_ids"),
+    )
     assert z is not None
     size, device = pairs.anchors.shape, pairs.anchors.device
     if z.ndim != 3 or (len(z), z.shape[2]) != size or not z.numel():
-        raise ValueError(f"`negatives` (={tuple(z.shape)}) must have the shape ({size[0]}, negatives, {size[1]}): some for each pair")
+        raise ValueError(
+            f"`negatives` (={tuple(z.shape)}) must have the shape ({size[0]}, negatives,"
+            f" {size[1]}): some for each pair"
+        )
     for name, each in (("negative_ids", given), ("negative_group_ids", groups)):
         if each is not None and each.shape != z.shape[:2]:
-            raise ValueError(f"`{name}` (={tuple(each.shape)}) must have the shape {tuple(z.shape[:2])}: one for each negative")
+            raise ValueError(
+                f"`{name}` (={tuple(each.shape)}) must have the shape {tuple(z.shape[:2])}: one for"
+                " each negative"
+            )
     if given is None and objective.looks_up:
         raise ValueError("`negative_ids` must be given: state or labels are looked up by sample id")
     if given is None:  # numbers that no sample has
@@ -162,14 +205,28 @@ def with_negatives(pairs: Pairs, objective: Objective, grouped: bool, **explicit
         objective.check_ids(ids_BK.flatten())
         if groups is None and objective.groups is not None:
             groups = objective.groups.to(device)[ids_BK]
-    keys_BK = torch.full_like(ids_BK, NO_KEY) if given is None else group_keys(ids_BK, torch.full_like(ids_BK, -1)) if grouped else ids_BK
+    keys_BK = (
+        torch.full_like(ids_BK, NO_KEY)
+        if given is None
+        else group_keys(ids_BK, torch.full_like(ids_BK, -1))
+        if grouped
+        else ids_BK
+    )
     if groups is not None:
         groups = integer_ids(groups, device, "negative_group_ids")
         keys_BK = torch.where(groups >= 0, groups, keys_BK)
-    added: dict[str, Tensor | None] = {"candidates": z, "candidate_ids": ids_BK, "candidate_groups": keys_BK}
+    added: dict[str, Tensor | None] = {
+        "candidates": z,
+        "candidate_ids": ids_BK,
+        "candidate_groups": keys_BK,
+    }
     if pairs.candidate_guide is not None:
         added["candidate_guide"] = F.normalize(z.detach().float(), dim=-1)
-    found = {name: torch.cat((getattr(pairs, name), each.flatten(0, 1))) for name, each in added.items() if each is not None}
+    found = {
+        name: torch.cat((getattr(pairs, name), each.flatten(0, 1)))
+        for name, each in added.items()
+        if each is not None
+    }
     if explicit.get("own_only"):
         owners_BK = pairs.ids.unsqueeze(1).expand_as(ids_BK)
         found["candidate_owners"] = torch.cat((torch.full_like(pairs.ids, -1), owners_BK.flatten()))
@@ -177,8 +234,9 @@ def with_negatives(pairs: Pairs, objective: Objective, grouped: bool, **explicit
 
 
 def group_ids_of(values: Iterable[object]) -> Tensor:
-    """(N,) group ids of any values, such as texts or names of documents: equal values are one group.
-    None and "" are in no group (−1). The same value has the same id in every run and process.
+    """(N,) group ids of any values, such as texts or names of documents: equal values are one
+    group. None and "" are in no group (−1). The same value has the same id in every run and
+    process.
 
     Example:
         >>> group_ids_of(["the same", "the same", "another", ""]).tolist()
@@ -196,11 +254,12 @@ def group_ids_of(values: Iterable[object]) -> Tensor:
 
 
 class BimodalLoss(TwoTowers, ABC, Generic[Direction]):
-    """Abstract. The mean of two losses: of image anchors against texts, and of texts against images.
+    """Abstract. The mean of two losses: of image anchors against texts, and of texts against
+    images.
 
     Everything that is kept per sample (thresholds, moving averages, temperatures) is kept once for
-    each direction, so the detector is copied for the texts. Candidates that share the anchor's id or
-    group are never negatives."""
+    each direction, so the detector is copied for the texts. Candidates that share the anchor's id
+    or group are never negatives."""
 
     image: Direction
     text: Direction
@@ -208,7 +267,15 @@ class BimodalLoss(TwoTowers, ABC, Generic[Direction]):
 
     def build(self, kind: type[Direction], learned: LearnedTemperature | None, **more: Any) -> None:
         """Makes the losses of both directions from the shared settings and `more`."""
-        names = ("temperature", "action", "min_negatives", "kin_weight", "own_weight", "block_rows", "gather")
+        names = (
+            "temperature",
+            "action",
+            "min_negatives",
+            "kin_weight",
+            "own_weight",
+            "block_rows",
+            "gather",
+        )
         shared = {name: getattr(self, name) for name in names} | {"compile": self.compiles} | more
         detector = self.detector
         del self.detector  # it belongs to the directions
@@ -261,7 +328,8 @@ class BimodalLoss(TwoTowers, ABC, Generic[Direction]):
         return self.temperature if self.learned is None else self.learned.value
 
     def temperature_parameters(self) -> list[nn.Parameter]:
-        """The learned temperature, for a parameter group without weight decay; empty if constant."""
+        """The learned temperature, for a parameter group without weight decay; empty if
+        constant."""
         return [] if self.learned is None else list(self.learned.parameters())
 
     def set_eval_labels(self, labels: Tensor | None) -> None:
@@ -284,8 +352,10 @@ class BimodalLoss(TwoTowers, ABC, Generic[Direction]):
 class CLIPLoss(BimodalLoss[NTXentLoss]):
     """InfoNCE of image and text in both directions, with a learned temperature.
 
-        loss = ½ mean_i ( −s_ii / t + log( exp(s_ii / t) + Σ_{j ≠ i} w_ij exp(s_ij / t) ) )     images i, texts j
-             + ½ mean_i ( −s_ii / t + log( exp(s_ii / t) + Σ_{j ≠ i} v_ij exp(s_ji / t) ) )     texts i, images j
+        loss = ½ mean_i ( −s_ii / t + log( exp(s_ii / t) + Σ_{j ≠ i} w_ij exp(s_ij / t) ) )
+                                                                                                images i, texts j
+             + ½ mean_i ( −s_ii / t + log( exp(s_ii / t) + Σ_{j ≠ i} v_ij exp(s_ji / t) ) )
+                                                                                                texts i, images j
 
     w, v: 1; 0 where j shares the group of i; for kin as the action says, see `NTXentLoss`. Without
     groups and detector it is the cross-entropy over rows and columns of the matrix of similarities.
@@ -304,7 +374,7 @@ class CLIPLoss(BimodalLoss[NTXentLoss]):
         0.3408
         >>> round(loss_fn(torch.eye(4), torch.eye(4), group_ids=torch.tensor([0, 0, 0, 1])).item(), 4)
         0.1804
-    """
+    """  # noqa: E501
 
     temperature: float = 0.07
     learnable: bool = True
@@ -315,21 +385,26 @@ class CLIPLoss(BimodalLoss[NTXentLoss]):
 
     def __post_init__(self, compile: bool) -> None:
         super().__post_init__(compile)
-        learned = LearnedTemperature(self.temperature, self.min_temperature) if self.learnable else None
-        self.build(NTXentLoss, learned, decoupled=self.decoupled, prior=self.prior, hardness=self.hardness)
+        learned = (
+            LearnedTemperature(self.temperature, self.min_temperature) if self.learnable else None
+        )
+        self.build(
+            NTXentLoss, learned, decoupled=self.decoupled, prior=self.prior, hardness=self.hardness
+        )
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class BimodalSogCLRLoss(BimodalLoss[SogCLRLoss]):
-    """The global contrastive loss of image and text: a moving average of each image's negatives, and
-    one of each text's.
+    """The global contrastive loss of image and text: a moving average of each image's negatives,
+    and one of each text's.
 
-        ĝ_I,i = mean over the kept texts j ≠ i of exp(s_ij / t),  u_I,i ← (1 − γ) u_I,i + γ ĝ_I,i    and so ĝ_T, u_T
+        ĝ_I,i = mean over the kept texts j ≠ i of exp(s_ij / t),  u_I,i ← (1 − γ) u_I,i + γ ĝ_I,i
+                                                                  and so ĝ_T, u_T
         value    mean_i( −s_ii + ½ t·log u_I,i + ½ t·log u_T,i )
         gradient mean_i( −∇s_ii + ½ (t / u_I,i) ∇ĝ_I,i + ½ (t / u_T,i) ∇ĝ_T,i )
 
-    Candidates of the anchor's group, and with "eliminate" or "attract" its kin, are not in ĝ. State:
-    u of each direction (`image.u`, `text.u`), and that of the two detectors.
+    Candidates of the anchor's group, and with "eliminate" or "attract" its kin, are not in ĝ.
+    State: u of each direction (`image.u`, `text.u`), and that of the two detectors.
 
     Args:
         num_samples: N; ids are in [0, N).
@@ -371,7 +446,8 @@ class BimodalSogCLRLoss(BimodalLoss[SogCLRLoss]):
 class SigLIPLoss(Objective, TwoTowers):
     """Each pair of an image and a text is classified by itself: a sigmoid, no softmax.
 
-        loss = −(1 / B) Σ_ij w_ij log σ( y_ij (s_ij / t + b) ),     y_ij = 1 where j is the text of i or shares its group, else −1
+        loss = −(1 / B) Σ_ij w_ij log σ( y_ij (s_ij / t + b) ),     y_ij = 1 where j is the text of
+                                                                    i or shares its group, else −1
 
     t and b are learned. w_ij is 1; of kin 0 with "eliminate", 1 − degree or `kin_weight` with
     "reweight". With "attract" kin are positives to their degree d: −d log σ(x) − (1 − d) log σ(−x).
@@ -379,7 +455,8 @@ class SigLIPLoss(Objective, TwoTowers):
     anchors and texts as candidates. State: t, b and the detector's.
 
     Args:
-        bias: b at the start; −10 as in the paper, so that negatives do not dominate the first steps.
+        bias: b at the start; −10 as in the paper, so that negatives do not dominate the first
+            steps.
         learnable: False keeps t and b constant.
         min_temperature: the learned t never falls below.
         temperature, detector, action, …: see `Settings`.
@@ -398,12 +475,15 @@ class SigLIPLoss(Objective, TwoTowers):
     keeps_negatives: ClassVar[bool] = False
     shares_pull: ClassVar[bool] = False
     refused: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("prior", "hardness", "decoupled"), "each pair is classified by itself, so there is no sum over negatives"
+        ("prior", "hardness", "decoupled"),
+        "each pair is classified by itself, so there is no sum over negatives",
     )
 
     def __post_init__(self, compile: bool, bias: float) -> None:
         super().__post_init__(compile)
-        self.learned = LearnedTemperature(self.temperature, self.min_temperature).requires_grad_(self.learnable)
+        self.learned = LearnedTemperature(self.temperature, self.min_temperature).requires_grad_(
+            self.learnable
+        )
         self.bias = nn.Parameter(torch.tensor(float(bias)), requires_grad=self.learnable)
 
     def forward(

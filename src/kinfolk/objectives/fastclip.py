@@ -1,6 +1,6 @@
-"""FastCLIP: Wei et al., FastCLIP: A Suite of Optimization Techniques to Accelerate CLIP Training with
-Limited Resources, 2024, version 3; with GloFND: Balmaseda et al., ICML 2025, section 4.2. With a
-temperature for each sample: Qiu et al., Not All Semantics are Created Equal (iSogCLR), ICML 2023.
+"""FastCLIP: Wei et al., FastCLIP: A Suite of Optimization Techniques to Accelerate CLIP Training
+with Limited Resources, 2024, version 3; with GloFND: Balmaseda et al., ICML 2025, section 4.2. With
+a temperature for each sample: Qiu et al., Not All Semantics are Created Equal (iSogCLR), ICML 2023.
 
 Dimension key: A anchors, R rows of a block, b samples of a block, N data set.
 """
@@ -21,7 +21,8 @@ from kinfolk.objectives.bimodal import BimodalLoss, LearnedTemperature
 from kinfolk.objectives.sogclr import AveragedLoss, check_decay, cosine_gamma
 from kinfolk.pairs import Pairs
 
-_NEW, _CLIP = 0.5, 5.0  # weight of a new gradient of an individual temperature, and its largest size (iSogCLR)
+# weight of a new gradient of an individual temperature, and its largest size (iSogCLR)
+_NEW, _CLIP = 0.5, 5.0
 _SLOW_BELOW, _SLOW = 0.03, 1 / 3
 TemperatureGradient = Literal["released", "exact"]
 
@@ -60,10 +61,15 @@ class RobustContrastLoss(AveragedLoss):
         if self.epsilon < 0:
             raise ValueError(f"`epsilon` (={self.epsilon}) must be at least 0")
         if self.individual_lr is not None and self.individual_lr <= 0:
-            raise ValueError(f"`individual_lr` (={self.individual_lr}) must be above 0, or None for one temperature")
+            raise ValueError(
+                f"`individual_lr` (={self.individual_lr}) must be above 0, or None for one"
+                " temperature"
+            )
 
     def state_fields(self) -> Mapping[str, float]:
-        return {} if self.individual_lr is None else {"temperature": self.temperature, "momentum": 0.0}
+        return (
+            {} if self.individual_lr is None else {"temperature": self.temperature, "momentum": 0.0}
+        )
 
     @property
     def temperatures(self) -> Tensor:
@@ -85,7 +91,9 @@ class RobustContrastLoss(AveragedLoss):
         log_g = rows.log_sum() - weight.where(~bare, 1.0).log() - (pull / t).masked_fill(bare, 0.0)
         log_u, stored = self.average(rows, log_g, bare)
         if self.epsilon:
-            log_u = torch.logaddexp(log_u, torch.full_like(log_u, math.log(self.epsilon))).masked_fill(bare, 0.0)
+            log_u = torch.logaddexp(
+                log_u, torch.full_like(log_u, math.log(self.epsilon))
+            ).masked_fill(bare, 0.0)
         gradient = t.detach() * torch.exp(log_g - log_u)  # t / (ε + u) · ∇ĝ, also by t
         value, share = t * log_u + self.rho * t, 0.5 if self.halved else 1.0
         value = share * value + (1 - share) * value.detach()
@@ -96,10 +104,19 @@ class RobustContrastLoss(AveragedLoss):
         if outcome.t_grad is None or self.individual_lr is None:
             return outcome.proposed
         state, num_views = self.store.read(ids), len(outcome.t_grad) // len(ids)
-        gradient_b = outcome.t_grad.clamp(-_CLIP, _CLIP).view(-1, num_views).mean(1).to(state["momentum"].dtype)
+        gradient_b = (
+            outcome.t_grad.clamp(-_CLIP, _CLIP)
+            .view(-1, num_views)
+            .mean(1)
+            .to(state["momentum"].dtype)
+        )
         unseen_b = outcome.proposed["log_u"].isnan()  # a sample without negatives is left as it is
-        momentum_b = torch.lerp(state["momentum"], gradient_b, _NEW).masked_fill(unseen_b, torch.nan)
-        stepped_b = (state["temperature"] - self.individual_lr * momentum_b).clamp(self.lowest, self.highest)
+        momentum_b = torch.lerp(state["momentum"], gradient_b, _NEW).masked_fill(
+            unseen_b, torch.nan
+        )
+        stepped_b = (state["temperature"] - self.individual_lr * momentum_b).clamp(
+            self.lowest, self.highest
+        )
         return {**outcome.proposed, "temperature": stepped_b, "momentum": momentum_b}
 
 
@@ -108,7 +125,8 @@ class FastCLIPLoss(BimodalLoss[RobustContrastLoss]):
     """The robust global contrastive loss of image and text: moving averages per direction, and a
     temperature learned by its own rule.
 
-        ĝ_I,i = mean over the kept texts j ≠ i of exp((s_ij − s_ii) / t),  u_I,i ← (1 − γ) u_I,i + γ ĝ_I,i
+        ĝ_I,i = mean over the kept texts j ≠ i of exp((s_ij − s_ii) / t),  u_I,i ← (1 − γ) u_I,i + γ
+        ĝ_I,i
         value           mean_i( ½ t·log(ε + u_I,i) + ½ t·log(ε + u_T,i) ) + ρ·t
         gradient        mean_i( ½ t / (ε + u_I,i) · ∇ĝ_I,i + ½ t / (ε + u_T,i) · ∇ĝ_T,i )
         gradient by t   mean_i( ½ log(ε + u_I,i) + c · ½ t / (ε + u_I,i) · ∂ĝ_I,i/∂t + … ) + ρ
@@ -121,8 +139,10 @@ class FastCLIPLoss(BimodalLoss[RobustContrastLoss]):
     temperature needs a learning rate of its own, which falls to a third while t < 0.03:
 
         optimizer = AdamW([{"params": towers},
-                           {"params": loss_fn.temperature_parameters(), "lr": 2e-4, "weight_decay": 0}])
-        schedule = LambdaLR(optimizer, [towers_schedule, lambda step: loss_fn.temperature_lr_factor])
+                           {"params": loss_fn.temperature_parameters(), "lr": 2e-4, "weight_decay":
+                           0}])
+        schedule = LambdaLR(optimizer, [towers_schedule, lambda step:
+        loss_fn.temperature_lr_factor])
 
     With `individual_lr`, every image and every text has its own temperature (iSogCLR), learned
     within the loss. State: `learned.logit_scale`, the logarithm of 1 / t, or the individual
@@ -167,10 +187,15 @@ class FastCLIPLoss(BimodalLoss[RobustContrastLoss]):
         super().__post_init__(compile)
         if self.temperature_gradient not in get_args(TemperatureGradient):
             allowed = ", ".join(get_args(TemperatureGradient))
-            raise ValueError(f"`temperature_gradient` (={self.temperature_gradient!r}) must be one of {allowed}")
+            raise ValueError(
+                f"`temperature_gradient` (={self.temperature_gradient!r}) must be one of {allowed}"
+            )
         check_decay(self.decay_epochs)
-        halved = self.temperature_gradient == "released" and self.individual_lr is None  # of log u and ρ; then doubled
-        learned = LearnedTemperature(self.temperature, self.min_temperature, gradient_factor=2.0 if halved else 1.0)
+        # of log u and ρ; then doubled
+        halved = self.temperature_gradient == "released" and self.individual_lr is None
+        learned = LearnedTemperature(
+            self.temperature, self.min_temperature, gradient_factor=2.0 if halved else 1.0
+        )
         self.build(
             RobustContrastLoss,
             learned if self.individual_lr is None else None,
@@ -191,7 +216,10 @@ class FastCLIPLoss(BimodalLoss[RobustContrastLoss]):
         """t, as it is now; the mean of individual ones."""
         if self.individual_lr is None:
             return super().current_temperature
-        return float(self.image.temperatures.float().mean() + self.text.temperatures.float().mean()) / 2
+        return (
+            float(self.image.temperatures.float().mean() + self.text.temperatures.float().mean())
+            / 2
+        )
 
     @property
     def temperature_lr_factor(self) -> float:

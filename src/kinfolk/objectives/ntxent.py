@@ -42,7 +42,8 @@ def without_estimate(given: Estimate) -> Shared:
 class NTXentLoss(Objective):
     """The loss of SimCLR, with false negatives eliminated, attracted or reweighted.
 
-        loss_i = −(1/|P_i|) Σ_{p ∈ P_i} s_ip / t + log( Σ_{own p} exp(s_ip / t) + Σ_j w_ij exp(s_ij / t) )
+        loss_i = −(1/|P_i|) Σ_{p ∈ P_i} s_ip / t + log( Σ_{own p} exp(s_ip / t) + Σ_j w_ij exp(s_ij
+        / t) )
 
     P_i: the anchor's positives, with "attract" also its kin. w_ij of a negative is 1; of kin 0 with
     "eliminate", 1 with "attract", a weight in [0, 1] with "reweight". No state. Without a detector
@@ -72,15 +73,24 @@ class NTXentLoss(Objective):
     def __post_init__(self, compile: bool) -> None:
         super().__post_init__(compile)
         if self.prior is not None and not 0 <= self.prior < 1:
-            raise ValueError(f"`prior` (={self.prior}) must be in [0, 1): the share of negatives that are false, such as 1 / classes")
+            raise ValueError(
+                f"`prior` (={self.prior}) must be in [0, 1): the share of negatives that are false,"
+                " such as 1 / classes"
+            )
         if self.hardness is not None and not 0 <= self.hardness < math.inf:
-            raise ValueError(f"`hardness` (={self.hardness}) must be at least 0; 0 weighs all negatives alike")
+            raise ValueError(
+                f"`hardness` (={self.hardness}) must be at least 0; 0 weighs all negatives alike"
+            )
         if self.rescale_kept and self.action != "eliminate":
             raise ValueError(
-                f"`rescale_kept` (=True) must be False with `action` (={self.action!r}): only 'eliminate' leaves negatives out"
+                f"`rescale_kept` (=True) must be False with `action` (={self.action!r}): only"
+                " 'eliminate' leaves negatives out"
             )
         if self.rescale_kept and (self.prior or self.hardness):
-            raise ValueError("`rescale_kept` (=True) must be False with `prior` or `hardness`, which estimate the sum themselves")
+            raise ValueError(
+                "`rescale_kept` (=True) must be False with `prior` or `hardness`, which estimate"
+                " the sum themselves"
+            )
 
     def row_loss(self, rows: Rows) -> tuple[Tensor, State]:
         lse = harden(rows, self.hardness) if self.hardness else rows.log_sum()
@@ -95,9 +105,14 @@ class NTXentLoss(Objective):
 
 
 def harden(rows: Rows, hardness: float) -> Tensor:
-    """(R,) log Σ_j w_ij h_ij exp(s_ij / t) with h_ij = exp(β s_ij / t) / its mean over negatives."""
+    """(R,) log Σ_j w_ij h_ij exp(s_ij / t) with h_ij = exp(β s_ij / t) / its mean over
+    negatives."""
     weight = rows.weight()
-    lse = rows.log_sum(scale=1 + hardness) - rows.log_sum(scale=hardness) + weight.where(weight > 0, 1.0).log()
+    lse = (
+        rows.log_sum(scale=1 + hardness)
+        - rows.log_sum(scale=hardness)
+        + weight.where(weight > 0, 1.0).log()
+    )
     return lse.where(weight > 0, OUT)
 
 
@@ -109,7 +124,8 @@ def debias(rows: Rows, lse: Tensor, prior: float) -> Tensor:
     E⁺ is the mean of exp(s / t) over the positives; exp(−1 / t) is the least a negative can add."""
     weight = rows.weight()
     log_n = weight.where(weight > 0, 1.0).log()
-    log_share = math.log(prior) + log_n + rows.log_pos() - math.log(rows.pos.shape[1]) - lse  # τ⁺ n E⁺ / Σ
+    # τ⁺ n E⁺ / Σ
+    log_share = math.log(prior) + log_n + rows.log_pos() - math.log(rows.pos.shape[1]) - lse
     share = log_share.clamp(max=1).exp()
     free = lse + (1 - share).clamp(min=torch.finfo(lse.dtype).tiny).log() - math.log1p(-prior)
     least = log_n - 1 / rows.t

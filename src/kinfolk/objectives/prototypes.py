@@ -1,13 +1,16 @@
 """Losses of methods that cluster the samples.
 
-- Prototype cross-entropy of SPCL: Mo et al., Siamese Prototypical Contrastive Learning, equation 4. Its symmetric form: Wang et al.,
-  Symmetric Cross Entropy for Robust Learning with Noisy Labels, ICCV 2019, equations 6 to 8.
-- The prototype term of ProtoNCE: Li et al., Prototypical Contrastive Learning of Unsupervised Representations, ICLR 2021, equation 11.
-- Local aggregation: Zhuang et al., Local Aggregation for Unsupervised Learning of Visual Embeddings, ICCV 2019, section 3; equation 5 of Wu
-  et al., Conditional Negative Sampling for Contrastive Learning of Visual Representations, ICLR 2021, up to a constant.
+- Prototype cross-entropy of SPCL: Mo et al., Siamese Prototypical Contrastive Learning, equation 4.
+  Its symmetric form: Wang et al., Symmetric Cross Entropy for Robust Learning with Noisy Labels,
+  ICCV 2019, equations 6 to 8.
+- The prototype term of ProtoNCE: Li et al., Prototypical Contrastive Learning of Unsupervised
+  Representations, ICLR 2021, equation 11.
+- Local aggregation: Zhuang et al., Local Aggregation for Unsupervised Learning of Visual
+  Embeddings, ICCV 2019, section 3; equation 5 of Wu et al., Conditional Negative Sampling for
+  Contrastive Learning of Visual Representations, ICLR 2021, up to a constant.
 
-Dimension key: A features or anchors, F size of a feature, D embedding, K prototypes of a level, M prototypes in the sum, L levels, R rows
-of a block, C candidates, P own positives.
+Dimension key: A features or anchors, F size of a feature, D embedding, K prototypes of a level, M
+prototypes in the sum, L levels, R rows of a block, C candidates, P own positives.
 """
 
 from __future__ import annotations
@@ -27,11 +30,13 @@ from kinfolk.pairs import OUT, Block, Pairs
 
 
 class PrototypeCrossEntropy(nn.Module):
-    """A linear classifier g_p of features by their prototypes, at one or several numbers of prototypes.
+    """A linear classifier g_p of features by their prototypes, at one or several numbers of
+    prototypes.
 
         mean over levels and features of CE(g_p(h), y)
 
-    See `prototype_cross_entropy` and `stacked_cross_entropy`. It has no state besides the classifier.
+    See `prototype_cross_entropy` and `stacked_cross_entropy`. It has no state besides the
+    classifier.
 
     Args:
         num_features: F.
@@ -39,13 +44,23 @@ class PrototypeCrossEntropy(nn.Module):
         reverse_weight, log_zero: of the symmetric form; see `prototype_cross_entropy`.
     """
 
-    def __init__(self, num_features: int, num_clusters: tuple[int, ...], reverse_weight: float = 0.0, log_zero: float = -4.0) -> None:
+    def __init__(
+        self,
+        num_features: int,
+        num_clusters: tuple[int, ...],
+        reverse_weight: float = 0.0,
+        log_zero: float = -4.0,
+    ) -> None:
         super().__init__()
         if not reverse_weight >= 0:
             raise ValueError(f"`reverse_weight` (={reverse_weight}) must not be negative")
         if not log_zero < 0:
             raise ValueError(f"`log_zero` (={log_zero}) must be below 0")
-        self.num_clusters, self.reverse_weight, self.log_zero = tuple(num_clusters), reverse_weight, log_zero
+        self.num_clusters, self.reverse_weight, self.log_zero = (
+            tuple(num_clusters),
+            reverse_weight,
+            log_zero,
+        )
         self.head = nn.Linear(num_features, sum(self.num_clusters))
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
@@ -56,12 +71,16 @@ class PrototypeCrossEntropy(nn.Module):
         return stacked_cross_entropy(levels, self.reverse_weight, self.log_zero)
 
 
-def prototype_cross_entropy(logits: Tensor, labels: Tensor, reverse_weight: float = 0.0, log_zero: float = -4.0) -> Tensor:
-    """(A,) cross-entropy of each row to its prototype, and with a `reverse_weight` w the symmetric one.
+def prototype_cross_entropy(
+    logits: Tensor, labels: Tensor, reverse_weight: float = 0.0, log_zero: float = -4.0
+) -> Tensor:
+    """(A,) cross-entropy of each row to its prototype, and with a `reverse_weight` w the symmetric
+    one.
 
         −log p_y + w · RCE,       RCE = −Σ_k p_k log q_k = −log_zero · (1 − p_y)
 
-    q is the one-hot label, whose zeros have the logarithm `log_zero`. RCE is bounded, which limits the effect of a wrong prototype.
+    q is the one-hot label, whose zeros have the logarithm `log_zero`. RCE is bounded, which limits
+    the effect of a wrong prototype.
 
     Args:
         logits: (A, K) g_p(h).
@@ -83,29 +102,44 @@ def prototype_cross_entropy(logits: Tensor, labels: Tensor, reverse_weight: floa
     return loss_A.where(labels >= 0, 0.0)
 
 
-def stacked_cross_entropy(levels: Sequence[tuple[Tensor, Tensor]], reverse_weight: float = 0.0, log_zero: float = -4.0) -> Tensor:
-    """Scalar: the cross-entropy to the prototypes, mean over the levels and over the features of all ranks.
+def stacked_cross_entropy(
+    levels: Sequence[tuple[Tensor, Tensor]], reverse_weight: float = 0.0, log_zero: float = -4.0
+) -> Tensor:
+    """Scalar: the cross-entropy to the prototypes, mean over the levels and over the features of
+    all ranks.
 
     Args:
-        levels: (A, K) logits and (A,) labels of each number of prototypes; this rank's, ranks may have different numbers of features.
+        levels: (A, K) logits and (A,) labels of each number of prototypes; this rank's, ranks may
+            have different numbers of features.
         reverse_weight, log_zero: see `prototype_cross_entropy`.
     """
     first = levels[0][0]
     with torch.autocast(first.device.type, enabled=False):
-        losses_LA = torch.stack([prototype_cross_entropy(*level, reverse_weight, log_zero) for level in levels])
+        losses_LA = torch.stack(
+            [prototype_cross_entropy(*level, reverse_weight, log_zero) for level in levels]
+        )
     if distributed.world_size() == 1:
         return losses_LA.mean()
     number = sum(distributed.batch_sizes(len(first), first.device))
     return distributed.sum_over_ranks(losses_LA.mean(0).sum() / number)
 
 
-def prototype_nce(anchors: Tensor, prototypes: Tensor, concentration: Tensor, labels: Tensor, drawn: Tensor | None = None) -> Tensor:
-    """Scalar: each anchor's own prototype against the others, each with its own temperature; mean over this rank's anchors.
+def prototype_nce(
+    anchors: Tensor,
+    prototypes: Tensor,
+    concentration: Tensor,
+    labels: Tensor,
+    drawn: Tensor | None = None,
+) -> Tensor:
+    """Scalar: each anchor's own prototype against the others, each with its own temperature; mean
+    over this rank's anchors.
 
-        loss_i = −log( exp(v_i·c_s / φ_s) / Σ_j exp(v_i·c_j / φ_j) )        s the prototype of sample i
+        loss_i = −log( exp(v_i·c_s / φ_s) / Σ_j exp(v_i·c_j / φ_j) )        s the prototype of
+                                                                            sample i
 
-    It is InfoNCE over the row terms of the engine: with t the smallest φ and candidates c_j · t / φ_j, the exponents are v_i·c_j / φ_j. The
-    number of the prototype is the sample id, so that the own prototype is in the sum only once.
+    It is InfoNCE over the row terms of the engine: with t the smallest φ and candidates c_j · t /
+    φ_j, the exponents are v_i·c_j / φ_j. The number of the prototype is the sample id, so that the
+    own prototype is in the sum only once.
 
     Args:
         anchors: (A, D) v, of any norm.
@@ -117,14 +151,18 @@ def prototype_nce(anchors: Tensor, prototypes: Tensor, concentration: Tensor, la
     Example:
         >>> round(prototype_nce(torch.eye(2), torch.eye(2), torch.tensor([0.5, 0.5]), torch.tensor([0, -1])).item(), 4)
         0.0635
-    """
+    """  # noqa: E501
     anchors_AD = unit(anchors)
     phi_K, empty_K = concentration.to(anchors_AD.dtype), concentration <= 0
     smallest = phi_K.masked_fill(empty_K, torch.inf).amin()
-    scaled_KD = unit(prototypes.detach().to(anchors_AD.dtype)) * (smallest / phi_K.masked_fill(empty_K, torch.inf)).unsqueeze(1)
+    scaled_KD = unit(prototypes.detach().to(anchors_AD.dtype)) * (
+        smallest / phi_K.masked_fill(empty_K, torch.inf)
+    ).unsqueeze(1)
     number_M = torch.arange(len(scaled_KD), device=labels.device) if drawn is None else drawn
     own_A1D = scaled_KD[labels.clamp(min=0)].unsqueeze(1)
-    pairs = Pairs(anchors_AD, scaled_KD if drawn is None else scaled_KD[drawn], own_A1D, labels, number_M)
+    pairs = Pairs(
+        anchors_AD, scaled_KD if drawn is None else scaled_KD[drawn], own_A1D, labels, number_M
+    )
     how = Contrast(_prototype_row_loss, Policy(), _Empty(empty_K[number_M]))
     return contrast(pairs, smallest, how).loss
 
@@ -152,7 +190,11 @@ class _Empty:
         return Kin(ignore=self.empty_C.expand_as(block.sim_RC))
 
 
-def proto_nce(anchors: Tensor, levels: Sequence[tuple[Tensor, Tensor, Tensor]], drawn: Sequence[Tensor | None] | None = None) -> Tensor:
+def proto_nce(
+    anchors: Tensor,
+    levels: Sequence[tuple[Tensor, Tensor, Tensor]],
+    drawn: Sequence[Tensor | None] | None = None,
+) -> Tensor:
     """Scalar: the prototype term, mean over the levels and over the anchors of all ranks.
 
     Args:
@@ -161,7 +203,9 @@ def proto_nce(anchors: Tensor, levels: Sequence[tuple[Tensor, Tensor, Tensor]], 
         drawn: of each level, the same on all ranks; see `prototype_nce`.
     """
     chosen = [None] * len(levels) if drawn is None else drawn
-    loss = torch.stack([prototype_nce(anchors, *level, some) for level, some in zip(levels, chosen, strict=True)]).mean()
+    loss = torch.stack(
+        [prototype_nce(anchors, *level, some) for level, some in zip(levels, chosen, strict=True)]
+    ).mean()
     if distributed.world_size() == 1:
         return loss
     number = sum(distributed.batch_sizes(len(anchors), anchors.device))
@@ -170,14 +214,17 @@ def proto_nce(anchors: Tensor, levels: Sequence[tuple[Tensor, Tensor, Tensor]], 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class LocalAggregationLoss(Objective):
-    """The probability that the anchor is one of its close neighbours, among its background neighbours.
+    """The probability that the anchor is one of its close neighbours, among its background
+    neighbours.
 
-        loss_i = −log [ ( Σ_own exp(s/t) + Σ_{j ∈ C_i ∩ B_i} exp(s_ij/t) ) / ( Σ_own exp(s/t) + Σ_{j ∈ B_i} exp(s_ij/t) ) ]
+        loss_i = −log [ ( Σ_own exp(s/t) + Σ_{j ∈ C_i ∩ B_i} exp(s_ij/t) ) / ( Σ_own exp(s/t) + Σ_{j
+        ∈ B_i} exp(s_ij/t) ) ]
 
-    C_i, the close neighbours, are the kin that the detector finds; B_i, the background, are the candidates that it does not ignore. The
-    kin are summed inside the logarithm, so it is enough if some of them are near, while `NTXentLoss` attracts each of them. This is the
-    action "attract", the default and the paper's. With "eliminate" kin leave the background, with "reweight" they have a weight there; in
-    both cases, and without a detector, the loss is `NTXentLoss`. No state.
+    C_i, the close neighbours, are the kin that the detector finds; B_i, the background, are the
+    candidates that it does not ignore. The kin are summed inside the logarithm, so it is enough if
+    some of them are near, while `NTXentLoss` attracts each of them. This is the action "attract",
+    the default and the paper's. With "eliminate" kin leave the background, with "reweight" they
+    have a weight there; in both cases, and without a detector, the loss is `NTXentLoss`. No state.
 
     Args:
         temperature, detector, action, …: see `Settings`.
@@ -188,7 +235,7 @@ class LocalAggregationLoss(Objective):
         >>> loss_fn = kf.LocalAggregationLoss(temperature=0.5, detector=kf.Oracle(torch.tensor([0, 0, 0, 0])))
         >>> loss_fn(z1, z2, torch.arange(4)).item()  # all samples are close to each other
         0.0
-    """
+    """  # noqa: E501
 
     temperature: float = 0.07
     action: Action = "attract"
@@ -196,10 +243,15 @@ class LocalAggregationLoss(Objective):
     shares_pull: ClassVar[bool] = False
     refused: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("prior", "hardness", "decoupled"),
-        "close neighbours are in numerator and denominator, and an estimated denominator could be the smaller one",
+        "close neighbours are in numerator and denominator, and an estimated denominator could be"
+        " the smaller one",
     )
 
     def row_loss(self, rows: Rows) -> tuple[Tensor, State]:
         own = rows.log_pos()
-        close = own if rows.y is None else torch.logaddexp(own, rows.log_sum(rows.y.log().clamp(min=OUT)))
+        close = (
+            own
+            if rows.y is None
+            else torch.logaddexp(own, rows.log_sum(rows.y.log().clamp(min=OUT)))
+        )
         return torch.logaddexp(own, rows.log_sum()) - close, {}

@@ -1,4 +1,5 @@
-"""The relative contrastive loss: Tang et al., Relative Contrastive Loss for Unsupervised Representation Learning, ECCV 2022, equation 3.
+"""The relative contrastive loss: Tang et al., Relative Contrastive Loss for Unsupervised
+Representation Learning, ECCV 2022, equation 3.
 
 Dimension key: R rows of a block, P keys.
 """
@@ -18,14 +19,17 @@ from kinfolk.objectives.base import Objective
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class RelativeContrastLoss(Objective):
-    """Contrasts each key with the negatives. A key is attracted if a criterion calls it positive, and only repelled if not.
+    """Contrasts each key with the negatives. A key is attracted if a criterion calls it positive,
+    and only repelled if not.
 
         loss_i = mean_{keys k} ( log( exp(s_ik / t) + Σ_j w_ij exp(s_ij / t) ) − y_ik · s_ik / t )
 
-    The keys are the own positives of `Pairs`, and y_ik their degrees: 1 if the labels of anchor and key are equal under the criterion, 0 if
-    not. With several criteria and one prediction for all, y is the share of criteria that agree, P_c of equation 9, which equals the mean
-    over criteria of equation 2. w_ij of a negative is 1; for kin it is 0 with `eliminate` and a factor with `reweight`. With `attract` kin
-    are further keys with y = 1, which are in the sum already. No state. With one key that is positive, it is `NTXentLoss`.
+    The keys are the own positives of `Pairs`, and y_ik their degrees: 1 if the labels of anchor and
+    key are equal under the criterion, 0 if not. With several criteria and one prediction for all, y
+    is the share of criteria that agree, P_c of equation 9, which equals the mean over criteria of
+    equation 2. w_ij of a negative is 1; for kin it is 0 with `eliminate` and a factor with
+    `reweight`. With `attract` kin are further keys with y = 1, which are in the sum already. No
+    state. With one key that is positive, it is `NTXentLoss`.
 
     Args:
         temperature, detector, action, …: see `Settings`.
@@ -37,7 +41,7 @@ class RelativeContrastLoss(Objective):
         >>> keys, degree = torch.stack((z, z.roll(1, 0)), 1), torch.tensor([[1.0, 0.0]]).expand(3, 2)
         >>> round(RelativeContrastLoss(temperature=1.0).on(Pairs(z, z, keys, ids, ids, degree=degree)).item(), 4)
         0.825
-    """
+    """  # noqa: E501
 
     uses_degrees: ClassVar[bool] = True
     shares_pull: ClassVar[bool] = False
@@ -48,7 +52,9 @@ class RelativeContrastLoss(Objective):
 
     def row_loss(self, rows: Rows) -> tuple[Tensor, State]:
         lse, logit_RP = rows.log_sum(), rows.pos / rows.t.unsqueeze(1)
-        degree_RP = torch.ones_like(logit_RP) if rows.degree is None else rows.degree.to(logit_RP.dtype)
+        degree_RP = (
+            torch.ones_like(logit_RP) if rows.degree is None else rows.degree.to(logit_RP.dtype)
+        )
         key_RP = torch.logaddexp(logit_RP, lse.unsqueeze(1)) - degree_RP * logit_RP
         loss, number = torch.where(degree_RP < 0, 0.0, key_RP).sum(1), (degree_RP >= 0).sum(1)
         if rows.y is not None:  # attracted kin are keys that are in the sum already

@@ -1,6 +1,7 @@
 """The siamese metric loss: Mo et al., Siamese Prototypical Contrastive Learning, equation 3.
 
-Dimension key: B samples, V views, A features (A = B·V, sample-major), F size of a feature, M pairs of features.
+Dimension key: B samples, V views, A features (A = B·V, sample-major), F size of a feature, M pairs
+of features.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from kinfolk.stores.per_sample import sent
 
 
 class SiameseMetric(nn.Module):
-    """The metric loss with its head, which classifies |h − ĥ|: whether two features have the same prototype.
+    """The metric loss with its head, which classifies |h − ĥ|: whether two features have the same
+    prototype.
 
         mean over h^p of ( CE(g_m(|h^p − ĥ^p|), 1) + CE(g_m(|h^p − ĥ^q|), 0) ) / 2
 
@@ -32,16 +34,23 @@ class SiameseMetric(nn.Module):
         self.head = head
 
     def forward(self, features: Tensor, prototypes: Tensor, generator: torch.Generator) -> Tensor:
-        """Scalar loss of this rank's (A, F) features, sample-major, and the prototypes (B,) of the samples of **all** ranks. The generator
-        must have the same state on all ranks."""
-        rows = len(features) if distributed.world_size() == 1 else sum(distributed.batch_sizes(len(features), features.device))
-        return siamese_metric(features, draw_partners(prototypes, rows // len(prototypes), generator), self.head)
+        """Scalar loss of this rank's (A, F) features, sample-major, and the prototypes (B,) of the
+        samples of **all** ranks. The generator must have the same state on all ranks."""
+        rows = (
+            len(features)
+            if distributed.world_size() == 1
+            else sum(distributed.batch_sizes(len(features), features.device))
+        )
+        return siamese_metric(
+            features, draw_partners(prototypes, rows // len(prototypes), generator), self.head
+        )
 
 
 @dataclass(frozen=True)
 class Partners:
-    """(A,) for each feature: whether it is an anchor h^p, the number of a feature with the same prototype, and of one with another; −1 if
-    there is no other. The numbers of features that are not anchors are not used."""
+    """(A,) for each feature: whether it is an anchor h^p, the number of a feature with the same
+    prototype, and of one with another; −1 if there is no other. The numbers of features that are
+    not anchors are not used."""
 
     anchors_A: Tensor
     same_A: Tensor
@@ -49,12 +58,14 @@ class Partners:
 
 
 def draw_partners(prototypes: Tensor, num_views: int, generator: torch.Generator) -> Partners:
-    """Draws the pairs of equation 3 among the features of a batch, without waiting for an accelerator.
+    """Draws the pairs of equation 3 among the features of a batch, without waiting for an
+    accelerator.
 
-    The anchor prototype p is the most frequent one of the batch. If it has less than half of the batch, because its cluster is smaller,
-    the next ones are anchor prototypes too, until they have half. Each anchor is paired by its own prototype. The partner ĥ^p is a view of
-    another sample of that prototype, or the next view of the same sample if it is the only one. The partner ĥ^q is any view of a sample of
-    another prototype.
+    The anchor prototype p is the most frequent one of the batch. If it has less than half of the
+    batch, because its cluster is smaller, the next ones are anchor prototypes too, until they have
+    half. Each anchor is paired by its own prototype. The partner ĥ^p is a view of another sample of
+    that prototype, or the next view of the same sample if it is the only one. The partner ĥ^q is
+    any view of a sample of another prototype.
 
     Args:
         prototypes: (B,) prototype of each sample.
@@ -67,17 +78,26 @@ def draw_partners(prototypes: Tensor, num_views: int, generator: torch.Generator
         ([True, False, True, False], [2, 0], [1, 3])
     """
     num_samples, device = len(prototypes), prototypes.device
-    sorted_B, order_B = prototypes.sort(stable=True)  # the samples of a prototype are adjacent, so a draw can skip a range of them
-    place_B = torch.empty_like(order_B).scatter_(0, order_B, torch.arange(num_samples, device=device))
+    # the samples of a prototype are adjacent, so a draw can skip a range of them
+    sorted_B, order_B = prototypes.sort(stable=True)
+    place_B = torch.empty_like(order_B).scatter_(
+        0, order_B, torch.arange(num_samples, device=device)
+    )
     start_B = torch.searchsorted(sorted_B, prototypes)
     size_B = torch.searchsorted(sorted_B, prototypes, right=True) - start_B
-    rank_B = (num_samples - size_B) * num_samples + start_B  # larger prototypes first, then smaller numbers
-    anchors_B = 2 * torch.searchsorted(rank_B.sort().values, rank_B) < num_samples  # samples of the prototypes before: less than half
+    # larger prototypes first, then smaller numbers
+    rank_B = (num_samples - size_B) * num_samples + start_B
+    # samples of the prototypes before: less than half
+    anchors_B = 2 * torch.searchsorted(rank_B.sort().values, rank_B) < num_samples
 
-    anchors_A, sample_A = anchors_B.repeat_interleave(num_views), torch.arange(num_samples, device=device).repeat_interleave(num_views)
+    anchors_A, sample_A = (
+        anchors_B.repeat_interleave(num_views),
+        torch.arange(num_samples, device=device).repeat_interleave(num_views),
+    )
     view_A = torch.arange(num_views, device=device).repeat(num_samples)
     start_A, size_A = start_B[sample_A], size_B[sample_A]
-    turn_A = (anchors_A.cumsum(0) - 1).clamp(min=0)  # the draws of the k-th of M anchors are the k-th and the (M + k)-th
+    # the draws of the k-th of M anchors are the k-th and the (M + k)-th
+    turn_A = (anchors_A.cumsum(0) - 1).clamp(min=0)
     uniform = sent(torch.rand(2 * len(sample_A), generator=generator, dtype=torch.float64), device)
     first_A, second_A = uniform[turn_A], uniform[turn_A + anchors_A.sum()]
 
@@ -93,9 +113,11 @@ def draw_partners(prototypes: Tensor, num_views: int, generator: torch.Generator
     return Partners(anchors_A, same_A, other_A)
 
 
-def siamese_metric(features: Tensor, partners: Partners, head: Callable[[Tensor], Tensor]) -> Tensor:
-    """Scalar: the binary cross-entropy of g_m(|h − ĥ|) to 1 for partners of one prototype and to 0 for others, mean over all pairs of all
-    ranks.
+def siamese_metric(
+    features: Tensor, partners: Partners, head: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Scalar: the binary cross-entropy of g_m(|h − ĥ|) to 1 for partners of one prototype and to 0
+    for others, mean over all pairs of all ranks.
 
     Args:
         features: (A, F) h of this rank, sample-major; ranks may have different numbers.
@@ -111,9 +133,14 @@ def siamese_metric(features: Tensor, partners: Partners, head: Callable[[Tensor]
             start = sum(sizes[: torch.distributed.get_rank()])
         counts = torch.cat((partners.anchors_A, partners.anchors_A & (partners.other_A >= 0)))
         mine, (same, other) = slice(start, start + len(features)), counts.chunk(2)
-        used, partner = torch.cat((same[mine], other[mine])), torch.cat((partners.same_A[mine], partners.other_A[mine].clamp(min=0)))
+        used, partner = (
+            torch.cat((same[mine], other[mine])),
+            torch.cat((partners.same_A[mine], partners.other_A[mine].clamp(min=0))),
+        )
         place = torch.arange(len(features), device=features.device).repeat(2)
-        target = (torch.arange(len(used), device=features.device) < len(features)).to(features.dtype)
+        target = (torch.arange(len(used), device=features.device) < len(features)).to(
+            features.dtype
+        )
         logit = head((features[place] - everything[partner]).abs()).flatten()
         loss_M = F.binary_cross_entropy_with_logits(logit, target.to(logit.dtype), reduction="none")
         loss = torch.where(used, loss_M, 0.0).sum() / counts.sum().clamp(min=1)
@@ -122,5 +149,6 @@ def siamese_metric(features: Tensor, partners: Partners, head: Callable[[Tensor]
 
 def _feature(drawn_A: Tensor, order_B: Tensor, num_views: int) -> Tensor:
     """Number of the feature that is the `drawn_A`-th when samples are in the order `order_B`."""
-    place_A = (drawn_A // num_views).clamp(max=len(order_B) - 1)  # beyond the end only where the draw is not used
+    # beyond the end only where the draw is not used
+    place_A = (drawn_A // num_views).clamp(max=len(order_B) - 1)
     return order_B[place_A] * num_views + drawn_A % num_views

@@ -40,8 +40,14 @@ class AveragedLoss(Objective, ABC):
 
     attracted_stay: ClassVar[bool] = False
     refused: ClassVar[Mapping[str, str]] = {
-        "prior": "its maximum with the least possible sum is not linear, so it does not carry over to a moving average",
-        "hardness": "it is a ratio of two means, and the average of ratios over batches is not the ratio over the data",
+        "prior": (
+            "its maximum with the least possible sum is not linear, so it does not carry over to a"
+            " moving average"
+        ),
+        "hardness": (
+            "it is a ratio of two means, and the average of ratios over batches is not the ratio"
+            " over the data"
+        ),
         "decoupled": "the positive is not in the mean over negatives anyway",
     }
 
@@ -58,7 +64,8 @@ class AveragedLoss(Objective, ABC):
         """Sets γ."""
         if not 0 < gamma <= 1:
             raise ValueError(f"`gamma` (={gamma}) must be in (0, 1]")
-        self.gamma, self._gamma = gamma, torch.tensor(gamma, dtype=torch.float64)  # a tensor: it may change each epoch
+        # a tensor: it may change each epoch
+        self.gamma, self._gamma = gamma, torch.tensor(gamma, dtype=torch.float64)
 
     @property
     def u(self) -> Tensor:
@@ -68,12 +75,18 @@ class AveragedLoss(Objective, ABC):
 
     @torch.no_grad()
     def average(self, rows: Rows, log_g: Tensor, bare: Tensor) -> tuple[Tensor, Tensor]:
-        """(R,) log of the new u, 0 in `bare` rows (without negatives), and (b,) the value to store."""
-        gamma, old_b1 = self._gamma.to(log_g.dtype), self.store.log_u[rows.ids].to(log_g.dtype).unsqueeze(1)
+        """(R,) log of the new u, 0 in `bare` rows (without negatives), and (b,) the value to
+        store."""
+        gamma, old_b1 = (
+            self._gamma.to(log_g.dtype),
+            self.store.log_u[rows.ids].to(log_g.dtype).unsqueeze(1),
+        )
         log_g_bV = log_g.masked_fill(bare, torch.nan).view(-1, rows.num_views)
         new_bV = torch.logaddexp(old_b1 + (1 - gamma).log(), log_g_bV + gamma.log())
         new_bV = torch.where(old_b1 == -torch.inf, log_g_bV, new_bV)
-        return new_bV.flatten().masked_fill(bare, 0.0), new_bV.logsumexp(1) - math.log(rows.num_views)
+        return new_bV.flatten().masked_fill(bare, 0.0), new_bV.logsumexp(1) - math.log(
+            rows.num_views
+        )
 
     def merge_levels(self, levels: Sequence[State]) -> State:
         """The mean of the levels' u."""
@@ -102,7 +115,9 @@ def cosine_gamma(gamma: float, epoch: int, decay_epochs: int | None) -> float:
 def check_decay(decay_epochs: int | None) -> None:
     """Refuses fewer than one epoch in which γ falls."""
     if decay_epochs is not None and decay_epochs < 1:
-        raise ValueError(f"`decay_epochs` (={decay_epochs}) must be at least 1, or None for a constant gamma")
+        raise ValueError(
+            f"`decay_epochs` (={decay_epochs}) must be at least 1, or None for a constant gamma"
+        )
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -136,4 +151,6 @@ class SogCLRLoss(AveragedLoss):
         log_g = rows.log_sum() - weight.where(weight > 0, 1.0).log()
         log_u, stored = self.average(rows, log_g, weight == 0)
         gradient = rows.t.detach() * torch.exp(log_g - log_u)  # (t / u) ∇ĝ
-        return gradient - gradient.detach() + rows.t * log_u - rows.pull(self.own_weight), {"log_u": stored}
+        return gradient - gradient.detach() + rows.t * log_u - rows.pull(self.own_weight), {
+            "log_u": stored
+        }

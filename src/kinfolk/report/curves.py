@@ -1,8 +1,9 @@
 """Figures of the report: curves over the epochs, and the distribution of the samples' thresholds.
 
-A figure is a plain dictionary for plotly.js. Colours are names of the page's palette (`accent`, `second`, `third`), which the page
-replaces by the values of the light or the dark theme. The threshold panel shows learned thresholds, exact quantiles, and what FNC would
-use in a batch (GloFND paper, Figure 3a); for rings it shows both bounds.
+A figure is a plain dictionary for plotly.js. Colours are names of the page's palette (`accent`,
+`second`, `third`), which the page replaces by the values of the light or the dark theme. The
+threshold panel shows learned thresholds, exact quantiles, and what FNC would use in a batch (GloFND
+paper, Figure 3a); for rings it shows both bounds.
 
 Dimension key: M samples that are compared, R rows of a block.
 """
@@ -40,7 +41,9 @@ class Panel:
     figure: dict[str, Any]
 
 
-def line(name: str, x: Any, y: Any, colour: str, dash: str = "solid", **more: Any) -> dict[str, Any]:
+def line(
+    name: str, x: Any, y: Any, colour: str, dash: str = "solid", **more: Any
+) -> dict[str, Any]:
     """A curve; values that are not finite become gaps."""
     return {
         "type": "scatter",
@@ -58,23 +61,45 @@ def histogram(name: str, values: Any, colour: str) -> dict[str, Any]:
     """Bars over the whole range of the values."""
     counts, edges = np.histogram(values, bins=BINS)
     x = [round(float(x), 4) for x in (edges[:-1] + edges[1:]) / 2]
-    return {"type": "bar", "name": name, "x": x, "y": counts.tolist(), "line": {"color": colour}, "marker": {"color": colour}}
+    return {
+        "type": "bar",
+        "name": name,
+        "x": x,
+        "y": counts.tolist(),
+        "line": {"color": colour},
+        "marker": {"color": colour},
+    }
 
 
 def outlines(groups: Sequence[tuple[str, Any, str, str]]) -> list[dict[str, Any]]:
-    """Histograms of several groups, given as (name, values, colour, dash), as lines over the same bins; each is normalised to its group."""
+    """Histograms of several groups, given as (name, values, colour, dash), as lines over the same
+    bins; each is normalised to its group."""
     arrays = [(name, np.asarray(values), colour, dash) for name, values, colour, dash in groups]
-    finite = [(name, array[np.isfinite(array)], colour, dash) for name, array, colour, dash in arrays]
+    finite = [
+        (name, array[np.isfinite(array)], colour, dash) for name, array, colour, dash in arrays
+    ]
     finite = [group for group in finite if len(group[1])]
     if not finite:
         return []
-    low, high = min(float(each[1].min()) for each in finite), max(float(each[1].max()) for each in finite)
+    low, high = (
+        min(float(each[1].min()) for each in finite),
+        max(float(each[1].max()) for each in finite),
+    )
     edges = np.linspace(low - 1e-3, high + 1e-3, BINS + 1)
     centre = (edges[:-1] + edges[1:]) / 2
     traces = []
     for name, values, colour, dash in finite:
         share = np.histogram(values, bins=edges)[0] / len(values)
-        traces.append(line(name, centre, share, colour, dash, line={"color": colour, "width": 2, "dash": dash, "shape": "hvh"}))
+        traces.append(
+            line(
+                name,
+                centre,
+                share,
+                colour,
+                dash,
+                line={"color": colour, "width": 2, "dash": dash, "shape": "hvh"},
+            )
+        )
     return traces
 
 
@@ -95,8 +120,8 @@ def figure(traces: list[dict[str, Any]], axis: str, *, share: bool = False) -> d
 
 @dataclass(frozen=True)
 class Bound:
-    """A bound on the similarity: `above` is the share of an anchor's negatives above it, `learned` (M,) the learned values if there are
-    any."""
+    """A bound on the similarity: `above` is the share of an anchor's negatives above it, `learned`
+    (M,) the learned values if there are any."""
 
     name: str
     above: float
@@ -111,27 +136,59 @@ def bounds_of(compared: Compared) -> list[Bound]:
     if isinstance(detector, FNC) and detector.alpha is not None:
         return [Bound("threshold", detector.alpha, None)]
     if isinstance(detector, Ring):
-        shares = {name: share for name, share in (("lower", detector.lower), ("upper", detector.upper)) if 0 < share < 1}
+        shares = {
+            name: share
+            for name, share in (("lower", detector.lower), ("upper", detector.upper))
+            if 0 < share < 1
+        }
         state = {} if detector.boundaries is None else detector.boundaries.store.read(compared.ids)
-        return [Bound(name, 1 - share, state.get(f"{name}_level")) for name, share in shares.items()]
+        return [
+            Bound(name, 1 - share, state.get(f"{name}_level")) for name, share in shares.items()
+        ]
     return []
 
 
 def level_panels(compared: Compared, batch_size: int, seed: int) -> list[Panel]:
-    """One panel with the distribution of each bound; empty if the detector has none or there are too few samples."""
+    """One panel with the distribution of each bound; empty if the detector has none or there are
+    too few samples."""
     bounds = bounds_of(compared)
     if not bounds or len(compared.ids) < 3:
         return []
     exact = exact_levels(compared, bounds)
     if bounds[0].name == "threshold":
-        return [_thresholds(bounds[0], exact[0], batch_levels(compared, bounds[0].above, batch_size, seed), batch_size)]
+        return [
+            _thresholds(
+                bounds[0],
+                exact[0],
+                batch_levels(compared, bounds[0].above, batch_size, seed),
+                batch_size,
+            )
+        ]
     colours = {"lower": "accent", "upper": "second"}
-    groups = [(f"{bound.name}, exact", level_M, colours[bound.name], "solid") for bound, level_M in zip(bounds, exact, strict=True)]
-    learned = [(bound.name, bound.learned) for bound in bounds if bound.learned is not None and bool(bound.learned.isfinite().any())]
-    groups += [(f"{name}, learned", level_M[level_M.isfinite()], colours[name], "dot") for name, level_M in learned]
+    groups = [
+        (f"{bound.name}, exact", level_M, colours[bound.name], "solid")
+        for bound, level_M in zip(bounds, exact, strict=True)
+    ]
+    learned = [
+        (bound.name, bound.learned)
+        for bound in bounds
+        if bound.learned is not None and bool(bound.learned.isfinite().any())
+    ]
+    groups += [
+        (f"{name}, learned", level_M[level_M.isfinite()], colours[name], "dot")
+        for name, level_M in learned
+    ]
     shares = " and ".join(f"{1 - bound.above:.4g}" for bound in bounds)
     note = f"similarities at the shares {shares} of each sample's negatives"
-    return [Panel("levels", "Ring", note, _medians(groups), figure(outlines(groups), "similarity", share=True))]
+    return [
+        Panel(
+            "levels",
+            "Ring",
+            note,
+            _medians(groups),
+            figure(outlines(groups), "similarity", share=True),
+        )
+    ]
 
 
 def exact_levels(compared: Compared, bounds: list[Bound]) -> list[Tensor]:
@@ -162,9 +219,21 @@ def _thresholds(bound: Bound, exact_M: Tensor, batch_M: Tensor, batch_size: int)
     described = _medians(groups)
     for name, level_M, *_ in groups:
         if name != "exact":
-            described += f"; {name} differ from the exact ones by {(level_M - exact_M).abs().mean():.3f} on average"
-    note = f"a share of {bound.above:.4g} lies above; exact over {len(exact_M):,} samples, FNC in batches of {batch_size:,}"
-    return Panel("levels", "Thresholds of the samples", note, described, figure(outlines(groups), "similarity", share=True))
+            described += (
+                f"; {name} differ from the exact ones by {(level_M - exact_M).abs().mean():.3f} on"
+                " average"
+            )
+    note = (
+        f"a share of {bound.above:.4g} lies above; exact over {len(exact_M):,} samples, FNC in"
+        f" batches of {batch_size:,}"
+    )
+    return Panel(
+        "levels",
+        "Thresholds of the samples",
+        note,
+        described,
+        figure(outlines(groups), "similarity", share=True),
+    )
 
 
 def _medians(groups: list[tuple[str, Tensor, str, str]]) -> str:
@@ -173,8 +242,8 @@ def _medians(groups: list[tuple[str, Tensor, str, str]]) -> str:
 
 @dataclass(frozen=True)
 class Curve:
-    """One panel of curves over the epochs; `lines` holds metric name, name in the legend and palette colour of each. `alone` is the note
-    if only the first line has values."""
+    """One panel of curves over the epochs; `lines` holds metric name, name in the legend and
+    palette colour of each. `alone` is the note if only the first line has values."""
 
     id: str
     title: str
@@ -188,13 +257,31 @@ class Curve:
 
 CURVES = (
     Curve("loss", "Loss", "mean over the epoch", (("loss", "Loss", "accent"),)),
-    Curve("knn", "kNN accuracy", "weighted kNN on the encoder's features", (("knn", "kNN", "accent"),), True, needs_labels=True),
-    Curve("flagged", "Flagged pairs", "share of the negatives flagged as kin", (("flagged", "Flagged", "accent"),), True, True),
+    Curve(
+        "knn",
+        "kNN accuracy",
+        "weighted kNN on the encoder's features",
+        (("knn", "kNN", "accent"),),
+        True,
+        needs_labels=True,
+    ),
+    Curve(
+        "flagged",
+        "Flagged pairs",
+        "share of the negatives flagged as kin",
+        (("flagged", "Flagged", "accent"),),
+        True,
+        True,
+    ),
     Curve(
         "detection",
         "Detection",
         "flagged pairs against the labels",
-        (("precision", "Precision", "accent"), ("recall", "Recall", "second"), ("f1", "F1", "third")),
+        (
+            ("precision", "Precision", "accent"),
+            ("recall", "Recall", "second"),
+            ("f1", "F1", "third"),
+        ),
         percent=True,
         needs_labels=True,
     ),
@@ -202,7 +289,11 @@ CURVES = (
         "anchor_detection",
         "Detection per anchor",
         "computed for each anchor, mean over the anchors",
-        (("anchor_precision", "Precision", "accent"), ("anchor_recall", "Recall", "second"), ("anchor_f1", "F1", "third")),
+        (
+            ("anchor_precision", "Precision", "accent"),
+            ("anchor_recall", "Recall", "second"),
+            ("anchor_f1", "F1", "third"),
+        ),
         percent=True,
         needs_labels=True,
     ),
@@ -218,13 +309,17 @@ CURVES = (
         "similarity",
         "Similarity",
         "of anchors to their positives, and to negatives with the same label",
-        (("tp_similarity", "True positives", "accent"), ("fn_similarity", "False negatives", "second")),
+        (
+            ("tp_similarity", "True positives", "accent"),
+            ("fn_similarity", "False negatives", "second"),
+        ),
         alone="of anchors to their positives",
     ),
     Curve(
         "features_nmi",
         "NMI of the features",
-        "k-means on the encoder's features against the labels, mean over seeds, normalised by {entropy}",
+        "k-means on the encoder's features against the labels, mean over seeds, normalised by"
+        " {entropy}",
         (("features_nmi", "NMI", "accent"),),
         percent=True,
         needs_labels=True,
@@ -232,8 +327,13 @@ CURVES = (
     Curve(
         "hierarchy",
         "Hierarchy",
-        "share of samples that conform to it, are clustered at its top level, and are in the largest cluster there",
-        (("conforming", "Conforming", "accent"), ("clustered", "Clustered", "second"), ("largest_cluster", "Largest", "third")),
+        "share of samples that conform to it, are clustered at its top level, and are in the"
+        " largest cluster there",
+        (
+            ("conforming", "Conforming", "accent"),
+            ("clustered", "Clustered", "second"),
+            ("largest_cluster", "Largest", "third"),
+        ),
         percent=True,
     ),
     Curve(
@@ -253,9 +353,27 @@ CURVES = (
         percent=True,
         from_zero=True,
     ),
-    Curve("temperature", "Temperature", "of the image-text loss", (("temperature", "Temperature", "accent"),), from_zero=True),
-    Curve("lr", "Learning rate", "at the end of the epoch", (("lr", "Learning rate", "accent"),), from_zero=True),
-    Curve("speed", "Images per second", "training only", (("images_per_second", "Images/s", "accent"),), from_zero=True),
+    Curve(
+        "temperature",
+        "Temperature",
+        "of the image-text loss",
+        (("temperature", "Temperature", "accent"),),
+        from_zero=True,
+    ),
+    Curve(
+        "lr",
+        "Learning rate",
+        "at the end of the epoch",
+        (("lr", "Learning rate", "accent"),),
+        from_zero=True,
+    ),
+    Curve(
+        "speed",
+        "Images per second",
+        "training only",
+        (("images_per_second", "Images/s", "accent"),),
+        from_zero=True,
+    ),
     Curve(
         "cost",
         "Cost of an epoch",
@@ -274,7 +392,9 @@ ENTROPIES = {
 """Normaliser of NMI in words, for each setting of `knn.nmi_normaliser`."""
 
 
-def curve_panels(epochs: Sequence[dict[str, float]], normaliser: str = "arithmetic", labelled: bool = True) -> list[Panel]:
+def curve_panels(
+    epochs: Sequence[dict[str, float]], normaliser: str = "arithmetic", labelled: bool = True
+) -> list[Panel]:
     """One panel for each curve with at least one finite value.
 
     Args:
@@ -287,16 +407,30 @@ def curve_panels(epochs: Sequence[dict[str, float]], normaliser: str = "arithmet
             continue
         lines = {name: _points(epochs, name) for name, _, _ in curve.lines}
         if any(x for x, _ in lines.values()):
-            traces = [_trace(curve, label, colour, *lines[name]) for name, label, colour in curve.lines if lines[name][0]]
-            description = "; ".join(_in_words(curve, label, *lines[name]) for name, label, _ in curve.lines if lines[name][0])
+            traces = [
+                _trace(curve, label, colour, *lines[name])
+                for name, label, colour in curve.lines
+                if lines[name][0]
+            ]
+            description = "; ".join(
+                _in_words(curve, label, *lines[name])
+                for name, label, _ in curve.lines
+                if lines[name][0]
+            )
             alone = bool(curve.alone) and len(traces) == 1
-            note = (curve.alone if alone else curve.note).format(entropy=ENTROPIES.get(normaliser, normaliser))
-            panels.append(Panel(curve.id, curve.title, note, description, curve_figure(curve, traces)))
+            note = (curve.alone if alone else curve.note).format(
+                entropy=ENTROPIES.get(normaliser, normaliser)
+            )
+            panels.append(
+                Panel(curve.id, curve.title, note, description, curve_figure(curve, traces))
+            )
     return panels
 
 
 def _points(epochs: Sequence[dict[str, float]], name: str) -> tuple[list[int], list[float]]:
-    rows = [(int(row["epoch"]), row[name]) for row in epochs if name in row and math.isfinite(row[name])]
+    rows = [
+        (int(row["epoch"]), row[name]) for row in epochs if name in row and math.isfinite(row[name])
+    ]
     return [x for x, _ in rows], [y for _, y in rows]
 
 
@@ -310,7 +444,9 @@ def _trace(curve: Curve, label: str, colour: str, x: list[int], y: list[float]) 
         "y": y,
         "line": {"color": colour, "width": 2},
         "marker": {"color": colour, "size": 5},
-        "hovertemplate": f"%{{y:{_format(curve)}}}" + ("<extra></extra>" if len(curve.lines) == 1 else ""),
+        "hovertemplate": (
+            f"%{{y:{_format(curve)}}}" + ("<extra></extra>" if len(curve.lines) == 1 else "")
+        ),
     }
 
 
@@ -319,8 +455,16 @@ def curve_figure(curve: Curve, traces: list[dict[str, Any]]) -> dict[str, Any]:
     made = figure(traces, "epoch")
     first, last = min(trace["x"][0] for trace in traces), max(trace["x"][-1] for trace in traces)
     step = max(1, math.ceil((last - first) / 6))  # whole epochs, also in short runs
-    made["layout"]["xaxis"] |= {"tickformat": "d", "tickmode": "linear", "tick0": first, "dtick": step}
-    made["layout"]["yaxis"] |= {"tickformat": ".2~%" if curve.percent else "~g", "rangemode": "tozero" if curve.from_zero else "normal"}
+    made["layout"]["xaxis"] |= {
+        "tickformat": "d",
+        "tickmode": "linear",
+        "tick0": first,
+        "dtick": step,
+    }
+    made["layout"]["yaxis"] |= {
+        "tickformat": ".2~%" if curve.percent else "~g",
+        "rangemode": "tozero" if curve.from_zero else "normal",
+    }
     return made
 
 
@@ -330,4 +474,6 @@ def _format(curve: Curve) -> str:
 
 def _in_words(curve: Curve, label: str, x: list[int], y: list[float]) -> str:
     first, last = (f"{value:.1%}" if curve.percent else f"{value:.4g}" for value in (y[0], y[-1]))
-    return f"{label}: {first} in epoch {x[0]}" + (f", {last} in epoch {x[-1]}" if len(x) > 1 else "")
+    return f"{label}: {first} in epoch {x[0]}" + (
+        f", {last} in epoch {x[-1]}" if len(x) > 1 else ""
+    )

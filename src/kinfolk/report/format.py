@@ -1,4 +1,5 @@
-"""Text and numbers of the report, formatted for the page: papers, facts, tiles, results, data, configuration.
+"""Text and numbers of the report, formatted for the page: papers, facts, tiles, results, data,
+configuration.
 
 `fraction_panels` draws the accuracy at fractions of the labels (GloFND paper, Figure 4).
 """
@@ -19,7 +20,8 @@ from kinfolk.training.documents import first_warnings
 
 
 def papers_of(record: Record) -> list[tuple[str, str]]:
-    """Name and paper of the framework and the detector; empty for a method unknown to this version."""
+    """Name and paper of the framework and the detector; empty for a method unknown to this
+    version."""
     from kinfolk.detectors import DETECTORS
     from kinfolk.frameworks import FRAMEWORKS
     from kinfolk.frameworks.registry import parse
@@ -40,10 +42,18 @@ def _rate(config: Mapping[str, Any]) -> str:
 
     optimizer = _section(config, "optimizer")
     try:
-        used = scaled_lr(optimizer["lr"], config["batch_size"] * _section(config, "trainer").get("accumulate", 1), optimizer["lr_scaling"])
+        used = scaled_lr(
+            optimizer["lr"],
+            config["batch_size"] * _section(config, "trainer").get("accumulate", 1),
+            optimizer["lr_scaling"],
+        )
     except (KeyError, TypeError, ValueError):
         return str(optimizer.get("lr"))
-    return f"{used:.4g}" if used == optimizer["lr"] else f"{used:.4g} ({optimizer['lr']:g}, scaling {optimizer['lr_scaling']})"
+    return (
+        f"{used:.4g}"
+        if used == optimizer["lr"]
+        else f"{used:.4g} ({optimizer['lr']:g}, scaling {optimizer['lr_scaling']})"
+    )
 
 
 def facts_of(record: Record) -> list[tuple[str, str]]:
@@ -51,16 +61,33 @@ def facts_of(record: Record) -> list[tuple[str, str]]:
     config, meta = record.config, record.meta
     model, optimizer = _section(config, "model"), _section(config, "optimizer")
     width = f", width {model['width']}" if model.get("width") else ""
-    parameters = f", {meta['parameters'] / 1e6:.2g} M parameters" if isinstance(meta.get("parameters"), int) else ""
+    parameters = (
+        f", {meta['parameters'] / 1e6:.2g} M parameters"
+        if isinstance(meta.get("parameters"), int)
+        else ""
+    )
     size = _section(config, "views").get("size")
     lines = [
         ("Data", _section(config, "data").get("source")),
         ("Encoder", f"{model['name']}{width}{parameters}" if "name" in model else None),
-        ("Views", f"{_section(config, 'views').get('preset', '')}, {size} × {size}" if size else None),
+        (
+            "Views",
+            f"{_section(config, 'views').get('preset', '')}, {size} × {size}" if size else None,
+        ),
         ("Batch size", config.get("batch_size")),
-        ("Optimiser", f"{optimizer['name']}, learning rate {_rate(config)}" if "name" in optimizer else None),
+        (
+            "Optimiser",
+            f"{optimizer['name']}, learning rate {_rate(config)}" if "name" in optimizer else None,
+        ),
         ("Seed", config.get("seed")),
-        ("Speed", f"{speed:,.0f} images/s" if (speed := record.last("images_per_second")) is not None else None),
+        (
+            "Speed",
+            (
+                f"{speed:,.0f} images/s"
+                if (speed := record.last("images_per_second")) is not None
+                else None
+            ),
+        ),
         ("Software", _versions(meta)),
         *(("Warning", message) for message in first_warnings(record.epochs).values()),
     ]
@@ -68,7 +95,8 @@ def facts_of(record: Record) -> list[tuple[str, str]]:
 
 
 def normaliser_of(record: Record) -> str:
-    """The normaliser of the run's NMI; runs of earlier versions do not record it and used the arithmetic mean."""
+    """The normaliser of the run's NMI; runs of earlier versions do not record it and used the
+    arithmetic mean."""
     return str(_section(record.config, "knn").get("nmi_normaliser", "arithmetic"))
 
 
@@ -101,7 +129,8 @@ Point = tuple[float, float, float | None]
 
 
 def fraction_panels(results: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """One panel with a line for each protocol that measured at fractions of the labels; empty without such results."""
+    """One panel with a line for each protocol that measured at fractions of the labels; empty
+    without such results."""
     found = {each["protocol"]: points(each) for each in results if each.get("protocol") in LINES}
     found = {name: found[name] for name in LINES if found.get(name)}
     if not found:
@@ -110,16 +139,46 @@ def fraction_panels(results: Sequence[Mapping[str, Any]]) -> list[Panel]:
     for name, values in found.items():
         label, colour = LINES[name]
         shares, accuracies, deviations = zip(*values, strict=True)
-        bars = {"type": "data", "array": [deviation or 0 for deviation in deviations], "color": "soft", "thickness": 1}
+        bars = {
+            "type": "data",
+            "array": [deviation or 0 for deviation in deviations],
+            "color": "soft",
+            "thickness": 1,
+        }
         more: dict[str, Any] = {"error_y": bars} if any(deviations) else {}
-        traces.append(line(label, shares, accuracies, colour, mode="lines+markers", hovertemplate="%{y:.2%}", **more))
-        described.append(f"{label}: " + ", ".join(f"{accuracy:.1%} with {share:.4g} of the labels" for share, accuracy, _ in values))
+        traces.append(
+            line(
+                label,
+                shares,
+                accuracies,
+                colour,
+                mode="lines+markers",
+                hovertemplate="%{y:.2%}",
+                **more,
+            )
+        )
+        described.append(
+            f"{label}: "
+            + ", ".join(
+                f"{accuracy:.1%} with {share:.4g} of the labels" for share, accuracy, _ in values
+            )
+        )
     drawn = figure(traces, "fraction of the labels", share=True)
     ticks = sorted({share for values in found.values() for share, _, _ in values})
-    drawn["layout"]["xaxis"] |= {"type": "log", "tickvals": ticks, "ticktext": [f"{100 * share:.4g} %" for share in ticks]}
+    drawn["layout"]["xaxis"] |= {
+        "type": "log",
+        "tickvals": ticks,
+        "ticktext": [f"{100 * share:.4g} %" for share in ticks],
+    }
     drawn["layout"]["yaxis"]["rangemode"] = "normal"
     return [
-        Panel("fractions", "Accuracy at fractions of the labels", "mean and standard deviation over draws", "; ".join(described), drawn)
+        Panel(
+            "fractions",
+            "Accuracy at fractions of the labels",
+            "mean and standard deviation over draws",
+            "; ".join(described),
+            drawn,
+        )
     ]
 
 
@@ -128,9 +187,16 @@ def points(result: Mapping[str, Any]) -> list[Point]:
     rows = result.get("fractions")
     rows = rows if isinstance(rows, list) else []
     found = [
-        (float(row["fraction"]), float(row["accuracy"]), row.get("deviation") if _number(row.get("deviation")) else None)
+        (
+            float(row["fraction"]),
+            float(row["accuracy"]),
+            row.get("deviation") if _number(row.get("deviation")) else None,
+        )
         for row in rows
-        if isinstance(row, Mapping) and _number(row.get("fraction")) and row["fraction"] > 0 and _number(row.get("accuracy"))
+        if isinstance(row, Mapping)
+        and _number(row.get("fraction"))
+        and row["fraction"] > 0
+        and _number(row.get("accuracy"))
     ]
     return sorted(found, key=lambda point: point[0])
 
@@ -210,7 +276,11 @@ def summary(record: Record) -> str:
     """The sentence under the title."""
     epochs = len(record.epochs)
     planned = record.config.get("epochs")
-    trained = f"{epochs} of {planned} epochs" if isinstance(planned, int) and planned != epochs else counted(epochs, "epoch")
+    trained = (
+        f"{epochs} of {planned} epochs"
+        if isinstance(planned, int) and planned != epochs
+        else counted(epochs, "epoch")
+    )
     images = record.splits.get("train", 0)
     return f"trained for {trained}" + (f" on {images:,} images" if images else "")
 
@@ -230,11 +300,22 @@ def tiles(record: Record) -> list[tuple[str, str, str]]:
             found.append(("Linear probe", percent(accuracy), f"on frozen features{more}"))
         if result["protocol"] == "retrieval":
             found.append(
-                ("Mean recall", percent(result.get("mean")), f"at 1, 5 and 10, both ways, of {number(result.get('images'))} images")
+                (
+                    "Mean recall",
+                    percent(result.get("mean")),
+                    f"at 1, 5 and 10, both ways, of {number(result.get('images'))} images",
+                )
             )
     if record.labelled and (f1 := record.last("f1")) is not None:
-        note = f"precision {percent(record.last('precision'))}, recall {percent(record.last('recall'))}"
-        note += f"; per anchor F1 {percent(by_anchor)}" if (by_anchor := record.last("anchor_f1")) is not None else ""
+        note = (
+            f"precision {percent(record.last('precision'))}, recall"
+            f" {percent(record.last('recall'))}"
+        )
+        note += (
+            f"; per anchor F1 {percent(by_anchor)}"
+            if (by_anchor := record.last("anchor_f1")) is not None
+            else ""
+        )
         found.append(("Detection F1", percent(f1), note))
     if (flagged := record.last("flagged")) is not None:
         found.append(("Pairs flagged", percent(flagged), "of the negatives"))
@@ -254,9 +335,16 @@ def results(record: Record) -> list[dict[str, Any]]:
         several = any(len(_rows(result, parts)) > 1 for parts in ("fractions", "sets"))
         rows.append(
             {
-                "title": PROTOCOLS.get(result["protocol"], result["protocol"]) + (", average" if several else ""),
+                "title": (
+                    PROTOCOLS.get(result["protocol"], result["protocol"])
+                    + (", average" if several else "")
+                ),
                 "accuracy": percent(accuracy) if known else "—",
-                "share": round(100 * min(max(float(accuracy), 0.0), 1.0), 1) if known and accuracy is not None else None,
+                "share": (
+                    round(100 * min(max(float(accuracy), 0.0), 1.0), 1)
+                    if known and accuracy is not None
+                    else None
+                ),
                 "details": _details(result),
             }
         )
@@ -264,12 +352,25 @@ def results(record: Record) -> list[dict[str, Any]]:
 
 
 def _details(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Everything else in a result: accuracies at fractions of the labels or on several data sets, other metrics, settings."""
+    """Everything else in a result: accuracies at fractions of the labels or on several data sets,
+    other metrics, settings."""
     own = [(str(each.get("name")), percent(each.get("accuracy"))) for each in _rows(result, "sets")]
-    shares = [each for each in _rows(result, "fractions") if isinstance(each.get("fraction"), (int, float))]
-    own += [(each.get("subset") or f"{100 * each['fraction']:g} %", _with_top5(each)) for each in shares]
-    hidden = ("protocol", "accuracy", "fractions", "sets") + ("mean",) * (result.get("protocol") == "retrieval")
-    return own + [(NAMES.get(key) or key.replace("_", " "), _detail(key, value)) for key, value in result.items() if key not in hidden]
+    shares = [
+        each
+        for each in _rows(result, "fractions")
+        if isinstance(each.get("fraction"), (int, float))
+    ]
+    own += [
+        (each.get("subset") or f"{100 * each['fraction']:g} %", _with_top5(each)) for each in shares
+    ]
+    hidden = ("protocol", "accuracy", "fractions", "sets") + ("mean",) * (
+        result.get("protocol") == "retrieval"
+    )
+    return own + [
+        (NAMES.get(key) or key.replace("_", " "), _detail(key, value))
+        for key, value in result.items()
+        if key not in hidden
+    ]
 
 
 def _rows(result: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
@@ -281,20 +382,27 @@ def _detail(key: str, value: Any) -> str:
     if isinstance(value, Mapping) and all(str(name).startswith("R@") for name in value):
         return ", ".join(f"{name} {percent(share)}" for name, share in value.items())
     if key == "exact" and isinstance(value, Mapping):
-        return ", ".join(f"{NAMES.get(name, name)} {_detail(name, share)}" for name, share in value.items())
+        return ", ".join(
+            f"{NAMES.get(name, name)} {_detail(name, share)}" for name, share in value.items()
+        )
     return percent(value) if key == "chance" or key in NAMES else number(value)
 
 
 def _with_top5(row: Mapping[str, Any]) -> str:
     five = row.get("top5")
-    return percent(row.get("accuracy")) + (f" (top-5 {percent(five)})" if isinstance(five, (int, float)) else "")
+    return percent(row.get("accuracy")) + (
+        f" (top-5 {percent(five)})" if isinstance(five, (int, float)) else ""
+    )
 
 
 def bars(counts: Iterable[tuple[str, int]], limit: int = MAX_ROWS) -> list[dict[str, Any]]:
     """Rows of a bar list; the largest value fills its bar."""
     rows = list(counts)[:limit]
     largest = max((count for _, count in rows), default=1)
-    return [{"name": name, "count": f"{count:,}", "share": round(100 * count / largest, 1)} for name, count in rows]
+    return [
+        {"name": name, "count": f"{count:,}", "share": round(100 * count / largest, 1)}
+        for name, count in rows
+    ]
 
 
 def data_tables(record: Record) -> list[dict[str, Any]]:
@@ -305,7 +413,13 @@ def data_tables(record: Record) -> list[dict[str, Any]]:
     if record.classes:
         more = len(record.classes) - MAX_ROWS
         rest = f"and {more:,} more" if more > 0 else ""
-        tables.append({"title": counted(len(record.classes), "class"), "rows": bars(record.classes.items()), "rest": rest})
+        tables.append(
+            {
+                "title": counted(len(record.classes), "class"),
+                "rows": bars(record.classes.items()),
+                "rest": rest,
+            }
+        )
     return tables
 
 
@@ -318,23 +432,31 @@ def quarantine(record: Record) -> dict[str, Any] | None:
         reasons[reason] = reasons.get(reason, 0) + 1
     count = len(record.quarantine)
     return {
-        "sentence": f"{count:,} file{' was' if count == 1 else 's were'} refused and not used for training.",
+        "sentence": (
+            f"{count:,} file{' was' if count == 1 else 's were'} refused and not used for training."
+        ),
         "reasons": bars(sorted(reasons.items(), key=lambda row: -row[1])),
         "files": record.quarantine[:MAX_FILES],
         "rest": f"and {count - MAX_FILES:,} more in quarantine.csv" if count > MAX_FILES else "",
     }
 
 
-def configuration(config: Mapping[str, Any], labelled: bool = True) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The settings by section, general settings first. Sections without effect are left out: the text tower of a method without one, and
-    the kNN accuracy of a run without labels."""
-    general = [(key, number(value)) for key, value in config.items() if not isinstance(value, Mapping)]
+def configuration(
+    config: Mapping[str, Any], labelled: bool = True
+) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The settings by section, general settings first. Sections without effect are left out: the
+    text tower of a method without one, and the kNN accuracy of a run without labels."""
+    general = [
+        (key, number(value)) for key, value in config.items() if not isinstance(value, Mapping)
+    ]
     unused = set() if labelled else {"knn"}
     if not _has_text(str(config.get("method", ""))):
         unused.add("text")
     sections = [
         (key, [(name, number(entry)) for name, entry in value.items()])
         for key, value in config.items()
-        if isinstance(value, Mapping) and key not in unused and any(entry not in (None, [], {}) for entry in value.values())
+        if isinstance(value, Mapping)
+        and key not in unused
+        and any(entry not in (None, [], {}) for entry in value.values())
     ]
     return [("run", general), *((key, rows) for key, rows in sections if rows)]

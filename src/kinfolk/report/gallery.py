@@ -1,10 +1,13 @@
-"""Galleries of the report: anchors with their kin, and for image-text runs the retrieval in both directions.
+"""Galleries of the report: anchors with their kin, and for image-text runs the retrieval in both
+directions.
 
-The run's detector is applied after the training to the training samples of the map. Each sample is embedded from one augmented view,
-because detectors see augmented views in training and learn their thresholds on them.
+The run's detector is applied after the training to the training samples of the map. Each sample is
+embedded from one augmented view, because detectors see augmented views in training and learn their
+thresholds on them.
 
-Dimension key: N samples of the map (in `draw_retrieval`: training samples), M training samples among them (captions), D embedding, R rows
-of a block, K kin shown, I images, Q queries, C candidates.
+Dimension key: N samples of the map (in `draw_retrieval`: training samples), M training samples
+among them (captions), D embedding, R rows of a block, K kin shown, I images, Q queries, C
+candidates.
 """
 
 from __future__ import annotations
@@ -59,11 +62,16 @@ class Compared:
     detector: Detector | None
 
     def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yields some anchors at a time: their slice, (R, M) similarities with −inf at the anchor itself, and the (R, M) mask of those."""
+        """Yields some anchors at a time: their slice, (R, M) similarities with −inf at the anchor
+        itself, and the (R, M) mask of those."""
         for start in range(0, len(self.ids), ROWS):
             rows = slice(start, start + ROWS)
             own_RM = self.ids[rows].unsqueeze(1) == self.ids
-            yield rows, (self.embedding[rows] @ self.embedding.T).masked_fill(own_RM, -torch.inf), own_RM
+            yield (
+                rows,
+                (self.embedding[rows] @ self.embedding.T).masked_fill(own_RM, -torch.inf),
+                own_RM,
+            )
 
 
 @dataclass(frozen=True)
@@ -72,8 +80,10 @@ class Gallery:
 
     Args:
         anchors: (M,) positions on the map.
-        kin, similarity: (M, K) positions and cosines, the closest first; −1 and −inf where there are fewer.
-        flagged, right: (M,) number of all kin and of kin with the anchor's label; None without a detector or without labels.
+        kin, similarity: (M, K) positions and cosines, the closest first; −1 and −inf where there
+            are fewer.
+        flagged, right: (M,) number of all kin and of kin with the anchor's label; None without a
+            detector or without labels.
         thresholds: (M,) learned thresholds, if there are any.
         has_labels: whether kin can be marked as right or wrong.
     """
@@ -94,21 +104,35 @@ class Gallery:
     def intro(self) -> str:
         """The sentences above the gallery."""
         samples = f"{len(self.anchors):,} training samples, each embedded from one augmented view"
-        kin = "with its nearest neighbours" if self.flagged is None else "with the closest samples that the detector flags as its kin"
+        kin = (
+            "with its nearest neighbours"
+            if self.flagged is None
+            else "with the closest samples that the detector flags as its kin"
+        )
         marks = " ✓ marks the anchor's label, ✗ another label." if self.has_labels else ""
         note = "" if self.flagged is None else " Kin are samples flagged as likely false negatives."
-        return f"{samples}, {kin}, and their similarity.{note}{marks} Click an image to make it the anchor, or use the arrow keys."
+        return (
+            f"{samples}, {kin}, and their similarity.{note}{marks} Click an image to make it the"
+            " anchor, or use the arrow keys."
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Data for the page's script."""
-        order = torch.randperm(len(self.anchors), generator=generator(0, "gallery")).numpy()  # samples are often sorted by class
+        # samples are often sorted by class
+        order = torch.randperm(len(self.anchors), generator=generator(0, "gallery")).numpy()
         kin, similarity = self.kin[order], self.similarity[order]
         rows = list(zip(kin, similarity, kin >= 0, strict=True))
-        flagged, right, levels = (None if each is None else each[order] for each in (self.flagged, self.right, self.thresholds))
+        flagged, right, levels = (
+            None if each is None else each[order]
+            for each in (self.flagged, self.right, self.thresholds)
+        )
         return {
             "anchors": self.anchors[order].tolist(),
             "kin": [kin[keep].tolist() for kin, _, keep in rows],
-            "similarity": [[round(float(value), 3) for value in similarity[keep]] for _, similarity, keep in rows],
+            "similarity": [
+                [round(float(value), 3) for value in similarity[keep]]
+                for _, similarity, keep in rows
+            ],
             "flagged": None if flagged is None else flagged.tolist(),
             "right": None if right is None else right.tolist(),
             "thresholds": None if levels is None else [round(float(level), 3) for level in levels],
@@ -116,7 +140,13 @@ class Gallery:
 
 
 def compare(
-    framework: Framework, data: ImageData, views: Views, ids_N: NDArray[np.int64], seed: int, *, progress: bool = False
+    framework: Framework,
+    data: ImageData,
+    views: Views,
+    ids_N: NDArray[np.int64],
+    seed: int,
+    *,
+    progress: bool = False,
 ) -> Compared:
     """Embeds the training samples among `ids_N`; the framework must be in evaluation mode."""
     places = np.flatnonzero(ids_N < data.num_train)
@@ -127,19 +157,32 @@ def compare(
     return Compared(places, ids_M, embedding, detectors[0] if len(detectors) == 1 else None)
 
 
-def find_kin(compared: Compared, labels: Tensor | None, thresholds: Tensor | None = None) -> Gallery:
-    """Applies the detector to all pairs; without a detector the nearest neighbours are shown. `labels`: (all samples,), −1 unknown."""
+def find_kin(
+    compared: Compared, labels: Tensor | None, thresholds: Tensor | None = None
+) -> Gallery:
+    """Applies the detector to all pairs; without a detector the nearest neighbours are shown.
+    `labels`: (all samples,), −1 unknown."""
     detector, ids_M = compared.detector, compared.ids
     label_M = None if labels is None else labels[ids_M]
     kin, similarity, flagged, right = [], [], [], []
     for rows, sim_RM, own_RM in compared.blocks():
-        kin_RM = ~own_RM if detector is None else flagged_candidates(detector, sim_RM, ids_M[rows], ids_M, own_RM)
+        kin_RM = (
+            ~own_RM
+            if detector is None
+            else flagged_candidates(detector, sim_RM, ids_M[rows], ids_M, own_RM)
+        )
         nearest = sim_RM.masked_fill(~kin_RM, -torch.inf).topk(min(SHOWN, len(ids_M)), dim=1)
         kin.append(nearest.indices.masked_fill(nearest.values == -torch.inf, -1))
         similarity.append(nearest.values)
         flagged.append(kin_RM.sum(1))
         if label_M is not None:
-            right.append((kin_RM & (label_M[rows].unsqueeze(1) == label_M) & (label_M[rows] >= 0).unsqueeze(1)).sum(1))
+            right.append(
+                (
+                    kin_RM
+                    & (label_M[rows].unsqueeze(1) == label_M)
+                    & (label_M[rows] >= 0).unsqueeze(1)
+                ).sum(1)
+            )
     kin_MK = torch.cat(kin).numpy()
     return Gallery(
         anchors=compared.places,
@@ -176,7 +219,8 @@ class Shown:
 
 @dataclass(frozen=True)
 class Result:
-    """One of the nearest candidates: `mark` is "own" for a known positive, "kin" for a flagged candidate, or empty."""
+    """One of the nearest candidates: `mark` is "own" for a known positive, "kin" for a flagged
+    candidate, or empty."""
 
     shown: Shown
     similarity: float
@@ -194,7 +238,8 @@ class Query:
 
 @dataclass(frozen=True)
 class Side:
-    """The images or the captions: (C, D) embeddings, (C,) sample ids, and a function that returns what to show of each."""
+    """The images or the captions: (C, D) embeddings, (C,) sample ids, and a function that returns
+    what to show of each."""
 
     embeddings: Tensor
     ids: Tensor
@@ -204,8 +249,8 @@ class Side:
 def draw_retrieval(opened: OpenedRun, data: ImageData, *, progress: bool = False) -> Markup | None:
     """The retrieval section of the page; None for a run without captions.
 
-    Queries and candidates are training samples, because a detector has state for these only: a random part of the images, each once, and
-    all their captions.
+    Queries and candidates are training samples, because a detector has state for these only: a
+    random part of the images, each once, and all their captions.
     """
     if not learns_from_text(opened.config):
         return None
@@ -215,13 +260,19 @@ def draw_retrieval(opened: OpenedRun, data: ImageData, *, progress: bool = False
     ids_I = first[torch.from_numpy(choose(len(first), seed, NUM_IMAGES))]
     rows_M = text.rows(torch.isin(of_N, of_N[ids_I]).nonzero()[:, 0])
     words = [captions[row] for row in rows_M.tolist()]
-    images = Side(towers.images(data, ids_I, progress), ids_I, lambda at: Shown(data.samples.keys[int(ids_I[at])], _uri(data, ids_I[at])))
+    images = Side(
+        towers.images(data, ids_I, progress),
+        ids_I,
+        lambda at: Shown(data.samples.keys[int(ids_I[at])], _uri(data, ids_I[at])),
+    )
     texts = Side(towers.texts(words), text.owners[rows_M], lambda at: Shown(words[at]))
     by_image: Detector | None = None
     by_text: Detector | None = None
     if "+" in opened.config.method:
         with kept_random_state():
-            by_image, by_text = load_framework(opened.config, Run(opened.path), data, towers.tokenizer).detectors
+            by_image, by_text = load_framework(
+                opened.config, Run(opened.path), data, towers.tokenizer
+            ).detectors
     return render(
         _found(images, texts, text.groups, by_image, seed),
         _found(texts, images, text.groups, by_text, seed),
@@ -230,31 +281,59 @@ def draw_retrieval(opened: OpenedRun, data: ImageData, *, progress: bool = False
     )
 
 
-def _found(queries: Side, others: Side, groups: Tensor, detector: Detector | None, seed: int) -> list[Query]:
+def _found(
+    queries: Side, others: Side, groups: Tensor, detector: Detector | None, seed: int
+) -> list[Query]:
     """Nearest candidates on the other side for random queries of one side."""
     at_Q = torch.from_numpy(choose(len(queries.ids), seed, NUM_QUERIES))
     ids_Q, sim_QC = queries.ids[at_Q], queries.embeddings[at_Q] @ others.embeddings.T
     own_QC = groups[ids_Q][:, None] == groups[others.ids]
-    kin_QC = torch.zeros_like(own_QC) if detector is None else flagged_candidates(detector, sim_QC, ids_Q, others.ids, own_QC)
+    kin_QC = (
+        torch.zeros_like(own_QC)
+        if detector is None
+        else flagged_candidates(detector, sim_QC, ids_Q, others.ids, own_QC)
+    )
     nearest = sim_QC.topk(min(NUM_RESULTS, len(others.ids)), dim=1)
     found = []
-    for row, (at, similarities, columns) in enumerate(zip(at_Q.tolist(), nearest.values.tolist(), nearest.indices.tolist(), strict=True)):
-        marks = ["own" if own_QC[row, column] else "kin" if kin_QC[row, column] else "" for column in columns]
-        results = [Result(others.show(column), sim, mark) for column, sim, mark in zip(columns, similarities, marks, strict=True)]
+    for row, (at, similarities, columns) in enumerate(
+        zip(at_Q.tolist(), nearest.values.tolist(), nearest.indices.tolist(), strict=True)
+    ):
+        marks = [
+            "own" if own_QC[row, column] else "kin" if kin_QC[row, column] else ""
+            for column in columns
+        ]
+        results = [
+            Result(others.show(column), sim, mark)
+            for column, sim, mark in zip(columns, similarities, marks, strict=True)
+        ]
         found.append(Query(queries.show(at), results, int(kin_QC[row].sum())))
     return found
 
 
-def render(by_image: Sequence[Query], by_text: Sequence[Query], *, method: str, detects: bool) -> Markup:
+def render(
+    by_image: Sequence[Query], by_text: Sequence[Query], *, method: str, detects: bool
+) -> Markup:
     """The section as HTML; all text of the run is escaped."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
     files = resources.files("kinfolk.report")
-    template, style = (files.joinpath(f"retrieval.{kind}").read_text(encoding="utf-8") for kind in ("html", "css"))
-    environment = Environment(autoescape=True, finalize=without_controls, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template, style = (
+        files.joinpath(f"retrieval.{kind}").read_text(encoding="utf-8") for kind in ("html", "css")
+    )
+    environment = Environment(
+        autoescape=True,
+        finalize=without_controls,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     detector = method.partition("+")[2].partition(":")[0] if detects else ""
-    return Markup(environment.from_string(template).render(by_image=by_image, by_text=by_text, detector=detector, style=Markup(style)))
+    return Markup(
+        environment.from_string(template).render(
+            by_image=by_image, by_text=by_text, detector=detector, style=Markup(style)
+        )
+    )
 
 
 def _uri(data: ImageData, id: Tensor) -> str:

@@ -1,7 +1,7 @@
 """Composes an HTML page as one file that needs no network and no other file.
 
-All text of the data is escaped by the template, scripts read JSON without angle brackets, and the page's content security policy allows no
-other script and no request.
+All text of the data is escaped by the template, scripts read JSON without angle brackets, and the
+page's content security policy allows no other script and no request.
 """
 
 from __future__ import annotations
@@ -59,7 +59,11 @@ def compose(
         lstrip_blocks=True,
     )
     parts = [_file(*part) for part in ((HERE, "shell.js"), *scripts)]
-    early, script, plotly = _file(HERE, "theme.js"), "\n".join([*parts, "page.start();\n"]), get_plotlyjs()
+    early, script, plotly = (
+        _file(HERE, "theme.js"),
+        "\n".join([*parts, "page.start();\n"]),
+        get_plotlyjs(),
+    )
     return environment.get_template(name).render(
         title=title,
         sections=sections,
@@ -77,7 +81,8 @@ def compose(
 
 
 def write_page(path: Path, page: str) -> None:
-    """Writes the file atomically. File names that are not valid Unicode contain lone surrogates, which are replaced."""
+    """Writes the file atomically. File names that are not valid Unicode contain lone surrogates,
+    which are replaced."""
     write_text(path, page.encode("utf-8", "replace").decode())
 
 
@@ -89,9 +94,14 @@ def script_json(value: Any) -> str:
 
 def policy(*scripts: str) -> str:
     """Content security policy that allows these scripts, images inside the page, and no network."""
-    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    digests = (
+        base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts
+    )
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
-    return f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {allowed}; base-uri 'none'; form-action 'none'"
+    return (
+        f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {allowed};"
+        " base-uri 'none'; form-action 'none'"
+    )
 
 
 def _file(package: str, name: str) -> str:

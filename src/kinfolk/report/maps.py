@@ -1,8 +1,11 @@
-"""Images of the report: the embedding map with its thumbnails, the maps of several epochs, and the grid of augmented views.
+"""Images of the report: the embedding map with its thumbnails, the maps of several epochs, and the
+grid of augmented views.
 
-The maps of several epochs show each snapshot with the pseudo-labels of its epoch (IFND paper, Figure 3).
+The maps of several epochs show each snapshot with the pseudo-labels of its epoch (IFND paper,
+Figure 3).
 
-Dimension key: N samples on the map, S samples of the snapshots, F features, V views, B images, C channels, H, W image.
+Dimension key: N samples on the map, S samples of the snapshots, F features, V views, B images, C
+channels, H, W image.
 """
 
 from __future__ import annotations
@@ -45,7 +48,9 @@ class Strip:
     pixelated: bool
 
 
-def strip(key: str, label: str, original_HW3: NDArray[np.uint8], views_VHW3: NDArray[np.uint8]) -> Strip:
+def strip(
+    key: str, label: str, original_HW3: NDArray[np.uint8], views_VHW3: NDArray[np.uint8]
+) -> Strip:
     """Places the original and its views in a row on a transparent background."""
     from PIL import Image
 
@@ -65,7 +70,8 @@ def strip(key: str, label: str, original_HW3: NDArray[np.uint8], views_VHW3: NDA
 
 @dataclass(frozen=True)
 class Stage:
-    """The map after an epoch. `pseudo`: (S,) pseudo-labels, −1 where none was accepted, None before the first; `note` counts them."""
+    """The map after an epoch. `pseudo`: (S,) pseudo-labels, −1 where none was accepted, None before
+    the first; `note` counts them."""
 
     epoch: int
     points: NDArray[np.float32]
@@ -95,11 +101,16 @@ class Stages:
     @property
     def intro(self) -> str:
         """The sentences above the maps."""
-        colour = "coloured by pseudo-label (grey where none was accepted)" if self.clusters else "coloured by label" * self.has_labels
+        colour = (
+            "coloured by pseudo-label (grey where none was accepted)"
+            if self.clusters
+            else "coloured by label" * self.has_labels
+        )
         samples = f"{len(self.place):,} random training samples"
         return (
-            f"{self.method} of the projected embeddings of {samples}{', ' + colour if colour else ''}. "
-            "Point at a sample to mark it in all maps."
+            f"{self.method} of the projected embeddings of"
+            f" {samples}{', ' + colour if colour else ''}. Point at a sample to mark it in all"
+            " maps."
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -111,12 +122,17 @@ class Stages:
         return {"maps": maps, "place": self.place, "clusters": self.clusters}
 
 
-def draw_stages(snapshots: Sequence[Snapshot], ids_N: NDArray[np.int64], has_labels: bool, seed: int) -> Stages | None:
-    """Draws one map per snapshot; each starts from the one before, so that unchanged samples stay in place. None without snapshots."""
+def draw_stages(
+    snapshots: Sequence[Snapshot], ids_N: NDArray[np.int64], has_labels: bool, seed: int
+) -> Stages | None:
+    """Draws one map per snapshot; each starts from the one before, so that unchanged samples stay
+    in place. None without snapshots."""
     if not snapshots:
         return None
     place = np.searchsorted(ids_N, snapshots[0].ids)
-    if len(ids_N) == 0 or not np.array_equal(ids_N[np.minimum(place, len(ids_N) - 1)], snapshots[0].ids):
+    if len(ids_N) == 0 or not np.array_equal(
+        ids_N[np.minimum(place, len(ids_N) - 1)], snapshots[0].ids
+    ):
         return None
     clusters = any(snapshot.pseudo is not None for snapshot in snapshots)
     maps, points, method = [], None, ""
@@ -139,13 +155,19 @@ MAX_TILE = 40
 CHUNK = 256
 
 
-def draw_map(data: ImageData, ids_N: NDArray[np.int64], features_NF: NDArray[np.float32], seed: int) -> EmbeddingMap:
+def draw_map(
+    data: ImageData, ids_N: NDArray[np.int64], features_NF: NDArray[np.float32], seed: int
+) -> EmbeddingMap:
     """The map of the samples `ids_N`."""
     points, method = project(features_NF, seed)
     samples = data.samples
     labels = None if samples.labels is None else [int(label) for label in samples.labels[ids_N]]
     starts = range(0, len(ids_N), CHUNK)
-    thumbnails = [square for start in starts for square in square_images(data, ids_N[start : start + CHUNK], MAX_TILE)]
+    thumbnails = [
+        square
+        for start in starts
+        for square in square_images(data, ids_N[start : start + CHUNK], MAX_TILE)
+    ]
     return EmbeddingMap(
         method=method,
         total=len(samples),
@@ -161,19 +183,31 @@ def draw_strips(data: ImageData, views: Views, seed: int) -> list[Strip]:
     """Some random training samples, each with some of its augmented views."""
     ids = choose(data.num_train, seed, NUM_SAMPLES)
     chosen = torch.from_numpy(ids)
-    made_VBCHW = views.to_rgb(views(data.pixels(chosen), generator(seed, "strips"), aspect=data.aspect(chosen), num_views=NUM_VIEWS))
+    made_VBCHW = views.to_rgb(
+        views(
+            data.pixels(chosen),
+            generator(seed, "strips"),
+            aspect=data.aspect(chosen),
+            num_views=NUM_VIEWS,
+        )
+    )
     bytes_VBHWC = (made_VBCHW * 255).round().to(torch.uint8).permute(0, 1, 3, 4, 2).numpy()
     names, samples = _class_names(data), data.samples
     strips = []
-    for i, (sample, square) in enumerate(zip(ids, square_images(data, ids, 2 * views.size), strict=True)):
+    for i, (sample, square) in enumerate(
+        zip(ids, square_images(data, ids, 2 * views.size), strict=True)
+    ):
         label = -1 if samples.labels is None else int(samples.labels[sample])
         name = names[label] if 0 <= label < len(names) else ""
-        strips.append(strip(samples.keys[sample], name, square, np.ascontiguousarray(bytes_VBHWC[:, i])))
+        strips.append(
+            strip(samples.keys[sample], name, square, np.ascontiguousarray(bytes_VBHWC[:, i]))
+        )
     return strips
 
 
 def square_images(data: ImageData, ids: NDArray[np.int64], size: int) -> list[NDArray[np.uint8]]:
-    """The cached images with the aspect ratio of the originals, at most `size` on the long side, on a black square."""
+    """The cached images with the aspect ratio of the originals, at most `size` on the long side, on
+    a black square."""
     from PIL import Image
 
     chosen = torch.from_numpy(ids)
@@ -181,10 +215,18 @@ def square_images(data: ImageData, ids: NDArray[np.int64], size: int) -> list[ND
     side = min(size, max(data.height, data.width))
     squares = []
     for pixels_HW3, aspect in zip(pixels_BHW3, aspect_B, strict=True):
-        width, height = (side, max(1, round(side / aspect))) if aspect >= 1 else (max(1, round(side * aspect)), side)
+        width, height = (
+            (side, max(1, round(side / aspect)))
+            if aspect >= 1
+            else (max(1, round(side * aspect)), side)
+        )
         image = Image.fromarray(pixels_HW3)
         square = Image.new("RGB", (side, side))
-        resized = image if image.size == (width, height) else image.resize((width, height), Image.Resampling.LANCZOS)
+        resized = (
+            image
+            if image.size == (width, height)
+            else image.resize((width, height), Image.Resampling.LANCZOS)
+        )
         square.paste(resized, ((side - width) // 2, (side - height) // 2))
         squares.append(np.asarray(square))
     return squares
@@ -246,19 +288,27 @@ class EmbeddingMap:
         }
 
 
-def choose(total: int, seed: int, limit: int = MAX_POINTS, include: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-    """Ids of the samples on the map, ascending: all of them, or `limit` at random that contain those to `include`."""
+def choose(
+    total: int, seed: int, limit: int = MAX_POINTS, include: NDArray[np.int64] | None = None
+) -> NDArray[np.int64]:
+    """Ids of the samples on the map, ascending: all of them, or `limit` at random that contain
+    those to `include`."""
     if total <= limit:
         return np.arange(total, dtype=np.int64)
     kept = np.empty(0, dtype=np.int64) if include is None else include[:limit]
     others = np.setdiff1d(np.arange(total), kept)
-    drawn = others[torch.randperm(len(others), generator=generator(seed, "map"))[: limit - len(kept)].numpy()]
+    drawn = others[
+        torch.randperm(len(others), generator=generator(seed, "map"))[: limit - len(kept)].numpy()
+    ]
     return np.sort(np.concatenate((kept, drawn))).astype(np.int64)
 
 
-def project(features_NF: NDArray[np.float32], seed: int, start_N2: NDArray[np.float32] | None = None) -> tuple[NDArray[np.float32], str]:
-    """(N, 2) coordinates and the name of the method: t-SNE of unit-norm features, started from `start_N2` or from the first two principal
-    components; PCA where there are too few points for t-SNE."""
+def project(
+    features_NF: NDArray[np.float32], seed: int, start_N2: NDArray[np.float32] | None = None
+) -> tuple[NDArray[np.float32], str]:
+    """(N, 2) coordinates and the name of the method: t-SNE of unit-norm features, started from
+    `start_N2` or from the first two principal components; PCA where there are too few points for
+    t-SNE."""
     features_NF = np.asarray(features_NF, dtype=np.float32)
     if not np.isfinite(features_NF).all():
         raise ValueError("the features are not finite")
@@ -275,7 +325,13 @@ def project(features_NF: NDArray[np.float32], seed: int, start_N2: NDArray[np.fl
     # One thread, so that the map is the same on every machine.
     with warnings.catch_warnings(), threadpool_limits(1):
         warnings.simplefilter("ignore")
-        tsne = TSNE(perplexity=perplexity, init=start_N2, learning_rate="auto", max_iter=500, random_state=seed)
+        tsne = TSNE(
+            perplexity=perplexity,
+            init=start_N2,
+            learning_rate="auto",
+            max_iter=500,
+            random_state=seed,
+        )
         return np.asarray(tsne.fit_transform(pca_N2), dtype=np.float32), "t-SNE"
 
 
@@ -284,7 +340,9 @@ def _principal(x_NF: NDArray[np.float32], components: int) -> NDArray[np.float32
     centred_NF = x_NF - x_NF.mean(0)
     _, vectors_FF = np.linalg.eigh((centred_NF.T @ centred_NF).astype(np.float64))
     directions = vectors_FF[:, ::-1][:, :components]
-    directions = directions * np.sign(directions[np.abs(directions).argmax(0), np.arange(directions.shape[1])])
+    directions = directions * np.sign(
+        directions[np.abs(directions).argmax(0), np.arange(directions.shape[1])]
+    )
     return np.asarray(centred_NF @ directions, dtype=np.float32)
 
 
@@ -305,7 +363,10 @@ def sprite_sheet(images: Sequence[NDArray[np.uint8]], size: int) -> Sprites | No
     for i, image in enumerate(images):
         tile = Image.fromarray(image)
         if tile.size != (size, size):
-            tile = tile.resize((size, size), Image.Resampling.LANCZOS if tile.width > size else Image.Resampling.NEAREST)
+            tile = tile.resize(
+                (size, size),
+                Image.Resampling.LANCZOS if tile.width > size else Image.Resampling.NEAREST,
+            )
         sheet.paste(tile, ((i % columns) * size, (i // columns) * size))
     for quality in QUALITIES:
         uri = data_uri(sheet, quality)

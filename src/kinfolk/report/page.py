@@ -1,4 +1,5 @@
-"""Writes report.html into a run folder: collects what the run recorded, draws maps and galleries, and fills the template."""
+"""Writes report.html into a run folder: collects what the run recorded, draws maps and galleries,
+and fills the template."""
 
 from __future__ import annotations
 
@@ -14,7 +15,16 @@ from kinfolk.report.curves import Panel, bounds_of, curve_panels, level_panels
 from kinfolk.report.format import facts_of, fraction_panels, normaliser_of, papers_of
 from kinfolk.report.gallery import Gallery, compare, draw_retrieval, find_kin
 from kinfolk.report.html import write_page
-from kinfolk.report.maps import NUM_VIEWS, EmbeddingMap, Stages, Strip, choose, draw_map, draw_stages, draw_strips
+from kinfolk.report.maps import (
+    NUM_VIEWS,
+    EmbeddingMap,
+    Stages,
+    Strip,
+    choose,
+    draw_map,
+    draw_stages,
+    draw_strips,
+)
 from kinfolk.report.run_summary import Record, read_record
 from kinfolk.training.build import learns_from_text
 from kinfolk.training.epoch_end import read_snapshots
@@ -59,10 +69,23 @@ def render(
 ) -> str:
     """The text of report.html. Sections without data are left out."""
     panels = [*panels, *levels]
-    tables, refused, results = format.data_tables(record), format.quarantine(record), format.results(record)
-    present: dict[str, Any] = {"curves": panels, "results": results or measured, "stages": stages, "views": strips}
+    tables, refused, results = (
+        format.data_tables(record),
+        format.quarantine(record),
+        format.results(record),
+    )
+    present: dict[str, Any] = {
+        "curves": panels,
+        "results": results or measured,
+        "stages": stages,
+        "views": strips,
+    }
     present["retrieval"] = retrieval
-    present |= {"gallery": gallery or gallery_missing, "map": embedding or embedding_missing, "data": tables or refused}
+    present |= {
+        "gallery": gallery or gallery_missing,
+        "map": embedding or embedding_missing,
+        "data": tables or refused,
+    }
     sprites = None if embedding is None else embedding.sprites
     named = {"gallery": "Neighbours"} if gallery is not None and gallery.flagged is None else {}
     return html.compose(
@@ -75,7 +98,11 @@ def render(
             "stages": None if stages is None else stages.as_json(),
         },
         title=record.path.name,
-        sections=[("run", "Run"), *((id, named.get(id, name)) for id, name in SECTIONS if present[id]), ("config", "Configuration")],
+        sections=[
+            ("run", "Run"),
+            *((id, named.get(id, name)) for id, name in SECTIONS if present[id]),
+            ("config", "Configuration"),
+        ],
         sheet=None if sprites is None else sprites.uri,
         name=record.path.name,
         method=str(record.config.get("method", "")),
@@ -102,7 +129,11 @@ def render(
 
 def _caption(embedding: EmbeddingMap, linked: bool) -> str:
     count = len(embedding.keys)
-    which = f"{count:,} samples" if count == embedding.total else f"{count:,} of {embedding.total:,} samples at random"
+    which = (
+        f"{count:,} samples"
+        if count == embedding.total
+        else f"{count:,} of {embedding.total:,} samples at random"
+    )
     colour = ", coloured by label" if embedding.labels is not None else ""
     kin = " and click it to see its kin" if linked else ""
     return (
@@ -122,15 +153,16 @@ def write_report(
 ) -> Path:
     """Writes RUN/report.html, one page that works from disk, and returns its path.
 
-    Sections without data are left out: without the images or the model there is no map, and without a checkpoint there is no gallery of
-    kin. The page then gives the reason.
+    Sections without data are left out: without the images or the model there is no map, and without
+    a checkpoint there is no gallery of kin. The page then gives the reason.
 
     Args:
         run_dir: the run folder.
         data: the run's images; None reads them from the source in config.yaml.
-        features: ids of samples of `data`, ascending, and the encoder's features of these samples (M, F). The run's model embeds the other
-            samples of the map.
-        framework: the trained method in evaluation mode; None restores it from the run's last checkpoint.
+        features: ids of samples of `data`, ascending, and the encoder's features of these samples
+            (M, F). The run's model embeds the other samples of the map.
+        framework: the trained method in evaluation mode; None restores it from the run's last
+            checkpoint.
         progress: show bars while images are read and embedded.
         on_missing: called with the reason if there is no map or no gallery.
 
@@ -153,7 +185,8 @@ def write_report(
                 parts["retrieval"] = draw_retrieval(opened, data, progress=progress)
             else:
                 _draw_kin(opened, data, ids, framework, parts, progress)
-        except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: torch, for a checkpoint of another version
+        # RuntimeError: torch, for a checkpoint of another version
+        except (ValueError, OSError, RuntimeError) as error:
             parts["gallery_missing"] = f"There is no gallery of kin in this report: {_why(error)}."
     for missing in ("embedding_missing", "gallery_missing"):
         if on_missing is not None and missing in parts:
@@ -179,13 +212,16 @@ def _draw_images(
     parts: dict[str, Any],
     progress: bool,
 ) -> NDArray[np.int64]:
-    """Draws the views, the map and the maps of several epochs; returns the ids of the samples on the map."""
+    """Draws the views, the map and the maps of several epochs; returns the ids of the samples on
+    the map."""
     seed = opened.config.seed
     parts["strips"] = draw_strips(data, opened.views(), seed)
     digest = _digest_of_own_samples(opened, data)
     snapshots = [] if digest is None else read_snapshots(Run(opened.path).snapshots, digest)
     ids = choose(len(data), seed, include=snapshots[0].ids if snapshots else None)
-    features_NF = with_known(features, ids, lambda missing: opened.features(data, missing, progress=progress))
+    features_NF = with_known(
+        features, ids, lambda missing: opened.features(data, missing, progress=progress)
+    )
     parts["embedding"] = draw_map(data, ids, features_NF, seed)
     parts["stages"] = draw_stages(snapshots, ids, data.labels is not None, seed)
     return ids
@@ -196,7 +232,8 @@ def with_known(
     ids: NDArray[np.int64],
     compute: Callable[[NDArray[np.int64]], NDArray[np.float32]],
 ) -> NDArray[np.float32]:
-    """(N, F) features of `ids`: the known ones, and what `compute` returns for the others. `known`: ascending ids and their features."""
+    """(N, F) features of `ids`: the known ones, and what `compute` returns for the others. `known`:
+    ascending ids and their features."""
     if known is None or not len(known[0]):
         return compute(ids)
     known_ids, known_MF = known
@@ -209,7 +246,12 @@ def with_known(
 
 
 def _draw_kin(
-    opened: OpenedRun, data: ImageData, ids: NDArray[np.int64], framework: Framework | None, parts: dict[str, Any], progress: bool
+    opened: OpenedRun,
+    data: ImageData,
+    ids: NDArray[np.int64],
+    framework: Framework | None,
+    parts: dict[str, Any],
+    progress: bool,
 ) -> None:
     """Draws the gallery of kin and the thresholds of its samples."""
     config = opened.config
@@ -222,7 +264,8 @@ def _draw_kin(
 
 
 def _digest_of_own_samples(opened: OpenedRun, data: ImageData) -> str | None:
-    """Digest of the run's samples if `data` are its own training samples, to which its snapshots belong; else None."""
+    """Digest of the run's samples if `data` are its own training samples, to which its snapshots
+    belong; else None."""
     file = Run(opened.path).samples
     if not file.is_file():
         return None

@@ -1,4 +1,5 @@
-"""Reads the small files of a run folder: configuration, metrics, results, samples. Needs neither the model nor the images."""
+"""Reads the small files of a run folder: configuration, metrics, results, samples. Needs neither
+the model nor the images."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class Record:
         path: the run folder.
         config: `config.yaml`, fully resolved.
         meta: `model.json`; empty before the first epoch has ended.
-        epochs: `metrics.jsonl`, one entry for each epoch, in order; an epoch repeated after a resume counts once, the last time.
+        epochs: `metrics.jsonl`, one entry for each epoch, in order; an epoch repeated after a
+            resume counts once, the last time.
         results: `eval/*.json`.
         quarantine: (path, reason) of each refused file.
         splits: number of samples of each split, empty where `samples.parquet` is missing.
@@ -47,22 +49,37 @@ class Record:
 
     def last(self, name: str) -> float | None:
         """The last finite value of a metric."""
-        return next((row[name] for row in reversed(self.epochs) if name in row and math.isfinite(row[name])), None)
+        return next(
+            (
+                row[name]
+                for row in reversed(self.epochs)
+                if name in row and math.isfinite(row[name])
+            ),
+            None,
+        )
 
 
 def read_record(run: Path) -> Record:
     """Reads the run folder; every file but `config.yaml` may be missing."""
     if not run.is_dir():
-        raise UsageError(f"there is no run folder at {run}; give the folder that `kinfolk train --out` wrote")
+        raise UsageError(
+            f"there is no run folder at {run}; give the folder that `kinfolk train --out` wrote"
+        )
     if not (run / "config.yaml").is_file():
-        raise UsageError(f"{run} is not a run folder: it holds no config.yaml; give the folder that `kinfolk train --out` wrote")
+        raise UsageError(
+            f"{run} is not a run folder: it holds no config.yaml; give the folder that `kinfolk"
+            " train --out` wrote"
+        )
     splits, classes = _read_samples(run / "samples.parquet")
     return Record(
         path=run.resolve(),
         config=read_yaml(run / "config.yaml"),
         meta=_read_json(run / "model.json"),
         epochs=_read_epochs(run / "metrics.jsonl"),
-        results=[{"protocol": file.stem, **_read_json(file)} for file in sorted((run / "eval").glob("*.json"))],
+        results=[
+            {"protocol": file.stem, **_read_json(file)}
+            for file in sorted((run / "eval").glob("*.json"))
+        ],
         quarantine=_read_quarantine(run / "quarantine.csv"),
         splits=splits,
         classes=classes,
@@ -75,7 +92,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise KinfolkError(f"{path} is not valid JSON ({first_line(error)}); restore it, or remove it") from error
+        raise KinfolkError(
+            f"{path} is not valid JSON ({first_line(error)}); restore it, or remove it"
+        ) from error
     return value if isinstance(value, dict) else {}
 
 
@@ -86,7 +105,9 @@ def _read_epochs(path: Path) -> list[dict[str, float]]:
     if torn:
         warnings.warn(describe_torn_lines(path, torn), KinfolkWarning, stacklevel=2)
     for row in rows:
-        by_epoch[row["epoch"]] = {name: float(value) for name, value in row.items() if isinstance(value, (int, float))}
+        by_epoch[row["epoch"]] = {
+            name: float(value) for name, value in row.items() if isinstance(value, (int, float))
+        }
     return [by_epoch[epoch] for epoch in sorted(by_epoch)]
 
 
@@ -107,4 +128,6 @@ def _read_samples(path: Path) -> tuple[dict[str, int], dict[str, int]]:
         return splits, {}
     counts = Counter(int(label) for label in samples.labels if label >= 0)
     names = samples.classes
-    return splits, {names[label] if names else str(label): count for label, count in counts.most_common()}
+    return splits, {
+        names[label] if names else str(label): count for label, count in counts.most_common()
+    }

@@ -1,4 +1,5 @@
-"""The memory bank of instance discrimination, one unit vector for each sample, and the draw of the entries a step is contrasted with.
+"""The memory bank of instance discrimination, one unit vector for each sample, and the draw of the
+entries a step is contrasted with.
 
 Dimension key: N data set, D embedding, K drawn, b rows of a write, of all ranks together.
 """
@@ -13,7 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk import distributed
-from kinfolk.stores.per_sample import Exact, StepRandom, check_ids, kept, means_by_id, sent, size_differs, skips
+from kinfolk.stores.per_sample import (
+    Exact,
+    StepRandom,
+    check_ids,
+    kept,
+    means_by_id,
+    sent,
+    size_differs,
+    skips,
+)
 
 
 class Draw(StepRandom):
@@ -45,9 +55,11 @@ class Draw(StepRandom):
 
 
 def distinct(num_samples: int, number: int, generator: torch.Generator) -> Tensor:
-    """(number,) distinct numbers in [0, num_samples), every choice equally likely; the cost depends on how many are drawn.
+    """(number,) distinct numbers in [0, num_samples), every choice equally likely; the cost depends
+    on how many are drawn.
 
-    Numbers are drawn one after the other, and repetitions left out. Of more than half of all, a permutation is cheaper.
+    Numbers are drawn one after the other, and repetitions left out. Of more than half of all, a
+    permutation is cheaper.
 
     Example:
         >>> distinct(10**15, 3, torch.Generator().manual_seed(0)).shape
@@ -56,9 +68,12 @@ def distinct(num_samples: int, number: int, generator: torch.Generator) -> Tenso
     if 2 * number > num_samples:
         return torch.randperm(num_samples, generator=generator)[:number]
     drawn = torch.empty(0, dtype=torch.int64)
-    while len(drawn) < number:  # a second round is rare: this many usually contain enough distinct ones
+    # a second round is rare: this many usually contain enough distinct ones
+    while len(drawn) < number:
         expected = -num_samples * math.log1p(-number / num_samples)
-        more = torch.randint(num_samples, (math.ceil(expected + 4 * math.sqrt(expected)) + 4,), generator=generator)
+        more = torch.randint(
+            num_samples, (math.ceil(expected + 4 * math.sqrt(expected)) + 4,), generator=generator
+        )
         drawn = _without_repetitions(torch.cat((drawn, more)))
     return drawn[:number]
 
@@ -72,11 +87,13 @@ def _without_repetitions(drawn: Tensor) -> Tensor:
 
 
 class Bank(Exact):
-    """The embedding of every sample as it was last seen, as a buffer, so that `state_dict()` holds it.
+    """The embedding of every sample as it was last seen, as a buffer, so that `state_dict()` holds
+    it.
 
         v_i ← normalised( m · v_i + (1 − m) · f_i )
 
-    Before its sample is seen, an entry is a random unit vector, the same on every rank and in every run of one `seed`.
+    Before its sample is seen, an entry is a random unit vector, the same on every rank and in every
+    run of one `seed`.
 
     Args:
         num_samples: N; ids are in [0, N).
@@ -102,7 +119,9 @@ class Bank(Exact):
             if value < 1:
                 raise ValueError(f"`{name}` (={value}) must be at least 1")
         if not 0 <= momentum < 1:
-            raise ValueError(f"`momentum` (={momentum}) must be in [0, 1): at 1 the bank would never learn")
+            raise ValueError(
+                f"`momentum` (={momentum}) must be in [0, 1): at 1 the bank would never learn"
+            )
         self.num_samples, self.dim, self.momentum, self.seed = num_samples, dim, momentum, seed
         first = torch.randn(num_samples, dim, generator=torch.Generator().manual_seed(seed))
         self.register_buffer("features", F.normalize(first, dim=1))
@@ -123,7 +142,8 @@ class Bank(Exact):
 
     @torch.no_grad()
     def write(self, ids: Tensor, z: Tensor, is_finite: Tensor | None = None) -> None:
-        """Moves the entries of `ids` (b,) towards `z` (b, D), of any norm, of all ranks; several rows of one id count as their mean.
+        """Moves the entries of `ids` (b,) towards `z` (b, D), of any norm, of all ranks; several
+        rows of one id count as their mean.
 
         `is_finite`: whether the loss is; see `kept`."""
         check_ids(ids, self.num_samples)
@@ -132,15 +152,30 @@ class Bank(Exact):
         if skips(is_finite):
             return
         ids, z = distributed.joined(ids, z)
-        old_bD, mean_bD = self.features[ids], means_by_id(ids, F.normalize(z.to(self.features.dtype), dim=1))
-        self.features[ids] = kept(is_finite, F.normalize(torch.lerp(mean_bD, old_bD, self.momentum), dim=1), old_bD)
+        old_bD, mean_bD = (
+            self.features[ids],
+            means_by_id(ids, F.normalize(z.to(self.features.dtype), dim=1)),
+        )
+        self.features[ids] = kept(
+            is_finite, F.normalize(torch.lerp(mean_bD, old_bD, self.momentum), dim=1), old_bD
+        )
         self.seen[ids] = True if is_finite is None else self.seen[ids] | is_finite
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         saved = state_dict.get(f"{prefix}features")
         advice = "use the same data set and settings"
-        if not size_differs(f"{prefix}features", saved, others[-1], advice, num_samples=self.num_samples, dim=self.dim):
+        if not size_differs(
+            f"{prefix}features",
+            saved,
+            others[-1],
+            advice,
+            num_samples=self.num_samples,
+            dim=self.dim,
+        ):
             super()._load_from_state_dict(state_dict, prefix, *others)
 
     def __repr__(self) -> str:
-        return f"Bank(num_samples={self.num_samples}, dim={self.dim}, momentum={self.momentum}, seed={self.seed})"
+        return (
+            f"Bank(num_samples={self.num_samples}, dim={self.dim}, momentum={self.momentum},"
+            f" seed={self.seed})"
+        )

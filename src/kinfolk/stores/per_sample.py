@@ -1,5 +1,6 @@
-"""State per sample, addressed by id, and what all stores share: one rule for duplicates, ids in range, strict loading. A cast to 16 bits,
-meant for weights, does not change them, and a step whose loss is not finite changes nothing. Nothing here waits for an accelerator.
+"""State per sample, addressed by id, and what all stores share: one rule for duplicates, ids in
+range, strict loading. A cast to 16 bits, meant for weights, does not change them, and a step whose
+loss is not finite changes nothing. Nothing here waits for an accelerator.
 
 Dimension key: N data set, D embedding, F fields, b rows of a write, V views.
 """
@@ -20,7 +21,8 @@ COARSE = (torch.bfloat16, torch.float16)
 
 
 class OnHost(nn.Module):
-    """A module some of whose buffers stay on the CPU wherever it moves, because the host reads them in every step."""
+    """A module some of whose buffers stay on the CPU wherever it moves, because the host reads them
+    in every step."""
 
     on_host: ClassVar[tuple[str, ...]] = ()
 
@@ -32,7 +34,8 @@ class OnHost(nn.Module):
 
 
 class Exact(OnHost, ABC):
-    """Abstract. A module whose own buffers move to another device as any module's, but are never cast to 16 bits."""
+    """Abstract. A module whose own buffers move to another device as any module's, but are never
+    cast to 16 bits."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Exact:
         before = dict(self.named_buffers(recurse=False))
@@ -44,7 +47,8 @@ class Exact(OnHost, ABC):
 
 
 class StepRandom(OnHost, ABC):
-    """Abstract. Random numbers that depend only on a seed and the number of steps, so they are the same after a resume and on all ranks.
+    """Abstract. Random numbers that depend only on a seed and the number of steps, so they are the
+    same after a resume and on all ranks.
 
     State: `seed`, drawn from torch's generator at construction, and `count`.
     """
@@ -69,22 +73,28 @@ class StepRandom(OnHost, ABC):
 
 
 def check_num_samples(num_samples: object) -> None:
-    """Refuses a number of samples that is not an integer: ids would be compared with 8.5 or True."""
+    """Refuses a number of samples that is not an integer: ids would be compared with 8.5 or
+    True."""
     if isinstance(num_samples, bool) or not isinstance(num_samples, Integral):
         raise TypeError(f"`num_samples` (={num_samples!r}) must be an int")
 
 
 def check_ids(ids: Tensor, num_samples: int, why: str = "`num_samples` is too small") -> None:
-    """Refuses ids outside of [0, N), where they are on the CPU: on an accelerator looking would stop the step, and an index out of range
-    fails there by itself."""
+    """Refuses ids outside of [0, N), where they are on the CPU: on an accelerator looking would
+    stop the step, and an index out of range fails there by itself."""
     if len(ids) and ids.device.type == "cpu":
         low, high = (int(x) for x in ids.aminmax())
         if low < 0 or high >= num_samples:
-            raise ValueError(f"`ids` (={low if low < 0 else high}) must be in [0, {num_samples}): {why}")
+            raise ValueError(
+                f"`ids` (={low if low < 0 else high}) must be in [0, {num_samples}): {why}"
+            )
 
 
-def size_differs(key: str, saved: Tensor | None, error_msgs: list[str], advice: str, **sizes: int) -> bool:
-    """Whether a tensor to be loaded has other leading dimensions than `sizes`; `error_msgs` of the loading then has a sentence about it.
+def size_differs(
+    key: str, saved: Tensor | None, error_msgs: list[str], advice: str, **sizes: int
+) -> bool:
+    """Whether a tensor to be loaded has other leading dimensions than `sizes`; `error_msgs` of the
+    loading then has a sentence about it.
 
     Args:
         key: name of the tensor in the state dict.
@@ -99,11 +109,17 @@ def size_differs(key: str, saved: Tensor | None, error_msgs: list[str], advice: 
         True
         >>> errors
         ['`queue.features` has the size 4 × 2, but `size` × `dim` is 5 × 2: use the same settings']
-    """
+    """  # noqa: E501
     if saved is None or saved.shape[: len(sizes)] == tuple(sizes.values()):
         return False
-    got, expected = (" × ".join(map(str, numbers)) for numbers in (saved.shape[: len(sizes)] or (1,), sizes.values()))
-    error_msgs.append(f"`{key}` has the size {got}, but {' × '.join(f'`{name}`' for name in sizes)} is {expected}: {advice}")
+    got, expected = (
+        " × ".join(map(str, numbers))
+        for numbers in (saved.shape[: len(sizes)] or (1,), sizes.values())
+    )
+    error_msgs.append(
+        f"`{key}` has the size {got}, but {' × '.join(f'`{name}`' for name in sizes)} is"
+        f" {expected}: {advice}"
+    )
     return True
 
 
@@ -113,33 +129,42 @@ def finite(loss: Tensor) -> Tensor:
 
 
 def skips(is_finite: Tensor | None) -> bool:
-    """Whether a step is known to be broken. On a CPU it is known; on an accelerator asking would stop the step, so there the write itself
-    keeps what was there (`kept`)."""
+    """Whether a step is known to be broken. On a CPU it is known; on an accelerator asking would
+    stop the step, so there the write itself keeps what was there (`kept`)."""
     return is_finite is not None and is_finite.device.type == "cpu" and not bool(is_finite)
 
 
 def kept(is_finite: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
     """The new values, or of a broken step on an accelerator the old ones."""
-    return new if is_finite is None or is_finite.device.type == "cpu" else torch.where(is_finite, new, old)
+    return (
+        new
+        if is_finite is None or is_finite.device.type == "cpu"
+        else torch.where(is_finite, new, old)
+    )
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
     """A copy on `device` of a tensor on the host. The host does not wait for the device."""
-    pins = device.type == "cuda" and torch.cuda.is_available()  # a copy from memory that is not pinned may wait
+    # a copy from memory that is not pinned may wait
+    pins = device.type == "cuda" and torch.cuda.is_available()
     return (tensor.pin_memory() if pins else tensor).to(device, non_blocking=True)
 
 
 class Arriving:
     """Copies of tensors on their way from an accelerator to the host.
 
-    Starting the copies does not wait. `read` waits until the copies are complete, but not for work that was launched after them: read late,
-    it costs nothing."""
+    Starting the copies does not wait. `read` waits until the copies are complete, but not for work
+    that was launched after them: read late, it costs nothing."""
 
     def __init__(self, *tensors: Tensor) -> None:
         device = tensors[0].device
         there = device.type == "cuda"  # other accelerators have no such copy
         self._tensors = [x.to("cpu", non_blocking=there) for x in tensors]  # in pinned memory
-        self._event = torch.cuda.current_stream(device).record_event() if there and torch.cuda.is_available() else None
+        self._event = (
+            torch.cuda.current_stream(device).record_event()
+            if there and torch.cuda.is_available()
+            else None
+        )
 
     def read(self) -> list[Tensor]:
         """The copies."""
@@ -154,13 +179,19 @@ def means_by_id(ids: Tensor, rows: Tensor) -> Tensor:
     if ids.device.type == "cpu" and not bool((sorted_b[1:] == sorted_b[:-1]).any()):
         return rows  # the usual case; on an accelerator looking would stop the step
     group_bF = torch.searchsorted(sorted_b, ids).unsqueeze(1).expand_as(rows)
-    return torch.empty_like(rows).scatter_reduce_(0, group_bF, rows, "mean", include_self=False).gather(0, group_bF)
+    return (
+        torch.empty_like(rows)
+        .scatter_reduce_(0, group_bF, rows, "mean", include_self=False)
+        .gather(0, group_bF)
+    )
 
 
 class PerSample(Exact):
-    """One number per sample and field. All fields are columns of one tensor, so that a step reads and writes them with one operation each.
+    """One number per sample and field. All fields are columns of one tensor, so that a step reads
+    and writes them with one operation each.
 
-    `state_dict()` holds every field by its name. A field is also an attribute: a view of its column.
+    `state_dict()` holds every field by its name. A field is also an attribute: a view of its
+    column.
 
     Args:
         num_samples: N; ids are in [0, N).
@@ -197,7 +228,9 @@ class PerSample(Exact):
         """(b, F) all fields of the samples `ids`, which must be in [0, N)."""
         return self.rows[ids]
 
-    def write(self, ids: Tensor, values: Mapping[str, Tensor], is_finite: Tensor | None = None) -> None:
+    def write(
+        self, ids: Tensor, values: Mapping[str, Tensor], is_finite: Tensor | None = None
+    ) -> None:
         """Sets fields of the samples `ids`; other fields stay as they are. See `write_rows`."""
         check_ids(ids, self.num_samples)
         if set(values) == set(self.fields):
@@ -205,10 +238,13 @@ class PerSample(Exact):
         else:
             before = self.read(ids)
             columns = [values.get(name, before[name]) for name in self.fields]
-        self.write_rows(ids, torch.stack([column.to(self.rows.dtype) for column in columns], 1), is_finite)
+        self.write_rows(
+            ids, torch.stack([column.to(self.rows.dtype) for column in columns], 1), is_finite
+        )
 
     def write_rows(self, ids: Tensor, values_bF: Tensor, is_finite: Tensor | None = None) -> None:
-        """Sets all fields of the samples `ids`. Several rows of one id are stored as their mean; where a value is NaN, the old one stays.
+        """Sets all fields of the samples `ids`. Several rows of one id are stored as their mean;
+        where a value is NaN, the old one stays.
 
         `is_finite`: whether the loss is; if not, nothing is written (see `skips`)."""
         check_ids(ids, self.num_samples)
@@ -220,9 +256,12 @@ class PerSample(Exact):
         values_bF = torch.where(valid_bF, values_bF.to(self.rows.dtype), self.rows[ids])
         self.rows[ids] = means_by_id(ids, values_bF)
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        """Every field as a view of its column, as `state_dict()` of any module refers to its tensors. A second copy of the state would
-        not fit where N is large; `torch.save` writes the columns, which share their memory, once."""
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        """Every field as a view of its column, as `state_dict()` of any module refers to its
+        tensors. A second copy of the state would not fit where N is large; `torch.save` writes the
+        columns, which share their memory, once."""
         destination.update((prefix + name, getattr(self, name)) for name in self.fields)
 
     def _load_from_state_dict(
@@ -239,16 +278,27 @@ class PerSample(Exact):
             saved = state_dict.get(prefix + name)
             if saved is None:
                 missing.append(prefix + name)
-            elif size_differs(prefix + name, saved, rest[-1], "use the same data set", num_samples=self.num_samples):
+            elif size_differs(
+                prefix + name,
+                saved,
+                rest[-1],
+                "use the same data set",
+                num_samples=self.num_samples,
+            ):
                 return
             else:
                 getattr(self, name).copy_(saved)
         if strict:
-            unexpected += [key for key in state_dict if key.startswith(prefix) and key[len(prefix) :] not in self.fields]
+            unexpected += [
+                key
+                for key in state_dict
+                if key.startswith(prefix) and key[len(prefix) :] not in self.fields
+            ]
 
 
 class Collected(Exact):
-    """The mean over views of each sample's embedding as it was last computed; D is known from the first write on.
+    """The mean over views of each sample's embedding as it was last computed; D is known from the
+    first write on.
 
     Args:
         num_samples: N; ids are in [0, N).
@@ -273,7 +323,8 @@ class Collected(Exact):
 
     @torch.no_grad()
     def write(self, ids: Tensor, anchors: Tensor, is_finite: Tensor | None = None) -> None:
-        """Keeps the mean of the (b·V, D) `anchors`, sample-major, of each of `ids` (b,); of a sample that is there twice, the mean.
+        """Keeps the mean of the (b·V, D) `anchors`, sample-major, of each of `ids` (b,); of a
+        sample that is there twice, the mean.
 
         `is_finite`: whether the loss is; see `kept`."""
         check_ids(ids, self.num_samples)
@@ -281,13 +332,23 @@ class Collected(Exact):
             return
         mean_bD = anchors.view(len(ids), -1, anchors.shape[-1]).mean(1)
         if not self.features.shape[1]:
-            self.features = mean_bD.new_zeros(self.num_samples, mean_bD.shape[1], dtype=torch.float32)
-        self.features[ids] = kept(is_finite, means_by_id(ids, mean_bD.to(self.features.dtype)), self.features[ids])
+            self.features = mean_bD.new_zeros(
+                self.num_samples, mean_bD.shape[1], dtype=torch.float32
+            )
+        self.features[ids] = kept(
+            is_finite, means_by_id(ids, mean_bD.to(self.features.dtype)), self.features[ids]
+        )
         self.seen[ids] = True if is_finite is None else self.seen[ids] | is_finite
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         saved = state_dict.get(f"{prefix}features")
-        if size_differs(f"{prefix}features", saved, others[-1], "use the same data set", num_samples=self.num_samples):
+        if size_differs(
+            f"{prefix}features",
+            saved,
+            others[-1],
+            "use the same data set",
+            num_samples=self.num_samples,
+        ):
             return
         if saved is not None and saved.shape != self.features.shape:
             self.features = self.features.new_zeros(saved.shape)

@@ -15,16 +15,19 @@ from kinfolk.stores.per_sample import Exact, kept, size_differs, skips
 
 
 class Queue(Exact):
-    """First in, first out: the last Q features that were pushed, as buffers, so that `state_dict()` holds them all.
+    """First in, first out: the last Q features that were pushed, as buffers, so that `state_dict()`
+    holds them all.
 
-    Only what was pushed is ever handed out: a queue that is not full yet is shorter, and never a heap of random vectors. The rows of all
-    ranks enter in the order of ranks, so that every rank holds the same queue.
+    Only what was pushed is ever handed out: a queue that is not full yet is shorter, and never a
+    heap of random vectors. The rows of all ranks enter in the order of ranks, so that every rank
+    holds the same queue.
 
     Args:
         size: Q.
         dim: D.
 
-    State: `features` (Q, D), `ids` (Q,) with −1 for an empty place, `pointer` to the place of the next row, `filled` places.
+    State: `features` (Q, D), `ids` (Q,) with −1 for an empty place, `pointer` to the place of the
+    next row, `filled` places.
 
     Example:
         >>> queue = Queue(size=3, dim=2)
@@ -55,11 +58,13 @@ class Queue(Exact):
         return int(self.filled)
 
     def entries(self) -> tuple[Tensor, Tensor]:
-        """(F, D) features and (F,) ids of the F filled places: not copies, so the next push changes them."""
+        """(F, D) features and (F,) ids of the F filled places: not copies, so the next push changes
+        them."""
         return self.features[: len(self)], self.ids[: len(self)]
 
     def candidates(self, features: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The entries; of an empty queue, in the first step, the (b, D) rows and ids (b,) of all ranks that are about to enter it."""
+        """The entries; of an empty queue, in the first step, the (b, D) rows and ids (b,) of all
+        ranks that are about to enter it."""
         if len(self):
             return self.entries()
         features, ids = distributed.joined(features, ids)
@@ -67,27 +72,40 @@ class Queue(Exact):
 
     @torch.no_grad()
     def push(self, features: Tensor, ids: Tensor, is_finite: Tensor | None = None) -> None:
-        """Appends (b, D) rows with their ids (b,), those of all ranks in the order of ranks; of more than Q rows the last Q remain.
+        """Appends (b, D) rows with their ids (b,), those of all ranks in the order of ranks; of
+        more than Q rows the last Q remain.
 
-        `is_finite`: whether the loss is; see `kept`. On an accelerator the places of a step that is not finite stay as they were, and
-        count as filled."""
+        `is_finite`: whether the loss is; see `kept`. On an accelerator the places of a step that is
+        not finite stay as they were, and count as filled."""
         if features.ndim != 2 or features.shape[1] != self.dim or ids.shape != features.shape[:1]:
             raise ValueError(
-                f"`features` (={tuple(features.shape)}) and `ids` (={tuple(ids.shape)}) must have the shapes (rows, {self.dim}) and (rows,)"
+                f"`features` (={tuple(features.shape)}) and `ids` (={tuple(ids.shape)}) must have"
+                f" the shapes (rows, {self.dim}) and (rows,)"
             )
         if skips(is_finite):
             return
         features, ids = distributed.joined(features, ids)
         number = len(ids)
-        places = (torch.arange(number, device=ids.device)[-self.size :] + int(self.pointer)) % self.size
-        self.features[places] = kept(is_finite, features[-self.size :].to(self.features.dtype), self.features[places])
+        places = (
+            torch.arange(number, device=ids.device)[-self.size :] + int(self.pointer)
+        ) % self.size
+        self.features[places] = kept(
+            is_finite, features[-self.size :].to(self.features.dtype), self.features[places]
+        )
         self.ids[places] = kept(is_finite, ids[-self.size :], self.ids[places])
         self.pointer.add_(number).remainder_(self.size)
         self.filled.add_(number).clamp_(max=self.size)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         saved = state_dict.get(f"{prefix}features")
-        if not size_differs(f"{prefix}features", saved, others[-1], "use the same settings", size=self.size, dim=self.dim):
+        if not size_differs(
+            f"{prefix}features",
+            saved,
+            others[-1],
+            "use the same settings",
+            size=self.size,
+            dim=self.dim,
+        ):
             super()._load_from_state_dict(state_dict, prefix, *others)
 
     def __repr__(self) -> str:

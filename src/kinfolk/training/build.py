@@ -1,4 +1,5 @@
-"""From the arguments of a user to a complete configuration, and from that to views, networks, framework and optimiser.
+"""From the arguments of a user to a complete configuration, and from that to views, networks,
+framework and optimiser.
 
 The last part builds what only methods with captions need: tokenizer, text tower and its head.
 """
@@ -22,12 +23,27 @@ from kinfolk.data.augmentation.views import Views
 from kinfolk.data.images import ImageData
 from kinfolk.data.open_source import typical_side
 from kinfolk.data.sample_table import Samples
-from kinfolk.data.text import StreamedText, TextData, Tokenizer, every_caption, read_tokenizer, require_captions, train_tokenizer
+from kinfolk.data.text import (
+    StreamedText,
+    TextData,
+    Tokenizer,
+    every_caption,
+    read_tokenizer,
+    require_captions,
+    train_tokenizer,
+)
 from kinfolk.detectors import DETECTORS, Guide
 from kinfolk.detectors.base import Detector
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, warn_about_dropped_settings
 from kinfolk.frameworks import FRAMEWORKS, Framework
-from kinfolk.frameworks.registry import Context, build, detector_arguments, framework_arguments, parse, stored_method
+from kinfolk.frameworks.registry import (
+    Context,
+    build,
+    detector_arguments,
+    framework_arguments,
+    parse,
+    stored_method,
+)
 from kinfolk.models import SplitEncoder, SplitHead, build_encoder, build_text, projection_head
 from kinfolk.models.build import adapt
 from kinfolk.models.towers import TOWERS, begin_from
@@ -37,21 +53,36 @@ from kinfolk.training.config import HeadConfig, TrainConfig, parse_settings
 from kinfolk.training.documents import read_yaml
 from kinfolk.training.guides import PATCHES, guide_features
 from kinfolk.training.launch import resolve_trainer
-from kinfolk.training.optimizers import build_optimizer, build_scheduler, lr_factor, move_to_own_group, scaled_lr
+from kinfolk.training.optimizers import (
+    build_optimizer,
+    build_scheduler,
+    lr_factor,
+    move_to_own_group,
+    scaled_lr,
+)
 from kinfolk.training.run_folder import Run, num_processes
-from kinfolk.training.settings import checked_arguments, flat, load_recipe, recipe_path, with_method, written_arguments
+from kinfolk.training.settings import (
+    checked_arguments,
+    flat,
+    load_recipe,
+    recipe_path,
+    with_method,
+    written_arguments,
+)
 
 if TYPE_CHECKING:
     from kinfolk.data.source import Source
 
 
 SMALLEST, LARGEST, CIFAR_STEM = 16, 224, 64
-"""Sides of views in pixels: the smallest and largest automatic choice, and the largest for which the cifar stem is chosen."""
+"""Sides of views in pixels: the smallest and largest automatic choice, and the largest for which
+the cifar stem is chosen."""
 CPU_LARGEST, CPU_CIFAR_STEM, CPU_EPOCHS, CPU_WIDTH = 64, 40, 30, 32
-"""The same on a CPU, the number of epochs there, and the width of its resnet10 with the imagenet stem. A step takes a sixth of the time of
-resnet18, so that a thousand photos take minutes."""
+"""The same on a CPU, the number of epochs there, and the width of its resnet10 with the imagenet
+stem. A step takes a sixth of the time of resnet18, so that a thousand photos take minutes."""
 FEW_SAMPLES, STEPS_PER_EPOCH, SMALLEST_BATCH = 2048, 8, 16
-"""With fewer samples the automatic batch is a power of two that gives an epoch at least so many steps, and is at least so large."""
+"""With fewer samples the automatic batch is a power of two that gives an epoch at least so many
+steps, and is at least so large."""
 LARGE_STEP = 4 * 256 * 224**2
 """Pixels of the samples in a step on one device, above which memory may not suffice."""
 
@@ -67,13 +98,23 @@ class Parts:
         """Their entries in the configuration."""
         model = None if self.model is None else type(self.model).__qualname__
         detector = None if self.detector is None else type(self.detector).__qualname__
-        return {"python.model": model, "python.detector": detector, "python.action": action if detector is not None else None}
+        return {
+            "python.model": model,
+            "python.detector": detector,
+            "python.action": action if detector is not None else None,
+        }
 
     def require(self, config: TrainConfig) -> None:
         """Refuses to build a run whose objects are missing."""
-        for what, wanted, given in (("model", config.python.model, self.model), ("detector", config.python.detector, self.detector)):
+        for what, wanted, given in (
+            ("model", config.python.model, self.model),
+            ("detector", config.python.detector, self.detector),
+        ):
             if wanted is not None and given is None:
-                raise UsageError(f"the {what} of this run ({wanted}) was passed from Python; pass it again as `{what}`")
+                raise UsageError(
+                    f"the {what} of this run ({wanted}) was passed from Python; pass it again as"
+                    f" `{what}`"
+                )
 
 
 NO_PARTS = Parts()
@@ -85,21 +126,36 @@ def assemble(
     arguments: Mapping[str, Any],
     settings: Sequence[str] | Mapping[str, Any],
 ) -> TrainConfig:
-    """Combines a recipe, the stored configuration of a run or the defaults with the arguments that are not None and then the settings.
+    """Combines a recipe, the stored configuration of a run or the defaults with the arguments that
+    are not None and then the settings.
 
-    If `method` differs from the method of the recipe, settings of the replaced parts are dropped with a warning. The result is resolved."""
+    If `method` differs from the method of the recipe, settings of the replaced parts are dropped
+    with a warning. The result is resolved."""
     config = load_recipe(recipe) if recipe is not None else stored or TrainConfig()
     if recipe is None and stored is not None:
         config = stored.model_copy(update={"method": stored_method(stored.method)})
-    given = {key: value for key, value in arguments.items() if value is not None} | parse_settings(settings)
+    given = {key: value for key, value in arguments.items() if value is not None} | parse_settings(
+        settings
+    )
     if recipe is not None and given.get("method") is not None:
         own = config.method
         config, dropped = with_method(config, given["method"])
         warn_about_dropped_settings(own, config.method, dropped)
-    load_plugins(config.with_settings({"plugins": given["plugins"]}).plugins if "plugins" in given else config.plugins)
+    load_plugins(
+        config.with_settings({"plugins": given["plugins"]}).plugins
+        if "plugins" in given
+        else config.plugins
+    )
     config = config.with_settings(given)
-    if stored is None and recipe is None and "epochs" not in given and resolve_trainer(config.trainer).accelerator == "cpu":
-        config = config.with_settings({"epochs": max(CPU_EPOCHS, math.ceil(config.optimizer.warmup_epochs))})
+    if (
+        stored is None
+        and recipe is None
+        and "epochs" not in given
+        and resolve_trainer(config.trainer).accelerator == "cpu"
+    ):
+        config = config.with_settings(
+            {"epochs": max(CPU_EPOCHS, math.ceil(config.optimizer.warmup_epochs))}
+        )
     return resolve(config)
 
 
@@ -109,13 +165,16 @@ def setting_origins(
     arguments: Mapping[str, Any],
     settings: Sequence[str] | Mapping[str, Any],
 ) -> dict[str, str]:
-    """Where each setting comes from, by key: "given", the recipe or the run. Keys that are not in it have their default."""
+    """Where each setting comes from, by key: "given", the recipe or the run. Keys that are not in
+    it have their default."""
     origins: dict[str, str] = {}
     if recipe is not None:
         origins = dict.fromkeys(flat(read_yaml(recipe_path(recipe))), "recipe")
     elif stored is not None:
         origins = dict.fromkeys(flat(stored.model_dump(mode="json")), "the run")
-    given = {key: value for key, value in arguments.items() if value is not None} | parse_settings(settings)
+    given = {key: value for key, value in arguments.items() if value is not None} | parse_settings(
+        settings
+    )
     return origins | dict.fromkeys(flat(given), "given")
 
 
@@ -123,28 +182,44 @@ def resolve(config: TrainConfig) -> TrainConfig:
     """Replaces every `auto`, and checks and completes the arguments of the method."""
     method = parse(config.method)
     if config.python.detector is not None and method.detector is not None:
-        raise UsageError(f"`detector` was passed as an object, and {method} has a detector already; give `method={method.framework!r}`")
+        raise UsageError(
+            f"`detector` was passed as an object, and {method} has a detector already; give"
+            f" `method={method.framework!r}`"
+        )
     if config.optimizer.warmup_epochs > config.epochs:
-        raise UsageError(f"`optimizer.warmup_epochs` (={config.optimizer.warmup_epochs:g}) must be at most `epochs` (={config.epochs})")
+        raise UsageError(
+            f"`optimizer.warmup_epochs` (={config.optimizer.warmup_epochs:g}) must be at most"
+            f" `epochs` (={config.epochs})"
+        )
     document = config.model_dump(mode="json")
     document["method"] = str(method)
     document["framework"] = written_arguments(
-        FRAMEWORKS[method.framework], framework_arguments(method), config.framework, "framework", method.framework
+        FRAMEWORKS[method.framework],
+        framework_arguments(method),
+        config.framework,
+        "framework",
+        method.framework,
     )
     if method.detector is not None:
         detector = DETECTORS[method.detector]
         document["detector"] = written_arguments(
-            detector, detector_arguments(method, config.detector), config.detector, "detector", method.detector
+            detector,
+            detector_arguments(method, config.detector),
+            config.detector,
+            "detector",
+            method.detector,
         )
     elif config.detector:
         raise UsageError(
-            f"`detector.{next(iter(config.detector))}` is set, but {method} has no detector; write the method as {method}+NAME"
+            f"`detector.{next(iter(config.detector))}` is set, but {method} has no detector; write"
+            f" the method as {method}+NAME"
         )
     document["head"] = head_settings(config).model_dump(mode="json")
     document["views"]["options"] |= _needed_views(config)
     document["trainer"] = resolve_trainer(config.trainer).model_dump(mode="json")
     resolved = TrainConfig.of(document)
-    augmentations(resolved.views.preset, resolved.views.size or LARGEST, _view_overrides(resolved))  # refuses wrong options
+    # refuses wrong options
+    augmentations(resolved.views.preset, resolved.views.size or LARGEST, _view_overrides(resolved))
     return resolved
 
 
@@ -160,25 +235,37 @@ def _needed_views(config: TrainConfig) -> Mapping[str, object]:
     for name, value in needed.items():
         if config.views.options.get(name, value) != value:
             raise UsageError(
-                f"`views.options.{name}` (={config.views.options[name]!r}) must be {value!r} for {config.method}; leave it out"
+                f"`views.options.{name}` (={config.views.options[name]!r}) must be {value!r} for"
+                f" {config.method}; leave it out"
             )
     return needed
 
 
 def with_absolute_paths(config: TrainConfig) -> TrainConfig:
-    """Makes paths absolute, so that the run finds its data from any working directory. The name of a bundled data set is not a path."""
-    named = {"data.source": config.data.source, "data.hierarchy": config.data.hierarchy, "detector.pairs": config.detector.get("pairs")}
-    named["detector.features"] = None if config.detector.get("features") == PATCHES else config.detector.get("features")
+    """Makes paths absolute, so that the run finds its data from any working directory. The name of
+    a bundled data set is not a path."""
+    named = {
+        "data.source": config.data.source,
+        "data.hierarchy": config.data.hierarchy,
+        "detector.pairs": config.detector.get("pairs"),
+    }
+    named["detector.features"] = (
+        None if config.detector.get("features") == PATCHES else config.detector.get("features")
+    )
     named["detector.labels_file"] = config.detector.get("labels_file")
     files = [os.path.abspath(name) if name.endswith(".py") else name for name in config.plugins]
     named |= {"model.init": config.model.init, "text.tokenizer": config.text.tokenizer}
-    found = {key: os.path.abspath(path) for key, path in named.items() if path is not None and os.path.exists(path)}
+    found = {
+        key: os.path.abspath(path)
+        for key, path in named.items()
+        if path is not None and os.path.exists(path)
+    }
     return config.with_settings({**found, "plugins": files})
 
 
 def fit_to_data(config: TrainConfig, source: Source) -> TrainConfig:
-    """Chooses resolution, encoder and stem by the size of the images and the device, and the features of a guide, where the user has not
-    set them."""
+    """Chooses resolution, encoder and stem by the size of the images and the device, and the
+    features of a guide, where the user has not set them."""
     document = config.model_dump(mode="json")
     on_cpu = config.trainer.accelerator == "cpu"
     side = typical_side(source) or LARGEST
@@ -187,27 +274,38 @@ def fit_to_data(config: TrainConfig, source: Source) -> TrainConfig:
     document["views"]["size"] = size
     if config.model.name == "auto":
         document["model"]["name"] = "resnet10" if on_cpu else "resnet18"
-        document["model"]["width"] = config.model.width or (CPU_WIDTH if on_cpu and not small else None)
+        document["model"]["width"] = config.model.width or (
+            CPU_WIDTH if on_cpu and not small else None
+        )
     document["model"]["stem"] = config.model.stem or ("cifar" if small else "imagenet")
     document["data"]["image_size"] = config.data.image_size or min(math.ceil(size * 8 / 7), side)
     method = parse(config.method)
     by_captions = "modality" in FRAMEWORKS[method.framework].guides
-    if method.detector == "guide" and not by_captions and config.python.detector is None and config.detector.get("features") is None:
+    if (
+        method.detector == "guide"
+        and not by_captions
+        and config.python.detector is None
+        and config.detector.get("features") is None
+    ):
         document["detector"]["features"] = PATCHES
     return TrainConfig.of(document)
 
 
 def fit_batch(config: TrainConfig, num_train: int, chosen: bool) -> TrainConfig:
-    """Reduces a batch that is larger than the data. Without a `chosen` size, small data sets get a batch with several steps per epoch."""
+    """Reduces a batch that is larger than the data. Without a `chosen` size, small data sets get a
+    batch with several steps per epoch."""
     processes, size = num_processes(config), config.batch_size
     if not chosen and num_train < FEW_SAMPLES:
-        size = min(size, max(SMALLEST_BATCH, 2 ** int(math.log2(max(num_train // STEPS_PER_EPOCH, 1)))))
+        size = min(
+            size, max(SMALLEST_BATCH, 2 ** int(math.log2(max(num_train // STEPS_PER_EPOCH, 1))))
+        )
     size = min(size, num_train // processes * processes)
     if size == config.batch_size or size < 2:  # one sample per process is refused by the loader
         return config
     if chosen:
         warnings.warn(
-            f"`batch_size` (={config.batch_size}) is larger than the {num_train:,} training samples; {size} is used",
+            f"`batch_size` (={config.batch_size}) is larger than the {num_train:,} training"
+            f" samples; {size} is used",
             KinfolkWarning,
             stacklevel=2,
         )
@@ -215,13 +313,21 @@ def fit_batch(config: TrainConfig, num_train: int, chosen: bool) -> TrainConfig:
 
 
 def warn_if_large(config: TrainConfig) -> None:
-    """Warns if a step has so many pixels that memory may not suffice: the system ends a process on a CPU without a message."""
-    side, size = config.views.size or 0, min(config.batch_size // num_processes(config), config.trainer.chunk_size or config.batch_size)
+    """Warns if a step has so many pixels that memory may not suffice: the system ends a process on
+    a CPU without a message."""
+    side, size = (
+        config.views.size or 0,
+        min(
+            config.batch_size // num_processes(config),
+            config.trainer.chunk_size or config.batch_size,
+        ),
+    )
     if size * side**2 > LARGE_STEP:
         fits = max(2, LARGE_STEP // 4 // side**2)
         warnings.warn(
-            f"a step of {size} samples with views of {side} pixels may need more memory than there is; if the training is killed, "
-            f"give a smaller batch (--batch-size {fits}) or smaller views (--image-size)",
+            f"a step of {size} samples with views of {side} pixels may need more memory than there"
+            f" is; if the training is killed, give a smaller batch (--batch-size {fits}) or smaller"
+            " views (--image-size)",
             KinfolkWarning,
             stacklevel=2,
         )
@@ -241,10 +347,12 @@ def build_framework(
     parts: Parts = NO_PARTS,
     cache: Path | None = None,
 ) -> Framework:
-    """The untrained framework. Its weights depend on the seed and on the file of initial weights, which a resumed run does not read.
+    """The untrained framework. Its weights depend on the seed and on the file of initial weights,
+    which a resumed run does not read.
 
-    `tokenizer` is needed by methods that learn from captions, `parts` by runs with objects that were passed from Python. `cache` is the
-    folder for the features of a guide that are computed here.
+    `tokenizer` is needed by methods that learn from captions, `parts` by runs with objects that
+    were passed from Python. `cache` is the folder for the features of a guide that are computed
+    here.
     """
     parts.require(config)
     method = parse(config.method)
@@ -252,13 +360,21 @@ def build_framework(
         method = replace(method, action=config.python.action)
     labels = None if data.labels is None else data.labels[: data.num_train]
     framework_args = checked_arguments(
-        FRAMEWORKS[method.framework], framework_arguments(method), config.framework, "framework", method.framework
+        FRAMEWORKS[method.framework],
+        framework_arguments(method),
+        config.framework,
+        "framework",
+        method.framework,
     )
     detector_args = {}
     if method.detector is not None:
         detector = DETECTORS[method.detector]
         detector_args = checked_arguments(
-            detector, detector_arguments(method, config.detector), config.detector, "detector", method.detector
+            detector,
+            detector_arguments(method, config.detector),
+            config.detector,
+            "detector",
+            method.detector,
         )
     if isinstance(detector_args.get("features"), str | Path):
         detector_args["features"] = guide_features(detector_args["features"], data, cache)
@@ -272,7 +388,9 @@ def build_framework(
         if config.model.init is not None and not resumed:
             load_initial_weights(config, encoder, head, text)
         context = Context(data.num_train, labels, text, data.samples.keys[: data.num_train], second)
-        framework = build(method, encoder, head, context, framework_args, detector_args, parts.detector)
+        framework = build(
+            method, encoder, head, context, framework_args, detector_args, parts.detector
+        )
     except KinfolkError:
         raise
     except ValueError as error:  # the constructors' own checks: argument, rule and value
@@ -285,19 +403,31 @@ def build_framework(
 
 
 def _check_guides(framework: Framework, data: ImageData) -> None:
-    """Refuses features of other samples, before the first step would meet an id without features."""
+    """Refuses features of other samples, before the first step would meet an id without
+    features."""
     for part in framework.modules():
-        if isinstance(part, Guide) and part.features is not None and len(part.features) not in (data.num_train, len(data)):
+        if (
+            isinstance(part, Guide)
+            and part.features is not None
+            and len(part.features) not in (data.num_train, len(data))
+        ):
             raise UsageError(
-                f"the guide has features of {len(part.features):,} samples; it must have one row for each of the {data.num_train:,} "
-                f"training samples, in data-set order, or for each of all {len(data):,} samples"
+                f"the guide has features of {len(part.features):,} samples; it must have one row"
+                f" for each of the {data.num_train:,} training samples, in data-set order, or for"
+                f" each of all {len(data):,} samples"
             )
 
 
-def networks(config: TrainConfig, channels: tuple[int, ...], own: nn.Module | None = None) -> tuple[nn.Module, nn.Module]:
-    """Encoder and head. With several groups of channels, one of each per group, joined. `own`: an encoder that was passed from Python."""
+def networks(
+    config: TrainConfig, channels: tuple[int, ...], own: nn.Module | None = None
+) -> tuple[nn.Module, nn.Module]:
+    """Encoder and head. With several groups of channels, one of each per group, joined. `own`: an
+    encoder that was passed from Python."""
     if own is not None and len(channels) > 1:
-        raise UsageError(f"{config.method} needs one encoder per group of channels, so it takes no module as `model`; give a name")
+        raise UsageError(
+            f"{config.method} needs one encoder per group of channels, so it takes no module as"
+            " `model`; give a name"
+        )
     model = config.model
     assert model.stem is not None, "fitted to the data"
     encoders: list[nn.Module] = []
@@ -308,7 +438,13 @@ def networks(config: TrainConfig, channels: tuple[int, ...], own: nn.Module | No
             assert config.views.size is not None
             encoder = adapt(own, input_size=config.views.size)
         else:
-            encoder = build_encoder(model.name, stem=model.stem, width=model.width, pretrained=model.pretrained, in_channels=number)
+            encoder = build_encoder(
+                model.name,
+                stem=model.stem,
+                width=model.width,
+                pretrained=model.pretrained,
+                in_channels=number,
+            )
         size = int(encoder.output_size)  # type: ignore[arg-type]
         encoders.append(encoder)
         sizes.append(size)
@@ -320,8 +456,14 @@ def networks(config: TrainConfig, channels: tuple[int, ...], own: nn.Module | No
 
 def head_settings(config: TrainConfig) -> HeadConfig:
     """The settings of the head, completed by those of the framework."""
-    own = {"layers": 2, "last_norm": False, **FRAMEWORKS[parse(config.method).framework].head_options}
-    return config.head.model_copy(update={name: value for name, value in own.items() if getattr(config.head, name) is None})
+    own = {
+        "layers": 2,
+        "last_norm": False,
+        **FRAMEWORKS[parse(config.method).framework].head_options,
+    }
+    return config.head.model_copy(
+        update={name: value for name, value in own.items() if getattr(config.head, name) is None}
+    )
 
 
 def _head(config: TrainConfig, size: int) -> nn.Module:
@@ -329,11 +471,17 @@ def _head(config: TrainConfig, size: int) -> nn.Module:
     head = head_settings(config)
     if head.layers == 0:
         return nn.Identity()
-    return projection_head(size, head.hidden_size or size, head.out_size, **head.model_dump(exclude={"hidden_size", "out_size", "second"}))
+    return projection_head(
+        size,
+        head.hidden_size or size,
+        head.out_size,
+        **head.model_dump(exclude={"hidden_size", "out_size", "second"}),
+    )
 
 
 def build_optimizers(config: TrainConfig, framework: Framework, num_batches: int) -> dict[str, Any]:
-    """Optimiser and schedule in Lightning's form. The learning rate scales with the samples of an optimiser step."""
+    """Optimiser and schedule in Lightning's form. The learning rate scales with the samples of an
+    optimiser step."""
     chosen = config.optimizer
     steps = math.ceil(num_batches / config.trainer.accumulate)
     optimizer = build_optimizer(
@@ -363,22 +511,32 @@ def learns_from_text(config: TrainConfig) -> bool:
     return "text" in FRAMEWORKS[parse(config.method).framework].modalities
 
 
-def read_text(images: ImageData, config: TrainConfig, run: Run, known: bool) -> TextData | StreamedText | None:
-    """The captions of all samples; None for a method that needs none. `known`: the run folder has a tokenizer already."""
+def read_text(
+    images: ImageData, config: TrainConfig, run: Run, known: bool
+) -> TextData | StreamedText | None:
+    """The captions of all samples; None for a method that needs none. `known`: the run folder has a
+    tokenizer already."""
     if not learns_from_text(config):
         return None
     require_captions(images.samples)
     tokenizer = _tokenizer(images.samples, config, run, known)
-    return TextData(images.samples, tokenizer) if images.stream is None else StreamedText(images.samples, tokenizer)
+    return (
+        TextData(images.samples, tokenizer)
+        if images.stream is None
+        else StreamedText(images.samples, tokenizer)
+    )
 
 
 def _tokenizer(samples: Samples, config: TrainConfig, run: Run, known: bool) -> Tokenizer:
-    """The tokenizer of the run, the given one, that of the run with the initial towers, or one learnt from the training captions."""
+    """The tokenizer of the run, the given one, that of the run with the initial towers, or one
+    learnt from the training captions."""
     wanted = config.text
     file = run.tokenizer if known else wanted.tokenizer or _tokenizer_beside(config.model.init)
     if file is not None:
         return read_tokenizer(file, wanted.context)
-    return train_tokenizer(every_caption(samples, "train"), vocab_size=wanted.vocab_size, context=wanted.context)
+    return train_tokenizer(
+        every_caption(samples, "train"), vocab_size=wanted.vocab_size, context=wanted.context
+    )
 
 
 def _tokenizer_beside(weights: str | None) -> Path | None:
@@ -390,7 +548,8 @@ def _tokenizer_beside(weights: str | None) -> Path | None:
 
 
 def text_networks(config: TrainConfig, tokenizer: Tokenizer) -> tuple[nn.Module, nn.Module]:
-    """The text tower and its head: a linear map without bias, as in CLIP, or the identity if the images have no head either."""
+    """The text tower and its head: a linear map without bias, as in CLIP, or the identity if the
+    images have no head either."""
     text = config.text
     tower = build_text(
         text.name,
@@ -405,12 +564,22 @@ def text_networks(config: TrainConfig, tokenizer: Tokenizer) -> tuple[nn.Module,
     )
     size = tower.output_size
     assert isinstance(size, int)
-    head = nn.Identity() if config.head.layers == 0 else projection_head(size, size, config.head.out_size, layers=1, bias=False)
+    head = (
+        nn.Identity()
+        if config.head.layers == 0
+        else projection_head(size, size, config.head.out_size, layers=1, bias=False)
+    )
     return tower, head
 
 
-def load_initial_weights(config: TrainConfig, encoder: nn.Module, head: nn.Module, text: tuple[nn.Module, nn.Module] | None) -> None:
-    """Loads the file `model.init`. Warns about networks without weights in it, and about a text tower without its tokenizer."""
+def load_initial_weights(
+    config: TrainConfig,
+    encoder: nn.Module,
+    head: nn.Module,
+    text: tuple[nn.Module, nn.Module] | None,
+) -> None:
+    """Loads the file `model.init`. Warns about networks without weights in it, and about a text
+    tower without its tokenizer."""
     path = config.model.init
     assert path is not None
     parts = nn.Module()
@@ -418,15 +587,27 @@ def load_initial_weights(config: TrainConfig, encoder: nn.Module, head: nn.Modul
     if text is not None:
         parts.text_encoder, parts.text_head = text
     filled = begin_from(parts, path)
-    if "text_encoder" in filled and config.text.tokenizer is None and _tokenizer_beside(path) is None:
+    if (
+        "text_encoder" in filled
+        and config.text.tokenizer is None
+        and _tokenizer_beside(path) is None
+    ):
         warnings.warn(
-            f"the text tower of {path} was trained with a tokenizer that is not known here, and a new one numbers the tokens "
-            "differently; give the tokenizer.json of its training as `text.tokenizer`",
+            f"the text tower of {path} was trained with a tokenizer that is not known here, and a"
+            " new one numbers the tokens differently; give the tokenizer.json of its training as"
+            " `text.tokenizer`",
             KinfolkWarning,
             stacklevel=2,
         )
-    rest = [name for name, part in parts.named_children() if name not in filled and any(True for _ in part.parameters())]
+    rest = [
+        name
+        for name, part in parts.named_children()
+        if name not in filled and any(True for _ in part.parameters())
+    ]
     if rest:
         warnings.warn(
-            f"{path} has weights for {', '.join(filled)}; {', '.join(rest)} start from random weights", KinfolkWarning, stacklevel=2
+            f"{path} has weights for {', '.join(filled)}; {', '.join(rest)} start from random"
+            " weights",
+            KinfolkWarning,
+            stacklevel=2,
         )

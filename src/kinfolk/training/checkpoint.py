@@ -1,7 +1,8 @@
 """Checkpoints: the callback that saves them, and the reading of one.
 
-A checkpoint is saved at the end of an epoch, every few minutes within one, and when a signal asks the process to end. It is written
-atomically with a digest of all its bytes, and reading it never runs code from the file.
+A checkpoint is saved at the end of an epoch, every few minutes within one, and when a signal asks
+the process to end. It is written atomically with a digest of all its bytes, and reading it never
+runs code from the file.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ FORMAT = 2
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Loads a checkpoint without running any code from it. Raises `DamagedFileError` for a damaged file."""
+    """Loads a checkpoint without running any code from it. Raises `DamagedFileError` for a damaged
+    file."""
     try:
         check_sealed_zip(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
@@ -56,10 +58,17 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise KinfolkError(f"there is no checkpoint at {path}") from None
     except Exception as error:  # pickle may raise anything
         raise DamagedFileError(
-            f"the checkpoint {path} is damaged or was not written by this version of kinfolk: {why_unreadable(error)}"
+            f"the checkpoint {path} is damaged or was not written by this version of kinfolk:"
+            f" {why_unreadable(error)}"
         ) from error
-    if not isinstance(checkpoint, dict) or not {"state_dict", "loops", "kinfolk"} <= checkpoint.keys():
-        raise KinfolkError(f"the checkpoint {path} was not written by kinfolk's training; give a run folder of `kinfolk train`")
+    if (
+        not isinstance(checkpoint, dict)
+        or not {"state_dict", "loops", "kinfolk"} <= checkpoint.keys()
+    ):
+        raise KinfolkError(
+            f"the checkpoint {path} was not written by kinfolk's training; give a run folder of"
+            " `kinfolk train`"
+        )
     return checkpoint
 
 
@@ -98,7 +107,8 @@ def structure_fault(checkpoint: Mapping[str, Any]) -> str | None:
         "settings": dict,
         "settings_digest": str,
     }.items():
-        if name in entry and not isinstance(entry[name], kind):  # a file of an older version has none; `require_identity` says so
+        # a file of an older version has none; `require_identity` says so
+        if name in entry and not isinstance(entry[name], kind):
             return _wrong(f"kinfolk.{name}", entry[name], kind.__name__)
     if not isinstance(entry.get("best"), float | int | None):
         return _wrong("kinfolk.best", entry["best"], "a number")
@@ -118,13 +128,21 @@ def _optimizer_fault(checkpoint: Mapping[str, Any]) -> str | None:
         states = checkpoint.get(name)
         if not isinstance(states, list) or len(states) != 1 or not isinstance(states[0], Mapping):
             return _wrong(name, states, "a list with one state")
-    state, groups = (checkpoint["optimizer_states"][0].get(name) for name in ("state", "param_groups"))
+    state, groups = (
+        checkpoint["optimizer_states"][0].get(name) for name in ("state", "param_groups")
+    )
     if not isinstance(state, Mapping) or (checkpoint["global_step"] > 0 and not state):
         return _wrong("optimizer_states.state", state, "the state of each parameter")
-    if not isinstance(groups, list) or not groups or not all(isinstance(group, Mapping) for group in groups):
+    if (
+        not isinstance(groups, list)
+        or not groups
+        or not all(isinstance(group, Mapping) for group in groups)
+    ):
         return _wrong("optimizer_states.param_groups", groups, "a list of groups")
     for group in groups:
-        if not isinstance(group.get("params"), list) or not isinstance(group.get("lr"), float | int):
+        if not isinstance(group.get("params"), list) or not isinstance(
+            group.get("lr"), float | int
+        ):
             return "`optimizer_states.param_groups` has a group without `params` or `lr`"
     last = checkpoint["lr_schedulers"][0].get("last_epoch")
     return None if type(last) is int else _wrong("lr_schedulers.last_epoch", last, "a whole number")
@@ -132,17 +150,25 @@ def _optimizer_fault(checkpoint: Mapping[str, Any]) -> str | None:
 
 def _loop_fault(checkpoint: Mapping[str, Any]) -> str | None:
     """The position of the training. Lightning starts from the beginning where it is missing."""
-    loop = checkpoint["loops"].get("fit_loop") if isinstance(checkpoint.get("loops"), Mapping) else None
+    loop = (
+        checkpoint["loops"].get("fit_loop")
+        if isinstance(checkpoint.get("loops"), Mapping)
+        else None
+    )
     if not isinstance(loop, Mapping):
         return _wrong(FIT_LOOP, loop, "the position of the training")
     for name in ("epoch_progress", "epoch_loop.batch_progress", "epoch_loop.scheduler_progress"):
         part = loop.get(name)
         for which in ("total", "current"):
             counts = part.get(which) if isinstance(part, Mapping) else None
-            if not isinstance(counts, Mapping) or not all(type(number) is int for number in counts.values()):
+            if not isinstance(counts, Mapping) or not all(
+                type(number) is int for number in counts.values()
+            ):
                 return _wrong(f"{FIT_LOOP}.{name}.{which}", counts, "whole numbers")
     try:
-        steps = loop["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]["total"]["completed"]
+        steps = loop["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"][
+            "total"
+        ]["completed"]
         position = loop["state_dict"]["combined_loader"][0]
         placed = all(type(position[key]) is int for key in ("epoch", "position"))
     except (KeyError, TypeError, IndexError):
@@ -167,8 +193,12 @@ def _callback_fault(checkpoint: Mapping[str, Any]) -> str | None:
         "steps": int,
         "seconds": float | int,
     }
-    wrong = next((name for name, kind in kinds.items() if not isinstance(log.get(name), kind)), None)
-    return None if wrong is None else _wrong(f"callbacks.Journal.{wrong}", log.get(wrong), "a number")
+    wrong = next(
+        (name for name, kind in kinds.items() if not isinstance(log.get(name), kind)), None
+    )
+    return (
+        None if wrong is None else _wrong(f"callbacks.Journal.{wrong}", log.get(wrong), "a number")
+    )
 
 
 def _wrong(name: str, value: object, expected: str) -> str:
@@ -185,25 +215,35 @@ def restore_error(error: Exception, path: Path) -> KinfolkError:
     """The error for a state that cannot be loaded, such as a store of another size. `error` is the
     one of torch or Lightning."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    why = lines[1].rstrip(". ") if len(lines) > 1 and "loading state_dict" in lines[0] else why_failed(error)
+    why = (
+        lines[1].rstrip(". ")
+        if len(lines) > 1 and "loading state_dict" in lines[0]
+        else why_failed(error)
+    )
     return KinfolkError(
-        f"the checkpoint {path} does not fit this run: {shown(why, 400)}; put the run's own checkpoint back, or start a new run"
+        f"the checkpoint {path} does not fit this run: {shown(why, 400)}; put the run's own"
+        " checkpoint back, or start a new run"
     )
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Lightning's file access, with atomic writing; always loads with `weights_only=True`."""
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+    ) -> None:
         write_sealed_zip(Path(path), lambda file: torch.save(checkpoint, file))
 
-    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> dict[str, Any]:
+    def load_checkpoint(
+        self, path: Any, map_location: Any = None, weights_only: bool | None = True
+    ) -> dict[str, Any]:
         return read_checkpoint(Path(path))
 
 
 NOTHING, SAVE, STOP = 0, 1, 2
 AGREE_EVERY, AGREE_SECONDS = 10, 5.0
-"""Several GPUs agree on what to do after so many steps or seconds, whichever is less: each agreement is a collective."""
+"""Several GPUs agree on what to do after so many steps or seconds, whichever is less: each
+agreement is a collective."""
 CHECKED_IMAGES = 16
 """Images of the last batch whose features must be finite before a checkpoint is saved."""
 BEST = "best.ckpt"
@@ -213,18 +253,20 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class CheckpointSaver(pl.Callback):
     """Saves checkpoints, and ends the training after the current step when a signal arrives.
 
-    A checkpoint is complete only between two optimiser steps, so nothing is saved within an accumulation. On the last batch of an epoch the
-    callback waits for the end of the epoch, so that its line of metrics is written. A second Ctrl-C ends at once. A state that is not
-    finite, or whose features of a batch are not finite, is never saved: the checkpoints before it
-    stay.
+    A checkpoint is complete only between two optimiser steps, so nothing is saved within an
+    accumulation. On the last batch of an epoch the callback waits for the end of the epoch, so that
+    its line of metrics is written. A second Ctrl-C ends at once. A state that is not finite, or
+    whose features of a batch are not finite, is never saved: the checkpoints before it stay.
 
     Args:
         path: the file of the checkpoint. Older ones beside it are `last-1.ckpt`, `last-2.ckpt`, …
         epochs: number of epochs of the whole training.
         settings: when to save, and how many checkpoints to keep.
         identity: the run that the checkpoint belongs to; see `settings.identity`.
-        export: called on rank zero with the numbers of finished epochs and steps before each checkpoint.
-        accuracy: returns the kNN accuracy of the epoch that has just ended, on rank zero; None if it was not measured.
+        export: called on rank zero with the numbers of finished epochs and steps before each
+            checkpoint.
+        accuracy: returns the kNN accuracy of the epoch that has just ended, on rank zero; None if
+            it was not measured.
         state: the `kinfolk` entry of the checkpoint that is resumed; None at the start of a run.
     """
 
@@ -238,9 +280,21 @@ class CheckpointSaver(pl.Callback):
         accuracy: Callable[[], float | None],
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        self.path, self.epochs, self.identity, self.export, self.accuracy = path, epochs, identity, export, accuracy
-        self.every_epochs, self.keep, self.keep_best = settings.every_epochs, settings.keep, settings.best
-        self.every_seconds = float("inf") if settings.every_minutes is None else 60 * settings.every_minutes
+        self.path, self.epochs, self.identity, self.export, self.accuracy = (
+            path,
+            epochs,
+            identity,
+            export,
+            accuracy,
+        )
+        self.every_epochs, self.keep, self.keep_best = (
+            settings.every_epochs,
+            settings.keep,
+            settings.best,
+        )
+        self.every_seconds = (
+            float("inf") if settings.every_minutes is None else 60 * settings.every_minutes
+        )
         self.received: signal.Signals | None = None
         self.best = None if state is None else state.get("best")
         self._last = None if state is None else (int(state["step"]), int(state["epoch"]))
@@ -249,11 +303,12 @@ class CheckpointSaver(pl.Callback):
         self.started = False  # whether the state of a resumed training has been restored
         self._saved_at = time.monotonic()
         self._agreement = Agreement()
-        self._images: tuple[torch.Tensor, torch.Tensor] | None = None  # pixels and aspects of the last batch
+        # pixels and aspects of the last batch
+        self._images: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Replaces Lightning's signal handlers, which communicate with other ranks in the middle of a step. Lightning's teardown restores
-        the handlers from before the training."""
+        """Replaces Lightning's signal handlers, which communicate with other ranks in the middle of
+        a step. Lightning's teardown restores the handlers from before the training."""
         self.started = True
         self._require_fitting_optimizer(trainer)
         self._finished = trainer.current_epoch
@@ -265,7 +320,14 @@ class CheckpointSaver(pl.Callback):
             for number in SIGNALS:
                 signal.signal(number, self._on_signal)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
         self._images = batch["pixels"][:CHECKED_IMAGES], batch["aspect"][:CHECKED_IMAGES]
         if distributed.world_size() == 1 or module.device.type == "cpu":
             action = self._agreed_action(module.device)
@@ -282,14 +344,23 @@ class CheckpointSaver(pl.Callback):
         self._finished = trainer.current_epoch + 1
         action = self._agreed_action(module.device)
         better = self._is_better(module.device)
-        if action != NOTHING or better or self._finished % self.every_epochs == 0 or self._finished == self.epochs:
+        if (
+            action != NOTHING
+            or better
+            or self._finished % self.every_epochs == 0
+            or self._finished == self.epochs
+        ):
             self._save(trainer, module)
             if better and trainer.is_global_zero:
-                write_by_name(self.path.with_name(BEST), lambda copy: _link_or_copy(self.path, copy))
+                write_by_name(
+                    self.path.with_name(BEST), lambda copy: _link_or_copy(self.path, copy)
+                )
         if action == STOP and self._finished < self.epochs:
             raise self._interruption(trainer)
 
-    def on_save_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         checkpoint["kinfolk"] = {
             "format": FORMAT,
             "epoch": self._finished,
@@ -307,10 +378,14 @@ class CheckpointSaver(pl.Callback):
         step, epoch = self._last
         older = [path.name for path in sorted(self.path.parent.glob("last-*.ckpt"))]
         also = f", with {', '.join(older)} before it" if older else ""
-        return f"{self.path} holds the state after step {step} ({epoch} of {counted(self.epochs, 'epoch')} done){also}"
+        return (
+            f"{self.path} holds the state after step {step} ({epoch} of"
+            f" {counted(self.epochs, 'epoch')} done){also}"
+        )
 
     def _save(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Writes the checkpoint under a temporary name and renames it; the previous one becomes `last-1.ckpt`, and so on."""
+        """Writes the checkpoint under a temporary name and renames it; the previous one becomes
+        `last-1.ckpt`, and so on."""
         self._require_finite(trainer, module)
         if trainer.is_global_zero:
             self.export(self._finished, trainer.global_step)
@@ -325,12 +400,16 @@ class CheckpointSaver(pl.Callback):
         self._agreement = Agreement()
 
     def _shift(self) -> None:
-        """`last-1.ckpt` becomes `last-2.ckpt`, and `last.ckpt` gets the second name `last-1.ckpt`, so `last.ckpt` exists at all times."""
-        older = [self.path.with_name(f"{self.path.stem}-{number}.ckpt") for number in range(1, self.keep)]
+        """`last-1.ckpt` becomes `last-2.ckpt`, and `last.ckpt` gets the second name `last-1.ckpt`,
+        so `last.ckpt` exists at all times."""
+        older = [
+            self.path.with_name(f"{self.path.stem}-{number}.ckpt") for number in range(1, self.keep)
+        ]
         for new, old in pairwise(reversed(older)):
             if old.exists():
                 os.replace(old, new)
-        for path in set(self.path.parent.glob(f"{self.path.stem}-*.ckpt")) - set(older):  # left from a run that kept more
+        # left from a run that kept more
+        for path in set(self.path.parent.glob(f"{self.path.stem}-*.ckpt")) - set(older):
             path.unlink()
         if older and self.path.exists():
             older[0].unlink(missing_ok=True)
@@ -342,12 +421,16 @@ class CheckpointSaver(pl.Callback):
         for optimizer in trainer.optimizers:
             for parameter, state in optimizer.state.items():
                 for key, value in state.items():
-                    if isinstance(value, torch.Tensor) and value.ndim and value.shape != parameter.shape:
+                    if (
+                        isinstance(value, torch.Tensor)
+                        and value.ndim
+                        and value.shape != parameter.shape
+                    ):
                         raise KinfolkError(
                             f"the checkpoint {self.path} does not fit this run: the optimiser's "
                             f"{key} has the shape "
                             f"{tuple(value.shape)}, and its parameter {tuple(parameter.shape)}; "
-                            f"put the run's own checkpoint back, or "
+                            "put the run's own checkpoint back, or "
                             "start a new run"
                         )
 
@@ -356,24 +439,33 @@ class CheckpointSaver(pl.Callback):
         features of a batch are not finite on any of them."""
         assert isinstance(module, TrainingModule)
         found = not_finite(module.framework, trainer.optimizers)
-        if found is None and self._images is not None and not has_finite_features(module, *self._images):
+        if (
+            found is None
+            and self._images is not None
+            and not has_finite_features(module, *self._images)
+        ):
             found = "an image feature"
         failed = torch.tensor(int(found is not None), device=module.device)
         if distributed.world_size() > 1:
             dist.all_reduce(failed, dist.ReduceOp.MAX)
         if failed:
             raise module.not_finite(
-                f"{found or 'the state of another rank'} of {module.method} is not finite, so it is not saved,", *module.last_batch
+                f"{found or 'the state of another rank'} of {module.method} is not finite, so it is"
+                " not saved,",
+                *module.last_batch,
             )
 
     def _is_better(self, device: torch.device) -> bool:
-        """Whether the epoch that has ended has the highest accuracy so far; the answer is the same on all ranks."""
+        """Whether the epoch that has ended has the highest accuracy so far; the answer is the same
+        on all ranks."""
         if not self.keep_best:
             return False
         accuracy = self.accuracy()
         better = accuracy is not None and (self.best is None or accuracy > self.best)
         if distributed.world_size() > 1:
-            agreed = torch.tensor([float(better), accuracy or 0.0], dtype=torch.float64, device=device)
+            agreed = torch.tensor(
+                [float(better), accuracy or 0.0], dtype=torch.float64, device=device
+            )
             dist.broadcast(agreed, 0)
             better, accuracy = bool(agreed[0]), float(agreed[1])
         if better:
@@ -381,7 +473,8 @@ class CheckpointSaver(pl.Callback):
         return better
 
     def _agreed_action(self, device: torch.device) -> int:
-        """The strongest action that any rank wants: stop, save, or nothing. Waits for the device if there are several ranks."""
+        """The strongest action that any rank wants: stop, save, or nothing. Waits for the device if
+        there are several ranks."""
         action = self._wanted_action()
         return action if distributed.world_size() == 1 else int(_highest_of_ranks(action, device))
 
@@ -390,24 +483,36 @@ class CheckpointSaver(pl.Callback):
         return STOP if self.received is not None else SAVE if due else NOTHING
 
     def _interruption(self, trainer: pl.Trainer) -> InterruptedRunError:
-        """The error that ends the training after its state was saved. Further signals are ignored: one
-        that is raised inside of the clean-up would print a traceback and change nothing."""
+        """The error that ends the training after its state was saved. Further signals are ignored:
+        one that is raised inside of the clean-up would print a traceback and change nothing."""
         _ignore_signals()
         why = (
-            "Ctrl-C" if self.received == signal.SIGINT else self.received.name if self.received is not None else "a signal to another rank"
+            "Ctrl-C"
+            if self.received == signal.SIGINT
+            else self.received.name
+            if self.received is not None
+            else "a signal to another rank"
         )
         return InterruptedRunError(
-            f"the training was ended by {why} after step {trainer.global_step} (epoch {trainer.current_epoch + 1} of {self.epochs}); "
-            f"everything is saved in {self.path}, resume it (--resume) to go on exactly from there",
+            f"the training was ended by {why} after step {trainer.global_step} (epoch"
+            f" {trainer.current_epoch + 1} of {self.epochs}); everything is saved in {self.path},"
+            " resume it (--resume) to go on exactly from there",
             self.received or signal.SIGTERM,
         )
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None and number == signal.SIGINT:
             _ignore_signals()  # a third Ctrl-C must not interrupt the clean-up
-            raise InterruptedRunError(f"the training was ended at once by a second Ctrl-C; {self.describe_saved()}", signal.SIGINT)
+            raise InterruptedRunError(
+                f"the training was ended at once by a second Ctrl-C; {self.describe_saved()}",
+                signal.SIGINT,
+            )
         if number == signal.SIGINT and self.is_rank_zero:
-            os.write(2, b"\nCtrl-C: a checkpoint is saved after the current step; press Ctrl-C again to end at once\n")
+            os.write(
+                2,
+                b"\nCtrl-C: a checkpoint is saved after the current step; press Ctrl-C again to end"
+                b" at once\n",
+            )
         self.received = signal.Signals(number)
 
 
@@ -419,10 +524,12 @@ def _ignore_signals() -> None:
 
 @final
 class Agreement:
-    """The strongest action that any rank wants, known to all ranks after the same step, without a wait of the host in any step.
+    """The strongest action that any rank wants, known to all ranks after the same step, without a
+    wait of the host in any step.
 
-    Ranks ask each other after every `AGREE_EVERY` steps, or more often where steps are slow, and read the answer one step later, when the
-    device has the next step to compute. An answer counts until the state is saved.
+    Ranks ask each other after every `AGREE_EVERY` steps, or more often where steps are slow, and
+    read the answer one step later, when the device has the next step to compute. An answer counts
+    until the state is saved.
     """
 
     def __init__(self) -> None:
@@ -434,14 +541,21 @@ class Agreement:
         """The action that all ranks agreed on so far; `wanted`: the action of this rank."""
         if self._answer is not None:
             action, often = divmod(int(self._answer.value()), AGREE_EVERY)
-            self.action, self.interval, self._answer = max(self.action, action), AGREE_EVERY - often, None
+            self.action, self.interval, self._answer = (
+                max(self.action, action),
+                AGREE_EVERY - often,
+                None,
+            )
         self._steps += 1
         if self._steps < self.interval:
             return self.action
         seconds = (time.monotonic() - self._since) / self._steps
         interval = min(max(int(AGREE_SECONDS / max(seconds, 1e-9)), 1), AGREE_EVERY)
-        # One number, of which the highest counts: the strongest action, and by it the shortest interval.
-        self._answer = HostCopy(_highest_of_ranks(wanted * AGREE_EVERY + AGREE_EVERY - interval, device))
+        # One number, of which the highest counts: the strongest action, and by it the shortest
+        # interval.
+        self._answer = HostCopy(
+            _highest_of_ranks(wanted * AGREE_EVERY + AGREE_EVERY - interval, device)
+        )
         self._steps, self._since = 0, time.monotonic()
         return self.action
 
@@ -453,19 +567,26 @@ def _highest_of_ranks(number: int, device: torch.device) -> torch.Tensor:
 
 
 def not_finite(framework: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> str | None:
-    """The name of the first parameter, BatchNorm statistic or state of the optimiser that is not finite; None where all are.
+    """The name of the first parameter, BatchNorm statistic or state of the optimiser that is not
+    finite; None where all are.
 
     Other buffers are not checked: thresholds and levels may be infinite on purpose.
     """
     named: dict[str, torch.Tensor] = dict(framework.named_parameters())
     for path, part in framework.named_modules():
         if isinstance(part, nn.modules.batchnorm._NormBase):
-            named |= {f"{path}.{name}": buffer for name, buffer in part.named_buffers(recurse=False)}
+            named |= {
+                f"{path}.{name}": buffer for name, buffer in part.named_buffers(recurse=False)
+            }
     names = {id(parameter): name for name, parameter in named.items()}
     for optimizer in optimizers:
         for parameter, state in optimizer.state.items():
             of = names.get(id(parameter), "a parameter")
-            named |= {f"the optimiser's {key} of {of}": value for key, value in state.items() if isinstance(value, torch.Tensor)}
+            named |= {
+                f"the optimiser's {key} of {of}": value
+                for key, value in state.items()
+                if isinstance(value, torch.Tensor)
+            }
     floats = {name: value.detach() for name, value in named.items() if value.is_floating_point()}
     if not floats or bool(torch.stack([value.isfinite().all() for value in floats.values()]).all()):
         return None

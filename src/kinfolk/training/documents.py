@@ -1,4 +1,5 @@
-"""Reading YAML files and metrics.jsonl of a run folder, with limits on their size and one-sentence errors."""
+"""Reading YAML files and metrics.jsonl of a run folder, with limits on their size and one-sentence
+errors."""
 
 from __future__ import annotations
 
@@ -14,11 +15,13 @@ from kinfolk.files import first_line
 
 LARGEST_FILE = 1 << 20
 LARGEST_DOCUMENT = 100_000
-"""Largest number of nodes of a document with all aliases expanded: a few lines of nested aliases could make billions."""
+"""Largest number of nodes of a document with all aliases expanded: a few lines of nested aliases
+could make billions."""
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a YAML document. Raises `yaml.YAMLError`, also if it is too large or nested too deeply."""
+    """The value of a YAML document. Raises `yaml.YAMLError`, also if it is too large or nested too
+    deeply."""
     if len(text) > LARGEST_FILE:
         raise yaml.YAMLError(f"it has {len(text):,} characters, more than {LARGEST_FILE:,}")
     try:
@@ -28,12 +31,16 @@ def parse_yaml(text: str) -> Any:
             if node is None:
                 return None
             if _size(node, {}) > LARGEST_DOCUMENT:
-                raise yaml.YAMLError(f"it has more than {LARGEST_DOCUMENT:,} values, with its aliases expanded")
+                raise yaml.YAMLError(
+                    f"it has more than {LARGEST_DOCUMENT:,} values, with its aliases expanded"
+                )
             return loader.construct_document(node)
         finally:
             loader.dispose()
     except (RecursionError, ValueError, OverflowError) as error:  # ValueError: an invalid date
-        raise yaml.YAMLError("it is nested too deeply" if isinstance(error, RecursionError) else first_line(error)) from None
+        raise yaml.YAMLError(
+            "it is nested too deeply" if isinstance(error, RecursionError) else first_line(error)
+        ) from None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -46,12 +53,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     if not isinstance(document, dict):
-        raise UsageError(f"{path} must contain a mapping of settings, not {type(document).__name__}")
+        raise UsageError(
+            f"{path} must contain a mapping of settings, not {type(document).__name__}"
+        )
     return document
 
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
-    """The lines of a metrics.jsonl, and the numbers (from 1) of lines that are torn or are not an entry of an epoch."""
+    """The lines of a metrics.jsonl, and the numbers (from 1) of lines that are torn or are not an
+    entry of an epoch."""
     if not path.is_file():
         return [], []
     rows, torn = [], []
@@ -70,27 +80,31 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
 
 
 def row_warnings(row: Mapping[str, float]) -> dict[str, str]:
-    """What is wrong by the metrics of an epoch, by the metric that shows it. For the log of a training and for its report.
+    """What is wrong by the metrics of an epoch, by the metric that shows it. For the log of a
+    training and for its report.
 
     Example:
         >>> list(row_warnings({"epoch": 3, "clustered": 0.3, "with_key": 0.2, "tp_similarity": 0.1}))
         ['with_key']
-    """
+    """  # noqa: E501
     found, where = {}, f"in epoch {int(row.get('epoch', 0))}"
     if row.get("clustered", 1) < 0.01:
         found["clustered"] = (
-            f"the hierarchy is empty {where}: {row['clustered']:.1%} of the samples share a cluster with another; "
-            "choose larger `radii` or a lower `merge_similarity`, or leave both out"
+            f"the hierarchy is empty {where}: {row['clustered']:.1%} of the samples share a cluster"
+            " with another; choose larger `radii` or a lower `merge_similarity`, or leave both out"
         )
     if row.get("with_key", 1) < 0.5:
         found["with_key"] = (
-            f"{1 - row['with_key']:.0%} of the anchors had no retrieved key {where} and were contrasted with their other view alone; "
-            "larger clusters (`radii`) or a larger queue give more of them a key"
+            f"{1 - row['with_key']:.0%} of the anchors had no retrieved key {where} and were"
+            " contrasted with their other view alone; larger clusters (`radii`) or a larger queue"
+            " give more of them a key"
         )
-    if round(row.get("tp_similarity", 0), 2) < 0:  # an untrained predictor is at 0 but for the third digit
+    # an untrained predictor is at 0 but for the third digit
+    if round(row.get("tp_similarity", 0), 2) < 0:
         found["tp_similarity"] = (
-            f"the similarity of anchors and their positives is {row['tp_similarity']:.2f} {where}, below 0: embeddings share a direction "
-            "that positives are pushed away from; use a head with `head.last_norm=true`, or fewer keys"
+            f"the similarity of anchors and their positives is {row['tp_similarity']:.2f} {where},"
+            " below 0: embeddings share a direction that positives are pushed away from; use a"
+            " head with `head.last_norm=true`, or fewer keys"
         )
     return found
 
@@ -111,6 +125,10 @@ def _size(node: yaml.Node, known: dict[int, int]) -> int:
     if id(node) not in known:
         known[id(node)] = LARGEST_DOCUMENT + 1  # a node that contains itself is infinite
         parts = node.value if isinstance(node, yaml.SequenceNode) else []
-        parts = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else parts
+        parts = (
+            [part for pair in node.value for part in pair]
+            if isinstance(node, yaml.MappingNode)
+            else parts
+        )
         known[id(node)] = min(LARGEST_DOCUMENT + 1, 1 + sum(_size(part, known) for part in parts))
     return known[id(node)]

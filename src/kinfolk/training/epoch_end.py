@@ -1,5 +1,6 @@
-"""Measurements at the end of an epoch: nearest-neighbour accuracy of the features, agreement of pseudo-labels with the labels, and
-snapshots, which are the embeddings of a few samples for the maps of the report.
+"""Measurements at the end of an epoch: nearest-neighbour accuracy of the features, agreement of
+pseudo-labels with the labels, and snapshots, which are the embeddings of a few samples for the maps
+of the report.
 
 Dimension key: N training samples, L levels, S samples of a snapshot, D embedding.
 """
@@ -37,26 +38,47 @@ from kinfolk.training.run_folder import Run, epoch_of, snapshot_file
 
 
 class Knn:
-    """Measures `knn` every few epochs and after the last one. On the same features it can measure `features_nmi` and
-    `features_nmi_deviation`: the NMI of k-means, with as many clusters as classes, with the labels, over several seeds.
+    """Measures `knn` every few epochs and after the last one. On the same features it can measure
+    `features_nmi` and `features_nmi_deviation`: the NMI of k-means, with as many clusters as
+    classes, with the labels, over several seeds.
 
-    The test samples, or those of a validation split, are classified by the training samples. Without either, each training sample is
-    classified by the others. Nothing is measured without labels.
+    The test samples, or those of a validation split, are classified by the training samples.
+    Without either, each training sample is classified by the others. Nothing is measured without
+    labels.
 
-    A detector that uses the accuracy never receives that of the test samples. It receives `steering_knn`: the accuracy on the validation
-    samples, or on the training samples with each held out in turn.
+    A detector that uses the accuracy never receives that of the test samples. It receives
+    `steering_knn`: the accuracy on the validation samples, or on the training samples with each
+    held out in turn.
     """
 
-    def __init__(self, data: ImageData, views: Views, config: KnnConfig, *, epochs: int, seed: int, autocast: torch.dtype | None) -> None:
-        self.data, self.views, self.config, self.epochs, self.autocast = data, views, config, epochs, autocast
+    def __init__(
+        self,
+        data: ImageData,
+        views: Views,
+        config: KnnConfig,
+        *,
+        epochs: int,
+        seed: int,
+        autocast: torch.dtype | None,
+    ) -> None:
+        self.data, self.views, self.config, self.epochs, self.autocast = (
+            data,
+            views,
+            config,
+            epochs,
+            autocast,
+        )
         self.bank, self.queries = _parts(data, TEST_SPLITS, config.max_samples, seed)
         self.steering_queries = _parts(data, VALIDATION_SPLITS, config.max_samples, seed)[1]
         steering = self.steering_queries
-        self.apart = self.queries is not None and (steering is None or not torch.equal(self.queries, steering))
+        self.apart = self.queries is not None and (
+            steering is None or not torch.equal(self.queries, steering)
+        )
         self._last: list[tuple[Tensor, Tensor]] = []
 
     def last_features(self) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
-        """Ids, ascending, and features of the samples that were embedded after the last epoch; None if none were."""
+        """Ids, ascending, and features of the samples that were embedded after the last epoch; None
+        if none were."""
         if not self._last:
             return None
         ids, features = (torch.cat(each) for each in zip(*self._last, strict=True))
@@ -70,20 +92,45 @@ class Knn:
         features, labels = self._embedded(module, epoch, self.bank)
         found = {"knn": self._accuracy(module, epoch, features, labels, self.queries)}
         if steered_by_knn(module.framework):
-            found["steering_knn"] = self._accuracy(module, epoch, features, labels, self.steering_queries) if self.apart else found["knn"]
+            found["steering_knn"] = (
+                self._accuracy(module, epoch, features, labels, self.steering_queries)
+                if self.apart
+                else found["knn"]
+            )
         if self.config.nmi_seeds:
-            spread = nmi(features, labels, seeds=range(self.config.nmi_seeds), normaliser=self.config.nmi_normaliser)
+            spread = nmi(
+                features,
+                labels,
+                seeds=range(self.config.nmi_seeds),
+                normaliser=self.config.nmi_normaliser,
+            )
             found |= {"features_nmi": spread.mean, "features_nmi_deviation": spread.deviation}
         return found
 
-    def _accuracy(self, module: TrainingModule, epoch: int, features: Tensor, labels: Tensor, queries: Tensor | None) -> float:
+    def _accuracy(
+        self,
+        module: TrainingModule,
+        epoch: int,
+        features: Tensor,
+        labels: Tensor,
+        queries: Tensor | None,
+    ) -> float:
         """The accuracy on the samples `queries`; None: on the bank itself, leaving one out."""
         test_x, test_y = (None, None) if queries is None else self._embedded(module, epoch, queries)
-        return knn_accuracy(features, labels, test_x, test_y, self.config.k, self.config.temperature, module.device)
+        return knn_accuracy(
+            features, labels, test_x, test_y, self.config.k, self.config.temperature, module.device
+        )
 
     def _embedded(self, module: TrainingModule, epoch: int, ids: Tensor) -> tuple[Tensor, Tensor]:
         assert self.data.labels is not None
-        features = embed(module.framework, self.data, self.views, ids, device=module.device, autocast=self.autocast)
+        features = embed(
+            module.framework,
+            self.data,
+            self.views,
+            ids,
+            device=module.device,
+            autocast=self.autocast,
+        )
         module.require_finite(features, "features")
         if epoch == self.epochs:
             self._last.append((ids, features))
@@ -98,12 +145,19 @@ def steered_by_knn(framework: Framework) -> bool:
 def require_knn(framework: Framework, knn: Knn, method: str) -> None:
     """Refuses a method that uses the nearest-neighbour accuracy if it is never measured."""
     if steered_by_knn(framework) and (knn.bank is None or knn.config.every == 0):
-        what = "`knn.every` (=0) must be at least 1" if knn.config.every == 0 else "the data must have labels"
+        what = (
+            "`knn.every` (=0) must be at least 1"
+            if knn.config.every == 0
+            else "the data must have labels"
+        )
         raise UsageError(f"{what}: {method} uses the nearest-neighbour accuracy during training")
 
 
-def _parts(data: ImageData, splits: tuple[str, ...], max_samples: int, seed: int) -> tuple[Tensor | None, Tensor | None]:
-    """Ids of the labelled training samples, and of the labelled samples of the first of `splits` that exists; each image once."""
+def _parts(
+    data: ImageData, splits: tuple[str, ...], max_samples: int, seed: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """Ids of the labelled training samples, and of the labelled samples of the first of `splits`
+    that exists; each image once."""
     if data.labels is None:
         return None, None
     labelled = data.labels >= 0
@@ -123,16 +177,20 @@ def _subsample(ids: Tensor, limit: int, seed: int, what: str) -> Tensor:
     """At most `limit` random ids: samples are often sorted by class."""
     if len(ids) <= limit:
         return ids
-    return ids[torch.randperm(len(ids), generator=generator(seed, "knn", what))[:limit].sort().values]
+    return ids[
+        torch.randperm(len(ids), generator=generator(seed, "knn", what))[:limit].sort().values
+    ]
 
 
 class ClusterQuality:
-    """Measures `mtpr` and `mtnr` of the pseudo-labels and `nmi` of the clusters against the training labels.
+    """Measures `mtpr` and `mtnr` of the pseudo-labels and `nmi` of the clusters against the
+    training labels.
 
-    Of k-means only the first level is measured, whose number of clusters is named first; of a hierarchy the levels 2 … H, as `mtpr_2` and
-    so on. `mtpr` and `mtnr` use the pseudo-labels as the loss does: a
-    sample that was not accepted is alone. `nmi` uses the clusters of all samples. Nothing is measured without labels, for methods that do
-    not cluster, or before the first clustering. `normaliser`: of the NMI, see `label_nmi`.
+    Of k-means only the first level is measured, whose number of clusters is named first; of a
+    hierarchy the levels 2 … H, as `mtpr_2` and so on. `mtpr` and `mtnr` use the pseudo-labels as
+    the loss does: a sample that was not accepted is alone. `nmi` uses the clusters of all samples.
+    Nothing is measured without labels, for methods that do not cluster, or before the first
+    clustering. `normaliser`: of the NMI, see `label_nmi`.
     """
 
     def __init__(self, data: ImageData, normaliser: Normaliser = "arithmetic") -> None:
@@ -156,14 +214,19 @@ class ClusterQuality:
 
 
 def pseudo_labels(framework: Framework) -> tuple[Tensor, Tensor] | None:
-    """(L, N) pseudo-labels as the loss uses them, and (L, N) the clusters that they come from; None for a method without clusters or
-    before the first clustering."""
+    """(L, N) pseudo-labels as the loss uses them, and (L, N) the clusters that they come from; None
+    for a method without clusters or before the first clustering."""
     clusters = next((part for part in framework.modules() if isinstance(part, PseudoLabels)), None)
-    return None if clusters is None or not bool(clusters.refreshed) else (clusters.distinct, clusters.labels)
+    return (
+        None
+        if clusters is None or not bool(clusters.refreshed)
+        else (clusters.distinct, clusters.labels)
+    )
 
 
 def criteria_labels(framework: Framework) -> Tensor | None:
-    """(H, N) levels of the hierarchy of RCL, or of a hierarchy detector; None for other methods and before the first clustering."""
+    """(H, N) levels of the hierarchy of RCL, or of a hierarchy detector; None for other methods and
+    before the first clustering."""
     for part in framework.modules():
         if isinstance(part, RCL):
             return part.labels
@@ -173,8 +236,8 @@ def criteria_labels(framework: Framework) -> Tensor | None:
 
 
 def accepted_labels(framework: Framework) -> Tensor | None:
-    """(N,) pseudo-labels of the first level that groups samples, −1 where none was accepted or the sample is alone; None for a method
-    without clusters or before the first clustering."""
+    """(N,) pseudo-labels of the first level that groups samples, −1 where none was accepted or the
+    sample is alone; None for a method without clusters or before the first clustering."""
     found = pseudo_labels(framework)
     if found is not None:
         used_N, clusters_N = (levels_LN[0] for levels_LN in found)
@@ -194,8 +257,8 @@ SAMPLES = "kinfolk.samples"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The snapshot of one epoch: ids (S,), unit-norm projected embeddings (S, D) in 16 bits and, for methods that cluster, pseudo-labels
-    (S,), −1 where none is accepted."""
+    """The snapshot of one epoch: ids (S,), unit-norm projected embeddings (S, D) in 16 bits and,
+    for methods that cluster, pseudo-labels (S,), −1 where none is accepted."""
 
     epoch: int
     ids: NDArray[np.int64]
@@ -204,12 +267,22 @@ class Snapshot:
 
 
 class Snapshots:
-    """Writes `snapshots/epoch-NNNN.safetensors` after the first epoch, the last one and some equally spaced epochs between them.
+    """Writes `snapshots/epoch-NNNN.safetensors` after the first epoch, the last one and some
+    equally spaced epochs between them.
 
-    The samples are the same every time, and the training does not depend on them. A measurement that adds no metric."""
+    The samples are the same every time, and the training does not depend on them. A measurement
+    that adds no metric."""
 
     def __init__(
-        self, run: Run, data: ImageData, views: Views, config: SnapshotConfig, *, epochs: int, seed: int, autocast: torch.dtype | None
+        self,
+        run: Run,
+        data: ImageData,
+        views: Views,
+        config: SnapshotConfig,
+        *,
+        epochs: int,
+        seed: int,
+        autocast: torch.dtype | None,
     ) -> None:
         self.run, self.data, self.views, self.autocast = run, data, views, autocast
         self.epochs = snapshot_epochs(config.epochs, epochs)
@@ -221,13 +294,21 @@ class Snapshots:
         if epoch not in self.epochs:
             return {}
         embedding_SD = embed(
-            module.framework, self.data, self.views, self.ids, device=module.device, autocast=self.autocast, projected=True
+            module.framework,
+            self.data,
+            self.views,
+            self.ids,
+            device=module.device,
+            autocast=self.autocast,
+            projected=True,
         )
         tensors = {"ids": self.ids, "embedding": embedding_SD.half()}
         labels_N = accepted_labels(module.framework)
         if labels_N is not None:
             tensors["pseudo"] = labels_N.cpu()[self.ids]
-        write_safetensors(snapshot_file(self.run.snapshots, epoch), tensors, {SAMPLES: self.samples})
+        write_safetensors(
+            snapshot_file(self.run.snapshots, epoch), tensors, {SAMPLES: self.samples}
+        )
         return {}
 
 
@@ -244,9 +325,11 @@ def snapshot_epochs(number: int, epochs: int) -> set[int]:
 
 
 def read_snapshots(folder: Path, samples: str | None = None) -> list[Snapshot]:
-    """All snapshots of a run in order. Unreadable files are left out, and so are snapshots of other samples if the digest `samples` is
-    given."""
-    found = (_read(path, samples) for path in sorted(folder.glob("epoch-*.safetensors"), key=epoch_of))
+    """All snapshots of a run in order. Unreadable files are left out, and so are snapshots of other
+    samples if the digest `samples` is given."""
+    found = (
+        _read(path, samples) for path in sorted(folder.glob("epoch-*.safetensors"), key=epoch_of)
+    )
     return [snapshot for snapshot in found if snapshot is not None]
 
 

@@ -85,7 +85,9 @@ def find_network(state: Mapping[str, Tensor], source: str, model: str | None = N
     arguments = {"name": model} if model is not None else _resnet(inner, source)
     encoder = build_encoder(**arguments)
     own = plain_state(encoder).keys()
-    used = {key: value for key, value in inner.items() if key in own or not key.startswith(CLASSIFIERS)}
+    used = {
+        key: value for key, value in inner.items() if key in own or not key.startswith(CLASSIFIERS)
+    }
     load_state(encoder, used, source=source)
     return Network(encoder, arguments, len(used), len(state) - len(used))
 
@@ -150,7 +152,9 @@ def import_weights(
     """
     out = file.with_name(f"{file.stem}-eval") if out is None else out
     if data is None and like is None:
-        raise UsageError(f"{file} names no data to measure it on; give --data, or --like RUN for a run's")
+        raise UsageError(
+            f"{file} names no data to measure it on; give --data, or --like RUN for a run's"
+        )
     network = find_network(read_state(file), str(file), model)
     digest = _digest(file)
     _require_same_weights(out, file, digest)
@@ -167,7 +171,9 @@ def import_weights(
     about = {"name": config.method, "file": str(file.resolve()), "digest": digest}
     write_text(out / FOREIGN, json.dumps(about, indent=2) + "\n")
     meta = {"method": config.method, "seed": seed, "views": build_views(config).config()}
-    save_encoder(network.encoder, out, {**meta, "settings": settings_digest(result_settings(config))})
+    save_encoder(
+        network.encoder, out, {**meta, "settings": settings_digest(result_settings(config))}
+    )
     write_text(run.config, config.to_yaml())
     return out, network
 
@@ -190,7 +196,9 @@ def _config(
     config = TrainConfig()
     if like is not None:
         own = open_run(like).config
-        views = own.views if image_size is None else own.views.model_copy(update={"size": image_size})
+        views = (
+            own.views if image_size is None else own.views.model_copy(update={"size": image_size})
+        )
         config = config.model_copy(update={"data": own.data, "views": views})
     elif image_size is not None:
         given |= {"views.size": image_size, "data.image_size": math.ceil(image_size * 8 / 7)}

@@ -1,4 +1,5 @@
-"""The features of a guide, from what a user names: a file of features, a run folder, a model of another package, or `patches`.
+"""The features of a guide, from what a user names: a file of features, a run folder, a model of
+another package, or `patches`.
 
 Dimension key: N training samples, F features.
 """
@@ -25,45 +26,60 @@ from kinfolk.models.weights import load_encoder
 from kinfolk.training.config import TrainConfig
 
 SMALL, SMALL_SIDE, SIDE = 64, 128, 224
-"""Models of other packages see images of 224 pixels a side, and images of up to 64 pixels enlarged to 128."""
+"""Models of other packages see images of 224 pixels a side, and images of up to 64 pixels enlarged
+to 128."""
 PATCHES, PATCHES_SIDE, PATCHES_IMAGES = "patches", 32, 10_000
-"""The guide that is made from the images themselves sees them with 32 pixels a side, and learns from up to 10,000 of them."""
+"""The guide that is made from the images themselves sees them with 32 pixels a side, and learns
+from up to 10,000 of them."""
 
 
 def guide_features(named: str | Path, data: ImageData, cache: Path | None = None) -> Tensor:
     """(N, F) features of the training samples in data-set order.
 
     Args:
-        named: a .npy or .safetensors file; a run folder, whose encoder embeds the images; timm/NAME, torchvision/NAME, open_clip/NAME, with
-            the published weights; or `patches`, features that are made from these images alone (`kinfolk.PatchFeatures`). Rows of a file
-            are matched by name if the .parquet file that `kinfolk embed` wrote is next to it; otherwise they must be the training samples,
-            or all samples, of which the first N are taken.
-        cache: a folder for features that are computed from a name: a resumed run, its other ranks and its report read the same ones again.
+        named: a .npy or .safetensors file; a run folder, whose encoder embeds the images;
+            timm/NAME, torchvision/NAME, open_clip/NAME, with the published weights; or `patches`,
+            features that are made from these images alone (`kinfolk.PatchFeatures`). Rows of a file
+            are matched by name if the .parquet file that `kinfolk embed` wrote is next to it;
+            otherwise they must be the training samples, or all samples, of which the first N are
+            taken.
+        cache: a folder for features that are computed from a name: a resumed run, its other ranks
+            and its report read the same ones again.
     """
     path = Path(named)
-    if str(named) == PATCHES or (str(named).partition("/")[0] in PACKAGES and not path.exists()):  # ./patches is a file or a run
-        return _computed(str(named), data) if cache is None else _computed_once(str(named), data, cache)
+    # ./patches is a file or a run
+    if str(named) == PATCHES or (str(named).partition("/")[0] in PACKAGES and not path.exists()):
+        return (
+            _computed(str(named), data)
+            if cache is None
+            else _computed_once(str(named), data, cache)
+        )
     if path.is_dir():
         if not (path / "config.yaml").is_file():
             raise UsageError(
-                f"the guide `{path}` is a folder without config.yaml; give a run folder, a .npy or .safetensors file, timm/NAME, or patches"
+                f"the guide `{path}` is a folder without config.yaml; give a run folder, a .npy or"
+                " .safetensors file, timm/NAME, or patches"
             )
         made = TrainConfig.load(path / "config.yaml").views
         assert made.size is not None, "a run is fitted to its data"
         return _embedded(load_encoder(path)[0], Views(made.preset, made.size, **made.options), data)
     features_NF = read_features(path)
     if (rows := _rows_by_key(path, len(features_NF), data)) is not None:
-        return features_NF if torch.equal(rows, torch.arange(len(features_NF))) else features_NF[rows]
+        return (
+            features_NF if torch.equal(rows, torch.arange(len(features_NF))) else features_NF[rows]
+        )
     if len(features_NF) not in (data.num_train, len(data)):
         raise UsageError(
-            f"the guide `{path}` has {len(features_NF):,} rows; it must have one for each of the {data.num_train:,} training samples, in "
-            f"data-set order, or for each of all {len(data):,} samples"
+            f"the guide `{path}` has {len(features_NF):,} rows; it must have one for each of the"
+            f" {data.num_train:,} training samples, in data-set order, or for each of all"
+            f" {len(data):,} samples"
         )
     return features_NF[: data.num_train]
 
 
 def _computed_once(named: str, data: ImageData, cache: Path) -> Tensor:
-    """As `_computed`, or from the file that an earlier call wrote for the same guide, samples and resolution."""
+    """As `_computed`, or from the file that an earlier call wrote for the same guide, samples and
+    resolution."""
     about = f"{named} {samples_digest(data.samples)} {data.num_train} {data.height} {data.width}"
     file = cache / f"guide-{hashlib.blake2b(about.encode(), digest_size=8).hexdigest()}.npy"
     if not file.is_file():
@@ -85,20 +101,31 @@ def _computed(named: str, data: ImageData) -> Tensor:
 
 
 def patch_features(data: ImageData) -> Tensor:
-    """(N, F) features of the training images that are learned from these images alone, by k-means of small patches."""
-    views = Views("plain", PATCHES_SIDE, mean=(0, 0, 0), std=(0.25, 0.25, 0.25))  # one scale for all channels: patches keep their colour
+    """(N, F) features of the training images that are learned from these images alone, by k-means
+    of small patches."""
+    # one scale for all channels: patches keep their colour
+    views = Views("plain", PATCHES_SIDE, mean=(0, 0, 0), std=(0.25, 0.25, 0.25))
     number = min(data.num_train, PATCHES_IMAGES)
-    ids = torch.arange(number) * data.num_train // number  # over the whole data set, which may be sorted by class
-    made = PatchFeatures.fit(torch.cat([views.evaluate(data.pixels(part), data.aspect(part)) for part in torch.split(ids, 512)]))
+    # over the whole data set, which may be sorted by class
+    ids = torch.arange(number) * data.num_train // number
+    made = PatchFeatures.fit(
+        torch.cat(
+            [views.evaluate(data.pixels(part), data.aspect(part)) for part in torch.split(ids, 512)]
+        )
+    )
     features_NF = _embedded(made, views, data)
     if bool((features_NF == 0).all(1).any()):
-        raise UsageError("the training images do not differ enough for a guide made from their patches; name another one with --guide")
+        raise UsageError(
+            "the training images do not differ enough for a guide made from their patches; name"
+            " another one with --guide"
+        )
     return features_NF
 
 
 def _rows_by_key(path: Path, number: int, data: ImageData) -> Tensor | None:
-    """(N,) row of each training sample in a file of features, by the keys in the .parquet file next to it; None if there are no keys, or if
-    they are the row numbers of an array, which fit any other array."""
+    """(N,) row of each training sample in a file of features, by the keys in the .parquet file next
+    to it; None if there are no keys, or if they are the row numbers of an array, which fit any
+    other array."""
     table = path.with_suffix(".parquet")
     keys = data.samples.keys[: data.num_train]
     if not table.is_file() or re.fullmatch(r"\w+/\d+", keys[0]):
@@ -116,8 +143,9 @@ def _rows_by_key(path: Path, number: int, data: ImageData) -> Tensor | None:
     missing = [key for key in keys if key not in place]
     if missing:
         raise UsageError(
-            f"the guide `{path}` has no features of {len(missing):,} of {len(keys):,} training samples (the first is {shown(missing[0])}); "
-            "compute them for exactly this data, as with `kinfolk embed RUN --data`"
+            f"the guide `{path}` has no features of {len(missing):,} of {len(keys):,} training"
+            f" samples (the first is {shown(missing[0])}); compute them for exactly this data, as"
+            " with `kinfolk embed RUN --data`"
         )
     return torch.tensor([place[key] for key in keys])
 

@@ -1,9 +1,12 @@
-"""Processes of a training: what `auto` means on this machine, and how several ranks start and stop together.
+"""Processes of a training: what `auto` means on this machine, and how several ranks start and stop
+together.
 
-Rank zero prepares the data and the run folder. The other ranks wait until it is ready, and exit when it exits. Lightning starts the other
-ranks of a machine by running the same command again once rank zero is ready; torchrun and SLURM start all ranks at once, and so does a
-user who starts Lightning on several machines. In every case the ranks read one status file in the run folder. It names the launch and says
-whether rank zero is preparing, ready, done or failed. Rank zero touches the file every few seconds while it runs.
+Rank zero prepares the data and the run folder. The other ranks wait until it is ready, and exit
+when it exits. Lightning starts the other ranks of a machine by running the same command again once
+rank zero is ready; torchrun and SLURM start all ranks at once, and so does a user who starts
+Lightning on several machines. In every case the ranks read one status file in the run folder. It
+names the launch and says whether rank zero is preparing, ready, done or failed. Rank zero touches
+the file every few seconds while it runs.
 """
 
 from __future__ import annotations
@@ -35,20 +38,33 @@ from kinfolk.files import first_line, is_running, write_text
 from kinfolk.training.config import TrainerConfig, suggest
 
 PRECISIONS = ("auto", "32", "32-true", "bf16", "bf16-mixed", "16", "16-mixed")
-TRUE_PRECISIONS = {"bf16-true": "bf16-mixed", "16-true": "16-mixed", "64": "32-true", "64-true": "32-true"}
-"""Precisions of Lightning that convert all weights and buffers, each with the one to use instead. They would store thresholds and moving
-averages per sample in that precision too, and the views are float32."""
+TRUE_PRECISIONS = {
+    "bf16-true": "bf16-mixed",
+    "16-true": "16-mixed",
+    "64": "32-true",
+    "64-true": "32-true",
+}
+"""Precisions of Lightning that convert all weights and buffers, each with the one to use instead.
+They would store thresholds and moving averages per sample in that precision too, and the views are
+float32."""
 SHARDED = ("fsdp", "deepspeed", "model_parallel")
 """How the names of strategies begin that divide the parameters among the ranks."""
 CPU_BFLOAT16 = ("avx512_bf16", "amx_bf16")
-"""Instruction sets with which bf16 is faster than 32 bits on a CPU. Without them it is emulated and slower."""
+"""Instruction sets with which bf16 is faster than 32 bits on a CPU. Without them it is emulated and
+slower."""
 
 
 def resolve_trainer(config: TrainerConfig) -> TrainerConfig:
     """Replaces `auto` by the values for this machine. The strategy stays: Lightning resolves it."""
-    accelerator = _accelerator() if config.accelerator == "auto" else {"gpu": "cuda"}.get(config.accelerator, config.accelerator)
+    accelerator = (
+        _accelerator()
+        if config.accelerator == "auto"
+        else {"gpu": "cuda"}.get(config.accelerator, config.accelerator)
+    )
     if accelerator == "cuda" and not torch.cuda.device_count():
-        raise UsageError("`trainer.accelerator` (=cuda) is not available: torch sees no CUDA device")
+        raise UsageError(
+            "`trainer.accelerator` (=cuda) is not available: torch sees no CUDA device"
+        )
     _require_known(config, accelerator)
     devices = config.devices
     if devices == "auto":
@@ -57,15 +73,22 @@ def resolve_trainer(config: TrainerConfig) -> TrainerConfig:
         raise UsageError(f"`trainer.devices` (={devices}) must be at least 1")
     for name in config.loggers:
         if importlib.util.find_spec(name) is None:
-            raise UsageError(f"`trainer.loggers` holds {name}, which is not installed; install it with `pip install {name}`")
+            raise UsageError(
+                f"`trainer.loggers` holds {name}, which is not installed; install it with `pip"
+                f" install {name}`"
+            )
     several = devices * config.num_nodes > 1
     if config.sync_batchnorm is True and accelerator == "cpu" and several:
         raise UsageError(
-            "`trainer.sync_batchnorm` (=true) needs GPUs: torch has no BatchNorm over several processes on a CPU; leave it out, and each "
-            "process has the statistics of its own part of the batch"
+            "`trainer.sync_batchnorm` (=true) needs GPUs: torch has no BatchNorm over several"
+            " processes on a CPU; leave it out, and each process has the statistics of its own part"
+            " of the batch"
         )
     if config.compile_encoder is True and config.chunk_size is not None:
-        raise UsageError("`trainer.compile_encoder` (=true) does not work with `trainer.chunk_size`; leave one of them out")
+        raise UsageError(
+            "`trainer.compile_encoder` (=true) does not work with `trainer.chunk_size`; leave one"
+            " of them out"
+        )
     forks = several and config.strategy == "auto" and in_notebook()
     on_gpu = accelerator == "cuda"
     precision = _precision(accelerator, forks) if config.precision == "auto" else config.precision
@@ -74,18 +97,27 @@ def resolve_trainer(config: TrainerConfig) -> TrainerConfig:
         "accelerator": accelerator,
         "devices": devices,
         "precision": precision,
-        "matmul_precision": by_precision if config.matmul_precision == "auto" else config.matmul_precision,
+        "matmul_precision": (
+            by_precision if config.matmul_precision == "auto" else config.matmul_precision
+        ),
         "compile": on_gpu if config.compile == "auto" else config.compile,
-        "compile_encoder": _compiles_encoder(config, on_gpu) if config.compile_encoder == "auto" else config.compile_encoder,
-        "sync_batchnorm": on_gpu and several if config.sync_batchnorm == "auto" else config.sync_batchnorm,
+        "compile_encoder": (
+            _compiles_encoder(config, on_gpu)
+            if config.compile_encoder == "auto"
+            else config.compile_encoder
+        ),
+        "sync_batchnorm": (
+            on_gpu and several if config.sync_batchnorm == "auto" else config.sync_batchnorm
+        ),
     }
     return config.model_copy(update=chosen)
 
 
 @contextlib.contextmanager
 def float32_products(precision: str) -> Iterator[None]:
-    """Within, products of float32 matrices have this precision (`trainer.matmul_precision`). What is computed from them, such as
-    log-sum-exps, thresholds and moving averages, is float32 all the same."""
+    """Within, products of float32 matrices have this precision (`trainer.matmul_precision`). What
+    is computed from them, such as log-sum-exps, thresholds and moving averages, is float32 all the
+    same."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
@@ -95,12 +127,14 @@ def float32_products(precision: str) -> Iterator[None]:
 
 
 def _all_devices() -> int:
-    """All GPUs; one in a notebook, where several would be started by forking a process that may already use CUDA."""
+    """All GPUs; one in a notebook, where several would be started by forking a process that may
+    already use CUDA."""
     number = torch.cuda.device_count()
     if number > 1 and in_notebook():
         warnings.warn(
-            f"one of {number} GPUs is used, because this is a notebook; set `trainer.devices={number}` before anything has used CUDA, or "
-            "run `kinfolk train` in a terminal, to use all of them",
+            f"one of {number} GPUs is used, because this is a notebook; set"
+            f" `trainer.devices={number}` before anything has used CUDA, or run `kinfolk train` in"
+            " a terminal, to use all of them",
             KinfolkWarning,
             stacklevel=2,
         )
@@ -109,7 +143,8 @@ def _all_devices() -> int:
 
 
 def in_notebook() -> bool:
-    """Whether this is an interactive session, in which Lightning starts further processes by forking."""
+    """Whether this is an interactive session, in which Lightning starts further processes by
+    forking."""
     from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 
     return bool(_IS_INTERACTIVE)
@@ -126,13 +161,14 @@ def _require_known(config: TrainerConfig, accelerator: str) -> None:
 
     if config.precision in TRUE_PRECISIONS:
         raise UsageError(
-            f"`trainer.precision` (={config.precision}) is not supported: it would also store the state per sample in that precision; use "
-            f"{TRUE_PRECISIONS[config.precision]}"
+            f"`trainer.precision` (={config.precision}) is not supported: it would also store the"
+            f" state per sample in that precision; use {TRUE_PRECISIONS[config.precision]}"
         )
     if config.strategy.startswith(SHARDED):
         raise UsageError(
-            f"`trainer.strategy` (={config.strategy}) is not supported: it divides parameters among the ranks, but momentum encoders and "
-            "the state per sample must be whole on each of them; use ddp, and `trainer.chunk_size` where activations do not fit"
+            f"`trainer.strategy` (={config.strategy}) is not supported: it divides parameters among"
+            " the ranks, but momentum encoders and the state per sample must be whole on each of"
+            " them; use ddp, and `trainer.chunk_size` where activations do not fit"
         )
     for key, value, names in (
         ("precision", config.precision, PRECISIONS),
@@ -144,37 +180,51 @@ def _require_known(config: TrainerConfig, accelerator: str) -> None:
 
 
 def global_rank(devices: int) -> int:
-    """The rank of this process, from the environment variables of Lightning, torchrun or SLURM; 0 without them."""
+    """The rank of this process, from the environment variables of Lightning, torchrun or SLURM; 0
+    without them."""
     environment = os.environ
     if "RANK" in environment:
         return int(environment["RANK"])
     if "LOCAL_RANK" in environment or "NODE_RANK" in environment:
         node = int(environment.get("NODE_RANK", environment.get("GROUP_RANK", "0")))
         return node * devices + int(environment.get("LOCAL_RANK", "0"))
-    if "SLURM_NTASKS" in environment and environment.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+    if "SLURM_NTASKS" in environment and environment.get("SLURM_JOB_NAME") not in (
+        "bash",
+        "interactive",
+    ):
         return int(environment.get("SLURM_PROCID", "0"))
     return 0
 
 
 def _accelerator() -> str:
-    if torch.cuda.device_count():  # unlike `is_available` it does not initialise CUDA, after which no process can be forked
+    # unlike `is_available` it does not initialise CUDA, after which no process can be forked
+    if torch.cuda.device_count():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def _precision(accelerator: str, forks: bool) -> str:
-    """bf16 where the hardware supports it. fp16 is never chosen automatically: its range is too small for low temperatures."""
+    """bf16 where the hardware supports it. fp16 is never chosen automatically: its range is too
+    small for low temperatures."""
     if accelerator == "cuda":
         return "bf16-mixed" if _gpu_has_bfloat16(forks) else "32-true"
     return "bf16-mixed" if accelerator == "cpu" and _cpu_has_bfloat16() else "32-true"
 
 
 def _gpu_has_bfloat16(forks: bool) -> bool:
-    """Whether the GPU computes in bf16. Before a fork another process is asked, because the question initialises CUDA."""
+    """Whether the GPU computes in bf16. Before a fork another process is asked, because the
+    question initialises CUDA."""
     if not forks:
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    question = "import sys, torch; sys.exit(not torch.cuda.is_bf16_supported(including_emulation=False))"
-    return subprocess.run([sys.executable, "-c", question], capture_output=True, check=False).returncode == 0
+    question = (
+        "import sys, torch; sys.exit(not torch.cuda.is_bf16_supported(including_emulation=False))"
+    )
+    return (
+        subprocess.run(
+            [sys.executable, "-c", question], capture_output=True, check=False
+        ).returncode
+        == 0
+    )
 
 
 def _cpu_has_bfloat16() -> bool:
@@ -187,11 +237,21 @@ def _cpu_has_bfloat16() -> bool:
 
 LAUNCH = "KINFOLK_LAUNCH"
 BEAT, SILENCE, FIRST_SIGN, GRACE, SPREAD = 5.0, 300.0, 1800.0, 10.0, 2.0
-"""Seconds: between two heartbeats; without a heartbeat until a rank zero on another machine counts as gone; until its first heartbeat; that
-a rank has to exit by itself after rank zero; within which a launcher starts the ranks."""
+"""Seconds: between two heartbeats; without a heartbeat until a rank zero on another machine counts
+as gone; until its first heartbeat; that a rank has to exit by itself after rank zero; within which
+a launcher starts the ranks."""
 REFUSAL_SECONDS = 3.0
 PREPARING, READY, DONE, FAILED = "preparing", "ready", "done", "failed"
-_GONE = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "tcpstore", "socket timeout", "wait timeout")
+_GONE = (
+    "gloo",
+    "nccl",
+    "connection closed",
+    "connection reset",
+    "broken pipe",
+    "tcpstore",
+    "socket timeout",
+    "wait timeout",
+)
 
 
 class RankLeftError(KinfolkError):
@@ -200,7 +260,8 @@ class RankLeftError(KinfolkError):
 
 @contextlib.contextmanager
 def supervise(status_file: Path, rank: int, several: bool) -> Iterator[None]:
-    """Wraps a whole training of `several` processes: rank zero reports its state, the other ranks exit when it does.
+    """Wraps a whole training of `several` processes: rank zero reports its state, the other ranks
+    exit when it does.
 
     Args:
         status_file: the file in the run folder, visible to all ranks.
@@ -214,7 +275,8 @@ def supervise(status_file: Path, rank: int, several: bool) -> Iterator[None]:
 
 
 def register_rank_zero(rank: int, several: bool) -> None:
-    """Writes the process id of rank zero where ranks of the same machine find it, before the run folder is touched."""
+    """Writes the process id of rank zero where ranks of the same machine find it, before the run
+    folder is touched."""
     if several and rank == 0 and _external_name() is not None:
         with contextlib.suppress(OSError):
             _pid_file().write_text(str(os.getpid()), encoding="utf-8")
@@ -222,7 +284,8 @@ def register_rank_zero(rank: int, several: bool) -> None:
 
 @contextlib.contextmanager
 def report_refusal(status_file: Path, rank: int, several: bool) -> Iterator[None]:
-    """Wraps the checks that rank zero makes before it owns the run folder: an error is passed on to the other ranks for a few seconds."""
+    """Wraps the checks that rank zero makes before it owns the run folder: an error is passed on to
+    the other ranks for a few seconds."""
     try:
         yield
     except Exception as error:
@@ -235,12 +298,14 @@ def report_refusal(status_file: Path, rank: int, several: bool) -> Iterator[None
 
 
 def mark_ready(status_file: Path) -> None:
-    """Reports that rank zero is ready. Processes that it starts from now on inherit the name of the launch."""
+    """Reports that rank zero is ready. Processes that it starts from now on inherit the name of the
+    launch."""
     _write_status(status_file, READY)
 
 
 def wait_for_rank_zero(status_file: Path, first_sign: float = FIRST_SIGN) -> None:
-    """Returns as soon as rank zero of this launch is ready. Raises if it has failed or sends no heartbeat."""
+    """Returns as soon as rank zero of this launch is ready. Raises if it has failed or sends no
+    heartbeat."""
     rank_zero = _RankZero(status_file, first_sign)
     while not rank_zero.ready:
         why_gone = rank_zero.why_gone()
@@ -251,11 +316,13 @@ def wait_for_rank_zero(status_file: Path, first_sign: float = FIRST_SIGN) -> Non
 
 @contextlib.contextmanager
 def explain_lost_ranks(describe_saved: Callable[[], str]) -> Iterator[None]:
-    """Turns the error of a collective that another process has left into a sentence. `describe_saved` describes the last checkpoint.
+    """Turns the error of a collective that another process has left into a sentence.
+    `describe_saved` describes the last checkpoint.
 
-    After one rank has ended, torchrun sends SIGTERM to the others, and Lightning, which looks after its processes every few seconds, kills
-    the one that started them. Neither must cut off the sentence: SIGTERM is ignored once an error is being handled, and it stays ignored
-    after such an error, because the process is about to end; what Lightning finds is printed before it kills.
+    After one rank has ended, torchrun sends SIGTERM to the others, and Lightning, which looks after
+    its processes every few seconds, kills the one that started them. Neither must cut off the
+    sentence: SIGTERM is ignored once an error is being handled, and it stays ignored after such an
+    error, because the process is about to end; what Lightning finds is printed before it kills.
     """
     before, ended = None, False
     if threading.current_thread() is threading.main_thread():
@@ -273,7 +340,10 @@ def explain_lost_ranks(describe_saved: Callable[[], str]) -> Iterator[None]:
         if not any(word in str(error).lower() for word in _GONE):
             raise
         ended = True
-        raise RankLeftError(f"another process of this training has ended, and its own message says why; {describe_saved()}") from error
+        raise RankLeftError(
+            "another process of this training has ended, and its own message says why;"
+            f" {describe_saved()}"
+        ) from error
     finally:
         children.removeHandler(reporter)
         children.level, children.propagate = was
@@ -282,21 +352,26 @@ def explain_lost_ranks(describe_saved: Callable[[], str]) -> Iterator[None]:
 
 
 def _end_unless_failing(number: int, frame: FrameType | None) -> None:
-    """Handles SIGTERM: as usual, but not while an error is being handled, which ends the process anyway."""
+    """Handles SIGTERM: as usual, but not while an error is being handled, which ends the process
+    anyway."""
     if sys.exc_info()[0] is None:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
 
 class _LostChild(logging.Handler):
-    """Receives what Lightning says when a process that it started has ended, just before it kills this one."""
+    """Receives what Lightning says when a process that it started has ended, just before it kills
+    this one."""
 
     def __init__(self, describe_saved: Callable[[], str]) -> None:
         super().__init__()
         self.describe_saved = describe_saved
 
     def emit(self, record: logging.LogRecord) -> None:
-        sys.stderr.write(f"Error: another process of this training has ended, so this one is ended too; {self.describe_saved()}\n")
+        sys.stderr.write(
+            "Error: another process of this training has ended, so this one is ended too;"
+            f" {self.describe_saved()}\n"
+        )
         sys.stderr.flush()
 
 
@@ -304,9 +379,12 @@ def _leading(status_file: Path) -> Iterator[None]:
     if _external_name() is None:
         os.environ[LAUNCH] = uuid.uuid4().hex
     over = threading.Event()
-    with contextlib.suppress(KinfolkError):  # an unwritable folder is reported where the run is written
+    # an unwritable folder is reported where the run is written
+    with contextlib.suppress(KinfolkError):
         _write_status(status_file, PREPARING)
-    beating = threading.Thread(target=_heartbeat, args=(status_file, over), name="kinfolk-heartbeat", daemon=True)
+    beating = threading.Thread(
+        target=_heartbeat, args=(status_file, over), name="kinfolk-heartbeat", daemon=True
+    )
     beating.start()
     state, message = FAILED, "it was ended"
     try:
@@ -326,7 +404,9 @@ def _leading(status_file: Path) -> Iterator[None]:
 
 def _following(status_file: Path) -> Iterator[None]:
     over = threading.Event()
-    threading.Thread(target=_exit_with_rank_zero, args=(status_file, over), name="kinfolk-watch", daemon=True).start()
+    threading.Thread(
+        target=_exit_with_rank_zero, args=(status_file, over), name="kinfolk-watch", daemon=True
+    ).start()
     try:
         yield
     finally:
@@ -340,7 +420,8 @@ def _heartbeat(status_file: Path, over: threading.Event) -> None:
 
 
 def _exit_with_rank_zero(status_file: Path, over: threading.Event) -> None:
-    """Exits this process after rank zero has gone, for example when it waits in a collective that never ends."""
+    """Exits this process after rank zero has gone, for example when it waits in a collective that
+    never ends."""
     rank_zero = _RankZero(status_file, FIRST_SIGN)
     while not over.wait(1.0):
         if not rank_zero.ready:  # `wait_for_rank_zero` raises the error
@@ -356,8 +437,9 @@ def _exit_with_rank_zero(status_file: Path, over: threading.Event) -> None:
 class _RankZero:
     """The state of rank zero as another rank sees it.
 
-    torchrun gives all launches one name if it is not told another. It starts all ranks at one moment, and a running rank zero touches its
-    file every few seconds, so a file that was last touched before this process was started belongs to an earlier launch.
+    torchrun gives all launches one name if it is not told another. It starts all ranks at one
+    moment, and a running rank zero touches its file every few seconds, so a file that was last
+    touched before this process was started belongs to an earlier launch.
     """
 
     def __init__(self, status_file: Path, first_sign: float) -> None:
@@ -373,7 +455,10 @@ class _RankZero:
             if self._died_early():
                 return "rank zero has ended without a message, as if killed, before it had begun"
             if time.monotonic() - self._seen > self.first_sign:
-                return f"rank zero has not written {self.status_file}; all ranks must see the same folder"
+                return (
+                    f"rank zero has not written {self.status_file}; all ranks must see the same"
+                    " folder"
+                )
             return None
         self.ready = self.ready or state["state"] in (READY, DONE)
         if state["state"] == FAILED:
@@ -381,9 +466,16 @@ class _RankZero:
         if state["state"] == DONE:
             return None
         if state["host"] == socket.gethostname():
-            return None if is_running(int(state["pid"])) else "rank zero has ended without a message, as if killed"
+            return (
+                None
+                if is_running(int(state["pid"]))
+                else "rank zero has ended without a message, as if killed"
+            )
         if time.monotonic() - self._seen > SILENCE:
-            return f"rank zero, on {state['host']}, has sent no heartbeat for {SILENCE / 60:.0f} minutes"
+            return (
+                f"rank zero, on {state['host']}, has sent no heartbeat for {SILENCE / 60:.0f}"
+                " minutes"
+            )
         return None
 
     def _died_early(self) -> bool:
@@ -395,7 +487,11 @@ class _RankZero:
         return signed > self._since and not is_running(pid)
 
     def _state(self) -> dict[str, Any] | None:
-        place = _refusal_file(self.status_file) if _refusal_file(self.status_file).exists() else self.status_file
+        place = (
+            _refusal_file(self.status_file)
+            if _refusal_file(self.status_file).exists()
+            else self.status_file
+        )
         try:
             text, touched = place.read_text(encoding="utf-8"), place.stat().st_mtime_ns
             state = json.loads(text)
@@ -411,10 +507,15 @@ class _RankZero:
 
 
 def _process_start() -> float:
-    """The time at which this process was started, in seconds since 1970; where the system does not say, when this module was imported."""
+    """The time at which this process was started, in seconds since 1970; where the system does not
+    say, when this module was imported."""
     try:
-        ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
-        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+        ticks = int(
+            Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+        )
+        return (
+            time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+        )
     except (OSError, AttributeError, ValueError, IndexError):
         return _IMPORTED
 
@@ -423,30 +524,43 @@ _IMPORTED = time.time()
 
 
 def _write_status(status_file: Path, state: str, message: str = "") -> None:
-    about = {"launch": _launch_name(), "state": state, "message": message, "host": socket.gethostname(), "pid": os.getpid()}
+    about = {
+        "launch": _launch_name(),
+        "state": state,
+        "message": message,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+    }
     write_text(status_file, json.dumps(about))
 
 
 def _refusal_file(status_file: Path) -> Path:
     """A file beside `status_file`, for this launch only: the folder may belong to another one."""
-    return status_file.with_name(f"{status_file.name}-{hashlib.blake2b(_launch_name().encode(), digest_size=6).hexdigest()}")
+    return status_file.with_name(
+        f"{status_file.name}-{hashlib.blake2b(_launch_name().encode(), digest_size=6).hexdigest()}"
+    )
 
 
 def _pid_file() -> Path:
     """The file with the process id of rank zero, for this launch, user and machine."""
-    name = hashlib.blake2b(f"{_launch_name()} {os.getuid() if hasattr(os, 'getuid') else ''}".encode(), digest_size=8).hexdigest()
+    name = hashlib.blake2b(
+        f"{_launch_name()} {os.getuid() if hasattr(os, 'getuid') else ''}".encode(), digest_size=8
+    ).hexdigest()
     return Path(tempfile.gettempdir()) / f"kinfolk-launch-{name}"
 
 
 def _external_name() -> str | None:
-    """The name of this launch by torchrun or SLURM, or the address of Lightning's launch on several machines."""
+    """The name of this launch by torchrun or SLURM, or the address of Lightning's launch on several
+    machines."""
     environment = os.environ
     if "TORCHELASTIC_RUN_ID" in environment:
-        return f"torchrun-{environment['TORCHELASTIC_RUN_ID']}-{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        return f"torchrun-{environment['TORCHELASTIC_RUN_ID']}-{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"  # noqa: E501
     if "SLURM_STEP_ID" in environment and "SLURM_JOB_ID" in environment:
         restarts = environment.get("SLURM_RESTART_COUNT", "0")
         return f"slurm-{environment['SLURM_JOB_ID']}-{environment['SLURM_STEP_ID']}-{restarts}"
-    if LAUNCH not in environment and all(name in environment for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")):
+    if LAUNCH not in environment and all(
+        name in environment for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+    ):
         return f"lightning-{environment['MASTER_ADDR']}-{environment['MASTER_PORT']}"
     return None
 

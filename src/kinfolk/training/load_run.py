@@ -1,4 +1,5 @@
-"""Opening a run after the training: its encoder, views and data, or the whole framework with its state from the last checkpoint.
+"""Opening a run after the training: its encoder, views and data, or the whole framework with its
+state from the last checkpoint.
 
 Dimension key: Q queries, C candidates.
 """
@@ -34,7 +35,13 @@ from kinfolk.models.towers import TOWERS, Pair, begin_from
 from kinfolk.models.weights import DESCRIPTION, WEIGHTS, load_encoder, meta_of
 from kinfolk.pairs import OUT, Block
 from kinfolk.seeding import kept_random_state
-from kinfolk.training.build import build_framework, build_views, learns_from_text, networks, text_networks
+from kinfolk.training.build import (
+    build_framework,
+    build_views,
+    learns_from_text,
+    networks,
+    text_networks,
+)
 from kinfolk.training.checkpoint import read_complete_checkpoint, restore_error
 from kinfolk.training.config import DataConfig, TrainConfig
 from kinfolk.training.run_folder import Run, open_data, read_data
@@ -43,8 +50,8 @@ from kinfolk.training.settings import require_identity, result_settings, setting
 FOREIGN = "weights.json"
 """The file that marks a folder as weights from elsewhere; see `foreign_weights`."""
 UNUSED = (".detector.store.tail", ".boundaries.turn")
-"""State of learned thresholds in checkpoints of earlier versions, by which they moved. Their values are
-enough to evaluate; to train on, such a checkpoint is refused."""
+"""State of learned thresholds in checkpoints of earlier versions, by which they moved. Their values
+are enough to evaluate; to train on, such a checkpoint is refused."""
 
 
 @dataclass(frozen=True)
@@ -60,42 +67,58 @@ class OpenedRun:
         """The encoder, in evaluation mode. A file that another run has exported is refused."""
         if self.config.python.model is not None and self.model is None:
             raise UsageError(
-                f"{self.path} was trained with a {self.config.python.model} passed from Python; open it there, with "
-                "`kf.load(run, model=module)`"
+                f"{self.path} was trained with a {self.config.python.model} passed from Python;"
+                " open it there, with `kf.load(run, model=module)`"
             )
-        own = None if self.model is None else adapt(self.model, input_size=self.config.views.size or 32)
+        own = (
+            None
+            if self.model is None
+            else adapt(self.model, input_size=self.config.views.size or 32)
+        )
         encoder, meta = load_encoder(self.path, own)
         self._require_own(meta, WEIGHTS)
         return encoder
 
     def towers(self) -> Towers:
-        """Both towers of a run that learnt from captions, in evaluation mode, on the GPU if there is one."""
+        """Both towers of a run that learnt from captions, in evaluation mode, on the GPU if there
+        is one."""
         if not learns_from_text(self.config):
             raise UsageError(
-                f"{self.path} was trained with {self.config.method}, which has no text tower; this needs a method such as clip"
+                f"{self.path} was trained with {self.config.method}, which has no text tower; this"
+                " needs a method such as clip"
             )
         file = self.path / TOWERS
         if not file.is_file():
-            raise UsageError(f"there is no {TOWERS} in {self.path}; the training has not finished an epoch yet")
+            raise UsageError(
+                f"there is no {TOWERS} in {self.path}; the training has not finished an epoch yet"
+            )
         self._require_own(meta_of(file), TOWERS)
         tokenizer = read_tokenizer(Run(self.path).tokenizer, self.config.text.context)
-        bare = self.config.with_settings({"model.pretrained": False, "text.pretrained": False})  # the file contains all weights
+        # the file contains all weights
+        bare = self.config.with_settings({"model.pretrained": False, "text.pretrained": False})
         pair = Pair(*networks(bare, (3,)), *text_networks(bare, tokenizer))
         begin_from(pair, file)
-        return Towers(pair.eval(), self.views(), tokenizer, "cuda" if torch.cuda.is_available() else "cpu")
+        return Towers(
+            pair.eval(), self.views(), tokenizer, "cuda" if torch.cuda.is_available() else "cpu"
+        )
 
     def _require_own(self, meta: Mapping[str, Any], name: str) -> None:
-        """Refuses a file that a run with other settings or other samples has exported. `meta`: the metadata of the file."""
+        """Refuses a file that a run with other settings or other samples has exported. `meta`: the
+        metadata of the file."""
         checks: dict[str, tuple[Callable[[], str], str]] = {
             "settings": (lambda: settings_digest(result_settings(self.config)), "config.yaml")
         }
         if Run(self.path).samples.is_file():
-            checks["samples"] = (lambda: samples_digest(Samples.read(Run(self.path).samples)), "samples.parquet")
+            checks["samples"] = (
+                lambda: samples_digest(Samples.read(Run(self.path).samples)),
+                "samples.parquet",
+            )
         for what, (digest, source) in checks.items():
             if what in meta and meta[what] != (wanted := digest()):
                 raise KinfolkError(
-                    f"{self.path / name} does not belong to this run: it was exported with other {what} "
-                    f"(digest {shown(str(meta[what]))[:8]}, {source} has {wanted[:8]}); put the run's own file or {source} back"
+                    f"{self.path / name} does not belong to this run: it was exported with other"
+                    f" {what} (digest {shown(str(meta[what]))[:8]}, {source} has {wanted[:8]}); put"
+                    f" the run's own file or {source} back"
                 )
 
     def views(self) -> Views:
@@ -112,32 +135,61 @@ class OpenedRun:
         workers: int | None = None,
         progress: bool = False,
     ) -> ImageData:
-        """The images of the run or of another source, at the resolution of the run. `hierarchy` and `depth` choose the depth of the labels,
-        each with the run's value as default. Otherwise data of the run has the depth of the run, and another source its own labels."""
+        """The images of the run or of another source, at the resolution of the run. `hierarchy` and
+        `depth` choose the depth of the labels, each with the run's value as default. Otherwise data
+        of the run has the depth of the run, and another source its own labels."""
         own = self.config.data
         own = own.model_copy(update={"workers": own.workers if workers is None else workers})
         if hierarchy is not None or depth is not None:
-            chosen = {"hierarchy": hierarchy or own.hierarchy, "depth": own.depth if depth is None else depth}
+            chosen = {
+                "hierarchy": hierarchy or own.hierarchy,
+                "depth": own.depth if depth is None else depth,
+            }
             own = own.model_copy(update=chosen)
         elif source is not None:
             own = own.model_copy(update={"hierarchy": None, "depth": None})
         if source is None:
             if own.source is None:
-                raise UsageError(f"{self.path} was trained on data passed from Python; give the images with --data")
-            own = own.model_copy(update={"labels_from_folders": labels_from_folders or own.labels_from_folders})
+                raise UsageError(
+                    f"{self.path} was trained on data passed from Python; give the images with"
+                    " --data"
+                )
+            own = own.model_copy(
+                update={"labels_from_folders": labels_from_folders or own.labels_from_folders}
+            )
             config = self.config.model_copy(update={"data": own})
-            return read_data(open_data(None, config, Run(self.path)), config, Run(self.path), several=False, progress=progress)
+            return read_data(
+                open_data(None, config, Run(self.path)),
+                config,
+                Run(self.path),
+                several=False,
+                progress=progress,
+            )
         opened = self._opened(source, labels_from_folders, own)
         assert own.image_size is not None, "a run's configuration is complete"
-        return prepare(opened, image_size=own.image_size, workers=own.workers, pixel_cap=own.pixel_cap, progress=progress)
+        return prepare(
+            opened,
+            image_size=own.image_size,
+            workers=own.workers,
+            pixel_cap=own.pixel_cap,
+            progress=progress,
+        )
 
     def _opened(self, source: str, labels_from_folders: bool, own: DataConfig) -> Source:
-        """Opens another source: a table with the column names of the run, or with the usual ones."""
+        """Opens another source: a table with the column names of the run, or with the usual
+        ones."""
         changed = {"source": source, "labels_from_folders": labels_from_folders, "streaming": False}
         try:
-            return open_data(None, self.config.model_copy(update={"data": own.model_copy(update=changed)}))
+            return open_data(
+                None, self.config.model_copy(update={"data": own.model_copy(update=changed)})
+            )
         except KinfolkError:
-            usual = DataConfig(source=source, labels_from_folders=labels_from_folders, hierarchy=own.hierarchy, depth=own.depth)
+            usual = DataConfig(
+                source=source,
+                labels_from_folders=labels_from_folders,
+                hierarchy=own.hierarchy,
+                depth=own.depth,
+            )
             return open_data(None, self.config.model_copy(update={"data": usual}))
 
     def features(
@@ -149,12 +201,15 @@ class OpenedRun:
         unpooled: bool = False,
         progress: bool = False,
     ) -> NDArray[np.float32]:
-        """(N, F) features of all samples or of `ids`, computed on the GPU if there is one. `views` replaces the run's views; `unpooled`
-        takes the features before the average pooling of the encoder."""
+        """(N, F) features of all samples or of `ids`, computed on the GPU if there is one. `views`
+        replaces the run's views; `unpooled` takes the features before the average pooling of the
+        encoder."""
         chosen = None if ids is None else torch.from_numpy(ids)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         encoder = FeatureMap(self.encoder()).eval() if unpooled else self.encoder()
-        found = embed(encoder, data, views or self.views(), chosen, device=device, progress=progress)
+        found = embed(
+            encoder, data, views or self.views(), chosen, device=device, progress=progress
+        )
         return require_finite_features(np.asarray(found.numpy(), dtype=np.float32), self.path)
 
 
@@ -178,48 +233,80 @@ def require_finite_features(features_NF: NDArray[np.float32], path: Path) -> NDA
 
 
 def open_run(path: Path | str, model: nn.Module | None = None) -> OpenedRun:
-    """Opens the folder of a training. `model`: the module to fill, for a run whose encoder was passed from Python."""
+    """Opens the folder of a training. `model`: the module to fill, for a run whose encoder was
+    passed from Python."""
     path = Path(path)
     if not (path / "config.yaml").is_file():
-        raise UsageError(f"{path} is not a run folder: it holds no config.yaml; give the folder that `kinfolk train --out` wrote")
+        raise UsageError(
+            f"{path} is not a run folder: it holds no config.yaml; give the folder that `kinfolk"
+            " train --out` wrote"
+        )
     return OpenedRun(path, TrainConfig.load(path / "config.yaml"), model)
 
 
 def restore(path: Path, config: TrainConfig, data: ImageData) -> Framework:
-    """The framework of the run at `path`, in evaluation mode, with its schedules at the end of the training. `data` must be the training
-    samples of the run, because the state of a method is addressed by sample id."""
+    """The framework of the run at `path`, in evaluation mode, with its schedules at the end of the
+    training. `data` must be the training samples of the run, because the state of a method is
+    addressed by sample id."""
     run = Run(path)
     if not run.checkpoint.is_file():
-        raise UsageError(f"there is no {run.checkpoint.relative_to(path)} in {path}; the state of the method cannot be measured without it")
+        raise UsageError(
+            f"there is no {run.checkpoint.relative_to(path)} in {path}; the state of the method"
+            " cannot be measured without it"
+        )
     own = Samples.read(run.samples)
     different = key_difference(own.keys[: own.num_train], data.samples.keys[: data.num_train])
     if different is not None:
-        raise UsageError(f"the state of the method of {path} exists for its own training samples only: {different}; leave --data out")
+        raise UsageError(
+            f"the state of the method of {path} exists for its own training samples only:"
+            f" {different}; leave --data out"
+        )
     with kept_random_state():
         return load_framework(config, run, data, _tokenizer(run, config))
 
 
-def measure_kin(opened: OpenedRun, data: ImageData, seed: int, *, alpha: float | None = None, progress: bool = False) -> dict[str, Any]:
-    """The result of the protocol kin: see `run_kin`, and `run_caption_kin` for a method that learns from captions."""
-    framework, tokenizer = restore(opened.path, opened.config, data), _tokenizer(Run(opened.path), opened.config)
+def measure_kin(
+    opened: OpenedRun,
+    data: ImageData,
+    seed: int,
+    *,
+    alpha: float | None = None,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """The result of the protocol kin: see `run_kin`, and `run_caption_kin` for a method that learns
+    from captions."""
+    framework, tokenizer = (
+        restore(opened.path, opened.config, data),
+        _tokenizer(Run(opened.path), opened.config),
+    )
     if not isinstance(framework, ImageText):
         return run_kin(framework, data, opened.views(), seed, alpha=alpha, progress=progress)
     assert tokenizer is not None
-    text = TextData(data.samples, tokenizer) if data.stream is None else StreamedText(data.samples, tokenizer)
-    return run_caption_kin(framework, data, opened.views(), text, seed, alpha=alpha, progress=progress)
+    text = (
+        TextData(data.samples, tokenizer)
+        if data.stream is None
+        else StreamedText(data.samples, tokenizer)
+    )
+    return run_caption_kin(
+        framework, data, opened.views(), text, seed, alpha=alpha, progress=progress
+    )
 
 
 def _tokenizer(run: Run, config: TrainConfig) -> Tokenizer | None:
     return read_tokenizer(run.tokenizer, config.text.context) if learns_from_text(config) else None
 
 
-def load_framework(config: TrainConfig, run: Run, data: ImageData, tokenizer: Tokenizer | None = None) -> Framework:
+def load_framework(
+    config: TrainConfig, run: Run, data: ImageData, tokenizer: Tokenizer | None = None
+) -> Framework:
     """The framework with its state from the last checkpoint, in evaluation mode."""
     checkpoint = read_complete_checkpoint(run.checkpoint)
     require_identity(checkpoint["kinfolk"], config, *_samples_of(run), run.checkpoint)
     framework = build_framework(config, data, tokenizer, resumed=True, cache=run.cache)
     framework.set_progress(max(int(checkpoint["kinfolk"]["epoch"]) - 1, 0), config.epochs)
-    saved = {name: value for name, value in checkpoint["state_dict"].items() if not name.endswith(UNUSED)}
+    saved = {
+        name: value for name, value in checkpoint["state_dict"].items() if not name.endswith(UNUSED)
+    }
     state = {name.removeprefix("framework."): value for name, value in saved.items()}
     try:
         framework.load_state_dict(state)
@@ -235,8 +322,11 @@ def _samples_of(run: Run) -> tuple[str, int]:
 
 
 @torch.no_grad()
-def flagged_candidates(detector: Detector, sim_QC: Tensor, ids_Q: Tensor, candidate_ids_C: Tensor, own_QC: Tensor) -> Tensor:
-    """(Q, C) True where the detector flags the candidate as a false negative of the query; never where `own_QC` is True."""
+def flagged_candidates(
+    detector: Detector, sim_QC: Tensor, ids_Q: Tensor, candidate_ids_C: Tensor, own_QC: Tensor
+) -> Tensor:
+    """(Q, C) True where the detector flags the candidate as a false negative of the query; never
+    where `own_QC` is True."""
     sim_QC = sim_QC.masked_fill(own_QC, OUT)
     block = Block(sim_QC, ids_Q, candidate_ids_C, 1, (~own_QC).sum(1))
     found = detector.find(block)

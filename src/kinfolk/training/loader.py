@@ -1,4 +1,5 @@
-"""The training batches of every epoch, as a function of seed, epoch and position, so that no random state has to be saved."""
+"""The training batches of every epoch, as a function of seed, epoch and position, so that no random
+state has to be saved."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.seeding import generator
 
 NUM_READERS = 4
-"""Batches that are read at the same time: of streamed data, so that no decoder waits for the last image of a batch, and for a GPU."""
+"""Batches that are read at the same time: of streamed data, so that no decoder waits for the last
+image of a batch, and for a GPU."""
 
 
 class PixelSource(Protocol):
@@ -28,7 +30,8 @@ class PixelSource(Protocol):
 
 
 Order = Callable[[torch.Generator, int], "Tensor | None"]
-"""(generator, batch size) → the ids of an epoch, batch after batch, or None for a random order; e.g. `Framework.batches`."""
+"""(generator, batch size) → the ids of an epoch, batch after batch, or None for a random order;
+e.g. `Framework.batches`."""
 
 
 class TextSource(Protocol):
@@ -42,21 +45,29 @@ class TextSource(Protocol):
 def check_batch_size(batch_size: int, num_train: int, world_size: int) -> None:
     """Refuses a batch that is larger than the data, or that the ranks cannot share equally."""
     if batch_size > num_train:
-        raise UsageError(f"`batch_size` (={batch_size}) must be at most the number of training samples (={num_train})")
+        raise UsageError(
+            f"`batch_size` (={batch_size}) must be at most the number of training samples"
+            f" (={num_train})"
+        )
     if batch_size % world_size:
-        raise UsageError(f"`batch_size` (={batch_size}) must be a multiple of the number of devices (={world_size}), which share it")
+        raise UsageError(
+            f"`batch_size` (={batch_size}) must be a multiple of the number of devices"
+            f" (={world_size}), which share it"
+        )
 
 
 class BatchLoader:
     """Yields this rank's part of every joined batch, and can continue in the middle of an epoch.
 
-    The joined batch of a step is `batch_size` ids of the epoch's permutation, or of `order`, which is called at the start of the epoch.
-    Rank r gets the r-th part, so that the parts in the order of ranks are the batch that one process would have. The last, smaller batch
-    of an epoch is dropped. Batches are read ahead in threads; for a GPU the next batch is also copied and prepared while the current one
-    is computed (see `transfer.py`).
+    The joined batch of a step is `batch_size` ids of the epoch's permutation, or of `order`, which
+    is called at the start of the epoch. Rank r gets the r-th part, so that the parts in the order
+    of ranks are the batch that one process would have. The last, smaller batch of an epoch is
+    dropped. Batches are read ahead in threads; for a GPU the next batch is also copied and prepared
+    while the current one is computed (see `transfer.py`).
 
-    Streamed data (`data.stream`) is read in the order of its shards. An image that turns out to be corrupt is left out of its batch, which
-    is then smaller. The order does not depend on refused images, so a position always stands for the same samples.
+    Streamed data (`data.stream`) is read in the order of its shards. An image that turns out to be
+    corrupt is left out of its batch, which is then smaller. The order does not depend on refused
+    images, so a position always stands for the same samples.
 
     Args:
         data: pixels and aspect ratios by sample id.
@@ -68,8 +79,9 @@ class BatchLoader:
         transfer: copies the batches to the training device; None: they stay on the CPU.
 
     Yields:
-        `pixels` (B, H, W, 3) uint8, `aspect` (B,), `ids` (B,), and `epoch` and `step` (within the epoch) as numbers; with `text` also
-        `tokens` (B, T), of one caption for each sample, and `groups` (B,).
+        `pixels` (B, H, W, 3) uint8, `aspect` (B,), `ids` (B,), and `epoch` and `step` (within the
+        epoch) as numbers; with `text` also `tokens` (B, T), of one caption for each sample, and
+        `groups` (B,).
 
     State: `epoch` and `position`, the number of batches of this epoch that have been yielded.
     """
@@ -106,7 +118,8 @@ class BatchLoader:
         return self._part(self._order(epoch), step)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """From the current position to the end of the epoch. Position and epoch are read when the first batch is requested."""
+        """From the current position to the end of the epoch. Position and epoch are read when the
+        first batch is requested."""
         epoch, order = self.epoch, self._order(self.epoch)
         threads = 1 if self._stream is None and not self.transfer.is_ahead else NUM_READERS
         steps = range(self.position, len(self))
@@ -121,12 +134,20 @@ class BatchLoader:
         self.epoch, self.position = state["epoch"], state["position"]
 
     def _order(self, epoch: int) -> Tensor | StreamOrder:
-        chosen = None if self.order is None else self.order(generator(self.seed, "batches", epoch), self.batch_size)
+        chosen = (
+            None
+            if self.order is None
+            else self.order(generator(self.seed, "batches", epoch), self.batch_size)
+        )
         if chosen is None and self._stream is not None:
             return self._stream.order(self.seed, epoch)
         if chosen is None:
-            return torch.randperm(self.data.num_train, generator=generator(self.seed, "shuffle", epoch))
-        assert len(chosen) == len(self) * self.batch_size, "an order must have as many batches as the learning rate schedule"
+            return torch.randperm(
+                self.data.num_train, generator=generator(self.seed, "shuffle", epoch)
+            )
+        assert len(chosen) == len(self) * self.batch_size, (
+            "an order must have as many batches as the learning rate schedule"
+        )
         return chosen
 
     def _part(self, order: Tensor | StreamOrder, step: int) -> Tensor:
@@ -137,15 +158,25 @@ class BatchLoader:
     def _read(self, order: Tensor | StreamOrder, epoch: int, step: int) -> dict[str, Any]:
         ids = self._part(order, step)
         if self._stream is None:
-            pixels, aspect, kept = self.data.pixels(ids), self.data.aspect(ids), torch.arange(len(ids))
+            pixels, aspect, kept = (
+                self.data.pixels(ids),
+                self.data.aspect(ids),
+                torch.arange(len(ids)),
+            )
         else:
             pixels, aspect, kept = self._stream.read(ids)
             if not len(pixels):
-                raise KinfolkError(f"all {len(ids)} images of batch {step + 1} of epoch {epoch + 1} were refused; see the quarantine file")
+                raise KinfolkError(
+                    f"all {len(ids)} images of batch {step + 1} of epoch {epoch + 1} were refused;"
+                    " see the quarantine file"
+                )
         ids = ids[kept]
         batch = {"pixels": pixels, "aspect": aspect, "ids": ids, "epoch": epoch, "step": step}
-        if self.text is not None:  # drawn for the joined batch, so that the ranks' captions are those one process would have
-            uniform = torch.rand(self.batch_size, generator=generator(self.seed, "captions", epoch, step))
+        # drawn for the joined batch, so that the ranks' captions are those one process would have
+        if self.text is not None:
+            uniform = torch.rand(
+                self.batch_size, generator=generator(self.seed, "captions", epoch, step)
+            )
             share = self.batch_size // self.world_size
             mine = uniform[self.rank * share : (self.rank + 1) * share][kept]
             batch |= {"tokens": self.text.draw(ids, mine), "groups": self.text.groups[ids]}

@@ -1,4 +1,5 @@
-"""Logging: the line of metrics per epoch in metrics.jsonl and the loggers, and the messages in train.log and on the screen.
+"""Logging: the line of metrics per epoch in metrics.jsonl and the loggers, and the messages in
+train.log and on the screen.
 
 Lightning's own tips and hints are silenced.
 """
@@ -57,7 +58,8 @@ class MetricsLog(pl.Callback):
 
     @property
     def state_key(self) -> str:
-        """The key of its state in a checkpoint, which must not change: older checkpoints are read by it."""
+        """The key of its state in a checkpoint, which must not change: older checkpoints are read
+        by it."""
         return "Journal"
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -66,17 +68,31 @@ class MetricsLog(pl.Callback):
         self._since = time.perf_counter()
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self.loss, self.counts, self.shares = torch.zeros_like(self.loss), torch.zeros_like(self.counts), {}
+        self.loss, self.counts, self.shares = (
+            torch.zeros_like(self.loss),
+            torch.zeros_like(self.counts),
+            {},
+        )
         self.steps, self.seconds = 0, 0.0
         self._since = time.perf_counter()
 
-    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
         assert isinstance(module, TrainingModule)
-        loss = outputs["loss"].detach() * trainer.accumulate_grad_batches  # Lightning has divided it
+        # Lightning has divided it
+        loss = outputs["loss"].detach() * trainer.accumulate_grad_batches
         self.loss += loss.double()
         self.counts += module.framework.stats.counts().to(self.counts.device)
         for name, share in module.framework.step_shares.items():
-            self.shares[name] = self.shares.get(name, torch.zeros_like(share, device=self.counts.device)) + share.to(self.counts.device)
+            self.shares[name] = self.shares.get(
+                name, torch.zeros_like(share, device=self.counts.device)
+            ) + share.to(self.counts.device)
         self.steps += 1
         now = time.perf_counter()
         self.seconds, self._since = self.seconds + now - self._since, now
@@ -87,7 +103,12 @@ class MetricsLog(pl.Callback):
         assert isinstance(module, TrainingModule)
         finished = trainer.current_epoch + 1
         stats = Stats.from_counts(_summed(self.counts).cpu())
-        row = {"epoch": finished, "step": trainer.global_step, "loss": float(self.loss) / max(self.steps, 1), "lr": _rate(trainer)}
+        row = {
+            "epoch": finished,
+            "step": trainer.global_step,
+            "loss": float(self.loss) / max(self.steps, 1),
+            "lr": _rate(trainer),
+        }
         if trainer.is_global_zero:
             for measure in self.measurements:
                 row |= measure(module, finished)
@@ -98,7 +119,10 @@ class MetricsLog(pl.Callback):
         for name, counts in self._summed_shares().items():
             part, whole = counts.tolist()
             row[name] = part / whole if whole else math.nan
-        row |= {"images_per_second": self.steps * module.batch_size / max(self.seconds, 1e-9), "seconds": self.seconds}
+        row |= {
+            "images_per_second": self.steps * module.batch_size / max(self.seconds, 1e-9),
+            "seconds": self.seconds,
+        }
         self.row = {name: value for name, value in row.items() if math.isfinite(value)}
         if trainer.is_global_zero:
             self._warn_if_nothing_flagged(module)
@@ -108,21 +132,38 @@ class MetricsLog(pl.Callback):
                 self._warned.add(name)
         if trainer.is_global_zero:
             append_line(self.run.metrics, json.dumps(self.row))
-        self._to_loggers(trainer, {name: value for name, value in self.row.items() if name not in ("epoch", "step")}, "epoch")
+        self._to_loggers(
+            trainer,
+            {name: value for name, value in self.row.items() if name not in ("epoch", "step")},
+            "epoch",
+        )
 
     def _warn_if_nothing_flagged(self, module: TrainingModule) -> None:
         """Warns once if a detector that has started flags nothing in a whole epoch."""
         if "flagged" in self._warned or self.row.get("flagged") != 0:
             return
-        starts = [getattr(part, name, 0) for part in module.framework.modules() for name in ("start_epoch", "warmup_epochs")]
+        starts = [
+            getattr(part, name, 0)
+            for part in module.framework.modules()
+            for name in ("start_epoch", "warmup_epochs")
+        ]
         starts += [part.start for part in module.framework.modules() if isinstance(part, StartAt)]
-        if self.row["epoch"] > 1 + max((start for start in starts if isinstance(start, int)), default=0):
+        if self.row["epoch"] > 1 + max(
+            (start for start in starts if isinstance(start, int)), default=0
+        ):
             self._warned.add("flagged")
-            LOG.warning("%s", f"the detector of {module.method} flagged nothing in epoch {int(self.row['epoch'])}; check its settings")
+            LOG.warning(
+                "%s",
+                f"the detector of {module.method} flagged nothing in epoch"
+                f" {int(self.row['epoch'])}; check its settings",
+            )
 
     def _share_knn(self, module: TrainingModule, knn: float | None) -> None:
-        """Passes the accuracy that rank zero has measured to the framework of all ranks, before the checkpoint of the epoch."""
-        value = torch.tensor(math.nan if knn is None else knn, dtype=torch.float64, device=module.device)
+        """Passes the accuracy that rank zero has measured to the framework of all ranks, before the
+        checkpoint of the epoch."""
+        value = torch.tensor(
+            math.nan if knn is None else knn, dtype=torch.float64, device=module.device
+        )
         if distributed.world_size() > 1:
             dist.broadcast(value, 0)
         if value.isfinite():
@@ -132,24 +173,33 @@ class MetricsLog(pl.Callback):
         """The counts of `step_shares` over all ranks, which have the same names."""
         if not self.shares:
             return {}
-        return dict(zip(self.shares, _summed(torch.stack(list(self.shares.values()))).cpu(), strict=True))
+        return dict(
+            zip(self.shares, _summed(torch.stack(list(self.shares.values()))).cpu(), strict=True)
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        """Called on all ranks. The counts are summed over all of them and restored on rank zero only."""
+        """Called on all ranks. The counts are summed over all of them and restored on rank zero
+        only."""
         sums = {"counts": _summed(self.counts).cpu(), "shares": self._summed_shares()}
         return {"loss": self.loss.cpu(), **sums, "steps": self.steps, "seconds": self.seconds}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.loss, self.steps, self.seconds = state["loss"], state["steps"], state["seconds"]
         first = not dist.is_initialized() or dist.get_rank() == 0
-        kept = first and state["counts"].shape == self.counts.shape  # an earlier version had fewer counts
+        # an earlier version had fewer counts
+        kept = first and state["counts"].shape == self.counts.shape
         self.counts = state["counts"] if kept else Stats.empty().counts()
         shares: dict[str, Tensor] = state.get("shares", {})
-        self.shares = {name: share if first else torch.zeros_like(share) for name, share in shares.items()}
+        self.shares = {
+            name: share if first else torch.zeros_like(share) for name, share in shares.items()
+        }
 
     def _to_loggers(self, trainer: pl.Trainer, metrics: dict[str, float], kind: str) -> None:
         for logger in trainer.loggers:
-            logger.log_metrics({f"{kind}/{name}": value for name, value in metrics.items()}, step=trainer.global_step)
+            logger.log_metrics(
+                {f"{kind}/{name}": value for name, value in metrics.items()},
+                step=trainer.global_step,
+            )
 
 
 def _rate(trainer: pl.Trainer) -> float:
@@ -177,11 +227,14 @@ class _Screen(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if not getattr(record, FILE_ONLY, False):
-            self.console.print(printable(record.getMessage()), markup=False, highlight=False, soft_wrap=True)
+            self.console.print(
+                printable(record.getMessage()), markup=False, highlight=False, soft_wrap=True
+            )
 
 
 class _File(logging.FileHandler):
-    """Writes lines of printable text. An unwritable log, for example on a full disk, does not end the training."""
+    """Writes lines of printable text. An unwritable log, for example on a full disk, does not end
+    the training."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
@@ -196,7 +249,8 @@ class _File(logging.FileHandler):
 
 @contextmanager
 def logging_to(file: Path | None, console: Console | None) -> Iterator[None]:
-    """Sends the messages of the logger "kinfolk" to a file (appended) and a console within this context."""
+    """Sends the messages of the logger "kinfolk" to a file (appended) and a console within this
+    context."""
     logger = logging.getLogger("kinfolk")
     handlers: list[logging.Handler] = []
     if file is not None:
@@ -221,7 +275,8 @@ def logging_to(file: Path | None, console: Console | None) -> Iterator[None]:
 
 @contextmanager
 def collect_warnings() -> Iterator[list[str]]:
-    """Collects the warnings of this library in a list, to be logged once there is a log. Other warnings are issued as usual."""
+    """Collects the warnings of this library in a list, to be logged once there is a log. Other
+    warnings are issued as usual."""
     collected: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", KinfolkWarning)
@@ -230,13 +285,18 @@ def collect_warnings() -> Iterator[list[str]]:
         if issubclass(warning.category, KinfolkWarning):
             collected.append(str(warning.message))
         else:
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
 
 
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
-    """Silences Lightning's tips, hardware lists and hints about loaders, which do not apply here. Errors are still shown."""
-    loggers = [logging.getLogger(name) for name in ("lightning", "lightning.pytorch", "lightning.fabric")]
+    """Silences Lightning's tips, hardware lists and hints about loaders, which do not apply here.
+    Errors are still shown."""
+    loggers = [
+        logging.getLogger(name) for name in ("lightning", "lightning.pytorch", "lightning.fabric")
+    ]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

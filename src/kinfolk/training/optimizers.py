@@ -1,7 +1,9 @@
-"""Optimisers (SGD, LARS, AdamW), the scaling of the learning rate with the batch, and the schedule of the learning rate.
+"""Optimisers (SGD, LARS, AdamW), the scaling of the learning rate with the batch, and the schedule
+of the learning rate.
 
-Weight decay applies to matrices and kernels only: biases and norms (parameters with at most one dimension) are never decayed. The learning
-rate is a pure function of the step: warm-up, then cosine, steps or constant.
+Weight decay applies to matrices and kernels only: biases and norms (parameters with at most one
+dimension) are never decayed. The learning rate is a pure function of the step: warm-up, then
+cosine, steps or constant.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ Scaling = Literal["linear", "sqrt", "none"]
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Trainable parameters in two groups: matrices and kernels with `weight_decay`, biases and norms (ndim ≤ 1) with none."""
+    """Trainable parameters in two groups: matrices and kernels with `weight_decay`, biases and
+    norms (ndim ≤ 1) with none."""
     trainable = [param for param in module.parameters() if param.requires_grad]
     groups = [
         {"params": [param for param in trainable if param.ndim > 1], "weight_decay": weight_decay},
@@ -41,7 +44,8 @@ def build_optimizer(
     betas: tuple[float, float] = (0.9, 0.999),
     trust: float = 0.001,
 ) -> Optimizer:
-    """The optimiser called `name` over the trainable parameters of `module`; `lr` is taken as it is (see `scaled_lr`).
+    """The optimiser called `name` over the trainable parameters of `module`; `lr` is taken as it is
+    (see `scaled_lr`).
 
     `momentum` and `nesterov` concern sgd and lars, `trust` lars, `betas` adamw.
     """
@@ -59,18 +63,22 @@ def build_optimizer(
 
 
 def move_to_own_group(optimizer: Optimizer, parameters: Iterable[nn.Parameter], lr: float) -> None:
-    """Moves `parameters` to a group of their own, with learning rate `lr` and without weight decay."""
+    """Moves `parameters` to a group of their own, with learning rate `lr` and without weight
+    decay."""
     own = list(parameters)
     chosen = {id(parameter) for parameter in own}
     for group in optimizer.param_groups:
-        group["params"] = [parameter for parameter in group["params"] if id(parameter) not in chosen]
+        group["params"] = [
+            parameter for parameter in group["params"] if id(parameter) not in chosen
+        ]
     optimizer.add_param_group({"params": own, "lr": lr, "weight_decay": 0.0})
 
 
 def scaled_lr(lr: float, batch_size: int, rule: Scaling) -> float:
     """Learning rate for a batch of `batch_size` samples over all devices.
 
-    "linear": lr · B / 256 (Goyal et al., 2017); "sqrt": lr · √B (SimCLR, appendix B.1; GloFND trains with 0.075 · √128); "none": lr.
+    "linear": lr · B / 256 (Goyal et al., 2017); "sqrt": lr · √B (SimCLR, appendix B.1; GloFND
+    trains with 0.075 · √128); "none": lr.
     """
     if batch_size < 1:
         raise ValueError(f"`batch_size` (={batch_size}) must be at least 1")
@@ -97,8 +105,9 @@ def lr_factor(
 ) -> float:
     """The factor of the learning rate at `step` (from 0).
 
-    Warm-up rises as (step + 1) / warmup_steps, so the first step is not zero and the last step of the warm-up has the full rate. Then, with
-    p = (step − warmup_steps) / (total_steps − warmup_steps), at most 1:
+    Warm-up rises as (step + 1) / warmup_steps, so the first step is not zero and the last step of
+    the warm-up has the full rate. Then, with p = (step − warmup_steps) / (total_steps −
+    warmup_steps), at most 1:
 
         cosine    final + (1 − final) · (1 + cos(π p)) / 2
         steps     gamma to the number of `milestones` ≤ step
@@ -124,14 +133,19 @@ def lr_factor(
     return final + (1 - final) * (1 + math.cos(math.pi * progress)) / 2
 
 
-def build_scheduler(optimizer: Optimizer, factor: Callable[[int], float], others: Sequence[Callable[[], float]] = ()) -> LambdaLR:
-    """A scheduler that is stepped after every optimiser step. Its only state is the number of steps, so resuming is exact.
+def build_scheduler(
+    optimizer: Optimizer, factor: Callable[[int], float], others: Sequence[Callable[[], float]] = ()
+) -> LambdaLR:
+    """A scheduler that is stepped after every optimiser step. Its only state is the number of
+    steps, so resuming is exact.
 
-    `factor` returns the factor of the learning rate at a step, usually by `lr_factor`. The last groups of the optimiser, one for each of
-    `others`, use these factors instead, independent of the step.
+    `factor` returns the factor of the learning rate at a step, usually by `lr_factor`. The last
+    groups of the optimiser, one for each of `others`, use these factors instead, independent of the
+    step.
     """
     own: list[Callable[[int], float]] = [_independent_of_step(other) for other in others]
-    shared = [lambda step: factor(step)] * (len(optimizer.param_groups) - len(own))  # a plain function is not saved in a checkpoint
+    # a plain function is not saved in a checkpoint
+    shared = [lambda step: factor(step)] * (len(optimizer.param_groups) - len(own))
     return LambdaLR(optimizer, [*shared, *own])
 
 
@@ -146,6 +160,8 @@ def check_schedule(total_steps: int, warmup_steps: int, kind: str, final: float)
     if total_steps < 1:
         raise ValueError(f"`total_steps` (={total_steps}) must be at least 1")
     if not 0 <= warmup_steps <= total_steps:
-        raise ValueError(f"`warmup_steps` (={warmup_steps}) must be in [0, total_steps={total_steps}]")
+        raise ValueError(
+            f"`warmup_steps` (={warmup_steps}) must be in [0, total_steps={total_steps}]"
+        )
     if not 0 <= final <= 1:
         raise ValueError(f"`final` (={final}) must be in [0, 1]")

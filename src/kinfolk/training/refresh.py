@@ -16,25 +16,37 @@ from kinfolk import distributed
 from kinfolk.data.augmentation.views import Views
 from kinfolk.data.images import ImageData
 from kinfolk.data.transfer import Returning
-from kinfolk.embedding import Tracker, embed, embed_in_parts, embedding_function, evaluating, share_statistics
+from kinfolk.embedding import (
+    Tracker,
+    embed,
+    embed_in_parts,
+    embedding_function,
+    evaluating,
+    share_statistics,
+)
 from kinfolk.frameworks import Framework
 from kinfolk.stores.per_sample import Collected
 from kinfolk.training.module import TrainingModule
 
 
 class Refresh(pl.Callback):
-    """Calls `framework.refresh` before each epoch that needs it and `framework.finish` after the last one, and measures the time.
+    """Calls `framework.refresh` before each epoch that needs it and `framework.finish` after the
+    last one, and measures the time.
 
-    The result of a refresh is state of the framework, so it is in the checkpoint: an epoch that is resumed in its middle is not refreshed
-    again, and one that is resumed at its beginning is refreshed as usual. The optimiser drops the momentum of parameters that the framework
-    has replaced. This callback must come before `MetricsLog`, whose time of an epoch does not include it.
+    The result of a refresh is state of the framework, so it is in the checkpoint: an epoch that is
+    resumed in its middle is not refreshed again, and one that is resumed at its beginning is
+    refreshed as usual. The optimiser drops the momentum of parameters that the framework has
+    replaced. This callback must come before `MetricsLog`, whose time of an epoch does not include
+    it.
 
-    Streamed data is not read a second time: in the epoch before a refresh each batch is embedded without augmentation right after its step,
-    and the refresh uses these embeddings, which are up to an epoch old. That costs the same forward pass. The few samples that the epoch
-    left out are read for the refresh.
+    Streamed data is not read a second time: in the epoch before a refresh each batch is embedded
+    without augmentation right after its step, and the refresh uses these embeddings, which are up
+    to an epoch old. That costs the same forward pass. The few samples that the epoch left out are
+    read for the refresh.
 
     Args:
-        data: its training samples are embedded without augmentation, unless the framework already has their features.
+        data: its training samples are embedded without augmentation, unless the framework already
+            has their features.
         views: prepares the images by `evaluate`.
         epochs: number of epochs of the whole training.
         autocast: dtype of the encoder under autocast; None: no autocast.
@@ -42,14 +54,33 @@ class Refresh(pl.Callback):
     """
 
     def __init__(
-        self, data: ImageData, views: Views, *, epochs: int, autocast: torch.dtype | None, progress: bool | Tracker = False
+        self,
+        data: ImageData,
+        views: Views,
+        *,
+        epochs: int,
+        autocast: torch.dtype | None,
+        progress: bool | Tracker = False,
     ) -> None:
-        self.data, self.views, self.epochs, self.autocast, self.progress = data, views, epochs, autocast, progress
+        self.data, self.views, self.epochs, self.autocast, self.progress = (
+            data,
+            views,
+            epochs,
+            autocast,
+            progress,
+        )
         self.seconds: float | None = None
         self.collected: Collected | None = None
         self._returning = Returning(self._collect)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
         """Embeds the batch of a streamed epoch that a refresh will follow."""
         assert isinstance(module, TrainingModule)
         framework, coming = module.framework, trainer.current_epoch + 1
@@ -59,7 +90,12 @@ class Refresh(pl.Callback):
         device, projected = module.device, framework.space == "projected"
         with evaluating(framework), torch.no_grad(), torch.autocast(device.type, enabled=False):
             views = self.views.evaluate(batch["pixels"], batch["aspect"])
-            with torch.autocast(device.type, dtype=self.autocast, enabled=self.autocast is not None, cache_enabled=False):
+            with torch.autocast(
+                device.type,
+                dtype=self.autocast,
+                enabled=self.autocast is not None,
+                cache_enabled=False,
+            ):
                 z = embedding_function(framework.refresh_model, projected)(views)
         ids, z = distributed.joined(batch["ids"].to(device), z.float())
         self._returning.add(ids, z)
@@ -85,7 +121,8 @@ class Refresh(pl.Callback):
         self.seconds = time.perf_counter() - start
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Called after the last epoch, before its line of metrics and its checkpoint, so that the state belongs to the final encoder."""
+        """Called after the last epoch, before its line of metrics and its checkpoint, so that the
+        state belongs to the final encoder."""
         assert isinstance(module, TrainingModule)
         framework = module.framework
         if trainer.current_epoch + 1 < self.epochs or not _finishes(framework):
@@ -100,7 +137,10 @@ class Refresh(pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         self._returning.finish()
-        return {"seconds": self.seconds, "collected": None if self.collected is None else self.collected.state_dict()}
+        return {
+            "seconds": self.seconds,
+            "collected": None if self.collected is None else self.collected.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.seconds = state["seconds"]
@@ -109,7 +149,8 @@ class Refresh(pl.Callback):
             self.collected.load_state_dict(state["collected"])
 
     def _features(self, module: TrainingModule) -> Tensor | None:
-        """(N, F) the features to cluster, equal on all ranks; None if the framework collected them during the epoch."""
+        """(N, F) the features to cluster, equal on all ranks; None if the framework collected them
+        during the epoch."""
         framework = module.framework
         self._returning.finish()
         if framework.collects:
@@ -131,7 +172,8 @@ class Refresh(pl.Callback):
         )
 
     def _completed(self, module: TrainingModule, projected: bool) -> Tensor:
-        """(N, F) the embeddings collected in the last epoch, and those of the samples that it left out."""
+        """(N, F) the embeddings collected in the last epoch, and those of the samples that it left
+        out."""
         assert self.collected is not None
         features, left_out = self.collected.features, (~self.collected.seen).nonzero()[:, 0]
         self.collected = None

@@ -1,6 +1,8 @@
-"""The folder of a run: the files in it, the lock that keeps a second training out, and the preparation before the first step.
+"""The folder of a run: the files in it, the lock that keeps a second training out, and the
+preparation before the first step.
 
-Preparation opens and reads the data, finds the last checkpoint of a resumed run, and writes samples.parquet and config.yaml.
+Preparation opens and reads the data, finds the last checkpoint of a resumed run, and writes
+samples.parquet and config.yaml.
 """
 
 from __future__ import annotations
@@ -77,9 +79,10 @@ class Run:
         path: the folder.
         rank: the rank of this process in the training; only rank zero writes.
         unchanged: whether the run was finished already, so that `train` had nothing to do.
-        images: the images of the training, so that the report does not read them again; `kinfolk.train` drops them.
-        features: ids, ascending, and encoder features of the samples that were measured after the last epoch, so that the report does not
-            compute them again; `kinfolk.train` drops them.
+        images: the images of the training, so that the report does not read them again;
+            `kinfolk.train` drops them.
+        features: ids, ascending, and encoder features of the samples that were measured after the
+            last epoch, so that the report does not compute them again; `kinfolk.train` drops them.
 
     Example:
         >>> Run(Path("runs/photos")).checkpoint.as_posix()
@@ -90,7 +93,9 @@ class Run:
     rank: int = 0
     unchanged: bool = False
     images: ImageData | None = field(default=None, repr=False, compare=False)
-    features: tuple[NDArray[np.int64], NDArray[np.float32]] | None = field(default=None, repr=False, compare=False)
+    features: tuple[NDArray[np.int64], NDArray[np.float32]] | None = field(
+        default=None, repr=False, compare=False
+    )
 
     @property
     def config(self) -> Path:
@@ -118,8 +123,14 @@ class Run:
 
     def older_checkpoints(self) -> list[Path]:
         """The checkpoints before `checkpoint`, newest first."""
-        numbered = {path: path.stem.removeprefix("last-") for path in self.checkpoint.parent.glob("last-*.ckpt")}
-        return sorted((path for path, number in numbered.items() if number.isdecimal()), key=lambda path: int(numbered[path]))
+        numbered = {
+            path: path.stem.removeprefix("last-")
+            for path in self.checkpoint.parent.glob("last-*.ckpt")
+        }
+        return sorted(
+            (path for path, number in numbered.items() if number.isdecimal()),
+            key=lambda path: int(numbered[path]),
+        )
 
     @property
     def model(self) -> Path:
@@ -166,21 +177,35 @@ class Run:
             raise UsageError(f"`out` (={self.path}) is a file; give the name of a folder")
         if not self.path.is_dir() or self.config.exists() or self.samples.exists():
             return
-        foreign = sorted(entry.name for entry in self.path.iterdir() if not self._is_from_failed_start(entry))
+        foreign = sorted(
+            entry.name for entry in self.path.iterdir() if not self._is_from_failed_start(entry)
+        )
         if foreign:
-            raise UsageError(f"`out` (={self.path}) is not a run folder (it contains {shown(foreign[0])}); give another folder")
+            raise UsageError(
+                f"`out` (={self.path}) is not a run folder (it contains {shown(foreign[0])}); give"
+                " another folder"
+            )
 
     def require_unused(self) -> None:
-        """Refuses a folder that is in use. Files of a start that failed or was killed are allowed."""
+        """Refuses a folder that is in use. Files of a start that failed or was killed are
+        allowed."""
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"`out` (={self.path}) is a file; give the name of a new folder")
-        if self.path.is_dir() and not all(self._is_from_failed_start(entry) for entry in self.path.iterdir()):
+        if self.path.is_dir() and not all(
+            self._is_from_failed_start(entry) for entry in self.path.iterdir()
+        ):
             what = "already holds a run" if self.exists else "is not empty"
-            raise UsageError(f"`out` (={self.path}) {what}; resume it (--resume), overwrite it (--overwrite), or give another folder")
+            raise UsageError(
+                f"`out` (={self.path}) {what}; resume it (--resume), overwrite it (--overwrite), or"
+                " give another folder"
+            )
 
     def _is_from_failed_start(self, entry: Path) -> bool:
-        """Whether a file is written before config.yaml, so that it does not mean that a run has started."""
-        return entry.name in (*BEFORE_CONFIG, LOCK) or (is_unfinished(entry.name) and self._is_run_file(entry))
+        """Whether a file is written before config.yaml, so that it does not mean that a run has
+        started."""
+        return entry.name in (*BEFORE_CONFIG, LOCK) or (
+            is_unfinished(entry.name) and self._is_run_file(entry)
+        )
 
     @staticmethod
     def _is_run_file(entry: Path) -> bool:
@@ -198,22 +223,29 @@ class Run:
         self.remove_unfinished_files()
 
     def remove_unfinished_files(self) -> None:
-        """Removes temporary files that a killed process left behind, only of names that a run writes."""
+        """Removes temporary files that a killed process left behind, only of names that a run
+        writes."""
         folders = (self.path, self.path / "checkpoints", self.path / "eval", self.snapshots)
-        for entry in [entry for folder in folders for entry in folder.glob("*") if is_unfinished(entry.name)]:
+        for entry in [
+            entry for folder in folders for entry in folder.glob("*") if is_unfinished(entry.name)
+        ]:
             inside = entry.parent != self.path
             if entry.is_file() and (inside or self._is_run_file(entry)):
                 entry.unlink()
 
     def truncate_metrics(self, step: int, epochs: int = 0) -> None:
-        """Drops the lines after `step` and torn lines, which the resumed training writes again. Lines of the `epochs` that are done are not
-        written again, so a warning names those that are torn or missing. A killed process does not leave such lines."""
+        """Drops the lines after `step` and torn lines, which the resumed training writes again.
+        Lines of the `epochs` that are done are not written again, so a warning names those that are
+        torn or missing. A killed process does not leave such lines."""
         rows, torn = read_rows(self.metrics)
         kept = [row for row in rows if row.get("step", 0) <= step]
         if torn and torn[0] <= len(rows):
             warnings.warn(describe_torn_lines(self.metrics, torn), KinfolkWarning, stacklevel=2)
         elif len(kept) < epochs:
-            message = f"{shown(str(self.metrics))} has readable lines of {len(kept)} of the {epochs} epochs that are done"
+            message = (
+                f"{shown(str(self.metrics))} has readable lines of {len(kept)} of the {epochs}"
+                " epochs that are done"
+            )
             warnings.warn(f"{message}; the others are lost", KinfolkWarning, stacklevel=2)
         if self.metrics.exists():
             write_text(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))
@@ -221,10 +253,11 @@ class Run:
 
 @contextmanager
 def lock_run_folder(folder: Path, rank: int = 0) -> Iterator[None]:
-    """Locks `folder` for this training, on rank zero. The lock of the operating system ends with the process.
+    """Locks `folder` for this training, on rank zero. The lock of the operating system ends with
+    the process.
 
-    Folders that this function created and that are still empty afterwards are removed. An unwritable folder raises an error later, where
-    it is written to.
+    Folders that this function created and that are still empty afterwards are removed. An
+    unwritable folder raises an error later, where it is written to.
 
     Raises:
         UsageError: another training has locked the folder.
@@ -243,7 +276,10 @@ def lock_run_folder(folder: Path, rank: int = 0) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout:
-        raise UsageError(f"another training is writing into `out` (={folder}); wait for its end, or give another folder") from None
+        raise UsageError(
+            f"another training is writing into `out` (={folder}); wait for its end, or give another"
+            " folder"
+        ) from None
     except OSError:
         pass
     try:
@@ -258,11 +294,14 @@ def lock_run_folder(folder: Path, rank: int = 0) -> Iterator[None]:
 
 
 def open_data(data: object | None, config: TrainConfig, run: Run | None = None) -> Source:
-    """Opens the source of the images: `data`, or the source in the configuration. An index of it may be in the cache of `run`."""
+    """Opens the source of the images: `data`, or the source in the configuration. An index of it
+    may be in the cache of `run`."""
     named = config.data
     spec = named.source if data is None else data
     if spec is None:
-        raise UsageError("`data` is required: a folder, an array file, a table, an archive, or digits")
+        raise UsageError(
+            "`data` is required: a folder, an array file, a table, an archive, or digits"
+        )
     if named.streaming:
         return _streamed(spec, config, run)
     source = open_source(
@@ -281,17 +320,29 @@ def open_data(data: object | None, config: TrainConfig, run: Run | None = None) 
 def _streamed(spec: object, config: TrainConfig, run: Run | None) -> StreamSource:
     named = config.data
     if not isinstance(spec, str | os.PathLike):
-        raise UsageError(f"`data.streaming` needs the path of shards or of a folder, not {type(spec).__name__}")
+        raise UsageError(
+            f"`data.streaming` needs the path of shards or of a folder, not {type(spec).__name__}"
+        )
     if named.depth is not None or named.hierarchy is not None:
-        raise UsageError("`data.depth` is not available with `data.streaming`; write the labels of that depth into the shards")
+        raise UsageError(
+            "`data.depth` is not available with `data.streaming`; write the labels of that depth"
+            " into the shards"
+        )
     folder = named.cache_dir or (None if run is None else run.cache)
     if folder is None:
-        raise UsageError("`data.streaming` needs `data.cache_dir`, a folder for the table of samples")
-    return StreamSource(os.fspath(spec), Path(folder), labels_from_folders=named.labels_from_folders)
+        raise UsageError(
+            "`data.streaming` needs `data.cache_dir`, a folder for the table of samples"
+        )
+    return StreamSource(
+        os.fspath(spec), Path(folder), labels_from_folders=named.labels_from_folders
+    )
 
 
-def read_data(source: Source, config: TrainConfig, run: Run, several: bool, progress: bool) -> ImageData:
-    """Reads the images. Decoded pixels, and those that several processes share, are kept in the run folder or the configured one."""
+def read_data(
+    source: Source, config: TrainConfig, run: Run, several: bool, progress: bool
+) -> ImageData:
+    """Reads the images. Decoded pixels, and those that several processes share, are kept in the run
+    folder or the configured one."""
     cache = config.data.cache_dir or (run.cache if several or source.native_size is None else None)
     assert config.data.image_size is not None, "resolved"
     if isinstance(source, StreamSource):
@@ -313,7 +364,8 @@ def read_data(source: Source, config: TrainConfig, run: Run, several: bool, prog
 
 
 def last_checkpoint_state(run: Run, source: Source, config: TrainConfig) -> dict[str, Any] | None:
-    """The `kinfolk` entry of the last checkpoint, after a check that data and settings have not changed; None without a checkpoint.
+    """The `kinfolk` entry of the last checkpoint, after a check that data and settings have not
+    changed; None without a checkpoint.
 
     A missing, damaged or incomplete checkpoint is replaced by the newest good one before it, with
     a warning. A checkpoint of another run is refused.
@@ -324,8 +376,13 @@ def last_checkpoint_state(run: Run, source: Source, config: TrainConfig) -> dict
             state: dict[str, Any] = read_complete_checkpoint(path)["kinfolk"]
         except DamagedFileError as error:
             if path == saved[-1]:
-                raise DamagedFileError(f"{error}; there is no other checkpoint, so put a copy of it back or start a new run") from error
-            warnings.warn(f"{error}; the one before it is used instead", KinfolkWarning, stacklevel=2)
+                raise DamagedFileError(
+                    f"{error}; there is no other checkpoint, so put a copy of it back or start a"
+                    " new run"
+                ) from error
+            warnings.warn(
+                f"{error}; the one before it is used instead", KinfolkWarning, stacklevel=2
+            )
             continue
         samples = Samples.read(run.samples)
         require_identity(state, config, samples_digest(samples), samples.num_train, path)
@@ -345,18 +402,28 @@ def last_checkpoint_state(run: Run, source: Source, config: TrainConfig) -> dict
 
 
 def explain_missing_config(run: Run) -> str:
-    """The message for resuming a folder without config.yaml: the start was killed while it read the data, or the disk was full."""
+    """The message for resuming a folder without config.yaml: the start was killed while it read the
+    data, or the disk was full."""
     if run.checkpoint.exists():
-        return f"{run.config} is missing, and the run cannot be resumed without it; restore it, or start a new run"
+        return (
+            f"{run.config} is missing, and the run cannot be resumed without it; restore it, or"
+            " start a new run"
+        )
     there = "; images that were read already are in its cache" if run.cache.is_dir() else ""
-    return f"no training has started in {run.path}: repeat the whole command that started it, with --data and its other options{there}"
+    return (
+        f"no training has started in {run.path}: repeat the whole command that started it, with"
+        f" --data and its other options{there}"
+    )
 
 
 def require_same_samples(run: Run, images: ImageData) -> None:
-    """Raises if the samples differ from those at the start of the run, for example because a broken file was repaired."""
+    """Raises if the samples differ from those at the start of the run, for example because a broken
+    file was repaired."""
     found = Samples.read(run.samples).first_difference(images.samples)
     if found is not None:
-        raise KinfolkError(f"the data has changed since the run began: {found}; restore it, or start a new run")
+        raise KinfolkError(
+            f"the data has changed since the run began: {found}; restore it, or start a new run"
+        )
 
 
 def write_start(
@@ -367,7 +434,8 @@ def write_start(
     overwrite: bool,
     text: TextData | StreamedText | None = None,
 ) -> None:
-    """Writes the folder as it is before the first step or at the checkpoint. config.yaml comes last and marks the folder as complete."""
+    """Writes the folder as it is before the first step or at the checkpoint. config.yaml comes last
+    and marks the folder as complete."""
     if state is None and overwrite:
         run.clear(keep=("cache",))
     run.path.mkdir(parents=True, exist_ok=True)
@@ -382,7 +450,13 @@ def write_start(
     write_text(run.config, config.to_yaml())
 
 
-def log_start(run: Run, config: TrainConfig, images: ImageData, state: dict[str, Any] | None, origins: Mapping[str, str]) -> None:
+def log_start(
+    run: Run,
+    config: TrainConfig,
+    images: ImageData,
+    state: dict[str, Any] | None,
+    origins: Mapping[str, str],
+) -> None:
     """Logs what is about to happen in a few lines."""
     if run.rank > 0:
         return
@@ -391,17 +465,27 @@ def log_start(run: Run, config: TrainConfig, images: ImageData, state: dict[str,
         LOG.warning("%s", refused)
     if config.trainer.accumulate > 1:
         LOG.info(
-            "gradients of %d batches are accumulated for each step; this adds no negatives (`trainer.chunk_size` with a larger batch does)",
+            "gradients of %d batches are accumulated for each step; this adds no negatives"
+            " (`trainer.chunk_size` with a larger batch does)",
             config.trainer.accumulate,
         )
     if config.trainer.sync_batchnorm is True and num_processes(config) > 1:
-        LOG.info("BatchNorm uses the joined batch of all %d devices (`trainer.sync_batchnorm`)", num_processes(config))
+        LOG.info(
+            "BatchNorm uses the joined batch of all %d devices (`trainer.sync_batchnorm`)",
+            num_processes(config),
+        )
     if state is not None:
-        LOG.info("resuming after step %d, %d of %d epochs done", state["step"], state["epoch"], config.epochs)
+        LOG.info(
+            "resuming after step %d, %d of %d epochs done",
+            state["step"],
+            state["epoch"],
+            config.epochs,
+        )
         if state["epochs"] != config.epochs:
             LOG.warning(
-                "`epochs` was %d until now: the schedules of learning rate and method use %d from here on, so the learning rate rises "
-                "again to its value at this place of the longer schedule",
+                "`epochs` was %d until now: the schedules of learning rate and method use %d from"
+                " here on, so the learning rate rises again to its value at this place of the"
+                " longer schedule",
                 state["epochs"],
                 config.epochs,
             )

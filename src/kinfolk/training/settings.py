@@ -1,8 +1,9 @@
 """Recipes, and rules for settings.
 
-A recipe is a YAML file whose header says what it is for and what result to expect. The other parts: a recipe used with another method than
-its own; the block of settings that is shown before a training; the check of the `framework.*` and `detector.*` keys against the signatures
-of the classes; and the settings that tie a checkpoint to its run, so that a resumed run is the same run.
+A recipe is a YAML file whose header says what it is for and what result to expect. The other parts:
+a recipe used with another method than its own; the block of settings that is shown before a
+training; the check of the `framework.*` and `detector.*` keys against the signatures of the
+classes; and the settings that tie a checkpoint to its run, so that a resumed run is the same run.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ def recipe_path(recipe: str | os.PathLike[str]) -> Path:
     if path.is_file():
         return path
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
-        raise UsageError(f"there is no recipe file {path}; the recipes of the library are {', '.join(recipe_names())}")
+        raise UsageError(
+            f"there is no recipe file {path}; the recipes of the library are"
+            f" {', '.join(recipe_names())}"
+        )
     raise UsageError(f"unknown recipe `{recipe}`{suggest(os.fspath(recipe), recipe_names())}")
 
 
@@ -67,10 +71,12 @@ ANY_DETECTOR = ("start_epoch", "update_from", "stop_epoch", "degrees")
 
 
 def with_method(config: TrainConfig, name: str) -> tuple[TrainConfig, list[str]]:
-    """The configuration with the method `name`, and the names of the settings that were dropped because they belong to the old method.
+    """The configuration with the method `name`, and the names of the settings that were dropped
+    because they belong to the old method.
 
-    Settings of another framework are kept if both frameworks have them with the same type, such as `temperature`. Of another detector the
-    settings in `ANY_DETECTOR` are kept. A method with the same framework and detector keeps all settings.
+    Settings of another framework are kept if both frameworks have them with the same type, such as
+    `temperature`. Of another detector the settings in `ANY_DETECTOR` are kept. A method with the
+    same framework and detector keeps all settings.
 
     Example:
         >>> config = TrainConfig.of({"method": "moco+ifnd", "framework": {"queue_size": 9}, "detector": {"every": 2, "start_epoch": 5}})
@@ -78,45 +84,94 @@ def with_method(config: TrainConfig, name: str) -> tuple[TrainConfig, list[str]]
         ['detector.every', 'detector.start_epoch']
         >>> with_method(config, "simclr+fnc")[1]
         ['framework.queue_size', 'detector.every']
-    """
+    """  # noqa: E501
     old, new = parse(config.method), parse(name)
     framework = current_names(config.framework, old.framework)
     detector, options = current_names(config.detector, old.detector or ""), config.views.options
     had = flat({"framework": framework, "detector": detector, "views": {"options": options}})
     if new.framework != old.framework:
         before, after = framework_arguments(old), framework_arguments(new)
-        same = [key for key in framework if key not in before or (key in after and after[key].annotation == before[key].annotation)]
-        framework = {key: framework[key] for key in same if (key, framework[key]) != ("queue_size", 0)}  # 0: no queue
+        same = [
+            key
+            for key in framework
+            if key not in before
+            or (key in after and after[key].annotation == before[key].annotation)
+        ]
+        # 0: no queue
+        framework = {
+            key: framework[key] for key in same if (key, framework[key]) != ("queue_size", 0)
+        }
         needed = FRAMEWORKS[old.framework].view_options
         options = {key: value for key, value in options.items() if key not in needed}
     if new.detector != old.detector:
-        detector = {key: value for key, value in detector.items() if key in ANY_DETECTOR and new.detector is not None}
-    document = config.model_dump(mode="json") | {"method": name, "framework": framework, "detector": detector}
+        detector = {
+            key: value
+            for key, value in detector.items()
+            if key in ANY_DETECTOR and new.detector is not None
+        }
+    document = config.model_dump(mode="json") | {
+        "method": name,
+        "framework": framework,
+        "detector": detector,
+    }
     document["views"] |= {"options": options}
     kept = flat({"framework": framework, "detector": detector, "views": {"options": options}})
     return TrainConfig.of(document), [key for key in had if key not in kept]
 
 
 def describe_settings(config: TrainConfig, origins: Mapping[str, str], num_train: int) -> list[str]:
-    """The main settings of a training, one per line, each with its origin, and what a GPU would get where a CPU has reduced it."""
+    """The main settings of a training, one per line, each with its origin, and what a GPU would get
+    where a CPU has reduced it."""
     model, trainer, optimizer = config.model, config.trainer, config.optimizer
     on_cpu = trainer.accelerator == "cpu"
     lr = scaled_lr(optimizer.lr, config.batch_size * trainer.accumulate, optimizer.lr_scaling)
     width = "" if model.width is None else f", width {model.width}"
     encoder = config.python.model or f"{model.name}{width}, {model.stem} stem"
-    by_model = "passed from Python" if config.python.model else f"fits views of {config.views.size} pixels"
+    by_model = (
+        "passed from Python" if config.python.model else f"fits views of {config.views.size} pixels"
+    )
     by_device = "fits a CPU" if on_cpu else "default"
     features = config.detector.get("features")
     rows = [
         ("method", config.method, origins.get("method", "default")),
-        *([("detector", config.python.detector, "passed from Python")] if config.python.detector is not None else []),
-        *([("guide", str(features), origins.get("detector.features", "default, from these images alone"))] if features else []),
+        *(
+            [("detector", config.python.detector, "passed from Python")]
+            if config.python.detector is not None
+            else []
+        ),
+        *(
+            [
+                (
+                    "guide",
+                    str(features),
+                    origins.get("detector.features", "default, from these images alone"),
+                )
+            ]
+            if features
+            else []
+        ),
         ("encoder", encoder, origins.get("model.name", by_model)),
-        ("view size", f"{config.views.size} pixels", origins.get("views.size", "fits images and " + ("CPU" if on_cpu else "GPU"))),
-        ("batch size", f"{config.batch_size}", origins.get("batch_size", f"fits {num_train:,} samples")),
+        (
+            "view size",
+            f"{config.views.size} pixels",
+            origins.get("views.size", "fits images and " + ("CPU" if on_cpu else "GPU")),
+        ),
+        (
+            "batch size",
+            f"{config.batch_size}",
+            origins.get("batch_size", f"fits {num_train:,} samples"),
+        ),
         ("epochs", f"{config.epochs}", origins.get("epochs", by_device)),
-        ("learning rate", f"{lr:.4g} ({optimizer.lr:g}, scaling {optimizer.lr_scaling})", origins.get("optimizer.lr", "default")),
-        ("device", f"{trainer.accelerator} × {trainer.devices}", _from(origins, "trainer.accelerator")),
+        (
+            "learning rate",
+            f"{lr:.4g} ({optimizer.lr:g}, scaling {optimizer.lr_scaling})",
+            origins.get("optimizer.lr", "default"),
+        ),
+        (
+            "device",
+            f"{trainer.accelerator} × {trainer.devices}",
+            _from(origins, "trainer.accelerator"),
+        ),
         ("precision", trainer.precision, _from(origins, "trainer.precision")),
     ]
     first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
@@ -132,9 +187,14 @@ def _from(origins: Mapping[str, str], key: str) -> str:
 
 
 def checked_arguments(
-    target: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any], section: str, owner: str
+    target: Callable[..., Any],
+    parameters: Mapping[str, inspect.Parameter],
+    given: Mapping[str, Any],
+    section: str,
+    owner: str,
 ) -> dict[str, Any]:
-    """The arguments of a call: `given` with types checked, strings converted to numbers by annotation, and defaults filled in.
+    """The arguments of a call: `given` with types checked, strings converted to numbers by
+    annotation, and defaults filled in.
 
     Args:
         target: the class or function whose annotations are read.
@@ -148,7 +208,11 @@ def checked_arguments(
 
 
 def written_arguments(
-    target: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any], section: str, owner: str
+    target: Callable[..., Any],
+    parameters: Mapping[str, inspect.Parameter],
+    given: Mapping[str, Any],
+    section: str,
+    owner: str,
 ) -> dict[str, Any]:
     """As `checked_arguments`, in the plain types of config.yaml, where a tuple is a list."""
     return _filled(target, parameters, given, section, owner).model_dump(mode="json")
@@ -159,9 +223,9 @@ RENAMED = {"framework": {"positive_in_denominator", "rule"}, "detector": {"fract
 
 
 def current_names(given: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """Arguments of a configuration or recipe of an earlier version by their present names: `fraction` of
-    fnc is `alpha`, `positive_in_denominator` of simclr and spcl is the opposite of `decoupled`, and
-    `rule` of rcl and hierarchy, of which "centres" is left, is gone.
+    """Arguments of a configuration or recipe of an earlier version by their present names:
+    `fraction` of fnc is `alpha`, `positive_in_denominator` of simclr and spcl is the opposite of
+    `decoupled`, and `rule` of rcl and hierarchy, of which "centres" is left, is gone.
 
     Example:
         >>> current_names({"fraction": 0.05, "top_k": None}, "fnc")
@@ -174,19 +238,28 @@ def current_names(given: Mapping[str, Any], owner: str) -> dict[str, Any]:
         fraction = given.pop("fraction")
         given.setdefault("alpha", fraction)
     if owner in ("simclr", "spcl") and "positive_in_denominator" in given:
-        given["decoupled"] = not given.pop("positive_in_denominator") or given.get("decoupled", False)
+        given["decoupled"] = not given.pop("positive_in_denominator") or given.get(
+            "decoupled", False
+        )
     if owner in ("rcl", "hierarchy") and given.get("rule") == "centres":
         del given["rule"]
     return given
 
 
 def _filled(
-    target: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any], section: str, owner: str
+    target: Callable[..., Any],
+    parameters: Mapping[str, inspect.Parameter],
+    given: Mapping[str, Any],
+    section: str,
+    owner: str,
 ) -> BaseModel:
     given = current_names(given, owner)
     for key in given:
         if key in getattr(target, "refused", {}):
-            raise UsageError(f"`{section}.{key}` (={given[key]!r}) must be left out with {owner}: {target.refused[key]}")  # type: ignore[attr-defined]
+            raise UsageError(
+                f"`{section}.{key}` (={given[key]!r}) must be left out with {owner}:"
+                f" {target.refused[key]}"  # type: ignore[attr-defined]
+            )
         if key not in parameters:
             raise UsageError(f"unknown key `{section}.{key}` for {owner}{suggest(key, parameters)}")
     try:
@@ -195,14 +268,25 @@ def _filled(
         raise UsageError(validation_message(error, f"{section}.")) from None
 
 
-def _model_of(target: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], section: str) -> type[BaseModel]:
-    hints = typing.get_type_hints(inspect.getattr_static(target, "__init__") if isinstance(target, type) else target)
+def _model_of(
+    target: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], section: str
+) -> type[BaseModel]:
+    hints = typing.get_type_hints(
+        inspect.getattr_static(target, "__init__") if isinstance(target, type) else target
+    )
     fields: dict[str, Any] = {  # parameters of a plugin may have no annotation
-        name: (hints.get(name, Any), ... if parameter.default is inspect.Parameter.empty else parameter.default)
+        name: (
+            hints.get(name, Any),
+            ... if parameter.default is inspect.Parameter.empty else parameter.default,
+        )
         for name, parameter in parameters.items()
     }
     return create_model(
-        section.title(), __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=()), **fields
+        section.title(),
+        __config__=ConfigDict(
+            extra="forbid", arbitrary_types_allowed=True, protected_namespaces=()
+        ),
+        **fields,
     )
 
 
@@ -225,17 +309,18 @@ WITHOUT_EFFECT = (
     "trainer.timeout_minutes",
     "plugins",
 )
-"""Settings that do not change the result. The data may have been moved: the samples themselves are compared. `knn` is among them unless the
-detector uses the accuracy."""
+"""Settings that do not change the result. The data may have been moved: the samples themselves are
+compared. `knn` is among them unless the detector uses the accuracy."""
 CHANGEABLE = ("epochs", "model.init", "text.tokenizer", *WITHOUT_EFFECT)
-"""Settings that may change when a run is resumed; docs/training.md lists them. Initial weights and tokenizer are not read again. With other
-`epochs` all schedules use the new number from there on, so the result differs from that of a run that had it from the start."""
+"""Settings that may change when a run is resumed; docs/training.md lists them. Initial weights and
+tokenizer are not read again. With other `epochs` all schedules use the new number from there on, so
+the result differs from that of a run that had it from the start."""
 PROCESSES = "trainer.devices × trainer.num_nodes"
 FILES = ("detector.pairs", "detector.features")
 """Files that are read again on resuming: their content is compared, not their path."""
 ADDED = {"head.second": False}
-"""Settings that were added after the first run folders were written, with their default values. They count only if they have another value,
-so that earlier run folders keep loading."""
+"""Settings that were added after the first run folders were written, with their default values.
+They count only if they have another value, so that earlier run folders keep loading."""
 
 
 def result_settings(config: TrainConfig) -> dict[str, Any]:
@@ -246,30 +331,46 @@ def result_settings(config: TrainConfig) -> dict[str, Any]:
     settings[PROCESSES] = devices * nodes if isinstance(devices, int) else devices
     by_accuracy = "knn" in map(str, flat(config.detector).values())
     free = [name for name in CHANGEABLE if not (name == "knn" and by_accuracy)]
-    settings = {key: value for key, value in settings.items() if value is not None or not key.startswith("python.")}
-    kept = {key: value for key, value in settings.items() if not any(key == name or key.startswith(f"{name}.") for name in free)}
-    return {key: _content(value) if key in FILES else value for key, value in kept.items() if key not in ADDED or value != ADDED[key]}
+    settings = {
+        key: value
+        for key, value in settings.items()
+        if value is not None or not key.startswith("python.")
+    }
+    kept = {
+        key: value
+        for key, value in settings.items()
+        if not any(key == name or key.startswith(f"{name}.") for name in free)
+    }
+    return {
+        key: _content(value) if key in FILES else value
+        for key, value in kept.items()
+        if key not in ADDED or value != ADDED[key]
+    }
 
 
 def refuse_changes(stored: TrainConfig, given: TrainConfig) -> None:
-    """Raises for the first key whose value differs from the stored one and would change the result."""
+    """Raises for the first key whose value differs from the stored one and would change the
+    result."""
     for section, names in RENAMED.items():
         for name in names & getattr(stored, section).keys() - getattr(given, section).keys():
             raise UsageError(
-                f"the run was begun by an earlier version, which called a setting `{section}.{name}`; it "
-                "can be evaluated, but not trained further. Start a new run in another folder"
+                "the run was begun by an earlier version, which called a setting"
+                f" `{section}.{name}`; it can be evaluated, but not trained further. Start a new"
+                " run in another folder"
             )
     found = _first_difference(result_settings(stored), result_settings(given))
     if found is not None:
         key, before, now = found
         raise UsageError(
-            f"`{key}` (={_quoted(now)}) was {_quoted(before)} when the run began; a resumed run must keep its settings to end in the "
-            "same result. Leave it out, or start a new run in another folder"
+            f"`{key}` (={_quoted(now)}) was {_quoted(before)} when the run began; a resumed run"
+            " must keep its settings to end in the same result. Leave it out, or start a new run"
+            " in another folder"
         )
 
 
 def identity(config: TrainConfig, samples: str, num_train: int) -> dict[str, Any]:
-    """The entries of a checkpoint that identify its run. `samples` is the digest of the list of samples."""
+    """The entries of a checkpoint that identify its run. `samples` is the digest of the list of
+    samples."""
     settings = result_settings(config)
     return {
         "samples": samples,
@@ -281,12 +382,17 @@ def identity(config: TrainConfig, samples: str, num_train: int) -> dict[str, Any
 
 
 def settings_digest(settings: Mapping[str, Any]) -> str:
-    """32 hexadecimal digits of the settings that determine the result, without files, which may be gone once a run is finished."""
+    """32 hexadecimal digits of the settings that determine the result, without files, which may be
+    gone once a run is finished."""
     counted = {key: value for key, value in settings.items() if key not in FILES}
-    return hashlib.blake2b(json.dumps(counted, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(
+        json.dumps(counted, sort_keys=True, default=str).encode(), digest_size=16
+    ).hexdigest()
 
 
-def require_identity(state: Mapping[str, Any], config: TrainConfig, samples: str, num_train: int, path: Path) -> None:
+def require_identity(
+    state: Mapping[str, Any], config: TrainConfig, samples: str, num_train: int, path: Path
+) -> None:
     """Refuses a checkpoint of other samples or other settings, and names the difference.
 
     Args:
@@ -295,19 +401,27 @@ def require_identity(state: Mapping[str, Any], config: TrainConfig, samples: str
         path: the file of the checkpoint.
     """
     if not {"samples", "settings", "num_samples"} <= state.keys():
-        raise KinfolkError(f"the checkpoint {path} was written by an older version and does not name its run; start a new run")
-    if state["samples"] != samples:
-        theirs = f"{state['num_samples']:,} training samples of {shown(str(state.get('source')))}, digest {state['samples'][:8]}"
         raise KinfolkError(
-            f"the checkpoint {path} belongs to another run: it was saved for {theirs}; samples.parquet lists {num_train:,}, digest "
-            f"{samples[:8]}. Put the run's own checkpoint back, or start a new run"
+            f"the checkpoint {path} was written by an older version and does not name its run;"
+            " start a new run"
+        )
+    if state["samples"] != samples:
+        theirs = (
+            f"{state['num_samples']:,} training samples of {shown(str(state.get('source')))},"
+            f" digest {state['samples'][:8]}"
+        )
+        raise KinfolkError(
+            f"the checkpoint {path} belongs to another run: it was saved for {theirs};"
+            f" samples.parquet lists {num_train:,}, digest {samples[:8]}. Put the run's own"
+            " checkpoint back, or start a new run"
         )
     found = _first_difference(state["settings"], json.loads(json.dumps(result_settings(config))))
     if found is not None:
         key, before, now = found
         raise KinfolkError(
-            f"the checkpoint {path} was saved with `{key}` = {_quoted(before)}, and config.yaml or the options say {_quoted(now)}; set it "
-            "back, put the run's own checkpoint back, or start a new run"
+            f"the checkpoint {path} was saved with `{key}` = {_quoted(before)}, and config.yaml or"
+            f" the options say {_quoted(now)}; set it back, put the run's own checkpoint back, or"
+            " start a new run"
         )
 
 
@@ -315,14 +429,22 @@ def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """`{"detector": {"alpha": 0.1}}` as `{"detector.alpha": 0.1}`."""
     found: dict[str, Any] = {}
     for key, value in document.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        found |= (
+            flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        )
     return found
 
 
-def _first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
-    """A key that the earlier side lacks is a setting that is newer than the run; switched off, it makes no difference."""
+def _first_difference(
+    before: Mapping[str, Any], now: Mapping[str, Any]
+) -> tuple[str, Any, Any] | None:
+    """A key that the earlier side lacks is a setting that is newer than the run; switched off, it
+    makes no difference."""
     keys = [*before, *(key for key in now if key not in before and now[key] not in (None, False))]
-    return next(((key, before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)), None)
+    return next(
+        ((key, before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)),
+        None,
+    )
 
 
 def _content(file: Any) -> Any:

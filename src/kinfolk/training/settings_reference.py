@@ -64,7 +64,9 @@ def list_settings(prefix: str = "") -> list[Setting]:
         names = [*dict.fromkeys(filter(None, (each.section for each in every)))]
         names += [each.key for each in every]
         last = [each.key for each in every if each.key.rpartition(".")[2] == prefix]
-        raise UsageError(f"there is no setting `{prefix}`{suggest(prefix, names[:18], [*names, *last])}")
+        raise UsageError(
+            f"there is no setting `{prefix}`{suggest(prefix, names[:18], [*names, *last])}"
+        )
     return found
 
 
@@ -151,6 +153,8 @@ def settings_page() -> str:
         rows = [setting for setting in every if setting.section == section]
         lines = [f"## {section or 'No section'}", "", about, ""]
         lines += ["| key | type | default | what it does |", "|---|---|---|---|"]
-        lines += [f"| `{row.key}` | {row.type} | `{row.default}` | {row.description} |" for row in rows]
+        lines += [
+            f"| `{row.key}` | {row.type} | `{row.default}` | {row.description} |" for row in rows
+        ]
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)

@@ -1,4 +1,5 @@
-"""Training from start to end: configuration, data, framework, trainer. `kinfolk.api.train` adds the report."""
+"""Training from start to end: configuration, data, framework, trainer. `kinfolk.api.train` adds the
+report."""
 
 from __future__ import annotations
 
@@ -78,7 +79,14 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
     Array = npt.NDArray[Any] | torch.Tensor
-    Data = str | os.PathLike[str] | Array | tuple[Array, Any] | Dataset[Any] | Mapping[str, Dataset[Any]]
+    Data = (
+        str
+        | os.PathLike[str]
+        | Array
+        | tuple[Array, Any]
+        | Dataset[Any]
+        | Mapping[str, Dataset[Any]]
+    )
 
 LOG = logging.getLogger("kinfolk.training")
 
@@ -102,7 +110,8 @@ def train(
     overwrite: bool = False,
     progress: bool = True,
 ) -> Run:
-    """Trains an encoder on images and writes the run folder `out`, without the report. `kinfolk.api.train` documents the arguments.
+    """Trains an encoder on images and writes the run folder `out`, without the report.
+    `kinfolk.api.train` documents the arguments.
 
     Returns:
         The run. Its `rank` is above 0 in processes other than rank zero.
@@ -117,14 +126,28 @@ def train(
         raise UsageError(explain_missing_config(run))
     source_name = os.fspath(data) if isinstance(data, str | os.PathLike) else None
     if detector is not None and not isinstance(detector, Detector):
-        raise UsageError(f"`detector` (={detector!r}) must be a kinfolk.detectors.Detector; name one of the library in `method` instead")
+        raise UsageError(
+            f"`detector` (={detector!r}) must be a kinfolk.detectors.Detector; name one of the"
+            " library in `method` instead"
+        )
     if action is not None and detector is None:
         raise UsageError(
-            f"`action` (={action}) belongs to a `detector` object; without one write it in `method`, as in simclr+fnc:{action}"
+            f"`action` (={action}) belongs to a `detector` object; without one write it in"
+            f" `method`, as in simclr+fnc:{action}"
         )
     parts = Parts(None if isinstance(model, str) else model, detector)
-    named: dict[str, Any] = {"data.source": source_name, "method": method, "epochs": epochs, "batch_size": batch_size, "seed": seed}
-    named |= {"model.name": model if isinstance(model, str) else None, "optimizer.lr": lr, "views.size": image_size}
+    named: dict[str, Any] = {
+        "data.source": source_name,
+        "method": method,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "seed": seed,
+    }
+    named |= {
+        "model.name": model if isinstance(model, str) else None,
+        "optimizer.lr": lr,
+        "views.size": image_size,
+    }
     named |= parts.settings(action)
     with collect_warnings() as notes:
         config = with_absolute_paths(assemble(stored, recipe, named, settings))
@@ -145,7 +168,8 @@ def train(
         stack.enter_context(explain_file_errors(run.path))
         if run.rank > 0:
             return _fit_as_helper(run, data, config.epochs, resume, parts)
-        source = open_data(data, config, run)  # the other ranks know by now that rank zero is running
+        # the other ranks know by now that rank zero is running
+        source = open_data(data, config, run)
         config = fit_to_data(config, source)
         if stored is not None:
             if run.samples.exists():  # the run may have reduced the batch that is given again
@@ -156,11 +180,14 @@ def train(
 
 
 def _fit_as_helper(run: Run, data: Data | None, epochs: int, resume: bool, parts: Parts) -> Run:
-    """Trains on a rank above zero: waits until rank zero is ready and maps its data. The source is read again only where the cache of rank
-    zero is not visible, as on another machine with a cache folder of its own."""
+    """Trains on a rank above zero: waits until rank zero is ready and maps its data. The source is
+    read again only where the cache of rank zero is not visible, as on another machine with a cache
+    folder of its own."""
     wait_for_rank_zero(run.launch)
     config = TrainConfig.load(run.config)
-    state: dict[str, Any] | None = read_checkpoint(run.checkpoint)["kinfolk"] if resume and run.checkpoint.exists() else None
+    state: dict[str, Any] | None = (
+        read_checkpoint(run.checkpoint)["kinfolk"] if resume and run.checkpoint.exists() else None
+    )
     if state is not None and state["epoch"] >= epochs:  # nothing to resume; rank zero logs it
         return run
     images = take_over(run.handover)
@@ -180,21 +207,25 @@ def _run(
     origins: Mapping[str, str],
     parts: Parts,
 ) -> Run:
-    """Trains on rank zero. Nothing is written, and with `overwrite` nothing is removed, before data and method have been checked."""
+    """Trains on rank zero. Nothing is written, and with `overwrite` nothing is removed, before data
+    and method have been checked."""
     several = num_processes(config) > 1
     with collect_warnings() as passed_over:
         state = last_checkpoint_state(run, source, config) if resume else None
     if state is not None and state["epoch"] > config.epochs:
         raise UsageError(
             f"`epochs` (={config.epochs}) is less than the {state['epoch']} epochs that {run.path} "
-            f"has done; leave "
+            "has done; leave "
             "`epochs` (--epochs) out, give a larger number to train further, or start a new run"
         )
     if state is not None and state["epoch"] >= config.epochs:
         if several:
             mark_ready(run.launch)
         with logging_to(None, console):
-            done = f"{run.path} is finished after {counted(config.epochs, 'epoch')}, there is nothing to resume"
+            done = (
+                f"{run.path} is finished after {counted(config.epochs, 'epoch')}, there is nothing"
+                " to resume"
+            )
             LOG.info("%s", f"{done}; give a larger `epochs` (--epochs) to train further")
         return replace(run, unchanged=True)
     images = read_data(source, config, run, several, progress=console is not None)
@@ -203,14 +234,28 @@ def _run(
     if images.num_train < 2:
         raise UsageError(
             f"{shown(source.name)} has {counted(images.num_train, 'training image')}; a training "
-            f"contrasts images "
+            "contrasts images "
             "with each other and needs at least 2, and better hundreds"
         )
     source.release()
     with collect_warnings() as reduced:
-        config = config if state is not None else fit_batch(config, images.num_train, chosen="batch_size" in origins)
+        config = (
+            config
+            if state is not None
+            else fit_batch(config, images.num_train, chosen="batch_size" in origins)
+        )
         warn_if_large(config)
-    return _fit(run, config, images, state, overwrite, console, (*notes, *passed_over, *reduced), origins, parts)
+    return _fit(
+        run,
+        config,
+        images,
+        state,
+        overwrite,
+        console,
+        (*notes, *passed_over, *reduced),
+        origins,
+        parts,
+    )
 
 
 def _fit(
@@ -231,11 +276,21 @@ def _fit(
     check_batch_size(config.batch_size, images.num_train, num_processes(config))
     text = read_text(images, config, run, known=state is not None or run.rank > 0)
     with collect_warnings() as build_warnings:
-        framework = build_framework(config, images, None if text is None else text.tokenizer, state is not None, parts, run.cache)
+        framework = build_framework(
+            config,
+            images,
+            None if text is None else text.tokenizer,
+            state is not None,
+            parts,
+            run.cache,
+        )
         framework.set_progress(0, config.epochs)  # raises warnings about the length of the training
         warn_if_silent(config.method, framework.silent_reason())
     framework.set_groups(None if images.groups is None else images.groups[: images.num_train])
-    views, autocast = build_views(config), torch.bfloat16 if "bf16" in config.trainer.precision else None
+    views, autocast = (
+        build_views(config),
+        torch.bfloat16 if "bf16" in config.trainer.precision else None,
+    )
     knn = Knn(images, views, config.knn, epochs=config.epochs, seed=config.seed, autocast=autocast)
     require_knn(framework, knn, config.method)
     if run.rank == 0:
@@ -262,24 +317,53 @@ def _fit(
             compile_encoder=config.trainer.compile_encoder is True,
         )
         refresh = Refresh(images, views, epochs=config.epochs, autocast=autocast)
-        snapshots = Snapshots(run, images, views, config.snapshots, epochs=config.epochs, seed=config.seed, autocast=autocast)
+        snapshots = Snapshots(
+            run,
+            images,
+            views,
+            config.snapshots,
+            epochs=config.epochs,
+            seed=config.seed,
+            autocast=autocast,
+        )
         own = identity(config, samples_digest(images.samples), images.num_train)
-        meta = {"method": config.method, "seed": config.seed, "views": views.config(), "num_samples": images.num_train}
-        meta |= {"samples": own["samples"], "settings": own["settings_digest"], "epochs": config.epochs}
+        meta = {
+            "method": config.method,
+            "seed": config.seed,
+            "views": views.config(),
+            "num_samples": images.num_train,
+        }
+        meta |= {
+            "samples": own["samples"],
+            "settings": own["settings_digest"],
+            "epochs": config.epochs,
+        }
         trainer = build_trainer(
             config,
             run,
             state,
             own,
-            [knn, ClusterQuality(images, config.knn.nmi_normaliser), refresh, _framework_metrics, snapshots],
+            [
+                knn,
+                ClusterQuality(images, config.knn.nmi_normaliser),
+                refresh,
+                _framework_metrics,
+                snapshots,
+            ],
             refresh,
             lambda epoch, step: _export(module, run, {**meta, "epoch": epoch, "step": step}),
             console,
         )
         try:
             explained = explain_lost_ranks(module.describe_saved) if several else nullcontext()
-            with explained, one_pixel_in_float32(framework), float32_products(config.trainer.matmul_precision):
-                trainer.fit(module, ckpt_path=None if state is None else run.checkpoint, weights_only=True)
+            with (
+                explained,
+                one_pixel_in_float32(framework),
+                float32_products(config.trainer.matmul_precision),
+            ):
+                trainer.fit(
+                    module, ckpt_path=None if state is None else run.checkpoint, weights_only=True
+                )
         except SystemExit:
             if trainer.interrupted:  # Lightning's answer to Ctrl-C before the first step
                 raise KeyboardInterrupt from None
@@ -292,7 +376,14 @@ def _fit(
                 raise
             raise restore_error(error, run.checkpoint) from error
         rows = run.epochs()
-        LOG.info("%s", f"finished: {describe(rows[-1])}; the run is in {run.path}" if rows else f"finished; the run is in {run.path}")
+        LOG.info(
+            "%s",
+            (
+                f"finished: {describe(rows[-1])}; the run is in {run.path}"
+                if rows
+                else f"finished; the run is in {run.path}"
+            ),
+        )
     return replace(run, images=images, features=knn.last_features())
 
 

@@ -1,5 +1,6 @@
-"""The Lightning trainer of a run, with its strategy, its loggers and its callbacks in the order in which they depend on each other, and
-its progress bar. Without a terminal, the bar is replaced by one line per epoch.
+"""The Lightning trainer of a run, with its strategy, its loggers and its callbacks in the order in
+which they depend on each other, and its progress bar. Without a terminal, the bar is replaced by
+one line per epoch.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ LOG = logging.getLogger("kinfolk.training")
 SMOOTHING = 0.95
 SECONDS_PER_UPDATE = 0.5
 ESTIMATE_AFTER, ESTIMATE_STEPS, SHORTEST_ESTIMATE = 3.0, 20, 10.0
-"""The time of the whole training is estimated after so many seconds or steps, and shown if it is at least so many seconds."""
+"""The time of the whole training is estimated after so many seconds or steps, and shown if it is at
+least so many seconds."""
 NARROW = 120
 
 
@@ -44,7 +46,8 @@ def build_trainer(
     export: Callable[[int, int], None],
     console: Console | None,
 ) -> pl.Trainer:
-    """A trainer that writes into `run`. It starts after the checkpoint with the `kinfolk` entry `state`, or at the beginning if None."""
+    """A trainer that writes into `run`. It starts after the checkpoint with the `kinfolk` entry
+    `state`, or at the beginning if None."""
     settings, step = config.trainer, 0 if state is None else int(state["step"])
     metrics_log = MetricsLog(run, measurements, settings.log_every)
     bar = ProgressBar(console, metrics_log, config.epochs)
@@ -65,7 +68,15 @@ def build_trainer(
             refresh,
             metrics_log,
             bar,
-            CheckpointSaver(run.checkpoint, config.epochs, config.checkpoint, identity, export, lambda: metrics_log.row.get("knn"), state),
+            CheckpointSaver(
+                run.checkpoint,
+                config.epochs,
+                config.checkpoint,
+                identity,
+                export,
+                lambda: metrics_log.row.get("knn"),
+                state,
+            ),
         ],
         plugins=[AtomicCheckpointIO()],
         default_root_dir=run.path,
@@ -78,31 +89,52 @@ def build_trainer(
 
 
 def _strategy(settings: TrainerConfig) -> str | Strategy:
-    """`auto` with several processes is DDP, in which parts without gradient (momentum encoders) must have `requires_grad` False."""
+    """`auto` with several processes is DDP, in which parts without gradient (momentum encoders)
+    must have `requires_grad` False."""
     several = settings.num_nodes > 1 or (isinstance(settings.devices, int) and settings.devices > 1)
-    ddp = settings.strategy == "ddp" or (settings.strategy == "auto" and several and not in_notebook())
-    return DDPStrategy(timeout=timedelta(minutes=settings.timeout_minutes)) if ddp else settings.strategy
+    ddp = settings.strategy == "ddp" or (
+        settings.strategy == "auto" and several and not in_notebook()
+    )
+    return (
+        DDPStrategy(timeout=timedelta(minutes=settings.timeout_minutes))
+        if ddp
+        else settings.strategy
+    )
 
 
 def _logger(name: str, config: TrainConfig, run: Run, step: int) -> Logger:
-    """Events that a killed process logged after its last checkpoint are purged if the logger supports it."""
+    """Events that a killed process logged after its last checkpoint are purged if the logger
+    supports it."""
     if name == "tensorboard":
-        return TensorBoardLogger(run.path, name="tensorboard", version="", default_hp_metric=False, purge_step=step + 1 if step else None)
+        return TensorBoardLogger(
+            run.path,
+            name="tensorboard",
+            version="",
+            default_hp_metric=False,
+            purge_step=step + 1 if step else None,
+        )
     logger: Logger
     if name == "wandb":
         from lightning.pytorch.loggers import WandbLogger
 
-        logger = WandbLogger(name=run.path.name, save_dir=run.path, project=os.environ.get("WANDB_PROJECT", "kinfolk"))
+        logger = WandbLogger(
+            name=run.path.name,
+            save_dir=run.path,
+            project=os.environ.get("WANDB_PROJECT", "kinfolk"),
+        )
     else:
         from lightning.pytorch.loggers import MLFlowLogger
 
-        logger = MLFlowLogger(experiment_name="kinfolk", run_name=run.path.name, save_dir=str(run.path / "mlflow"))
+        logger = MLFlowLogger(
+            experiment_name="kinfolk", run_name=run.path.name, save_dir=str(run.path / "mlflow")
+        )
     logger.log_hyperparams(config.model_dump(mode="json"))
     return logger
 
 
 class ProgressBar(pl.Callback):
-    """Shows the progress of all epochs as one bar. Must come after `MetricsLog` in the list of callbacks: it shows its last line.
+    """Shows the progress of all epochs as one bar. Must come after `MetricsLog` in the list of
+    callbacks: it shows its last line.
 
     Args:
         console: where to draw; None: nowhere, lines go to the log file only.
@@ -123,11 +155,22 @@ class ProgressBar(pl.Callback):
         if self.console is None or not self.console.is_terminal or not trainer.is_global_zero:
             return
         names = ("description", "fields[figures]", "fields[left]")
-        texts = [TextColumn(f"{{task.{name}}}", table_column=Column(no_wrap=True)) for name in names]
-        bars: list[ProgressColumn] = [BarColumn(8)] if self._narrow else [BarColumn(None), MofNCompleteColumn()]
-        self._bar = Progress(texts[0], *bars, *texts[1:], console=self.console, expand=not self._narrow)
-        total, done = self.epochs * int(trainer.num_training_batches), trainer.fit_loop.epoch_loop.batch_progress.total.completed
-        self._task = self._bar.add_task("training", total=total, completed=done, figures="", left="")
+        texts = [
+            TextColumn(f"{{task.{name}}}", table_column=Column(no_wrap=True)) for name in names
+        ]
+        bars: list[ProgressColumn] = (
+            [BarColumn(8)] if self._narrow else [BarColumn(None), MofNCompleteColumn()]
+        )
+        self._bar = Progress(
+            texts[0], *bars, *texts[1:], console=self.console, expand=not self._narrow
+        )
+        total, done = (
+            self.epochs * int(trainer.num_training_batches),
+            trainer.fit_loop.epoch_loop.batch_progress.total.completed,
+        )
+        self._task = self._bar.add_task(
+            "training", total=total, completed=done, figures="", left=""
+        )
         self._bar.start()
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -146,22 +189,42 @@ class ProgressBar(pl.Callback):
         finally:
             self._bar.remove_task(task)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
         assert isinstance(module, TrainingModule)
         now = time.perf_counter()
         self._estimate(trainer, module, now)
         if self._bar is None:
             return
         took, self._last = now - self._last, now
-        self._seconds_per_step = took if self._seconds_per_step is None else SMOOTHING * self._seconds_per_step + (1 - SMOOTHING) * took
+        self._seconds_per_step = (
+            took
+            if self._seconds_per_step is None
+            else SMOOTHING * self._seconds_per_step + (1 - SMOOTHING) * took
+        )
         self._bar.advance(self._task)
-        if now - self._shown < SECONDS_PER_UPDATE:  # reading the loss makes the host wait for the device
+        # reading the loss makes the host wait for the device
+        if now - self._shown < SECONDS_PER_UPDATE:
             return
         self._shown = now
         loss = float(outputs["loss"]) * trainer.accumulate_grad_batches
         self._loss = loss if self._loss is None else SMOOTHING * self._loss + (1 - SMOOTHING) * loss
-        figures = {**self.metrics_log.row, "loss": self._loss, "images_per_second": module.batch_size / self._seconds_per_step}
-        left = self._seconds_per_step * ((self.epochs - trainer.current_epoch) * int(trainer.num_training_batches) - batch_idx - 1)
+        figures = {
+            **self.metrics_log.row,
+            "loss": self._loss,
+            "images_per_second": module.batch_size / self._seconds_per_step,
+        }
+        left = self._seconds_per_step * (
+            (self.epochs - trainer.current_epoch) * int(trainer.num_training_batches)
+            - batch_idx
+            - 1
+        )
         self._bar.update(
             self._task,
             description=f"epoch {trainer.current_epoch + 1}/{self.epochs}",
@@ -170,7 +233,8 @@ class ProgressBar(pl.Callback):
         )
 
     def _estimate(self, trainer: pl.Trainer, module: TrainingModule, now: float) -> None:
-        """Logs once how long the whole training will take. The first step is left out: it is slower than the others."""
+        """Logs once how long the whole training will take. The first step is left out: it is slower
+        than the others."""
         if self._estimated or not trainer.is_global_zero:
             return
         self._steps += 1
@@ -182,7 +246,11 @@ class ProgressBar(pl.Callback):
             done = trainer.fit_loop.epoch_loop.batch_progress.total.completed
             left = per_step * (self.epochs * int(trainer.num_training_batches) - done)
             if left >= SHORTEST_ESTIMATE:
-                LOG.info("%s", f"about {duration(left)} left at {module.batch_size / per_step:.0f} images/s, without measurements")
+                LOG.info(
+                    "%s",
+                    f"about {duration(left)} left at {module.batch_size / per_step:.0f} images/s,"
+                    " without measurements",
+                )
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if not trainer.is_global_zero:
@@ -190,17 +258,24 @@ class ProgressBar(pl.Callback):
         row = self.metrics_log.row
         line = f"epoch {int(row['epoch'])}/{self.epochs}  {describe(row)}"
         left = (row["seconds"] + row.get("refresh_seconds", 0.0)) * (self.epochs - row["epoch"])
-        LOG.info("%s", f"{line}  {duration(left)} left" if left else line, extra={FILE_ONLY: self._bar is not None})
+        LOG.info(
+            "%s",
+            f"{line}  {duration(left)} left" if left else line,
+            extra={FILE_ONLY: self._bar is not None},
+        )
 
     def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._stop()
 
-    def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException
+    ) -> None:
         self._stop()
 
     @property
     def _narrow(self) -> bool:
-        """Whether the bar is short and speed and F1 are left out to make room for the other metrics."""
+        """Whether the bar is short and speed and F1 are left out to make room for the other
+        metrics."""
         return self.console is not None and self.console.width < NARROW
 
     def _stop(self) -> None:

@@ -13,8 +13,21 @@ from kinfolk.errors import UsageError
 def test_simclr_has_the_papers_values_at_224() -> None:
     (how,) = augmentations("simclr", 224, {})
     assert (how.scale, how.ratio, how.flip) == ((0.08, 1.0), (3 / 4, 4 / 3), 0.5)
-    assert (how.brightness, how.contrast, how.saturation, how.hue, how.strength) == (0.8, 0.8, 0.8, 0.2, 1.0)
-    assert (how.jitter, how.grey, how.blur, how.sigma, how.kernel, how.solarise) == (0.8, 0.2, 0.5, (0.1, 2.0), 0.1, 0.0)
+    assert (how.brightness, how.contrast, how.saturation, how.hue, how.strength) == (
+        0.8,
+        0.8,
+        0.8,
+        0.2,
+        1.0,
+    )
+    assert (how.jitter, how.grey, how.blur, how.sigma, how.kernel, how.solarise) == (
+        0.8,
+        0.2,
+        0.5,
+        (0.1, 2.0),
+        0.1,
+        0.0,
+    )
 
 
 def test_small_images_have_no_blur_and_simclr_half_the_strength() -> None:
@@ -32,13 +45,27 @@ def test_byol_views_differ() -> None:
 
 def test_mild_keeps_direction_and_hue() -> None:
     (how,) = augmentations("mild", 8, {})
-    assert (how.flip, how.hue, how.saturation, how.grey, how.blur, how.solarise) == (0, 0, 0, 0, 0, 0)
+    assert (how.flip, how.hue, how.saturation, how.grey, how.blur, how.solarise) == (
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+    )
 
 
 def test_override_for_all_views_or_for_each() -> None:
     assert [how.blur for how in augmentations("byol", 32, {"blur": 0.3})] == [0.3, 0.3]
-    assert [how.blur for how in augmentations("simclr", 32, {"blur": [0.0, 1.0, 0.5]})] == [0.0, 1.0, 0.5]
-    assert [how.scale for how in augmentations("byol", 32, {"scale": [0.5, 1]})] == [(0.5, 1.0), (0.5, 1.0)]
+    assert [how.blur for how in augmentations("simclr", 32, {"blur": [0.0, 1.0, 0.5]})] == [
+        0.0,
+        1.0,
+        0.5,
+    ]
+    assert [how.scale for how in augmentations("byol", 32, {"scale": [0.5, 1]})] == [
+        (0.5, 1.0),
+        (0.5, 1.0),
+    ]
     assert augmentations("simclr", 32, {"blur": None}) == augmentations("simclr", 32, {})
 
 
@@ -49,7 +76,10 @@ def test_override_for_all_views_or_for_each() -> None:
         ({"grey": -0.1}, "`grey` (=-0.1) must be in [0, 1]"),
         ({"brightness": -1.0}, "`brightness` (=-1.0) must be at least 0"),
         ({"hue": 0.6, "strength": 1.0}, "`hue` (=0.6) must be in [0, 0.5]"),
-        ({"scale": (0.5, 0.2)}, "`scale` (=(0.5, 0.2)) must be two numbers in (0, 1], the lower first"),
+        (
+            {"scale": (0.5, 0.2)},
+            "`scale` (=(0.5, 0.2)) must be two numbers in (0, 1], the lower first",
+        ),
         ({"scale": (0.0, 1.0)}, "`scale` (=(0.0, 1.0)) must be two numbers in (0, 1]"),
         ({"scale": 0.5}, "`scale` (=0.5) must be two numbers"),
         ({"ratio": (-1.0, 1.0)}, "`ratio` (=(-1.0, 1.0)) must be two numbers above 0"),
@@ -66,7 +96,10 @@ def test_refuses_with_name_value_and_rule(overrides: dict[str, Value], message: 
 
 
 def test_refuses_an_unknown_preset() -> None:
-    with pytest.raises(UsageError, match=r"`preset` \(='simclrr'\) must be one of simclr, .*; did you mean simclr\?"):
+    with pytest.raises(
+        UsageError,
+        match=r"`preset` \(='simclrr'\) must be one of simclr, .*; did you mean simclr\?",
+    ):
         augmentations("simclrr", 32, {})
 
 

@@ -11,10 +11,14 @@ from tests.reference import augmentation as reference
 
 @pytest.mark.parametrize(("size", "num_taps"), [(16, 3), (16, 7), (5, 5), (4, 1), (1, 1)])
 def test_equals_explicit_taps(size: int, num_taps: int) -> None:
-    image = torch.rand(3, size, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    image = torch.rand(
+        3, size, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     for sigma in (0.1, 0.7, 2.0):
         matrix = blur_matrices(torch.tensor([sigma]), size, num_taps)[0].double()
-        torch.testing.assert_close(matrix @ image @ matrix.T, reference.blur(image, sigma, num_taps), atol=3e-4, rtol=0)
+        torch.testing.assert_close(
+            matrix @ image @ matrix.T, reference.blur(image, sigma, num_taps), atol=3e-4, rtol=0
+        )
 
 
 def test_keeps_a_flat_image() -> None:

@@ -1,4 +1,5 @@
-"""Crop and resize: weights against explicit sampling, boxes against torchvision's way of drawing them."""
+"""Crop and resize: weights against explicit sampling, boxes against torchvision's way of drawing
+them."""
 
 from __future__ import annotations
 
@@ -29,33 +30,59 @@ def uniform(num: int, seed: int = 0) -> Tensor:
 
 
 def boxes(
-    uniforms: Tensor, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float], aspect: Tensor | None = None
+    uniforms: Tensor,
+    height: int,
+    width: int,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    aspect: Tensor | None = None,
 ) -> Tensor:
-    area, tries, place = uniforms[:, :NUM_TRIES], uniforms[:, NUM_TRIES : 2 * NUM_TRIES], uniforms[:, 2 * NUM_TRIES :]
+    area, tries, place = (
+        uniforms[:, :NUM_TRIES],
+        uniforms[:, NUM_TRIES : 2 * NUM_TRIES],
+        uniforms[:, 2 * NUM_TRIES :],
+    )
     low, high = map(math.log, ratio)
-    return crop_boxes(scale[0] + (scale[1] - scale[0]) * area, torch.exp(low + (high - low) * tries), place, height, width, ratio, aspect)
+    return crop_boxes(
+        scale[0] + (scale[1] - scale[0]) * area,
+        torch.exp(low + (high - low) * tries),
+        place,
+        height,
+        width,
+        ratio,
+        aspect,
+    )
 
 
 def resized(pixels: Tensor, box: Tensor, size: int, flip: Tensor) -> Tensor:
     return resample(pixels, *box_weights(box, pixels.shape[1], pixels.shape[2], size, flip))
 
 
-@pytest.mark.parametrize(("height", "width", "size"), [(12, 12, 12), (9, 14, 5), (6, 5, 11), (1, 1, 3), (8, 8, 1)])
+@pytest.mark.parametrize(
+    ("height", "width", "size"), [(12, 12, 12), (9, 14, 5), (6, 5, 11), (1, 1, 3), (8, 8, 1)]
+)
 def test_resampling_equals_explicit_sampling(height: int, width: int, size: int) -> None:
-    pixels = torch.randint(0, 256, (6, height, width, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    pixels = torch.randint(
+        0, 256, (6, height, width, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
+    )
     box = boxes(uniform(6), height, width, SCALE, RATIO)
     flip = torch.tensor([True, False] * 3)
     got, each = resized(pixels, box, size, flip), resample_each(pixels, box, size, flip)
     assert torch.equal(each, each.round())
     for one in range(6):
         top, left, tall, wide = (int(value) for value in box[one])
-        expected = reference.crop_resize(pixels[one].permute(2, 0, 1).double(), (top, left, tall, wide), size, bool(flip[one]))
+        expected = reference.crop_resize(
+            pixels[one].permute(2, 0, 1).double(), (top, left, tall, wide), size, bool(flip[one])
+        )
         torch.testing.assert_close(got[one].double(), expected, atol=1e-3, rtol=0)
-        torch.testing.assert_close(each[one].double(), expected, atol=1.01, rtol=0)  # rounded to a byte along either axis
+        # rounded to a byte along either axis
+        torch.testing.assert_close(each[one].double(), expected, atol=1.01, rtol=0)
 
 
 def test_resampling_equals_torch_antialiased_bilinear() -> None:
-    pixels = torch.randint(0, 256, (8, 96, 128, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
+    pixels = torch.randint(
+        0, 256, (8, 96, 128, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(2)
+    )
     box = boxes(uniform(8), 96, 128, SCALE, RATIO)
     got = resized(pixels, box, 32, torch.zeros(8, dtype=torch.bool))
     for one in range(8):
@@ -66,7 +93,9 @@ def test_resampling_equals_torch_antialiased_bilinear() -> None:
 
 
 def test_whole_image_of_the_same_size_is_left_as_it_is() -> None:
-    pixels = torch.randint(0, 256, (2, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
+    pixels = torch.randint(
+        0, 256, (2, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(3)
+    )
     whole = torch.tensor([[0.0, 0.0, 16.0, 16.0]]).expand(2, 4)
     got = resized(pixels, whole, 16, torch.tensor([False, True]))
     assert torch.equal(got[0], pixels[0].permute(2, 0, 1).float())
@@ -83,13 +112,19 @@ def test_weights_sum_to_one_and_stay_in_the_box() -> None:
 
 
 @pytest.mark.parametrize(
-    ("height", "width", "ratio"), [(32, 32, RATIO), (40, 25, RATIO), (16, 64, RATIO), (64, 16, RATIO), (8, 8, (0.2, 5.0))]
+    ("height", "width", "ratio"),
+    [(32, 32, RATIO), (40, 25, RATIO), (16, 64, RATIO), (64, 16, RATIO), (8, 8, (0.2, 5.0))],
 )
-def test_boxes_are_distributed_as_torchvision_draws_them(height: int, width: int, ratio: tuple[float, float]) -> None:
+def test_boxes_are_distributed_as_torchvision_draws_them(
+    height: int, width: int, ratio: tuple[float, float]
+) -> None:
     num = 6_000
     box = boxes(uniform(num), height, width, SCALE, ratio).double()
     rng = random.Random(0)
-    expected = torch.tensor([reference.crop_box(rng, height, width, SCALE, ratio) for _ in range(num)], dtype=torch.float64)
+    expected = torch.tensor(
+        [reference.crop_box(rng, height, width, SCALE, ratio) for _ in range(num)],
+        dtype=torch.float64,
+    )
     assert torch.equal(box, box.round())
     assert (box[:, :2] >= 0).all()
     assert (box[:, 2:] >= 1).all()
@@ -98,7 +133,8 @@ def test_boxes_are_distributed_as_torchvision_draws_them(height: int, width: int
     for measure in (_area, _log_ratio, _top, _left):
         got, want = measure(box), measure(expected)
         assert abs(got.mean() - want.mean()) < 6 * want.std() * math.sqrt(2 / num) + 1e-9
-        assert _largest_gap(got, want) < 1.95 * math.sqrt(2 / num)  # Kolmogorov-Smirnov at one in a thousand
+        # Kolmogorov-Smirnov at one in a thousand
+        assert _largest_gap(got, want) < 1.95 * math.sqrt(2 / num)
 
 
 def test_squashed_image_is_cropped_as_its_original() -> None:
@@ -107,7 +143,8 @@ def test_squashed_image_is_cropped_as_its_original() -> None:
     original = boxes(uniforms, 256, 512, SCALE, RATIO)
     squashed = boxes(uniforms, 256, 256, SCALE, RATIO, torch.full((num,), 2.0))
     stretched = squashed * torch.tensor([1.0, 2.0, 1.0, 2.0])
-    # the same draws, up to rounding to whole pixels; a try at the very edge may fit in one and not in the other
+    # the same draws, up to rounding to whole pixels; a try at the very edge may fit in one and not
+    # in the other
     close = ((stretched - original).abs() <= 4).all(dim=1)
     assert close.float().mean() > 0.98
     ratio = stretched[:, 3] / stretched[:, 2]
@@ -124,7 +161,10 @@ def test_nothing_fits_takes_the_centre() -> None:
 
 def test_centred_box_is_the_square_of_the_original() -> None:
     box = centred_boxes(torch.tensor([1.0, 2.0, 0.5]), 64, 64, (1.0, 1.0), share=0.875)
-    assert torch.equal(box, torch.tensor([[4.0, 4.0, 56.0, 56.0], [4.0, 18.0, 56.0, 28.0], [18.0, 4.0, 28.0, 56.0]]))
+    assert torch.equal(
+        box,
+        torch.tensor([[4.0, 4.0, 56.0, 56.0], [4.0, 18.0, 56.0, 28.0], [18.0, 4.0, 28.0, 56.0]]),
+    )
 
 
 def test_a_uniform_number_just_below_one_stays_inside() -> None:
@@ -154,5 +194,8 @@ def _left(box: Tensor) -> Tensor:
 def _largest_gap(one: Tensor, other: Tensor) -> Tensor:
     """Largest distance between the two distribution functions."""
     at = torch.cat([one, other])
-    shares = [torch.searchsorted(values.sort().values, at, right=True) / len(values) for values in (one, other)]
+    shares = [
+        torch.searchsorted(values.sort().values, at, right=True) / len(values)
+        for values in (one, other)
+    ]
     return (shares[0] - shares[1]).abs().max()

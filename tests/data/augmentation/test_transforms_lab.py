@@ -15,8 +15,12 @@ from kinfolk.errors import UsageError
 
 
 def lab_of(red: float, green: float, blue: float) -> tuple[float, float, float]:
-    """One pixel by the CIE's formulae, with 903.3 and 0.008856 written as the fractions they stand for."""
-    linear = [v / 12.92 if v <= 0.04045 else math.pow((v + 0.055) / 1.055, 2.4) for v in (red, green, blue)]
+    """One pixel by the CIE's formulae, with 903.3 and 0.008856 written as the fractions they stand
+    for."""
+    linear = [
+        v / 12.92 if v <= 0.04045 else math.pow((v + 0.055) / 1.055, 2.4)
+        for v in (red, green, blue)
+    ]
     r, g, b = linear
     x = (0.4124564 * r + 0.3575761 * g + 0.1804375 * b) / 0.95047
     y = 0.2126729 * r + 0.7151522 * g + 0.0721750 * b
@@ -50,22 +54,33 @@ def test_published_values(rgb: tuple[float, float, float], lab: tuple[float, flo
 
 def test_equals_the_formulae_pixel_by_pixel() -> None:
     rgb = torch.rand(2, 3, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    rgb[0, :, 0, :3] = torch.tensor([0.0, 0.02, 0.04045], dtype=torch.float64)  # the straight part of both curves
+    # the straight part of both curves
+    rgb[0, :, 0, :3] = torch.tensor([0.0, 0.02, 0.04045], dtype=torch.float64)
     made = to_lab(rgb)
     for b in range(2):
         for i in range(4):
             for j in range(5):
-                assert made[b, :, i, j].tolist() == pytest.approx(lab_of(*rgb[b, :, i, j].tolist()), abs=2e-3)
+                assert made[b, :, i, j].tolist() == pytest.approx(
+                    lab_of(*rgb[b, :, i, j].tolist()), abs=2e-3
+                )
 
 
 def test_there_and_back() -> None:
     rgb = torch.rand(3, 3, 6, 6, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(from_lab(to_lab(rgb)), rgb, atol=1e-5, rtol=0)
-    assert [x.item() for x in from_lab(pixel(50, 200, -200)).aminmax()] == [0, 1], "a colour that sRGB does not have is cut"
+    assert [x.item() for x in from_lab(pixel(50, 200, -200)).aminmax()] == [0, 1], (
+        "a colour that sRGB does not have is cut"
+    )
 
 
 def noise(number: int = 4, size: int = 16) -> Tensor:
-    return torch.randint(0, 256, (number, size, size, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
+    return torch.randint(
+        0,
+        256,
+        (number, size, size, 3),
+        dtype=torch.uint8,
+        generator=torch.Generator().manual_seed(2),
+    )
 
 
 def test_views_are_augmented_first_and_converted_then() -> None:
@@ -76,18 +91,27 @@ def test_views_are_augmented_first_and_converted_then() -> None:
     made = lab(noise(), torch.Generator().manual_seed(3))
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (LAB_MEAN, LAB_STD))
     for view in range(2):
-        torch.testing.assert_close(made[view], (to_lab(rgb[view].clamp(0, 1)) - mean) / std, atol=1e-4, rtol=0)
+        torch.testing.assert_close(
+            made[view], (to_lab(rgb[view].clamp(0, 1)) - mean) / std, atol=1e-4, rtol=0
+        )
     torch.testing.assert_close(lab.to_rgb(made), rgb, atol=1e-4, rtol=0)
 
 
 def test_evaluation_is_converted_too() -> None:
-    lab, unit = Views("plain", 16, space="lab", mean=(0, 0, 0), std=(1, 1, 1)), Views("plain", 16, mean=(0, 0, 0), std=(1, 1, 1))
+    lab, unit = (
+        Views("plain", 16, space="lab", mean=(0, 0, 0), std=(1, 1, 1)),
+        Views("plain", 16, mean=(0, 0, 0), std=(1, 1, 1)),
+    )
     torch.testing.assert_close(lab.evaluate(noise()), to_lab(unit.evaluate(noise())))
-    torch.testing.assert_close(lab(noise(), torch.Generator(), num_views=1)[0], lab.evaluate(noise()), atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        lab(noise(), torch.Generator(), num_views=1)[0], lab.evaluate(noise()), atol=1e-3, rtol=0
+    )
 
 
 def test_a_grey_view_has_no_colour() -> None:
-    made = Views("simclr", 16, space="lab", grey=1.0, mean=(0, 0, 0), std=(1, 1, 1))(noise(), torch.Generator().manual_seed(0))
+    made = Views("simclr", 16, space="lab", grey=1.0, mean=(0, 0, 0), std=(1, 1, 1))(
+        noise(), torch.Generator().manual_seed(0)
+    )
     assert made[:, :, 1:].abs().max() < 0.05
     assert made[:, :, 0].std() > 1
 

@@ -1,4 +1,5 @@
-"""Rates and moments of the views over many draws, against the reference chain and against the settings."""
+"""Rates and moments of the views over many draws, against the reference chain and against the
+settings."""
 
 from __future__ import annotations
 
@@ -29,14 +30,32 @@ def test_rates_are_the_probabilities() -> None:
     how = Augmentation(flip=0.5, grey=0.2, blur=0.3, solarise=0.1, jitter=0.8)
     draws = drawn(how)
     changed = (draws.factors != torch.tensor([1.0, 1.0, 1.0, 0.0])).any(dim=1)
-    for got, rate in ((draws.flip, 0.5), (draws.grey, 0.2), (draws.blur, 0.3), (draws.solarise, 0.1), (changed, 0.8)):
-        assert got.float().mean().item() == pytest.approx(rate, abs=5 * math.sqrt(rate * (1 - rate) / NUM))
+    for got, rate in (
+        (draws.flip, 0.5),
+        (draws.grey, 0.2),
+        (draws.blur, 0.3),
+        (draws.solarise, 0.1),
+        (changed, 0.8),
+    ):
+        assert got.float().mean().item() == pytest.approx(
+            rate, abs=5 * math.sqrt(rate * (1 - rate) / NUM)
+        )
 
 
 def test_draws_are_independent() -> None:
     draws = drawn(Augmentation(blur=0.5, solarise=0.5))
-    columns = [draws.box[:, 2] * draws.box[:, 3], draws.flip, draws.factors[:, 0], draws.factors[:, 3], draws.grey, draws.blur, draws.sigma]
-    correlation = torch.corrcoef(torch.stack([column.double() for column in [*columns, draws.solarise, draws.order[:, 0]]]))
+    columns = [
+        draws.box[:, 2] * draws.box[:, 3],
+        draws.flip,
+        draws.factors[:, 0],
+        draws.factors[:, 3],
+        draws.grey,
+        draws.blur,
+        draws.sigma,
+    ]
+    correlation = torch.corrcoef(
+        torch.stack([column.double() for column in [*columns, draws.solarise, draws.order[:, 0]]])
+    )
     assert (correlation - torch.eye(len(correlation))).abs().max() < 5 / math.sqrt(NUM)
 
 
@@ -48,7 +67,9 @@ def test_factors_are_uniform_in_torchvisions_ranges(strength: float) -> None:
         values = draws.factors[:, which]
         assert least <= values.min() <= least + 0.01
         assert most - 0.01 <= values.max() <= most
-        assert values.mean().item() == pytest.approx((least + most) / 2, abs=5 * (most - least) / math.sqrt(12 * NUM))
+        assert values.mean().item() == pytest.approx(
+            (least + most) / 2, abs=5 * (most - least) / math.sqrt(12 * NUM)
+        )
         assert values.std().item() == pytest.approx((most - least) / math.sqrt(12), rel=0.03)
 
 
@@ -70,19 +91,26 @@ def test_sigma_is_uniform() -> None:
 
 @pytest.mark.parametrize("preset", ["simclr", "moco", "byol"])
 def test_moments_are_those_of_the_transforms_one_by_one(preset: str) -> None:
-    """Mean and spread per channel of finished views, over images, crops and colours drawn independently on either side."""
+    """Mean and spread per channel of finished views, over images, crops and colours drawn
+    independently on either side."""
     num, size = 120, 8
     how = augmentations(preset, size, {})[-1]
     pixels = _photographs(num)
     repeated = pixels.repeat(16, 1, 1, 1)
     views = Views(preset, size, (0, 0, 0), (1, 1, 1))
-    ours = views(repeated, torch.Generator().manual_seed(0), num_views=len(views.augmentations))[-1].double()
+    ours = views(repeated, torch.Generator().manual_seed(0), num_views=len(views.augmentations))[
+        -1
+    ].double()
 
     rng = random.Random(0)
-    theirs = torch.stack([_transformed(one.permute(2, 0, 1).double() / 255, how, rng, size) for one in pixels])
+    theirs = torch.stack(
+        [_transformed(one.permute(2, 0, 1).double() / 255, how, rng, size) for one in pixels]
+    )
     noise = 5 * theirs.mean(dim=(2, 3)).std(dim=0) / math.sqrt(num)
     assert ((ours.mean(dim=(0, 2, 3)) - theirs.mean(dim=(0, 2, 3))).abs() < noise + 0.01).all()
-    torch.testing.assert_close(ours.std(dim=(0, 2, 3)), theirs.std(dim=(0, 2, 3)), atol=0.03, rtol=0)
+    torch.testing.assert_close(
+        ours.std(dim=(0, 2, 3)), theirs.std(dim=(0, 2, 3)), atol=0.03, rtol=0
+    )
     within, their_within = ours.std(dim=(2, 3)).mean(), theirs.std(dim=(2, 3)).mean()
     assert within.item() == pytest.approx(their_within.item(), abs=0.02)
 
@@ -105,7 +133,9 @@ def _transformed(image: Tensor, how: Augmentation, rng: random.Random, size: int
 def _photographs(num: int) -> Tensor:
     """Smooth patches with correlated channels and reddish light."""
     generator = torch.Generator().manual_seed(3)
-    mixed = 0.5 * torch.rand(num, 3, 4, 4, generator=generator) + 0.5 * torch.rand(num, 1, 4, 4, generator=generator)
+    mixed = 0.5 * torch.rand(num, 3, 4, 4, generator=generator) + 0.5 * torch.rand(
+        num, 1, 4, 4, generator=generator
+    )
     lit = mixed * torch.tensor([1.0, 0.85, 0.7])[:, None, None]
     fine = torch.nn.functional.interpolate(lit, size=(12, 12), mode="bilinear")
     return (fine * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()

@@ -10,8 +10,12 @@ from kinfolk.data.augmentation.views import Views
 
 
 def made(weak: tuple[int, ...], **settings: Any) -> torch.Tensor:
-    pixels = torch.randint(0, 256, (6, 24, 24, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    return Views("simclr", 24, **settings)(pixels, torch.Generator().manual_seed(0), num_views=3, weak=weak)
+    pixels = torch.randint(
+        0, 256, (6, 24, 24, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
+    )
+    return Views("simclr", 24, **settings)(
+        pixels, torch.Generator().manual_seed(0), num_views=3, weak=weak
+    )
 
 
 def test_a_weak_view_has_the_crop_and_flip_of_the_preset_alone() -> None:

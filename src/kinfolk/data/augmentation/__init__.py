@@ -1,1 +1,2 @@
-"""Augmentation on the training device: random draws, image transforms, and the presets of the papers."""
+"""Augmentation on the training device: random draws, image transforms, and the presets of the
+papers."""

@@ -1,11 +1,14 @@
-"""Image transforms behind the views, as pure functions on whole batches: random parameters, crop and resize, blur, colour, CIE Lab.
+"""Image transforms behind the views, as pure functions on whole batches: random parameters, crop
+and resize, blur, colour, CIE Lab.
 
-On an accelerator nothing here reads a value back to the host, no shape depends on values, and constants are copied to the device once.
-`resample_each` and `blurred` work image by image and are meant for large images on a CPU.
+On an accelerator nothing here reads a value back to the host, no shape depends on values, and
+constants are copied to the device once. `resample_each` and `blurred` work image by image and are
+meant for large images on a CPU.
 
-Dimension key: V views, B images (functions that work on each image accept more leading dimensions, such as V × B), U uniform numbers per
-image, T tries for a crop, C = 3 channels, F = 4 colour adjustments (brightness, contrast, saturation, hue), H × W pixels of the input,
-S pixels of a side of the output, P = S·S pixels, K taps of a blur kernel.
+Dimension key: V views, B images (functions that work on each image accept more leading dimensions,
+such as V × B), U uniform numbers per image, T tries for a crop, C = 3 channels, F = 4 colour
+adjustments (brightness, contrast, saturation, hue), H × W pixels of the input, S pixels of a side
+of the output, P = S·S pixels, K taps of a blur kernel.
 """
 
 from __future__ import annotations
@@ -34,7 +37,11 @@ def constant(values: Any, device: torch.device, dtype: torch.dtype = torch.float
 # Random parameters
 
 NUM_TRIES = 10  # torchvision's number of attempts to find a crop that fits
-_AREA, _RATIO, _PLACE = slice(0, NUM_TRIES), slice(NUM_TRIES, 2 * NUM_TRIES), slice(2 * NUM_TRIES, 2 * NUM_TRIES + 2)
+_AREA, _RATIO, _PLACE = (
+    slice(0, NUM_TRIES),
+    slice(NUM_TRIES, 2 * NUM_TRIES),
+    slice(2 * NUM_TRIES, 2 * NUM_TRIES + 2),
+)
 _FLIP, _JITTER = 2 * NUM_TRIES + 2, 2 * NUM_TRIES + 3
 _FACTORS, _ORDER = slice(_JITTER + 1, _JITTER + 5), slice(_JITTER + 5, _JITTER + 9)
 _GREY, _BLUR, _SIGMA, _SOLARISE = range(_JITTER + 9, _JITTER + 13)
@@ -43,10 +50,12 @@ NUM_UNIFORM = _SOLARISE + 1
 
 @dataclass(frozen=True)
 class Draws:
-    """The random parameters of each image, all with the leading dimensions of the uniform numbers they come from.
+    """The random parameters of each image, all with the leading dimensions of the uniform numbers
+    they come from.
 
-    `box` (…, 4) is top, left, height and width of the crop; `factors` and `order` (…, F) are those of the colour adjustments, and `matrix`
-    and `pull` (…, C, C) the affine map they make together with `grey` (see `jitter`). The other fields have one value per image.
+    `box` (…, 4) is top, left, height and width of the crop; `factors` and `order` (…, F) are those
+    of the colour adjustments, and `matrix` and `pull` (…, C, C) the affine map they make together
+    with `grey` (see `jitter`). The other fields have one value per image.
     """
 
     box: Tensor
@@ -68,10 +77,18 @@ class Draws:
         return Draws(*(getattr(self, field.name).flatten(0, 1) for field in fields(self)))
 
 
-def draw(hows: Sequence[Augmentation], uniform_VBU: Tensor, height: int, width: int, aspect_B: Tensor | None = None) -> Draws:
-    """Maps `NUM_UNIFORM` numbers in [0, 1) per image and view to the parameters of that image in that view.
+def draw(
+    hows: Sequence[Augmentation],
+    uniform_VBU: Tensor,
+    height: int,
+    width: int,
+    aspect_B: Tensor | None = None,
+) -> Draws:
+    """Maps `NUM_UNIFORM` numbers in [0, 1) per image and view to the parameters of that image in
+    that view.
 
-    Each number has one use, whatever the settings, so that changing one setting leaves the other draws unchanged.
+    Each number has one use, whatever the settings, so that changing one setting leaves the other
+    draws unchanged.
 
     Args:
         hows: the augmentation of each view.
@@ -84,11 +101,15 @@ def draw(hows: Sequence[Augmentation], uniform_VBU: Tensor, height: int, width: 
     nothing_F = constant((1.0, 1.0, 1.0, 0.0), uniform_VBU.device)
     factors_VBF = torch.where(chosen_VBU[..., _JITTER, None], value_VBU[..., _FACTORS], nothing_F)
     order_VBF = uniform_VBU[..., _ORDER].argsort(dim=-1)
-    maps_VB2CC = to_grey(torch.stack(jitter(factors_VBF, order_VBF), dim=-3), chosen_VBU[..., _GREY, None])
+    maps_VB2CC = to_grey(
+        torch.stack(jitter(factors_VBF, order_VBF), dim=-3), chosen_VBU[..., _GREY, None]
+    )
     ratio = constant(tuple((how.ratio,) for how in hows), uniform_VBU.device).unbind(-1)
     ratio_VBT = value_VBU[..., _RATIO].exp()
     return Draws(
-        box=crop_boxes(value_VBU[..., _AREA], ratio_VBT, value_VBU[..., _PLACE], height, width, ratio, aspect_B),
+        box=crop_boxes(
+            value_VBU[..., _AREA], ratio_VBT, value_VBU[..., _PLACE], height, width, ratio, aspect_B
+        ),
         flip=chosen_VBU[..., _FLIP],
         factors=factors_VBF,
         order=order_VBF,
@@ -103,17 +124,32 @@ def draw(hows: Sequence[Augmentation], uniform_VBU: Tensor, height: int, width: 
 
 @lru_cache(maxsize=64)
 def _ranges(hows: tuple[Augmentation, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """(V, 1, U) each: lowest value and width of the range of every uniform number, and the probability it is compared with."""
+    """(V, 1, U) each: lowest value and width of the range of every uniform number, and the
+    probability it is compared with."""
     low, high, probability = torch.zeros(3, len(hows), 1, NUM_UNIFORM, dtype=torch.float64)
     high += 1
     for view, how in enumerate(hows):
         low[view, 0, _AREA], high[view, 0, _AREA] = how.scale
         low[view, 0, _RATIO], high[view, 0, _RATIO] = map(math.log, how.ratio)
         low[view, 0, _SIGMA], high[view, 0, _SIGMA] = how.sigma
-        for place, value in enumerate((how.brightness, how.contrast, how.saturation), _FACTORS.start):
-            low[view, 0, place], high[view, 0, place] = max(0.0, 1 - how.strength * value), 1 + how.strength * value
-        low[view, 0, _FACTORS.stop - 1], high[view, 0, _FACTORS.stop - 1] = -how.strength * how.hue, how.strength * how.hue
-        for place, share in ((_FLIP, how.flip), (_JITTER, how.jitter), (_GREY, how.grey), (_BLUR, how.blur), (_SOLARISE, how.solarise)):
+        for place, value in enumerate(
+            (how.brightness, how.contrast, how.saturation), _FACTORS.start
+        ):
+            low[view, 0, place], high[view, 0, place] = (
+                max(0.0, 1 - how.strength * value),
+                1 + how.strength * value,
+            )
+        low[view, 0, _FACTORS.stop - 1], high[view, 0, _FACTORS.stop - 1] = (
+            -how.strength * how.hue,
+            how.strength * how.hue,
+        )
+        for place, share in (
+            (_FLIP, how.flip),
+            (_JITTER, how.jitter),
+            (_GREY, how.grey),
+            (_BLUR, how.blur),
+            (_SOLARISE, how.solarise),
+        ):
             probability[view, 0, place] = share
     span = (high - low).float()
     span[..., _FACTORS] = high[..., _FACTORS].float() - low[..., _FACTORS].float()
@@ -122,9 +158,10 @@ def _ranges(hows: tuple[Augmentation, ...], device: torch.device) -> tuple[Tenso
 
 # Crop, resize and flip, as one resampling
 #
-# These are linear in the pixels and separable, so each image needs only two small matrices: `out = rows @ image @ columns.T`. The weights
-# are those of torchvision and Pillow for antialiased bilinear resizing (a triangle as wide as the reduction, read inside the crop only),
-# so the result equals theirs up to rounding. A blur of the result can be multiplied into the same matrices.
+# These are linear in the pixels and separable, so each image needs only two small matrices: `out =
+# rows @ image @ columns.T`. The weights are those of torchvision and Pillow for antialiased
+# bilinear resizing (a triangle as wide as the reduction, read inside the crop only), so the result
+# equals theirs up to rounding. A blur of the result can be multiplied into the same matrices.
 
 
 def crop_boxes(
@@ -136,9 +173,11 @@ def crop_boxes(
     limits: Sequence[Tensor | float],
     aspect_B: Tensor | None = None,
 ) -> Tensor:
-    """Boxes (B, 4) as top, left, height, width in whole pixels, chosen as by torchvision's `RandomResizedCrop.get_params`.
+    """Boxes (B, 4) as top, left, height, width in whole pixels, chosen as by torchvision's
+    `RandomResizedCrop.get_params`.
 
-    The first try that fits is taken. If none fits, the box is the largest centred one with a ratio inside `limits`.
+    The first try that fits is taken. If none fits, the box is the largest centred one with a ratio
+    inside `limits`.
 
     Args:
         area_BT: share of the area of each try.
@@ -146,12 +185,19 @@ def crop_boxes(
         place_B2: numbers in [0, 1) for the vertical and the horizontal position.
         height, width: of the pixels.
         limits: lowest and highest ratio.
-        aspect_B: width / height of the original images, if the pixels are the originals squashed to `height` × `width`. The boxes are then
-            those of the originals, squashed in the same way. None: the pixels are the originals.
+        aspect_B: width / height of the original images, if the pixels are the originals squashed to
+            `height` × `width`. The boxes are then those of the originals, squashed in the same way.
+            None: the pixels are the originals.
     """
     size_2 = constant((height, width), area_BT.device, area_BT.dtype)
-    aspect_B1 = constant((width / height,), area_BT.device, area_BT.dtype) if aspect_B is None else aspect_B.to(area_BT)[..., None]
-    share_B2T = torch.stack([area_BT / ratio_BT * aspect_B1, area_BT * ratio_BT / aspect_B1], dim=-2)
+    aspect_B1 = (
+        constant((width / height,), area_BT.device, area_BT.dtype)
+        if aspect_B is None
+        else aspect_B.to(area_BT)[..., None]
+    )
+    share_B2T = torch.stack(
+        [area_BT / ratio_BT * aspect_B1, area_BT * ratio_BT / aspect_B1], dim=-2
+    )
     sides_B2T = torch.round(size_2[:, None] * share_B2T.sqrt())
     fits_BT = ((sides_B2T > 0) & (sides_B2T <= size_2[:, None])).all(dim=-2)
     first_B1 = fits_BT.to(torch.uint8).argmax(dim=-1, keepdim=True)
@@ -165,38 +211,65 @@ def crop_boxes(
     return torch.cat([torch.where(fits_B1, start_B2, centred_B4[..., :2]), sides_B2], dim=-1)
 
 
-def centred_boxes(aspect_B: Tensor, height: int, width: int, limits: Sequence[Tensor | float], share: float = 1.0) -> Tensor:
-    """The largest centred box (B, 4) whose width / height, on an original of `aspect_B`, is within `limits`; its sides times `share`."""
+def centred_boxes(
+    aspect_B: Tensor, height: int, width: int, limits: Sequence[Tensor | float], share: float = 1.0
+) -> Tensor:
+    """The largest centred box (B, 4) whose width / height, on an original of `aspect_B`, is within
+    `limits`; its sides times `share`."""
     size_2 = constant((height, width), aspect_B.device, aspect_B.dtype)
-    low, high = (x if isinstance(x, Tensor) else constant(float(x), aspect_B.device, aspect_B.dtype) for x in limits)
+    low, high = (
+        x if isinstance(x, Tensor) else constant(float(x), aspect_B.device, aspect_B.dtype)
+        for x in limits
+    )
     wanted_B = aspect_B.clamp(low, high)
     part_B2 = torch.stack([aspect_B / wanted_B, wanted_B / aspect_B], dim=-1).clamp(max=1)
-    sides_B2 = torch.round(constant((share * height, share * width), aspect_B.device, aspect_B.dtype) * part_B2).clamp(min=1)
+    sides_B2 = torch.round(
+        constant((share * height, share * width), aspect_B.device, aspect_B.dtype) * part_B2
+    ).clamp(min=1)
     return torch.cat([torch.floor((size_2 - sides_B2) / 2), sides_B2], dim=-1)
 
 
-def resize_weights(start_B: Tensor, length_B: Tensor, in_size: int, out_size: int, flip_B: Tensor | None = None) -> Tensor:
-    """Weights (B, S, in_size) that resize the pixels `start` to `start + length` to `out_size`, antialiased bilinear; rows sum to 1."""
+def resize_weights(
+    start_B: Tensor, length_B: Tensor, in_size: int, out_size: int, flip_B: Tensor | None = None
+) -> Tensor:
+    """Weights (B, S, in_size) that resize the pixels `start` to `start + length` to `out_size`,
+    antialiased bilinear; rows sum to 1."""
     start_B1, length_B1 = start_B[..., None], length_B[..., None]
     step_B1 = length_B1 / out_size
     reach_B1 = step_B1.clamp(min=1)
     place_S = _centres(out_size, start_B.device)
-    place_BS = place_S if flip_B is None else torch.where(flip_B[..., None], _centres(out_size, start_B.device, True), place_S)
+    place_BS = (
+        place_S
+        if flip_B is None
+        else torch.where(flip_B[..., None], _centres(out_size, start_B.device, True), place_S)
+    )
     centre_BS = (start_B1 + place_BS * step_B1) / reach_B1
     pixel_I = _centres(in_size, start_B.device)
     inside_BI = (pixel_I > start_B1) & (pixel_I < start_B1 + length_B1)
-    pixel_BI = torch.where(inside_BI, pixel_I / reach_B1, constant(math.inf, start_B.device))  # infinitely far away: weight 0
-    weights_BSI = (centre_BS[..., :, None] - pixel_BI[..., None, :]).abs_().neg_().add_(1).clamp_(min=0)
+    # infinitely far away: weight 0
+    pixel_BI = torch.where(inside_BI, pixel_I / reach_B1, constant(math.inf, start_B.device))
+    weights_BSI = (
+        (centre_BS[..., :, None] - pixel_BI[..., None, :]).abs_().neg_().add_(1).clamp_(min=0)
+    )
     return weights_BSI.div_(weights_BSI.sum(dim=-1, keepdim=True))
 
 
-def box_weights(box_B4: Tensor, height: int, width: int, size: int, flip_B: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The matrices (B, S, H) and (B, S, W) that cut out the boxes, resize them to `size` and flip them left to right where `flip_B`."""
+def box_weights(
+    box_B4: Tensor, height: int, width: int, size: int, flip_B: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The matrices (B, S, H) and (B, S, W) that cut out the boxes, resize them to `size` and flip
+    them left to right where `flip_B`."""
     top_B, left_B, tall_B, wide_B = box_B4.unbind(-1)
     if height != width:
-        return resize_weights(top_B, tall_B, height, size), resize_weights(left_B, wide_B, width, size, flip_B)
+        return resize_weights(top_B, tall_B, height, size), resize_weights(
+            left_B, wide_B, width, size, flip_B
+        )
     sides = box_B4.movedim(-1, 0).contiguous()  # both axes in one go
-    flips = None if flip_B is None else flip_B & constant(((False,), (True,)), box_B4.device, torch.bool)
+    flips = (
+        None
+        if flip_B is None
+        else flip_B & constant(((False,), (True,)), box_B4.device, torch.bool)
+    )
     rows_BSH, columns_BSW = resize_weights(sides[:2], sides[2:], height, size, flips)
     return rows_BSH, columns_BSW
 
@@ -209,25 +282,39 @@ def _centres(size: int, device: torch.device, reverse: bool = False) -> Tensor:
 
 
 def resample(pixels_BHWC: Tensor, rows_BSH: Tensor, columns_BSW: Tensor) -> Tensor:
-    """`rows @ image @ columns.T` for every channel: (B, C, S, S), float32. Of V·B matrices, B images are used V times."""
+    """`rows @ image @ columns.T` for every channel: (B, C, S, S), float32. Of V·B matrices, B
+    images are used V times."""
     batch, height, width, channels = pixels_BHWC.shape
-    image = pixels_BHWC.permute(0, 3, 1, 2).contiguous().float()  # moving bytes and then converting them is the faster order
+    # moving bytes and then converting them is the faster order
+    image = pixels_BHWC.permute(0, 3, 1, 2).contiguous().float()
     if len(rows_BSH) > batch:
         image = image.repeat(len(rows_BSH) // batch, 1, 1, 1)
-    across = torch.bmm(image.view(len(image), channels * height, width), columns_BSW.transpose(1, 2))
-    return torch.matmul(rows_BSH[:, None], across.view(len(image), channels, height, columns_BSW.shape[1]))
+    across = torch.bmm(
+        image.view(len(image), channels * height, width), columns_BSW.transpose(1, 2)
+    )
+    return torch.matmul(
+        rows_BSH[:, None], across.view(len(image), channels, height, columns_BSW.shape[1])
+    )
 
 
-def resample_each(pixels_BHWC: Tensor, box_B4: Tensor, size: int, flip_B: Tensor | None = None) -> Tensor:
-    """The same result image by image with torch's resizing of bytes, rounded to whole bytes as by torchvision.
+def resample_each(
+    pixels_BHWC: Tensor, box_B4: Tensor, size: int, flip_B: Tensor | None = None
+) -> Tensor:
+    """The same result image by image with torch's resizing of bytes, rounded to whole bytes as by
+    torchvision.
 
-    Only the box is read and weights of zero cost nothing, which is faster on a CPU from 64 × 64 pixels on.
+    Only the box is read and weights of zero cost nothing, which is faster on a CPU from 64 × 64
+    pixels on.
     """
     out = torch.empty(len(pixels_BHWC), pixels_BHWC.shape[3], size, size, dtype=torch.float32)
     flips = [False] * len(out) if flip_B is None else flip_B.tolist()
-    for image_HWC, (top, left, tall, wide), flip, one in zip(pixels_BHWC, box_B4.long().tolist(), flips, out, strict=True):
+    for image_HWC, (top, left, tall, wide), flip, one in zip(
+        pixels_BHWC, box_B4.long().tolist(), flips, out, strict=True
+    ):
         part = image_HWC[None, top : top + tall, left : left + wide].permute(0, 3, 1, 2)
-        resized = interpolate(part, size=(size, size), mode="bilinear", antialias=True)[0].contiguous()
+        resized = interpolate(part, size=(size, size), mode="bilinear", antialias=True)[
+            0
+        ].contiguous()
         one.copy_(resized.flip(2) if flip else resized)
     return out
 
@@ -235,23 +322,29 @@ def resample_each(pixels_BHWC: Tensor, box_B4: Tensor, size: int, flip_B: Tensor
 # Gaussian blur, as a matrix
 
 CUT = 4.0  # standard deviations
-NO_BLUR = 1e-3  # a standard deviation for which the matrix of `blur_matrices` is exactly the identity
+# a standard deviation for which the matrix of `blur_matrices` is exactly the identity
+NO_BLUR = 1e-3
 _BAND = 56  # lines at a time: a quarter of 224, the fastest of the sizes measured
 
 
 def blur_matrices(sigma_B: Tensor, size: int, num_taps: int) -> Tensor:
-    """Matrices (B, S, S) that blur a line of `size` pixels with a Gaussian of `num_taps` (odd) taps, reflected at the edges.
+    """Matrices (B, S, S) that blur a line of `size` pixels with a Gaussian of `num_taps` (odd)
+    taps, reflected at the edges.
 
-    This is torchvision's `gaussian_blur` along one axis; `blur @ image @ blur.T` blurs along both. Taps further out than `CUT` standard
-    deviations are left out; they would add less than a ten-thousandth.
+    This is torchvision's `gaussian_blur` along one axis; `blur @ image @ blur.T` blurs along both.
+    Taps further out than `CUT` standard deviations are left out; they would add less than a
+    ten-thousandth.
     """
     distance_BK = (_offsets(num_taps, sigma_B.device) / sigma_B[:, None]).abs()
-    kernel_BK = torch.softmax((-0.5 * distance_BK.square()).masked_fill(distance_BK > CUT, float("-inf")), dim=1)
+    kernel_BK = torch.softmax(
+        (-0.5 * distance_BK.square()).masked_fill(distance_BK > CUT, float("-inf")), dim=1
+    )
     return (kernel_BK @ _taps(size, num_taps, sigma_B.device)).view(-1, size, size)
 
 
 def blurred(image_CSS: Tensor, matrix_SS: Tensor, radius: int) -> Tensor:
-    """`matrix @ image @ matrix.T` for a matrix of `blur_matrices` that is zero further than `radius` from the diagonal."""
+    """`matrix @ image @ matrix.T` for a matrix of `blur_matrices` that is zero further than
+    `radius` from the diagonal."""
     channels, size, _ = image_CSS.shape
     across_CSS, both_CSS = torch.empty_like(image_CSS), torch.empty_like(image_CSS)
     bands = []
@@ -259,15 +352,22 @@ def blurred(image_CSS: Tensor, matrix_SS: Tensor, radius: int) -> Tensor:
         lines = slice(start, min(start + _BAND, size))
         bands.append((lines, slice(max(0, start - radius), min(lines.stop + radius, size))))
     for lines, read in bands:
-        torch.mm(image_CSS.view(-1, size)[:, read], matrix_SS[lines, read].T, out=across_CSS.view(-1, size)[:, lines])
+        torch.mm(
+            image_CSS.view(-1, size)[:, read],
+            matrix_SS[lines, read].T,
+            out=across_CSS.view(-1, size)[:, lines],
+        )
     for lines, read in bands:
         for channel in range(channels):
-            torch.mm(matrix_SS[lines, read], across_CSS[channel, read], out=both_CSS[channel, lines])
+            torch.mm(
+                matrix_SS[lines, read], across_CSS[channel, read], out=both_CSS[channel, lines]
+            )
     return both_CSS
 
 
 def taps_for(share: float, size: int) -> int:
-    """The odd number of taps nearest above `share` of `size`: 23 for a tenth of 224, as in SimCLR."""
+    """The odd number of taps nearest above `share` of `size`: 23 for a tenth of 224, as in
+    SimCLR."""
     return int(share * size) | 1
 
 
@@ -278,7 +378,8 @@ def _offsets(num_taps: int, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _taps(size: int, num_taps: int, device: torch.device) -> Tensor:
-    """(K, S·S) which pixel each tap reads: `out[k, i, reflect(i + k - K // 2)] = 1`. A product with it is a sum without scattering."""
+    """(K, S·S) which pixel each tap reads: `out[k, i, reflect(i + k - K // 2)] = 1`. A product with
+    it is a sum without scattering."""
     line_S = torch.arange(size)
     read_KS = line_S[None, :] + torch.arange(num_taps)[:, None] - num_taps // 2
     period = max(2 * (size - 1), 1)
@@ -288,16 +389,18 @@ def _taps(size: int, num_taps: int, device: torch.device) -> Tensor:
 
 # Brightness, contrast, saturation, hue and greyscale, as one affine map of the colour
 #
-# Each of torchvision's four adjustments is linear in the colour x and the mean colour m of the image, so all four, in their random order,
-# are `x -> A x + D m`: a 3 × 3 matrix and an offset. Only contrast needs the mean:
+# Each of torchvision's four adjustments is linear in the colour x and the mean colour m of the
+# image, so all four, in their random order, are `x -> A x + D m`: a 3 × 3 matrix and an offset.
+# Only contrast needs the mean:
 #
 #     contrast(x) = c x + (1 - c) grey(m),    and so    m -> c m + (1 - c) grey(m)
 #
-# The other adjustments do the same to x and m. Hence A is the product of the adjustments with `c` for contrast, and A + D the product with
-# contrast's effect on m. There are two approximations: torchvision cuts values to [0, 1] after each adjustment, this only once at the end;
-# and it shifts the hue in HSV, which is not linear, where this rotates the colour about the grey axis by the same angle. The two agree for
-# grey pixels and for shifts of 0, 1/3 and 2/3 of the circle; in between, the rotation keeps the mean of the three channels, HSV their
-# maximum and minimum.
+# The other adjustments do the same to x and m. Hence A is the product of the adjustments with `c`
+# for contrast, and A + D the product with contrast's effect on m. There are two approximations:
+# torchvision cuts values to [0, 1] after each adjustment, this only once at the end; and it shifts
+# the hue in HSV, which is not linear, where this rotates the colour about the grey axis by the same
+# angle. The two agree for grey pixels and for shifts of 0, 1/3 and 2/3 of the circle; in between,
+# the rotation keeps the mean of the three channels, HSV their maximum and minimum.
 
 LUMA = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green and blue in grey
 
@@ -306,8 +409,10 @@ def jitter(factors_BF: Tensor, order_BF: Tensor) -> tuple[Tensor, Tensor]:
     """The four adjustments in the given order: A and D (B, 3, 3), for `x -> A x + D mean`.
 
     Args:
-        factors_BF: factors of brightness, contrast and saturation (1 changes nothing), and the shift of the hue in turns.
-        order_BF: a permutation of 0..3 per image: which adjustment is first, second, third and fourth.
+        factors_BF: factors of brightness, contrast and saturation (1 changes nothing), and the
+            shift of the hue in turns.
+        order_BF: a permutation of 0..3 per image: which adjustment is first, second, third and
+            fourth.
     """
     base_2FCC, first_2FCC, second_2FCC = _adjustments(factors_BF.device, factors_BF.dtype)
     is_hue_F = constant((False, False, False, True), factors_BF.device, torch.bool)
@@ -323,15 +428,22 @@ def jitter(factors_BF: Tensor, order_BF: Tensor) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=8)
 def _adjustments(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """(2, F, 3, 3) each, for the colour and for the mean: adjustment f is `base + factor · first + (1 - factor) · second`, and the hue
-    `base + cos(angle) · first + sin(angle) · second`, a rotation about the grey axis."""
+    """(2, F, 3, 3) each, for the colour and for the mean: adjustment f is `base + factor · first +
+    (1 - factor) · second`, and the hue `base + cos(angle) · first + sin(angle) · second`, a
+    rotation about the grey axis."""
     root = 1 / math.sqrt(3)
     cross = torch.tensor([[0.0, -root, root], [root, 0.0, -root], [-root, root, 0.0]], dtype=dtype)
-    identity, third, nothing = torch.eye(3, dtype=dtype), torch.full((3, 3), 1 / 3, dtype=dtype), torch.zeros(3, 3, dtype=dtype)
+    identity, third, nothing = (
+        torch.eye(3, dtype=dtype),
+        torch.full((3, 3), 1 / 3, dtype=dtype),
+        torch.zeros(3, 3, dtype=dtype),
+    )
     grey = torch.tensor(LUMA, dtype=dtype).expand(3, 3)  # every channel gets the same grey
     base = torch.stack([nothing, nothing, nothing, third]).expand(2, 4, 3, 3)
     first = torch.stack([identity, identity, identity, identity - third]).expand(2, 4, 3, 3)
-    second = torch.stack([torch.stack([nothing, contrast, grey, cross]) for contrast in (nothing, grey)])
+    second = torch.stack(
+        [torch.stack([nothing, contrast, grey, cross]) for contrast in (nothing, grey)]
+    )
     return base.to(device), first.to(device), second.to(device)
 
 
@@ -341,27 +453,35 @@ def to_grey(matrix_BCC: Tensor, grey_B: Tensor) -> Tensor:
     return torch.where(grey_B[..., None, None], (luma_C @ matrix_BCC)[..., None, :], matrix_BCC)
 
 
-def recolour(image_BCP: Tensor, matrix_BCC: Tensor, offset_BC: Tensor, out: Tensor | None = None) -> Tensor:
+def recolour(
+    image_BCP: Tensor, matrix_BCC: Tensor, offset_BC: Tensor, out: Tensor | None = None
+) -> Tensor:
     """`matrix @ colour + offset` for every pixel."""
     return torch.baddbmm(offset_BC[:, :, None], matrix_BCC, image_BCP, out=out)
 
 
 # CIE L*a*b*: lightness apart from colour, so that an image has two views of its own
 #
-# sRGB → linear light → XYZ under daylight D65 → Lab (CIE 15; IEC 61966-2-1), with values of sRGB in [0, 1]:
+# sRGB → linear light → XYZ under daylight D65 → Lab (CIE 15; IEC 61966-2-1), with values of sRGB in
+# [0, 1]:
 #
 #     linear = v / 12.92 if v ≤ 0.04045 else ((v + 0.055) / 1.055)^2.4,      XYZ = M linear
 #     f(x) = x^(1/3) if x > (6/29)³ else x / (3 (6/29)²) + 4/29
 #     L = 116 f(Y/Yn) − 16,    a = 500 (f(X/Xn) − f(Y/Yn)),    b = 200 (f(Y/Yn) − f(Z/Zn))
 #
-# The white point is that of M, so white and every grey have a = b = 0 up to rounding. L is in [0, 100]; a and b of sRGB's colours are in
-# [−86.2, 98.3] and [−107.9, 94.5].
+# The white point is that of M, so white and every grey have a = b = 0 up to rounding. L is in [0,
+# 100]; a and b of sRGB's colours are in [−86.2, 98.3] and [−107.9, 94.5].
 
 LAB_MEAN = (50.8, 0.4, 5.9)
 LAB_STD = (24.4, 10.3, 15.9)
-"""Of L, a and b over the pixels of photographs: measured on the first 8,000 training images of CIFAR-10, rounded."""
+"""Of L, a and b over the pixels of photographs: measured on the first 8,000 training images of
+CIFAR-10, rounded."""
 
-_TO_XYZ = ((0.4124564, 0.3575761, 0.1804375), (0.2126729, 0.7151522, 0.0721750), (0.0193339, 0.1191920, 0.9503041))
+_TO_XYZ = (
+    (0.4124564, 0.3575761, 0.1804375),
+    (0.2126729, 0.7151522, 0.0721750),
+    (0.0193339, 0.1191920, 0.9503041),
+)
 _KNEE = 6 / 29
 
 
@@ -370,7 +490,9 @@ def to_lab(rgb_BCHW: Tensor) -> Tensor:
     linear = torch.where(rgb_BCHW <= 0.04045, rgb_BCHW / 12.92, ((rgb_BCHW + 0.055) / 1.055) ** 2.4)
     _, _, to_share = _xyz(rgb_BCHW.device, rgb_BCHW.dtype)
     share = torch.einsum("kc,bchw->bkhw", to_share, linear)
-    bent = torch.where(share > _KNEE**3, share.clamp_min(_KNEE**3) ** (1 / 3), share / (3 * _KNEE**2) + 4 / 29)
+    bent = torch.where(
+        share > _KNEE**3, share.clamp_min(_KNEE**3) ** (1 / 3), share / (3 * _KNEE**2) + 4 / 29
+    )
     x, y, z = bent.unbind(1)
     return torch.stack((116 * y - 16, 500 * (x - y), 200 * (y - z)), 1)
 
@@ -392,4 +514,8 @@ def _xyz(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tens
     """The inverse of M, XYZ of white, and M divided by white."""
     matrix = torch.tensor(_TO_XYZ, dtype=dtype)
     white_C = matrix.sum(1)
-    return torch.linalg.inv(matrix).to(device), white_C.to(device), (matrix / white_C[:, None]).to(device)
+    return (
+        torch.linalg.inv(matrix).to(device),
+        white_C.to(device),
+        (matrix / white_C[:, None]).to(device),
+    )

@@ -1,21 +1,27 @@
-"""Views: the augmented versions of a batch of images that contrastive learning compares, made as tensors on the training device.
+"""Views: the augmented versions of a batch of images that contrastive learning compares, made as
+tensors on the training device.
 
-The order is torchvision's: random resized crop, flip, colour jitter, greyscale, Gaussian blur, solarise, normalise. Crop, flip and blur
-take two matrix products, all colours and the normalisation one, followed by a cut to [0, 1] (see `transforms.py`). In the space `lab` the
-result is converted to CIE Lab before it is normalised. An accelerator makes all views at once. A CPU makes them one after the other in
-parts that fit its cache, and crops and blurs large images one by one with the same weights, which is faster there.
+The order is torchvision's: random resized crop, flip, colour jitter, greyscale, Gaussian blur,
+solarise, normalise. Crop, flip and blur take two matrix products, all colours and the normalisation
+one, followed by a cut to [0, 1] (see `transforms.py`). In the space `lab` the result is converted
+to CIE Lab before it is normalised. An accelerator makes all views at once. A CPU makes them one
+after the other in parts that fit its cache, and crops and blurs large images one by one with the
+same weights, which is faster there.
 
-Parameters and probabilities are torchvision's. The result approximates torchvision's in three places:
+Parameters and probabilities are torchvision's. The result approximates torchvision's in three
+places:
 
-* values are cut to [0, 1] once, at the end, instead of after each adjustment of the colour, and not rounded to whole bytes in between;
+* values are cut to [0, 1] once, at the end, instead of after each adjustment of the colour, and not
+  rounded to whole bytes in between;
 * the hue is rotated about the grey axis instead of shifted in HSV;
 * contrast uses the mean grey after the blur instead of before, which differs at the edges only.
 
-On 200 photographs of 32 × 32 pixels (CIFAR-10) the colours differ from torchvision's, for the same draws, by 0.012 on average (of 1)
-at strength 0.5 and 0.016 at strength 1, where the jitter itself changes them by 0.10 and 0.18; their mean differs by less than 0.003.
+On 200 photographs of 32 × 32 pixels (CIFAR-10) the colours differ from torchvision's, for the same
+draws, by 0.012 on average (of 1) at strength 0.5 and 0.016 at strength 1, where the jitter itself
+changes them by 0.10 and 0.18; their mean differs by less than 0.003.
 
-Dimension key: V views, B images of the batch, R = V·B images of all views, C = 3 channels, H × W pixels of the input, S pixels of a side of
-the output, X blurred images.
+Dimension key: V views, B images of the batch, R = V·B images of all views, C = 3 channels, H × W
+pixels of the input, S pixels of a side of the output, X blurred images.
 """
 
 from __future__ import annotations
@@ -63,17 +69,20 @@ _CHUNK_BYTES = 2**24  # working memory at a time on the CPU: what fits its cache
 class Views:
     """Makes `num_views` augmented views of a batch of images.
 
-    All randomness comes from the generator passed in: one block of numbers per view, whatever the settings. Therefore the same state of the
-    generator gives the same crops with and without blur, and the first view is the same whether two or eight are made.
+    All randomness comes from the generator passed in: one block of numbers per view, whatever the
+    settings. Therefore the same state of the generator gives the same crops with and without blur,
+    and the first view is the same whether two or eight are made.
 
     Args:
         preset: `simclr`, `moco`, `byol`, `sogclr`, `mild`, `clip` or `plain`; see `presets.py`.
         size: pixels of a side of the views.
-        mean, std: per channel, of values in [0, 1], or of L, a and b; those of `SPACES` if not given.
-        evaluate_share: side of the centre crop of `evaluate`, as a share of the shorter side; 7/8 above 64 pixels, else all.
+        mean, std: per channel, of values in [0, 1], or of L, a and b; those of `SPACES` if not
+            given.
+        evaluate_share: side of the centre crop of `evaluate`, as a share of the shorter side; 7/8
+            above 64 pixels, else all.
         space: "rgb", or "lab" for CIE Lab: the image is augmented as usual and then converted.
-        overrides: any setting of `Augmentation`, e.g. `blur=0.5`, `scale=(0.2, 1)`. A list for a setting that is a single number gives one
-            value per view, e.g. `solarise=(0, 0.2)`.
+        overrides: any setting of `Augmentation`, e.g. `blur=0.5`, `scale=(0.2, 1)`. A list for a
+            setting that is a single number gives one value per view, e.g. `solarise=(0, 0.2)`.
 
     Example:
         >>> views = Views("simclr", size=32)
@@ -101,8 +110,13 @@ class Views:
         self.mean = tuple(map(float, usual_mean if mean is None else mean))
         self.std = tuple(map(float, usual_std if std is None else std))
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
-            raise UsageError(f"`mean` (={mean}) and `std` (={std}) must be three numbers each, those of `std` above 0")
-        self.evaluate_share = (1.0 if size <= SMALL else 7 / 8) if evaluate_share is None else float(evaluate_share)
+            raise UsageError(
+                f"`mean` (={mean}) and `std` (={std}) must be three numbers each, those of `std`"
+                " above 0"
+            )
+        self.evaluate_share = (
+            (1.0 if size <= SMALL else 7 / 8) if evaluate_share is None else float(evaluate_share)
+        )
         if not 0 < self.evaluate_share <= 1:
             raise UsageError(f"`evaluate_share` (={evaluate_share}) must be in (0, 1]")
         self.augmentations = augmentations(preset, size, overrides)
@@ -111,43 +125,76 @@ class Views:
         self._given = {name: value for name, value in given.items() if value is not None}
 
     def __call__(
-        self, pixels: Tensor, generator: torch.Generator, aspect: Tensor | None = None, num_views: int = 2, weak: tuple[int, ...] = ()
+        self,
+        pixels: Tensor,
+        generator: torch.Generator,
+        aspect: Tensor | None = None,
+        num_views: int = 2,
+        weak: tuple[int, ...] = (),
     ) -> Tensor:
         """Augmented, normalised views (V, B, 3, size, size).
 
         Args:
             pixels: (B, H, W, 3), uint8.
             generator: on the pixels' device.
-            aspect: (B,) width / height of the original images, where `pixels` holds them squashed to one shape.
-            num_views: V; view v uses augmentation v, starting again from the first if there are fewer.
+            aspect: (B,) width / height of the original images, where `pixels` holds them squashed
+                to one shape.
+            num_views: V; view v uses augmentation v, starting again from the first if there are
+                fewer.
             weak: the views that are only cropped and flipped.
         """
         _check(pixels, aspect)
         batch, height, width, _ = pixels.shape
         hows = [self.augmentations[view % len(self.augmentations)] for view in range(num_views)]
-        hows = [replace(how, jitter=0.0, grey=0.0, blur=0.0, solarise=0.0) if view in weak else how for view, how in enumerate(hows)]
-        views = torch.empty(num_views, batch, 3, self.size, self.size, device=pixels.device, dtype=torch.float32)
-        uniform_VBU = torch.empty(num_views, batch, NUM_UNIFORM, device=pixels.device, dtype=torch.float32)
+        hows = [
+            replace(how, jitter=0.0, grey=0.0, blur=0.0, solarise=0.0) if view in weak else how
+            for view, how in enumerate(hows)
+        ]
+        views = torch.empty(
+            num_views, batch, 3, self.size, self.size, device=pixels.device, dtype=torch.float32
+        )
+        uniform_VBU = torch.empty(
+            num_views, batch, NUM_UNIFORM, device=pixels.device, dtype=torch.float32
+        )
         for uniform_BU in uniform_VBU:
             uniform_BU.uniform_(generator=generator)
         draws = draw(hows, uniform_VBU, height, width, aspect)
         if pixels.device.type != "cpu" and all(how.kernel == hows[0].kernel for how in hows):
-            render(pixels, hows, draws.flatten(), *self._rgb_normalisation, out_RCSS=views.flatten(0, 1))
+            render(
+                pixels,
+                hows,
+                draws.flatten(),
+                *self._rgb_normalisation,
+                out_RCSS=views.flatten(0, 1),
+            )
             self._convert(views.flatten(0, 1))
             return views
         for view, how in enumerate(hows):
             for part in self._parts(pixels):
-                render(pixels[part], [how], draws[view, part], *self._rgb_normalisation, out_RCSS=views[view, part])
+                render(
+                    pixels[part],
+                    [how],
+                    draws[view, part],
+                    *self._rgb_normalisation,
+                    out_RCSS=views[view, part],
+                )
                 self._convert(views[view, part])
         return views
 
     def evaluate(self, pixels: Tensor, aspect: Tensor | None = None) -> Tensor:
-        """The centre square of the original, resized and normalised: (B, 3, size, size). No randomness."""
+        """The centre square of the original, resized and normalised: (B, 3, size, size). No
+        randomness."""
         _check(pixels, aspect)
         batch, height, width, _ = pixels.shape
-        aspect_B = constant((width / height,), pixels.device).expand(batch) if aspect is None else aspect.float()
+        aspect_B = (
+            constant((width / height,), pixels.device).expand(batch)
+            if aspect is None
+            else aspect.float()
+        )
         box_B4 = centred_boxes(aspect_B, height, width, (1.0, 1.0), share=self.evaluate_share)
-        images = torch.empty(batch, 3, self.size, self.size, device=pixels.device, dtype=torch.float32)
+        images = torch.empty(
+            batch, 3, self.size, self.size, device=pixels.device, dtype=torch.float32
+        )
         identity, nothing = (
             constant(((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)), pixels.device),
             constant((0.0,) * 3, pixels.device),
@@ -160,10 +207,15 @@ class Views:
         return images
 
     def to_rgb(self, views: Tensor) -> Tensor:
-        """Undoes the normalisation: views (…, 3, H, W) as red, green and blue in [0, 1], to be shown."""
+        """Undoes the normalisation: views (…, 3, H, W) as red, green and blue in [0, 1], to be
+        shown."""
         mean_C11, std_C11 = constant((self.mean, self.std), views.device)[:, :, None, None]
         values = views * std_C11 + mean_C11
-        return values.clamp(0, 1) if self.space == "rgb" else from_lab(values.flatten(0, -4)).view_as(values)
+        return (
+            values.clamp(0, 1)
+            if self.space == "rgb"
+            else from_lab(values.flatten(0, -4)).view_as(values)
+        )
 
     def config(self) -> dict[str, Any]:
         """All resolved settings: `Views(**views.config())` makes the same views."""
@@ -171,18 +223,25 @@ class Views:
         for field in fields(Augmentation):
             values = [getattr(how, field.name) for how in self.augmentations]
             same = all(value == values[0] for value in values)
-            settings[field.name] = (list(values[0]) if isinstance(values[0], tuple) else values[0]) if same else values
-        named = {"preset": self.preset, "size": self.size, "mean": list(self.mean), "std": list(self.std), "space": self.space}
+            settings[field.name] = (
+                (list(values[0]) if isinstance(values[0], tuple) else values[0]) if same else values
+            )
+        named = {
+            "preset": self.preset,
+            "size": self.size,
+            "mean": list(self.mean),
+            "std": list(self.std),
+            "space": self.space,
+        }
         return {**named, "evaluate_share": self.evaluate_share, **settings}
 
     def __repr__(self) -> str:
-        return (
-            f"Views({', '.join([repr(self.preset), f'size={self.size}', *(f'{name}={value!r}' for name, value in self._given.items())])})"
-        )
+        return f"Views({', '.join([repr(self.preset), f'size={self.size}', *(f'{name}={value!r}' for name, value in self._given.items())])})"  # noqa: E501
 
     @property
     def _rgb_normalisation(self) -> tuple[Triple, Triple]:
-        """Mean and standard deviation that red, green and blue are normalised by; 0 and 1 where another space follows."""
+        """Mean and standard deviation that red, green and blue are normalised by; 0 and 1 where
+        another space follows."""
         return (self.mean, self.std) if self.space == "rgb" else ((0.0,) * 3, (1.0,) * 3)
 
     def _convert(self, image_RCSS: Tensor) -> None:
@@ -196,14 +255,24 @@ class Views:
         batch, height, width, _ = pixels.shape
         step = max(batch, 1)
         if pixels.device.type == "cpu":
-            floats = 6 * self.size**2 + (0 if height * width >= transforms.LARGE else (3 * width + 4 * self.size) * height)
+            floats = 6 * self.size**2 + (
+                0 if height * width >= transforms.LARGE else (3 * width + 4 * self.size) * height
+            )
             step = max(1, _CHUNK_BYTES // (4 * floats))
         for start in range(0, batch, step):
             yield slice(start, start + step)
 
 
-def render(pixels_BHWC: Tensor, hows: Sequence[Augmentation], draws: Draws, mean: Triple, std: Triple, out_RCSS: Tensor) -> None:
-    """Crops, flips, blurs, recolours, solarises and normalises uint8 pixels as drawn, and writes the result to `out_RCSS`.
+def render(
+    pixels_BHWC: Tensor,
+    hows: Sequence[Augmentation],
+    draws: Draws,
+    mean: Triple,
+    std: Triple,
+    out_RCSS: Tensor,
+) -> None:
+    """Crops, flips, blurs, recolours, solarises and normalises uint8 pixels as drawn, and writes
+    the result to `out_RCSS`.
 
     Args:
         hows: the augmentation of each view; they have the same `kernel`.
@@ -213,26 +282,44 @@ def render(pixels_BHWC: Tensor, hows: Sequence[Augmentation], draws: Draws, mean
     num_taps = taps_for(hows[0].kernel, size) if any(how.blur > 0 for how in hows) else 0
     image_RCSS = resize(pixels_BHWC, draws.box, size, draws.flip, draws, num_taps)
     mean_RC1 = image_RCSS.mean(dim=(2, 3))[:, :, None] / 255
-    normalise(image_RCSS, draws.matrix, torch.bmm(draws.pull, mean_RC1)[:, :, 0], mean, std, out_RCSS)
+    normalise(
+        image_RCSS, draws.matrix, torch.bmm(draws.pull, mean_RC1)[:, :, 0], mean, std, out_RCSS
+    )
     if any(how.solarise > 0 for how in hows):
-        for how, image_BCSS, chosen_B in zip(hows, out_RCSS.chunk(len(hows)), draws.solarise.chunk(len(hows)), strict=True):
+        for how, image_BCSS, chosen_B in zip(
+            hows, out_RCSS.chunk(len(hows)), draws.solarise.chunk(len(hows)), strict=True
+        ):
             if how.solarise > 0:
                 solarise(image_BCSS, chosen_B, how.threshold, mean, std)
 
 
 def resize(
-    pixels_BHWC: Tensor, box_R4: Tensor, size: int, flip_R: Tensor | None = None, draws: Draws | None = None, num_taps: int = 0
+    pixels_BHWC: Tensor,
+    box_R4: Tensor,
+    size: int,
+    flip_R: Tensor | None = None,
+    draws: Draws | None = None,
+    num_taps: int = 0,
 ) -> Tensor:
-    """The boxes resized to (R, C, S, S), float32 in [0, 255]; with `num_taps`, also blurred where `draws` says so."""
+    """The boxes resized to (R, C, S, S), float32 in [0, 255]; with `num_taps`, also blurred where
+    `draws` says so."""
     _, height, width, _ = pixels_BHWC.shape
     is_cpu = pixels_BHWC.device.type == "cpu"
-    chosen_X = draws.blur.nonzero()[:, 0] if is_cpu and draws is not None and num_taps else None  # only a CPU gains by leaving rows out
+    # only a CPU gains by leaving rows out
+    chosen_X = draws.blur.nonzero()[:, 0] if is_cpu and draws is not None and num_taps else None
     if is_cpu and height * width >= transforms.LARGE:
         image_RCSS = resample_each(pixels_BHWC, box_R4, size, flip_R)
         if draws is not None and chosen_X is not None:
             sigma_X = draws.sigma[chosen_X]
-            for one, sigma, blur_SS in zip(chosen_X.tolist(), sigma_X.tolist(), blur_matrices(sigma_X, size, num_taps), strict=True):
-                image_RCSS[one] = blurred(image_RCSS[one], blur_SS, radius=min(num_taps // 2, int(CUT * sigma)))
+            for one, sigma, blur_SS in zip(
+                chosen_X.tolist(),
+                sigma_X.tolist(),
+                blur_matrices(sigma_X, size, num_taps),
+                strict=True,
+            ):
+                image_RCSS[one] = blurred(
+                    image_RCSS[one], blur_SS, radius=min(num_taps // 2, int(CUT * sigma))
+                )
         return image_RCSS
 
     rows_RSH, columns_RSW = box_weights(box_R4, height, width, size, flip_R)
@@ -241,47 +328,88 @@ def resize(
         rows_RSH[chosen_X] = blur_XSS @ rows_RSH[chosen_X]
         columns_RSW[chosen_X] = blur_XSS @ columns_RSW[chosen_X]
     elif draws is not None and num_taps and not is_cpu:
-        blur_RSS = blur_matrices(torch.where(draws.blur, draws.sigma, constant(NO_BLUR, draws.sigma.device)), size, num_taps)
+        blur_RSS = blur_matrices(
+            torch.where(draws.blur, draws.sigma, constant(NO_BLUR, draws.sigma.device)),
+            size,
+            num_taps,
+        )
         rows_RSH, columns_RSW = blur_RSS @ rows_RSH, blur_RSS @ columns_RSW
     return resample(pixels_BHWC, rows_RSH, columns_RSW)
 
 
-def normalise(image_RCSS: Tensor, matrix_RCC: Tensor, offset_RC: Tensor, mean: Triple, std: Triple, out_RCSS: Tensor) -> None:
-    """Applies a colour map to values in [0, 255], cuts to black and white, and normalises as `(value - mean) / std` into `out_RCSS`."""
+def normalise(
+    image_RCSS: Tensor,
+    matrix_RCC: Tensor,
+    offset_RC: Tensor,
+    mean: Triple,
+    std: Triple,
+    out_RCSS: Tensor,
+) -> None:
+    """Applies a colour map to values in [0, 255], cuts to black and white, and normalises as
+    `(value - mean) / std` into `out_RCSS`."""
     mean_C, std_C = constant((mean, std), image_RCSS.device)
     scale_C1, low_C11, high_C11 = _scale_and_limits(mean, std, image_RCSS.device)
-    recolour(image_RCSS.flatten(2), matrix_RCC / scale_C1, (offset_RC - mean_C) / std_C, out=out_RCSS.view(len(out_RCSS), 3, -1))
+    recolour(
+        image_RCSS.flatten(2),
+        matrix_RCC / scale_C1,
+        (offset_RC - mean_C) / std_C,
+        out=out_RCSS.view(len(out_RCSS), 3, -1),
+    )
     if out_RCSS.device.type != "cpu":
         out_RCSS.clamp_(low_C11, high_C11)
         return
-    for channel, (low, high) in enumerate(zip(low_C11.flatten().tolist(), high_C11.flatten().tolist(), strict=True)):
-        out_RCSS[:, channel].clamp_(low, high)  # three times as fast on a CPU as with tensors for limits
+    for channel, (low, high) in enumerate(
+        zip(low_C11.flatten().tolist(), high_C11.flatten().tolist(), strict=True)
+    ):
+        # three times as fast on a CPU as with tensors for limits
+        out_RCSS[:, channel].clamp_(low, high)
 
 
 @lru_cache(maxsize=16)
-def _scale_and_limits(mean: Triple, std: Triple, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """255 times the standard deviation (C, 1), and the normalised values of black and white (C, 1, 1)."""
+def _scale_and_limits(
+    mean: Triple, std: Triple, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """255 times the standard deviation (C, 1), and the normalised values of black and white (C, 1,
+    1)."""
     scale_C1 = 255 * torch.tensor(std, dtype=torch.float32)[:, None]
     pairs = list(zip(mean, std, strict=True))
-    low, high = (torch.tensor(values)[:, None, None] for values in ([-m / s for m, s in pairs], [(1 - m) / s for m, s in pairs]))
+    low, high = (
+        torch.tensor(values)[:, None, None]
+        for values in ([-m / s for m, s in pairs], [(1 - m) / s for m, s in pairs])
+    )
     return scale_C1.to(device), low.float().to(device), high.float().to(device)
 
 
-def solarise(image_BCSS: Tensor, chosen_B: Tensor, threshold: float, mean: Triple, std: Triple) -> None:
+def solarise(
+    image_BCSS: Tensor, chosen_B: Tensor, threshold: float, mean: Triple, std: Triple
+) -> None:
     """Inverts the values from the threshold on, of normalised images where `chosen_B`, in place."""
     mean_C11, std_C11 = constant((mean, std), image_BCSS.device)[:, :, None, None]
     limit_C11, twice_C11 = (threshold - mean_C11) / std_C11, (1 - 2 * mean_C11) / std_C11
     if image_BCSS.device.type == "cpu":  # only a CPU gains by leaving images out
         chosen_X = chosen_B.nonzero()[:, 0]
         image_XCSS = image_BCSS[chosen_X]
-        image_BCSS[chosen_X] = torch.where(image_XCSS >= limit_C11, twice_C11 - image_XCSS, image_XCSS)
+        image_BCSS[chosen_X] = torch.where(
+            image_XCSS >= limit_C11, twice_C11 - image_XCSS, image_XCSS
+        )
         return
     inverted_BCSS = (image_BCSS >= limit_C11) & chosen_B[:, None, None, None]
     image_BCSS.copy_(torch.where(inverted_BCSS, twice_C11 - image_BCSS, image_BCSS))
 
 
 def _check(pixels: Tensor, aspect: Tensor | None) -> None:
-    if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[-1] != 3 or 0 in pixels.shape[1:]:
-        raise UsageError(f"`pixels` (={pixels.dtype}, shape {tuple(pixels.shape)}) must be uint8 of shape (batch, height, width, 3)")
+    if (
+        pixels.dtype != torch.uint8
+        or pixels.ndim != 4
+        or pixels.shape[-1] != 3
+        or 0 in pixels.shape[1:]
+    ):
+        raise UsageError(
+            f"`pixels` (={pixels.dtype}, shape {tuple(pixels.shape)}) must be uint8 of shape"
+            " (batch, height, width, 3)"
+        )
     if aspect is not None and aspect.shape != pixels.shape[:1]:
-        raise UsageError(f"`aspect` (=shape {tuple(aspect.shape)}) must hold one number per image of `pixels` (={len(pixels)})")
+        raise UsageError(
+            f"`aspect` (=shape {tuple(aspect.shape)}) must hold one number per image of `pixels`"
+            f" (={len(pixels)})"
+        )
