@@ -21,19 +21,22 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 import yaml
-from torch import Tensor
+from study_queue import version
+from torch import Tensor, nn
 
 import kinfolk as kf
+from kinfolk.comparing.statistics import p_value
 
 HERE = Path(__file__).parent
 STUDY, RESULTS = HERE / "text.yaml", HERE / "results" / "text"
-CHOOSING_SEED, HELD_OUT, NEIGHBOURS, DEPTH = 100, 0.2, 10, 200
+CHOOSING_SEED, SCREENING_EPOCHS, HELD_OUT, NEIGHBOURS, DEPTH = 100, 10, 0.2, 10, 200
 METRICS = ("knn", "map", "recall@1")
 Split = tuple[list[str], Tensor]
 """Texts and their (N,) labels."""
@@ -78,30 +81,27 @@ def draw_positives(labels: Tensor, seed: int) -> list[int]:
     return found
 
 
-def evaluate(model: Any, reference: Split, queries: Split) -> dict[str, float]:
-    """kNN accuracy among the reference; mean average precision and recall@1 of the queries among
-    each other."""
-    known_ND, asked_QD = (
-        model.encode(
-            texts,
-            batch_size=256,
-            convert_to_tensor=True,
-            normalize_embeddings=True,
-            show_progress_bar=False,
-        ).float()
-        for texts in (reference[0], queries[0])
-    )
-    labels = queries[1]
+def encode(model: Any, texts: list[str]) -> Tensor:
+    """(N, D) unit embeddings."""
+    given = {"convert_to_tensor": True, "normalize_embeddings": True, "show_progress_bar": False}
+    found: Tensor = model.encode(texts, batch_size=256, **given)
+    return found.float().clone()
+
+
+def measure(
+    known_ND: Tensor, label_N: Tensor, asked_QD: Tensor, label_Q: Tensor
+) -> dict[str, float]:
+    """kNN accuracy among the known; mean average precision and recall@1 of the asked among each
+    other."""
     near = (asked_QD @ known_ND.T).topk(min(NEIGHBOURS, len(known_ND)), dim=1)
-    votes = torch.zeros(len(labels), int(reference[1].max()) + 1)
-    votes.scatter_add_(1, reference[1][near.indices], near.values)
-    others = (
-        (asked_QD @ asked_QD.T).fill_diagonal_(-2).topk(min(DEPTH, len(labels) - 1), dim=1).indices
-    )
-    hits = (labels[others] == labels.unsqueeze(1)).float()
+    votes = torch.zeros(len(label_Q), int(label_N.max()) + 1)
+    votes.scatter_add_(1, label_N[near.indices], near.values)
+    similarity_QQ = (asked_QD @ asked_QD.T).fill_diagonal_(-2)
+    others = similarity_QQ.topk(min(DEPTH, len(label_Q) - 1), dim=1).indices
+    hits = (label_Q[others] == label_Q.unsqueeze(1)).float()
     precision = hits.cumsum(1) / torch.arange(1, hits.shape[1] + 1)
-    possible = (torch.bincount(labels)[labels] - 1).clamp(1, hits.shape[1])
-    found = (votes.argmax(1) == labels).float(), (precision * hits).sum(1) / possible, hits[:, 0]
+    possible = (torch.bincount(label_Q)[label_Q] - 1).clamp(1, hits.shape[1])
+    found = (votes.argmax(1) == label_Q).float(), (precision * hits).sum(1) / possible, hits[:, 0]
     return {name: 100 * float(value.mean()) for name, value in zip(METRICS, found, strict=True)}
 
 
@@ -113,15 +113,105 @@ def make_detector(
     if name == "oracle":
         return kf.Oracle(fit[1])
     if name == "guide":  # the encoder as it is before training
-        features = model.encode(
-            fit[0], batch_size=256, convert_to_tensor=True, show_progress_bar=False
-        ).clone()
+        features = encode(model, fit[0])
         return kf.Guide(features, positives=features[positives], **settings)
     if name in ("glofnd", "ifnd"):
         kind: Any = {"glofnd": kf.GloFND, "ifnd": kf.IFND}[name]
         found: kf.Detector = kind(num_samples=number, **settings)
         return found
     return {"fnc": kf.FNC, "positive_margin": kf.PositiveMargin}[name](**settings)  # type: ignore[no-any-return]
+
+
+def encode_by_length(model: Any, parts: int = 4) -> Any:
+    """The model, which encodes the texts of a batch in `parts` of similar length: the same
+    embeddings up to rounding, with less padding. All rows of the contest train with it."""
+    plain = model.forward
+
+    def forward(features: dict[str, Any], **given: Any) -> dict[str, Any]:
+        mask = features["attention_mask"]
+        if len(mask) < 2 * parts:
+            found: dict[str, Any] = plain(features, **given)
+            return found
+        lengths = mask.sum(1)
+        order = lengths.argsort()
+        embeddings = list[Tensor]()
+        for rows in order.chunk(parts):
+            longest = int(lengths[rows].max())
+            part = {
+                name: value[rows, :longest] if getattr(value, "shape", 0) == mask.shape else value
+                for name, value in features.items()
+            }
+            embeddings.append(plain(part, **given)["sentence_embedding"])
+        return {**features, "sentence_embedding": torch.cat(embeddings)[order.argsort()]}
+
+    model.forward = forward
+    return model
+
+
+class Adapter(nn.Module):
+    """A residual perceptron on frozen embeddings, called as a sentence encoder is."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
+        nn.init.zeros_(self.body[2].weight)
+
+    def forward(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        embedding = features["embedding"]
+        return {"sentence_embedding": embedding + self.body(embedding)}
+
+
+def screen(
+    embeddings: tuple[Tensor, Tensor],
+    labels: tuple[Tensor, Tensor],
+    method: Mapping[str, Any],
+    study: Mapping[str, Any],
+    seed: int,
+) -> dict[str, float]:
+    """The measures of an adapter that is trained on frozen embeddings, as the encoder would be, and
+    evaluated on the held-out questions. GIST is screened as a guide with an absolute margin."""
+    from datasets import Dataset
+
+    from kinfolk.integrations.sentence_transformers import KinfolkLoss, add_ids
+
+    torch.manual_seed(seed)
+    fit_ND, held_QD = embeddings
+    positives = draw_positives(labels[0], seed)
+    settings, name = method["settings"], method.get("detector", "guide")
+    if name == "guide":
+        detector: kf.Detector = kf.Guide(fit_ND, positives=fit_ND[positives], **settings)
+    else:
+        detector = make_detector(name, settings, None, ([""] * len(fit_ND), labels[0]), positives)
+    texts = {"anchor": list(range(len(fit_ND))), "positive": positives}
+    label_N2 = torch.tensor(
+        add_ids(Dataset.from_dict({k: [str(n) for n in v] for k, v in texts.items()}))["label"]
+    )
+    adapter = Adapter(fit_ND.shape[1])
+    objective = kf.CLIPLoss(temperature=study["temperature"], learnable=False, detector=detector)
+    loss_fn = KinfolkLoss(adapter, objective, both_directions=False)
+    loss_fn.in_trainer = False
+    optimizer = torch.optim.AdamW(adapter.parameters(), 1e-3)
+    generator = torch.Generator().manual_seed(seed)
+    for epoch in range(SCREENING_EPOCHS):
+        objective.set_progress(float(epoch), SCREENING_EPOCHS)
+        if detector.due(epoch):
+            with torch.no_grad():
+                found = adapter({"embedding": fit_ND})["sentence_embedding"]
+            detector.set_loss_temperature(objective.current_temperature)
+            detector.refresh(found, epoch / SCREENING_EPOCHS)
+        order = torch.randperm(len(fit_ND), generator=generator)
+        for rows in order.split(study["batch_size"])[:-1]:
+            columns = [{"embedding": fit_ND[rows]}, {"embedding": fit_ND[positives][rows]}]
+            loss = loss_fn(columns, label_N2[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    with torch.no_grad():
+        known, asked = (
+            F.normalize(adapter({"embedding": each})["sentence_embedding"], dim=1)
+            for each in (fit_ND, held_QD)
+        )
+    return measure(known, labels[0], asked, labels[1])
 
 
 def train(
@@ -144,7 +234,7 @@ def train(
     from kinfolk.integrations.sentence_transformers import KinfolkCallback, KinfolkLoss, add_ids
 
     torch.manual_seed(seed)
-    model = load()
+    model = encode_by_length(load())
     if method.get("loss") == "none":
         return model, {}
     positives = draw_positives(fit[1], seed)
@@ -158,7 +248,7 @@ def train(
             "margin": method["settings"]["margin"],
             "margin_strategy": "absolute",
         }
-        loss = losses.GISTEmbedLoss(model, load(), **settings)
+        loss = losses.GISTEmbedLoss(model, encode_by_length(load()), **settings)
     else:
         name = method.get("detector")
         detector = (
@@ -300,6 +390,7 @@ def run(
     for data in study["data"]:
         names = list[str]()
         whole, test = (read(root / data / f"{part}.csv.gz", names) for part in ("train", "test"))
+        frozen: tuple[Tensor, ...] = ()
         for stage, name, seed, settled in queue(study, results, data):
             if (only and name not in only) or (most is not None and made >= most):
                 continue
@@ -315,8 +406,16 @@ def run(
             )
             if path.is_file() or not claim(path):
                 continue
-            fit, asked = split(whole, seed) if stage == "choose" else (whole, test)
-            model, found = train(load, method, study, fit, seed)
+            if stage == "choose":
+                fit, held = split(whole, seed)
+                if not frozen:
+                    frozen = tuple(encode(load(), each[0]) for each in (fit, held))
+                found = screen(frozen, (fit[1], held[1]), method, study, seed)
+            else:
+                with torch.autocast("cpu", torch.bfloat16, enabled=study["bf16"]):
+                    model, found = train(load, method, study, whole, seed)
+                    known_ND, asked_QD = (encode(model, each[0]) for each in (whole, test))
+                found |= measure(known_ND, whole[1], asked_QD, test[1])
             record = {
                 "data": data,
                 "stage": stage,
@@ -324,7 +423,7 @@ def run(
                 "seed": seed,
                 "detector": method.get("detector"),
             }
-            record |= {"settings": method["settings"], **found, **evaluate(model, fit, asked)}
+            record |= {"settings": method["settings"], "version": version(), **found}
             path.write_text(json.dumps(record, indent=1), encoding="utf-8")
             path.with_suffix(".claim").unlink()
             made += 1
@@ -333,34 +432,69 @@ def run(
 
 
 def table(study: Mapping[str, Any], results: Path) -> str:
-    """Means and standard deviations over the seeds, in Markdown."""
+    """Means and standard deviations over the seeds, in Markdown. "Gain" is the share of what the
+    oracle gains by eliminating; p is of the paired one-sided t-test over seeds."""
     lines = list[str]()
     for data in study["data"]:
-        lines += [
-            f"\n**{data}**\n",
-            "| | kNN | mAP | recall@1 | flagged, precision, recall | s / epoch | seeds |",
-            "|---|---|---|---|---|---|---|",
-        ]
-        for name in study["methods"]:
-            paths = [record_path(results, "final", data, name, seed, {}) for seed in study["seeds"]]
-            records = [
-                json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()
+        rows = {
+            name: {seed: json.loads(path.read_text(encoding="utf-8")) for seed, path in paths}
+            for name in study["methods"]
+            if (
+                paths := [
+                    (seed, path)
+                    for seed in study["seeds"]
+                    if (path := record_path(results, "final", data, name, seed, {})).is_file()
+                ]
+            )
+        }
+        heads = ["", "kNN", "gain", "p", "p against GIST", "mAP", "gain", "p", "p against GIST"]
+        heads += ["recall@1", "flagged, precision, recall", "s / epoch", "seeds"]
+        lines += [f"\n**{data}**\n", _line(heads), _line("---" for _ in heads)]
+        for name, records in rows.items():
+            cells = [name]
+            for key in METRICS[:2]:
+                tests = [_p(rows, name, base, key) for base in ("plain", "gist")]
+                cells += [
+                    _spread([r[key] for r in records.values()]),
+                    _gain(rows, name, key),
+                    *tests,
+                ]
+            found = records.values()
+            shown = ["flagged", "precision", "recall"] if "flagged" in next(iter(found)) else []
+            cells += [
+                _spread([record["recall@1"] for record in found]),
+                ", ".join(f"{statistics.fmean(r[key] for r in found):.3f}" for key in shown),
+                f"{statistics.fmean(r.get('seconds', 0) for r in found):.0f}",
+                str(len(records)),
             ]
-            if records:
-                shown = ["flagged", "precision", "recall"] if "flagged" in records[0] else []
-                detected = ", ".join(
-                    f"{statistics.fmean(record[key] for record in records):.3f}" for key in shown
-                )
-                seconds = (
-                    f"{statistics.fmean(record['seconds'] for record in records):.0f}"
-                    if "seconds" in records[0]
-                    else ""
-                )
-                cells = [_spread([record[key] for record in records]) for key in METRICS]
-                lines.append(
-                    f"| {name} | {' | '.join(cells)} | {detected} | {seconds} | {len(records)} |"
-                )
+            lines.append(_line(cells))
     return "\n".join(lines)
+
+
+Records = Mapping[str, Mapping[int, Mapping[str, Any]]]
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _p(rows: Records, name: str, base: str, key: str) -> str:
+    """The p-value that the row is above `base`, over the seeds that both have."""
+    if base not in rows or name in (base, "frozen"):
+        return ""
+    seeds = sorted(rows[name].keys() & rows[base].keys())
+    found = p_value(*([rows[row][seed][key] for seed in seeds] for row in (name, base)))
+    return "" if found is None else "< 0.001" if found < 0.001 else f"{found:.3f}"
+
+
+def _gain(rows: Records, name: str, key: str) -> str:
+    if name in ("frozen", "plain") or not {"plain", "oracle"} <= rows.keys():
+        return ""
+    value, plain, oracle = (
+        statistics.fmean(record[key] for record in rows[row].values())
+        for row in (name, "plain", "oracle")
+    )
+    return f"{(value - plain) / (oracle - plain):.0%}" if oracle > plain else ""
 
 
 def _spread(values: list[float]) -> str:
