@@ -106,7 +106,7 @@ def _data_files(path: Path, *patterns: str) -> list[Path]:
 
 @final
 class HuggingFaceSource(Source):
-    """Images of the data sets of a Hugging Face folder, one for each split. Keys are `split/row`."""
+    """Images of a Hugging Face folder, with a data set for each split. Keys are `split/row`."""
 
     def __init__(
         self,

@@ -151,16 +151,12 @@ def _read_shards(
     for number, (split, path) in enumerate(
         (split, path) for split, tars in ordered for path in tars
     ):
-        shard = index.of(path)
+        entries = index.usable(path, names[path], refused)
         index.keep(folder)
-        if shard.fault is not None:
-            refused.append((names[path], shard.fault))
-        end, usable = (path.stat().st_size if shard.entries else 0), []
-        for entry in shard.entries:
-            key = f"{names[path]}/{entry.key}"
-            if entry.fault is not None or entry.image is None:
-                refused.append((key, entry.fault or "there is no image"))
-            elif sum(entry.image) > end:
+        end, usable = (path.stat().st_size if entries else 0), []
+        for key, entry in entries:
+            assert entry.image is not None
+            if sum(entry.image) > end:
                 refused.append((key, "truncated: the archive ends within it"))
             else:
                 usable.append((key, entry.image, entry.caption, entry.label))
