@@ -160,13 +160,13 @@ def test_objects_are_refused_without_running_them(tmp_path: Path, name: str) -> 
 
 
 @pytest.mark.parametrize("name", ["a.npz", "a.npy"])
-@pytest.mark.parametrize("content", [b"", b"not an array", b"PK\x03\x04 cut short"])
-def test_broken_files(tmp_path: Path, name: str, content: bytes) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(
-        KinfolkError, match=f"{name}` (is not a readable array|holds Python objects)"
-    ):
-        open_source(tmp_path / name)
+def test_broken_files(tmp_path: Path, name: str) -> None:
+    for content in [b"", b"not an array", b"PK\x03\x04 cut short"]:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(
+            KinfolkError, match=f"{name}` (is not a readable array|holds Python objects)"
+        ):
+            open_source(tmp_path / name)
 
 
 def test_truncated_npz(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from kinfolk.frameworks.registry import Context, build_detector, parse
 from kinfolk.kinship import ACTIONS, Action
 from kinfolk.objectives import NTXentLoss, SogCLRLoss
 from kinfolk.pairs import Block, Pairs
+from tests.cover import pairwise
 from tests.detectors.blocks import dropped, mask, random_block
 from tests.reference import ring as reference
 
@@ -179,11 +180,14 @@ def test_cold_and_coarse_stay_finite(dtype: torch.dtype, arguments: dict[str, An
     )
 
 
-@pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize(
-    "arguments", [{}, {"boundaries": "learned"}, {"num_clusters": 1}, {"draw": 1}]
+    ("action", "arguments", "bounds"),
+    pairwise(
+        ACTIONS,
+        [{}, {"boundaries": "learned"}, {"num_clusters": 1}, {"draw": 1}],
+        [(0.0, 0.001), (0.5, 0.5001), (0.99, 1.0), (0.999, 0.9999)],
+    ),
 )
-@pytest.mark.parametrize("bounds", [(0.0, 0.001), (0.5, 0.5001), (0.99, 1.0), (0.999, 0.9999)])
 def test_no_anchor_is_left_without_negatives(
     bounds: tuple[float, float], arguments: dict[str, Any], action: Action
 ) -> None:
