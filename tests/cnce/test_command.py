@@ -32,7 +32,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
 
 
-def test_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_the_papers_figures_next_to_ours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "new" / "table.json"
     assert (
         left("--seeds", "2", "--epochs", "1", "--train-each", "--same-data", "--out", str(out)) == 0
@@ -62,7 +64,9 @@ def test_one_run_without_spread(capsys: pytest.CaptureFixture[str]) -> None:
     assert "None" not in shown
 
 
-def test_variance(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_variance_study_prints_every_number_of_negatives(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert left("--study", "variance", "--seeds", "1", "--epochs", "1") == 0
     shown = capsys.readouterr().out
     assert all(text in shown for text in ("4,096", "ω = 90", "0.02041", "anchors: 60"))
@@ -90,6 +94,8 @@ def test_variance_of_two_views(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["--out", "table.csv"], "must end in .json"),
     ],
 )
-def test_wrong_use(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_are_refused_in_one_sentence(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert left(*arguments) == 2
     assert message in " ".join(capsys.readouterr().err.split())

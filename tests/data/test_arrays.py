@@ -27,7 +27,7 @@ def all_pixels(data: ImageData) -> Any:
     return data.pixels(torch.arange(len(data))).numpy()
 
 
-def test_shapes_agree() -> None:
+def test_every_layout_gives_the_same_pixels() -> None:
     x = images()
     assert np.array_equal(all_pixels(prepared(x)), x)
     assert np.array_equal(all_pixels(prepared(x.transpose(0, 3, 1, 2))), x)
@@ -43,7 +43,7 @@ def test_alpha_channel_is_laid_on_white() -> None:
     assert (all_pixels(prepared(x)) == 255).all()
 
 
-def test_types_agree() -> None:
+def test_every_type_gives_the_same_pixels() -> None:
     x = images()
     for form in (
         x / 255,

@@ -69,7 +69,7 @@ def test_jpeg_is_decoded_at_reduced_scale(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_rotation(orientation: int) -> None:
+def test_exif_rotation_is_applied_in_every_format(orientation: int) -> None:
     for kind in ["JPEG", "PNG", "WEBP", "TIFF"]:
         upright = Image.fromarray(smooth(32, 64))
         undo = {
@@ -200,7 +200,7 @@ def test_not_an_image(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF"])
-def test_truncated(kind: str) -> None:
+def test_truncated_images_are_refused(kind: str) -> None:
     data = encoded(Image.fromarray(noise(64, 64)), kind)
     with strict_pillow(), pytest.raises(RefusedError):
         decoded(data[: len(data) // 2])
@@ -277,7 +277,7 @@ def test_digest_tells_content_and_shape_apart() -> None:
     assert digest(pixels[:, ::-1]) == digest(pixels[:, ::-1].copy())
 
 
-def test_read_file(tmp_path: Path) -> None:
+def test_read_file_returns_size_time_and_digest(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     data = encoded(Image.fromarray(noise(16, 16)), "PNG")
     path.write_bytes(data)

@@ -84,7 +84,7 @@ def test_worker_processes_read_parts_of_archives(tmp_path: Path) -> None:
     assert data.samples.first_difference(prepared(path).samples) is None
 
 
-def test_splits(tmp_path: Path) -> None:
+def test_folders_of_shards_are_splits(tmp_path: Path) -> None:
     shard(tmp_path / "train" / "a.tar", captioned(0, 2))
     shard(tmp_path / "val" / "a.tar", captioned(2, 1))
     data = prepared(tmp_path)
@@ -199,7 +199,7 @@ def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
         open_source(tmp_path / "a.tar.gz")
 
 
-def test_patterns() -> None:
+def test_a_range_in_a_pattern_names_every_shard() -> None:
     assert [path.as_posix() for path in expand("a/{08..10}-{0..1}.tar")] == [
         f"a/{n}-{m}.tar" for n in ("08", "09", "10") for m in (0, 1)
     ]
