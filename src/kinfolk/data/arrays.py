@@ -130,27 +130,18 @@ class ArraySource(Source):
         modified_ns: int = 0,
     ) -> None:
         sizes = sorted({images.shape[1:3] for images, _ in parts})
-        self.name, self.classes, self.refused = name, classes, []
-        self.native_size = (int(sizes[0][0]), int(sizes[0][1])) if len(sizes) == 1 else None
-        self._parts, self._items = parts, items
+        native = (int(sizes[0][0]), int(sizes[0][1])) if len(sizes) == 1 else None
+        super().__init__(name, items, classes, native_size=native)
+        self._parts = parts
         self._starts = [
             sum(len(images) for images, _ in parts[:part]) for part in range(len(parts))
         ]
         self._stats = [(math.prod(images.shape[1:]), modified_ns) for images, _ in parts]
 
-    def items(self) -> list[Item]:
-        return self._items
-
     def load(self, index: int) -> Pixels:
         part = bisect_right(self._starts, index) - 1
         images, scale = self._parts[part]
         return scale(images[index - self._starts[part]])
-
-    def label(self, index: int) -> int | None:
-        return self._items[index].label
-
-    def path(self, index: int) -> None:
-        return None
 
     def stat(self, index: int) -> tuple[int, int]:
         return self._stats[bisect_right(self._starts, index) - 1]

@@ -35,17 +35,11 @@ class FileSource(Source):
         classes: list[str] | None,
         refused: list[tuple[str, str]],
     ) -> None:
-        self.name, self.classes, self.refused, self.native_size = name, classes, refused, None
-        self._items, self._paths = items, paths
-
-    def items(self) -> list[Item]:
-        return self._items
+        super().__init__(name, items, classes, refused)
+        self._paths = paths
 
     def load(self, index: int) -> bytes:
         return Path(self._paths[index]).read_bytes()
-
-    def label(self, index: int) -> int | None:
-        return self._items[index].label
 
     def path(self, index: int) -> str:
         return self._paths[index]
@@ -58,7 +52,8 @@ class FileSource(Source):
         return found.st_size, found.st_mtime_ns
 
     def release(self) -> None:
-        self._items, self._paths = [], []
+        super().release()
+        self._paths = []
 
 
 def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:

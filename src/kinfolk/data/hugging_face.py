@@ -117,7 +117,7 @@ class HuggingFaceSource(Source):
         label: str | None,
         columns: Columns,
     ) -> None:
-        self.name, self.native_size, self.refused = name, None, []
+        super().__init__(name, items := list[Item]())
         features = next(iter(splits.values())).features
         roles = {
             role: _optional_column(features, role, getattr(columns, role), name)
@@ -127,7 +127,7 @@ class HuggingFaceSource(Source):
         labels, self.classes = encode_labels(
             [row["label"] for _, _, row in rows], name, getattr(features.get(label), "names", None)
         )
-        self._image, self._items, self._places = image, list[Item](), list[tuple[Any, int]]()
+        self._image, self._places = image, list[tuple[Any, int]]()
         for (split, place, row), number in zip(rows, labels, strict=True):
             key = f"{split_name(split)}/{place}"
             caption, faults = (
@@ -138,7 +138,7 @@ class HuggingFaceSource(Source):
                 continue
             within = split if roles["split"] is None else str(row["split"] or "")
             group = None if row["group"] is None else str(row["group"])
-            self._items.append(Item(key, number, split_name(within), caption, group))
+            items.append(Item(key, number, split_name(within), caption, group))
             self._places.append((splits[split], place))
         if not rows:
             raise KinfolkError(f"{name} holds no images")
@@ -147,9 +147,6 @@ class HuggingFaceSource(Source):
             sum(file.st_size for file in files),
             max(file.st_mtime_ns for file in files),
         )
-
-    def items(self) -> list[Item]:
-        return self._items
 
     def load(self, index: int) -> bytes:
         data, row = self._places[index]
@@ -161,17 +158,12 @@ class HuggingFaceSource(Source):
             )
         return found
 
-    def label(self, index: int) -> int | None:
-        return self._items[index].label
-
-    def path(self, index: int) -> None:
-        return None
-
     def stat(self, index: int) -> tuple[int, int]:
         return self._stat
 
     def release(self) -> None:
-        self._items, self._places = [], []
+        super().release()
+        self._places = []
 
 
 def _rows(

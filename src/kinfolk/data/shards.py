@@ -68,23 +68,17 @@ class ShardSource(Source):
         refused: Refusals,
         index: ShardIndex,
     ) -> None:
-        self.name, self.classes, self.refused, self.native_size = name, classes, refused, None
-        self._items, self._places, self._index = items, places, index
+        super().__init__(name, items, classes, refused)
+        self._places, self._index = places, index
         self._times = {
             path: os.stat(path).st_mtime_ns for path in dict.fromkeys(path for path, *_ in places)
         }
-
-    def items(self) -> list[Item]:
-        return self._items
 
     def load(self, index: int) -> bytes:
         path, offset, length = self._places[index]
         with open(path, "rb") as file:
             file.seek(offset)
             return file.read(length)
-
-    def label(self, index: int) -> int | None:
-        return self._items[index].label
 
     def path(self, index: int) -> tuple[str, int, int]:
         return self._places[index]
@@ -97,7 +91,8 @@ class ShardSource(Source):
         self._index.keep(folder)
 
     def release(self) -> None:
-        self._items, self._places = [], []
+        super().release()
+        self._places = []
 
 
 def find_shards(path: Path) -> dict[str, list[Path]]:
