@@ -130,9 +130,9 @@ class ArraySource(Source):
         modified_ns: int = 0,
     ) -> None:
         sizes = sorted({images.shape[1:3] for images, _ in parts})
-        native = (int(sizes[0][0]), int(sizes[0][1])) if len(sizes) == 1 else None
-        super().__init__(name, items, classes, native_size=native)
-        self._parts = parts
+        self.name, self.classes, self.refused = name, classes, []
+        self.native_size = (int(sizes[0][0]), int(sizes[0][1])) if len(sizes) == 1 else None
+        self._parts, self._items = parts, items
         self._starts = [
             sum(len(images) for images, _ in parts[:part]) for part in range(len(parts))
         ]

@@ -26,7 +26,7 @@ from typing import final
 
 from kinfolk.data.cifar_and_mnist import SUPERCLASSES
 from kinfolk.data.decode import Place
-from kinfolk.data.source import Pixels, Source
+from kinfolk.data.source import Item, Pixels, Source
 from kinfolk.errors import KinfolkError, UsageError, shown
 
 BUILT_IN = ("cifar100",)
@@ -167,8 +167,12 @@ class AtDepth(Source):
 
     def __init__(self, source: Source, hierarchy: Hierarchy, depth: int) -> None:
         self._source = source
-        self._place, classes = hierarchy.at(_classes(source, hierarchy), depth)
-        super().__init__(source.name, source.items(), classes, source.refused, source.native_size)
+        classes = _classes(source, hierarchy)
+        self._place, self.classes = hierarchy.at(classes, depth)
+        self.name, self.refused, self.native_size = source.name, source.refused, source.native_size
+
+    def items(self) -> Sequence[Item]:
+        return self._source.items()
 
     def load(self, index: int) -> bytes | Pixels:
         return self._source.load(index)
@@ -187,7 +191,6 @@ class AtDepth(Source):
         self._source.keep(folder)
 
     def release(self) -> None:
-        super().release()
         self._source.release()
 
 

@@ -35,8 +35,8 @@ class FileSource(Source):
         classes: list[str] | None,
         refused: list[tuple[str, str]],
     ) -> None:
-        super().__init__(name, items, classes, refused)
-        self._paths = paths
+        self.name, self.classes, self.refused, self.native_size = name, classes, refused, None
+        self._items, self._paths = items, paths
 
     def load(self, index: int) -> bytes:
         return Path(self._paths[index]).read_bytes()

@@ -117,7 +117,8 @@ class HuggingFaceSource(Source):
         label: str | None,
         columns: Columns,
     ) -> None:
-        super().__init__(name, items := list[Item]())
+        items = list[Item]()
+        self.name, self.native_size, self.refused, self._items = name, None, [], items
         features = next(iter(splits.values())).features
         roles = {
             role: _optional_column(features, role, getattr(columns, role), name)

@@ -68,8 +68,8 @@ class ShardSource(Source):
         refused: Refusals,
         index: ShardIndex,
     ) -> None:
-        super().__init__(name, items, classes, refused)
-        self._places, self._index = places, index
+        self.name, self.classes, self.refused, self.native_size = name, classes, refused, None
+        self._items, self._places, self._index = items, places, index
         self._times = {
             path: os.stat(path).st_mtime_ns for path in dict.fromkeys(path for path, *_ in places)
         }

@@ -40,26 +40,20 @@ class Item:
 class Source(ABC):
     """Images with keys, splits and perhaps labels. Nothing is read before `load`.
 
-    Args:
+    Attributes:
         name: used in messages.
-        items: all samples, in a stable order.
         classes: names of the labels, if known.
         refused: (path, reason) of what was refused without being read, e.g. because it is missing
             or not a regular file.
         native_size: (height, width) if all images have the same size, else None.
     """
 
-    def __init__(
-        self,
-        name: str,
-        items: Sequence[Item],
-        classes: list[str] | None = None,
-        refused: list[tuple[str, str]] | None = None,
-        native_size: tuple[int, int] | None = None,
-    ) -> None:
-        self.name, self.classes, self.native_size = name, classes, native_size
-        self.refused = [] if refused is None else refused
-        self._items = items
+    name: str
+    classes: list[str] | None
+    refused: list[tuple[str, str]]
+    native_size: tuple[int, int] | None
+
+    _items: Sequence[Item]
 
     @abstractmethod
     def load(self, index: int) -> bytes | Pixels:
