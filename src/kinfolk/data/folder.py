@@ -59,7 +59,7 @@ class FileSource(Source):
 def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
     """All images below `root`, sorted by their relative path.
 
-    `train/` (or `training/`) at the top, alone or beside `test/`, `testing/`, `val/`, `valid/` or
+    `train/` (or `training/`) at the top, alone or with `test/`, `testing/`, `val/`, `valid/` or
     `validation/`, makes splits; otherwise everything is "train". Upper and lower case do not
     matter.
     """
@@ -105,7 +105,7 @@ def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
             f"`{root}` contains no images" + (f", only {others:,} other files" if others else "")
         )
     found.sort()
-    _refuse_twins([key for key, *_ in found])
+    _refuse_equal_names([key for key, *_ in found])
     folders = sorted({folder for *_, folder in found if folder is not None})
     if (
         not labels_from_folders
@@ -233,7 +233,7 @@ def _text(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
-def _refuse_twins(keys: list[str]) -> None:
+def _refuse_equal_names(keys: list[str]) -> None:
     for first, second in pairwise(keys):
         if first == second:
             raise KinfolkError(

@@ -1,9 +1,9 @@
 """Preparing data: every image is read, checked and decoded once, into pixels by sample id.
 
-`prepare` is the entry point. `Roster` turns the items of a source and the results of reading them
+`prepare` is the entry point. `Listing` turns the items of a source and the results of reading them
 into the table of samples. `hand_over` and `take_over` pass prepared data to the other processes of
-a training, which map its table and pixels and never list the source (which would take about 1,500
-bytes per sample for a while). Refused images are written to a quarantine file.
+a training, which map its table and pixels and never list the source (about 1,500 bytes per
+sample for a while). Refused images are written to a quarantine file.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def prepare(
         raise UsageError(f"`workers` (={workers}) must be 0 or more")
     if shared and cache_dir is None:
         raise UsageError("`shared` needs a `cache_dir` that all processes can read")
-    roster = Roster(source)
+    listing = Listing(source)
     if cache_dir is not None:
         source.keep(cache_dir)
     height, width = cached_size(source.native_size, image_size)
@@ -103,39 +103,39 @@ def prepare(
             cache_dir, source=source.name, height=height, width=width, pixel_cap=pixel_cap
         )
     )
-    num_bytes = len(roster.images) * height * width * 3
+    num_bytes = len(listing.images) * height * width * 3
     in_memory = (
         num_bytes < available_memory() // 2
         and not shared
         and (folder is None or num_bytes <= _SMALL_BYTES)
     )
     with ExitStack() as held:
-        found = None if folder is None else folder.find(roster.agrees)
+        found = None if folder is None else folder.find(listing.agrees)
         if found is None and folder is not None and not in_memory:
             held.enter_context(one_writer(folder.path))
-            found = folder.find(roster.agrees)  # another process may have written it meanwhile
+            found = folder.find(listing.agrees)  # another process may have written it meanwhile
         if found is not None or not in_memory:
             keep = Samples.packed if folder is None else partial(Samples.mapped, folder=folder.path)
         else:
             keep, folder = Samples.packed, None
         if found is None:
-            results = _read_all(source, roster.images, height, width, pixel_cap, workers)
+            results = _read_all(source, listing.images, height, width, pixel_cap, workers)
             store = (
-                MemoryStore(len(roster.images), height, width)
+                MemoryStore(len(listing.images), height, width)
                 if in_memory
                 else FileStore(
-                    None if folder is None else folder.path, len(roster.images), height, width
+                    None if folder is None else folder.path, len(listing.images), height, width
                 )
             )
-            found = _decode(roster, results, store, folder, progress)
-    data = roster.image_data(*found, keep)
+            found = _decode(listing, results, store, folder, progress)
+    data = listing.image_data(*found, keep)
     if folder is not None:
         data.folder, data.verify = folder.path, folder.verify
     return data
 
 
 def _decode(
-    roster: Roster,
+    listing: Listing,
     results: Generator[Read, None, None],
     store: MemoryStore | FileStore,
     folder: CacheFolder | None,
@@ -146,12 +146,12 @@ def _decode(
         reads = []
         with strict_pillow(), closing(results):
             for read in show_progress(
-                results, len(roster.images), "Reading images", enabled=progress
+                results, len(listing.images), "Reading images", enabled=progress
             ):
                 if read.pixels is not None:
                     store.add(read.pixels)
                 reads.append(read._replace(pixels=None))
-        contents = roster.contents(reads)
+        contents = listing.contents(reads)
         cache = (
             folder.publish(store, contents)
             if folder is not None and isinstance(store, FileStore)
@@ -251,7 +251,7 @@ def _why(error: Exception) -> str:
 
 
 @final
-class Roster:
+class Listing:
     """The items of a source in the order of their ids, and the images they need.
 
     Attributes:
