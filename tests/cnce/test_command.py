@@ -36,13 +36,10 @@ def test_the_table_has_the_papers_figures_next_to_ours(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "new" / "table.json"
-    assert (
-        left("--seeds", "2", "--epochs", "1", "--train-each", "--same-data", "--out", str(out)) == 0
-    )
+    assert left("--seeds", "2", "--epochs", "1", "--train-each", "--out", str(out)) == 0
     shown = capsys.readouterr().out
     assert "0.02041 nats" in shown
     assert shown.count("0.01345 ± 0.00100") == 2  # the paper's NCE, whole, in both tables
-    assert "the same in all runs" in shown
     assert all(len(line) <= 80 for line in shown.splitlines())
     found = json.loads(out.read_text(encoding="utf-8"))
     assert found["settings"]["epochs"] == 1
@@ -87,7 +84,6 @@ def test_variance_of_two_views(tmp_path: Path, capsys: pytest.CaptureFixture[str
     [
         (["--study", "bias"], "there are: table, variance"),
         (["--study", "variance", "--train-each"], "--train-each belongs to --study table"),
-        (["--study", "variance", "--same-data"], "--same-data belongs to --study table"),
         (["--views", "a.npy", "b.npy"], "--views belongs to --study variance"),
         (["--study", "variance", "--views", "a.npy", "b.npy"], "a.npy cannot be read"),
         (["--temperature", "0"], "--temperature (=0.0) must be above 0"),
