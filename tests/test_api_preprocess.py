@@ -78,7 +78,7 @@ def test_images_are_turned_by_their_tag(encoder: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [(12, 30), (40, 20), (90, 70)])
-def test_arrays_agree(tmp_path: Path, size: tuple[int, int]) -> None:
+def test_arrays_are_preprocessed_as_by_embed(tmp_path: Path, size: tuple[int, int]) -> None:
     images = np.stack([np.asarray(photo(*size, seed)) for seed in range(12)])
     run = start(images, tmp_path / "run")
     encoder = kf.load(run)

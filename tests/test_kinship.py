@@ -12,6 +12,7 @@ from kinfolk.detectors.base import Detector
 from kinfolk.kinship import ACTIONS, Action, Kin, Policy, above, check_answer, same_key, weigh
 from kinfolk.objectives import NTXentLoss, SogCLRLoss
 from kinfolk.pairs import OUT, Block
+from tests.cover import pairwise
 from tests.detectors.blocks import random_block
 from tests.reference import weights
 from tests.scripted import Scripted, everybody, same_class
@@ -21,9 +22,9 @@ LEVELS = [-1.0, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0]
 
 
 @given(data=st.data())
-@pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.parametrize("attracted_stay", [True, False])
-@pytest.mark.parametrize("graded", [False, True])
+@pytest.mark.parametrize(
+    ("action", "attracted_stay", "graded"), pairwise(ACTIONS, [True, False], [False, True])
+)
 def test_weights_and_targets_equal_a_slow_loop(
     action: Action, attracted_stay: bool, graded: bool, data: st.DataObject
 ) -> None:
@@ -69,11 +70,13 @@ def test_without_kin_only_own_and_ignored_are_left_out() -> None:
     assert found.kin_RC is None
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("min_negatives", [1, 3])
 @pytest.mark.parametrize(
-    "make",
-    [lambda **given: NTXentLoss(**given), lambda **given: SogCLRLoss(num_samples=12, **given)],
+    ("dtype", "min_negatives", "make"),
+    pairwise(
+        [torch.float32, torch.float64],
+        [1, 3],
+        [lambda **given: NTXentLoss(**given), lambda **given: SogCLRLoss(num_samples=12, **given)],
+    ),
 )
 def test_the_order_of_candidates_does_not_decide_which_negatives_are_kept(
     make: type[NTXentLoss], min_negatives: int, dtype: torch.dtype
@@ -111,15 +114,19 @@ def test_a_row_short_of_negatives_is_given_back_its_least_similar() -> None:
     assert int(loss_fn.stats.flagged) == 2 * (8 - 3)
 
 
-@pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.parametrize("min_negatives", [1, 4])
 @pytest.mark.parametrize(
-    ("low", "high"), [(-0.2, 0.4), (None, 0.1), (-0.2, 2.0), (0.9, 0.95), (-2.0, -0.9), (0.2, None)]
+    ("action", "min_negatives", "levels"),
+    pairwise(
+        ACTIONS,
+        [1, 4],
+        [(-0.2, 0.4), (None, 0.1), (-0.2, 2.0), (0.9, 0.95), (-2.0, -0.9), (0.2, None)],
+    ),
 )
 def test_kin_above_a_level_and_ignored_below_another(
-    action: Action, min_negatives: int, low: float | None, high: float | None
+    action: Action, min_negatives: int, levels: tuple[float | None, float | None]
 ) -> None:
     """Also where the levels leave rows with too few negatives, or with none."""
+    low, high = levels
     z = torch.randn(2, 9, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
     class Levels(Detector):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kinfolk.seeding import counted, derive_seed, generator
+from kinfolk.seeding import derive_seed, generator, step_generator
 
 
 def test_same_key_same_stream() -> None:
@@ -48,6 +48,7 @@ def test_every_step_has_its_own_stream_which_is_pinned() -> None:
     """Changing this breaks the exact resume of every stored run with draws from a bank, of keys or
     of partners."""
     first = [
-        int(torch.randint(1 << 30, (), generator=counted(1 << 61, count))) for count in range(3)
+        int(torch.randint(1 << 30, (), generator=step_generator(1 << 61, count)))
+        for count in range(3)
     ]
     assert first == [398764591, 1061650667, 794921487]

@@ -8,6 +8,7 @@ import torch
 from kinfolk.objectives import NTXentLoss, RelativeContrastLoss
 from kinfolk.pairs import Pairs
 from kinfolk.stats import UNIT, Stats
+from tests.cover import pairwise
 from tests.scripted import Scripted, everybody, same_class
 
 
@@ -64,10 +65,11 @@ def slow_anchors(labels: list[int], num_classes: int) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(
-    "labels", [[0, 0, 1, 1, 0, 2, 1], [0, -1, 1, 1, -1, 0, 0], [0, 1, 2, 2, -1, 3, 4]]
+    ("labels", "num_classes", "block_rows"),
+    pairwise(
+        [[0, 0, 1, 1, 0, 2, 1], [0, -1, 1, 1, -1, 0, 0], [0, 1, 2, 2, -1, 3, 4]], [2, 5], [None, 4]
+    ),
 )
-@pytest.mark.parametrize("num_classes", [2, 5])
-@pytest.mark.parametrize("block_rows", [None, 4])
 def test_rates_of_the_anchors_equal_the_released_definition(
     labels: list[int], num_classes: int, block_rows: int | None
 ) -> None:

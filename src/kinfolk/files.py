@@ -170,7 +170,7 @@ def explain_file_errors(folder: Path) -> Iterator[None]:
 
     Their threads run into the same error; its traceback is suppressed there.
     """
-    usual = threading.excepthook
+    previous = threading.excepthook
 
     place = os.path.abspath(folder)
 
@@ -186,7 +186,7 @@ def explain_file_errors(folder: Path) -> Iterator[None]:
 
     def hook(args: threading.ExceptHookArgs) -> None:
         if not is_about_folder(args.exc_value):
-            usual(args)
+            previous(args)
 
     threading.excepthook = hook
     try:
@@ -204,7 +204,7 @@ def explain_file_errors(folder: Path) -> Iterator[None]:
             ) from error
         raise
     finally:
-        threading.excepthook = usual
+        threading.excepthook = previous
 
 
 def sync_folder(folder: Path) -> None:
@@ -269,7 +269,7 @@ def check_sealed_zip(path: Path) -> None:
             file.seek(-length - 2, os.SEEK_END)
             end = file.read()
             file.seek(0)
-            state = _hashed(file, size - length - 2)
+            state = _hash(file, size - length - 2)
             state.update(b"\0\0")
             if end == length.to_bytes(2, "little") + _SEAL + state.hexdigest().encode():
                 return
@@ -327,10 +327,10 @@ def check_safetensors(path: Path, metadata: Mapping[str, str], own: bool = False
         length = int.from_bytes(file.read(8), "little")
         file.seek(0)
         header = file.read(8 + length)
-        wanted = f'"{DIGEST}":"{digest}"'.encode()
-        if len(digest) != _HEX or header.count(wanted) != 1:
+        expected = f'"{DIGEST}":"{digest}"'.encode()
+        if len(digest) != _HEX or header.count(expected) != 1:
             raise DamagedFileError("its bytes do not match its digest")
-        place = header.index(wanted) + len(DIGEST) + 4
+        place = header.index(expected) + len(DIGEST) + 4
         state = hashlib.blake2b(
             header[:place] + b"0" * _HEX + header[place + _HEX :], digest_size=_HEX // 2
         )
@@ -346,7 +346,7 @@ def _make_folder(folder: Path) -> None:
         sync_folder(folder.parent)
 
 
-def _hashed(file: BinaryIO, length: int) -> hashlib.blake2b:
+def _hash(file: BinaryIO, length: int) -> hashlib.blake2b:
     state = hashlib.blake2b(digest_size=_HEX // 2)
     while length > 0 and (piece := file.read(min(length, _PIECE))):
         state.update(piece)

@@ -42,7 +42,7 @@ def generator(seed: int, *key: int | str, device: torch.device | str = "cpu") ->
     return torch.Generator(device=device).manual_seed(derive_seed(seed, *key))
 
 
-def counted(seed: int, count: int) -> torch.Generator:
+def step_generator(seed: int, count: int) -> torch.Generator:
     """The generator of the `count`-th step of a module that stores its own random 62-bit `seed` and
     counts its steps."""
     return torch.Generator().manual_seed(seed ^ count)

@@ -140,7 +140,9 @@ def test_two_views_for_the_estimators(
     assert not np.allclose(np.load(first), one)
 
 
-def test_embedding(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_embed_writes_features_and_their_keys(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "new" / "features.npy"
     assert run("embed", str(trained), "--out", str(out)) == 0
     features, table = np.load(out), pq.read_table(out.with_suffix(".parquet"))

@@ -89,7 +89,7 @@ def test_tables_as_files(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         ),
     ],
 )
-def test_wrong_use(
+def test_wrong_options_are_refused_in_one_sentence(
     arguments: list[str], message: str, runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("compare", runs, *arguments) == 2

@@ -37,6 +37,8 @@ def test_one_recipe_is_printed_with_its_header(capsys: pytest.CaptureFixture[str
         (["show", "demo-digit"], "demo-digits?"),
     ],
 )
-def test_wrong_use(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_recipes_are_refused_in_one_sentence(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(*words) == 2
     assert message in capsys.readouterr().err

@@ -28,14 +28,14 @@ KINDS = {
 
 
 @pytest.mark.parametrize("size", [2, 3, 37, 64, 399, 400])
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_sample_once_but_for_the_last_few(kind: str, size: int) -> None:
-    order = cluster_pair_batches(KINDS[kind], size, draw())
-    assert len(order) == 400 // size * size
-    assert len(set(order.tolist())) == len(order), (
-        "between zero and one visits; fewer than a batch is left out"
-    )
-    assert 0 <= order.min() <= order.max() < 400
+def test_every_sample_once_but_for_the_last_few(size: int) -> None:
+    for kind in KINDS:
+        order = cluster_pair_batches(KINDS[kind], size, draw())
+        assert len(order) == 400 // size * size
+        assert len(set(order.tolist())) == len(order), (
+            "between zero and one visits; fewer than a batch is left out"
+        )
+        assert 0 <= order.min() <= order.max() < 400
 
 
 def test_all_samples_are_visited_over_epochs() -> None:

@@ -166,7 +166,7 @@ def test_features_are_moving_averages_and_the_first_counts_whole() -> None:
     assert hierarchy.tree.features.tolist() == [[0, 0], pytest.approx([3 / 10**0.5, 1 / 10**0.5])]
 
 
-def test_centres() -> None:
+def test_centres_are_normalised_sums_of_their_members() -> None:
     labels, z = planted()
     hierarchy = Hierarchy(len(z), 3, merge_similarity=0.5)
     hierarchy.start(labels, z)

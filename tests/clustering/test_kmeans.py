@@ -137,7 +137,7 @@ def test_features_that_are_not_finite_are_refused(bad: float) -> None:
         kmeans(x, 2, seed=0)
 
 
-def test_wrong_arguments() -> None:
+def test_wrong_arguments_are_refused_with_name_value_and_rule() -> None:
     x = torch.randn(10, 3)
     with pytest.raises(ValueError, match=r"`init` \(=\(2, 4\)\) must have the shape \(2, 3\)"):
         kmeans(x, 2, seed=0, init=torch.zeros(2, 4))

@@ -119,7 +119,7 @@ def test_a_cast_for_weights_spares_the_centroids() -> None:
     assert torch.equal(clusters.centroids, before)
 
 
-def test_wrong_arguments() -> None:
+def test_wrong_arguments_are_refused_with_name_value_and_rule() -> None:
     with pytest.raises(
         ValueError,
         match=r"`num_clusters` \(=60\) must be at least 1 and below the number of samples \(60\)",

@@ -32,15 +32,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
 
 
-def test_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_the_papers_figures_next_to_ours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "new" / "table.json"
-    assert (
-        left("--seeds", "2", "--epochs", "1", "--train-each", "--same-data", "--out", str(out)) == 0
-    )
+    assert left("--seeds", "2", "--epochs", "1", "--train-each", "--out", str(out)) == 0
     shown = capsys.readouterr().out
     assert "0.02041 nats" in shown
     assert shown.count("0.01345 ± 0.00100") == 2  # the paper's NCE, whole, in both tables
-    assert "the same in all runs" in shown
     assert all(len(line) <= 80 for line in shown.splitlines())
     found = json.loads(out.read_text(encoding="utf-8"))
     assert found["settings"]["epochs"] == 1
@@ -62,7 +61,9 @@ def test_one_run_without_spread(capsys: pytest.CaptureFixture[str]) -> None:
     assert "None" not in shown
 
 
-def test_variance(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_variance_study_prints_every_number_of_negatives(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert left("--study", "variance", "--seeds", "1", "--epochs", "1") == 0
     shown = capsys.readouterr().out
     assert all(text in shown for text in ("4,096", "ω = 90", "0.02041", "anchors: 60"))
@@ -83,13 +84,14 @@ def test_variance_of_two_views(tmp_path: Path, capsys: pytest.CaptureFixture[str
     [
         (["--study", "bias"], "there are: table, variance"),
         (["--study", "variance", "--train-each"], "--train-each belongs to --study table"),
-        (["--study", "variance", "--same-data"], "--same-data belongs to --study table"),
         (["--views", "a.npy", "b.npy"], "--views belongs to --study variance"),
         (["--study", "variance", "--views", "a.npy", "b.npy"], "a.npy cannot be read"),
         (["--temperature", "0"], "--temperature (=0.0) must be above 0"),
         (["--out", "table.csv"], "must end in .json"),
     ],
 )
-def test_wrong_use(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_are_refused_in_one_sentence(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert left(*arguments) == 2
     assert message in " ".join(capsys.readouterr().err.split())

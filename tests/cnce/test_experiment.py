@@ -115,15 +115,6 @@ def test_table_study() -> None:
     assert json.loads(json.dumps(found))["true"] == true_information()
 
 
-def test_same_data_differ_by_the_critic_only() -> None:
-    untrained = Toy(num_points=50, num_negatives=5, epochs=0)
-    first, second = (
-        table_study(2, untrained, same_data=same)["rows"][1]["values"] for same in (True, False)
-    )
-    assert first[0] == second[0]
-    assert first[1] != second[1]
-
-
 def test_variance_falls_with_the_number_of_negatives_and_with_the_percentile() -> None:
     found = variance_study(1, SMALL, anchors=32, draws=16)
     rows = {(row["negatives"], row["omega"]): row for row in found["rows"]}

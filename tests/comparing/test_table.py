@@ -200,7 +200,7 @@ def test_missing_results(tmp_path: Path) -> None:
     assert partly == "knn is missing in some runs of a row: its mean is over the others."
 
 
-def test_written_down(study: Path, tmp_path: Path) -> None:
+def test_the_table_as_markdown_csv_and_latex(study: Path, tmp_path: Path) -> None:
     table = kf.compare([study])
     head, rule, _, glofnd, _ = table.to_markdown().splitlines()
     assert head.startswith(

@@ -47,5 +47,5 @@ def test_numbers_are_equal_where_the_texts_are() -> None:
         assert column[1:].numbers.tolist()[1] == column[2:].numbers.tolist()[0] or values[0] == "x"
 
 
-def test_rows_of() -> None:
+def test_rows_of_finds_all_rows_of_a_text() -> None:
     assert TextColumn.of(["a", None, "a"]).rows_of("a").tolist() == [0, 2]

@@ -76,7 +76,7 @@ def test_a_refused_file_does_not_count_as_added(root: Path) -> None:
         check_unchanged(data.samples, open_source(root))
 
 
-def test_labels(root: Path) -> None:
+def test_changed_labels_are_named(root: Path) -> None:
     data = prepared(root, labels_from_folders=True)
     check_unchanged(data.samples, open_source(root, labels_from_folders=True), data.quarantine)
     refuses(data, root, r"the classes were \['cats', 'dogs'\], are now None")

@@ -102,7 +102,7 @@ def test_cifar100_is_built_in() -> None:
         ("child,parent\na,x\nb,y\n", r"has 2 roots \('x', 'y'\); add a line"),
         ("child,parent\na,\n", "line 2 of .* gives 'a' no parent"),
         ("child,parent\n\na,b,c\n", "line 3 of .* must hold a child and its parent"),
-        ("child,parent\na,b\na,c\n", "line 3 of .* gives 'a' a second parent, 'c' beside 'b'"),
+        ("child,parent\na,b\na,c\n", "line 3 of .* gives 'a' a second parent, 'c'; it has 'b'"),
     ],
 )
 def test_a_wrong_file_is_one_sentence(text: str, message: str, tmp_path: Path) -> None:

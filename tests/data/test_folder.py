@@ -72,7 +72,7 @@ def test_image_extensions_that_fail_are_refused_by_name(tmp_path: Path) -> None:
     }
 
 
-def test_links(tmp_path: Path) -> None:
+def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     save(tmp_path / "pool" / "a.png", noise(4, 4))
     root = tmp_path / "root"
     save(root / "x" / "b.png", noise(4, 4))
@@ -86,7 +86,7 @@ def test_links(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "split"), [("test", "test"), ("val", "val"), ("valid", "val"), ("validation", "val")]
 )
-def test_splits(tmp_path: Path, name: str, split: str) -> None:
+def test_folders_named_like_splits_are_splits(tmp_path: Path, name: str, split: str) -> None:
     for path in (f"{name}/cats/c.png", "train/dogs/a.png", "train/cats/b.png", "train/loose.png"):
         save(tmp_path / path, noise(4, 4))
     source = opened(tmp_path, labels=True)
@@ -114,7 +114,7 @@ def test_what_lies_outside_the_splits_is_refused_not_trained_on(tmp_path: Path) 
     assert data.quarantine == [("d.png", reason), ("extra/c.png", reason)]
 
 
-def test_train_alone(tmp_path: Path) -> None:
+def test_train_alone_is_a_split_and_next_to_others_a_class(tmp_path: Path) -> None:
     save(tmp_path / "train" / "cats" / "a.png", noise(4, 4))
     assert opened(tmp_path, labels=True).classes == ["cats"]
     save(tmp_path / "bus" / "a.png", noise(4, 4))
@@ -173,7 +173,7 @@ def test_empty_folder(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
-def test_all_bad(tmp_path: Path) -> None:
+def test_a_folder_without_a_good_image_is_refused(tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
         (tmp_path / name).write_bytes(b"")
     with pytest.raises(

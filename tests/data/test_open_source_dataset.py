@@ -59,7 +59,7 @@ def test_tensor_dataset_without_labels() -> None:
     assert torch.equal(data.pixels(torch.arange(5)), x.permute(0, 2, 3, 1))
 
 
-def test_splits() -> None:
+def test_a_mapping_of_datasets_has_its_keys_as_splits() -> None:
     splits = {
         "test": Items([(noise(8, 8, 9), 0)]),
         "train": Items([(noise(8, 8, n), 1) for n in range(3)]),
@@ -92,7 +92,7 @@ def test_bad_items_are_refused_with_the_reason() -> None:
         assert part in reason
 
 
-def test_all_bad() -> None:
+def test_a_dataset_without_a_good_image_is_refused() -> None:
     with pytest.raises(
         KinfolkError,
         match="all 2 images of the Items were refused; the first is train/0: KeyError: 'x'",
@@ -100,7 +100,7 @@ def test_all_bad() -> None:
         prepare(open_source(Items([KeyError("x"), KeyError("y")])), image_size=8)
 
 
-def test_wrong_kinds() -> None:
+def test_what_is_no_map_style_dataset_is_refused() -> None:
     class Stream(IterableDataset[Any]):
         def __iter__(self) -> Any:
             return iter(())

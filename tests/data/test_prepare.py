@@ -369,7 +369,9 @@ def test_progress_bar_on_a_terminal(
         ({"image_size": 8, "workers": -1}, r"`workers` \(=-1\)"),
     ],
 )
-def test_wrong_arguments(small: Path, options: dict[str, Any], match: str) -> None:
+def test_wrong_arguments_are_refused_with_name_value_and_rule(
+    small: Path, options: dict[str, Any], match: str
+) -> None:
     with pytest.raises(UsageError, match=match):
         prepare(open_source(small), **options)
 

@@ -8,7 +8,7 @@ from kinfolk.data.prepare import read_quarantine, summary, write_quarantine
 from kinfolk.errors import KinfolkError
 
 
-def test_round_trip(tmp_path: Path) -> None:
+def test_every_name_and_reason_is_read_as_written(tmp_path: Path) -> None:
     refused = [
         ("a,b.png", 'a "reason"'),
         ("new\nline.png", "日本語"),
@@ -26,13 +26,13 @@ def test_nothing_refused_is_a_header(tmp_path: Path) -> None:
     assert read_quarantine(tmp_path / "quarantine.csv") == []
 
 
-def test_something_else(tmp_path: Path) -> None:
+def test_a_file_with_other_columns_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,y\n1,2\n")
     with pytest.raises(KinfolkError, match="columns must be path and reason"):
         read_quarantine(tmp_path / "a.csv")
 
 
-def test_summary() -> None:
+def test_the_summary_counts_refused_images() -> None:
     assert summary([], 5) is None
     assert (
         summary([("a", "b")], 1200, "run/quarantine.csv")

@@ -36,7 +36,7 @@ def taken(rows: list[int]) -> Samples:
     return replace(samples()._take(rows), ids=np.arange(len(rows)))
 
 
-def test_rows() -> None:
+def test_a_row_has_the_values_of_all_columns() -> None:
     assert samples()[0] == Sample(0, "a.png", 3, 7, 1, "train", 3112, 1, "00", "x", "g")
     assert samples()[1].label is None
     assert [sample.id for sample in samples()] == [0, 1, 2, 3]
@@ -118,7 +118,7 @@ def test_first_difference(now: Samples, sentence: str | None) -> None:
     assert samples().first_difference(now) == sentence
 
 
-def test_added() -> None:
+def test_an_added_sample_is_named() -> None:
     assert (
         taken([0, 2, 3]).first_difference(samples())
         == "b\\n.png was not there before and is now sample 1"

@@ -84,7 +84,7 @@ def test_worker_processes_read_parts_of_archives(tmp_path: Path) -> None:
     assert data.samples.first_difference(prepared(path).samples) is None
 
 
-def test_splits(tmp_path: Path) -> None:
+def test_folders_of_shards_are_splits(tmp_path: Path) -> None:
     shard(tmp_path / "train" / "a.tar", captioned(0, 2))
     shard(tmp_path / "val" / "a.tar", captioned(2, 1))
     data = prepared(tmp_path)
@@ -199,7 +199,7 @@ def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
         open_source(tmp_path / "a.tar.gz")
 
 
-def test_patterns() -> None:
+def test_a_range_in_a_pattern_names_every_shard() -> None:
     assert [path.as_posix() for path in expand("a/{08..10}-{0..1}.tar")] == [
         f"a/{n}-{m}.tar" for n in ("08", "09", "10") for m in (0, 1)
     ]
@@ -256,61 +256,18 @@ def test_a_second_opening_reads_no_shard_that_has_not_changed(
 
 
 @pytest.mark.parametrize("format_", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_the_fast_reading_of_headers_is_that_of_tarfile(tmp_path: Path, format_: int) -> None:
-    names = [
-        "a/b.png",
-        "./c.png",
-        "d.tar.txt",
-        ".hidden.png",
-        "f/" * 60 + "g.png",
-        "ä/ö.png",
-        "x.cls",
-        "empty.txt",
-    ]
+def test_archives_of_every_format_are_read_in_place(tmp_path: Path, format_: int) -> None:
+    names = ["a/b.png", "./c.png", ".hidden.png", "f/" * 60 + "g.png", "ä/ö.png"]
     with tarfile.open(tmp_path / "a.tar", "w", format=format_) as archive:
         for number, name in enumerate(names):
             info = tarfile.TarInfo(name)
-            info.size, info.mtime = 0 if name == "empty.txt" else 500 + number, 1700000000.25
-            archive.addfile(info, io.BytesIO(bytes(info.size)))
-            folder = tarfile.TarInfo(f"folder{number}")
-            folder.type = tarfile.DIRTYPE
-            archive.addfile(folder)
-    with open(tmp_path / "a.tar", "rb") as file, tarfile.open(tmp_path / "a.tar") as archive:
-        expected = [
-            (member.name, member.offset_data, member.size) for member in archive if member.isreg()
-        ]
-        found = shards.plain_members(file.fileno())
-    assert found == expected or (found is None and format_ == tarfile.GNU_FORMAT), (
-        "GNU's long names are left to tarfile"
-    )
-
-
-@pytest.mark.parametrize(
-    "change",
-    ["link", "sparse size", "cut header", "cut data", "no end", "checksum", "not an archive"],
-)
-def test_what_is_not_ordinary_is_left_to_tarfile(tmp_path: Path, change: str) -> None:
-    path = shard(tmp_path / "a.tar", {"a.png": png(0), "b.png": png(1)})
-    whole = bytearray(path.read_bytes())
-    with tarfile.open(path) as archive:
-        second = archive.getmembers()[1]
-    if change == "link":
-        with tarfile.open(path, "w") as archive:
-            link = tarfile.TarInfo("a.png")
-            link.type, link.linkname = tarfile.SYMTYPE, "b.png"
-            archive.addfile(link)
-        whole = bytearray(path.read_bytes())
-    elif change == "sparse size":
-        whole[124] = 0x80
-    elif change == "checksum":
-        whole[second.offset] ^= 1
-    ends = {
-        "cut header": second.offset + 100,
-        "cut data": second.offset_data + 5,
-        "no end": second.offset,
-    }
-    path.write_bytes(
-        b"hello" if change == "not an archive" else whole[: ends.get(change, len(whole))]
-    )
-    with open(path, "rb") as file:
-        assert shards.plain_members(file.fileno()) is None
+            info.size, info.mtime = len(png(number)), 1700000000.25
+            archive.addfile(info, io.BytesIO(png(number)))
+    found = shards.read_shard(tmp_path / "a.tar")
+    assert found.fault is None
+    assert [entry.key for entry in found.entries] == ["a/b", "c", "f/" * 60 + "g", "ä/ö"]
+    data = (tmp_path / "a.tar").read_bytes()
+    for entry, number in zip(found.entries, (0, 1, 3, 4), strict=True):
+        assert entry.image is not None
+        offset, length = entry.image
+        assert data[offset : offset + length] == png(number)

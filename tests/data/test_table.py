@@ -36,7 +36,7 @@ def labels_of(data: ImageData) -> list[int] | None:
     return None if data.labels is None else data.labels.tolist()
 
 
-def test_all_columns(tmp_path: Path) -> None:
+def test_every_column_of_a_table_is_used(tmp_path: Path) -> None:
     a, b, c = image_files(tmp_path, 3)
     header = ("image", "caption", "label", "group", "split")
     rows = [
@@ -279,7 +279,9 @@ def test_known_positives(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_bad_csv(tmp_path: Path, content: bytes, match: str) -> None:
+def test_a_csv_file_that_is_no_table_is_refused_in_one_sentence(
+    tmp_path: Path, content: bytes, match: str
+) -> None:
     (tmp_path / "t.csv").write_bytes(content)
     with pytest.raises(KinfolkError, match=match):
         prepared(tmp_path / "t.csv")
@@ -338,7 +340,7 @@ def test_bytes_that_are_no_text_in_parquet(tmp_path: Path, kind: pa.DataType) ->
     )
 
 
-def test_bad_parquet(tmp_path: Path) -> None:
+def test_a_parquet_file_without_paths_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "t.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(KinfolkError, match="not a readable table"):
         prepared(tmp_path / "t.parquet")

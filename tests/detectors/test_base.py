@@ -317,7 +317,7 @@ def test_wrong_epochs(epoch: int, update_from: int | None) -> None:
         StartAt(FNC(top_k=1), epoch=epoch, update_from=update_from)
 
 
-def test_repr() -> None:
+def test_repr_shows_the_wrapped_detector() -> None:
     assert repr(StartAt(FNC(top_k=1), epoch=3)) == "StartAt(FNC(top_k=1), epoch=3, update_from=3)"
     assert repr(InGuideSpace(Nearest())).startswith("InGuideSpace(Nearest(")
 

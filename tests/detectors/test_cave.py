@@ -102,12 +102,14 @@ def test_it_is_due_every_so_often_and_saved_whole() -> None:
         ({"num_samples": 5, "num_clusters": 2, "every": 0}, r"`every` \(=0\) must be at least 1"),
     ],
 )
-def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
+def test_wrong_arguments_are_refused_with_name_value_and_rule(
+    arguments: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         Cave(**arguments)
 
 
-def test_wrong_calls() -> None:
+def test_calls_without_features_or_with_unknown_ids_are_refused() -> None:
     with pytest.raises(ValueError, match="`features` of all samples must be given"):
         Cave(num_samples=6, num_clusters=3).refresh(None, 0.0)
     with pytest.raises(ValueError, match=r"`ids` \(=6\) must be in \[0, 6\)"):

@@ -84,7 +84,9 @@ def test_the_order_of_candidates_changes_nothing_and_similarities_stay() -> None
         ({"min_similarity": 1.5}, r"`min_similarity` \(=1.5\) must be in \[-1, 1\]"),
     ],
 )
-def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
+def test_wrong_arguments_are_refused_with_name_value_and_rule(
+    arguments: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         FNC(**arguments)
 

@@ -505,7 +505,9 @@ def quantiles(sim: torch.Tensor, alpha: float) -> torch.Tensor:
         ({"num_samples": 3, "alpha": 0.1, "betas": (0.9, 1.0)}, r"`betas` \(=\(0.9, 1.0\)\)"),
     ],
 )
-def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
+def test_wrong_arguments_are_refused_with_name_value_and_rule(
+    arguments: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         GloFND(**arguments)
 

@@ -14,6 +14,7 @@ from kinfolk.kinship import Action, Kin
 from kinfolk.objectives import FastCLIPLoss, NTXentLoss, SogCLRLoss
 from kinfolk.objectives.base import Objective
 from kinfolk.pairs import Block
+from tests.cover import pairwise
 from tests.detectors.test_guide import require_equal
 
 N, B = 12, 7
@@ -96,9 +97,10 @@ def refreshed_ifnd(**given: Any) -> IFND:
     return detector
 
 
-@pytest.mark.parametrize("num_clusters", [(2,), (2, 3)])
-@pytest.mark.parametrize("confidence", ["sample", "cluster"])
-@pytest.mark.parametrize("final_rate", [1.0, 0.75])
+@pytest.mark.parametrize(
+    ("num_clusters", "confidence", "final_rate"),
+    pairwise([(2,), (2, 3)], ["sample", "cluster"], [1.0, 0.75]),
+)
 def test_pseudo_labels_count_by_the_lower_confidence(
     num_clusters: tuple[int, ...], confidence: str, final_rate: float
 ) -> None:

@@ -83,7 +83,9 @@ def test_a_sample_that_is_not_accepted_is_alone() -> None:
         ({"schedule": "constant", "final_rate": 0.7}, [0.7] * 4),
     ],
 )
-def test_schedules(arguments: dict[str, Any], want: list[float]) -> None:
+def test_schedules_accept_the_share_of_their_progress(
+    arguments: dict[str, Any], want: list[float]
+) -> None:
     detector = made(None, **arguments)
     assert [detector.rate(progress) for progress in (0.0, 0.05, 0.5, 1.0)] == want
 
@@ -229,7 +231,7 @@ def test_true_clusters_attracted_are_supcon() -> None:
 
 
 @pytest.mark.parametrize("action", ["eliminate", "attract", "reweight"])
-def test_gradient(action: Action) -> None:
+def test_gradient_equals_finite_differences(action: Action) -> None:
     z1, z2, ids = batch(size=6)
     objective = NTXentLoss(temperature=0.3, detector=made(1.0), action=action, block_rows=4)
     inputs = (z1.requires_grad_(), z2.requires_grad_())
@@ -354,7 +356,9 @@ def test_usual_clusters(number: int, want: tuple[int, ...]) -> None:
         ({"temperature": 0.0}, r"`temperature` \(=0.0\) must be above 0"),
     ],
 )
-def test_wrong_arguments(changed: dict[str, Any], message: str) -> None:
+def test_wrong_arguments_are_refused_with_name_value_and_rule(
+    changed: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         made(None, **changed)
 

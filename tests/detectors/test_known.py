@@ -199,7 +199,7 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
         Known(num_samples=6, pairs=str(other))
 
 
-def test_repr() -> None:
+def test_repr_counts_pairs() -> None:
     assert (
         repr(Known(num_samples=6, pairs=torch.tensor(PAIRS)))
         == "Known(<6 pairs>, num_samples=6, symmetric=True)"

@@ -95,7 +95,7 @@ def test_the_state_is_saved_and_the_clusters_go_on() -> None:
     )
 
 
-def test_settings() -> None:
+def test_the_default_number_of_clusters_and_the_epochs_of_refreshes() -> None:
     assert Neighbours(num_samples=86_000).num_clusters == 2000
     assert [Neighbours(num_samples=NUM_SAMPLES, every=2).due(epoch) for epoch in range(4)] == [
         True,

@@ -52,7 +52,7 @@ def test_an_id_without_a_label_is_named() -> None:
         )
 
 
-def test_repr() -> None:
+def test_repr_counts_labels_and_classes() -> None:
     assert repr(Oracle(torch.tensor([0, 1, -1, 1]))) == "Oracle(labels=<4 labels, 2 classes>)"
 
 

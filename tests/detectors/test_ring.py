@@ -17,6 +17,7 @@ from kinfolk.frameworks.registry import Context, build_detector, parse
 from kinfolk.kinship import ACTIONS, Action
 from kinfolk.objectives import NTXentLoss, SogCLRLoss
 from kinfolk.pairs import Block, Pairs
+from tests.cover import pairwise
 from tests.detectors.blocks import dropped, mask, random_block
 from tests.reference import ring as reference
 
@@ -122,7 +123,7 @@ def test_the_whole_ring_is_the_base_loss_bit_for_bit(objective: NTXentLoss | Sog
 @pytest.mark.parametrize(
     "arguments", [{}, {"boundaries": "learned"}, {"num_clusters": (2, 3)}, {"draw": 3}]
 )
-def test_gradient(action: Action, arguments: dict[str, Any]) -> None:
+def test_gradient_equals_finite_differences(action: Action, arguments: dict[str, Any]) -> None:
     detector = Ring(lower=0.3, upper=0.8, num_samples=5, **arguments)
     if detector.due(0):
         detector.refresh(torch.randn(5, 3, generator=torch.Generator().manual_seed(0)), 0.0)
@@ -179,11 +180,14 @@ def test_cold_and_coarse_stay_finite(dtype: torch.dtype, arguments: dict[str, An
     )
 
 
-@pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize(
-    "arguments", [{}, {"boundaries": "learned"}, {"num_clusters": 1}, {"draw": 1}]
+    ("action", "arguments", "bounds"),
+    pairwise(
+        ACTIONS,
+        [{}, {"boundaries": "learned"}, {"num_clusters": 1}, {"draw": 1}],
+        [(0.0, 0.001), (0.5, 0.5001), (0.99, 1.0), (0.999, 0.9999)],
+    ),
 )
-@pytest.mark.parametrize("bounds", [(0.0, 0.001), (0.5, 0.5001), (0.99, 1.0), (0.999, 0.9999)])
 def test_no_anchor_is_left_without_negatives(
     bounds: tuple[float, float], arguments: dict[str, Any], action: Action
 ) -> None:
@@ -325,7 +329,9 @@ def test_members_of_a_cluster_are_kin_wherever_they_are() -> None:
         ({"lower": 0, "upper": 1, "every": 0}, r"`every` \(=0\) must be at least 1"),
     ],
 )
-def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
+def test_wrong_arguments_are_refused_with_name_value_and_rule(
+    arguments: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         Ring(**arguments)
 

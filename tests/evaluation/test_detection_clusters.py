@@ -58,7 +58,7 @@ def test_several_levels_are_averaged() -> None:
     assert mtpr_mtnr(labels, truth) == pytest.approx(tuple(expected.tolist()))
 
 
-def test_the_limits() -> None:
+def test_rates_of_instances_the_oracle_and_one_cluster() -> None:
     truth = torch.arange(12) % 3
     assert mtpr_mtnr(torch.arange(12), truth) == (0.0, 1.0), "instance-level learning"
     assert mtpr_mtnr(torch.full((12,), -1), truth) == (0.0, 1.0)

@@ -110,7 +110,7 @@ def test_rates_fall_by_steps_or_by_a_cosine() -> None:
     assert [_factor("cosine", epoch, 20) for epoch in (0, 10, 20)] == pytest.approx([1, 0.5, 0])
 
 
-def test_wrong_use(encoder: torch.nn.Module) -> None:
+def test_wrong_arguments_are_refused_in_one_sentence(encoder: torch.nn.Module) -> None:
     data = Images(10)
     one = torch.tensor([0, 2]), torch.tensor([0, 0])
     with pytest.raises(

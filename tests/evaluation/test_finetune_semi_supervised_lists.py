@@ -33,7 +33,7 @@ def test_seeded_and_nested() -> None:
     assert (tenth | ~label_subset(labels, 0.02, 5)).all()
 
 
-def test_wrong_use() -> None:
+def test_wrong_lists_are_refused_in_one_sentence() -> None:
     with pytest.raises(ValueError, match=r"`fraction` \(=0\)"):
         label_subset(np.arange(3), 0, 0)
     with pytest.raises(KinfolkError, match="no labelled samples"):

@@ -82,7 +82,7 @@ def test_the_papers_numbers() -> None:
     assert ("lbfgs", *PROBES) == OFFERED
 
 
-def test_top5(features: Parts) -> None:
+def test_top5_is_measured_with_more_than_five_classes(features: Parts) -> None:
     train_x, train_y, test_x, test_y = (part[:200] for part in features)
     quick = ProbeSettings("sgd", 1.0, 64, 5, "constant")
     five, of_five = train_y < 5, test_y < 5

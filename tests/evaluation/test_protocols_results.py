@@ -16,7 +16,7 @@ from kinfolk.evaluation.probes import LinearResult
 from kinfolk.evaluation.protocols import read_results, write_result
 
 
-def test_there_and_back(tmp_path: Path) -> None:
+def test_written_results_are_read_again(tmp_path: Path) -> None:
     assert read_results(tmp_path) == {}
     write_result(tmp_path, "knn", {"accuracy": 0.5, "k": 20})
     path = write_result(

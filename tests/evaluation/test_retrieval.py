@@ -59,7 +59,7 @@ def test_embeddings_that_are_all_alike_come_to_chance() -> None:
     ("owners", "match"),
     [([0], "one entry per row"), ([0, 2], "row numbers of"), ([0, 0], "every image")],
 )
-def test_wrong_owners(owners: list[int], match: str) -> None:
+def test_wrong_owners_are_refused_with_name_value_and_rule(owners: list[int], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         retrieval(torch.eye(2), torch.eye(2), torch.tensor(owners))
 

@@ -60,7 +60,7 @@ def shapes(state: dict[str, Any]) -> dict[str, list[int]]:
     return {name: list(value.shape) for name, value in state.items()}
 
 
-def test_safetensors(small: Path) -> None:
+def test_safetensors_has_the_weights_and_the_views(small: Path) -> None:
     found = kf.export(small, "safetensors")
     assert found.path == small / "export" / "encoder.safetensors"
     assert found.checked == "read again and equal"
@@ -191,7 +191,7 @@ def test_networks_of_other_packages() -> None:
     assert network_in("timm", {"name": "torchvision/resnet152"}) == "resnet152"
 
 
-def test_wrong_use(small: Path, tmp_path: Path) -> None:
+def test_wrong_formats_and_existing_files_are_refused(small: Path, tmp_path: Path) -> None:
     with pytest.raises(
         UsageError,
         match=(
@@ -224,7 +224,9 @@ def test_other_features_are_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_onnx(small: Path, tmp_path: Path) -> None:
+def test_onnx_gives_the_same_features_and_has_the_views_in_its_metadata(
+    small: Path, tmp_path: Path
+) -> None:
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
     found = kf.export(small, "onnx", tmp_path / "encoder.onnx")

@@ -125,11 +125,11 @@ def made() -> list[tuple[str, bytes, Reader]]:
         ("quotes.csv", b'image,label\n"a' + b'"' * 999, _source),
         ("wide.csv", b"image," + b",".join(b"c%d" % n for n in range(5000)) + b"\n", _source),
         ("links.tar", _tar(), _source),
-        ("train-images-idx3-ubyte", struct.pack(">HBB3I", 0, 8, 3, *[(1 << 32) - 1] * 3), _source),
+        ("train-images-idx3-ubyte", struct.pack(">HBB3I", 0, 8, 3, *[(1 << 32) - 1] * 3), _idx),
         (
             "train-images-idx3-ubyte.gz",
             gzip.compress(struct.pack(">HBB3I", 0, 8, 3, *[1 << 20] * 3)),
-            _source,
+            _idx,
         ),
         ("tokenizer.json", deep, _tokenizer),
         ("circle.csv", b"child,parent\na,b\nb,a\n", _hierarchy),
@@ -208,7 +208,7 @@ def seeds(room: Path) -> list[tuple[str, bytes, Reader]]:
         ("features.parquet", table.getvalue(), _features),
         ("features.safetensors", save({"features": torch.from_numpy(numbers)}), _features),
         ("embedded.parquet", embedded.getvalue(), _source),
-        ("t10k-images-idx3-ubyte", struct.pack(">HBB3I", 0, 8, 3, 4, 5, 7) + bytes(140), _source),
+        ("t10k-images-idx3-ubyte", struct.pack(">HBB3I", 0, 8, 3, 4, 5, 7) + bytes(140), _idx),
         ("labels.npy", labels.getvalue(), _labels),
         ("labels.parquet", table.getvalue(), _labels),
         ("labels.csv", b"label\n" + b"\n".join(b"%d" % n for n in range(40)), _labels),
@@ -232,6 +232,12 @@ def seeds(room: Path) -> list[tuple[str, bytes, Reader]]:
 class _Evil:
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, ("ran",)
+
+
+def _idx(path: Path) -> object:
+    from kinfolk.data.cifar_and_mnist import read_idx
+
+    return read_idx(path)
 
 
 def _features(path: Path) -> object:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from kinfolk.detectors import FNC, Detector, GloFND, Oracle, Ring
 from kinfolk.frameworks import IR
 from kinfolk.kinship import ACTIONS
+from tests.cover import pairwise
 from tests.frameworks.steps import assert_writes_nothing
 from tests.frameworks.test_moco import kin_of
 from tests.reference import queues
@@ -129,9 +130,9 @@ def test_without_attracted_kin_there_is_nothing_to_pool(detector: Detector | Non
     )
 
 
-@pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.parametrize("name", ["fnc", "glofnd", "oracle"])
-@pytest.mark.parametrize("num_negatives", [None, 20])
+@pytest.mark.parametrize(
+    ("action", "name", "num_negatives"), pairwise(ACTIONS, ["fnc", "glofnd", "oracle"], [None, 20])
+)
 def test_detectors_look_at_the_bank(name: str, action: Any, num_negatives: int | None) -> None:
     glofnd = GloFND(num_samples=NUM_SAMPLES, alpha=0.2, rule="sgd", lr=0.5)
     glofnd.store.threshold.fill_(0.3)

@@ -15,6 +15,7 @@ from kinfolk.clustering import conforming
 from kinfolk.detectors import IFND, GloFND, Hierarchy, Oracle
 from kinfolk.errors import KinfolkWarning
 from kinfolk.frameworks import NNCLR, RCL, MoCo
+from tests.cover import pairwise
 from tests.reference import queues, relative
 
 NUM_SAMPLES, BATCH, T, DIM = 40, 4, 0.3, 5
@@ -115,9 +116,10 @@ def test_before_there_are_clusters_it_is_equation_1() -> None:
     compared(made(criteria=3), lambda row, key, i, queue: [(key, [True] * 3)], steps=3)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("hierarchy", ["online", "kmeans", "dbscan"])
-@pytest.mark.parametrize("num_keys", [1, 3])
+@pytest.mark.parametrize(
+    ("shared", "hierarchy", "num_keys"),
+    pairwise([False, True], ["online", "kmeans", "dbscan"], [1, 3]),
+)
 def test_rcl_is_equations_2_and_3(hierarchy: str, shared: bool, num_keys: int) -> None:
     """Keys are checked to be of the cluster and then taken from the framework: chance chooses among
     them."""

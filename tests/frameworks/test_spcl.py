@@ -407,7 +407,7 @@ def test_degenerate_clusters_stay_finite() -> None:
         assert len(set(order.tolist())) == N
 
 
-def test_wrong_arguments() -> None:
+def test_wrong_arguments_are_refused_with_name_value_and_rule() -> None:
     wrong: dict[str, Any] = {
         "every": 0,
         "metric_weight": -1.0,

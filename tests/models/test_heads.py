@@ -13,7 +13,7 @@ def layers(head: nn.Sequential) -> list[str]:
     return [type(module).__name__ for module in head]
 
 
-def test_layers() -> None:
+def test_heads_have_the_given_layers() -> None:
     assert layers(projection_head(8, 16, 4)) == ["Linear", "BatchNorm1d", "ReLU", "Linear"]
     assert layers(projection_head(8, 16, 4, norm=False)) == ["Linear", "ReLU", "Linear"]
     assert layers(projection_head(8, 16, 4, layers=1)) == ["Linear"]
@@ -24,7 +24,7 @@ def test_layers() -> None:
     ] * 2 + ["Linear", "BatchNorm1d"]
 
 
-def test_sizes() -> None:
+def test_heads_have_the_given_output_size() -> None:
     x = torch.randn(5, 8)
     for number in (1, 2, 3):
         assert projection_head(8, 16, 4, layers=number)(x).shape == (5, 4)

@@ -104,7 +104,9 @@ def test_half_precision_is_close_to_full() -> None:
         ({"heads": 0}, "`heads`"),
     ],
 )
-def test_wrong_sizes(options: dict[str, Any], match: str) -> None:
+def test_wrong_sizes_are_refused_with_name_value_and_rule(
+    options: dict[str, Any], match: str
+) -> None:
     with pytest.raises(ValueError, match=match):
         tower(**options)
 

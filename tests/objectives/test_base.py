@@ -266,10 +266,10 @@ COUNTED: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize("name", COUNTED)
-@pytest.mark.parametrize("number", [8.0, True, "8"])
-def test_num_samples_is_an_int(name: str, number: Any) -> None:
-    with pytest.raises(TypeError, match=rf"`num_samples` \(={number!r}\) must be an int"):
-        COUNTED[name](number)
+def test_num_samples_is_an_int(name: str) -> None:
+    for number in [8.0, True, "8"]:
+        with pytest.raises(TypeError, match=rf"`num_samples` \(={number!r}\) must be an int"):
+            COUNTED[name](number)
 
 
 def test_a_detector_is_an_object_and_everything_is_given_by_name() -> None:

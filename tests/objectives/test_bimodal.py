@@ -11,6 +11,7 @@ from torch import Tensor
 from kinfolk.detectors import FNC, GloFND, Oracle
 from kinfolk.kinship import Action
 from kinfolk.objectives import CLIPLoss
+from tests.cover import pairwise
 from tests.reference import bimodal
 from tests.scripted import Scripted, same_class
 
@@ -31,9 +32,9 @@ def gradients(loss: Tensor, *inputs: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(loss, inputs))
 
 
-@pytest.mark.parametrize("action", [None, *ACTIONS])
-@pytest.mark.parametrize("block_rows", [None, 3])
-@pytest.mark.parametrize("groups", [None, GROUPS])
+@pytest.mark.parametrize(
+    ("action", "block_rows", "groups"), pairwise([None, *ACTIONS], [None, 3], [None, GROUPS])
+)
 def test_value_and_gradient_equal_the_equation(
     action: Action | None, block_rows: int | None, groups: list[int] | None
 ) -> None:

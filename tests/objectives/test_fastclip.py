@@ -11,6 +11,7 @@ from torch import Tensor
 from kinfolk.detectors import GloFND
 from kinfolk.kinship import Action
 from kinfolk.objectives import BimodalSogCLRLoss, FastCLIPLoss
+from tests.cover import pairwise
 from tests.reference import bimodal
 from tests.scripted import Scripted, same_class
 
@@ -28,10 +29,10 @@ def batch(seed: int, ids: list[int], d: int = 5) -> tuple[Tensor, Tensor, Tensor
     return images, texts, torch.tensor(ids)
 
 
-@pytest.mark.parametrize("action", [None, *ACTIONS])
-@pytest.mark.parametrize("epsilon", [0.0, 0.2])
-@pytest.mark.parametrize("grouped", [False, True])
-@pytest.mark.parametrize("by_t", ["released", "exact"])
+@pytest.mark.parametrize(
+    ("action", "epsilon", "grouped", "by_t"),
+    pairwise([None, *ACTIONS], [0.0, 0.2], [False, True], ["released", "exact"]),
+)
 def test_value_gradient_and_state_equal_the_equations(
     action: Action | None, epsilon: float, grouped: bool, by_t: Any
 ) -> None:

@@ -95,7 +95,7 @@ def test_far_off_and_without_labels(dtype: torch.dtype) -> None:
         )
 
 
-def test_wrong_arguments() -> None:
+def test_wrong_arguments_are_refused_with_name_value_and_rule() -> None:
     with pytest.raises(ValueError, match=r"`reverse_weight` \(=-1\)"):
         PrototypeCrossEntropy(4, (3,), reverse_weight=-1)
     with pytest.raises(ValueError, match=r"`log_zero` \(=0\)"):

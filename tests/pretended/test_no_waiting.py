@@ -44,6 +44,7 @@ from kinfolk.objectives import (
 )
 from kinfolk.objectives.base import READ_EVERY
 from kinfolk.pairs import two_views
+from tests.cover import cover
 from tests.pretended.device import AVAILABLE, LOG, OnDevice, on_device, pretended
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="the pretended device needs g++")
@@ -127,20 +128,22 @@ def batch(step: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def cases() -> list[tuple[str, str, Action]]:
-    """Every loss with every detector. Actions take turns, so that each loss and each detector has
-    all that it can have."""
-    found: list[tuple[str, str, Action]] = []
-    for i, loss in enumerate(LOSSES):
-        for j, detector in enumerate(DETECTORS):
-            actions = (
-                ACTIONS[:1]
-                if detector == "none"
-                else ACTIONS[1:]
-                if "soft" in detector
-                else ACTIONS
-            )
-            found.append((loss, detector, actions[(i + j) % len(actions)]))
-    return found
+    """Every loss with every registered detector and every action, every kind of a detector with
+    every action that it can have."""
+    found = [
+        (loss, detector, action)
+        for loss in LOSSES
+        for detector in DETECTORS
+        for action in ACTIONS
+        if (detector != "none" or action == ACTIONS[0])
+        and ("soft" not in detector or action != ACTIONS[0])
+    ]
+
+    def parts(case: tuple[str, str, Action]) -> set[tuple[str, str]]:
+        loss, detector, action = case
+        return {(loss, detector.partition(",")[0]), (detector, action), (loss, action)}
+
+    return cover(found, parts)
 
 
 def test_every_registered_detector_is_here() -> None:

@@ -4,10 +4,12 @@ change them records them anew."""
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
+from kinfolk.frameworks import FRAMEWORKS
 from tests.reference.compositions import (
     DIGEST,
     SIZES,
@@ -27,9 +29,15 @@ def check(name: str, found: dict[str, Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", kept())
-def test_nothing_has_changed(name: str) -> None:
-    check(name, attempt(name))
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_nothing_has_changed(framework: str) -> None:
+    for name in kept():
+        if re.split("[+ ,]", name)[0] == framework:
+            check(name, attempt(name))
+
+
+def test_every_recorded_composition_is_of_a_framework() -> None:
+    assert {re.split("[+ ,]", name)[0] for name in kept()} == set(FRAMEWORKS)
 
 
 def test_nothing_has_changed_on_two_ranks() -> None:

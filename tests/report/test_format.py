@@ -30,7 +30,7 @@ from tests.report.synthetic import images, make_run
         ("x", "x"),
     ],
 )
-def test_numbers(value: Any, text: str) -> None:
+def test_numbers_are_rounded_to_what_is_readable(value: Any, text: str) -> None:
     assert report_format.number(value) == text
 
 

@@ -94,7 +94,7 @@ def test_a_click_switches_the_anchor(opened: Opened) -> None:
     assert page.locator("#chosen .card").count() == 0
 
 
-def test_filters(opened: Opened) -> None:
+def test_filters_choose_the_cards_of_a_label_and_wrong_ones(opened: Opened) -> None:
     page = opened.page
     page.select_option("#of-label", label="dog")
     assert page.locator("#count").inner_text() == "20 of 60"

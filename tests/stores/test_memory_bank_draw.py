@@ -24,7 +24,7 @@ def test_the_same_after_a_resume_whatever_was_drawn_since() -> None:
     assert torch.equal(other.ids(), draw.ids())
 
 
-def test_everything() -> None:
+def test_everything_is_drawn_if_the_number_is_not_smaller() -> None:
     for number in (None, 50, 60):
         draw = Draw(50, number)
         assert draw.everything

@@ -18,7 +18,9 @@ from tests.training.children import training
     ("number", "epochs", "expected"),
     [(0, 9, []), (1, 9, [9]), (4, 100, [1, 34, 67, 100]), (4, 1, [1]), (4, 3, [1, 2, 3])],
 )
-def test_when(number: int, epochs: int, expected: list[int]) -> None:
+def test_snapshots_are_spread_over_the_epochs(
+    number: int, epochs: int, expected: list[int]
+) -> None:
     assert sorted(snapshot_epochs(number, epochs)) == expected
 
 

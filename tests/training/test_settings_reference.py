@@ -45,7 +45,7 @@ def test_types_bounds_and_defaults() -> None:
     assert found["trainer.devices"] == ("whole number or auto", '"auto"')
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_one_section(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["settings", "optimizer"])
     assert caught.value.code == 0

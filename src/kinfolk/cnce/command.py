@@ -47,10 +47,6 @@ def cnce(
             help="table: also train a critic for each ω with its own CNCE (slower).",
         ),
     ] = False,
-    same_data: Annotated[
-        bool,
-        typer.Option("--same-data", metavar=FLAG, help="table: use the same points in all runs."),
-    ] = False,
     views: Annotated[
         tuple[Path, Path] | None,
         typer.Option(
@@ -78,12 +74,12 @@ def cnce(
     table also shows the paper's results. CNCE draws its negatives above the percentile ω of the
     anchor's scores.
     """
-    _check(study, train_each, same_data, views, temperature, out, overwrite)
+    _check(study, train_each, views, temperature, out, overwrite)
     from kinfolk.cnce.experiment import Toy, table_study, variance_study, views_study
 
     toy = Toy(epochs=epochs, temperature=temperature)
     if study == "table":
-        found = table_study(seeds, toy, train_each=train_each, same_data=same_data, progress=True)
+        found = table_study(seeds, toy, train_each=train_each, progress=True)
         _show_table(found)
     else:
         found = (
@@ -104,7 +100,6 @@ def cnce(
 def _check(
     study: str,
     train_each: bool,
-    same_data: bool,
     views: tuple[Path, Path] | None,
     temperature: float,
     out: Path | None,
@@ -112,10 +107,8 @@ def _check(
 ) -> None:
     if study not in STUDIES:
         raise UsageError(f"unknown study {study!r} (there are: {', '.join(STUDIES)})")
-    if study == "variance" and (train_each or same_data):
-        raise UsageError(
-            f"{'--train-each' if train_each else '--same-data'} belongs to --study table"
-        )
+    if study == "variance" and train_each:
+        raise UsageError("--train-each belongs to --study table")
     if study == "table" and views is not None:
         raise UsageError("--views belongs to --study variance")
     if not temperature > 0:
@@ -167,9 +160,8 @@ def _show_table(found: dict[str, Any]) -> None:
         if settings["seeds"] > 1
         else "One run"
     )
-    same = ", the same in all runs" if settings["same_data"] and settings["seeds"] > 1 else ""
     sizes = (
-        f"{settings['num_points']:,} points{same}, {settings['num_negatives']} negatives, epochs:"
+        f"{settings['num_points']:,} points, {settings['num_negatives']} negatives, epochs:"
         f" {settings['epochs']}"
     )
     _print(f"{spread}: {sizes}. CNCE draws negatives above the percentile ω.", style="dim")

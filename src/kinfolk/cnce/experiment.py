@@ -60,19 +60,13 @@ class Toy:
     temperature: float = 0.07
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("num_points", 2),
-            ("num_negatives", 1),
-            ("epochs", 0),
-            ("batch_size", 1),
-            ("width", 1),
-            ("layers", 1),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(f"`{name}` (={getattr(self, name)}) must be at least {least}")
-        for name in ("lr", "temperature"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"`{name}` (={getattr(self, name)}) must be above 0")
+        for name, value in asdict(self).items():
+            least = {"num_points": 2, "epochs": 0}.get(name, 1)
+            if name in ("lr", "temperature"):
+                if not value > 0:
+                    raise ValueError(f"`{name}` (={value}) must be above 0")
+            elif value < least:
+                raise ValueError(f"`{name}` (={value}) must be at least {least}")
 
 
 def true_information() -> float:
@@ -319,7 +313,6 @@ def table_study(
     toy: Toy | None = None,
     *,
     train_each: bool = False,
-    same_data: bool = False,
     progress: bool = False,
 ) -> dict[str, Any]:
     """Table 5: NCE and CNCE of the toy for each ω, mean and standard deviation over seeds.
@@ -333,8 +326,6 @@ def table_study(
         num_seeds: number of runs, at least 1.
         toy: settings. None means those of the paper.
         train_each: also train a critic for each ω.
-        same_data: use the same points in all runs, so that only weights, order and negatives
-            differ.
         progress: whether to show a progress bar in a terminal.
     """
     if num_seeds < 1:
@@ -344,10 +335,7 @@ def table_study(
     trainings = num_seeds * (len(PAPER) if train_each else 1)
     with count_epochs(trainings, toy, progress) as after_epoch:
         for seed in range(num_seeds):
-            points = {
-                part: draw_points(toy.num_points, 0 if same_data else seed, part)
-                for part in ("train", "fresh")
-            }
+            points = {part: draw_points(toy.num_points, seed, part) for part in ("train", "fresh")}
             for omega in PAPER if train_each else (0,):
                 critic = train_critic(*points["train"], toy, seed, omega, after_epoch)
                 for part, (x_N, y_N) in points.items():
@@ -359,7 +347,6 @@ def table_study(
             **asdict(toy),
             "seeds": num_seeds,
             "train_each": train_each,
-            "same_data": same_data,
         },
         "true": true_information(),
         "rows": [

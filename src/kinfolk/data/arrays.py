@@ -138,19 +138,10 @@ class ArraySource(Source):
         ]
         self._stats = [(math.prod(images.shape[1:]), modified_ns) for images, _ in parts]
 
-    def items(self) -> list[Item]:
-        return self._items
-
     def load(self, index: int) -> Pixels:
         part = bisect_right(self._starts, index) - 1
         images, scale = self._parts[part]
         return scale(images[index - self._starts[part]])
-
-    def label(self, index: int) -> int | None:
-        return self._items[index].label
-
-    def path(self, index: int) -> None:
-        return None
 
     def stat(self, index: int) -> tuple[int, int]:
         return self._stats[bisect_right(self._starts, index) - 1]

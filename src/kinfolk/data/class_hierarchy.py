@@ -144,7 +144,7 @@ def open_hierarchy(spec: str | os.PathLike[str]) -> Hierarchy:
             )
         if parents.setdefault(child, parent) != parent:
             raise KinfolkError(
-                f"line {number} of {name} gives {child!r} a second parent, {parent!r} beside"
+                f"line {number} of {name} gives {child!r} a second parent, {parent!r}; it has"
                 f" {parents[child]!r}; keep one"
             )
     return Hierarchy(parents, name)

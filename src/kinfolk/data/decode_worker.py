@@ -1,5 +1,5 @@
-"""The program of a decoding worker: reads file paths from standard input and writes pixels to
-standard output, as pickles.
+"""The program of a decoding worker: reads places of images from standard input, writes pixels to a
+shared file and what it found to standard output, as pickles.
 
 It is started by its path instead of by `multiprocessing`, which would import the user's main script
 again in every worker (and run it if it has no `__main__` guard), and PyTorch too.
@@ -15,13 +15,17 @@ import pickle
 import signal
 import sys
 from types import ModuleType
-from typing import Any
 
 
 def main() -> None:
-    """Runs until standard input ends, which also happens when the parent dies."""
+    """Runs until standard input ends, which also happens when the parent dies.
+
+    A request is a list of places, a file that the parent maps too, and the row of it from which on
+    pixels are written; the answers have no pixels.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    sys.path[:], height, width, pixel_cap = json.loads(sys.argv[1])
+    sys.path[:], *setting = json.loads(sys.argv[1])
+    size = setting[0] * setting[1] * 3
     boards: dict[str, mmap.mmap] = {}
     requests = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
@@ -32,39 +36,20 @@ def main() -> None:
     with decode.strict_pillow():
         while True:
             try:
-                paths, board = pickle.load(requests)
+                places, board, first = pickle.load(requests)
             except EOFError:
                 return
-            if board is None:
-                found = [tuple(decode.read_file(path, height, width, pixel_cap)) for path in paths]
-            else:
-                found = _write(decode, paths, boards, board[0], board[1], height, width, pixel_cap)
+            if board not in boards:
+                with open(board, "r+b") as file:
+                    boards[board] = mmap.mmap(file.fileno(), 0)
+            found = []
+            for row, place in enumerate(places, first):
+                read = decode.read_file(place, *setting)
+                if read.pixels is not None:
+                    boards[board][row * size : (row + 1) * size] = read.pixels.reshape(-1).data
+                found.append(tuple(read._replace(pixels=None)))
             pickle.dump(found, answers, protocol=5)
             answers.flush()
-
-
-def _write(
-    decode: ModuleType,
-    paths: list[Any],
-    boards: dict[str, mmap.mmap],
-    board: str,
-    first: int,
-    height: int,
-    width: int,
-    pixel_cap: int,
-) -> list[tuple[Any, ...]]:
-    """Writes pixels to a file that the parent maps too, from row `first` on; the answers then have
-    no pixels."""
-    if board not in boards:
-        with open(board, "r+b") as file:
-            boards[board] = mmap.mmap(file.fileno(), 0)
-    size, found = height * width * 3, []
-    for row, path in enumerate(paths, first):
-        read = decode.read_file(path, height, width, pixel_cap, with_digest=False)
-        if read.pixels is not None:
-            boards[board][row * size : (row + 1) * size] = read.pixels.reshape(-1).data
-        found.append(tuple(read._replace(pixels=None)))
-    return found
 
 
 def _load_decode() -> ModuleType:

@@ -38,14 +38,8 @@ class FileSource(Source):
         self.name, self.classes, self.refused, self.native_size = name, classes, refused, None
         self._items, self._paths = items, paths
 
-    def items(self) -> list[Item]:
-        return self._items
-
     def load(self, index: int) -> bytes:
         return Path(self._paths[index]).read_bytes()
-
-    def label(self, index: int) -> int | None:
-        return self._items[index].label
 
     def path(self, index: int) -> str:
         return self._paths[index]
@@ -58,13 +52,14 @@ class FileSource(Source):
         return found.st_size, found.st_mtime_ns
 
     def release(self) -> None:
-        self._items, self._paths = [], []
+        super().release()
+        self._paths = []
 
 
 def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
     """All images below `root`, sorted by their relative path.
 
-    `train/` (or `training/`) at the top, alone or beside `test/`, `testing/`, `val/`, `valid/` or
+    `train/` (or `training/`) at the top, alone or with `test/`, `testing/`, `val/`, `valid/` or
     `validation/`, makes splits; otherwise everything is "train". Upper and lower case do not
     matter.
     """
@@ -110,7 +105,7 @@ def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
             f"`{root}` contains no images" + (f", only {others:,} other files" if others else "")
         )
     found.sort()
-    _refuse_twins([key for key, *_ in found])
+    _refuse_equal_names([key for key, *_ in found])
     folders = sorted({folder for *_, folder in found if folder is not None})
     if (
         not labels_from_folders
@@ -238,7 +233,7 @@ def _text(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
-def _refuse_twins(keys: list[str]) -> None:
+def _refuse_equal_names(keys: list[str]) -> None:
     for first, second in pairwise(keys):
         if first == second:
             raise KinfolkError(

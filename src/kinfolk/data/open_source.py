@@ -125,8 +125,7 @@ def open_source(
     if is_image_name(kind):
         raise UsageError(f"`{path}` is a single image; give the folder that holds all images")
     known = (
-        ".npz, .npy, .csv, .tsv, .parquet, an idx file of MNIST, a CIFAR archive (.tar.gz) or"
-        " webdataset shards (.tar)"
+        ".npz, .npy, .csv, .tsv, .parquet, a CIFAR archive (.tar.gz) or webdataset shards (.tar)"
     )
     raise UsageError(f"`{path}` must be a folder, {known}")
 

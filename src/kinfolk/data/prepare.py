@@ -1,9 +1,9 @@
 """Preparing data: every image is read, checked and decoded once, into pixels by sample id.
 
-`prepare` is the entry point. `Roster` turns the items of a source and the results of reading them
+`prepare` is the entry point. `Listing` turns the items of a source and the results of reading them
 into the table of samples. `hand_over` and `take_over` pass prepared data to the other processes of
-a training, which map its table and pixels and never list the source (which would take about 1,500
-bytes per sample for a while). Refused images are written to a quarantine file.
+a training, which map its table and pixels and never list the source (about 1,500 bytes per
+sample for a while). Refused images are written to a quarantine file.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def prepare(
         raise UsageError(f"`workers` (={workers}) must be 0 or more")
     if shared and cache_dir is None:
         raise UsageError("`shared` needs a `cache_dir` that all processes can read")
-    roster = Roster(source)
+    listing = Listing(source)
     if cache_dir is not None:
         source.keep(cache_dir)
     height, width = cached_size(source.native_size, image_size)
@@ -103,39 +103,39 @@ def prepare(
             cache_dir, source=source.name, height=height, width=width, pixel_cap=pixel_cap
         )
     )
-    num_bytes = len(roster.images) * height * width * 3
+    num_bytes = len(listing.images) * height * width * 3
     in_memory = (
         num_bytes < available_memory() // 2
         and not shared
         and (folder is None or num_bytes <= _SMALL_BYTES)
     )
     with ExitStack() as held:
-        found = None if folder is None else folder.find(roster.agrees)
+        found = None if folder is None else folder.find(listing.agrees)
         if found is None and folder is not None and not in_memory:
             held.enter_context(one_writer(folder.path))
-            found = folder.find(roster.agrees)  # another process may have written it meanwhile
+            found = folder.find(listing.agrees)  # another process may have written it meanwhile
         if found is not None or not in_memory:
             keep = Samples.packed if folder is None else partial(Samples.mapped, folder=folder.path)
         else:
             keep, folder = Samples.packed, None
         if found is None:
-            results = _read_all(source, roster.images, height, width, pixel_cap, workers)
+            results = _read_all(source, listing.images, height, width, pixel_cap, workers)
             store = (
-                MemoryStore(len(roster.images), height, width)
+                MemoryStore(len(listing.images), height, width)
                 if in_memory
                 else FileStore(
-                    None if folder is None else folder.path, len(roster.images), height, width
+                    None if folder is None else folder.path, len(listing.images), height, width
                 )
             )
-            found = _decode(roster, results, store, folder, progress)
-    data = roster.image_data(*found, keep)
+            found = _decode(listing, results, store, folder, progress)
+    data = listing.image_data(*found, keep)
     if folder is not None:
         data.folder, data.verify = folder.path, folder.verify
     return data
 
 
 def _decode(
-    roster: Roster,
+    listing: Listing,
     results: Generator[Read, None, None],
     store: MemoryStore | FileStore,
     folder: CacheFolder | None,
@@ -146,12 +146,12 @@ def _decode(
         reads = []
         with strict_pillow(), closing(results):
             for read in show_progress(
-                results, len(roster.images), "Reading images", enabled=progress
+                results, len(listing.images), "Reading images", enabled=progress
             ):
                 if read.pixels is not None:
                     store.add(read.pixels)
                 reads.append(read._replace(pixels=None))
-        contents = roster.contents(reads)
+        contents = listing.contents(reads)
         cache = (
             folder.publish(store, contents)
             if folder is not None and isinstance(store, FileStore)
@@ -201,73 +201,57 @@ def _read_all(
     workers: int | None,
 ) -> Generator[Read, None, None]:
     """One result per index, in order."""
-    paths = [path for index in indices if (path := source.path(index)) is not None]
+    places = [source.path(index) for index in indices]
     workers = default_workers() if workers is None else workers
-    if len(paths) == len(indices) and len(paths) >= _FEW and workers > 0:
-        yield from read_files(paths, height, width, pixel_cap, workers)
+    files = [place for place in places if place is not None]
+    if len(files) == len(indices) and len(files) >= _FEW and workers > 0:
+        yield from read_files(files, height, width, pixel_cap, workers)
         return
     # Pillow decodes without holding the interpreter
     with ThreadPoolExecutor(max(1, workers), "kinfolk-decode") as pool:
-        pending: deque[Read | Future[Read]] = deque()
-        for index in indices:
-            path = source.path(index)
-            if path is not None:
-                pending.append(read_file(path, height, width, pixel_cap))
+        pending: deque[Future[Read]] = deque()
+        for index, place in zip(indices, places, strict=True):
+            if place is not None:
+                pending.append(pool.submit(read_file, place, height, width, pixel_cap))
             else:
-                pending.append(
-                    _read_loaded(source, index, height, width, pixel_cap, pool if workers else None)
-                )
+                data, size = _load(source, index)
+                pending.append(pool.submit(_decoded, data, size, height, width, pixel_cap))
             if len(pending) > 4 * workers:
-                yield _result(pending.popleft())
+                yield pending.popleft().result()
         while pending:
-            yield _result(pending.popleft())
+            yield pending.popleft().result()
 
 
-def _result(read: Read | Future[Read]) -> Read:
-    return read if isinstance(read, Read) else read.result()
-
-
-def _read_loaded(
-    source: Source,
-    index: int,
-    height: int,
-    width: int,
-    pixel_cap: int,
-    pool: ThreadPoolExecutor | None,
-) -> Read | Future[Read]:
-    """Loads one image here and decodes it, if it is the bytes of a file, in `pool`."""
+def _load(source: Source, index: int) -> tuple[Any, tuple[int, int]]:
+    """What the source has for one image, or the reason why it has nothing; size and time."""
     try:
         data = source.load(index)
-        size_bytes, modified_ns = source.stat(index) or (
-            len(data) if isinstance(data, bytes) else data.nbytes,
-            0,
-        )
-    except (RefusedError, KinfolkError) as error:
-        return Read(*(source.stat(index) or (0, 0)), "", 0, 0, None, str(error))
+        size = len(data) if isinstance(data, bytes) else data.nbytes
+        return data, source.stat(index) or (size, 0)
     except Exception as error:  # a Dataset may raise anything
-        return Read(
-            *(source.stat(index) or (0, 0)), "", 0, 0, None, f"{type(error).__name__}: {error}"
-        )
+        return _why(error), source.stat(index) or (0, 0)
 
-    def decoded() -> Read:
-        try:
-            found = decode(data, height, width, pixel_cap)
-        except RefusedError as error:
-            return Read(size_bytes, modified_ns, "", 0, 0, None, str(error))
-        except Exception as error:
-            return Read(size_bytes, modified_ns, "", 0, 0, None, f"{type(error).__name__}: {error}")
-        return Read(
-            size_bytes, modified_ns, digest(data), found.width, found.height, found.pixels, None
-        )
 
-    return pool.submit(decoded) if pool is not None and isinstance(data, bytes) else decoded()
+def _decoded(data: Any, size: tuple[int, int], height: int, width: int, pixel_cap: int) -> Read:
+    if isinstance(data, str):
+        return Read(*size, "", 0, 0, None, data)
+    try:
+        found = decode(data, height, width, pixel_cap)
+    except Exception as error:
+        return Read(*size, "", 0, 0, None, _why(error))
+    return Read(*size, digest(data), found.width, found.height, found.pixels, None)
+
+
+def _why(error: Exception) -> str:
+    known = isinstance(error, RefusedError | KinfolkError)
+    return str(error) if known else f"{type(error).__name__}: {error}"
 
 
 # The table of samples
 
 
 @final
-class Roster:
+class Listing:
     """The items of a source in the order of their ids, and the images they need.
 
     Attributes:
@@ -293,35 +277,29 @@ class Roster:
     def contents(self, reads: Sequence[Read]) -> Contents:
         """What a cache records: one row per good image, and the refused images. `reads` are the
         results for `images`."""
-        good = [
-            (index, read)
-            for index, read in zip(self.images, reads, strict=True)
-            if read.reason is None
-        ]
-        bad = [
-            (self._items[index].key, read.reason, read)
-            for index, read in zip(self.images, reads, strict=True)
+        both = [(self._items[index], read) for index, read in zip(self.images, reads, strict=True)]
+        good = [(item, read) for item, read in both if read.reason is None]
+        refused = [
+            (item.key, read.reason, read.size_bytes, read.modified_ns)
+            for item, read in both
             if read.reason is not None
         ]
-        refused = [(key, reason, read.size_bytes, read.modified_ns) for key, reason, read in bad]
+        unread = self._source.refused
         if not good:
-            raise all_refused(
-                self._source.name,
-                [*self._source.refused, *((key, reason) for key, reason, *_ in refused)],
-            )
+            raise all_refused(self._source.name, [*unread, *(row[:2] for row in refused)])
         samples = Samples(
             ids=np.arange(len(good)),
-            keys=[self._items[index].key for index, _ in good],
+            keys=[item.key for item, _ in good],
             widths=np.array([read.width for _, read in good]),
             heights=np.array([read.height for _, read in good]),
             labels=None,
             classes=None,
-            splits=[self._items[index].split for index, _ in good],
+            splits=[item.split for item, _ in good],
             sizes_bytes=np.array([read.size_bytes for _, read in good]),
             modified_ns=np.array([read.modified_ns for _, read in good]),
             digests=[read.digest for _, read in good],
         )
-        return Contents(samples, list(self._source.refused), refused)
+        return Contents(samples, list(unread), refused)
 
     def agrees(self, contents: Contents) -> bool:
         """Whether a cache with these contents holds exactly the images of this source. Labels are
@@ -353,29 +331,26 @@ class Roster:
         ]
         items, table = [self._items[index] for index in good], contents.samples
         labels = [self._source.label(index) for index in good]
-        has_labels = any(label is not None for label in labels)
         captions = (
-            same_type([item.caption for item in items])
-            if any(item.caption is not None for item in items)
-            else None
+            None
+            if all(item.caption is None for item in items)
+            else same_type([item.caption for item in items])
         )
         groups = (
-            [item.group for item in items]
-            if any(item.group is not None for item in items)
-            else None
+            None if all(item.group is None for item in items) else [item.group for item in items]
         )
         known = list(table.digests)
         digests = [known[row] for row in rows]
+        unlabelled = all(label is None for label in labels)
+        alone = captions is None and groups is None
         samples = Samples(
             ids=np.arange(len(good)),
             keys=[item.key for item in items],
             widths=table.widths[rows],
             heights=table.heights[rows],
-            labels=(
-                np.array([-1 if label is None else label for label in labels])
-                if has_labels
-                else None
-            ),
+            labels=None
+            if unlabelled
+            else np.array([-1 if label is None else label for label in labels]),
             classes=self._source.classes,
             splits=[item.split for item in items],
             sizes_bytes=table.sizes_bytes[rows],
@@ -383,11 +358,7 @@ class Roster:
             digests=digests,
             captions=captions,
             groups=groups,
-            group_ids=(
-                None
-                if captions is None and groups is None
-                else group_ids(digests, captions, groups)
-            ),
+            group_ids=None if alone else group_ids(digests, captions, groups),
         )
         is_plain = len(rows) == len(cache) and bool((rows == np.arange(len(rows))).all())
         return ImageData(
@@ -522,26 +493,12 @@ def show_progress(
         yield from values
         return
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     console = Console(stderr=True)
     if not console.is_terminal:
         yield from values
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(title, total=total)
-        for value in values:
-            yield value
-            bar.advance(task)
+        yield from bar.track(values, total, description=title)

@@ -19,7 +19,7 @@ import tarfile
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, BinaryIO, NamedTuple, final
 
 from kinfolk.data.captions import usable_captions
 from kinfolk.data.labels import SPLITS, encode_labels
@@ -74,17 +74,11 @@ class ShardSource(Source):
             path: os.stat(path).st_mtime_ns for path in dict.fromkeys(path for path, *_ in places)
         }
 
-    def items(self) -> list[Item]:
-        return self._items
-
     def load(self, index: int) -> bytes:
         path, offset, length = self._places[index]
         with open(path, "rb") as file:
             file.seek(offset)
             return file.read(length)
-
-    def label(self, index: int) -> int | None:
-        return self._items[index].label
 
     def path(self, index: int) -> tuple[str, int, int]:
         return self._places[index]
@@ -97,7 +91,8 @@ class ShardSource(Source):
         self._index.keep(folder)
 
     def release(self) -> None:
-        self._items, self._places = [], []
+        super().release()
+        self._places = []
 
 
 def find_shards(path: Path) -> dict[str, list[Path]]:
@@ -138,14 +133,8 @@ def open_shards(
     index = ShardIndex(index_dir)
     for split, tars in splits.items():
         for path in tars:
-            shard = index.of(path)
-            if shard.fault is not None:
-                refused.append((names[path], shard.fault))
-            for entry in shard.entries:
-                key = f"{names[path]}/{entry.key}"
-                if entry.fault is not None or entry.image is None:
-                    refused.append((key, entry.fault or "there is no image"))
-                    continue
+            for key, entry in index.usable(path, names[path], refused):
+                assert entry.image is not None
                 rows.append((key, split, (os.path.abspath(path), *entry.image), entry))
     captioned = any(entry.caption is not None for *_, entry in rows)
     labels, classes = encode_labels([entry.label for *_, entry in rows], name)
@@ -188,11 +177,6 @@ def shard_names(paths: list[Path]) -> dict[Path, str]:
 IMAGES = frozenset(("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm"))
 _LONGEST_TEXT = 1 << 20
 _VERSION = 4
-_BLOCK = 512
-_END = bytes(_BLOCK)
-_HARMLESS = frozenset(
-    (b"mtime", b"atime", b"ctime", b"uid", b"gid", b"uname", b"gname", b"comment")
-)
 
 
 class Entry(NamedTuple):
@@ -246,6 +230,19 @@ class ShardIndex:
             self._new[path] = state, known
         return known
 
+    def usable(self, path: Path, name: str, refused: Refusals) -> list[tuple[str, Entry]]:
+        """The entries of an archive that have an image, with their keys; adds the others to
+        `refused`."""
+        shard, found = self.of(path), []
+        if shard.fault is not None:
+            refused.append((name, shard.fault))
+        for entry in shard.entries:
+            if entry.fault is not None or entry.image is None:
+                refused.append((f"{name}/{entry.key}", entry.fault or "there is no image"))
+            else:
+                found.append((f"{name}/{entry.key}", entry))
+        return found
+
     def keep(self, folder: str | Path) -> None:
         """Writes index files for the shards that had to be read, and forgets them."""
         if not self._new:
@@ -263,95 +260,16 @@ def read_shard(path: Path) -> Shard:
     found: dict[str, _Files] = {}
     fault = None
     try:
-        with open(path, "rb") as file:
-            members = plain_members(file.fileno())
-            if members is not None:
-                for name, offset, size in members:
-                    _place_member(found, name, True, offset, size, file)
-                return Shard([_entry(key, files) for key, files in found.items()], None)
-            # "r:" refuses compressed archives, whose parts can't be read in place.
-            with tarfile.open(path, "r:") as archive:
-                for member in archive:
-                    archive.members = []  # type: ignore[attr-defined]  # headers are not needed twice, and there may be millions
-                    if not member.isdir():
-                        regular = member.isreg() and member.sparse is None
-                        _place_member(
-                            found, member.name, regular, member.offset_data, member.size, file
-                        )
+        # "r:" refuses compressed archives, whose parts can't be read in place.
+        with open(path, "rb") as file, tarfile.open(path, "r:") as archive:
+            for member in archive:
+                archive.members = []  # type: ignore[attr-defined]  # there may be millions
+                if not member.isdir():
+                    _add_member(found, member, file)
     except (tarfile.TarError, OSError, EOFError) as error:
         text = " ".join(str(error).split())
         fault = f"cut short or damaged: {text}" if found else f"not a readable archive: {text}"
     return Shard([_entry(key, files) for key, files in found.items()], fault)
-
-
-def plain_members(handle: int) -> list[tuple[str, int, int]] | None:
-    """(name, offset, size) of every file of an intact, ordinary archive, several times as fast as
-    with `tarfile`.
-
-    None if the archive has entries other than regular files and folders or is damaged; `tarfile`
-    then reads it and reports the damage.
-    """
-    if not hasattr(os, "pread"):
-        return None
-    found: list[tuple[str, int, int]] = []
-    place, long_name = 0, None
-    while True:
-        header = os.pread(handle, _BLOCK, place)
-        if header == _END:
-            return found
-        size_field, kind, magic = header[124:136], header[156:157], header[257:263]
-        if len(header) < _BLOCK or magic not in (b"ustar\0", b"ustar ") or size_field[0] & 0x80:
-            return None
-        try:
-            size, checksum = (
-                int(size_field.strip(b" \0") or b"0", 8),
-                int(header[148:156].strip(b" \0"), 8),
-            )
-            if checksum != sum(header) - sum(header[148:156]) + 8 * 32:
-                return None
-            start, place = place + _BLOCK, place + _BLOCK + -(-size // _BLOCK) * _BLOCK
-            if kind == b"x":
-                long_name = _pax_name(os.pread(handle, size, start), long_name)
-                continue
-            name = _text_of(header[:100])
-            prefix = _text_of(header[345:500]) if magic == b"ustar\0" else ""
-        except ValueError:
-            return None
-        name, long_name = long_name or (f"{prefix}/{name}" if prefix else name), None
-        if kind in (b"0", b"\0") and not name.endswith("/"):
-            found.append((name, start, size))
-        elif kind != b"5":
-            return None
-
-
-def _pax_name(records: bytes, name: str | None) -> str | None:
-    """The path given by the extended header records; raises for records that change more than the
-    name."""
-    while records.rstrip(b"\0"):
-        length, _, rest = records.partition(b" ")
-        record = rest[: int(length) - len(length) - 1]
-        key, _, value = record.removesuffix(b"\n").partition(b"=")
-        if key == b"path":
-            name = value.decode("utf-8")
-        elif key not in _HARMLESS:
-            raise ValueError(key)
-        records = records[int(length) :]
-    return name
-
-
-def _text_of(field_: bytes) -> str:
-    return field_.partition(b"\0")[0].decode("utf-8", "surrogateescape")
-
-
-def _place_member(
-    found: dict[str, _Files], path: str, regular: bool, offset: int, size: int, file: Any
-) -> None:
-    folder, _, base = path.rpartition("/")
-    stem, _, extension = base.partition(".")
-    if stem and extension:  # not hidden, and with an extension
-        name = f"{folder}/{stem}".removeprefix("./").removeprefix("/")
-        name = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-        _note(found.setdefault(name, _Files()), extension.lower(), regular, offset, size, file)
 
 
 @dataclass
@@ -364,20 +282,25 @@ class _Files:
     fault: str | None = None
 
 
-def _note(
-    files: _Files, extension: str, regular: bool, offset: int, size: int, archive: Any
-) -> None:
-    if extension not in IMAGES and extension not in ("txt", "json", "cls"):
+def _add_member(found: dict[str, _Files], member: tarfile.TarInfo, file: BinaryIO) -> None:
+    """Adds a file to the entry of its name, unless it is hidden or of no use."""
+    folder, _, base = member.name.rpartition("/")
+    stem, _, extension = base.partition(".")
+    extension = extension.lower()
+    if not stem or extension not in (*IMAGES, "txt", "json", "cls"):
         return
-    if not regular:
+    name = f"{folder}/{stem}".removeprefix("./").removeprefix("/")
+    name = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    files = found.setdefault(name, _Files())
+    if not member.isreg() or member.sparse is not None:
         files.fault = f"its .{extension} is not a regular file"
     elif extension in IMAGES:
         files.fault = "it has two images" if files.image is not None else files.fault
-        files.image = offset, size
+        files.image = member.offset_data, member.size
     else:
         files.fault = f"it has two .{extension}" if extension in files.texts else files.fault
-        archive.seek(offset)
-        files.texts[extension] = archive.read(size) if size <= _LONGEST_TEXT else None
+        file.seek(member.offset_data)
+        files.texts[extension] = file.read(member.size) if member.size <= _LONGEST_TEXT else None
 
 
 def _entry(key: str, files: _Files) -> Entry:
@@ -386,31 +309,22 @@ def _entry(key: str, files: _Files) -> Entry:
     caption, fault = None, files.fault
     if "txt" in files.texts:
         text = files.texts["txt"]
-        # refused as too long
-        caption = (
-            "?" * _LONGEST_TEXT if text is None else text.strip().decode("utf-8", "surrogateescape")
-        )
+        if text is None:
+            text = b"?" * _LONGEST_TEXT  # refused as too long
+        caption = text.strip().decode("utf-8", "surrogateescape")
     elif "json" in files.texts:
         try:
             document = json.loads(files.texts["json"] or b"")
-            caption = (
-                document.get("caption", document.get("captions"))
-                if isinstance(document, dict)
-                else None
-            )
+            if isinstance(document, dict):
+                caption = document.get("caption", document.get("captions"))
         except (ValueError, RecursionError):
             fault = fault or "its .json can't be read"
         if not isinstance(caption, str | list | None):
-            caption, fault = (
-                None,
-                fault or f"its caption is not a text but {type(caption).__name__}",
-            )
-    return Entry(key, files.image, caption, _label(files), fault)
-
-
-def _label(files: _Files) -> str | None:
-    text = files.texts.get("cls")
-    return None if text is None else text.decode("utf-8", "replace").strip()
+            fault = fault or f"its caption is not a text but {type(caption).__name__}"
+            caption = None
+    label = files.texts.get("cls")
+    label = None if label is None else label.decode("utf-8", "replace").strip()
+    return Entry(key, files.image, caption, label, fault)
 
 
 def _place(folder: Path, shard: Path) -> Path:

@@ -53,31 +53,34 @@ class Source(ABC):
     refused: list[tuple[str, str]]
     native_size: tuple[int, int] | None
 
-    @abstractmethod
-    def items(self) -> Sequence[Item]:
-        """All samples, in a stable order."""
+    _items: Sequence[Item]
 
     @abstractmethod
     def load(self, index: int) -> bytes | Pixels:
         """The bytes of the image file of item `index`, or its pixels (H, W) or (H, W, 1 | 3 | 4),
         uint8."""
 
-    @abstractmethod
+    def items(self) -> Sequence[Item]:
+        """All samples, in a stable order."""
+        return self._items
+
     def label(self, index: int) -> int | None:
         """The label of item `index`; called after `load(index)`."""
+        return self._items[index].label
 
-    @abstractmethod
     def path(self, index: int) -> Place | None:
         """The file, or part of a file, that holds item `index`, for workers to read; None if there
         is none."""
+        return None
 
-    @abstractmethod
     def stat(self, index: int) -> tuple[int, int] | None:
         """(size in bytes, modification time in ns) of the file of item `index`, without reading it;
         None if unknown."""
+        return None
 
     def keep(self, folder: str | Path) -> None:  # noqa: B027
         """Writes to a cache folder what makes the next opening faster. Default: nothing."""
 
-    def release(self) -> None:  # noqa: B027
-        """Frees the items once the table of samples has been made. Default: nothing."""
+    def release(self) -> None:
+        """Frees the items once the table of samples has been made."""
+        self._items = []

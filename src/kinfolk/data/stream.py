@@ -295,9 +295,6 @@ class StreamSource(Source):
         label = -1 if self.samples.labels is None else int(self.samples.labels[index])
         return None if label < 0 else label
 
-    def path(self, index: int) -> Place | None:
-        return None
-
     def stat(self, index: int) -> tuple[int, int]:
         return int(self.samples.sizes_bytes[index]), int(self.samples.modified_ns[index])
 

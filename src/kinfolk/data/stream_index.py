@@ -51,7 +51,7 @@ def index_shards(
     """
     ordered = sorted(splits.items(), key=lambda item: (SPLIT_RANK.get(item[0], 3), item[0]))
     state = [(split, [_state(path) for path in paths]) for split, paths in ordered]
-    return _kept(folder, ["shards", state], lambda: _read_shards(ordered, name, folder))
+    return _load_or_build(folder, ["shards", state], lambda: _read_shards(ordered, name, folder))
 
 
 def index_folder(root: Path, labels_from_folders: bool, folder: Path) -> tuple[Samples, Refusals]:
@@ -61,28 +61,30 @@ def index_folder(root: Path, labels_from_folders: bool, folder: Path) -> tuple[S
     try:
         state = json.loads(read_sealed_text(known))
         if all(_state(Path(path)) == [path, *rest] for path, *rest in state):
-            return _kept(folder, [key, state], lambda: _read_folder(root, labels_from_folders))
+            return _load_or_build(
+                folder, [key, state], lambda: _read_folder(root, labels_from_folders)
+            )
     except (DamagedFileError, OSError, ValueError, TypeError):
         pass
     state = [
         _state(Path(path)) for path in folders_below(os.path.abspath(root))
     ]  # before listing, so that later changes are noticed the next time
-    found = _kept(folder, [key, state], lambda: _read_folder(root, labels_from_folders))
+    found = _load_or_build(folder, [key, state], lambda: _read_folder(root, labels_from_folders))
     with one_writer(known.parent):
         remove_unfinished(known.parent)
         _write(known, state)
     return found
 
 
-def _kept(folder: Path, state: object, build: Any) -> tuple[Samples, Refusals]:
+def _load_or_build(folder: Path, state: object, build: Any) -> tuple[Samples, Refusals]:
     """The table of this state, from its file, or built and written by one process while others
     wait."""
     note = folder / "streams" / f"{_digest([_VERSION, state])}.json"
-    found = _read_kept(note)
+    found = _read_table(note)
     if found is None:
         with one_writer(note.parent):
             remove_unfinished(note.parent)
-            found = _read_kept(note)
+            found = _read_table(note)
             if found is None:
                 samples, refused = build()
                 kept = samples.mapped(note.parent)
@@ -91,7 +93,7 @@ def _kept(folder: Path, state: object, build: Any) -> tuple[Samples, Refusals]:
     return found
 
 
-def _read_kept(note: Path) -> tuple[Samples, Refusals] | None:
+def _read_table(note: Path) -> tuple[Samples, Refusals] | None:
     try:
         name, refused = json.loads(read_sealed_text(note))
         return Samples.open(note.parent / name), [(path, reason) for path, reason in refused]
@@ -151,16 +153,12 @@ def _read_shards(
     for number, (split, path) in enumerate(
         (split, path) for split, tars in ordered for path in tars
     ):
-        shard = index.of(path)
+        entries = index.usable(path, names[path], refused)
         index.keep(folder)
-        if shard.fault is not None:
-            refused.append((names[path], shard.fault))
-        end, usable = (path.stat().st_size if shard.entries else 0), []
-        for entry in shard.entries:
-            key = f"{names[path]}/{entry.key}"
-            if entry.fault is not None or entry.image is None:
-                refused.append((key, entry.fault or "there is no image"))
-            elif sum(entry.image) > end:
+        end, usable = (path.stat().st_size if entries else 0), []
+        for key, entry in entries:
+            assert entry.image is not None
+            if sum(entry.image) > end:
                 refused.append((key, "truncated: the archive ends within it"))
             else:
                 usable.append((key, entry.image, entry.caption, entry.label))
@@ -182,7 +180,7 @@ def _read_shards(
         heights=np.zeros(number, dtype=np.int64),
         labels=labels if (labels >= 0).any() else None,
         classes=classes,
-        splits=TextColumn(_repeated(rows.splits)),
+        splits=TextColumn(_repeat(rows.splits)),
         sizes_bytes=np.concatenate(rows.sizes),
         modified_ns=np.concatenate(rows.times),
         digests=TextColumn(pa.nulls(number, pa.string())),
@@ -250,7 +248,7 @@ def _require_plain_names(root: Path, files: Sequence[tuple[str, str]]) -> None:
             )
 
 
-def _repeated(splits: Iterable[tuple[str, int]]) -> Any:
+def _repeat(splits: Iterable[tuple[str, int]]) -> Any:
     import pyarrow as pa
 
     names = list(dict.fromkeys(split for split, _ in splits))

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, final
 
@@ -36,40 +36,23 @@ def default_workers() -> int:
 
 
 def read_files(
-    paths: Sequence[Place], height: int, width: int, pixel_cap: int, workers: int
+    places: Sequence[Place], height: int, width: int, pixel_cap: int, workers: int
 ) -> Iterator[Read]:
-    """Reads and decodes each file in one of `workers` processes. A file that crashes its worker is
-    refused; the others are not affected."""
-    local, all_workers, closing = threading.local(), list[_Worker](), threading.Event()
-
-    def start() -> None:
-        local.worker = _Worker(height, width, pixel_cap, closing)
-        all_workers.append(local.worker)
-
-    def read(chunk: Sequence[Place]) -> list[Read]:
-        if not hasattr(local, "worker"):
-            start()
-        worker: _Worker = local.worker
-        return worker.read(chunk)
-
-    chunks = (paths[begin : begin + _CHUNK] for begin in range(0, len(paths), _CHUNK))
-    pool = ThreadPoolExecutor(workers)
-    pending: deque[Future[list[Read]]] = deque()
+    """Reads and decodes each file in one of `workers` processes, while the results before it are
+    used. A file that crashes its worker is refused; the others are not affected."""
+    pool = DecodePool(height, width, pixel_cap, workers, digests=True)
+    step = 4 * _CHUNK * workers
+    ahead = ThreadPoolExecutor(1, "kinfolk-ahead")
     try:
-        for chunk in chunks:
-            pending.append(pool.submit(read, chunk))
-            if len(pending) > 3 * workers:
-                yield from pending.popleft().result()
-        while pending:
-            yield from pending.popleft().result()
+        reading = ahead.submit(pool.read, places[:step])
+        for start in range(step, len(places) + step, step):
+            rows, reads = reading.result()
+            reading = ahead.submit(pool.read, places[start : start + step])
+            for row, read in zip(rows, reads, strict=True):
+                yield read if read.reason is not None else read._replace(pixels=np.array(row))
     finally:
-        closing.set()
-        pool.shutdown(wait=False, cancel_futures=True)
-        for worker in all_workers:
-            worker.stop()
-        pool.shutdown(wait=True)
-        for worker in all_workers:
-            worker.stop()
+        pool.close()
+        ahead.shutdown(wait=True, cancel_futures=True)
 
 
 @final
@@ -81,12 +64,17 @@ class DecodePool:
     through a pipe. They end with this process, or when the pool is closed.
 
     Args:
-        height, width, pixel_cap: see `read_files`.
+        height, width: of the pixels.
+        pixel_cap: largest width × height of an image.
         workers: processes; 0: this process decodes.
+        digests: whether results have a digest of the file.
     """
 
-    def __init__(self, height: int, width: int, pixel_cap: int, workers: int) -> None:
-        self.height, self.width, self.pixel_cap, self.workers = height, width, pixel_cap, workers
+    def __init__(
+        self, height: int, width: int, pixel_cap: int, workers: int, digests: bool = False
+    ) -> None:
+        self.height, self.width, self.workers = height, width, workers
+        self._setting = height, width, pixel_cap, digests
         self._closing, self._idle = threading.Event(), deque[_Worker]()
         self._threads = ThreadPoolExecutor(max(1, workers), "kinfolk-decode")
         self._boards: list[_SharedRows] = []
@@ -107,31 +95,29 @@ class DecodePool:
         weakref.finalize(rows, board.release).atexit = False
         chunk = min(_CHUNK, max(1, len(places) // (2 * self.workers)))
         parts = [
-            self._threads.submit(self._chunk, places[start : start + chunk], (board.path, start))
+            self._threads.submit(self._chunk, places[start : start + chunk], board.path, start)
             for start in range(0, len(places), chunk)
         ]
         return rows, [read for part in parts for read in part.result()]
 
     def close(self) -> None:
         """Ends the processes."""
-        self._finalizer()
+        self._closing.set()
         self._threads.shutdown(wait=True, cancel_futures=True)
+        self._finalizer()
 
-    def _chunk(self, places: Sequence[Place], board: tuple[str, int]) -> list[Read]:
+    def _chunk(self, places: Sequence[Place], board: str, first: int) -> list[Read]:
         try:
             worker = self._idle.pop()
         except IndexError:
-            worker = _Worker(self.height, self.width, self.pixel_cap, self._closing)
-        reads = worker.read(places, board)
+            worker = _Worker(self._setting, self._closing)
+        reads = worker.read(places, board, first)
         self._idle.append(worker)
         return reads
 
     def _read_here(self, places: Sequence[Place]) -> tuple[npt.NDArray[np.uint8], list[Read]]:
         with strict_pillow():
-            reads = [
-                read_file(place, self.height, self.width, self.pixel_cap, with_digest=False)
-                for place in places
-            ]
+            reads = [read_file(place, *self._setting) for place in places]
         rows = np.zeros((len(places), self.height, self.width, 3), dtype=np.uint8)
         for row, read in zip(rows, reads, strict=True):
             if read.pixels is not None:
@@ -212,29 +198,23 @@ def _end(closing: threading.Event, idle: deque[_Worker], boards: list[_SharedRow
 class _Worker:
     """One worker process, used by one thread at a time and restarted when it dies."""
 
-    def __init__(self, height: int, width: int, pixel_cap: int, closing: threading.Event) -> None:
-        self._setting = json.dumps(
-            [[entry for entry in sys.path if entry], height, width, pixel_cap]
-        )
+    def __init__(self, setting: tuple[int, ...], closing: threading.Event) -> None:
+        self._setting = json.dumps([[entry for entry in sys.path if entry], *setting])
         self._closing = closing
         self._start()
 
-    def read(self, paths: Sequence[Place], board: tuple[str, int] | None = None) -> list[Read]:
-        """Results for `paths`. With `board` (a file and a row), pixels are written to that file
-        from that row on."""
+    def read(self, places: Sequence[Place], board: str, first: int) -> list[Read]:
+        """Results for `places`; pixels are written to the file `board` from row `first` on."""
         try:
-            return self._ask(paths, board)
+            return self._ask(places, board, first)
         except (EOFError, OSError, pickle.UnpicklingError):
             if self._closing.is_set():
-                return []
+                return [_CRASHED] * len(places)
             self.stop()
             self._start()
-            if len(paths) == 1:
+            if len(places) == 1:
                 return [_CRASHED]
-            singly = (
-                self.read([path], None if board is None else (board[0], board[1] + row))
-                for row, path in enumerate(paths)
-            )
+            singly = (self.read([place], board, row) for row, place in enumerate(places, first))
             return [read for reads in singly for read in reads]
 
     def stop(self) -> None:
@@ -249,7 +229,8 @@ class _Worker:
 
     def _start(self) -> None:
         program = Path(__file__).with_name("decode_worker.py")
-        self._errors: Any = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop; decoders write warnings there, which would spoil the progress bar
+        # closed by stop; decoders write warnings there, which would spoil the progress bar
+        self._errors: Any = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-I", str(program), self._setting],
             stdin=subprocess.PIPE,
@@ -266,9 +247,9 @@ class _Worker:
                 " `workers=0` to decode in the main process"
             )
 
-    def _ask(self, paths: Sequence[Place], board: tuple[str, int] | None) -> list[Read]:
+    def _ask(self, places: Sequence[Place], board: str, first: int) -> list[Read]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        pickle.dump((list(paths), board), self._process.stdin)
+        pickle.dump((list(places), board, first), self._process.stdin)
         self._process.stdin.flush()
         return [Read(*answer) for answer in pickle.load(self._process.stdout)]

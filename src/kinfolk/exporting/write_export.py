@@ -221,8 +221,8 @@ def _detectron2(encoder: Encoder, path: Path) -> tuple[str, str]:
 
     _write_checked(path, write)
     mean, std = (
-        encoder.views.get(key, usual)
-        for key, usual in (("mean", (0.485, 0.456, 0.406)), ("std", (0.229, 0.224, 0.225)))
+        encoder.views.get(key, default)
+        for key, default in (("mean", (0.485, 0.456, 0.406)), ("std", (0.229, 0.224, 0.225)))
     )
     lines = config_lines(int(name.removeprefix("resnet")), mean, std)
     return (

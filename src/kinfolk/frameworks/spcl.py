@@ -32,7 +32,7 @@ from kinfolk.objectives.base import Shared
 from kinfolk.objectives.prototypes import PrototypeCrossEntropy
 from kinfolk.objectives.siamese import SiameseMetric, draw_partners
 from kinfolk.pairs import integer_ids
-from kinfolk.seeding import counted
+from kinfolk.seeding import step_generator
 from kinfolk.stats import Stats
 
 Source = Literal["clusters", "labels"]
@@ -295,7 +295,9 @@ class SPCL(Framework):
         h_AF = h.view(len(views), len(ids), -1).transpose(0, 1).flatten(0, 1)
         if self.metric is not None:
             (all_ids,) = distributed.joined(ids)
-            draw = counted(int(self.seed), int(self.draws))  # equal on all ranks and after a resume
+            draw = step_generator(
+                int(self.seed), int(self.draws)
+            )  # equal on all ranks and after a resume
             loss = loss + begun * metric * self.metric(h_AF, self.assigned.first(all_ids), draw)
             if self.training:
                 self.draws.add_(1)

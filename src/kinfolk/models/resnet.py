@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
@@ -180,79 +181,6 @@ def require_memory(weights: int, what: str) -> None:
         )
 
 
-def resnet10(
-    *, stem: Stem = "cifar", width: int = 16, zero_init_residual: bool = False, in_channels: int = 3
-) -> ResNet:
-    """One basic block per stage; 0.3 million parameters with the default width, for training on a
-    CPU."""
-    return ResNet(
-        BasicBlock,
-        (1, 1, 1, 1),
-        stem=stem,
-        width=width,
-        zero_init_residual=zero_init_residual,
-        in_channels=in_channels,
-    )
-
-
-def resnet18(
-    *, stem: Stem = "cifar", width: int = 64, zero_init_residual: bool = False, in_channels: int = 3
-) -> ResNet:
-    """ResNet-18, 11 million parameters."""
-    return ResNet(
-        BasicBlock,
-        (2, 2, 2, 2),
-        stem=stem,
-        width=width,
-        zero_init_residual=zero_init_residual,
-        in_channels=in_channels,
-    )
-
-
-def resnet34(
-    *, stem: Stem = "cifar", width: int = 64, zero_init_residual: bool = False, in_channels: int = 3
-) -> ResNet:
-    """ResNet-34, 21 million parameters."""
-    return ResNet(
-        BasicBlock,
-        (3, 4, 6, 3),
-        stem=stem,
-        width=width,
-        zero_init_residual=zero_init_residual,
-        in_channels=in_channels,
-    )
-
-
-def resnet50(
-    *, stem: Stem = "cifar", width: int = 64, zero_init_residual: bool = False, in_channels: int = 3
-) -> ResNet:
-    """ResNet-50, 24 million parameters."""
-    return ResNet(
-        Bottleneck,
-        (3, 4, 6, 3),
-        stem=stem,
-        width=width,
-        zero_init_residual=zero_init_residual,
-        in_channels=in_channels,
-    )
-
-
-def resnet101(
-    *, stem: Stem = "cifar", width: int = 64, zero_init_residual: bool = False, in_channels: int = 3
-) -> ResNet:
-    """ResNet-101, 43 million parameters."""
-    options: Any = {"zero_init_residual": zero_init_residual, "in_channels": in_channels}
-    return ResNet(Bottleneck, (3, 4, 23, 3), stem=stem, width=width, **options)
-
-
-def resnet152(
-    *, stem: Stem = "cifar", width: int = 64, zero_init_residual: bool = False, in_channels: int = 3
-) -> ResNet:
-    """ResNet-152, 58 million parameters."""
-    options: Any = {"zero_init_residual": zero_init_residual, "in_channels": in_channels}
-    return ResNet(Bottleneck, (3, 8, 36, 3), stem=stem, width=width, **options)
-
-
 def _stage(
     block: type[BasicBlock] | type[Bottleneck], in_size: int, size: int, depth: int, stride: int
 ) -> nn.Sequential:
@@ -265,3 +193,13 @@ def _stage(
     blocks = [block(in_size, size, stride, downsample)]
     blocks += [block(out_size, size, 1, None) for _ in range(depth - 1)]
     return nn.Sequential(*blocks)
+
+
+# The keyword arguments are those of `ResNet`. Millions of parameters: 0.3, for training on a CPU;
+# 11, 21, 24, 43 and 58.
+resnet10 = partial(ResNet, BasicBlock, (1, 1, 1, 1), width=16)
+resnet18 = partial(ResNet, BasicBlock, (2, 2, 2, 2))
+resnet34 = partial(ResNet, BasicBlock, (3, 4, 6, 3))
+resnet50 = partial(ResNet, Bottleneck, (3, 4, 6, 3))
+resnet101 = partial(ResNet, Bottleneck, (3, 4, 23, 3))
+resnet152 = partial(ResNet, Bottleneck, (3, 8, 36, 3))

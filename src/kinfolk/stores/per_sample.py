@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from kinfolk.seeding import counted
+from kinfolk.seeding import step_generator
 
 COARSE = (torch.bfloat16, torch.float16)
 
@@ -64,7 +64,7 @@ class StepRandom(OnHost, ABC):
 
     def generator(self) -> torch.Generator:
         """A fresh generator of the current step."""
-        return counted(int(self.seed), int(self.count))
+        return step_generator(int(self.seed), int(self.count))
 
     def advance(self, is_finite: Tensor | None = None) -> None:
         """Moves to the next step, unless this one is known to be broken (see `skips`)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kinfolk.data.augmentation.transforms import CUT, blur_matrices, blurred, taps_for
+from kinfolk.data.augmentation.transforms import CUT, apply_blur, blur_matrices, taps_for
 from tests.reference import augmentation as reference
 
 
@@ -40,7 +40,7 @@ def test_leaving_out_zeros_changes_nothing(size: int, num_taps: int) -> None:
     image = torch.rand(3, size, size, generator=torch.Generator().manual_seed(0))
     for sigma in (0.1, 0.8, 2.0):
         matrix = blur_matrices(torch.tensor([sigma]), size, num_taps)[0]
-        got = blurred(image, matrix, radius=min(num_taps // 2, int(CUT * sigma)))
+        got = apply_blur(image, matrix, radius=min(num_taps // 2, int(CUT * sigma)))
         torch.testing.assert_close(got, matrix @ image @ matrix.T, atol=1e-5, rtol=0)
 
 

@@ -32,15 +32,13 @@ def photograph(seed: int, size: int = 12, low: float = 0.0, high: float = 1.0) -
     return low + (high - low) * mixed[0]
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
 @pytest.mark.parametrize("turns", [0.0, 1 / 3])
-def test_equals_the_sequence_where_nothing_is_cut_and_hue_is_exact(
-    order: tuple[int, ...], turns: float
-) -> None:
-    image = photograph(0, low=0.3, high=0.7)
-    factors = [1.3, 0.6, 1.5, turns]
-    expected = reference.adjust(image, factors, list(order), cut=False)
-    torch.testing.assert_close(mapped(image, factors, list(order)), expected, atol=1e-6, rtol=0)
+def test_equals_the_sequence_where_nothing_is_cut_and_hue_is_exact(turns: float) -> None:
+    for order in list(itertools.permutations(range(4))):
+        image = photograph(0, low=0.3, high=0.7)
+        factors = [1.3, 0.6, 1.5, turns]
+        expected = reference.adjust(image, factors, list(order), cut=False)
+        torch.testing.assert_close(mapped(image, factors, list(order)), expected, atol=1e-6, rtol=0)
 
 
 def test_equals_the_sequence_with_cuts_where_nothing_needs_them() -> None:

@@ -65,7 +65,7 @@ def test_equals_the_formulae_pixel_by_pixel() -> None:
                 )
 
 
-def test_there_and_back() -> None:
+def test_from_lab_inverts_to_lab() -> None:
     rgb = torch.rand(3, 3, 6, 6, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(from_lab(to_lab(rgb)), rgb, atol=1e-5, rtol=0)
     assert [x.item() for x in from_lab(pixel(50, 200, -200)).aminmax()] == [0, 1], (

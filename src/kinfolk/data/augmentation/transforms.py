@@ -2,8 +2,8 @@
 and resize, blur, colour, CIE Lab.
 
 On an accelerator nothing here reads a value back to the host, no shape depends on values, and
-constants are copied to the device once. `resample_each` and `blurred` work image by image and are
-meant for large images on a CPU.
+constants are copied to the device once. `resample_each` and `apply_blur` work image by image, for
+large images on a CPU.
 
 Dimension key: V views, B images (functions that work on each image accept more leading dimensions,
 such as V × B), U uniform numbers per image, T tries for a crop, C = 3 channels, F = 4 colour
@@ -342,7 +342,7 @@ def blur_matrices(sigma_B: Tensor, size: int, num_taps: int) -> Tensor:
     return (kernel_BK @ _taps(size, num_taps, sigma_B.device)).view(-1, size, size)
 
 
-def blurred(image_CSS: Tensor, matrix_SS: Tensor, radius: int) -> Tensor:
+def apply_blur(image_CSS: Tensor, matrix_SS: Tensor, radius: int) -> Tensor:
     """`matrix @ image @ matrix.T` for a matrix of `blur_matrices` that is zero further than
     `radius` from the diagonal."""
     channels, size, _ = image_CSS.shape
@@ -460,7 +460,7 @@ def recolour(
     return torch.baddbmm(offset_BC[:, :, None], matrix_BCC, image_BCP, out=out)
 
 
-# CIE L*a*b*: lightness apart from colour, so that an image has two views of its own
+# CIE L*a*b*: lightness and colour in separate channels, which are two views of an image
 #
 # sRGB → linear light → XYZ under daylight D65 → Lab (CIE 15; IEC 61966-2-1), with values of sRGB in
 # [0, 1]:

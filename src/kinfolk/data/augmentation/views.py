@@ -43,8 +43,8 @@ from kinfolk.data.augmentation.transforms import (
     NO_BLUR,
     NUM_UNIFORM,
     Draws,
+    apply_blur,
     blur_matrices,
-    blurred,
     box_weights,
     centred_boxes,
     constant,
@@ -62,7 +62,7 @@ Triple = tuple[float, ...]
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 SPACES = {"rgb": (IMAGENET_MEAN, IMAGENET_STD), "lab": (LAB_MEAN, LAB_STD)}
-"""Colour spaces of the views, with the usual mean and standard deviation of their channels."""
+"""Colour spaces of the views, with the default mean and standard deviation of their channels."""
 _CHUNK_BYTES = 2**24  # working memory at a time on the CPU: what fits its cache
 
 
@@ -80,7 +80,7 @@ class Views:
             given.
         evaluate_share: side of the centre crop of `evaluate`, as a share of the shorter side; 7/8
             above 64 pixels, else all.
-        space: "rgb", or "lab" for CIE Lab: the image is augmented as usual and then converted.
+        space: "rgb", or "lab" for CIE Lab: the image is augmented in RGB and then converted.
         overrides: any setting of `Augmentation`, e.g. `blur=0.5`, `scale=(0.2, 1)`. A list for a
             setting that is a single number gives one value per view, e.g. `solarise=(0, 0.2)`.
 
@@ -106,9 +106,9 @@ class Views:
         if space not in SPACES:
             raise UsageError(f"`space` (={space!r}) must be one of {', '.join(SPACES)}")
         self.preset, self.size, self.space = preset, size, space
-        usual_mean, usual_std = SPACES[space]
-        self.mean = tuple(map(float, usual_mean if mean is None else mean))
-        self.std = tuple(map(float, usual_std if std is None else std))
+        default_mean, default_std = SPACES[space]
+        self.mean = tuple(map(float, default_mean if mean is None else mean))
+        self.std = tuple(map(float, default_std if std is None else std))
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
             raise UsageError(
                 f"`mean` (={mean}) and `std` (={std}) must be three numbers each, those of `std`"
@@ -317,7 +317,7 @@ def resize(
                 blur_matrices(sigma_X, size, num_taps),
                 strict=True,
             ):
-                image_RCSS[one] = blurred(
+                image_RCSS[one] = apply_blur(
                     image_RCSS[one], blur_SS, radius=min(num_taps // 2, int(CUT * sigma))
                 )
         return image_RCSS
