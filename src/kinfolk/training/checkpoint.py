@@ -40,6 +40,7 @@ from kinfolk.files import (
     write_by_name,
     write_sealed_zip,
 )
+from kinfolk.frameworks.clip import ImageText
 from kinfolk.models.weights import why_unreadable
 from kinfolk.training.config import CheckpointConfig
 from kinfolk.training.module import TrainingModule
@@ -244,8 +245,8 @@ NOTHING, SAVE, STOP = 0, 1, 2
 AGREE_EVERY, AGREE_SECONDS = 10, 5.0
 """Several GPUs agree on what to do after so many steps or seconds, whichever is less: each
 agreement is a collective."""
-CHECKED_IMAGES = 16
-"""Images of the last batch whose features must be finite before a checkpoint is saved."""
+CHECKED_SAMPLES = 16
+"""Samples of the last batch whose features must be finite before a checkpoint is saved."""
 BEST = "best.ckpt"
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -303,8 +304,8 @@ class CheckpointSaver(pl.Callback):
         self.started = False  # whether the state of a resumed training has been restored
         self._saved_at = time.monotonic()
         self._agreement = Agreement()
-        # pixels and aspects of the last batch
-        self._images: tuple[torch.Tensor, torch.Tensor] | None = None
+        # pixels, aspects and tokens of some samples of the last batch
+        self._inputs: dict[str, torch.Tensor] | None = None
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Replaces Lightning's signal handlers, which communicate with other ranks in the middle of
@@ -328,7 +329,11 @@ class CheckpointSaver(pl.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        self._images = batch["pixels"][:CHECKED_IMAGES], batch["aspect"][:CHECKED_IMAGES]
+        self._inputs = {
+            name: batch[name][:CHECKED_SAMPLES]
+            for name in ("pixels", "aspect", "tokens")
+            if name in batch
+        }
         if distributed.world_size() == 1 or module.device.type == "cpu":
             action = self._agreed_action(module.device)
         else:
@@ -439,12 +444,8 @@ class CheckpointSaver(pl.Callback):
         features of a batch are not finite on any of them."""
         assert isinstance(module, TrainingModule)
         found = not_finite(module.framework, trainer.optimizers)
-        if (
-            found is None
-            and self._images is not None
-            and not has_finite_features(module, *self._images)
-        ):
-            found = "an image feature"
+        if found is None and self._inputs is not None:
+            found = not_finite_feature(module, **self._inputs)
         failed = torch.tensor(int(found is not None), device=module.device)
         if distributed.world_size() > 1:
             dist.all_reduce(failed, dist.ReduceOp.MAX)
@@ -594,19 +595,28 @@ def not_finite(framework: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 
 
 @torch.no_grad()
-def has_finite_features(module: TrainingModule, pixels: torch.Tensor, aspect: torch.Tensor) -> bool:
-    """Whether the encoder and its head give finite numbers in evaluation mode and float32, as
-    `embed` and `eval` use them. Finite weights are not enough: a learning rate that is far too high
+def not_finite_feature(
+    module: TrainingModule,
+    pixels: torch.Tensor,
+    aspect: torch.Tensor,
+    tokens: torch.Tensor | None = None,
+) -> str | None:
+    """Which of the features in evaluation mode and float32, as `embed` and `eval` use them, are not
+    finite; None where all are. Finite weights are not enough: a learning rate that is far too high
     leaves weights whose products overflow."""
     views, framework = module.views, module.framework
     if not isinstance(views, Views):
-        return True
+        return None
     stance = getattr(torch.compiler, "set_stance", None)  # no compilation for a few images
     eager = nullcontext() if stance is None else stance("force_eager")
     with evaluating(framework), torch.autocast(module.device.type, enabled=False), eager:
         images = views.evaluate(pixels.to(module.device), aspect.to(module.device))
-        found = [framework.features(images), framework.embed(images)]
-    return all(bool(each.isfinite().all()) for each in found)
+        found = {"an image feature": framework.features(images).isfinite().all()}
+        found["an image embedding"] = framework.embed(images).isfinite().all()
+        if isinstance(framework, ImageText) and tokens is not None:
+            embedding = framework.embed_text(tokens.to(module.device))
+            found["a caption embedding"] = embedding.isfinite().all()
+    return next((name for name, is_finite in found.items() if not is_finite), None)
 
 
 def _link_or_copy(path: Path, name: Path) -> None:
