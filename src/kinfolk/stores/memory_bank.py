@@ -20,6 +20,7 @@ from kinfolk.stores.per_sample import (
     check_ids,
     kept,
     means_by_id,
+    refuse_recomputation,
     sent,
     size_differs,
     skips,
@@ -149,6 +150,7 @@ class Bank(Exact):
         check_ids(ids, self.num_samples)
         if z.shape != (len(ids), self.dim):
             raise ValueError(f"`z` (={tuple(z.shape)}) must have the shape {(len(ids), self.dim)}")
+        refuse_recomputation("a loss over a memory bank")
         if skips(is_finite):
             return
         ids, z = distributed.joined(ids, z)
