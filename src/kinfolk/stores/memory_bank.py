@@ -18,6 +18,7 @@ from kinfolk.stores.per_sample import (
     Exact,
     StepRandom,
     check_ids,
+    check_num_samples,
     kept,
     means_by_id,
     refuse_recomputation,
@@ -116,6 +117,7 @@ class Bank(Exact):
 
     def __init__(self, num_samples: int, dim: int, momentum: float = 0.5, seed: int = 0) -> None:
         super().__init__()
+        check_num_samples(num_samples)
         for name, value in (("num_samples", num_samples), ("dim", dim)):
             if value < 1:
                 raise ValueError(f"`{name}` (={value}) must be at least 1")
