@@ -31,9 +31,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return start(folder / "a.npz", folder / "run")
 
 
-def start(data: Path, out: Path, **more: Any) -> Run:
+def start(data: Path, out: Path, plain: bool = False, **more: Any) -> Run:
     settings = {**TINY, "framework.queue_size": 12, "detector.alpha": 0.1, "snapshots.epochs": 0}
-    settings |= {"checkpoint.every_minutes": None}
+    settings |= {"checkpoint.every_minutes": None, "optimizer.momentum": 0.0 if plain else 0.9}
     given: dict[str, Any] = {"epochs": 1, "batch_size": 12, **more}
     return train(str(data), out, method="moco+glofnd", settings=settings, progress=False, **given)
 
@@ -71,6 +71,10 @@ def drop(checkpoint: dict[str, Any]) -> None:
     del checkpoint["state_dict"][per_sample(checkpoint)]
 
 
+def drop_setting(checkpoint: dict[str, Any]) -> None:
+    del checkpoint["optimizer_states"][0]["param_groups"][0]["momentum"]
+
+
 def reshape_momentum(checkpoint: dict[str, Any]) -> None:
     checkpoint["optimizer_states"][0]["state"][0]["momentum_buffer"] = torch.zeros(2, 2)
 
@@ -93,7 +97,37 @@ EDITS: dict[str, tuple[Edit, str]] = {
     ),
     "other position": (
         lambda c: c["loops"]["fit_loop"]["epoch_progress"]["total"].update(completed="1"),
-        "`loops.fit_loop.epoch_progress.total` is dict instead of whole numbers",
+        "`loops.fit_loop.epoch_progress.total.completed` is str instead of a whole number",
+    ),
+    "no count": (
+        lambda c: c["loops"]["fit_loop"]["epoch_progress"]["current"].pop("ready"),
+        "`loops.fit_loop.epoch_progress.current.ready` is missing",
+    ),
+    "later position": (
+        lambda c: c["loops"]["fit_loop"]["epoch_progress"]["current"].update(completed=9),
+        "`loops.fit_loop` is at epoch 9 and `kinfolk.epoch` is 1",
+    ),
+    "text for a count of steps": (
+        lambda c: c["loops"]["fit_loop"]["epoch_loop.state_dict"].update(
+            _batches_that_stepped="x"
+        ),
+        "`loops.fit_loop.epoch_loop.state_dict._batches_that_stepped` is str",
+    ),
+    "no state of a parameter": (
+        lambda c: c["optimizer_states"][0]["state"].update({1: None}),
+        "`optimizer_states.state` has other names for parameter 1",
+    ),
+    "other state of a parameter": (
+        lambda c: c["optimizer_states"][0]["state"].update({1: {"x": 1}}),
+        "`optimizer_states.state` has other names for parameter 1",
+    ),
+    "no momentum of a parameter": (
+        lambda c: c["optimizer_states"][0]["state"][0].update(momentum_buffer=None),
+        "`optimizer_states.state.0.momentum_buffer` is missing",
+    ),
+    "shape of the loss": (
+        lambda c: c["callbacks"]["Journal"].update(loss=torch.zeros(2)),
+        "`callbacks.Journal.loss` has the shape (2,) instead of ()",
     ),
     "text for a step": (
         lambda c: c["kinfolk"].update(step="three"),
@@ -143,8 +177,9 @@ def test_missing_and_wrong_parts_are_named(finished: Run, run: Run, name: str) -
         (shorten, r"thresholds?` has the size 35, but `num_samples` is 36"),
         (drop, r"Missing key\(s\) in state_dict"),
         (reshape_momentum, r"momentum_buffer has the shape \(2, 2\), and its parameter"),
+        (drop_setting, r"the optimiser's `momentum` is None"),
     ],
-    ids=["short store", "no store", "other momentum"],
+    ids=["short store", "no store", "other momentum", "no setting"],
 )
 def test_a_state_that_does_not_fit_is_refused(
     finished: Run, run: Run, change: Edit, message: str
@@ -152,7 +187,7 @@ def test_a_state_that_does_not_fit_is_refused(
     edit(run.checkpoint, change)
     with pytest.raises(KinfolkError, match=r"last\.ckpt does not fit this run: .*" + message):
         resume(finished, run)
-    if change is not reshape_momentum:
+    if change not in (reshape_momentum, drop_setting):
         opened = open_run(run.path)
         with pytest.raises(KinfolkError, match=r"last\.ckpt does not fit this run: .*" + message):
             restore(run.path, opened.config, opened.data())
@@ -174,3 +209,11 @@ def test_a_deleted_checkpoint_is_noticed(finished: Run, run: Run) -> None:
     resumed = resume(finished, run)
     expected = "last.ckpt is missing; the training continues from the one before it, last-1.ckpt"
     assert f"{expected} (step 3, 1 of 1 epoch done)" in resumed.log.read_text()
+
+
+def test_an_optimiser_without_state_is_resumed(finished: Run, tmp_path: Path) -> None:
+    """SGD without momentum has none."""
+    data = finished.path.parent / "a.npz"
+    run = start(data, tmp_path / "run", plain=True)
+    assert read_checkpoint(run.checkpoint)["optimizer_states"][0]["state"] == {}
+    assert len(start(data, run.path, epochs=2, resume=True, plain=True).epochs()) == 2

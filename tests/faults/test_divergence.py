@@ -12,12 +12,15 @@ import torch
 
 import kinfolk as kf
 from kinfolk.errors import KinfolkError, KinfolkWarning
+from kinfolk.frameworks import CLIP
 from kinfolk.models.weights import load_encoder, save_encoder
 from kinfolk.training.checkpoint import not_finite, read_checkpoint
 from kinfolk.training.module import NonFiniteLossError, TrainingModule
 from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
 from tests.faults.methods import TINY
+from tests.training.pairs_of import SMALL as SMALL_PAIRS
+from tests.training.pairs_of import write_pairs
 
 
 @pytest.fixture
@@ -51,6 +54,7 @@ def diverge(
     monkeypatch: pytest.MonkeyPatch,
     step: int,
     spoil: Callable[[torch.nn.Module], None] = infinite_variance,
+    method: str = "simclr",
     **more: Any,
 ) -> str:
     """The message of a run whose network is spoilt after `step`, which its loss did not show."""
@@ -64,7 +68,15 @@ def diverge(
     monkeypatch.setattr(TrainingModule, "optimizer_step", spoiling)
     settings = {**TINY, "knn.every": 0, "snapshots.epochs": 0, **more}
     with pytest.raises(NonFiniteLossError) as caught:
-        train(str(images), out, epochs=2, batch_size=12, settings=settings, progress=False)
+        train(
+            str(images),
+            out,
+            epochs=2,
+            batch_size=12,
+            method=method,
+            settings=settings,
+            progress=False,
+        )
     return str(caught.value)
 
 
@@ -118,6 +130,27 @@ def test_finite_weights_with_infinite_features_are_not_saved(
     assert read_checkpoint(run.checkpoint)["kinfolk"]["step"] == 2
     with pytest.warns(KinfolkWarning, match="interrupted"):
         assert np.isfinite(kf.embed(run.path, str(images))).all()
+
+
+def test_finite_weights_with_infinite_caption_embeddings_are_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @torch.no_grad()
+    def enlarge_text_head(framework: torch.nn.Module) -> None:
+        assert isinstance(framework, CLIP)
+        framework.text_head[0].weight.fill_(3e38)
+
+    message = diverge(
+        write_pairs(tmp_path / "d", 32),
+        tmp_path / "run",
+        monkeypatch,
+        step=3,
+        spoil=enlarge_text_head,
+        method="clip",
+        **SMALL_PAIRS,
+    )
+    assert "a caption embedding of clip is not finite, so it is not saved, at step 3" in message
+    assert read_checkpoint(Run(tmp_path / "run").checkpoint)["kinfolk"]["step"] == 2
 
 
 def test_a_learning_rate_far_too_high_leaves_no_checkpoint(tmp_path: Path) -> None:

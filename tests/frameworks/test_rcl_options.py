@@ -51,6 +51,11 @@ def test_radii_and_numbers_of_clusters_are_taken_as_the_paper_prints_them() -> N
         ({"retrieval": "nearest", "criteria": 1, "num_keys": 2}, "`num_keys` .* has no effect"),
         ({"retrieval": "nearest", "own_key": False}, "`own_key` .* has no effect"),
         ({"criteria": 1, "radii": ()}, "`radii` .* has no effect"),
+        ({"criteria": 1, "retrieval": "each"}, "`retrieval` .* has no effect"),
+        ({"criteria": 1, "hierarchy": "kmeans"}, "`hierarchy` .* has no effect"),
+        ({"criteria": 1, "shared_predictor": True}, "`shared_predictor` .* has no effect"),
+        ({"num_keys": 1.5}, "`num_keys` .* must be a whole number"),
+        ({"criteria": True}, "`criteria` .* must be a whole number"),
     ],
 )
 def test_what_has_no_effect_or_does_not_fit_is_refused(wrong: dict[str, Any], words: str) -> None:

@@ -71,6 +71,21 @@ def test_every_batch_is_half_of_one_prototype(sizes: tuple[int, ...]) -> None:
     assert met == set(range(len(sizes)))
 
 
+def test_samples_of_a_batch_repeat_only_where_there_are_too_few() -> None:
+    """Of samples without a prototype, none is half a batch of itself."""
+    labels = torch.cat((torch.tensor([0, 1]).repeat_interleave(12), -1 - torch.arange(16)))
+    for seed in range(20):
+        for order in one_prototype_batches(labels, 20, torch.Generator().manual_seed(seed)).view(
+            2, 20
+        ):
+            assert len(order.unique()) == 20
+            assert 10 in [int((labels[order] == p).sum()) for p in (0, 1)]
+    few = torch.tensor([0, 0, 1, 1, 1, 1, 1, 1])
+    for order in one_prototype_batches(few, 8, torch.Generator().manual_seed(0)).view(1, 8):
+        # the two of the small prototype twice, be they the anchors or the others
+        assert sorted(torch.unique(order, return_counts=True)[1].tolist()) == [1, 1, 1, 1, 2, 2]
+
+
 def test_the_recipe_of_the_code_has_every_difference() -> None:
     framework = load_recipe("spcl-cifar10-code").framework
     assert {

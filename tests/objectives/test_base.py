@@ -27,7 +27,7 @@ from kinfolk.detectors import (
     Oracle,
     Ring,
 )
-from kinfolk.frameworks import MoCo
+from kinfolk.frameworks import IR, LA, NNCLR, PCL, RCL, SPCL, MoCo
 from kinfolk.objectives import (
     BimodalSogCLRLoss,
     CLIPLoss,
@@ -262,6 +262,10 @@ COUNTED: dict[str, Callable[[Any], object]] = {
     "Neighbours": lambda n: Neighbours(num_samples=n, num_clusters=3),
     "Hierarchy": lambda n: Hierarchy(num_samples=n),
     "Known": lambda n: Known(torch.tensor([[0, 1]]), num_samples=n),
+    **{
+        method.__name__: lambda n, method=method: method(nn.Linear(4, 4), nn.Linear(4, 4), n)
+        for method in (IR, LA, NNCLR, PCL, RCL, SPCL, MoCo)
+    },
 }
 
 

@@ -36,7 +36,7 @@ from kinfolk.objectives.ntxent import Estimate
 from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stats import Stats
 from kinfolk.stores import Queue
-from kinfolk.stores.per_sample import finite
+from kinfolk.stores.per_sample import check_num_samples, finite
 
 MomentumSchedule = Literal["constant", "cosine"]
 
@@ -190,6 +190,7 @@ class MoCo(MomentumFramework):
         super().__init__(encoder, head, NTXentLoss(temperature=temperature, **shared))
         if queue_size < 1:
             raise ValueError(f"`queue_size` (={queue_size}) must be at least 1")
+        check_num_samples(num_samples)
         warn_if_queue_too_large(queue_size, num_samples)
         if cluster_encoder not in get_args(ClusterEncoder):
             raise ValueError(

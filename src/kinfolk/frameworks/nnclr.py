@@ -31,7 +31,7 @@ from kinfolk.objectives import RelativeContrastLoss
 from kinfolk.objectives.base import Shared
 from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stores import Queue
-from kinfolk.stores.per_sample import StepRandom, finite, sent, skips
+from kinfolk.stores.per_sample import StepRandom, check_num_samples, finite, sent, skips
 
 _BLOCK_ELEMENTS = 1 << 22
 
@@ -166,6 +166,7 @@ class SupportFramework(MomentumFramework, ABC):
         super().__init__(encoder, head, objective)
         if queue_size < 1:
             raise ValueError(f"`queue_size` (={queue_size}) must be at least 1")
+        check_num_samples(num_samples)
         warn_if_queue_too_large(queue_size, num_samples)
         size = embedding_size(encoder, head)
         self.predictors = nn.ModuleList(

@@ -39,7 +39,7 @@ from kinfolk.objectives.ntxent import Estimate
 from kinfolk.objectives.prototypes import proto_nce
 from kinfolk.pairs import Pairs, integer_ids, two_views
 from kinfolk.stores import Queue
-from kinfolk.stores.per_sample import Exact, finite, sent
+from kinfolk.stores.per_sample import Exact, check_num_samples, finite, sent
 
 
 class Prototypes(Exact):
@@ -258,6 +258,7 @@ class PCL(Framework):
                 " the prototypes do; remove its `space`"
             )
         check_acceptance(schedule, final_rate, confidence)
+        check_num_samples(num_samples)
         warn_if_queue_too_large(queue_size, num_samples)
         chosen = (
             tuple(max(2, num_samples * share // 100) for share in (2, 4, 8))

@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from numbers import Integral
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -255,7 +256,7 @@ class RCL(SupportFramework):
     state of the detector.
 
     A setting that has no effect, such as `radii` with k-means, is refused if it differs from its
-    default.
+    default; `warmup_epochs` alone is accepted with one criterion, so that H can be varied.
 
     Deviates from the paper in: by default the other view is a key beside the retrieved ones
     (`own_key`), and keys come from the last criterion alone (`retrieval`); Figure 2 retrieves all
@@ -305,44 +306,30 @@ class RCL(SupportFramework):
             criteria, hierarchy, retrieval, num_keys, warmup_epochs, every, shared.get("detector")
         )
         clusters = criteria > 1
+        online = clusters and hierarchy == "online"
+        by_density = clusters and hierarchy != "kmeans"
+        each = retrieval if retrieval == "each" else None
         for name, value, default, used, where in (
             ("num_clusters", num_clusters, None, clusters and hierarchy == "kmeans", "k-means"),
-            ("radii", radii, None, clusters and hierarchy != "kmeans", "DBSCAN"),
-            ("min_samples", min_samples, 4, clusters and hierarchy != "kmeans", "DBSCAN"),
-            (
-                "merge_similarity",
-                merge_similarity,
-                None,
-                clusters and hierarchy == "online",
-                "the online refinement",
-            ),
-            ("parts", parts, 3, clusters and hierarchy == "online", "the online refinement"),
-            (
-                "max_units",
-                max_units,
-                32,
-                clusters and hierarchy == "online",
-                "the online refinement",
-            ),
-            (
-                "feature_momentum",
-                feature_momentum,
-                0.5,
-                clusters and hierarchy == "online",
-                "the online refinement",
-            ),
-            ("every", every, 1, clusters and hierarchy != "online", "offline clustering"),
             ("cluster_seed", cluster_seed, 0, clusters and hierarchy == "kmeans", "k-means"),
+            ("radii", radii, None, by_density, "DBSCAN"),
+            ("min_samples", min_samples, 4, by_density, "DBSCAN"),
+            ("merge_similarity", merge_similarity, None, online, "the online refinement"),
+            ("parts", parts, 3, online, "the online refinement"),
+            ("max_units", max_units, 32, online, "the online refinement"),
+            ("feature_momentum", feature_momentum, 0.5, online, "the online refinement"),
+            ("every", every, 1, clusters and not online, "offline clustering"),
             ("num_keys", num_keys, 1, clusters, "retrieval from clusters"),
             ("own_key", own_key, True, clusters, "retrieval from clusters"),
+            ("retrieval", each, None, clusters, "retrieval from clusters"),
+            ("hierarchy", hierarchy, "online", clusters, "clusters"),
+            ("shared_predictor", shared_predictor, False, clusters, "several criteria"),
         ):
             if value != default and not used:
-                how = (
-                    f"`hierarchy` (={hierarchy!r}), `retrieval` (={retrieval!r}) and `criteria`"
-                    f" (={criteria})"
-                )
+                how = f"`hierarchy` (={hierarchy!r})" if clusters else f"`criteria` (={criteria})"
+                how = f"`retrieval` (={retrieval!r})" if retrieval == "nearest" else how
                 raise ValueError(
-                    f"`{name}` (={value}) is a setting of {where} and has no effect with {how};"
+                    f"`{name}` (={value!r}) is a setting of {where} and has no effect with {how};"
                     " leave it out"
                 )
         objective = RelativeContrastLoss(temperature=temperature, **shared)
@@ -372,7 +359,7 @@ class RCL(SupportFramework):
                 num_samples, criteria, warmup_epochs, every, num_clusters, cluster_seed
             )
         elif criteria > 1:
-            online = Hierarchy(
+            density = Hierarchy(
                 num_samples=num_samples,
                 levels=criteria,
                 warmup_epochs=warmup_epochs,
@@ -384,7 +371,7 @@ class RCL(SupportFramework):
                 feature_momentum=feature_momentum,
             )
             self.criteria = (
-                OnlineCriteria(online) if hierarchy == "online" else by_dbscan(online, every)
+                OnlineCriteria(density) if online else by_dbscan(density, every)
             )
 
     @property
@@ -514,8 +501,8 @@ def _check(
         ("warmup_epochs", warmup_epochs, 0),
         ("every", every, 1),
     ):
-        if value < least:
-            raise ValueError(f"`{name}` (={value}) must be at least {least}")
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+            raise ValueError(f"`{name}` (={value}) must be a whole number of at least {least}")
     if hierarchy not in ("online", "kmeans", "dbscan"):
         raise ValueError(f"`hierarchy` (={hierarchy!r}) must be 'online', 'kmeans' or 'dbscan'")
     if retrieval not in get_args(Retrieval):

@@ -34,6 +34,8 @@ from kinfolk.objectives.siamese import SiameseMetric, draw_partners
 from kinfolk.pairs import integer_ids
 from kinfolk.seeding import step_generator
 from kinfolk.stats import Stats
+from kinfolk.stores.memory_bank import distinct
+from kinfolk.stores.per_sample import check_num_samples
 
 Source = Literal["clusters", "labels"]
 Batches = Literal["chunks", "one_prototype"]
@@ -77,6 +79,7 @@ class PrototypeLabels(nn.Module):
         whiten: int | None = None,
     ) -> None:
         super().__init__()
+        check_num_samples(num_samples)
         if whiten is not None and whiten < 1:
             raise ValueError(f"`whiten` (={whiten}) must be at least 1")
         self.whiten = whiten
@@ -495,7 +498,8 @@ def one_prototype_batches(labels: Tensor, batch_size: int, generator: torch.Gene
 
     Section 3.2 to the letter: each step draws a cluster p, half a batch of its samples, and the
     other half from all other samples. A cluster with fewer samples than half a batch gives some of
-    them several times. An epoch therefore repeats samples and leaves others out.
+    them several times. An epoch therefore repeats samples and leaves others out. A label below 0
+    means no cluster: such a sample is never in the first half.
 
     Example:
         >>> labels = torch.tensor([0, 1, 1, 1, 1, 1, 1, 1])
@@ -504,21 +508,29 @@ def one_prototype_batches(labels: Tensor, batch_size: int, generator: torch.Gene
         [2, 2]
     """
     _check_batch_size(labels, batch_size)
-    _, cluster_N, size_K = torch.unique(labels.cpu(), return_inverse=True, return_counts=True)
+    label_K, cluster_N, size_K = torch.unique(
+        labels.cpu(), return_inverse=True, return_counts=True
+    )
     steps, half = len(labels) // batch_size, batch_size // 2
-    if len(size_K) < 2:
+    anchors = (label_K >= 0).nonzero().flatten()  # below 0: a sample without a prototype
+    if len(size_K) < 2 or not len(anchors):
         return torch.randperm(len(labels), generator=generator)[: steps * batch_size]
     by_cluster_N, start_K = cluster_N.argsort(stable=True), size_K.cumsum(0) - size_K
     batches = []
-    for p in torch.randint(len(size_K), (steps,), generator=generator).tolist():
-        start, size = int(start_K[p]), int(size_K[p])
-        turns = torch.cat(
-            [torch.randperm(size, generator=generator) for _ in range(-(-half // size))]
+    for draw in torch.randint(len(anchors), (steps,), generator=generator).tolist():
+        start, size = int(start_K[anchors[draw]]), int(size_K[anchors[draw]])
+        others = _in_turns(len(labels) - size, batch_size - half, generator)
+        places = torch.cat(
+            (start + _in_turns(size, half, generator), others + size * (others >= start))
         )
-        other = torch.randint(len(labels) - size, (batch_size - half,), generator=generator)
-        places = torch.cat((start + turns[:half], other + size * (other >= start)))
         batches.append(by_cluster_N[places[torch.randperm(batch_size, generator=generator)]])
     return torch.cat(batches)
+
+
+def _in_turns(size: int, number: int, generator: torch.Generator) -> Tensor:
+    """(number,) random numbers in [0, size), each repeated only after all of them were drawn."""
+    turns = [torch.randperm(size, generator=generator) for _ in range(number // size)]
+    return torch.cat((*turns, distinct(size, number % size, generator)))
 
 
 @torch.no_grad()

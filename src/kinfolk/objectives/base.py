@@ -25,7 +25,13 @@ from kinfolk.detectors.base import Detector
 from kinfolk.kinship import ACTIONS, Action, Policy
 from kinfolk.pairs import Pairs, integer_ids, two_views
 from kinfolk.stats import Stats
-from kinfolk.stores.per_sample import check_ids, check_num_samples, finite, skips
+from kinfolk.stores.per_sample import (
+    check_ids,
+    check_num_samples,
+    finite,
+    refuse_recomputation,
+    skips,
+)
 
 READ_EVERY = 32
 """Steps after which the host reads losses from an accelerator; on a CPU it reads every step."""
@@ -339,12 +345,8 @@ class Objective(Settings, ABC):
         parts = [(detector, outcome.found), (self, self.state_of(outcome, pairs.ids))]
         parts = [(part, update) for part, update in parts if part is not None and update]
         listens = detector is not None and (detector.collects or "loss" in detector.wanted_metrics)
-        if (parts or listens) and torch._C._current_graph_task_id() != -1:
-            raise RuntimeError(
-                f"{type(self).__name__} is called again in a backward pass, as by"
-                " torch.utils.checkpoint, but its state has changed since the first call: call the"
-                " loss outside of the checkpoint, which can hold the encoder alone"
-            )
+        if parts or listens:
+            refuse_recomputation(type(self).__name__)
         if distributed.world_size() > 1 and sizes is None:  # gathered losses are equal on all ranks
             number = is_finite.to(torch.int64)
             torch.distributed.all_reduce(number, torch.distributed.ReduceOp.MIN)

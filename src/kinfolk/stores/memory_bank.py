@@ -18,8 +18,10 @@ from kinfolk.stores.per_sample import (
     Exact,
     StepRandom,
     check_ids,
+    check_num_samples,
     kept,
     means_by_id,
+    refuse_recomputation,
     sent,
     size_differs,
     skips,
@@ -115,6 +117,7 @@ class Bank(Exact):
 
     def __init__(self, num_samples: int, dim: int, momentum: float = 0.5, seed: int = 0) -> None:
         super().__init__()
+        check_num_samples(num_samples)
         for name, value in (("num_samples", num_samples), ("dim", dim)):
             if value < 1:
                 raise ValueError(f"`{name}` (={value}) must be at least 1")
@@ -149,6 +152,7 @@ class Bank(Exact):
         check_ids(ids, self.num_samples)
         if z.shape != (len(ids), self.dim):
             raise ValueError(f"`z` (={tuple(z.shape)}) must have the shape {(len(ids), self.dim)}")
+        refuse_recomputation("a loss over a memory bank")
         if skips(is_finite):
             return
         ids, z = distributed.joined(ids, z)

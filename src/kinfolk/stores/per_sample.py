@@ -90,6 +90,17 @@ def check_ids(ids: Tensor, num_samples: int, why: str = "`num_samples` is too sm
             )
 
 
+def refuse_recomputation(name: str) -> None:
+    """Refuses to write state in a backward pass, where gradient checkpointing computes a forward
+    pass again: what it read has changed since, so its gradient would be wrong."""
+    if torch._C._current_graph_task_id() != -1:
+        raise RuntimeError(
+            f"{name} is called again in a backward pass, as by torch.utils.checkpoint, but its"
+            " state has changed since the first call: call the loss outside of the checkpoint,"
+            " which can hold the encoder alone"
+        )
+
+
 def size_differs(
     key: str, saved: Tensor | None, error_msgs: list[str], advice: str, **sizes: int
 ) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kinfolk import distributed
-from kinfolk.stores.per_sample import Exact, kept, size_differs, skips
+from kinfolk.stores.per_sample import Exact, kept, refuse_recomputation, size_differs, skips
 
 
 class Queue(Exact):
@@ -82,6 +82,7 @@ class Queue(Exact):
                 f"`features` (={tuple(features.shape)}) and `ids` (={tuple(ids.shape)}) must have"
                 f" the shapes (rows, {self.dim}) and (rows,)"
             )
+        refuse_recomputation("a loss over a queue")
         if skips(is_finite):
             return
         features, ids = distributed.joined(features, ids)

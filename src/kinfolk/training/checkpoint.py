@@ -40,6 +40,7 @@ from kinfolk.files import (
     write_by_name,
     write_sealed_zip,
 )
+from kinfolk.frameworks.clip import ImageText
 from kinfolk.models.weights import why_unreadable
 from kinfolk.training.config import CheckpointConfig
 from kinfolk.training.module import TrainingModule
@@ -131,8 +132,6 @@ def _optimizer_fault(checkpoint: Mapping[str, Any]) -> str | None:
     state, groups = (
         checkpoint["optimizer_states"][0].get(name) for name in ("state", "param_groups")
     )
-    if not isinstance(state, Mapping) or (checkpoint["global_step"] > 0 and not state):
-        return _wrong("optimizer_states.state", state, "the state of each parameter")
     if (
         not isinstance(groups, list)
         or not groups
@@ -144,40 +143,68 @@ def _optimizer_fault(checkpoint: Mapping[str, Any]) -> str | None:
             group.get("lr"), float | int
         ):
             return "`optimizer_states.param_groups` has a group without `params` or `lr`"
+    # SGD without momentum has no state
+    stateful = checkpoint["global_step"] > 0 and any(group.get("momentum", 1) for group in groups)
+    if not isinstance(state, Mapping) or (stateful and not state):
+        return _wrong("optimizer_states.state", state, "the state of each parameter")
+    for number, each in state.items():
+        if not isinstance(each, Mapping) or each.keys() != next(iter(state.values())).keys():
+            return f"`optimizer_states.state` has other names for parameter {number}"
+        for name, value in each.items():
+            if stateful and not isinstance(value, torch.Tensor | float | int):
+                return _wrong(f"optimizer_states.state.{number}.{name}", value, "a tensor")
     last = checkpoint["lr_schedulers"][0].get("last_epoch")
     return None if type(last) is int else _wrong("lr_schedulers.last_epoch", last, "a whole number")
 
 
 def _loop_fault(checkpoint: Mapping[str, Any]) -> str | None:
     """The position of the training. Lightning starts from the beginning where it is missing."""
-    loop = (
-        checkpoint["loops"].get("fit_loop")
-        if isinstance(checkpoint.get("loops"), Mapping)
-        else None
-    )
+    loops = checkpoint.get("loops")
+    loop = loops.get("fit_loop") if isinstance(loops, Mapping) else None
     if not isinstance(loop, Mapping):
         return _wrong(FIT_LOOP, loop, "the position of the training")
     for name in ("epoch_progress", "epoch_loop.batch_progress", "epoch_loop.scheduler_progress"):
         part = loop.get(name)
         for which in ("total", "current"):
             counts = part.get(which) if isinstance(part, Mapping) else None
-            if not isinstance(counts, Mapping) or not all(
-                type(number) is int for number in counts.values()
-            ):
+            if not isinstance(counts, Mapping):
                 return _wrong(f"{FIT_LOOP}.{name}.{which}", counts, "whole numbers")
+    if (fault := _count_fault(FIT_LOOP, loop)) is not None:
+        return fault
     try:
         steps = loop["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"][
             "total"
         ]["completed"]
         position = loop["state_dict"]["combined_loader"][0]
-        placed = all(type(position[key]) is int for key in ("epoch", "position"))
-    except (KeyError, TypeError, IndexError):
+        placed = position.keys() >= {"epoch", "position"}
+    except (KeyError, TypeError, IndexError, AttributeError):
         return f"`{FIT_LOOP}` has no position of the optimiser or of the loader"
     if not placed:
         return f"`{FIT_LOOP}` has no position of the loader"
     if steps != checkpoint["global_step"]:
-        return f"`{FIT_LOOP}` is at step {steps!r} and `global_step` is {checkpoint['global_step']}"
+        return f"`{FIT_LOOP}` is at step {steps} and `global_step` is {checkpoint['global_step']}"
+    epochs, finished = loop["epoch_progress"]["current"]["completed"], checkpoint["kinfolk"]["epoch"]
+    if epochs > finished:
+        return f"`{FIT_LOOP}` is at epoch {epochs} and `kinfolk.epoch` is {finished}"
     return None
+
+
+def _count_fault(name: str, value: object) -> str | None:
+    """The first part of a loop's state that is not a whole number, or of a pair of counts, `total`
+    and `current`, that lacks a part."""
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    if not isinstance(value, Mapping):
+        return None if isinstance(value, int) else _wrong(name, value, "a whole number")
+    for each in ("total", "current") if "total" in value or "current" in value else ():
+        counts, other = value.get(each), value.get("current" if each == "total" else "total")
+        if not isinstance(counts, Mapping):
+            return _wrong(f"{name}.{each}", counts, "whole numbers")
+        expected = {"ready", "completed", *(other if isinstance(other, Mapping) else ())}
+        if missing := sorted(expected - counts.keys()):
+            return _wrong(f"{name}.{each}.{missing[0]}", None, "a whole number")
+    faults = (_count_fault(f"{name}.{key}", part) for key, part in value.items())
+    return next((fault for fault in faults if fault is not None), None)
 
 
 def _callback_fault(checkpoint: Mapping[str, Any]) -> str | None:
@@ -196,9 +223,11 @@ def _callback_fault(checkpoint: Mapping[str, Any]) -> str | None:
     wrong = next(
         (name for name, kind in kinds.items() if not isinstance(log.get(name), kind)), None
     )
-    return (
-        None if wrong is None else _wrong(f"callbacks.Journal.{wrong}", log.get(wrong), "a number")
-    )
+    if wrong is not None:
+        return _wrong(f"callbacks.Journal.{wrong}", log.get(wrong), "a number")
+    if log["loss"].ndim:
+        return f"`callbacks.Journal.loss` has the shape {tuple(log['loss'].shape)} instead of ()"
+    return None
 
 
 def _wrong(name: str, value: object, expected: str) -> str:
@@ -244,8 +273,8 @@ NOTHING, SAVE, STOP = 0, 1, 2
 AGREE_EVERY, AGREE_SECONDS = 10, 5.0
 """Several GPUs agree on what to do after so many steps or seconds, whichever is less: each
 agreement is a collective."""
-CHECKED_IMAGES = 16
-"""Images of the last batch whose features must be finite before a checkpoint is saved."""
+CHECKED_SAMPLES = 16
+"""Samples of the last batch whose features must be finite before a checkpoint is saved."""
 BEST = "best.ckpt"
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -303,8 +332,8 @@ class CheckpointSaver(pl.Callback):
         self.started = False  # whether the state of a resumed training has been restored
         self._saved_at = time.monotonic()
         self._agreement = Agreement()
-        # pixels and aspects of the last batch
-        self._images: tuple[torch.Tensor, torch.Tensor] | None = None
+        # pixels, aspects and tokens of some samples of the last batch
+        self._inputs: dict[str, torch.Tensor] | None = None
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Replaces Lightning's signal handlers, which communicate with other ranks in the middle of
@@ -328,7 +357,11 @@ class CheckpointSaver(pl.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        self._images = batch["pixels"][:CHECKED_IMAGES], batch["aspect"][:CHECKED_IMAGES]
+        self._inputs = {
+            name: batch[name][:CHECKED_SAMPLES]
+            for name in ("pixels", "aspect", "tokens")
+            if name in batch
+        }
         if distributed.world_size() == 1 or module.device.type == "cpu":
             action = self._agreed_action(module.device)
         else:
@@ -416,35 +449,38 @@ class CheckpointSaver(pl.Callback):
             _link_or_copy(self.path, older[0])
 
     def _require_fitting_optimizer(self, trainer: pl.Trainer) -> None:
-        """Refuses a restored state of the optimiser whose tensors have other shapes than its
-        parameters."""
+        """Refuses a restored state of the optimiser that lacks a setting, or whose tensors have
+        other shapes than its parameters."""
         for optimizer in trainer.optimizers:
-            for parameter, state in optimizer.state.items():
-                for key, value in state.items():
-                    if (
-                        isinstance(value, torch.Tensor)
-                        and value.ndim
-                        and value.shape != parameter.shape
-                    ):
-                        raise KinfolkError(
-                            f"the checkpoint {self.path} does not fit this run: the optimiser's "
-                            f"{key} has the shape "
-                            f"{tuple(value.shape)}, and its parameter {tuple(parameter.shape)}; "
-                            "put the run's own checkpoint back, or "
-                            "start a new run"
-                        )
+            faults = [
+                f"the optimiser's `{name}` is {group.get(name)}"
+                for group in optimizer.param_groups
+                for name, default in optimizer.defaults.items()
+                if name not in group
+                or (isinstance(default, float | int) and not isinstance(group[name], float | int))
+            ]
+            faults += [
+                f"the optimiser's {key} has the shape {tuple(value.shape)}, and its parameter"
+                f" {tuple(parameter.shape)}"
+                for parameter, state in optimizer.state.items()
+                for key, value in state.items()
+                if isinstance(value, torch.Tensor)
+                and value.ndim
+                and value.shape != parameter.shape
+            ]
+            if faults:
+                raise KinfolkError(
+                    f"the checkpoint {self.path} does not fit this run: {faults[0]}; put the run's"
+                    " own checkpoint back, or start a new run"
+                )
 
     def _require_finite(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Raises on all ranks if weights, BatchNorm statistics, the state of the optimiser or the
         features of a batch are not finite on any of them."""
         assert isinstance(module, TrainingModule)
         found = not_finite(module.framework, trainer.optimizers)
-        if (
-            found is None
-            and self._images is not None
-            and not has_finite_features(module, *self._images)
-        ):
-            found = "an image feature"
+        if found is None and self._inputs is not None:
+            found = not_finite_feature(module, **self._inputs)
         failed = torch.tensor(int(found is not None), device=module.device)
         if distributed.world_size() > 1:
             dist.all_reduce(failed, dist.ReduceOp.MAX)
@@ -594,19 +630,28 @@ def not_finite(framework: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 
 
 @torch.no_grad()
-def has_finite_features(module: TrainingModule, pixels: torch.Tensor, aspect: torch.Tensor) -> bool:
-    """Whether the encoder and its head give finite numbers in evaluation mode and float32, as
-    `embed` and `eval` use them. Finite weights are not enough: a learning rate that is far too high
+def not_finite_feature(
+    module: TrainingModule,
+    pixels: torch.Tensor,
+    aspect: torch.Tensor,
+    tokens: torch.Tensor | None = None,
+) -> str | None:
+    """Which of the features in evaluation mode and float32, as `embed` and `eval` use them, are not
+    finite; None where all are. Finite weights are not enough: a learning rate that is far too high
     leaves weights whose products overflow."""
     views, framework = module.views, module.framework
     if not isinstance(views, Views):
-        return True
+        return None
     stance = getattr(torch.compiler, "set_stance", None)  # no compilation for a few images
     eager = nullcontext() if stance is None else stance("force_eager")
     with evaluating(framework), torch.autocast(module.device.type, enabled=False), eager:
         images = views.evaluate(pixels.to(module.device), aspect.to(module.device))
-        found = [framework.features(images), framework.embed(images)]
-    return all(bool(each.isfinite().all()) for each in found)
+        found = {"an image feature": framework.features(images).isfinite().all()}
+        found["an image embedding"] = framework.embed(images).isfinite().all()
+        if isinstance(framework, ImageText) and tokens is not None:
+            embedding = framework.embed_text(tokens.to(module.device))
+            found["a caption embedding"] = embedding.isfinite().all()
+    return next((name for name, is_finite in found.items() if not is_finite), None)
 
 
 def _link_or_copy(path: Path, name: Path) -> None:
