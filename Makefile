@@ -1,4 +1,4 @@
-# make demo   trains, evaluates and reports on the bundled digits
+# make demo   trains on the bundled digits with and without a detector, evaluates, reports and compares both
 # make gpu-check   generates Triton for every loss, compiles it for sm_80 and sm_90, runs it in Triton's interpreter; needs no GPU
 # make test   runs the tests; make check the formatter, linter and type checker; make faults injects faults for ten minutes
 # Every target sets up what it needs. Wants only Python 3.10 or later and make; choose an interpreter with `make PYTHON=...`.
@@ -34,10 +34,11 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 demo: $(STAMP)
+	@$(BIN)/kinfolk train --recipe demo-digits --method sogclr --out $(RUN)-base --overwrite --no-report
 	@$(BIN)/kinfolk train --recipe demo-digits --out $(RUN) --overwrite --no-report
-	@$(BIN)/kinfolk eval $(RUN) --data digits --protocol knn,linear
-	@$(BIN)/kinfolk report $(RUN)
-	@$(BIN)/python examples/demo_table.py $(RUN)
+	@for run in $(RUN)-base $(RUN); do $(BIN)/kinfolk eval $$run --protocol knn,linear && $(BIN)/kinfolk report $$run || exit 1; done
+	@$(BIN)/kinfolk compare $(RUN)-base $(RUN) --figure knn --out $(RUN)/compare.html --overwrite
+	@$(BIN)/python examples/demo_table.py $(RUN)-base $(RUN)
 
 # Two processes with one thread each: most tests are too small for two threads.
 test: $(STAMP)
@@ -82,5 +83,5 @@ docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) .venv-* $(RUN) site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis lightning_logs
+	rm -rf $(VENV) .venv-* $(RUN) $(RUN)-base site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis lightning_logs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

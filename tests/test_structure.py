@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from kinfolk.detectors import DETECTORS
 from kinfolk.frameworks import FRAMEWORKS
@@ -309,13 +310,21 @@ def with_python() -> list[str]:
 
 @pytest.mark.parametrize("name", with_python())
 def test_code_in_the_documents_runs(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """And an example that prints what its detector flagged has flagged something."""
     program = fenced(ROOT / name)
+    torch.manual_seed(0)
     monkeypatch.chdir(tmp_path)
     # t-SNE of all digits takes seconds, and its tests are elsewhere
     monkeypatch.setattr("kinfolk.report.maps.MIN_POINTS_TSNE", math.inf)
     exec(compile(program, name, "exec"), {"__name__": "__main__"})
+    shares = re.findall(r"([\d.]+)% of [\d,]+ negatives flagged", capsys.readouterr().out)
+    assert all(float(share) > 0 for share in shares)
+    assert len(shares) == program.count("print(loss_fn.stats)")
 
 
 def test_every_method_is_in_the_tables() -> None:

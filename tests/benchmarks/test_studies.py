@@ -4,6 +4,7 @@ each."""
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import yaml
 
 from kinfolk.data.text import train_tokenizer
 from kinfolk.training.build import assemble, build_framework, learns_from_text
+from kinfolk.training.settings import recipe_path
 from tests.benchmarks.loading import BENCHMARKS, load
 
 STUDIES = {path.stem: path for path in sorted((BENCHMARKS / "studies").glob("*.yaml"))}
@@ -189,3 +191,28 @@ def test_the_gap_by_number_of_classes_is_drawn() -> None:
     assert [trace["x"] for trace in figure["data"]] == [["10", "100"]] * 5
     assert figure["data"][0]["y"] == [80.0, 50.0]
     assert [trace["y"] for trace in figure["data"][3:]] == [[2.0, 6.0], [1.0, 3.0]]
+
+
+@pytest.mark.parametrize("dataset", ["gtsrb", "tinyimagenet15", "cifar10", "cifar100"])
+def test_the_settings_of_the_readmes_table_are_a_recipe(dataset: str) -> None:
+    """With the options that its header gives for the other data sets."""
+    document = yaml.safe_load(STUDIES["gain"].read_text(encoding="utf-8"))
+    change = study.settings_of(document, "simclr+guide:attract (patches, 10 %)", dataset)
+    change.pop("files")
+    change.pop("knn")
+    for part in ("snapshots", "checkpoint", "trainer"):
+        change.pop(part)
+    method = {"method": "simclr+guide:attract"}
+    expected = assemble(None, "simclr-cpu", method, study.settings(change))
+    lines = recipe_path("simclr-guide-gain").read_text(encoding="utf-8").splitlines()
+    named = {line.split()[1].lower().replace("-", ""): line for line in lines if "# " in line[:3]}
+    words = shlex.split(named[dataset])[2:] if dataset != "gtsrb" else []
+    flags = {"--epochs": "epochs", "--batch-size": "batch_size", "--image-size": "views.size"}
+    flags["--temperature"] = "framework.temperature"
+    given = [
+        value if flag == "--set" else f"{flags[flag]}={value}"
+        for flag, value in zip(words[::2], words[1::2], strict=True)
+    ]
+    found = assemble(None, "simclr-guide-gain", {}, given)
+    flips = {"views": {"options": {"flip": 0.5}}} if dataset != "gtsrb" else {}
+    assert found.model_dump() == expected.with_settings(study.settings(flips)).model_dump()

@@ -79,18 +79,28 @@ def test_examples_are_short() -> None:
     assert not too_long
 
 
-def test_the_demo_ends_with_a_table(tmp_path: Path) -> None:
-    (tmp_path / "eval").mkdir()
-    for protocol, accuracy in (("knn", 0.9), ("linear", 0.85)):
-        (tmp_path / "eval" / f"{protocol}.json").write_text(
-            json.dumps({"protocol": protocol, "accuracy": accuracy})
+def test_the_demo_ends_with_both_runs_side_by_side(tmp_path: Path) -> None:
+    """The run without a detector has no figures of false negatives."""
+    for name, accuracies, detection in (
+        ("base", {"knn": 0.9, "linear": 0.85}, {}),
+        ("run", {"knn": 0.92, "linear": 0.84}, {"precision": 0.625, "recall": 0.5, "f1": 0.55}),
+    ):
+        (tmp_path / name / "eval").mkdir(parents=True)
+        for protocol, accuracy in accuracies.items():
+            (tmp_path / name / "eval" / f"{protocol}.json").write_text(
+                json.dumps({"protocol": protocol, "accuracy": accuracy})
+            )
+        lines = [{"epoch": 0, "knn": 0.1, "precision": 0.1}, {"epoch": 1, "knn": 0.2, **detection}]
+        (tmp_path / name / "metrics.jsonl").write_text(
+            "".join(json.dumps(line) + "\n" for line in lines)
         )
-    lines = [
-        {"epoch": epoch, "precision": precision, "recall": 0.5, "f1": 0.55}
-        for epoch, precision in enumerate((0.1, 0.625))
-    ]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    ended = run_program(script, tmp_path, "demo_table", (str(tmp_path),))
+    ended = run_program(
+        script, tmp_path, "demo_table", (str(tmp_path / "base"), str(tmp_path / "run"))
+    )
     assert ended.code == 0, ended.err
-    assert re.findall(r"\S+%", ended.out) == ["90.0%", "85.0%", "62.5%", "50.0%", "55.0%"]
-    assert str(tmp_path / "report.html") in ended.out
+    assert re.findall(r"\S+%", ended.out) == (
+        ["90.0%", "92.0%", "85.0%", "84.0%", "62.5%", "50.0%", "55.0%"]
+    )
+    assert re.findall(r"[+-]\d\S+", ended.out) == ["+2.0", "-1.0"]
+    for page in ("report.html", "compare.html"):
+        assert str(tmp_path / "run" / page) in ended.out

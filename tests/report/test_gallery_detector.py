@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 import kinfolk as kf
 from kinfolk.data.augmentation.views import Views
+from kinfolk.embedding import embed
 from kinfolk.report.curves import batch_levels, bounds_of, exact_levels, level_panels
 from kinfolk.report.gallery import Compared, compare, find_kin
 from tests.report.synthetic import images, method
@@ -56,6 +57,24 @@ def test_without_a_detector_the_nearest_are_shown() -> None:
     assert [gallery.flagged, gallery.right, gallery.thresholds] == [None] * 3
     assert gallery.title == "Nearest neighbours"
     assert (np.diff(gallery.similarity, axis=1) <= 0).all()
+
+
+def test_nearest_neighbours_are_of_clean_features_with_their_figure() -> None:
+    data = images(classes=["cat", "dog"])
+    plain = method(data)
+    plain.objective.detector = None
+    views, ids = Views("simclr", 16), np.arange(30)
+    found = compare(plain, data, views, ids, seed=3)
+    features = F.normalize(embed(plain, data, views, torch.arange(30)), dim=1)
+    torch.testing.assert_close(found.embedding, features)
+    labels = torch.arange(60) % 2
+    labels[:4] = -1
+    gallery = find_kin(found, labels)
+    sim = (features @ features.T).fill_diagonal_(-1)
+    same = [bool(labels[sim[i].argmax()] == labels[i]) for i in range(4, 30)]
+    assert gallery.same == pytest.approx(np.mean(same))
+    assert f"For {np.mean(same):.1%} of the anchors the nearest has their label." in gallery.intro
+    assert "augmented" not in gallery.intro
 
 
 def test_only_training_samples_are_compared_and_each_run_of_the_report_alike() -> None:

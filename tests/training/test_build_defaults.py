@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import itertools
+import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,12 +15,21 @@ import pytest
 from rich.console import Console
 
 from kinfolk.errors import KinfolkWarning
-from kinfolk.training.build import assemble, fit_batch, fit_to_data, setting_origins, warn_if_large
+from kinfolk.training.build import (
+    assemble,
+    fit_batch,
+    fit_text,
+    fit_to_data,
+    setting_origins,
+    warn_if_large,
+)
 from kinfolk.training.config import TrainConfig
+from kinfolk.training.documents import read_yaml
 from kinfolk.training.run_folder import Run
-from kinfolk.training.settings import describe_settings
+from kinfolk.training.settings import describe_settings, flat, recipe_names, recipe_path
 from kinfolk.training.train import train
 from kinfolk.training.trainer import ProgressBar, describe
+from tests.training.pairs_of import write_pairs
 from tests.training.small import BARE
 
 
@@ -62,6 +73,94 @@ def test_photos_on_a_cpu_get_a_wider_resnet10_unless_the_width_is_given() -> Non
 def test_what_is_given_stays() -> None:
     config = fitted(500, {"views.size": 128, "model.name": "resnet34", "epochs": 7})
     assert (config.model.name, config.views.size, config.epochs) == ("resnet34", 128, 7)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, ("adamw", 0.003, "none", 0.01, 0)),
+        ({"optimizer.name": "sgd"}, ("sgd", 0.03, "linear", 5e-4, 0)),
+        ({"optimizer.name": "sgd", "optimizer.lr": 0.5}, ("sgd", 0.5, "linear", 5e-4, 0)),
+        ({"method": "clip"}, ("adamw", 0.001, "none", 0.1, 1)),
+        ({"method": "clip", "optimizer.weight_decay": 0}, ("adamw", 0.001, "none", 0, 1)),
+        ({"method": "clip", "optimizer.name": "sgd"}, ("sgd", 0.03, "linear", 5e-4, 0)),
+    ],
+)
+def test_rate_and_decay_fit_the_optimiser_and_captions(
+    settings: dict[str, Any], expected: tuple[object, ...]
+) -> None:
+    found = assemble(None, None, {}, settings).optimizer
+    assert expected == (
+        found.name,
+        found.lr,
+        found.lr_scaling,
+        found.weight_decay,
+        found.warmup_epochs,
+    )
+
+
+def test_views_and_head_fit_captions() -> None:
+    images, captions = (assemble(None, None, {"method": name}, {}) for name in ("simclr", "clip"))
+    assert (images.views.preset, images.views.options, images.head.layers) == ("simclr", {}, 2)
+    assert (captions.views.preset, captions.head.layers) == ("clip", 1)
+    assert captions.views.options == {"scale": [0.5, 1.0], "flip": 0.5}
+    chosen = assemble(None, None, {"method": "clip"}, {"views.preset": "simclr"})
+    assert (chosen.views.preset, chosen.views.options) == ("simclr", {})
+
+
+@pytest.mark.parametrize(
+    ("number", "words", "accelerator", "settings", "expected"),
+    [
+        (1000, 10, "cpu", {}, (1, 128, 4, 32, 4096)),
+        (1000, 10, "cuda", {}, (1, 128, 4, 32, 4096)),
+        (200_000, 25, "cuda", {}, (4, 256, 8, 48, 16384)),
+        (1_000_001, 60, "cuda", {}, (12, 512, 8, 77, 49408)),
+        (1_000_001, 60, "cpu", {}, (4, 256, 8, 77, 16384)),
+        (1000, 10, "cpu", {"text.width": 48, "text.context": 20}, (1, 48, 1, 20, 4096)),
+        (1000, 10, "cpu", {"text.name": "open_clip/RN50"}, (12, 512, 8, 77, 49408)),
+    ],
+)
+def test_the_text_tower_fits_captions_and_device(
+    number: int,
+    words: int,
+    accelerator: str,
+    settings: dict[str, Any],
+    expected: tuple[int, ...],
+) -> None:
+    samples: Any = SimpleNamespace(
+        captions=["word " * words] * number, splits=itertools.repeat("train", number)
+    )
+    config = assemble(None, None, {"method": "clip"}, settings)
+    trainer = config.trainer.model_copy(update={"accelerator": accelerator})
+    text = fit_text(config.model_copy(update={"trainer": trainer}), samples).text
+    assert (text.layers, text.width, text.heads, text.context, text.vocab_size) == expected
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_recipes_do_not_depend_on_the_defaults(name: str) -> None:
+    """What was chosen by measurement may change; a recipe keeps its settings."""
+    document = flat(read_yaml(recipe_path(name)))
+    keys = ["optimizer.name", "optimizer.lr", "optimizer.lr_scaling", "optimizer.weight_decay"]
+    keys += ["views.preset"]
+    if "clip" in document["method"] and document.get("text.name", "transformer") == "transformer":
+        keys += ["text.layers", "text.width", "text.heads", "text.context", "text.vocab_size"]
+        keys += ["head.layers", "optimizer.warmup_epochs"]
+    assert [key for key in keys if key not in document] == []
+
+
+def test_captions_are_learnt_with_the_defaults(tmp_path: Path) -> None:
+    """Three epochs of few captions: clearly below ln(batch), where the loss of a tower that learns
+    nothing stays."""
+    run = train(
+        str(write_pairs(tmp_path / "pairs", 64)),
+        tmp_path / "run",
+        method="clip+glofnd",
+        epochs=3,
+        settings={"trainer.loggers": [], "snapshots.epochs": 0},
+        progress=False,
+    )
+    batch_size = TrainConfig.load(run.config).batch_size
+    assert run.epochs()[-1]["loss"] < 0.85 * math.log(batch_size)
 
 
 def test_fewer_epochs_on_a_cpu_but_never_fewer_than_the_warm_up() -> None:

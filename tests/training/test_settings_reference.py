@@ -34,7 +34,8 @@ def test_the_page_is_current() -> None:
 
 def test_types_bounds_and_defaults() -> None:
     found = {setting.key: (setting.type, setting.default) for setting in list_settings()}
-    assert found["optimizer.lr"] == ("number, > 0", "0.03")
+    assert found["optimizer.lr"] == ("number or null, > 0", "null")
+    assert found["optimizer.trust"] == ("number, > 0", "0.001")
     assert found["model.stem"] == ("cifar, imagenet or null", "null")
     assert found["model.width"] == ("whole number or null, ≥ 1 and ≤ 16384", "null")
     assert found["optimizer.betas"] == ("2 values, each number", "[0.9, 0.999]")

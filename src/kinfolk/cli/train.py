@@ -127,7 +127,7 @@ def train(
         float | None,
         typer.Option(
             metavar="X",
-            help="Learning rate before scaling. [dim]Default: 0.03, times batch size / 256.[/]",
+            help="Learning rate before scaling. [dim]Default: 0.003, with captions 0.001.[/]",
             rich_help_panel=TRAINING,
         ),
     ] = None,

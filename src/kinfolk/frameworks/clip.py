@@ -50,6 +50,7 @@ class ImageText(Framework, ABC):
     modalities: ClassVar[tuple[str, ...]] = ("image", "text")
     num_views: ClassVar[int] = 1
     guides: ClassVar[frozenset[str]] = frozenset({"modality"})
+    head_options: ClassVar[Mapping[str, object]] = {"layers": 1}
 
     def __init__(
         self,

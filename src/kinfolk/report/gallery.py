@@ -3,7 +3,8 @@ directions.
 
 The run's detector is applied after the training to the training samples of the map. Each sample is
 embedded from one augmented view, because detectors see augmented views in training and learn their
-thresholds on them.
+thresholds on them. Without a detector the gallery shows nearest neighbours, of the features that
+`kinfolk embed` writes.
 
 Dimension key: N samples of the map (in `draw_retrieval`: training samples), M training samples
 among them (captions), D embedding, R rows of a block, K kin shown, I images, Q queries, C
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -52,7 +54,8 @@ class Compared:
     Args:
         places: (M,) positions among the samples of the map.
         ids: (M,) sample ids.
-        embedding: (M, D) unit norm.
+        embedding: (M, D) unit norm: projected embeddings of augmented views for a detector,
+            features of the images as they are without one.
         detector: the run's detector; None if it has none, or one for each direction.
     """
 
@@ -86,6 +89,8 @@ class Gallery:
             detector or without labels.
         thresholds: (M,) learned thresholds, if there are any.
         has_labels: whether kin can be marked as right or wrong.
+        same: without a detector, the share of labelled anchors whose nearest neighbour has their
+            label; None without labels.
     """
 
     anchors: NDArray[np.int64]
@@ -95,6 +100,7 @@ class Gallery:
     right: NDArray[np.int64] | None
     thresholds: NDArray[np.float32] | None
     has_labels: bool
+    same: float | None = None
 
     @property
     def title(self) -> str:
@@ -103,18 +109,25 @@ class Gallery:
     @property
     def intro(self) -> str:
         """The sentences above the gallery."""
-        samples = f"{len(self.anchors):,} training samples, each embedded from one augmented view"
-        kin = (
-            "with its nearest neighbours"
-            if self.flagged is None
-            else "with the closest samples that the detector flags as its kin"
-        )
+        number = f"{len(self.anchors):,} training samples"
         marks = " ✓ marks the anchor's label, ✗ another label." if self.has_labels else ""
-        note = "" if self.flagged is None else " Kin are samples flagged as likely false negatives."
-        return (
-            f"{samples}, {kin}, and their similarity.{note}{marks} Click an image to make it the"
-            " anchor, or use the arrow keys."
-        )
+        if self.flagged is None:
+            same = (
+                ""
+                if self.same is None
+                else f" For {self.same:.1%} of the anchors the nearest has their label."
+            )
+            what = (
+                f"{number}, each with its nearest neighbours by the encoder's features of the"
+                f" images as they are, and their cosine similarity.{same}"
+            )
+        else:
+            what = (
+                f"{number}, each embedded from one augmented view, with the closest samples that"
+                " the detector flags as its kin, and their similarity. Kin are samples flagged as"
+                " likely false negatives."
+            )
+        return f"{what}{marks} Click an image to make it the anchor, or use the arrow keys."
 
     def as_json(self) -> dict[str, Any]:
         """Data for the page's script."""
@@ -151,10 +164,12 @@ def compare(
     """Embeds the training samples among `ids_N`; the framework must be in evaluation mode."""
     places = np.flatnonzero(ids_N < data.num_train)
     ids_M = torch.from_numpy(ids_N[places])
+    if len(framework.detectors) != 1:
+        features = embed(framework, data, views, ids_M, progress=progress)
+        return Compared(places, ids_M, F.normalize(features, dim=1), None)
     augmented = _Augmented(views, generator(seed, "report"))
     embedding = embed(framework, data, augmented, ids_M, progress=progress, projected=True)
-    detectors = framework.detectors
-    return Compared(places, ids_M, embedding, detectors[0] if len(detectors) == 1 else None)
+    return Compared(places, ids_M, embedding, framework.detectors[0])
 
 
 def find_kin(
@@ -183,7 +198,10 @@ def find_kin(
                     & (label_M[rows] >= 0).unsqueeze(1)
                 ).sum(1)
             )
-    kin_MK = torch.cat(kin).numpy()
+    kin_MK, same = torch.cat(kin).numpy(), None
+    if label_M is not None and detector is None and bool((known_M := label_M >= 0).any()):
+        nearest_M = label_M[torch.from_numpy(kin_MK[:, 0])]
+        same = float((nearest_M == label_M)[known_M].double().mean())
     return Gallery(
         anchors=compared.places,
         kin=np.where(kin_MK < 0, -1, compared.places[kin_MK]),
@@ -192,6 +210,7 @@ def find_kin(
         right=torch.cat(right).numpy() if right and detector is not None else None,
         thresholds=None if thresholds is None else thresholds.float().numpy(),
         has_labels=label_M is not None and bool((label_M >= 0).any()),
+        same=same,
     )
 
 

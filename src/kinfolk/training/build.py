@@ -7,13 +7,14 @@ The last part builds what only methods with captions need: tokenizer, text tower
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -49,7 +50,14 @@ from kinfolk.models.build import adapt
 from kinfolk.models.towers import TOWERS, begin_from
 from kinfolk.plugins import load_plugins
 from kinfolk.seeding import derive_seed
-from kinfolk.training.config import HeadConfig, TrainConfig, parse_settings
+from kinfolk.training.config import (
+    HeadConfig,
+    OptimizerConfig,
+    Section,
+    TextConfig,
+    TrainConfig,
+    parse_settings,
+)
 from kinfolk.training.documents import read_yaml
 from kinfolk.training.guides import PATCHES, guide_features
 from kinfolk.training.launch import resolve_trainer
@@ -83,6 +91,24 @@ stem. A step takes a sixth of the time of resnet18, so that a thousand photos ta
 FEW_SAMPLES, STEPS_PER_EPOCH, SMALLEST_BATCH = 2048, 8, 16
 """With fewer samples the automatic batch is a power of two that gives an epoch at least so many
 steps, and is at least so large."""
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adamw": {"lr": 0.003, "lr_scaling": "none", "weight_decay": 0.01, "warmup_epochs": 0},
+    "sgd": {"lr": 0.03, "lr_scaling": "linear", "weight_decay": 5e-4, "warmup_epochs": 0},
+    "lars": {"lr": 0.03, "lr_scaling": "linear", "weight_decay": 5e-4, "warmup_epochs": 0},
+}
+"""Defaults of each optimiser; docs/training.md has the measurement."""
+CAPTION_ADAMW = {"lr": 0.001, "weight_decay": 0.1, "warmup_epochs": 1}
+CAPTION_VIEWS = {"scale": [0.5, 1.0], "flip": 0.5}
+"""What differs for captions. SimCLR's views would make captions wrong, and CLIP's, made for
+millions of images, hardly change the few that a small data set has."""
+TEXT_TOWERS: tuple[tuple[float, dict[str, int]], ...] = (
+    (100_000, {"layers": 1, "width": 128, "vocab_size": 4096}),
+    (1_000_000, {"layers": 4, "width": 256, "vocab_size": 16384}),
+    (math.inf, {"layers": 12, "width": 512, "vocab_size": 49408}),
+)
+"""The default text tower for up to so many captions; the last one is CLIP's, and not for a CPU."""
+LARGEST_CONTEXT, COUNTED_CAPTIONS = 77, 100_000
+"""CLIP's number of tokens, and how many captions are counted to choose a smaller one."""
 LARGE_STEP = 4 * 256 * 224**2
 """Pixels of the samples in a step on one device, above which memory may not suffice."""
 
@@ -154,7 +180,7 @@ def assemble(
         and resolve_trainer(config.trainer).accelerator == "cpu"
     ):
         config = config.with_settings(
-            {"epochs": max(CPU_EPOCHS, math.ceil(config.optimizer.warmup_epochs))}
+            {"epochs": max(CPU_EPOCHS, math.ceil(config.optimizer.warmup_epochs or 0))}
         )
     return resolve(config)
 
@@ -186,10 +212,10 @@ def resolve(config: TrainConfig) -> TrainConfig:
             f"`detector` was passed as an object, and {method} has a detector already; give"
             f" `method={method.framework!r}`"
         )
-    if config.optimizer.warmup_epochs > config.epochs:
+    warmup = config.optimizer.warmup_epochs
+    if warmup is not None and warmup > config.epochs:
         raise UsageError(
-            f"`optimizer.warmup_epochs` (={config.optimizer.warmup_epochs:g}) must be at most"
-            f" `epochs` (={config.epochs})"
+            f"`optimizer.warmup_epochs` (={warmup:g}) must be at most `epochs` (={config.epochs})"
         )
     document = config.model_dump(mode="json")
     document["method"] = str(method)
@@ -215,12 +241,64 @@ def resolve(config: TrainConfig) -> TrainConfig:
             f" the method as {method}+NAME"
         )
     document["head"] = head_settings(config).model_dump(mode="json")
+    document["optimizer"] = optimizer_settings(config).model_dump(mode="json")
+    captions = learns_from_text(config)
+    if not captions:  # unused, and the same in all run folders
+        document["text"] = text_settings(config, math.inf, LARGEST_CONTEXT).model_dump(mode="json")
+    if config.views.preset is None:
+        document["views"]["preset"] = "clip" if captions else "simclr"
+        document["views"]["options"] = (CAPTION_VIEWS if captions else {}) | config.views.options
     document["views"]["options"] |= _needed_views(config)
     document["trainer"] = resolve_trainer(config.trainer).model_dump(mode="json")
     resolved = TrainConfig.of(document)
     # refuses wrong options
-    augmentations(resolved.views.preset, resolved.views.size or LARGEST, _view_overrides(resolved))
+    preset = resolved.views.preset
+    assert preset is not None
+    augmentations(preset, resolved.views.size or LARGEST, _view_overrides(resolved))
     return resolved
+
+
+Part = TypeVar("Part", bound=Section)
+
+
+def complete(section: Part, defaults: Mapping[str, Any]) -> Part:
+    """The section with these defaults where it has null."""
+    missing = {name: value for name, value in defaults.items() if getattr(section, name) is None}
+    return section.model_copy(update=missing)
+
+
+def optimizer_settings(config: TrainConfig) -> OptimizerConfig:
+    """The settings of the optimiser, completed by its defaults."""
+    name = config.optimizer.name
+    captions = CAPTION_ADAMW if name == "adamw" and learns_from_text(config) else {}
+    return complete(config.optimizer, OPTIMIZERS[name] | captions)
+
+
+def text_settings(config: TrainConfig, num_captions: float, context: int) -> TextConfig:
+    """The settings of the text tower, completed by those that fit the number of captions and the
+    device. A tower of another package gets CLIP's tokenizer."""
+    towers = TEXT_TOWERS[:2] if config.trainer.accelerator == "cpu" else TEXT_TOWERS
+    if config.text.name != "transformer" or not learns_from_text(config):
+        num_captions, context, towers = math.inf, LARGEST_CONTEXT, TEXT_TOWERS
+    fits = [tower for limit, tower in towers if num_captions <= limit] or [towers[-1][1]]
+    text = complete(config.text, {**fits[0], "context": context})
+    assert text.width is not None
+    heads = [number for number in (8, 4, 2) if text.width % (32 * number) == 0]
+    return complete(text, {"heads": heads[0] if heads else 1})
+
+
+def fit_text(config: TrainConfig, samples: Samples) -> TrainConfig:
+    """Chooses text tower, context and size of the vocabulary by the training captions and the
+    device, where the user has not set them."""
+    if not learns_from_text(config) or samples.captions is None:
+        return config
+    captions = every_caption(samples, "train")
+    words = sorted(len(each.split()) for each in itertools.islice(captions, COUNTED_CAPTIONS))
+    number = len(words) + sum(1 for _ in captions)
+    # a word is one or two tokens; start and end
+    tokens = math.ceil(1.5 * words[int(0.99 * (len(words) - 1))]) + 2 if words else LARGEST_CONTEXT
+    context = min(16 * math.ceil(tokens / 16), LARGEST_CONTEXT)
+    return config.model_copy(update={"text": text_settings(config, number, context)})
 
 
 def _view_overrides(config: TrainConfig) -> dict[str, Any]:
@@ -336,6 +414,7 @@ def warn_if_large(config: TrainConfig) -> None:
 def build_views(config: TrainConfig) -> Views:
     """The views of a training; `Views.evaluate` prepares images for its encoder."""
     assert config.views.size is not None, "fitted to the data"
+    assert config.views.preset is not None
     return Views(config.views.preset, config.views.size, **config.views.options)
 
 
@@ -396,10 +475,25 @@ def build_framework(
     except ValueError as error:  # the constructors' own checks: argument, rule and value
         raise UsageError(f"{method} cannot be built: {error}") from error
     _check_guides(framework, data)
+    _warn_if_most_are_flagged(framework)
     framework.set_eval_labels(labels)
     for objective in framework.objectives:
         objective.compiles = config.trainer.compile is True
     return framework
+
+
+def _warn_if_most_are_flagged(framework: Framework) -> None:
+    """Warns about an α that leaves few negatives."""
+    detectors = [part for part in framework.modules() if isinstance(part, Detector)]
+    alphas = [getattr(part, "alpha", None) for part in detectors]
+    largest = max((alpha for alpha in alphas if isinstance(alpha, float)), default=0.0)
+    if largest > 0.5:
+        warnings.warn(
+            f"`alpha` (={largest:g}) flags most of the negatives; it is the share of negatives that"
+            " are false, about 1 / number of classes, so values are small, such as 0.01 to 0.1",
+            KinfolkWarning,
+            stacklevel=3,
+        )
 
 
 def _check_guides(framework: Framework, data: ImageData) -> None:
@@ -461,9 +555,7 @@ def head_settings(config: TrainConfig) -> HeadConfig:
         "last_norm": False,
         **FRAMEWORKS[parse(config.method).framework].head_options,
     }
-    return config.head.model_copy(
-        update={name: value for name, value in own.items() if getattr(config.head, name) is None}
-    )
+    return complete(config.head, own)
 
 
 def _head(config: TrainConfig, size: int) -> nn.Module:
@@ -482,7 +574,11 @@ def _head(config: TrainConfig, size: int) -> nn.Module:
 def build_optimizers(config: TrainConfig, framework: Framework, num_batches: int) -> dict[str, Any]:
     """Optimiser and schedule in Lightning's form. The learning rate scales with the samples of an
     optimiser step."""
-    chosen = config.optimizer
+    chosen = optimizer_settings(config)
+    assert chosen.lr is not None
+    assert chosen.lr_scaling is not None
+    assert chosen.weight_decay is not None
+    assert chosen.warmup_epochs is not None
     steps = math.ceil(num_batches / config.trainer.accumulate)
     optimizer = build_optimizer(
         chosen.name,
@@ -531,9 +627,11 @@ def _tokenizer(samples: Samples, config: TrainConfig, run: Run, known: bool) -> 
     """The tokenizer of the run, the given one, that of the run with the initial towers, or one
     learnt from the training captions."""
     wanted = config.text
+    assert wanted.context is not None, "fitted to the data"
     file = run.tokenizer if known else wanted.tokenizer or _tokenizer_beside(config.model.init)
     if file is not None:
         return read_tokenizer(file, wanted.context)
+    assert wanted.vocab_size is not None
     return train_tokenizer(
         every_caption(samples, "train"), vocab_size=wanted.vocab_size, context=wanted.context
     )
@@ -551,6 +649,10 @@ def text_networks(config: TrainConfig, tokenizer: Tokenizer) -> tuple[nn.Module,
     """The text tower and its head: a linear map without bias, as in CLIP, or the identity if the
     images have no head either."""
     text = config.text
+    assert text.context is not None, "fitted to the data"
+    assert text.width is not None
+    assert text.layers is not None
+    assert text.heads is not None
     tower = build_text(
         text.name,
         vocab_size=tokenizer.vocab_size,

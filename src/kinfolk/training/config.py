@@ -111,7 +111,13 @@ class DataConfig(Section):
 class ViewsConfig(Section):
     """How the views of an image are made."""
 
-    preset: str = Field(default="simclr", description="Set of augmentations; see the page Data.")
+    preset: str | None = Field(
+        default=None,
+        description=(
+            "Set of augmentations, see the page Data; null: simclr, and for captions clip with"
+            " crops from half the image and flips."
+        ),
+    )
     size: int | None = Field(
         default=None,
         ge=1,
@@ -156,24 +162,50 @@ class ModelConfig(Section):
 
 
 class TextConfig(Section):
-    """The tokenizer and the text tower, for methods that learn from captions; the defaults are
-    CLIP's."""
+    """The tokenizer and the text tower, for methods that learn from captions."""
 
     name: str = Field(
         default="transformer", description="transformer, open_clip/NAME or huggingface/NAME."
     )
-    layers: int = Field(default=12, ge=1, le=1000, description="Layers of the transformer.")
-    width: int = Field(default=512, ge=1, le=WIDEST, description="Width of the transformer.")
-    heads: int = Field(default=8, ge=1, description="Attention heads of each layer.")
+    layers: int | None = Field(
+        default=None,
+        ge=1,
+        le=1000,
+        description=(
+            "Layers of the transformer; null: 1 for up to 100,000 captions, 4 for up to a million"
+            " and on a CPU, else 12."
+        ),
+    )
+    width: int | None = Field(
+        default=None,
+        ge=1,
+        le=WIDEST,
+        description="Width of the transformer; null: 128, 256 or 512, by the same rule.",
+    )
+    heads: int | None = Field(
+        default=None,
+        ge=1,
+        description="Attention heads of each layer; null: up to 8, each at least 32 wide.",
+    )
     causal: bool = Field(
         default=True, description="Whether a token attends to earlier tokens only."
     )
     pretrained: bool = Field(default=False, description="Start from the published weights.")
-    context: int = Field(
-        default=77, ge=4, description="Largest number of tokens of a text, with start and end."
+    context: int | None = Field(
+        default=None,
+        ge=4,
+        description=(
+            "Largest number of tokens of a text, with start and end; null: fits 99 % of the"
+            " captions, at most 77."
+        ),
     )
-    vocab_size: int = Field(
-        default=49408, ge=259, description="Largest number of tokens that the tokenizer learns."
+    vocab_size: int | None = Field(
+        default=None,
+        ge=259,
+        description=(
+            "Largest number of tokens that the tokenizer learns; null: 4,096, 16,384 or 49,408,"
+            " by the rule of `text.layers`."
+        ),
     )
     tokenizer: str | None = Field(
         default=None, description="A tokenizer.json; null: learnt from the training captions."
@@ -196,8 +228,8 @@ class HeadConfig(Section):
         default=None,
         ge=0,
         description=(
-            "Linear layers; with 0 the loss compares the features themselves; null: 3 for rcl and"
-            " nnclr, else 2."
+            "Linear layers; with 0 the loss compares the features themselves; null: 1 for captions,"
+            " 3 for rcl and nnclr, else 2."
         ),
     )
     norm: bool = Field(default=True, description="BatchNorm after each hidden layer.")
@@ -218,11 +250,21 @@ class HeadConfig(Section):
 class OptimizerConfig(Section):
     """The optimiser and its learning-rate schedule."""
 
-    name: Literal["sgd", "lars", "adamw"] = Field(default="sgd", description="The optimiser.")
-    lr: float = Field(default=0.03, gt=0, description="Learning rate before scaling.")
-    lr_scaling: Literal["none", "linear", "sqrt"] = Field(
-        default="linear",
-        description="Scaling with the batch size: linear is lr·batch/256, sqrt is lr·√batch.",
+    name: Literal["sgd", "lars", "adamw"] = Field(default="adamw", description="The optimiser.")
+    lr: float | None = Field(
+        default=None,
+        gt=0,
+        description=(
+            "Learning rate before scaling; null: 0.003 for adamw, with captions 0.001, and 0.03 for"
+            " sgd and lars."
+        ),
+    )
+    lr_scaling: Literal["none", "linear", "sqrt"] | None = Field(
+        default=None,
+        description=(
+            "Scaling with the batch size: linear is lr·batch/256, sqrt is lr·√batch; null: none for"
+            " adamw, linear for sgd and lars."
+        ),
     )
     momentum: float = Field(default=0.9, ge=0, lt=1, description="Momentum of sgd and lars.")
     betas: tuple[float, float] = Field(
@@ -230,14 +272,21 @@ class OptimizerConfig(Section):
     )
     nesterov: bool = Field(default=False, description="Nesterov's momentum, for sgd.")
     trust: float = Field(default=0.001, gt=0, description="Trust coefficient of lars.")
-    weight_decay: float = Field(
-        default=5e-4, ge=0, description="Weight decay; biases and norms have none."
+    weight_decay: float | None = Field(
+        default=None,
+        ge=0,
+        description=(
+            "Weight decay, none for biases and norms; null: 0.01 for adamw, with captions 0.1, and"
+            " 0.0005 for sgd and lars."
+        ),
     )
     schedule: Literal["cosine", "steps", "constant"] = Field(
         default="cosine", description="Course of the learning rate after the warm-up."
     )
-    warmup_epochs: float = Field(
-        default=0, ge=0, description="Epochs in which the learning rate rises from 0."
+    warmup_epochs: float | None = Field(
+        default=None,
+        ge=0,
+        description="Epochs in which the learning rate rises from 0; null: 0, with captions 1.",
     )
     milestones: tuple[float, ...] = Field(
         default=(), description="Epochs at which the learning rate falls, for the schedule steps."

@@ -93,7 +93,8 @@ class OpenedRun:
                 f"there is no {TOWERS} in {self.path}; the training has not finished an epoch yet"
             )
         self._require_own(meta_of(file), TOWERS)
-        tokenizer = read_tokenizer(Run(self.path).tokenizer, self.config.text.context)
+        tokenizer = _tokenizer(Run(self.path), self.config)
+        assert tokenizer is not None
         # the file contains all weights
         bare = self.config.with_settings({"model.pretrained": False, "text.pretrained": False})
         pair = Pair(*networks(bare, (3,)), *text_networks(bare, tokenizer))
@@ -293,7 +294,10 @@ def measure_kin(
 
 
 def _tokenizer(run: Run, config: TrainConfig) -> Tokenizer | None:
-    return read_tokenizer(run.tokenizer, config.text.context) if learns_from_text(config) else None
+    if not learns_from_text(config):
+        return None
+    assert config.text.context is not None, "set before a training"
+    return read_tokenizer(run.tokenizer, config.text.context)
 
 
 def load_framework(

@@ -20,7 +20,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from kinfolk.errors import KinfolkError, UsageError, shown
+from kinfolk.errors import KinfolkError, UsageError, counted, shown
 from kinfolk.frameworks import FRAMEWORKS
 from kinfolk.frameworks.registry import framework_arguments, parse
 from kinfolk.training.config import TrainConfig, suggest, validation_message
@@ -124,7 +124,10 @@ def describe_settings(config: TrainConfig, origins: Mapping[str, str], num_train
     where a CPU has reduced it."""
     model, trainer, optimizer = config.model, config.trainer, config.optimizer
     on_cpu = trainer.accelerator == "cpu"
+    assert optimizer.lr is not None
+    assert optimizer.lr_scaling is not None
     lr = scaled_lr(optimizer.lr, config.batch_size * trainer.accumulate, optimizer.lr_scaling)
+    scaled = "" if lr == optimizer.lr else f" ({optimizer.lr:g}, scaling {optimizer.lr_scaling})"
     width = "" if model.width is None else f", width {model.width}"
     encoder = config.python.model or f"{model.name}{width}, {model.stem} stem"
     by_model = (
@@ -151,6 +154,18 @@ def describe_settings(config: TrainConfig, origins: Mapping[str, str], num_train
             else []
         ),
         ("encoder", encoder, origins.get("model.name", by_model)),
+        *(
+            [
+                (
+                    "text tower",
+                    f"{counted(config.text.layers or 0, 'layer')}, width {config.text.width}",
+                    origins.get("text.layers", "fits the captions"),
+                )
+            ]
+            if "text" in FRAMEWORKS[parse(config.method).framework].modalities
+            and config.text.name == "transformer"
+            else []
+        ),
         (
             "view size",
             f"{config.views.size} pixels",
@@ -162,9 +177,10 @@ def describe_settings(config: TrainConfig, origins: Mapping[str, str], num_train
             origins.get("batch_size", f"fits {num_train:,} samples"),
         ),
         ("epochs", f"{config.epochs}", origins.get("epochs", by_device)),
+        ("optimiser", optimizer.name, origins.get("optimizer.name", "default")),
         (
             "learning rate",
-            f"{lr:.4g} ({optimizer.lr:g}, scaling {optimizer.lr_scaling})",
+            f"{lr:.4g}{scaled}",
             origins.get("optimizer.lr", "default"),
         ),
         (

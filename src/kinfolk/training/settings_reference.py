@@ -63,10 +63,7 @@ def list_settings(prefix: str = "") -> list[Setting]:
     if not found:
         names = [*dict.fromkeys(filter(None, (each.section for each in every)))]
         names += [each.key for each in every]
-        last = [each.key for each in every if each.key.rpartition(".")[2] == prefix]
-        raise UsageError(
-            f"there is no setting `{prefix}`{suggest(prefix, names[:18], [*names, *last])}"
-        )
+        raise UsageError(f"there is no setting `{prefix}`{suggest(prefix, names[:18], names)}")
     return found
 
 

@@ -36,6 +36,7 @@ from kinfolk.training.build import (
     build_optimizers,
     build_views,
     fit_batch,
+    fit_text,
     fit_to_data,
     read_text,
     setting_origins,
@@ -173,8 +174,10 @@ def train(
         config = fit_to_data(config, source)
         if stored is not None:
             if run.samples.exists():  # the run may have reduced the batch that is given again
+                samples = Samples.read(run.samples)
+                config = fit_text(config, samples)
                 with collect_warnings():
-                    config = fit_batch(config, Samples.read(run.samples).num_train, chosen=True)
+                    config = fit_batch(config, samples.num_train, chosen=True)
             refuse_changes(stored, config)
         return _run(run, config, source, resume, overwrite, console, notes, origins, parts)
 
@@ -238,6 +241,7 @@ def _run(
             "with each other and needs at least 2, and better hundreds"
         )
     source.release()
+    config = fit_text(config, images.samples)
     with collect_warnings() as reduced:
         config = (
             config
