@@ -292,6 +292,7 @@ def _model_of(
 
 WITHOUT_EFFECT = (
     "data.source",
+    "data.exclude",
     "data.hierarchy",
     "data.workers",
     "data.cache_dir",
