@@ -116,10 +116,10 @@ class Audit:
 
     @property
     def suggested_alpha(self) -> float | None:
-        """The share of all pairs that stands out, to two digits; None if it is less than one pair
-        for each anchor."""
+        """The share of all pairs that stands out; None if it is less than one pair for each
+        anchor."""
         share = self.outstanding.share
-        return float(f"{share:.2g}") if share * (len(self) - 1) >= 1 else None
+        return share if share * (len(self) - 1) >= 1 else None
 
     @property
     def labelled(self) -> int:
