@@ -30,7 +30,6 @@ IMAGES = ("cifar10", "cifar100", "gtsrb", "tinyimagenet15")
 TEXTS = ("banking77", "clinc150")
 SAMPLES = 2000
 EPOCHS = 20
-TRAINED_ON = 8000
 
 
 def sample(number: int, of: int) -> np.ndarray:
@@ -62,44 +61,46 @@ def by_minilm(texts: list[str]) -> np.ndarray:
     return np.asarray(model.encode(texts, batch_size=64, show_progress_bar=False))
 
 
-def by_simclr(images: np.ndarray, side: int) -> np.ndarray:
+def by_simclr(images: np.ndarray) -> np.ndarray:
     """(N, F) features of an encoder that is trained on these images and no others."""
     from kinfolk.training.load_run import open_run
     from kinfolk.training.train import train
 
     with tempfile.TemporaryDirectory() as folder:
         np.savez(Path(folder) / "images.npz", x_train=images)
-        settings = {"views.size": side}
         run = Path(folder) / "run"
-        train(f"{folder}/images.npz", run, recipe="simclr-cpu", epochs=EPOCHS, settings=settings)
+        train(
+            f"{folder}/images.npz",
+            run,
+            recipe="simclr-cpu",
+            epochs=EPOCHS,
+            settings={"views.size": 32},
+        )
         opened = open_run(run)
         data = opened.data()
         return opened.features(data, np.arange(data.num_train))
 
 
-def make_images(path: Path, cache: Path) -> None:
-    """The sets of one file of images."""
+ENCODERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "pixels": by_pixels,
+    "patches": by_patches,
+    "efficientnet": lambda images: by_efficientnet(images, 96),
+    "simclr": by_simclr,
+}
+
+
+def make_images(path: Path, encoder: str, cache: Path) -> None:
+    """The set of one file of images and one encoder."""
+    file = cache / f"{path.stem}-{encoder}.npz"
+    if file.exists():
+        return
     images, labels = read_images(path)
-    makers: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-        "pixels": by_pixels,
-        "patches": by_patches,
-        "efficientnet": lambda x: by_efficientnet(x, 96),
-    }
-    for encoder, make in makers.items():
-        file = cache / f"{path.stem}-{encoder}.npz"
-        if not file.exists():
-            try:
-                np.savez(file, features=make(images).astype(np.float32), labels=labels)
-            except ModuleNotFoundError as error:
-                print(f"{file.stem} is left out: {error}")
-    file = cache / f"{path.stem}-simclr.npz"
-    if not file.exists():
-        with np.load(path) as arrays:
-            trained_on, labels = arrays["x_train"], arrays["y_train"]
-        chosen = sample(TRAINED_ON, len(trained_on))
-        made = by_simclr(trained_on[chosen], 32)
-        kept = sample(SAMPLES, len(made))
-        np.savez(file, features=made[kept], labels=labels[chosen][kept])
+    try:
+        features = ENCODERS[encoder](images).astype(np.float32)
+    except ModuleNotFoundError as error:
+        print(f"{file.stem} is left out: {error}")
+    else:
+        np.savez(file, features=features, labels=labels)
 
 
 def make_texts(folder: Path, cache: Path) -> None:
@@ -134,12 +135,16 @@ def main() -> None:
     parser.add_argument("cache", type=Path)
     given = parser.parse_args()
     given.cache.mkdir(parents=True, exist_ok=True)
-    for name in IMAGES:
-        path = given.data / f"{name}.npz"
-        make_images(path, given.cache) if path.exists() else print(f"there is no {path}")
     for name in TEXTS:
         path = given.data / name
         make_texts(path, given.cache) if path.exists() else print(f"there is no {path}")
+    for encoder in ENCODERS:
+        for name in IMAGES:
+            path = given.data / f"{name}.npz"
+            if path.exists():
+                make_images(path, encoder, given.cache)
+            else:
+                print(f"there is no {path}")
 
 
 if __name__ == "__main__":

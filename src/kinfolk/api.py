@@ -293,7 +293,12 @@ def _images(opened: OpenedRun, data: Data | None, progress: bool) -> ImageData:
     if data is None or isinstance(data, str | os.PathLike):
         return opened.data(None if data is None else os.fspath(data), progress=progress)
     config = opened.config.with_settings(
-        {"data.hierarchy": None, "data.depth": None, "data.streaming": False}
+        {
+            "data.hierarchy": None,
+            "data.depth": None,
+            "data.streaming": False,
+            "data.exclude": None,
+        }
     )
     return read_data(
         open_data(data, config), config, Run(opened.path), several=False, progress=progress

@@ -80,6 +80,11 @@ def unescaped(cell: str) -> str:
     return _ESCAPES.sub(lambda found: _letter(*found.groups()), cell)
 
 
+def utf8_key(key: str) -> str:
+    """A key that every table can store; bytes that are not valid Unicode are escaped."""
+    return key.encode("utf-8", "backslashreplace").decode()
+
+
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """The text of a CSV file; texts are escaped, numbers are written as they are."""
     file = io.StringIO(newline="")

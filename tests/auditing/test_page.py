@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import kinfolk as kf
+from kinfolk.data.exclude import read_excluded
 from kinfolk.detectors.known import read_pairs
 from tests.report.browser import open_page
 from tests.report.synthetic import HOSTILE, features, images
@@ -123,23 +125,70 @@ def test_the_verdict_is_at_the_top(browser: Any, tmp_path: Path) -> None:
     assert "kinfolk " in page.locator("#verdict code").first.inner_text()
 
 
-def test_marked_pairs_are_saved_as_a_file_that_known_takes(browser: Any, tmp_path: Path) -> None:
-    names = [f"image {i}" for i in range(80)]
+ODD = ["=1+1", "-1.png", "back\\slash", 'a "quoted", name', "tab\tand\nline", "\u200bno width"]
+
+
+def test_marked_samples_are_saved_as_files_that_a_training_takes(
+    browser: Any, tmp_path: Path
+) -> None:
+    names = [f"{ODD[i % len(ODD)]} {i}" for i in range(80)]
     opened = open_page(
         browser, made(tmp_path, names=names, labels=["cat", "dog", "fox", "owl"] * 20)
     )
     page = opened.page
-    page.locator("#cards .card").first.locator(".row .mark input").nth(0).check()
-    page.locator("#cards .card").first.locator(".row .mark input").nth(1).check()
-    assert page.locator(".marks").inner_text().startswith("2 marked, 2 with their anchor")
+    page.locator("#more").click()
+    boxes = page.locator("#cards .card .row .mark input")
+    number = min(40, boxes.count())
+    for at in range(number):
+        boxes.nth(at).check()
+    assert f", {number} with their anchor" in page.locator(".marks").inner_text()
+    saved = {}
+    for name in ("marked.csv", "marked-pairs.csv"):
+        with page.expect_download() as download:
+            page.get_by_role("button", name=f"Save {name}").click()
+        saved[name] = tmp_path / name
+        download.value.save_as(saved[name])
+    pairs = read_pairs(saved["marked-pairs.csv"], names)
+    assert pairs.shape == (number, 2)
+    assert torch.equal(pairs, read_pairs(saved["marked-pairs.csv"]))
+    excluded = read_excluded(saved["marked.csv"])
+    assert set(excluded) == {names[int(sample)] for sample in pairs[:, 1]}
+    assert opened.complaints == []
+
+
+def test_the_tables_of_an_audit_are_taken_too(tmp_path: Path) -> None:
+    names = [f"{ODD[i % len(ODD)]} {i}" for i in range(80)]
+    x = features(images(classes=["cat", "dog", "fox"]))
+    x[7] = x[3]
+    found = kf.audit(x, 0.1, keys=names)
+    found.save(tmp_path)
+    listed = torch.tensor(np.stack([found.pairs["anchor"], found.pairs["kin"]], 1))
+    for kind in ("csv", "parquet"):
+        assert torch.equal(read_pairs(tmp_path / f"pairs.{kind}", names), listed)
+    assert read_excluded(tmp_path / "groups.csv") == [names[3], names[7]]
+
+
+def test_samples_without_names_are_saved_without_keys(browser: Any, tmp_path: Path) -> None:
+    page = open_page(browser, made(tmp_path)).page
+    page.locator("#cards .card .row .mark input").first.check()
     with page.expect_download() as download:
-        page.get_by_role("button", name="Save marked-pairs.csv").click()
-    path = tmp_path / "saved.csv"
-    download.value.save_as(path)
-    pairs = read_pairs(path, names)
-    assert pairs.shape == (2, 2)
-    shown = page.locator("#cards .card").first.locator("bdi").all_inner_texts()
-    assert [names[int(sample)] for sample in pairs[:, 1]] == shown[1:3]
+        page.get_by_role("button", name="Save marked.csv").click()
+    download.value.save_as(tmp_path / "marked.csv")
+    assert (tmp_path / "marked.csv").read_text().startswith("id\n")
+
+
+def test_an_image_can_be_enlarged(browser: Any, tmp_path: Path) -> None:
+    names = [f"image {i}" for i in range(80)]
+    opened = open_page(browser, made(tmp_path, names=names))
+    page = opened.page
+    small = page.locator("#cards .card .row .tile").first.bounding_box()
+    page.locator("#cards .card .row .link").first.click()
+    dialog = page.locator("dialog.zoom")
+    large = dialog.locator(".tile").bounding_box()
+    assert large["width"] > 3 * small["width"]
+    assert dialog.inner_text().startswith("image ")
+    dialog.get_by_role("button", name="Close").click()
+    assert not dialog.is_visible()
     assert opened.complaints == []
 
 

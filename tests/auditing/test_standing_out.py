@@ -59,7 +59,7 @@ def test_the_suggested_share_is_never_below_what_stands_out_of_the_flagged_pairs
     x, _ = clustered(900, dim=24, clusters=20)
     found = kf.audit(x, alpha).outstanding
     assert max(found.stands) >= CLEAR
-    assert alpha * found.at(alpha) <= found.share
+    assert alpha * found.at(alpha) <= 1.1 * found.share, "rounded down to two digits"
 
 
 CORRELATED = NOISE * np.geomspace(1, 0.05, 64) @ np.linalg.qr(random.normal(size=(64, 64)))[0]
@@ -95,8 +95,19 @@ def test_the_amount_and_the_suggested_alpha_agree() -> None:
             assert found.suggested_alpha is None
             assert "No α is suggested" in words.alpha
         else:
-            assert found.suggested_alpha == pytest.approx(float(said[1]) / 100, rel=0.06)
+            assert found.suggested_alpha == pytest.approx(float(said[1]) / 100)
             assert f"Suggested α: {found.suggested_alpha:g}," in words.alpha
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+def test_the_advice_does_not_depend_on_the_alpha_of_the_audit(labelled: bool) -> None:
+    x, labels = clustered(900, dim=24, clusters=20)
+    given = labels if labelled else None
+    decided = [verdict(kf.audit(x, alpha, given)) for alpha in (0.01, 0.4)]
+    assert decided[0].advice == decided[1].advice
+    assert decided[0].commands == decided[1].commands
+    assert len(decided[0].commands) > 2
+    assert "tell little" in verdict(kf.audit(NOISE, 0.01, labels=[*range(20)] * 50)).advice
 
 
 def test_a_part_of_the_labels_gives_an_interval_that_covers_the_share() -> None:

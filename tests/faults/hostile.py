@@ -134,6 +134,7 @@ def made() -> list[tuple[str, bytes, Reader]]:
         ("tokenizer.json", deep, _tokenizer),
         ("circle.csv", b"child,parent\na,b\nb,a\n", _hierarchy),
         ("binary.csv", bytes(range(256)), _hierarchy),
+        ("excluded.csv", bytes(range(256)), _excluded),
         ("quarantine.csv", b'path,reason\n"a', _quarantine),
     ]
 
@@ -225,6 +226,7 @@ def seeds(room: Path) -> list[tuple[str, bytes, Reader]]:
         ("pairs.parquet", pairs.getvalue(), _pairs),
         ("pairs.csv", b"anchor,kin\n0,1\n1,0\n", _pairs),
         ("hierarchy.csv", b"child,parent\na,r\nb,r\n", _hierarchy),
+        ("excluded.csv", b"id,key\n3,a.png\n7,\"b,c.png\"\n", _excluded),
         ("quarantine.csv", b"path,reason\na,b\n", _quarantine),
     ]
 
@@ -312,6 +314,12 @@ def _pairs(path: Path) -> object:
     from kinfolk.detectors.known import read_pairs
 
     return read_pairs(path)
+
+
+def _excluded(path: Path) -> object:
+    from kinfolk.data.exclude import read_excluded
+
+    return read_excluded(path)
 
 
 def _hierarchy(path: Path) -> object:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from kinfolk.report.maps import Sprites
 
 
-TILE = 112
+TILE = 160
 _PIXEL_CAP = 500_000_000
 
 
@@ -190,18 +190,20 @@ def _described(audit: Audit, samples: list[int]) -> dict[str, Any]:
         f"sample {sample}" if audit.keys is None else str(audit.keys[sample]) for sample in samples
     ]
     texts = None if audit.texts is None else [audit.texts[sample] for sample in samples]
+    described = {
+        "ids": samples,
+        "keys": keys,
+        "named": audit.keys is not None,
+        "texts": texts,
+        "labels": None,
+        "classes": [],
+    }
     if audit.labels is None:
-        return {"ids": samples, "keys": keys, "texts": texts, "labels": None, "classes": []}
+        return described
     present, place = np.unique(audit.labels[samples], return_inverse=True)
     unknown = int((present < 0).sum())
     classes = [audit.classes[label] if audit.classes else str(label) for label in present[unknown:]]
-    return {
-        "ids": samples,
-        "keys": keys,
-        "texts": texts,
-        "labels": (place - unknown).tolist(),
-        "classes": classes,
-    }
+    return described | {"labels": (place - unknown).tolist(), "classes": classes}
 
 
 SHOWN_IF_FOUND = (
@@ -260,7 +262,7 @@ def panels_of(audit: Audit) -> list[Panel]:
             line("precision", alphas, [p.precision for p in one], "accent"),
             line("recall", alphas, [p.recall for p in one], "second"),
             line("F1", alphas, [p.f1 for p in one], "third"),
-            line("F1, own α", [p.alpha for p in own], [p.f1 for p in own], "third", dash="dot"),
+            line("F1, α by sample", [p.alpha for p in own], [p.f1 for p in own], "third", dash="dot"),
         ]
         along = figure(traces, "α", share=True)
         along["layout"]["xaxis"] |= {
@@ -319,6 +321,7 @@ def write_page(
         found=found,
         groups_intro=_groups_intro(audit),
         label_words=audit.label_check.words,
+        num_mislabels=len(audit.mislabels),
         num_outliers=len(audit.outliers),
         has_labels=audit.labels is not None,
         intro=_intro(audit, len(shown["anchors"])),

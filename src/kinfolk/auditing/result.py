@@ -22,7 +22,7 @@ from kinfolk.auditing.doubtful_samples import LabelCheck
 from kinfolk.auditing.inputs import Floats, Ints
 from kinfolk.auditing.standing_out import Outstanding
 from kinfolk.auditing.verdict import UNKNOWN, Provenance, verdict
-from kinfolk.errors import escaped
+from kinfolk.errors import escaped, utf8_key
 from kinfolk.files import write_by_name
 
 if TYPE_CHECKING:
@@ -116,10 +116,10 @@ class Audit:
 
     @property
     def suggested_alpha(self) -> float | None:
-        """The share of all pairs that stands out, to two digits; None if it is less than one pair
-        for each anchor."""
+        """The share of all pairs that stands out; None if it is less than one pair for each
+        anchor."""
         share = self.outstanding.share
-        return float(f"{share:.2g}") if share * (len(self) - 1) >= 1 else None
+        return share if share * (len(self) - 1) >= 1 else None
 
     @property
     def labelled(self) -> int:
@@ -245,7 +245,7 @@ class Audit:
                 return None
             names = ("label", "suggested")
             columns |= {
-                each: [as_utf8(self.class_name(int(label))) for label in rows[each]]
+                each: [utf8_key(self.class_name(int(label))) for label in rows[each]]
                 for each in names
             }
         return columns | self._keys("key", rows["sample"])
@@ -257,7 +257,7 @@ class Audit:
         import pyarrow as pa
 
         return {
-            column: pa.array([as_utf8(key) for key in self.keys], pa.string()).take(pa.array(ids))
+            column: pa.array([utf8_key(key) for key in self.keys], pa.string()).take(pa.array(ids))
         }
 
     def _write(
@@ -303,8 +303,3 @@ def _escaped(array: Any) -> Any:
         pa.string(),
     )
     return texts.take(coded.indices)
-
-
-def as_utf8(key: str) -> str:
-    """A key that every table can store; bytes that are not valid Unicode are escaped."""
-    return key.encode("utf-8", "backslashreplace").decode()

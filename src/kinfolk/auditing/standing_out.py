@@ -24,6 +24,7 @@ Dimension key: A anchors, M other samples, P values of α.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -55,11 +56,13 @@ class Outstanding:
 
     @property
     def share(self) -> float:
-        """Share of all pairs that stands out: the largest α · stands, or 0 if `CLEAR` is not
-        reached."""
+        """Share of all pairs that stands out: the largest α · stands, rounded down to two digits,
+        or 0 if `CLEAR` is not reached. It is also the suggested α."""
         if max(self.stands, default=0.0) < CLEAR:
             return 0.0
-        return max(alpha * stands for alpha, stands in zip(self.alphas, self.stands, strict=True))
+        share = max(alpha * stands for alpha, stands in zip(self.alphas, self.stands, strict=True))
+        digit = 10.0 ** (math.floor(math.log10(share)) - 1)
+        return float(f"{math.floor(share / digit + 1e-9) * digit:.2g}")
 
     def at(self, alpha: float) -> float:
         """Share of the flagged pairs that stands out at one of `alphas`."""

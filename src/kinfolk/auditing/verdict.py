@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kinfolk.auditing.alpha import batch_lines, kin_shares
-from kinfolk.auditing.standing_out import CLEAR
 
 if TYPE_CHECKING:
     from kinfolk.auditing.result import Audit
@@ -169,11 +168,16 @@ def _precision_sentence(audit: Audit) -> str:
 
 
 def is_telling(audit: Audit) -> bool:
-    """Whether the flagged pairs are clearly more than chance: by the labels, or by what stands
-    out."""
-    if not math.isnan(audit.precision):
-        return audit.precision >= ABOVE_CHANCE * audit.kin_share
-    return audit.suggested_alpha is not None and audit.outstanding.at(audit.alpha) >= CLEAR
+    """Whether flagged pairs are clearly more than chance, at the audit's α or at the best one: by
+    the labels, or by what stands out."""
+    if math.isnan(audit.precision):
+        return audit.suggested_alpha is not None
+    at = (audit.alpha, audit.best_alpha)
+    return any(
+        point.precision >= ABOVE_CHANCE * audit.kin_share
+        for point in audit.survey.curve
+        if point.rule == "one α" and point.alpha in at
+    )
 
 
 def _advice(audit: Audit, origin: Provenance) -> str:

@@ -41,6 +41,15 @@ def train(
         typer.Option("--data", "-d", help=SOURCE_HELP, rich_help_panel=DATA, show_default=False),
     ] = None,
     labels_from_folders: LabelsFromFolders = False,
+    exclude: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Samples to leave out: .csv with the column `key`, such as marked.csv of an audit.",
+            rich_help_panel=DATA,
+            show_default=False,
+        ),
+    ] = None,
     image_size: Annotated[
         int | None,
         typer.Option(
@@ -266,6 +275,7 @@ def train(
         "detector.pairs": None if known_kin is None else str(known_kin),
         "detector.features": guide,
         "data.labels_from_folders": labels_from_folders or None,
+        "data.exclude": None if exclude is None else str(exclude),
         "data.workers": workers,
         "views.size": image_size,
         "model.name": model,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors.base import Detector, register
-from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, shown
+from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, shown, unescaped, utf8_key
 from kinfolk.files import first_line
 from kinfolk.kinship import Kin
 from kinfolk.pairs import Block
@@ -237,7 +237,9 @@ def _by_key(
 ) -> tuple[Tensor, Tensor]:
     """(P, 2) ids of the pairs whose samples are both among `keys`, and (P,) their rows in the
     table."""
-    place = {key.encode("utf-8", "backslashreplace").decode(): at for at, key in enumerate(keys)}
+    place = {utf8_key(key): at for at, key in enumerate(keys)}
+    if path.suffix.lower() == ".csv":
+        anchors, kin = ([utf8_key(unescaped(str(key))) for key in each] for each in (anchors, kin))
     listed = enumerate(zip(anchors, kin, strict=True))
     found = [
         (row, place[one], place[other])

@@ -58,8 +58,14 @@ def line(
 
 
 def histogram(name: str, values: Any, colour: str) -> dict[str, Any]:
-    """Bars over the whole range of the values."""
-    counts, edges = np.histogram(values, bins=BINS)
+    """Bars over the whole range of the values; of counts, as many of them in each bar."""
+    values = np.asarray(values)
+    bins: Any = BINS
+    if values.dtype.kind in "iu":
+        low, high = int(values.min()), int(values.max())
+        step = -(-(high - low + 1) // BINS)
+        bins = np.arange(low, high + step + 1, step) - 0.5
+    counts, edges = np.histogram(values, bins=bins)
     x = [round(float(x), 4) for x in (edges[:-1] + edges[1:]) / 2]
     return {
         "type": "bar",

@@ -22,8 +22,8 @@
     const opens = placeOf.has(i) && anchor !== undefined;
     const tile = make(opens ? "button" : "span", samples.tile ? "tile" : "plain");
     const parts = [samples.keys[i], label, note, judged === null ? null : judged ? "right" : "wrong"].filter((word) => word);
-    figure.title = parts.join(" · ");
-    tile.setAttribute("aria-label", parts.join(", ") + (opens ? "; show its kin" : ""));
+    figure.title = parts.join(" · ").replaceAll("\n", " · ");
+    tile.setAttribute("aria-label", parts.join(", ").replaceAll("\n", ", ") + (opens ? "; show its kin" : ""));
     if (samples.tile) page.showImage(tile, samples, i);
     if (opens) {
       tile.type = "button";
@@ -66,7 +66,7 @@
     if (shown.thresholds) notes.push(`above\u00a0${shown.thresholds[at].toFixed(3)}`);
     if (shown.flagged) notes.push(`${shown.flagged[at]}\u00a0flagged`);
     if (shown.flagged && shown.right && shown.flagged[at]) notes.push(`${shown.right[at]}\u00a0right`);
-    article.append(sample(anchor, notes.join(", ")), kin);
+    article.append(sample(anchor, notes.join("\n")), kin);
     article.setAttribute("aria-label", `${samples.keys[anchor]}: ${notes.join(", ")}`);
     return article;
   }

@@ -58,6 +58,7 @@ def compose(
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["code"] = code_marked
     parts = [_file(*part) for part in ((HERE, "shell.js"), *scripts)]
     early, script, plotly = (
         _file(HERE, "theme.js"),
@@ -77,6 +78,17 @@ def compose(
         script=Markup(script),
         data={id: Markup(script_json(value)) for id, value in data.items() if value is not None},
         **words,
+    )
+
+
+def code_marked(text: str) -> Any:
+    """A text as HTML in which what stands between backticks is code."""
+    from markupsafe import Markup, escape
+
+    pieces = [escape(without_controls(piece)) for piece in text.split("`")]
+    return Markup("").join(
+        Markup("<code>{}</code>").format(piece) if at % 2 else piece
+        for at, piece in enumerate(pieces)
     )
 
 

@@ -324,6 +324,7 @@ def with_absolute_paths(config: TrainConfig) -> TrainConfig:
     a bundled data set is not a path."""
     named = {
         "data.source": config.data.source,
+        "data.exclude": config.data.exclude,
         "data.hierarchy": config.data.hierarchy,
         "detector.pairs": config.detector.get("pairs"),
     }

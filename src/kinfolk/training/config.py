@@ -56,6 +56,10 @@ class DataConfig(Section):
             " labels."
         ),
     )
+    exclude: str | None = Field(
+        default=None,
+        description="File of samples to leave out: a .csv with the column `key`, or a .txt of keys.",
+    )
     hierarchy: str | None = Field(
         default=None,
         description="File of child and parent classes, or cifar100; used with `depth`.",

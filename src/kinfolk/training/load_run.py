@@ -179,7 +179,12 @@ class OpenedRun:
     def _opened(self, source: str, labels_from_folders: bool, own: DataConfig) -> Source:
         """Opens another source: a table with the column names of the run, or with the usual
         ones."""
-        changed = {"source": source, "labels_from_folders": labels_from_folders, "streaming": False}
+        changed = {
+            "source": source,
+            "labels_from_folders": labels_from_folders,
+            "streaming": False,
+            "exclude": None,
+        }
         try:
             return open_data(
                 None, self.config.model_copy(update={"data": own.model_copy(update=changed)})

@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 
 from kinfolk.data.change_detection import check_unchanged
 from kinfolk.data.class_hierarchy import at_depth
+from kinfolk.data.exclude import exclude
 from kinfolk.data.images import ImageData
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare, read_quarantine, summary, write_quarantine
@@ -314,7 +315,7 @@ def open_data(data: object | None, config: TrainConfig, run: Run | None = None) 
         split_column=named.split_column,
         index_dir=named.cache_dir or (None if run is None else run.cache),
     )
-    return at_depth(source, named.hierarchy, named.depth)
+    return at_depth(exclude(source, named.exclude), named.hierarchy, named.depth)
 
 
 def _streamed(spec: object, config: TrainConfig, run: Run | None) -> StreamSource:
@@ -327,6 +328,11 @@ def _streamed(spec: object, config: TrainConfig, run: Run | None) -> StreamSourc
         raise UsageError(
             "`data.depth` is not available with `data.streaming`; write the labels of that depth"
             " into the shards"
+        )
+    if named.exclude is not None:
+        raise UsageError(
+            "`data.exclude` is not available with `data.streaming`; leave the samples out of the"
+            " shards"
         )
     folder = named.cache_dir or (None if run is None else run.cache)
     if folder is None:

@@ -308,6 +308,7 @@ def _model_of(
 
 WITHOUT_EFFECT = (
     "data.source",
+    "data.exclude",
     "data.hierarchy",
     "data.workers",
     "data.cache_dir",
