@@ -20,7 +20,6 @@ Dimension key: N images, V views, F features.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import statistics
@@ -322,18 +321,20 @@ def evaluate(adapter: Adapter | None, data: Data, probes: bool = True) -> dict[s
 def jobs(
     records: list[dict[str, Any]], datasets: tuple[str, ...]
 ) -> Iterator[tuple[str, str, int]]:
-    """Data set, method and seed of what has no record, seed by seed; first the choice of
-    settings."""
+    """Data set, method and seed of what has no record: of each data set first the choice of
+    settings, then seed by seed; rows that reweight come last."""
     done = {(one["dataset"], one["method"], one["seed"]) for one in records}
+    chosen = [name for name, method in METHODS.items() if len(method.grid) > 1]
+    first = [name for name in (*BASELINES, *METHODS) if ":reweight" not in name]
+    last = [name for name in METHODS if ":reweight" in name]
+    queue = list[tuple[str, str, int]]()
     for dataset in datasets:
-        for name, method in METHODS.items():
-            if len(method.grid) > 1 and (dataset, name, CHOOSING_SEED) not in done:
-                yield dataset, name, CHOOSING_SEED
-    names = (*BASELINES, *METHODS)
-    for later, seed, dataset, name in itertools.product((False, True), SEEDS, datasets, names):
-        wanted = later == (":reweight" in name) and not (name == "frozen" and seed)
-        if wanted and (dataset, name, seed) not in done:
-            yield dataset, name, seed
+        queue += [(dataset, name, CHOOSING_SEED) for name in chosen]
+        queue += [(dataset, name, seed) for seed in SEEDS for name in first]
+    queue += [(dataset, name, seed) for seed in SEEDS for dataset in datasets for name in last]
+    for job in queue:
+        if job not in done and not (job[1] == "frozen" and job[2]):
+            yield job
 
 
 def run(folder: Path, results: Path) -> None:
