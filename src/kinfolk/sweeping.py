@@ -97,10 +97,10 @@ def sweep(
         run = train(
             data, folder, **given, resume=(folder / "config.yaml").exists(), progress=progress
         )
-        _measure(run, data, protocols)
+        measure_run(run, data, protocols)
         clock.finish(run)
         runs.append(run)
-    if any(run.rank > 0 for run in runs) or not _labelled(runs[0]):
+    if any(run.rank > 0 for run in runs) or not is_labelled(runs[0]):
         return Sweep(tuple(runs), None)
     return Sweep(tuple(runs), compare([run.path for run in runs]))
 
@@ -182,9 +182,9 @@ def split_values(text: str) -> tuple[str, list[Any]]:
     return key.strip(), [parse_settings([f"{key}={part}"])[key.strip()] for part in parts]
 
 
-def _measure(run: Run, data: Data, protocols: Sequence[str]) -> None:
+def measure_run(run: Run, data: Data, protocols: Sequence[str]) -> None:
     """Measures what has not been measured since the training."""
-    if run.rank > 0 or not _labelled(run):
+    if run.rank > 0 or not is_labelled(run):
         return
     done = read_results(run.path) if run.unchanged else {}
     source = open_run(run.path).config.data.source
@@ -195,6 +195,7 @@ def _measure(run: Run, data: Data, protocols: Sequence[str]) -> None:
             write_result(run.path, protocol, {**found, "data": source})
 
 
-def _labelled(run: Run) -> bool:
+def is_labelled(run: Run) -> bool:
+    """Whether any sample of the run has a label."""
     labels = Samples.read(run.samples).labels
     return labels is not None and bool((labels >= 0).any())

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import shlex
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from kinfolk.auditing.alpha import batch_lines, kin_shares
 
@@ -54,6 +55,33 @@ class Provenance:
 
 
 UNKNOWN = Provenance()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A method that is worth a try.
+
+    Args:
+        purpose: what it is, in words.
+        name: of its run folder.
+        method: as `kinfolk train --method` takes it.
+        settings: of the training.
+    """
+
+    purpose: str
+    name: str
+    method: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def command(self, data: str) -> str:
+        """The command that trains it on `data`, a quoted source with its options."""
+        options = "".join(
+            f" --guide {shlex.quote(str(value))}"
+            if key == "detector.features"
+            else f" --set {key}={value:g}"
+            for key, value in self.settings.items()
+        )
+        return f"kinfolk train --data {data} --out runs/{self.name} --method {self.method}{options}"
 
 
 @dataclass(frozen=True)
@@ -195,38 +223,48 @@ def _advice(audit: Audit, origin: Provenance) -> str:
         )
     return (
         f"{source}Worth a try: the commands below. Which of them helps on this data has not been"
-        " measured: train them with the same settings, then run `kinfolk eval` and `kinfolk"
-        " compare`."
+        " measured: `kinfolk advise DATA --try MINUTES` trains them with equal budgets and compares"
+        " them."
     )
 
 
-def _commands(audit: Audit, origin: Provenance) -> list[tuple[str, str]]:
-    data = "DATA" if origin.data is None else shlex.quote(origin.data)
-    data += " --labels-from-folders" if origin.labels_from_folders else ""
+def candidates(audit: Audit, origin: Provenance = UNKNOWN) -> list[Candidate]:
+    """The methods that are worth a try; the first has no detector, to compare with."""
     base, alpha = origin.framework, alpha_to_try(audit)
+    found = [Candidate("Without a detector, to compare with", base, base)]
+    if alpha is None or not is_telling(audit):
+        return found
+    at = {"detector.alpha": alpha}
+    found.append(
+        Candidate("False negatives found during the training", "glofnd", f"{base}+glofnd", at)
+    )
+    if origin.captions:
+        found.append(Candidate("The most similar ones of each batch", "fnc", f"{base}+fnc", at))
+    elif origin.own:
+        patches = {"detector.features": "patches"}
+        purpose = "The pairs of patch features as positives"
+        found.append(Candidate(purpose, "guided", f"{base}+guide:attract", patches))
+    else:
+        guide = {"detector.features": "FEATURES.npy" if origin.guide is None else origin.guide}
+        purpose = "The pairs of these features as positives"
+        found.append(Candidate(purpose, "guided", f"{base}+guide:attract", {**guide, **at}))
+    return found
 
-    def train(out: str, method: str) -> str:
-        return f"kinfolk train --data {data} --out runs/{out} --method {base}{method}"
 
-    commands = [("Without a detector, to compare with", train(base, ""))]
-    if alpha is not None and is_telling(audit):
-        at = f" --set detector.alpha={alpha:g}"
-        commands.append(
-            ("False negatives found during the training", train("glofnd", "+glofnd") + at)
-        )
-        if origin.captions:
-            commands.append(("The most similar ones of each batch", train("fnc", "+fnc") + at))
-        elif not origin.own:
-            guide = "FEATURES.npy" if origin.guide is None else shlex.quote(origin.guide)
-            guided = train("guided", "+guide:attract") + f" --guide {guide}{at}"
-            commands.append(("The pairs of these features as positives", guided))
-        else:
-            guided = train("guided", "+guide:attract") + " --guide patches"
-            commands.append(("The pairs of patch features as positives", guided))
-    elif not origin.captions:
+def data_words(origin: Provenance) -> str:
+    """The samples as the options of a command name them."""
+    data = "DATA" if origin.data is None else shlex.quote(origin.data)
+    return data + (" --labels-from-folders" if origin.labels_from_folders else "")
+
+
+def _commands(audit: Audit, origin: Provenance) -> list[tuple[str, str]]:
+    data = data_words(origin)
+    found = candidates(audit, origin)
+    commands = [(each.purpose, each.command(data)) for each in found]
+    if len(found) == 1 and not origin.captions:
         better = f"kinfolk advise {data} --guide timm/resnet50 --out advice-guide"
         commands.append(("The same with a pretrained network (needs `pip install timm`)", better))
     if origin.has_labels:
-        supervised = train("supervised", "+oracle:attract")
-        commands.append(("If the labels may be used in training", supervised))
+        supervised = Candidate("", "supervised", f"{origin.framework}+oracle:attract")
+        commands.append(("If the labels may be used in training", supervised.command(data)))
     return commands

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kinfolk.auditing.audit_input import AuditInput
 
 FINDING = "Finding"
+TRYING = "Trying"
 EPILOG = examples(
     "kinfolk audit photos/ --out audit/",
     "kinfolk audit features.npy --images photos/ --labels labels.csv --alpha 0.02",
@@ -36,6 +37,7 @@ ADVISE_EPILOG = examples(
     "kinfolk advise photos/",
     "kinfolk advise photos/ --guide timm/resnet50",
     "kinfolk advise photos/ --guide runs/first",
+    "kinfolk advise photos/ --labels-from-folders --try 30",
 )
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write.", rich_help_panel=DATA)]
@@ -232,6 +234,31 @@ def advise(
     labels: Labels = None,
     labels_from_folders: LabelsFromFolders = False,
     alpha: Alpha = 0.01,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            "--try",
+            metavar="MINUTES",
+            help="Train these methods on the data, in that time in all, and compare them.",
+            rich_help_panel=TRYING,
+            show_default=False,
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Setting of the trainings of --try. Can be repeated.",
+            rich_help_panel=TRYING,
+        ),
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="Recipe of the trainings of --try.", rich_help_panel=TRYING, show_default=False
+        ),
+    ] = None,
     workers: Workers = None,
     overwrite: Overwrite = False,
     debug: Debug = False,
@@ -239,11 +266,23 @@ def advise(
     """Say what false negatives your data may have, and which methods are worth a try.
 
     Embeds the images by --guide or by k-means of their patches, audits the embedding, and prints a
-    verdict. Nothing is trained.
+    verdict. Nothing is trained without --try. Repeat a command with --try to continue it, or to add
+    seeds.
     """
     from kinfolk.auditing import audit as run_audit
     from kinfolk.auditing.audit_input import open_input
+    from kinfolk.cli.advise import has_trial, try_methods
+    from kinfolk.training.config import parse_settings
 
+    common = parse_settings(settings or [])
+    if labels_from_folders:
+        common["data.labels_from_folders"] = True
+    if minutes is None and (settings or recipe):
+        raise UsageError("--set and --recipe are for the trainings of --try; give it, or leave out")
+    if minutes is not None and minutes <= 0:
+        raise UsageError(f"--try (={minutes:g}) must be above 0 minutes")
+    if minutes is not None and has_trial(out) and not overwrite:
+        return try_methods(data, out, minutes, common, recipe)
     _check_out(out, overwrite)
     encoder = str(guide) if guide is not None else None
     with open_input(
@@ -258,6 +297,19 @@ def advise(
             found.features, alpha, found.labels, keys=found.keys, images=found.images, progress=True
         )
         _save(result, out, found)
+        if minutes is not None:
+            _clear_trial(out)
+            audited = result, found
+            try_methods(data, out, minutes, common, recipe, audited, own_labels=labels is not None)
+
+
+def _clear_trial(out: Path) -> None:
+    """Removes the trial of an earlier advice that is replaced."""
+    import shutil
+
+    from kinfolk.cli.advise import FOLDER
+
+    shutil.rmtree(out / FOLDER, ignore_errors=True)
 
 
 def _check_out(out: Path, overwrite: bool) -> None:
