@@ -12,7 +12,7 @@ BENCHMARKS := import_time overhead thresholds queues clustering rcl audit
 SIDE_BY_SIDE := views losses bimodal loader
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: install demo test gpu-check faults check format bench docs clean
+.PHONY: install demo test gpu-check faults seeded-faults check format bench docs clean
 
 install: $(STAMP)
 
@@ -58,6 +58,10 @@ gpu-check: .venv-gpu/.installed
 # Kills, flipped bits, hostile files, full disks, lost ranks: about ten minutes, never the same twice; the seed is printed.
 faults: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.campaign $(FAULTS)
+
+# Twenty faults, one at a time, in a copy of the source: do the tests notice each of them?
+seeded-faults: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.seeded
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
