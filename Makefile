@@ -12,7 +12,7 @@ BENCHMARKS := import_time overhead thresholds queues clustering rcl audit
 SIDE_BY_SIDE := views losses bimodal loader
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: install demo test gpu-check faults check format bench docs clean
+.PHONY: install demo test gpu-check faults seeded-faults check format bench docs clean
 
 install: $(STAMP)
 
@@ -54,11 +54,15 @@ test: $(STAMP)
 	@touch $@
 
 gpu-check: .venv-gpu/.installed
-	KINFOLK_GPU_CHECK=1 OMP_NUM_THREADS=1 .venv-gpu/bin/python -m pytest -n 2 --dist worksteal tests/gpu
+	KINFOLK_GPU_CHECK=1 OMP_NUM_THREADS=1 .venv-gpu/bin/python -m pytest -n 2 --dist loadgroup tests/gpu
 
 # Kills, flipped bits, hostile files, full disks, lost ranks: about ten minutes, never the same twice; the seed is printed.
 faults: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.campaign $(FAULTS)
+
+# Twenty faults, one at a time, in a copy of the source: do the tests notice each of them?
+seeded-faults: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.seeded
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import signal
@@ -205,7 +206,8 @@ def table(batches: list[int], repeats: int) -> bool:
             (slow, more), (fast, less) = (
                 measure(make(which).to(where), where, number, repeats) for which in (False, True)
             )
-            row(name, number, f"{slow:.2f}", f"{fast:.2f}", f"{more:.0f}", f"{less:.0f}")
+            memory = ["—" if math.isnan(x) else f"{x:.0f}" for x in (more, less)]
+            row(name, number, f"{slow:.2f}", f"{fast:.2f}", *memory)
     return True
 
 

@@ -26,12 +26,14 @@ from torch.utils._pytree import tree_map
 NAMES = (
     "all_gather",
     "all_gather_into_tensor",
+    "all_gather_single",
     "all_reduce",
     "all_to_all",
     "broadcast",
     "gather",
     "reduce",
     "reduce_scatter",
+    "reduce_scatter_single",
     "reduce_scatter_tensor",
     "scatter",
 )
@@ -56,7 +58,7 @@ def collectives(device_only: bool = False) -> Iterator[CollectiveLog]:
     """Counts the collectives called within; with `device_only`, one that is given a CPU tensor
     raises as NCCL does."""
     log = CollectiveLog()
-    originals = {name: getattr(dist, name) for name in NAMES}
+    originals = {name: getattr(dist, name) for name in NAMES if hasattr(dist, name)}
 
     def wrapped(name: str) -> Any:
         @functools.wraps(originals[name])
@@ -78,7 +80,7 @@ def collectives(device_only: bool = False) -> Iterator[CollectiveLog]:
         return call
 
     try:
-        for name in NAMES:
+        for name in originals:
             setattr(dist, name, wrapped(name))
         yield log
     finally:

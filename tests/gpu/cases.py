@@ -6,23 +6,25 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import kinfolk as kf
-from kinfolk.objectives import LocalAggregationLoss, RelativeContrastLoss
-from kinfolk.objectives.base import Objective
-from kinfolk.pairs import Pairs
 
 D = 8
-Make = Callable[[int], nn.Module]
+Make = Callable[..., Any]
 Call = Callable[[Any, Tensor, Tensor, Tensor], Tensor]
 
 
 class Case(NamedTuple):
-    """A loss for N samples, and how it is called with two embeddings of each sample and the ids."""
+    """A loss, made from the number of samples and from arguments that all losses share; and how it
+    is called with two embeddings of each sample and the ids."""
 
     make: Make
     call: Call = lambda loss_fn, one, other, ids: loss_fn(one, other, ids)
+
+
+def random(*shape: int, seed: int = 5) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def glofnd(N: int, **more: Any) -> kf.GloFND:
@@ -35,7 +37,20 @@ def oracle(N: int) -> kf.Oracle:
 
 def cave(N: int) -> kf.Cave:
     detector = kf.Cave(num_samples=N, num_clusters=3)
-    detector.refresh(torch.randn(N, 4, generator=torch.Generator().manual_seed(0)), 0.0)
+    detector.refresh(random(N, 4), 0.0)
+    return detector
+
+
+def ifnd(N: int) -> kf.IFND:
+    """Two levels of clusters."""
+    detector = kf.IFND(num_samples=N, num_clusters=(3, 5), schedule="constant")
+    detector.refresh(random(N, 4), 0.0)
+    return detector
+
+
+def neighbours(N: int) -> kf.Neighbours:
+    detector = kf.Neighbours(num_samples=N, num_clusters=3, num_clusterings=2, num_background=9)
+    detector.refresh(random(N, 4), 0.0)
     return detector
 
 
@@ -43,20 +58,26 @@ def relative(loss_fn: Any, one: Tensor, other: Tensor, ids: Tensor) -> Tensor:
     """Two keys for each anchor, the second one positive to half."""
     keys = torch.stack((other, other.roll(1, 0)), 1)
     degree = torch.tensor([[1.0, 0.5]]).expand(len(ids), 2)
-    found: Tensor = loss_fn.on(Pairs(one, one, keys, ids, ids, degree=degree))
+    found: Tensor = loss_fn.on(kf.Pairs(one, one, keys, ids, ids, degree=degree))
     return found
 
 
 def bank(loss_fn: Any, one: Tensor, other: Tensor, ids: Tensor) -> Tensor:
     """Anchors against a bank of all samples, as in Local Aggregation."""
-    number = loss_fn.detector.num_samples
-    rows = torch.randn(number, D, generator=torch.Generator().manual_seed(5))
-    found: Tensor = loss_fn.on(Pairs(one, rows, other.unsqueeze(1), ids, torch.arange(number)))
+    rows = random(N := loss_fn.detector.num_samples, D)
+    found: Tensor = loss_fn.on(kf.Pairs(one, rows, other.unsqueeze(1), ids, torch.arange(N)))
     return found
 
 
-def ntxent(detector: Callable[[int], Any] = lambda N: None, **more: Any) -> Case:
-    return Case(lambda N: kf.NTXentLoss(temperature=0.2, detector=detector(N), **more))
+def ntxent(
+    detector: Callable[[int], Any] = lambda N: None,
+    call: Call = lambda loss_fn, one, other, ids: loss_fn(one, other, ids),
+    **more: Any,
+) -> Case:
+    return Case(
+        lambda N, **shared: kf.NTXentLoss(temperature=0.2, detector=detector(N), **more, **shared),
+        call,
+    )
 
 
 CASES: dict[str, Case] = {
@@ -69,37 +90,57 @@ CASES: dict[str, Case] = {
     "NTXent + GloFND sgd": ntxent(lambda N: glofnd(N, rule="sgd")),
     "NTXent + GloFND attract": ntxent(glofnd, action="attract"),
     "NTXent + GloFND reweight": ntxent(glofnd, action="reweight"),
+    "NTXent with a bank + GloFND": ntxent(glofnd, bank),
     "NTXent + FNC": ntxent(lambda N: kf.FNC(top_k=2), action="attract"),
     "NTXent + Oracle": ntxent(oracle, action="attract"),
     "NTXent + Known": ntxent(
         lambda N: kf.Known(torch.tensor([[0, 2], [4, 8], [3, 5]]), num_samples=N)
+    ),
+    "NTXent + PositiveMargin": ntxent(lambda N: kf.PositiveMargin(margin=0.3)),
+    "NTXent + Guide, degrees": ntxent(
+        lambda N: kf.Guide(random(N, 4), temperature=0.5), action="attract"
     ),
     "NTXent + Ring": ntxent(lambda N: kf.Ring(lower=0.3, upper=0.8)),
     "NTXent + Ring learned": ntxent(
         lambda N: kf.Ring(lower=0.3, upper=0.8, num_samples=N, boundaries="learned")
     ),
     "NTXent + Cave": ntxent(cave),
-    "SogCLR": Case(lambda N: kf.SogCLRLoss(num_samples=N)),
-    "SogCLR + GloFND": Case(lambda N: kf.SogCLRLoss(num_samples=N, detector=glofnd(N))),
-    "SogCLR + Oracle attract": Case(
-        lambda N: kf.SogCLRLoss(num_samples=N, detector=oracle(N), action="attract")
+    "NTXent + IFND, two levels": ntxent(ifnd, action="attract"),
+    "NTXent + Union": ntxent(lambda N: kf.Union(kf.FNC(top_k=2), oracle(N))),
+    "SogCLR": Case(lambda N, **more: kf.SogCLRLoss(num_samples=N, **more)),
+    "SogCLR + GloFND": Case(
+        lambda N, **more: kf.SogCLRLoss(num_samples=N, detector=glofnd(N), **more)
     ),
-    "CLIP + GloFND": Case(lambda N: kf.CLIPLoss(detector=glofnd(N))),
+    "SogCLR + Oracle attract": Case(
+        lambda N, **more: kf.SogCLRLoss(num_samples=N, detector=oracle(N), action="attract", **more)
+    ),
+    "CLIP + GloFND": Case(lambda N, **more: kf.CLIPLoss(detector=glofnd(N), **more)),
     "BimodalSogCLR + GloFND": Case(
-        lambda N: kf.BimodalSogCLRLoss(num_samples=N, detector=glofnd(N))
+        lambda N, **more: kf.BimodalSogCLRLoss(num_samples=N, detector=glofnd(N), **more)
     ),
     "FastCLIP + GloFND": Case(
-        lambda N: kf.FastCLIPLoss(num_samples=N, detector=glofnd(N), action="reweight")
+        lambda N, **more: kf.FastCLIPLoss(
+            num_samples=N, detector=glofnd(N), action="reweight", **more
+        )
     ),
-    "FastCLIP individual": Case(lambda N: kf.FastCLIPLoss(num_samples=N, individual_lr=0.01)),
-    "SigLIP": Case(lambda N: kf.SigLIPLoss()),
-    "SigLIP + GloFND attract": Case(lambda N: kf.SigLIPLoss(detector=glofnd(N), action="attract")),
-    "LocalAggregation": Case(
-        lambda N: LocalAggregationLoss(detector=cave(N), action="attract"), bank
+    "FastCLIP individual": Case(
+        lambda N, **more: kf.FastCLIPLoss(num_samples=N, individual_lr=0.01, **more)
     ),
-    "RelativeContrast": Case(lambda N: RelativeContrastLoss(temperature=0.2), relative),
+    "SigLIP": Case(lambda N, **more: kf.SigLIPLoss(**more)),
+    "SigLIP + GloFND attract": Case(
+        lambda N, **more: kf.SigLIPLoss(detector=glofnd(N), action="attract", **more)
+    ),
+    "LocalAggregation + Neighbours": Case(
+        lambda N, **more: kf.LocalAggregationLoss(detector=neighbours(N), action="attract", **more),
+        bank,
+    ),
+    "RelativeContrast": Case(
+        lambda N, **more: kf.RelativeContrastLoss(temperature=0.2, **more), relative
+    ),
     "RelativeContrast + Oracle": Case(
-        lambda N: RelativeContrastLoss(temperature=0.2, detector=oracle(N), action="attract"),
+        lambda N, **more: kf.RelativeContrastLoss(
+            temperature=0.2, detector=oracle(N), action="attract", **more
+        ),
         relative,
     ),
 }
@@ -108,22 +149,20 @@ FEW = ("NTXent + GloFND", "CLIP + GloFND")
 
 
 class Step(NamedTuple):
-    """What a step computed: the loss, and the gradient of embeddings and parameters."""
+    """What a step computed: the loss, the gradient of embeddings and parameters, and the number of
+    flagged pairs."""
 
     loss: Tensor
     gradients: list[Tensor]
+    flagged: int
 
 
 def steps(
-    case: Case, sizes: list[int], N: int, run: Callable[[], Any] | None
+    case: Case, sizes: list[int], N: int, compile: bool
 ) -> tuple[list[Step], dict[str, Tensor]]:
-    """Steps with batches of these sizes, and the state after them. `run`: makes the compiled block
-    function of each direction of the loss; None: eager."""
+    """Steps with batches of these sizes, and the state after them."""
     torch.manual_seed(0)
-    loss_fn = case.make(N)
-    for module in loss_fn.modules():
-        if isinstance(module, Objective) and run is not None:
-            module._block_loss = run()
+    loss_fn = case.make(N, compile=compile)
     found, parameters = list[Step](), list(loss_fn.parameters())
     for seed, number in enumerate(sizes):
         g = torch.Generator().manual_seed(seed)
@@ -133,5 +172,5 @@ def steps(
         loss = case.call(loss_fn, one.requires_grad_(), other, ids)
         inputs = [one, other, *parameters]
         gradients = torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)
-        found.append(Step(loss.detach(), list(gradients)))
+        found.append(Step(loss.detach(), list(gradients), int(loss_fn.stats.flagged)))
     return found, {name: value.detach().clone() for name, value in loss_fn.state_dict().items()}

@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 import time
-import types
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from kinfolk import contrast
 from tests.gpu import cases, triton_device
 
 SIZES, NUM_SAMPLES = [9, 11, 7], 14
@@ -37,6 +36,7 @@ class Found:
         graphs: compiled for each direction of the loss, over all batch sizes.
         launches: kernels of the last step, forward and backward, both directions.
         loss, gradient, state: largest difference to eager, relative to the largest eager value.
+        flags: largest difference to eager in the number of flagged pairs.
         registers, spilled, shared: the most of any kernel: of a thread, bytes, bytes.
     """
 
@@ -48,6 +48,7 @@ class Found:
     loss: float = 0.0
     gradient: float = 0.0
     state: float = 0.0
+    flags: int = 0
     registers: int = 0
     spilled: int = 0
     shared: int = 0
@@ -70,13 +71,11 @@ def difference(got: Tensor, right: Tensor) -> float:
 
 
 def run(name: str) -> Found:
-    case, begun, made = cases.CASES[name], time.perf_counter(), list[Any]()
+    case, begun, compiled = cases.CASES[name], time.perf_counter(), list[object]()
 
-    def compiled() -> Any:
-        code, names = contrast.block_loss.__code__.replace(), contrast.block_loss.__globals__
-        function = types.FunctionType(code, names)
-        made.append(function)
-        return torch.compile(function, backend=triton_device.backend, dynamic=True, fullgraph=True)
+    def compile_for_gpu(function: Callable[..., Any], **given: Any) -> Any:
+        compiled.append(function)
+        return compile_(function, **given, backend=triton_device.backend, fullgraph=True)
 
     torch._dynamo.reset()
     counters.clear()
@@ -85,18 +84,18 @@ def run(name: str) -> Found:
     triton_device.LAUNCHES.clear()
     large = not triton_device.INTERPRETED
     sizes, number = ([LARGE], MANY) if large else (SIZES, NUM_SAMPLES)
-    got, state = cases.steps(case, sizes, number, compiled)
+    compile_ = torch.compile
+    torch.compile = compile_for_gpu  # type: ignore[assignment]
+    try:
+        got, state = cases.steps(case, sizes, number, compile=True)
+    finally:
+        torch.compile = compile_
     modules = triton_device.MODULES
     if not modules or not all("async_compile.triton(" in module for module in modules):
         raise RuntimeError("no Triton was generated")
+    graphs = counters["stats"]["unique_graphs"] / len(compiled)
     launches = sum(triton_device.LAUNCHES.values()) // len(sizes)
-    shown = Found(
-        name,
-        0.0,
-        counters["stats"]["unique_graphs"] / len(made),
-        len(triton_device.LAUNCHES),
-        launches,
-    )
+    shown = Found(name, 0.0, graphs, len(triton_device.LAUNCHES), launches)
     if large:
         kernels = triton_device.CUBINS
         shown.kernels, shown.registers = len(kernels), max(kernel.registers for kernel in kernels)
@@ -104,11 +103,12 @@ def run(name: str) -> Found:
             max(getattr(k, name) for k in kernels) for name in ("spilled", "shared")
         )
     else:
-        expected, right = cases.steps(case, sizes, number, None)
+        expected, right = cases.steps(case, sizes, number, compile=False)
         for one, other in zip(got, expected, strict=True):
             shown.loss = max(shown.loss, difference(one.loss, other.loss))
             pairs = zip(one.gradients, other.gradients, strict=True)
             shown.gradient = max(shown.gradient, *(difference(*pair) for pair in pairs))
+            shown.flags = max(shown.flags, abs(one.flagged - other.flagged))
         shown.state = max([difference(state[key], right[key]) for key in right], default=0.0)
     shown.seconds = round(time.perf_counter() - begun, 1)
     return shown

@@ -7,6 +7,7 @@ was run on a GPU. `make test` tries a few losses where Triton is installed, `mak
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -29,41 +30,56 @@ SPILLED = 256
 """Bytes that a thread may spill at the most: 64 registers."""
 
 
-def run(name: str, *options: str, **environment: str) -> Any:
-    path = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
+@functools.cache
+def run(names: tuple[str, ...], *options: str, **environment: str) -> dict[str, Any]:
+    """What the cases showed, by name. One process runs them all: importing torch takes longer than
+    most cases."""
     given = {
         **os.environ,
-        "PYTHONPATH": path,
+        "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
         **environment,
     }
-    command = [sys.executable, "-W", "ignore", "-m", "tests.gpu.run_cases", *options, name]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.gpu.run_cases", *options, *names]
     ended = subprocess.run(
         command, cwd=ROOT, env=given, capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stderr[-4000:]
-    found = json.loads(ended.stdout.splitlines()[-1])
+    rows = [json.loads(line) for line in ended.stdout.splitlines()]
+    return {row["name"]: row for row in rows}
+
+
+def shown(found: dict[str, Any]) -> dict[str, Any]:
     assert "error" not in found, found["error"]
     return found
 
 
-@pytest.mark.parametrize("name", CASES if ALL else FEW)
+INTERPRETED = tuple(CASES) if ALL else FEW
+COMPILED = tuple(CASES) if ALL else FEW[:1]
+
+
+@pytest.mark.xdist_group("interpreted")
+@pytest.mark.parametrize("name", INTERPRETED)
 def test_interpreted_triton_equals_eager(name: str) -> None:
-    found = run(name, TRITON_INTERPRET="1")
+    found = shown(run(INTERPRETED, TRITON_INTERPRET="1")[name])
     assert found["graphs"] == 1, "one graph of each direction for all batch sizes"
     assert found["launches"] > 0
+    assert found["flags"] == 0
     assert max(found["loss"], found["gradient"], found["state"]) < TOLERANCE, found
 
 
-@pytest.mark.parametrize("arch", ["80", "90"])
-@pytest.mark.parametrize("name", CASES if ALL else FEW[:1])
+@pytest.mark.parametrize(
+    "arch", [pytest.param(arch, marks=pytest.mark.xdist_group(arch)) for arch in ("80", "90")]
+)
+@pytest.mark.parametrize("name", COMPILED)
 def test_it_compiles_without_large_spills(name: str, arch: str) -> None:
-    found = run(name, ARCH=arch, TRITON_INTERPRET="0")
+    found = shown(run(COMPILED, ARCH=arch, TRITON_INTERPRET="0")[name])
     assert found["kernels"] > 0
     assert found["spilled"] <= SPILLED, found
 
 
+@pytest.mark.xdist_group("interpreted")
 def test_a_wrong_multiplication_is_noticed() -> None:
-    found = run("NTXent", "--fault", TRITON_INTERPRET="1")
+    found = shown(run(("NTXent",), "--fault", TRITON_INTERPRET="1")["NTXent"])
     assert max(found["loss"], found["gradient"]) > 100 * TOLERANCE, found

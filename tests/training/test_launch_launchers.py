@@ -1,5 +1,5 @@
 """Two processes end in the same metrics however they are started: by the command line, by torchrun
-on one node, and on two nodes."""
+on one node, on two nodes, and by forking, as in a notebook."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from tests.training.small import BARE
 SETTINGS: dict[str, Any] = {**BARE, "detector.alpha": 0.05, "trainer.accelerator": "cpu"}
 
 
-def trained(out: str, devices: int, nodes: int) -> None:
+def trained(out: str, devices: int, nodes: int, strategy: str = "auto") -> None:
     import torch
 
     from kinfolk.training.train import train
 
     torch.set_num_threads(1)
     settings = {**SETTINGS, "trainer.devices": devices, "trainer.num_nodes": nodes}
+    settings["trainer.strategy"] = strategy
     train(
         "digits",
         out,
@@ -65,6 +66,12 @@ def test_two_nodes_of_one_process(tmp_path: Path, one_node: list[dict[str, Any]]
         patience=200,
     ) == [0, 0]
     assert metrics(tmp_path / "run") == one_node
+
+
+def test_two_forked_processes(tmp_path: Path, one_node: list[dict[str, Any]]) -> None:
+    out = tmp_path / "run"
+    assert in_children([(trained, (str(out), 2, 1, "ddp_fork"), {})], patience=200) == [0]
+    assert metrics(out) == one_node
 
 
 def test_the_command_is_started_again_for_the_other_rank(

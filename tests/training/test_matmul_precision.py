@@ -4,6 +4,7 @@ loss."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import kinfolk as kf
 from kinfolk.errors import UsageError
 from kinfolk.training.config import TrainerConfig
-from kinfolk.training.launch import float32_products, resolve_trainer
+from kinfolk.training.launch import resolve_trainer
+from kinfolk.training.module import TrainingModule
+from kinfolk.training.train import train
+from tests.training.small import BARE
 
 BITS = {"tf32": 13, "bf16": 16}
 """Bits of a float32 that a product of this precision does not read."""
@@ -101,17 +105,20 @@ def test_by_default_it_follows_the_precision(precision: str, given: Any, expecte
     assert resolve_trainer(config).matmul_precision == expected
 
 
-def test_the_setting_ends_with_the_training() -> None:
-    before, inside = torch.get_float32_matmul_precision(), []
+def test_the_setting_holds_in_every_step_and_ends_with_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, inside = torch.get_float32_matmul_precision(), set()
 
-    def fail() -> None:
-        with float32_products("medium"):
-            inside.append(torch.get_float32_matmul_precision())
-            raise KeyError
+    def fail(self: Any, batch: Any, batch_idx: int) -> None:
+        inside.add(torch.get_float32_matmul_precision())
+        raise KeyError
 
+    monkeypatch.setattr(TrainingModule, "training_step", fail)
+    settings = {**BARE, "trainer.accelerator": "cpu", "trainer.matmul_precision": "medium"}
     with pytest.raises(KeyError):
-        fail()
-    assert inside == ["medium"]
+        train("digits", tmp_path / "run", epochs=1, settings=settings, progress=False)
+    assert inside == {"medium"}
     assert torch.get_float32_matmul_precision() == before
 
 
@@ -127,3 +134,11 @@ def test_strategies_that_divide_parameters_are_refused(strategy: str) -> None:
         ),
     ):
         resolve_trainer(TrainerConfig(accelerator="cpu", strategy=strategy))
+
+
+@pytest.mark.parametrize("strategy", ["ddp_spawn", "xla", "dpp"])
+def test_other_strategies_that_cannot_work_are_refused(strategy: str) -> None:
+    with pytest.raises(UsageError, match=r"not supported.* Valid: auto, ddp, ") as caught:
+        resolve_trainer(TrainerConfig(accelerator="cpu", strategy=strategy))
+    for word in ("spawn,", "xla,", "fsdp", "deepspeed"):
+        assert word not in str(caught.value).partition(" is not supported")[2]

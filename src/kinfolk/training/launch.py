@@ -49,6 +49,8 @@ They would store thresholds and moving averages per sample in that precision too
 float32."""
 SHARDED = ("fsdp", "deepspeed", "model_parallel")
 """How the names of strategies begin that divide the parameters among the ranks."""
+OTHER_LAUNCHERS = ("spawn", "xla", "tpu")
+"""Strategies with these words pickle the training, or need a TPU."""
 CPU_BFLOAT16 = ("avx512_bf16", "amx_bf16")
 """Instruction sets with which bf16 is faster than 32 bits on a CPU. Without them it is emulated and
 slower."""
@@ -170,13 +172,18 @@ def _require_known(config: TrainerConfig, accelerator: str) -> None:
             " the ranks, but momentum encoders and the state per sample must be whole on each of"
             " them; use ddp, and `trainer.chunk_size` where activations do not fit"
         )
+    strategies = [
+        name
+        for name in ("auto", *StrategyRegistry.available_strategies())
+        if not any(word in name for word in (*SHARDED, *OTHER_LAUNCHERS))
+    ]
     for key, value, names in (
         ("precision", config.precision, PRECISIONS),
         ("accelerator", accelerator, AcceleratorRegistry.available_accelerators()),
-        ("strategy", config.strategy, ("auto", *StrategyRegistry.available_strategies())),
+        ("strategy", config.strategy, strategies),
     ):
         if value not in names:
-            raise UsageError(f"`trainer.{key}` (={value}) is not known{suggest(value, names)}")
+            raise UsageError(f"`trainer.{key}` (={value}) is not supported{suggest(value, names)}")
 
 
 def global_rank(devices: int) -> int:
