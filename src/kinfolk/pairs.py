@@ -96,6 +96,11 @@ class Block:
         """(b, V·C) similarities of each sample over all its views."""
         return self.sim_RC.reshape(len(self.ids), -1)
 
+    @property
+    def num_per_sample(self) -> Tensor:
+        """(b,) number of negatives of each sample over all its views."""
+        return self.num_negatives_b * self.num_views
+
     def per_row(self, values_b: Tensor) -> Tensor:
         """(R,) a value of each sample, repeated for each of its views."""
         return values_b.repeat_interleave(self.num_views)

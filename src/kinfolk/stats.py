@@ -140,8 +140,7 @@ def count(
         recall_b = torch.where(same_b > 0, hits_b / same_b.clamp(min=1), 1.0)
         rates = _units(precision_b * known_b), _units(recall_b * known_b)
         kin = (same_b.sum(), _units(sim_b), known_b.sum(), *rates)
-    negatives = block.num_negatives_b.sum() * block.num_views
-    counts = (negatives, flagged_b.sum(), judged_b.sum(), hits_b.sum(), *kin, *pos)
+    counts = (block.num_per_sample.sum(), flagged_b.sum(), judged_b.sum(), hits_b.sum(), *kin, *pos)
     return torch.stack([each.double() for each in counts]).to(torch.int64)
 
 

@@ -40,9 +40,7 @@ class AboveMean(kf.Detector):
 
     def find(self, block: kf.Block) -> kf.Kin:
         other = block.sim_RC > -2
-        now = (block.sim_RC * other).view(len(block.ids), -1).sum(1) / (
-            block.num_negatives_b * block.num_views
-        )
+        now = (block.sim_RC * other).view(len(block.ids), -1).sum(1) / block.num_per_sample
         mean = 0.5 * self.mean[block.ids] + 0.5 * now
         kin = block.sim_RC > block.per_row(mean + self.margin).unsqueeze(1)
         return kf.Kin(kin, update={"mean": mean})

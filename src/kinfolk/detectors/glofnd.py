@@ -143,11 +143,7 @@ class GloFND(Detector):
         """(b,) the level above which candidates are flagged, and (b, F) what `observe` receives:
         the new state, or what one shared λ learns from. Where it is NaN, the state stays."""
         ids = torch.zeros_like(block.ids) if self.shared else block.ids
-        sim_bM, n_b, state_bF = (
-            block.per_sample,
-            (block.num_negatives_b * block.num_views),
-            self.store.read_rows(ids),
-        )
+        sim_bM, n_b, state_bF = block.per_sample, block.num_per_sample, self.store.read_rows(ids)
         alpha = self.alpha if self.alphas is None else self.alphas[ids]
         new_bF: Tensor | None = None
         if not self.training or self.shared:

@@ -56,10 +56,7 @@ class Boundaries(Exact):
     def learn(self, block: Block, lower: Tensor, upper: Tensor) -> tuple[State, Tensor, Tensor]:
         """The state after this visit, and the (b,) lower and upper levels that bound its ring.
         `lower`, `upper`: shares, without dimensions; 0 and 1 mean that there is no bound."""
-        state, n_b = (
-            self.store.read(block.ids),
-            (block.num_negatives_b * block.num_views).to(self.store.rows.dtype),
-        )
+        state, n_b = self.store.read(block.ids), block.num_per_sample.to(self.store.rows.dtype)
         new, bounds = dict(state), []
         for name, share in (("lower", lower.to(n_b.dtype)), ("upper", upper.to(n_b.dtype))):
             old = {field: state[f"{name}_{field}"] for field in _FIELDS}

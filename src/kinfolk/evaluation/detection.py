@@ -142,8 +142,7 @@ def detection_quality(
     exact, rule = DetectionQuality(), None if find is None else DetectionQuality()
     thresholds = []
     for block in _blocks(unit_NVD, other_NVD, chosen, progress):
-        n_b = block.num_negatives_b * block.num_views
-        level_b = batch_quantile(block.per_sample, n_b, alpha).float()
+        level_b = batch_quantile(block.per_sample, block.num_per_sample, alpha).float()
         thresholds.append(level_b)
         _add_block(exact, block, Kin(above(block, level_b)), labels_N)
         if find is not None and rule is not None:
