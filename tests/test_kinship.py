@@ -43,7 +43,7 @@ def test_weights_and_targets_equal_a_slow_loop(
     least, kin_weight = data.draw(st.integers(1, 10)), data.draw(st.sampled_from([0.0, 0.25, 1.0]))
     sim, own, ignored, degree = torch.tensor(rows, dtype=torch.float64).unbind(2)
     kin = Kin(degree if graded else degree > 0, ignored > 0)
-    found = weigh(
+    log_w, y, kin_mask = weigh(
         torch.where(own > 0, OUT, sim),
         own > 0,
         kin,
@@ -55,19 +55,19 @@ def test_weights_and_targets_equal_a_slow_loop(
         slow = weights.row(sim[i].tolist(), out, taken[i].tolist(), action, least, attracted_stay)
         if not graded and action == "reweight" and kin_weight == 1:  # kin, though nothing is taken
             slow.kin[:] = ((degree[i] > 0) & ~torch.tensor(out)).tolist()
-        torch.testing.assert_close(found.log_w_RC[i].exp().tolist(), slow.w, rtol=0, atol=1e-14)
-        assert found.kin_RC is not None
-        assert found.kin_RC[i].tolist() == slow.kin
-        assert (found.y_RC is None) == (action != "attract")
-        assert found.y_RC is None or found.y_RC[i].tolist() == slow.y
+        torch.testing.assert_close(log_w[i].exp().tolist(), slow.w, rtol=0, atol=1e-14)
+        assert kin_mask is not None
+        assert kin_mask[i].tolist() == slow.kin
+        assert (y is None) == (action != "attract")
+        assert y is None or y[i].tolist() == slow.y
 
 
 def test_without_kin_only_own_and_ignored_are_left_out() -> None:
     own, ignored = torch.tensor([[True, False, False]]), torch.tensor([[False, False, True]])
-    found = weigh(torch.zeros(1, 3), own, Kin(ignore=ignored), Policy())
-    assert found.log_w_RC.tolist() == [[pytest.approx(OUT), 0.0, pytest.approx(OUT)]]
-    assert found.y_RC is None
-    assert found.kin_RC is None
+    log_w, y, kin = weigh(torch.zeros(1, 3), own, Kin(ignore=ignored), Policy())
+    assert log_w.tolist() == [[pytest.approx(OUT), 0.0, pytest.approx(OUT)]]
+    assert y is None
+    assert kin is None
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,16 @@ inputs outlive it. No derivative is written by hand, except that of the log-sum-
 otherwise keep a block several times over.
 
 Dimension key: A anchors, B samples (A = B·V), C candidates, D embedding, P positives per anchor,
-R rows of a block, b samples of a block (R = b·V).
+R rows of a block, b samples of a block (R = b·V), L levels of a detector.
 """
 
 from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,9 +70,8 @@ class Rows:
         mass, kin = self.y.sum(1), (self.y * self.sim).sum(1)
         if own_weight is None:
             return (number * own + kin) / (number + mass)
-        return torch.where(
-            mass > 0, own_weight * own + (1 - own_weight) * kin / mass.clamp(min=1e-30), own
-        )
+        shared = own_weight * own + (1 - own_weight) * kin / mass.clamp(min=1e-30)
+        return torch.where(mass > 0, shared, own)
 
 
 class LogSumExp(torch.autograd.Function):
@@ -91,45 +90,33 @@ class LogSumExp(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, total, inv_t, sim = ctx.saved_tensors
         scale = grad.unsqueeze(1) / total
-        return (
-            None,
-            x * (scale * inv_t),
-            None if sim is None else (x * sim).sum(1, keepdim=True) * scale,
-        )
-
-
-class Finds(Protocol):
-    """A detector, as far as the engine knows it; see `Detector`."""
-
-    def prepare(self, ids_C: Tensor, candidates_CD: Tensor, guide_CG: Tensor | None) -> Any: ...
-    def find(self, block: Block) -> Kin | tuple[Kin, ...]: ...
+        by_inv_t = None if sim is None else (x * sim).sum(1, keepdim=True) * scale
+        return None, x * (scale * inv_t), by_inv_t
 
 
 @dataclass(frozen=True)
 class Contrast:
     """How the loss of a block is computed."""
 
-    # the (R,) losses, and the (b, …) state to write
-    row_loss: Callable[[Rows], tuple[Tensor, State]]
+    row_loss: Callable[[Rows], tuple[Tensor, State]]  # (R,) losses, and (b,) state to write
     policy: Policy
-    detector: Finds | None = None
+    find: Callable[[Block], Kin | tuple[Kin, ...]] | None = None  # of a detector
     labels_N: Tensor | None = None  # of all samples, for the counts; below 0: unknown
-    merge: Callable[[Sequence[State]], State] = lambda levels: levels[0]  # the states of all levels
 
 
 class Part(NamedTuple):
     """What a block knows besides embeddings; keys are the ids, or the groups if there are any."""
 
     ids_b: Tensor
-    ids_C: Tensor
     keys_b: Tensor
-    keys_C: Tensor
-    num_views: int
     degree_RP: Tensor | None
     guide_bG: Tensor | None
-    guide_CG: Tensor | None
-    prepared: Any
+    ids_C: Tensor
+    keys_C: Tensor
     owners_C: Tensor | None
+    guide_CG: Tensor | None
+    num_views: int
+    prepared: Any
 
 
 Summed = tuple[Tensor, Tensor, State, State]
@@ -140,60 +127,56 @@ def block_loss(
     how: Contrast, part: Part, a: Tensor, c: Tensor, p: Tensor, t: Tensor, *parameters: Tensor
 ) -> Summed:
     """The summed loss of a block of anchors `a` against candidates `c` with positives `p`; its
-    counts; and the state that detector and loss propose."""
-    sim_RC, pos_RP, t_R = a @ c.T, (a.unsqueeze(1) * p).sum(2), t.expand(len(a))
-    own_bC = part.keys_b.unsqueeze(1) == part.keys_C
-    out_bC = own_bC
-    if (owners_C := part.owners_C) is not None:
-        out_bC = own_bC | ((owners_C >= 0) & (owners_C != part.ids_b.unsqueeze(1)))
-    own_RC, out_RC = (
-        (x if part.num_views == 1 else x.repeat_interleave(part.num_views, 0))
-        for x in (own_bC, out_bC)
-    )
+    counts; and the state that detector, (b, …), and loss, (b, L), propose."""
+    sim_RC, pos_RP, ids_b, views = a @ c.T, (a.unsqueeze(1) * p).sum(2), part.ids_b, part.num_views
+    own_bC = out_bC = part.keys_b.unsqueeze(1) == part.keys_C
+    if part.owners_C is not None:
+        out_bC = own_bC | ((part.owners_C >= 0) & (part.owners_C != ids_b.unsqueeze(1)))
+    own_RC, out_RC = (x.repeat_interleave(views, 0) for x in (own_bC, out_bC))
     seen_RC, seen_RP = torch.where(out_RC, OUT, sim_RC.detach()), pos_RP.detach()
     if part.degree_RP is not None:
         seen_RP = seen_RP[:, :1]  # the first is the other view, the rest are retrieved keys
     known = len(c) - out_bC.sum(1), seen_RP, part.guide_bG, part.guide_CG, part.prepared
-    block = Block(seen_RC, part.ids_b, part.ids_C, part.num_views, *known)
-    levels = (Kin(),) if how.detector is None else check_answer(how.detector.find(block), block)
-    labels = None if how.labels_N is None else (how.labels_N[part.ids_b], how.labels_N[part.ids_C])
+    block = Block(seen_RC, ids_b, part.ids_C, views, *known)
+    levels = (Kin(),) if how.find is None else check_answer(how.find(block), block)
+    labels = None if how.labels_N is None else (how.labels_N[ids_b], how.labels_N[part.ids_C])
     losses, states, counts = [], [], []  # `list[Tensor]()` would break a compiled graph
     for level, kin in enumerate(levels):
-        weights = weigh(seen_RC, out_RC, kin, how.policy)
-        given = part.ids_b, part.num_views, t_R, pos_RP, sim_RC
-        loss_R, state = how.row_loss(Rows(*given, *weights, own_RC, part.degree_RP, parameters))
+        log_w_RC, y_RC, kin_RC = weigh(seen_RC, out_RC, kin, how.policy)
+        given = ids_b, views, t.expand(len(a)), pos_RP, sim_RC, log_w_RC, y_RC, kin_RC, own_RC
+        loss_R, state = how.row_loss(Rows(*given, part.degree_RP, parameters))
         losses.append(loss_R.sum())
         states.append(state)
-        counts.append(count(block, weights.kin_RC, labels, positives=level == 0))
+        counts.append(count(block, kin_RC, labels, positives=level == 0))
     update = {name: value for kin in levels for name, value in kin.update.items()}
-    return torch.stack(losses).mean(), torch.stack(counts).sum(0), update, how.merge(states)
+    proposed = {name: torch.stack([state[name] for state in states], 1) for name in states[0]}
+    return torch.stack(losses).mean(), torch.stack(counts).sum(0), update, proposed
 
 
 def compile_block_loss() -> BlockLoss:
     """`block_loss` through `torch.compile`, as a new function: the compiler keeps at most eight
     variants of a function, and then silently runs it as it is."""
-    return torch.compile(
-        types.FunctionType(block_loss.__code__.replace(), block_loss.__globals__), dynamic=True
-    )
+    new = types.FunctionType(block_loss.__code__.replace(), block_loss.__globals__)
+    return torch.compile(new, dynamic=True)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A loss with its gradient, the counts, and the (B, …) state that detector and loss propose."""
+class Outcome(NamedTuple):
+    """A loss with its gradient, the counts, and the state that detector and loss propose."""
 
     loss: Tensor
     stats: Stats
-    found: State
-    proposed: State
-    # (A,) derivative of each anchor's loss by its temperature, if each has one
-    t_grad: Tensor | None
+    found: State  # (B, …)
+    proposed: State  # (B, L)
+    t_grad: Tensor | None  # (A,) of each anchor's loss by its temperature, if each has one
 
 
 def contrast(
     pairs: Pairs,
     temperature: Tensor,
     how: Contrast,
+    *,
     parameters: tuple[Tensor, ...] = (),
+    prepared: Any = None,
     block_rows: int | None = None,
     num_anchors: int | None = None,
     run: BlockLoss = block_loss,
@@ -203,75 +186,57 @@ def contrast(
     Args:
         temperature: (), or (A,) for each anchor.
         parameters: learned scalars besides the temperature.
+        prepared: `Block.prepared`.
         block_rows: rows of similarities held at a time; None: as many as `BLOCK_ENTRIES` allows.
         num_anchors: anchors of all ranks; None: those of `pairs`.
         run: `block_loss`, or its compiled form.
     """
-    inputs, each = (
-        (pairs.anchors, pairs.candidates, pairs.positives, temperature, *parameters),
-        temperature.ndim == 1,
-    )
+    samples, number, each = len(pairs.ids), num_anchors or len(pairs.anchors), temperature.ndim == 1
+    inputs = (pairs.anchors, pairs.candidates, pairs.positives, temperature, *parameters)
     by_row = [True, False, True, each, *(False for _ in parameters)]
     wanted = [
         torch.is_grad_enabled() and (x.requires_grad or (x is temperature and each)) for x in inputs
     ]
     grads = [torch.zeros_like(x) if want else None for x, want in zip(inputs, wanted, strict=True)]
-    number, views, entries = num_anchors or len(pairs.anchors), pairs.num_views, BLOCK_ENTRIES
-    many = entries.get(temperature.device.type, MANY_ENTRIES) // len(pairs.candidates)
-    step, prepared = max(1, (block_rows or many) // views), None
-    if how.detector is not None:
-        prepared = how.detector.prepare(
-            pairs.candidate_ids, pairs.candidates.detach(), pairs.candidate_guide
-        )
+    many = BLOCK_ENTRIES.get(temperature.device.type, MANY_ENTRIES) // len(pairs.candidates)
+    step = max(1, (block_rows or many) // pairs.num_views)
+    keys, keys_C = pairs.groups, pairs.candidate_groups
+    by_sample = (pairs.ids, pairs.ids if keys is None else keys, pairs.degree, pairs.guide)
+    by_candidate = (
+        pairs.candidate_ids,
+        pairs.candidate_ids if keys_C is None else keys_C,
+        pairs.candidate_owners,
+        pairs.candidate_guide,
+    )
+
+    def cut(x: Tensor, first: int) -> Tensor:
+        """The rows of the samples of a block, equally many for each sample."""
+        return x[first * len(x) // samples : (first + step) * len(x) // samples]
+
     blocks = list[tuple[Any, ...]]()
-    for first in range(0, len(pairs.ids), step):
-        samples, rows = slice(first, first + step), slice(first * views, (first + step) * views)
-        cut = [(x[rows] if own else x).detach() for x, own in zip(inputs, by_row, strict=True)]
-        leaves = [x.requires_grad_(want) for x, want in zip(cut, wanted, strict=True)]
+    for first in range(0, samples, step):
+        cuts = [cut(x, first) if own else x for x, own in zip(inputs, by_row, strict=True)]
+        leaves = [x.detach().requires_grad_(want) for x, want in zip(cuts, wanted, strict=True)]
+        mine = [None if x is None else cut(x, first) for x in by_sample]
         with torch.enable_grad():
-            loss, *noted = run(how, _part(pairs, samples, rows, prepared), *leaves)
+            part = Part(*mine, *by_candidate, pairs.num_views, prepared)  # type: ignore[arg-type]
+            loss, *noted = run(how, part, *leaves)
             loss = loss / number
         blocks.append((loss.detach(), *noted))
-        differentiable = [x for x in leaves if x.requires_grad]
-        found = iter(
-            torch.autograd.grad(loss, differentiable, materialize_grads=True)
-            if differentiable
-            else ()
-        )
-        for grad, own in zip(grads, by_row, strict=True):
-            if grad is not None:
-                (grad[rows] if own else grad).add_(next(found))
-    losses, counts, updates, states = zip(*blocks, strict=True)
+        if any(wanted):
+            wrt = [x for x in leaves if x.requires_grad]
+            found = iter(torch.autograd.grad(loss, wrt, materialize_grads=True))
+            for grad, own in zip(grads, by_row, strict=True):
+                if grad is not None:
+                    (cut(grad, first) if own else grad).add_(next(found))
+    losses, counts, updates, proposed = zip(*blocks, strict=True)
     total: Tensor = _WithGradient.apply(torch.stack(losses).sum(), grads, *inputs)  # type: ignore[no-untyped-call]
-    stats, t_grad = Stats.from_counts(torch.stack(counts).sum(0)), grads[3]
-    return Outcome(
-        total,
-        stats,
-        _concat(updates),
-        _concat(states),
-        None if t_grad is None or not each else t_grad * number,
-    )
+    t_grad = None if grads[3] is None or not each else grads[3] * number
+    stats = Stats.from_counts(torch.stack(counts).sum(0))
+    return Outcome(total, stats, _concat(updates), _concat(proposed), t_grad)
 
 
-def _part(pairs: Pairs, samples: slice, rows: slice, prepared: Any) -> Part:
-    """What the block of these samples, or rows, knows."""
-    keys_B = pairs.ids if pairs.groups is None else pairs.groups
-    keys_C = pairs.candidate_ids if pairs.candidate_groups is None else pairs.candidate_groups
-    degree_RP, guide = None if pairs.degree is None else pairs.degree[rows], pairs.guide
-    if guide is not None:
-        guide = guide[samples if len(guide) == len(pairs.ids) else rows]
-    known = (
-        pairs.num_views,
-        degree_RP,
-        guide,
-        pairs.candidate_guide,
-        prepared,
-        pairs.candidate_owners,
-    )
-    return Part(pairs.ids[samples], pairs.candidate_ids, keys_B[samples], keys_C, *known)
-
-
-def _concat(blocks: Sequence[State]) -> State:
+def _concat(blocks: tuple[State, ...]) -> State:
     return {name: torch.cat([state[name] for state in blocks]) for name in blocks[0]}
 
 

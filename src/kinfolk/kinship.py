@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from kinfolk.pairs import OUT, Block
 
 Action = Literal["eliminate", "attract", "reweight"]
 ACTIONS: tuple[Action, ...] = get_args(Action)
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -41,28 +42,12 @@ class Kin:
 
 @dataclass(frozen=True)
 class Policy:
-    """What a loss does about kin.
-
-    Args:
-        action: "eliminate" (out of the denominator), "attract" (also a positive) or "reweight".
-        kin_weight: weight of kin without degrees with "reweight".
-        min_negatives: this many negatives of each anchor, the least similar, are never removed.
-        attracted_stay: attracted kin stay in the denominator (InfoNCE) or leave it (SogCLR).
-    """
+    """What a loss does about kin."""
 
     action: Action = "eliminate"
-    kin_weight: float = 0.5
-    min_negatives: int = 1
-    attracted_stay: bool = True
-
-
-class Weighed(NamedTuple):
-    """(R, C) log w_ij; y_ij, None: nothing is attracted; bool, the candidates that are kin after
-    `min_negatives`, None: none."""
-
-    log_w_RC: Tensor
-    y_RC: Tensor | None
-    kin_RC: Tensor | None
+    kin_weight: float = 0.5  # of kin without degrees with "reweight"
+    min_negatives: int = 1  # of each anchor, the least similar, are never removed
+    attracted_stay: bool = True  # in the denominator (InfoNCE) or leave it (SogCLR)
 
 
 def above(block: Block, level: Tensor, degrees_from_R: Tensor | None = None) -> Tensor:
@@ -70,17 +55,16 @@ def above(block: Block, level: Tensor, degrees_from_R: Tensor | None = None) -> 
 
     With `block.degrees`: to the degree (s − level) / (1 − level); `degrees_from_R` is that
     level."""
-    sim_lC, level_l1 = block.sim_RC.view(len(level), -1), level.to(block.sim_RC.dtype).unsqueeze(1)
-    kin_RC = (sim_lC > level_l1.clamp(min=-2)).view_as(block.sim_RC)
+    sim_RC = block.sim_RC
+    level_l1 = level.to(sim_RC.dtype).unsqueeze(1)
+    kin_RC = (sim_RC.view(len(level), -1) > level_l1.clamp(min=-2)).view_as(sim_RC)
     if not block.degrees:
         return kin_RC
-    from_R1 = block.per_row(level) if len(level) < len(block.sim_RC) else level
-    from_R1 = (
-        (from_R1 if degrees_from_R is None else degrees_from_R).to(block.sim_RC.dtype).unsqueeze(1)
-    )
-    from_R1 = from_R1.nan_to_num(nan=1.0).clamp(-1, 1)
-    width_R1 = (1 - from_R1).clamp(min=torch.finfo(block.sim_RC.dtype).eps)
-    return ((block.sim_RC - from_R1) / width_R1).clamp(0, 1) * kin_RC
+    from_R = level if degrees_from_R is None else degrees_from_R
+    from_R = from_R.to(sim_RC.dtype).repeat_interleave(len(sim_RC) // len(from_R))
+    from_R1 = from_R.nan_to_num(nan=1.0).clamp(-1, 1).unsqueeze(1)
+    width_R1 = (1 - from_R1).clamp(min=torch.finfo(sim_RC.dtype).eps)
+    return ((sim_RC - from_R1) / width_R1).clamp(0, 1) * kin_RC
 
 
 def same_key(key_R: Tensor, key_C: Tensor) -> Tensor:
@@ -94,23 +78,12 @@ def check_answer(answer: object, block: Block) -> tuple[Kin, ...]:
     for kin in levels or (answer,):
         if not isinstance(kin, Kin):
             raise TypeError(f"`find` must return a `Kin`, or a tuple of them; received {kin!r:.80}")
-        for name, value, floats in (
-            ("degree", kin.degree, " or float"),
-            ("ignore", kin.ignore, ""),
-        ):
-            dtype, shape = (
-                (value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else (None, ())
-            )
-            fits = (
-                shape == right
-                and dtype is not None
-                and (dtype == torch.bool or (floats and dtype.is_floating_point))
-            )
-            if value is not None and not fits:
-                raise ValueError(
-                    f"`{name}` of `Kin` (={dtype or type(value)} {shape}) must be bool{floats} of"
-                    f" the shape {right}"
-                )
+        masks = ("degree", kin.degree, FLOATS), ("ignore", kin.ignore, ())
+        for name, value, floats in masks:
+            dtype, shape = getattr(value, "dtype", type(value)), getattr(value, "shape", ())
+            if value is not None and (shape != right or dtype not in (torch.bool, *floats)):
+                kind = f"{'bool or float' if floats else 'bool'} of the shape {right}"
+                raise ValueError(f"`{name}` of `Kin` (={dtype} {tuple(shape)}) must be {kind}")
         for name, value in kin.update.items():
             if not isinstance(value, Tensor) or value.shape[:1] != block.ids.shape:
                 raise ValueError(
@@ -121,40 +94,30 @@ def check_answer(answer: object, block: Block) -> tuple[Kin, ...]:
 
 
 @torch.no_grad()
-def weigh(sim_RC: Tensor, own_RC: Tensor, kin: Kin, policy: Policy) -> Weighed:
-    """Weights and targets of a block. `own_RC`: candidates that are the anchor's sample or
-    group."""
-    zero, near_one = sim_RC.new_zeros(()), 1 - 8 * torch.finfo(sim_RC.dtype).eps
-    out_RC = own_RC if kin.ignore is None else own_RC | kin.ignore
+def weigh(
+    sim_RC: Tensor, out_RC: Tensor, kin: Kin, policy: Policy
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """(R, C) log w_ij; y_ij, None: nothing is attracted; bool, the candidates that are kin after
+    `min_negatives`, None: none. `out_RC`: candidates that are never negatives."""
+    zero = sim_RC.new_zeros(())
+    out_RC = out_RC if kin.ignore is None else out_RC | kin.ignore
     if kin.degree is None:
-        return Weighed(torch.where(out_RC, OUT, zero), None, None)
-    graded = kin.degree.is_floating_point()
-    degree_RC = (
-        torch.where(out_RC, 0.0, kin.degree.to(sim_RC.dtype)) if graded else kin.degree & ~out_RC
-    )
-    kin_RC = degree_RC > 0 if graded else degree_RC
-    removed_RC: Tensor | None = None  # (R, C) bool, or the share removed
+        return torch.where(out_RC, OUT, zero), None, None
+    graded, kin_RC = kin.degree.is_floating_point(), (kin.degree > 0) & ~out_RC
+    degree = kin.degree.to(sim_RC.dtype) if graded else zero + 1  # of those that are kin
+    attracts = policy.action == "attract"
+    if attracts and policy.attracted_stay:
+        return torch.where(out_RC, OUT, zero), torch.where(kin_RC, degree, zero), kin_RC
+    removed = degree  # what kin lose of their weight
     if policy.action == "eliminate":
-        removed_RC = kin_RC
-    elif policy.action == "reweight":
-        whole = graded or policy.kin_weight == 0
-        removed_RC = degree_RC if whole else degree_RC.to(sim_RC.dtype) * (1 - policy.kin_weight)
-    elif not policy.attracted_stay:
-        removed_RC = degree_RC
-    if removed_RC is None:
-        return Weighed(torch.where(out_RC, OUT, zero), degree_RC.to(sim_RC.dtype), kin_RC)
-    gone_RC = removed_RC > near_one if removed_RC.is_floating_point() else removed_RC
-    spared_RC = spare(sim_RC, out_RC, gone_RC, policy.min_negatives)
-    kin_RC = kin_RC & ~spared_RC
-    y_RC = (
-        torch.where(spared_RC, 0.0, degree_RC.to(sim_RC.dtype))
-        if policy.action == "attract"
-        else None
-    )
-    if not removed_RC.is_floating_point():
-        return Weighed(torch.where(out_RC | (removed_RC & ~spared_RC), OUT, zero), y_RC, kin_RC)
-    left_RC = torch.log1p(-torch.where(spared_RC, 0.0, removed_RC)).clamp(min=OUT)
-    return Weighed(torch.where(out_RC, OUT, left_RC), y_RC, kin_RC)
+        removed = zero + 1
+    elif policy.action == "reweight" and not graded:
+        removed = zero + (1 - policy.kin_weight)
+    gone_RC = kin_RC & (removed > 1 - 8 * torch.finfo(sim_RC.dtype).eps)
+    kin_RC = kin_RC & ~spare(sim_RC, out_RC, gone_RC, policy.min_negatives)
+    log_w_RC = torch.where(kin_RC, torch.log1p(-removed).clamp(min=OUT), zero)
+    y_RC = torch.where(kin_RC, degree, zero) if attracts else None
+    return torch.where(out_RC, OUT, log_w_RC), y_RC, kin_RC
 
 
 def spare(sim_RC: Tensor, out_RC: Tensor, gone_RC: Tensor, min_negatives: int) -> Tensor:
@@ -168,7 +131,7 @@ def spare(sim_RC: Tensor, out_RC: Tensor, gone_RC: Tensor, min_negatives: int) -
         return torch.zeros_like(gone_RC)
     gone_sim_RC = torch.where(gone_RC, sim_RC, torch.inf)
     missing_R1 = number - (~(out_RC | gone_RC)).sum(1, keepdim=True, dtype=torch.int32)
-    if number == 1:
+    if number == 1:  # the default, and much faster than `topk`
         cut_R1 = gone_sim_RC.amin(1, keepdim=True)
     else:
         least_RK = gone_sim_RC.topk(number, 1, largest=False).values

@@ -31,14 +31,13 @@ class Pairs:
     ids: Tensor  # (B,) sample id of each group of `num_views` anchors
     candidate_ids: Tensor  # (C,)
     num_views: int = 1
-    # (B,) known positives: candidates of the group are never negatives
-    groups: Tensor | None = None
+    groups: Tensor | None = None  # (B,) known positives: no negatives of each other
     candidate_groups: Tensor | None = None  # (C,)
-    # (C,) the only sample that a candidate counts for; < 0: all
-    candidate_owners: Tensor | None = None
+    candidate_owners: Tensor | None = None  # (C,) the only sample it counts for; < 0: all
     unit_candidates: bool = False  # they have unit norm already, as those of a queue or a bank
-    # (A, P) of each positive: 1 attracted, 0 only repelled, < 0 absent
-    degree: Tensor | None = None
+    degree: Tensor | None = (
+        None  # (A, P) of each positive: 1 attracted, 0 only repelled, < 0 absent
+    )
     local_candidates: bool = False  # this rank's part of the batch, to be gathered from all ranks
     collected: Tensor | None = None  # (B·any, D) for `Detector.collect`; None: the anchors
     guide: Tensor | None = None  # (B, G) or (A, G), unit norm: embeddings of another model
@@ -46,52 +45,30 @@ class Pairs:
 
     def __post_init__(self) -> None:
         for name in ("ids", "candidate_ids", "groups", "candidate_groups"):
-            given = getattr(self, name)
-            if given is not None:
-                object.__setattr__(self, name, integer_ids(given, None, name))
-        rows, number = len(self.anchors), len(self.candidates)
-        if not self.anchors.numel():
-            raise ValueError(
-                f"`anchors` (={tuple(self.anchors.shape)}) must have the shape (anchors,"
-                " embedding), neither of them 0"
-            )
-        if number == 0:
-            raise ValueError(
-                "`candidates` must have at least one row; fill a queue before the first loss"
-            )
-        if self.positives.ndim != 3:
-            raise ValueError(
-                f"`positives` (={tuple(self.positives.shape)}) must have the shape (anchors,"
-                " positives, D)"
-            )
-        lengths = (
-            (
-                "anchors",
-                self.anchors,
-                len(self.ids) * self.num_views,
-                "`num_views` rows for each of `ids`",
-            ),
-            ("candidate_ids", self.candidate_ids, number, "as many as `candidates`"),
-            ("positives", self.positives, rows, "as many as `anchors`"),
-            ("groups", self.groups, len(self.ids), "as many as `ids`"),
-            ("candidate_groups", self.candidate_groups, number, "as many as `candidates`"),
-            ("candidate_owners", self.candidate_owners, number, "as many as `candidates`"),
-        )
-        for name, value, expected, rule in lengths:
-            if value is not None and len(value) != expected:
-                raise ValueError(f"`{name}` (={len(value)} rows) must have {expected} rows: {rule}")
-        if self.local_candidates and number % rows:
-            raise ValueError(
-                f"`candidates` (={number} rows) must have a multiple of {rows} rows: as many for"
-                " each of `anchors`"
-            )
-        if self.degree is not None and self.degree.shape != (shape := self.positives.shape[:2]):
-            raise ValueError(
-                f"`degree` (={tuple(self.degree.shape)}) must have the shape {tuple(shape)}"
-            )
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, integer_ids(getattr(self, name), None, name))
         for one, other in (("groups", "candidate_groups"), ("guide", "candidate_guide")):
             if (getattr(self, one) is None) != (getattr(self, other) is None):
                 raise ValueError(f"`{one}` and `{other}` must be given together")
+        if not self.anchors.numel() or not self.candidates.numel():
+            raise ValueError("`anchors` and `candidates` must have at least one row; fill a queue")
+        samples, number, size = len(self.ids), len(self.candidates), self.anchors.shape[-1]
+        rows, per_anchor = samples * self.num_views, self.positives.shape[1:2]
+        shapes = {"anchors": (rows, size), "candidates": (number, size), "groups": (samples,)}
+        shapes |= {"positives": (rows, *per_anchor, size), "degree": (rows, *per_anchor)}
+        shapes |= dict.fromkeys(
+            ("candidate_ids", "candidate_groups", "candidate_owners"), (number,)
+        )
+        for name, shape in shapes.items():
+            if (value := getattr(self, name)) is not None and value.shape != shape:
+                raise ValueError(
+                    f"`{name}` (={tuple(value.shape)}) must have the shape {shape}: there are"
+                    f" {samples} `ids` with `num_views` (={self.num_views}), {number} candidates"
+                )
+        if self.local_candidates and number % rows:
+            raise ValueError(
+                f"`candidates` (={number} rows) must be as many for each of {rows} anchors"
+            )
 
 
 @dataclass(frozen=True)
@@ -115,11 +92,6 @@ class Block:
         return self.per_row(self.ids)
 
     @property
-    def num_negatives_R(self) -> Tensor:  # noqa: N802
-        """(R,) number of negatives of each row."""
-        return self.per_row(self.num_negatives_b)
-
-    @property
     def per_sample(self) -> Tensor:
         """(b, V·C) similarities of each sample over all its views."""
         return self.sim_RC.reshape(len(self.ids), -1)
@@ -137,9 +109,8 @@ class Block:
 def integer_ids(ids: Tensor, device: torch.device | None = None, name: str = "ids") -> Tensor:
     """The ids as int64. Refuses other types: float32 cannot distinguish numbers above 2²⁴."""
     if not isinstance(ids, Tensor):
-        raise TypeError(
-            f"`{name}` (={type(ids).__name__}) must be an integer tensor: torch.as_tensor({name})"
-        )
+        what = f"`{name}` (={type(ids).__name__})"
+        raise TypeError(f"{what} must be an integer tensor: torch.as_tensor({name})")
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise ValueError(f"`{name}` (={ids.dtype}) must be an integer tensor")
     return ids.to(device, torch.int64)
@@ -151,10 +122,5 @@ def two_views(z1: Tensor, z2: Tensor, ids: Tensor) -> Pairs:
         shapes = f"`z1` (={tuple(z1.shape)}) and `z2` (={tuple(z2.shape)})"
         raise ValueError(f"{shapes} must have one shape (batch, embedding), neither of them 0")
     ids = integer_ids(ids, z1.device)
-    if ids.shape != z1.shape[:1]:
-        raise ValueError(
-            f"`ids` (={tuple(ids.shape)}) must have the shape {tuple(z1.shape[:1])}: one for each"
-            " pair"
-        )
     views, others = (torch.stack(pair, 1).flatten(0, 1) for pair in ((z1, z2), (z2, z1)))
     return Pairs(views, views, others.unsqueeze(1), ids, ids.repeat_interleave(2), num_views=2)

@@ -38,7 +38,7 @@ def test_arguments_of_a_detector_are_keyword_only_but_what_it_is_built_around(na
     assert not {"fraction", "share"} & {p.name for p in parameters}, "a share to flag is `alpha`"
 
 
-@pytest.mark.parametrize("wrapper", [kf.Graded, kf.StartAt])
+@pytest.mark.parametrize("wrapper", [kf.Graded, kf.StartAt, kf.StopAt])
 def test_arguments_of_a_wrapper_are_keyword_only_but_the_detector(wrapper: type[Detector]) -> None:
     parameters = inspect.signature(wrapper).parameters.values()
     by_position = [p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY]

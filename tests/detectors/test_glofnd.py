@@ -443,7 +443,9 @@ def test_one_shared_threshold_learns_the_share_of_all(rule: str) -> None:
     shares = []
     for _ in range(150):
         block = block_of(torch.randn(20, 6, generator=g), torch.randperm(40, generator=g)[:20])
-        shares.append(step(detector, block).sum().item() / block.num_negatives_R.sum().item())
+        shares.append(
+            step(detector, block).sum().item() / block.per_row(block.num_negatives_b).sum().item()
+        )
     assert sum(shares[-50:]) / 50 == pytest.approx(0.2, rel=0.1)
     assert detector.thresholds.shape == (40,)
     assert len(detector.thresholds.unique()) == 1  # type: ignore[no-untyped-call]

@@ -257,7 +257,9 @@ def test_a_draw_leaves_out_the_others_and_evaluation_takes_the_ring_whole() -> N
     block, detector = random_block(0, list(range(10))), Ring(lower=0.2, upper=0.9, draw=4)
     found = detector.find(block)
     assert (
-        block.num_negatives_R - dropped(found, block).sum(1) - mask(found, block).sum(1)
+        block.per_row(block.num_negatives_b)
+        - dropped(found, block).sum(1)
+        - mask(found, block).sum(1)
     ).tolist() == [4] * 20
     whole = detector.eval().find(block)
     assert torch.equal(

@@ -87,7 +87,10 @@ def test_few_candidates_do_not_bias_the_share(size: int, end: str) -> None:
         detector.observe(ids, answer.update)
         if step >= 10 * 512 // size:
             excluded = dropped(answer, block) if end == "lower" else mask(answer, block)
-            found, of = found + float(excluded.sum()), of + float(block.num_negatives_R.sum())
+            found, of = (
+                found + float(excluded.sum()),
+                of + float(block.per_row(block.num_negatives_b).sum()),
+            )
     assert found / of == pytest.approx(0.01, rel=0.1)
     below = shares_below(z, getattr(detector.boundaries.store, f"{end}_level")).mean()
     assert float(below if end == "lower" else 1 - below) == pytest.approx(0.01, rel=0.1)

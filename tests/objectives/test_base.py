@@ -225,7 +225,7 @@ def test_labels_and_groups_are_integers_one_for_each_sample(table: str) -> None:
         ):
             setter(torch.zeros(3))
         with pytest.raises(
-            ValueError, match=rf"`{name}` \(=\(3, 1\)\) must have the shape \(samples,\)"
+            ValueError, match=rf"`{name}` \(=\(3, 1\)\) must be of the shape \(samples,\)"
         ):
             setter(torch.zeros(3, 1, dtype=torch.int64))
 

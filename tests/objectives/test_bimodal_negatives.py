@@ -145,7 +145,7 @@ def test_wrong_shapes_are_named() -> None:
     one, other, negatives = batch()
     loss_fn = kf.CLIPLoss(temperature=0.3)
     with pytest.raises(
-        ValueError, match=r"`negatives` \(=\(5, 4\)\) must have the shape \(5, negatives, 4\)"
+        ValueError, match=r"`negatives` \(=\(5, 4\)\) must be of the shape \(5, negatives, 4\)"
     ):
         loss_fn(one, other, negatives=one)
     with pytest.raises(

@@ -9,7 +9,6 @@ from torch import Tensor
 from kinfolk.detectors import FNC, GloFND
 from kinfolk.kinship import Action
 from kinfolk.objectives import BimodalSogCLRLoss, CLIPLoss
-from kinfolk.objectives.sogclr import cosine_gamma
 from tests.cover import pairwise
 from tests.reference import bimodal
 from tests.scripted import Scripted, everybody, same_class
@@ -88,22 +87,23 @@ def test_the_weight_falls_along_a_cosine_and_stays() -> None:
     seen = []
     for epoch in range(13):
         loss_fn.set_progress(epoch, 13)
-        assert loss_fn.image.gamma == loss_fn.text.gamma
-        seen.append(loss_fn.image.gamma)
+        assert loss_fn.image.current_gamma == loss_fn.text.current_gamma
+        seen.append(float(loss_fn.image.current_gamma))
     assert seen[0] == 1
     assert seen[5] == pytest.approx(0.6)
     assert seen[10:] == [0.2, 0.2, 0.2]
     assert seen == sorted(seen, reverse=True)
-    assert cosine_gamma(0.3, 0, None) == 0.3
+    constant = BimodalSogCLRLoss(num_samples=4, gamma=0.3, decay_epochs=None)
+    assert float(constant.image.current_gamma) == 0.3
 
 
 def test_the_paper_s_setting_is_the_default() -> None:
     loss_fn = BimodalSogCLRLoss(num_samples=4)
     assert loss_fn.temperature == 0.03
     loss_fn.set_progress(9, 37)
-    assert loss_fn.image.gamma == pytest.approx(0.6)
+    assert float(loss_fn.image.current_gamma) == pytest.approx(0.6)
     loss_fn.set_progress(18, 37)
-    assert loss_fn.text.gamma == 0.2
+    assert float(loss_fn.text.current_gamma) == 0.2
 
 
 def test_nothing_flagged_is_the_base_loss_bit_for_bit() -> None:

@@ -349,7 +349,7 @@ def test_wrong_arguments_are_named(arguments: dict[str, object], words: str) -> 
 def test_wrong_shapes_are_named() -> None:
     with pytest.raises(ValueError, match=r"one shape \(batch, embedding\)"):
         NTXentLoss(temperature=0.1)(torch.ones(3, 2), torch.ones(4, 2))
-    with pytest.raises(ValueError, match="one for each pair"):
+    with pytest.raises(ValueError, match="there are 4 `ids`"):
         NTXentLoss(temperature=0.1)(torch.ones(3, 2), torch.ones(3, 2), torch.arange(4))
 
 

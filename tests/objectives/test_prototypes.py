@@ -7,11 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.objectives.prototypes import (
-    PrototypeCrossEntropy,
-    prototype_cross_entropy,
-    stacked_cross_entropy,
-)
+from kinfolk.objectives.prototypes import PrototypeCrossEntropy, prototype_cross_entropy
 from tests.reference import spcl as slow
 
 LABELS = torch.tensor([[0, 3, 3, -1, 2, 1], [6, 0, 1, 1, -1, 5]])
@@ -53,9 +49,6 @@ def test_several_numbers_of_prototypes_are_averaged() -> None:
         + slow.cross_entropy(second, LABELS[1].tolist(), 0.5)
     ) / 2
     torch.testing.assert_close(loss_fn(h, LABELS), expected)
-    torch.testing.assert_close(
-        stacked_cross_entropy([(first, LABELS[0]), (second, LABELS[1])], 0.5), expected
-    )
 
 
 def test_the_reverse_is_bounded_and_nothing_without_a_weight() -> None:

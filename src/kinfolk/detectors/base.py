@@ -375,7 +375,7 @@ class StopAt(Wrapped):
 
     paper: ClassVar[str] = "a detector that ends"
 
-    def __init__(self, detector: Detector, epoch: int) -> None:
+    def __init__(self, detector: Detector, *, epoch: int) -> None:
         super().__init__(detector)
         first = detector.start if isinstance(detector, StartAt) else 0
         if epoch <= first:

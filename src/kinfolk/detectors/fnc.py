@@ -69,7 +69,7 @@ class FNC(Detector):
 
     @torch.no_grad()
     def find(self, block: Block) -> Kin:
-        sim_RC, n_R = block.sim_RC, block.num_negatives_R
+        sim_RC, n_R = block.sim_RC, block.per_row(block.num_negatives_b)
         level_R = torch.full_like(
             sim_RC[:, 0], -2.0 if self.min_similarity is None else self.min_similarity
         )

@@ -18,6 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from kinfolk.detectors.base import Detector, guide_similarities, register
 from kinfolk.detectors.positive_margin import level_below
@@ -128,18 +129,14 @@ class Guide(Detector):
                 f" `features` (={tuple(features_NF.shape)}), and a row for each of its rows"
             )
         self.features: Tensor | None
-        self.norms: Tensor | None
         self.positives: Tensor | None
-        self.positive_norms: Tensor | None
         for name, table, given in (
             ("features", features_NF, features),
             ("positives", positives_MF, positives),
         ):
-            norms = None if table is None else _norms(table, _name(given, name))
+            if table is not None:
+                _require_directions(table, _name(given, name))
             self.register_buffer(name, table, persistent=False)
-            self.register_buffer(
-                "norms" if name == "features" else "positive_norms", norms, persistent=False
-            )
 
     @classmethod
     def defaults(cls, given: Mapping[str, object]) -> Mapping[str, object]:
@@ -165,7 +162,6 @@ class Guide(Detector):
     def swap_towers(self) -> None:
         if self.positives is not None:
             self.features, self.positives = self.positives, self.features
-            self.norms, self.positive_norms = self.positive_norms, self.norms
 
     @torch.no_grad()
     def prepare(
@@ -212,21 +208,21 @@ class Guide(Detector):
 
     def _read(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """(b, F) unit-norm features of samples."""
-        return _unit_rows(self.features, self.norms, ids, dtype)
+        assert self.features is not None
+        return functional.normalize(self.features[ids].to(dtype), dim=1)
 
     def _read_candidates(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """(b, F) the same of their positives, if these have features."""
         if self.positives is None:
             return self._read(ids, dtype)
-        return _unit_rows(self.positives, self.positive_norms, ids, dtype)
+        return functional.normalize(self.positives[ids].to(dtype), dim=1)
 
     def _quantile(self, sim_RC: Tensor, block: Block) -> Tensor:
         """(R, 1) just below the k-th highest similarity, k = round(α n), at least 1."""
         assert self.alpha is not None
         most = max(1, round(sim_RC.shape[1] * self.alpha))  # n is at most C
-        k_R1 = (
-            (block.num_negatives_R.double() * self.alpha).round().long().clamp(1, most).unsqueeze(1)
-        )
+        k_b = (block.num_negatives_b.double() * self.alpha).round().long().clamp(1, most)
+        k_R1 = block.per_row(k_b).unsqueeze(1)
         level_R1 = sim_RC.topk(most, dim=1).values.gather(1, k_R1 - 1)
         return level_R1 - 8 * torch.finfo(sim_RC.dtype).eps
 
@@ -239,8 +235,7 @@ class Guide(Detector):
             temperature=self.temperature,
             relative=self.relative,
         )
-        twin.features, twin.norms, twin.source = self.features, self.norms, self.source
-        twin.positives, twin.positive_norms = self.positives, self.positive_norms
+        twin.features, twin.positives, twin.source = self.features, self.positives, self.source
         twin.train(self.training)
         twin.set_progress(self.epoch, self.num_epochs)
         return twin
@@ -262,37 +257,23 @@ def _name(features: object, name: str = "features") -> str:
     return f"`{features}`" if isinstance(features, str | Path) else f"`{name}`"
 
 
-def _unit_rows(
-    rows: Tensor | None, norms: Tensor | None, ids: Tensor, dtype: torch.dtype
-) -> Tensor:
-    assert rows is not None
-    assert norms is not None
-    return rows[ids].to(dtype).div_(norms[ids].to(dtype).unsqueeze(1))
-
-
 def _fit(features_NF: Tensor, positives_MF: Tensor) -> bool:
     return features_NF.shape[1] == positives_MF.shape[1] and len(positives_MF) >= len(features_NF)
 
 
-def _norms(features_NF: Tensor, name: str) -> Tensor:
-    """(N,) the norm of each row, in one pass over the features; refuses rows without a
-    direction."""
-    dtype = torch.float32 if features_NF.device.type == "mps" else torch.float64
+def _require_directions(features_NF: Tensor, name: str) -> None:
+    """Refuses rows without a direction, in one pass over the features."""
     step = max(1, _CHUNK_ELEMENTS // features_NF.shape[1])
-    parts = [
-        torch.linalg.vector_norm(part_nF.to(dtype), dim=1)
-        for part_nF in features_NF.split(step)  # type: ignore[no-untyped-call]
-    ]
-    norms_N = torch.cat(parts)
-    bad_N = ~((norms_N > 0) & (norms_N < math.inf))
+    parts = [part_nF.abs().amax(1) for part_nF in features_NF.split(step)]  # type: ignore[no-untyped-call]
+    largest_N = torch.cat(parts)
+    bad_N = ~((largest_N > 0) & (largest_N < math.inf))
     if bool(bad_N.any()):
         row = int(bad_N.nonzero()[0])
-        what = "are all 0" if norms_N[row] == 0 else "are not all finite"
+        what = "are all 0" if largest_N[row] == 0 else "are not all finite"
         raise UsageError(
             f"the features of row {row:,} of {name} {what} ({int(bad_N.sum()):,} such rows of"
-            f" {len(norms_N):,}); compute the guide's features again for these samples"
+            f" {len(largest_N):,}); compute the guide's features again for these samples"
         )
-    return norms_N
 
 
 def _checked(

@@ -261,7 +261,7 @@ class Ring(Detector):
 def exact(block: Block, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     """(R, C), (R, C) bool: too close, and too far. Of n negatives, sorted by similarity, those from
     ⌊upper·n⌋ on are too close and those before ⌊lower·n⌋ too far. Equal similarities are alike."""
-    n_R, last = block.num_negatives_R, block.sim_RC.shape[1] - 1
+    n_R, last = block.per_row(block.num_negatives_b), block.sim_RC.shape[1] - 1
     own_R, order_RC = last + 1 - n_R, block.sim_RC.sort(1).values
     first_R, close_R = torch.minimum(index(lower, n_R), (n_R - 1).clamp(min=0)), index(upper, n_R)
     far_R, level_R = (

@@ -312,7 +312,7 @@ class MoCoV3(MomentumFramework):
         ids, images = integer_ids(ids, views.device), views.flatten(0, 1)
         queries = self.predictor(self.head(self.encoder(images))).chunk(2)
         keys = unit(self.slow(images)).chunk(2)
-        losses, self._stats = [], Stats.empty(ids.device)
+        losses, stats = [], Stats.empty(ids.device)
         for query, key in zip(queries, reversed(keys), strict=True):
             pairs = Pairs(
                 query,
@@ -329,7 +329,8 @@ class MoCoV3(MomentumFramework):
                     replace(pairs, guide=key, candidate_guide=key) if self.taught else pairs
                 )
             )
-            self._stats = self._stats + self.objective.stats
+            stats = stats + self.objective.stats
+        self._stats = stats  # at once: another thread may read it
         return torch.stack(losses).mean()
 
     def embed(self, images: Tensor) -> Tensor:

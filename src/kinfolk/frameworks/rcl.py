@@ -370,9 +370,7 @@ class RCL(SupportFramework):
                 max_units=max_units,
                 feature_momentum=feature_momentum,
             )
-            self.criteria = (
-                OnlineCriteria(density) if online else by_dbscan(density, every)
-            )
+            self.criteria = OnlineCriteria(density) if online else by_dbscan(density, every)
 
     @property
     def labels(self) -> Tensor | None:

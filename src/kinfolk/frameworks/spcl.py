@@ -508,9 +508,7 @@ def one_prototype_batches(labels: Tensor, batch_size: int, generator: torch.Gene
         [2, 2]
     """
     _check_batch_size(labels, batch_size)
-    label_K, cluster_N, size_K = torch.unique(
-        labels.cpu(), return_inverse=True, return_counts=True
-    )
+    label_K, cluster_N, size_K = torch.unique(labels.cpu(), return_inverse=True, return_counts=True)
     steps, half = len(labels) // batch_size, batch_size // 2
     anchors = (label_K >= 0).nonzero().flatten()  # below 0: a sample without a prototype
     if len(size_K) < 2 or not len(anchors):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, fields, replace
 from typing import Any, ClassVar, TypedDict
 
@@ -43,9 +43,14 @@ def may_read(calls: int, *tensors: Tensor) -> bool:
     return all(x.device.type == "cpu" for x in tensors) or calls % READ_EVERY == 0
 
 
+def require(right: bool, name: str, value: object, must: str) -> None:
+    """Refuses a wrong argument: "`alpha` (=1.3) must be in [0, 1]"."""
+    if not right:
+        raise ValueError(f"`{name}` (={value!r}) must be {must}")
+
+
 class Shared(TypedDict, total=False):
-    """The arguments that all losses share; see `Settings`. A framework passes them on to its
-    loss."""
+    """The arguments that all losses share; see `Settings`. A framework passes them on."""
 
     detector: Detector | None
     action: Action
@@ -93,60 +98,36 @@ class Settings(nn.Module):
 
     def __new__(cls, *args: Any, **given: Any) -> Settings:
         for name in given.keys() & cls.refused:
-            if given[name]:
-                raise ValueError(
-                    f"`{name}` (={given[name]}) must be left out with {cls.__name__}:"
-                    f" {cls.refused[name]}"
-                )
+            why = f"left out with {cls.__name__}: {cls.refused[name]}"
+            require(not given[name], name, given[name], why)
         if "num_samples" in given:
             check_num_samples(given["num_samples"])
         self = super().__new__(cls)
-        # a dataclass sets attributes before any `__init__` of ours could run
-        nn.Module.__init__(self)
+        nn.Module.__init__(self)  # before a dataclass sets attributes
         return self
 
     def __post_init__(self, compile: bool) -> None:
-        self.compiles = compile
-        if not self.temperature > 0:
-            raise ValueError(f"`temperature` (={self.temperature}) must be above 0")
-        if self.detector is not None and not isinstance(self.detector, Detector):
+        self.compiles, found, action = compile, self.detector, self.action
+        if found is not None and not isinstance(found, Detector):
             raise TypeError(
-                f"`detector` (={self.detector!r}) must be a detector object, such as"
-                " kf.FNC(top_k=3)"
+                f"`detector` (={found!r}) must be a detector object, such as kf.FNC(top_k=3)"
             )
-        if self.action not in ACTIONS:
-            raise ValueError(f"`action` (={self.action!r}) must be one of {', '.join(ACTIONS)}")
-        if self.min_negatives < 1:
-            raise ValueError(
-                f"`min_negatives` (={self.min_negatives}) must be at least 1: an anchor without"
-                " negatives has no gradient"
-            )
-        if not 0 <= self.kin_weight <= 1:
-            raise ValueError(f"`kin_weight` (={self.kin_weight}) must be in [0, 1]")
-        if self.block_rows is not None and self.block_rows < 1:
-            raise ValueError(f"`block_rows` (={self.block_rows}) must be at least 1")
-        if self.action == "eliminate" and self.detector is not None and self.detector.soft:
-            raise ValueError(
-                f"`action` (='eliminate') must be 'attract' or 'reweight' with {self.detector!r}:"
-                " every candidate is kin to some degree, and none would be left"
-            )
-        if (
-            self.own_weight is None
-            and self.detector is not None
-            and self.action == "attract"
-            and self.shares_pull
-        ):
-            self.own_weight = self.detector.own_weight
-        if self.own_weight is not None and not 0 <= self.own_weight <= 1:
-            raise ValueError(f"`own_weight` (={self.own_weight}) must be in [0, 1]")
-        if self.own_weight is not None and (self.action != "attract" or not self.shares_pull):
-            what = (
-                type(self).__name__ if self.action == "attract" else f"`action` (={self.action!r})"
-            )
-            raise ValueError(
-                f"`own_weight` (={self.own_weight}) must be None with {what}: it divides the pull"
-                " of 'attract'"
-            )
+        require(self.temperature > 0, "temperature", self.temperature, "above 0")
+        require(action in ACTIONS, "action", action, f"one of {', '.join(ACTIONS)}")
+        least = "at least 1: an anchor without negatives has no gradient"
+        require(self.min_negatives >= 1, "min_negatives", self.min_negatives, least)
+        require(0 <= self.kin_weight <= 1, "kin_weight", self.kin_weight, "in [0, 1]")
+        rows = self.block_rows
+        require(rows is None or rows >= 1, "block_rows", rows, "at least 1")
+        every = f"'attract' or 'reweight' with {found!r}: every candidate is kin to some degree"
+        require(action != "eliminate" or found is None or not found.soft, "action", action, every)
+        divides = action == "attract" and self.shares_pull
+        if self.own_weight is None and found is not None and divides:
+            self.own_weight = found.own_weight
+        if (share := self.own_weight) is not None:
+            what = type(self).__name__ if action == "attract" else f"`action` (={action!r})"
+            require(0 <= share <= 1, "own_weight", share, "in [0, 1]")
+            require(divides, "own_weight", share, f"None with {what}, which divides no pull")
 
     def __repr__(self) -> str:
         given = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
@@ -184,11 +165,7 @@ class Objective(Settings, ABC):
 
     @abstractmethod
     def row_loss(self, rows: Rows) -> tuple[Tensor, State]:
-        """The (R,) loss of each row of a block, and the (b, …) state to write. Reads state only."""
-
-    def merge_levels(self, levels: Sequence[State]) -> State:
-        """One state from those of a detector's levels. Default: no state, so the first."""
-        return levels[0]
+        """The (R,) loss of each row of a block, and (b,) state to write. Reads state only."""
 
     def anchor_temperature(self, pairs: Pairs) -> Tensor:
         """(), or (A,) the temperature of each anchor. Default: the constant `temperature`."""
@@ -199,8 +176,8 @@ class Objective(Settings, ABC):
         return ()
 
     def state_of(self, outcome: Outcome, ids: Tensor) -> State:
-        """(B, …) the state to write. Default: what `row_loss` proposed."""
-        return outcome.proposed
+        """(B,) the state to write, from what `row_loss` proposed. Default: none."""
+        return {}
 
     def observe(self, ids: Tensor, update: State, is_finite: Tensor | None = None) -> None:
         """Writes state; see `Detector.observe`. Default: no state."""
@@ -224,25 +201,30 @@ class Objective(Settings, ABC):
             outside: Tensor = torch.compiler.disable(self.on)(pairs, temperature, parameters)  # type: ignore[no-untyped-call]
             return outside
         if pairs.degree is not None and not self.uses_degrees:
-            raise ValueError(
-                f"`degree` must be None: to {type(self).__name__} every positive counts fully"
-            )
+            name = type(self).__name__
+            raise ValueError(f"`degree` must be None: to {name} every positive counts fully")
         self.check_ids(pairs.ids, pairs.candidate_ids)
+        find, prepared, device = None, None, pairs.ids.device
         with torch.autocast(pairs.anchors.device.type, enabled=False):
             pairs, sizes = self._gather(self._with_groups(to_unit(pairs)))
-            t = (
-                self.anchor_temperature(pairs)
-                if temperature is None
-                else temperature.to(pairs.anchors.dtype)
-            )
+            t = self.anchor_temperature(pairs) if temperature is None else temperature
+            if self.detector is not None:
+                given = pairs.candidate_ids, pairs.candidates.detach(), pairs.candidate_guide
+                find, prepared = self.detector.find, self.detector.prepare(*given)
             least = self.min_negatives if self.keeps_negatives else 0
             policy = Policy(self.action, self.kin_weight, least, self.attracted_stay)
-            labels = None if self.labels is None else self.labels.to(pairs.ids.device)
-            how = Contrast(self.row_loss, policy, self.detector, labels, self.merge_levels)
-            number = None if sizes is None else sum(sizes) * pairs.num_views
-            parameters = self.learned_parameters() if parameters is None else parameters
-            parameters = tuple(x.to(pairs.anchors.dtype) for x in parameters)
-            outcome = contrast(pairs, t, how, parameters, self.block_rows, number, self._run())
+            labels = None if self.labels is None else self.labels.to(device)
+            learned = self.learned_parameters() if parameters is None else parameters
+            outcome = contrast(
+                pairs,
+                t.to(pairs.anchors.dtype),
+                Contrast(self.row_loss, policy, find, labels),
+                parameters=tuple(x.to(pairs.anchors.dtype) for x in learned),
+                prepared=prepared,
+                block_rows=self.block_rows,
+                num_anchors=None if sizes is None else sum(sizes) * pairs.num_views,
+                run=self._run(),
+            )
         loss = outcome.loss if sizes is None else distributed.sum_over_ranks(outcome.loss)
         self._stats = outcome.stats
         if self.training and (self.detector is not None or outcome.proposed):
@@ -287,21 +269,21 @@ class Objective(Settings, ABC):
     @property
     def looks_up(self) -> bool:
         """Whether state, labels or groups are looked up by sample id, so that calls need ids."""
-        return any(size is not None for size in self._sizes().values())
+        return bool(self._sizes())
 
-    def _sizes(self) -> dict[str, int | None]:
-        """The number of samples that each part looks up by id; None: it looks nothing up."""
+    def _sizes(self) -> dict[str, int]:
+        """The number of samples that each part looks up by id."""
         tables = {"set_eval_labels": self.labels, "set_groups": self.groups}
         found = {name: None if table is None else len(table) for name, table in tables.items()}
         found["loss"] = getattr(self, "num_samples", None)
-        return {**found, "detector": None if self.detector is None else self.detector.num_samples}
+        found["detector"] = None if self.detector is None else self.detector.num_samples
+        return {name: size for name, size in found.items() if size is not None}
 
     def check_ids(self, *ids: Tensor) -> None:
         """Refuses ids of samples for which there is no state, label or group."""
         for name, size in self._sizes().items():
-            if size is not None:
-                for each in ids:
-                    check_ids(each, size, f"the number of samples of `{name}`")
+            for each in ids:
+                check_ids(each, size, f"the number of samples of `{name}`")
 
     def _with_groups(self, pairs: Pairs) -> Pairs:
         if self.groups is None or pairs.groups is not None:
@@ -313,7 +295,7 @@ class Objective(Settings, ABC):
     def _run(self) -> BlockLoss:
         if self.compiles and self._block_loss is None:
             self._block_loss = compile_block_loss()
-        return block_loss if self._block_loss is None else self._block_loss
+        return self._block_loss or block_loss
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_block_loss": None}  # a copy compiles its own
@@ -330,12 +312,11 @@ class Objective(Settings, ABC):
             raise ValueError(f"the batches of the ranks (={sizes}) must each have a sample")
         if pairs.candidates is not pairs.anchors and not pairs.local_candidates:
             return pairs, sizes
-        names = ["candidate_ids", "candidate_groups", "candidate_owners", "candidate_guide"]
-        names = [name for name in names if getattr(pairs, name) is not None]
-        others = [getattr(pairs, name) for name in names]
-        candidates, *rest = distributed.gather_with_gradient(pairs.candidates, sizes, *others)
-        found: dict[str, Any] = dict(zip(names, rest, strict=True))
-        return replace(pairs, candidates=candidates, local_candidates=False, **found), sizes
+        names = ("candidate_ids", "candidate_groups", "candidate_owners", "candidate_guide")
+        others = {name: x for name in names if (x := getattr(pairs, name)) is not None}
+        found = distributed.gather_with_gradient(pairs.candidates, sizes, *others.values())
+        gathered: dict[str, Any] = dict(zip(("candidates", *others), found, strict=True))
+        return replace(pairs, local_candidates=False, **gathered), sizes
 
     def _write_state(
         self, pairs: Pairs, outcome: Outcome, loss: Tensor, sizes: list[int] | None
@@ -344,37 +325,30 @@ class Objective(Settings, ABC):
         is_finite, detector = finite(loss), self.detector
         parts = [(detector, outcome.found), (self, self.state_of(outcome, pairs.ids))]
         parts = [(part, update) for part, update in parts if part is not None and update]
-        listens = detector is not None and (detector.collects or "loss" in detector.wanted_metrics)
-        if parts or listens:
+        wants_loss = detector is not None and "loss" in detector.wanted_metrics
+        collects = detector is not None and detector.collects
+        if parts or wants_loss or collects:
             refuse_recomputation(type(self).__name__)
+        mean = loss.detach().double()
         if distributed.world_size() > 1 and sizes is None:  # gathered losses are equal on all ranks
-            number = is_finite.to(torch.int64)
-            torch.distributed.all_reduce(number, torch.distributed.ReduceOp.MIN)
-            is_finite = number > 0
+            torch.distributed.all_reduce(mean)  # not finite where one of them is not
+            mean, is_finite = mean / distributed.world_size(), finite(mean)
         if skips(is_finite):
             return
         if parts:
-            ids, *rows = distributed.joined(
-                pairs.ids, *(x for _, update in parts for x in update.values()), sizes=sizes
-            )
+            rows = [x for _, update in parts for x in update.values()]
+            ids, *rows = distributed.joined(pairs.ids, *rows, sizes=sizes)
             for part, update in parts:
                 part.observe(ids, {name: rows.pop(0) for name in update}, is_finite)  # type: ignore[union-attr]
-        if detector is not None and "loss" in detector.wanted_metrics:
-            self._note_loss(loss, sizes)
-        if detector is not None and detector.collects:
+        if wants_loss:
+            self._losses.append(mean)
+            if may_read(len(self._losses), mean):
+                self._flush_losses()
+        if detector is not None and collects:
             collected = pairs.anchors if pairs.collected is None else pairs.collected
             by_sample = collected.reshape(len(pairs.ids), -1, collected.shape[-1])
             ids, by_sample = distributed.joined(pairs.ids, by_sample, sizes=sizes)
             detector.collect(ids, by_sample.flatten(0, 1), is_finite)
-
-    def _note_loss(self, loss: Tensor, sizes: list[int] | None) -> None:
-        mean = loss.detach().double()
-        if sizes is None and distributed.world_size() > 1:
-            torch.distributed.all_reduce(mean)
-            mean /= distributed.world_size()
-        self._losses.append(mean)
-        if may_read(len(self._losses), mean):
-            self._flush_losses()
 
     def _flush_losses(self) -> None:
         """Passes the losses since the last time to the detector; waits for an accelerator."""
@@ -388,8 +362,7 @@ def _table(values: Tensor | None, name: str) -> Tensor | None:
     if values is None:
         return None
     values = integer_ids(values, name=name)
-    if values.ndim != 1:
-        raise ValueError(f"`{name}` (={tuple(values.shape)}) must have the shape (samples,)")
+    require(values.ndim == 1, name, tuple(values.shape), "of the shape (samples,)")
     return values
 
 
@@ -409,14 +382,12 @@ def to_unit(pairs: Pairs) -> Pairs:
     if any(z.is_complex() for z in given):
         raise ValueError("embeddings must be real numbers; received complex ones")
     dtype = torch.float64 if any(z.dtype == torch.float64 for z in given) else torch.float32
-    anchors, candidates = unit(pairs.anchors, dtype), pairs.candidates
+    anchors, candidates, positives = unit(pairs.anchors, dtype), pairs.candidates, pairs.positives
     if candidates is pairs.anchors:
         candidates = anchors
     elif not (pairs.unit_candidates and candidates.dtype == dtype):
         candidates = unit(candidates, dtype)
-    return replace(
-        pairs, anchors=anchors, candidates=candidates, positives=unit(pairs.positives, dtype)
-    )
+    return replace(pairs, anchors=anchors, candidates=candidates, positives=unit(positives, dtype))
 
 
 def unit(z: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -17,7 +17,7 @@ import hashlib
 import math
 from abc import ABC
 from collections.abc import Iterable, Mapping
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import InitVar, dataclass, fields, replace
 from typing import Any, ClassVar, Generic, TypedDict, TypeVar
 
 import torch
@@ -28,9 +28,9 @@ from typing_extensions import Unpack
 from kinfolk import distributed
 from kinfolk.contrast import Rows, State
 from kinfolk.detectors.base import Detector
-from kinfolk.objectives.base import Objective, Settings, group_keys
+from kinfolk.objectives.base import Objective, Settings, group_keys, require, unit
 from kinfolk.objectives.ntxent import NTXentLoss
-from kinfolk.objectives.sogclr import AveragedLoss, SogCLRLoss, check_decay, cosine_gamma
+from kinfolk.objectives.sogclr import AveragedLoss, SogCLRLoss
 from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stats import Stats
 
@@ -51,17 +51,13 @@ class LearnedTemperature(nn.Module):
     """
 
     def __init__(
-        self,
-        initial: float,
-        lowest: float = 0.01,
-        highest: float = 1.0,
-        gradient_factor: float = 1.0,
+        self, initial: float, lowest: float = 0.01, highest: float = 1.0, gradient_factor: float = 1
     ) -> None:
         super().__init__()
-        if not 0 < lowest < highest:
-            raise ValueError(f"`min_temperature` (={lowest}) must be above 0 and below {highest}")
-        if not lowest <= initial <= highest:
-            raise ValueError(f"`temperature` (={initial}) must be in [{lowest}, {highest}]")
+        below = f"above 0 and below {highest}"
+        require(0 < lowest < highest, "min_temperature", lowest, below)
+        within = f"in [{lowest}, {highest}]"
+        require(lowest <= initial <= highest, "temperature", initial, within)
         self.lowest, self.highest, self.gradient_factor = lowest, highest, gradient_factor
         self.logit_scale = nn.Parameter(torch.tensor(-math.log(initial)))
 
@@ -74,9 +70,7 @@ class LearnedTemperature(nn.Module):
         scale = distributed.averaged(self.logit_scale)
         scale = scale if scale.dtype == torch.float64 else scale.float()
         t = torch.exp(-(scale if self.training else scale.clamp(*bounds)))
-        return (
-            t if self.gradient_factor == 1 else t.detach() + self.gradient_factor * (t - t.detach())
-        )
+        return t.detach() + self.gradient_factor * (t - t.detach())
 
     @property
     def value(self) -> float:
@@ -118,49 +112,29 @@ class TwoTowers(Settings, ABC):
     ) -> tuple[Pairs, Pairs]:
         """The pairs of both directions. The other tower's embedding of a sample is its positive."""
         if image.ndim != 2 or text.shape != image.shape or not image.numel():
+            shapes = f"`image_features` (={tuple(image.shape)}) and `text_features`"
             raise ValueError(
-                f"`image_features` (={tuple(image.shape)}) and `text_features`"
-                f" (={tuple(text.shape)}) must have one shape (batch, embedding), neither of them"
-                " 0: row i of both belongs to one sample"
+                f"{shapes} (={tuple(text.shape)}) must have one shape (batch, embedding), neither"
+                " of them 0: row i of both belongs to one sample"
             )
-        for name, given in (("ids", ids), ("group_ids", group_ids)):
-            if isinstance(given, Tensor) and given.shape != image.shape[:1]:
-                raise ValueError(
-                    f"`{name}` (={tuple(given.shape)}) must have the shape"
-                    f" {tuple(image.shape[:1])}: one for each pair"
-                )
+        _check_shapes(image.shape[:1], "pair", ids=ids, group_ids=group_ids)
         ids = objective.number(image) if ids is None else integer_ids(ids, image.device)
         objective.check_ids(ids)
         if group_ids is None and objective.groups is not None:
             group_ids = objective.groups.to(image.device)[ids]
         if group_ids is None and explicit.get("negative_group_ids") is not None:
             group_ids = torch.full_like(ids, -1)
-        keys = (
-            ids
-            if group_ids is None
-            else group_keys(ids, integer_ids(group_ids, image.device, "group_ids"))
-        )
+        keys = ids
+        if group_ids is not None:
+            keys = group_keys(ids, integer_ids(group_ids, image.device, "group_ids"))
 
         def one_way(anchors: Tensor, others: Tensor) -> Pairs:
-            guide = None
-            if objective.detector is not None and objective.detector.guide == "modality":
-                # candidates compared with the anchor's own one
-                guide = F.normalize(others.detach().float(), dim=-1)
-            known = {
-                "groups": keys,
-                "candidate_groups": keys,
-                "guide": guide,
-                "candidate_guide": guide,
-            }
-            return Pairs(
-                anchors,
-                others,
-                others.unsqueeze(1),
-                ids,
-                ids,
-                local_candidates=True,
-                **known,  # type: ignore[arg-type]
-            )
+            pairs = Pairs(anchors, others, others.unsqueeze(1), ids, ids, local_candidates=True)
+            pairs = replace(pairs, groups=keys, candidate_groups=keys)
+            if objective.detector is None or objective.detector.guide != "modality":
+                return pairs
+            guide = unit(others.detach(), torch.float32)  # compared with the anchor's positive
+            return replace(pairs, guide=guide, candidate_guide=guide)
 
         first = one_way(image, text)
         if explicit.get("negatives") is not None:
@@ -172,65 +146,50 @@ NO_KEY = torch.iinfo(torch.int64).min
 """The key of a candidate that is in no anchor's group."""
 
 
+def _check_shapes(shape: torch.Size, what: str, **given: Tensor | None) -> None:
+    for name, value in given.items():
+        if isinstance(value, Tensor) and value.shape != shape:
+            must = f"must have the shape {tuple(shape)}: one for each {what}"
+            raise ValueError(f"`{name}` (={tuple(value.shape)}) {must}")
+
+
 def with_negatives(
     pairs: Pairs, objective: Objective, grouped: bool, **explicit: Unpack[Negatives]
 ) -> Pairs:
     """The pairs with explicit negatives as further candidates. `grouped`: whether keys are
     groups."""
-    z, given, groups = (
-        explicit["negatives"],
-        explicit.get("negative_ids"),
-        explicit.get("negative_group_ids"),
-    )
+    z, given = explicit["negatives"], explicit.get("negative_ids")
     assert z is not None
-    size, device = pairs.anchors.shape, pairs.anchors.device
-    if z.ndim != 3 or (len(z), z.shape[2]) != size or not z.numel():
-        raise ValueError(
-            f"`negatives` (={tuple(z.shape)}) must have the shape ({size[0]}, negatives,"
-            f" {size[1]}): some for each pair"
-        )
-    for name, each in (("negative_ids", given), ("negative_group_ids", groups)):
-        if each is not None and each.shape != z.shape[:2]:
-            raise ValueError(
-                f"`{name}` (={tuple(each.shape)}) must have the shape {tuple(z.shape[:2])}: one for"
-                " each negative"
-            )
-    if given is None and objective.looks_up:
-        raise ValueError("`negative_ids` must be given: state or labels are looked up by sample id")
-    if given is None:  # numbers that no sample has
-        place = objective.number(pairs.anchors).unsqueeze(1) * z.shape[1]
-        ids_BK = -1 - (place + torch.arange(z.shape[1], device=device))
+    groups, (rows, size) = explicit.get("negative_group_ids"), pairs.anchors.shape
+    right = z.ndim == 3 and (len(z), z.shape[2]) == (rows, size) and z.numel() > 0
+    must = f"of the shape ({rows}, negatives, {size}): some for each pair"
+    require(right, "negatives", tuple(z.shape), must)
+    _check_shapes(z.shape[:2], "negative", negative_ids=given, negative_group_ids=groups)
+    if given is None:
+        if objective.looks_up:
+            raise ValueError("`negative_ids` must be given: state is looked up by sample id")
+        place_B1 = objective.number(z[:, 0]).unsqueeze(1) * z.shape[1]
+        ids_BK = -1 - (place_B1 + torch.arange(z.shape[1], device=z.device))  # no sample's
+        keys_BK = torch.full_like(ids_BK, NO_KEY)
     else:
-        ids_BK = integer_ids(given, device, "negative_ids")
+        ids_BK = integer_ids(given, z.device, "negative_ids")
         objective.check_ids(ids_BK.flatten())
+        keys_BK = group_keys(ids_BK, torch.full_like(ids_BK, -1)) if grouped else ids_BK
         if groups is None and objective.groups is not None:
-            groups = objective.groups.to(device)[ids_BK]
-    keys_BK = (
-        torch.full_like(ids_BK, NO_KEY)
-        if given is None
-        else group_keys(ids_BK, torch.full_like(ids_BK, -1))
-        if grouped
-        else ids_BK
-    )
+            groups = objective.groups.to(z.device)[ids_BK]
     if groups is not None:
-        groups = integer_ids(groups, device, "negative_group_ids")
+        groups = integer_ids(groups, z.device, "negative_group_ids")
         keys_BK = torch.where(groups >= 0, groups, keys_BK)
-    added: dict[str, Tensor | None] = {
-        "candidates": z,
-        "candidate_ids": ids_BK,
-        "candidate_groups": keys_BK,
-    }
+    added = {"candidates": z, "candidate_ids": ids_BK, "candidate_groups": keys_BK}
     if pairs.candidate_guide is not None:
-        added["candidate_guide"] = F.normalize(z.detach().float(), dim=-1)
-    found = {
-        name: torch.cat((getattr(pairs, name), each.flatten(0, 1)))
-        for name, each in added.items()
-        if each is not None
+        added["candidate_guide"] = unit(z.detach(), torch.float32)
+    found: dict[str, Any] = {
+        name: torch.cat((getattr(pairs, name), each.flatten(0, 1))) for name, each in added.items()
     }
     if explicit.get("own_only"):
         owners_BK = pairs.ids.unsqueeze(1).expand_as(ids_BK)
         found["candidate_owners"] = torch.cat((torch.full_like(pairs.ids, -1), owners_BK.flatten()))
-    return replace(pairs, **found)  # type: ignore[arg-type]
+    return replace(pairs, **found)
 
 
 def group_ids_of(values: Iterable[object]) -> Tensor:
@@ -267,15 +226,7 @@ class BimodalLoss(TwoTowers, ABC, Generic[Direction]):
 
     def build(self, kind: type[Direction], learned: LearnedTemperature | None, **more: Any) -> None:
         """Makes the losses of both directions from the shared settings and `more`."""
-        names = (
-            "temperature",
-            "action",
-            "min_negatives",
-            "kin_weight",
-            "own_weight",
-            "block_rows",
-            "gather",
-        )
+        names = [each.name for each in fields(Settings) if each.name != "detector"]
         shared = {name: getattr(self, name) for name in names} | {"compile": self.compiles} | more
         detector = self.detector
         del self.detector  # it belongs to the directions
@@ -352,12 +303,10 @@ class BimodalLoss(TwoTowers, ABC, Generic[Direction]):
 class CLIPLoss(BimodalLoss[NTXentLoss]):
     """InfoNCE of image and text in both directions, with a learned temperature.
 
-        loss = ½ mean_i ( −s_ii / t + log( exp(s_ii / t) + Σ_{j ≠ i} w_ij exp(s_ij / t) ) )
-                                                                                                images i, texts j
-             + ½ mean_i ( −s_ii / t + log( exp(s_ii / t) + Σ_{j ≠ i} v_ij exp(s_ji / t) ) )
-                                                                                                texts i, images j
+        ½ mean_i ( −s_ii / t + log( exp(s_ii / t) + Σ_{j ≠ i} w_ij exp(s_ij / t) ) )
+                + ½ mean_i ( −s_ii / t + log( exp(s_ii / t) + Σ_{j ≠ i} v_ij exp(s_ji / t) ) )
 
-    w, v: 1; 0 where j shares the group of i; for kin as the action says, see `NTXentLoss`. Without
+    i are images and j texts, then texts and images. w, v: 1; 0 where j shares the group of i; for kin as the action says, see `NTXentLoss`. Without
     groups and detector it is the cross-entropy over rows and columns of the matrix of similarities.
     State: `learned.logit_scale`, the logarithm of 1 / t, and that of the two detectors.
 
@@ -385,12 +334,9 @@ class CLIPLoss(BimodalLoss[NTXentLoss]):
 
     def __post_init__(self, compile: bool) -> None:
         super().__post_init__(compile)
-        learned = (
-            LearnedTemperature(self.temperature, self.min_temperature) if self.learnable else None
-        )
-        self.build(
-            NTXentLoss, learned, decoupled=self.decoupled, prior=self.prior, hardness=self.hardness
-        )
+        learned = LearnedTemperature(self.temperature, self.min_temperature)
+        estimate = {"decoupled": self.decoupled, "prior": self.prior, "hardness": self.hardness}
+        self.build(NTXentLoss, learned if self.learnable else None, **estimate)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -408,9 +354,7 @@ class BimodalSogCLRLoss(BimodalLoss[SogCLRLoss]):
 
     Args:
         num_samples: N; ids are in [0, N).
-        gamma: γ at its end, the weight of the new value.
-        decay_epochs: epochs in which γ falls from 1 to `gamma` along a cosine; `set_progress` moves
-            it. None: it is constant.
+        gamma, decay_epochs: see `SogCLRLoss`.
         temperature, detector, action, …: see `Settings`; the detector is copied for the texts.
 
     Deviates from the paper in: the mean of the two directions, half of its sum; a constant, t times
@@ -432,14 +376,8 @@ class BimodalSogCLRLoss(BimodalLoss[SogCLRLoss]):
 
     def __post_init__(self, compile: bool) -> None:
         super().__post_init__(compile)
-        check_decay(self.decay_epochs)
-        self.build(SogCLRLoss, None, num_samples=self.num_samples, gamma=self.gamma)
-        self.set_progress(0, 1)
-
-    def set_progress(self, epoch: float, num_epochs: int) -> None:
-        super().set_progress(epoch, num_epochs)
-        for objective in self.objectives:
-            objective.set_gamma(cosine_gamma(self.gamma, int(epoch), self.decay_epochs))
+        average = {"gamma": self.gamma, "decay_epochs": self.decay_epochs}
+        self.build(SogCLRLoss, None, num_samples=self.num_samples, **average)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -481,9 +419,8 @@ class SigLIPLoss(Objective, TwoTowers):
 
     def __post_init__(self, compile: bool, bias: float) -> None:
         super().__post_init__(compile)
-        self.learned = LearnedTemperature(self.temperature, self.min_temperature).requires_grad_(
-            self.learnable
-        )
+        self.learned = LearnedTemperature(self.temperature, self.min_temperature)
+        self.learned.requires_grad_(self.learnable)
         self.bias = nn.Parameter(torch.tensor(float(bias)), requires_grad=self.learnable)
 
     def forward(

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from kinfolk.contrast import Outcome, Rows, State
-from kinfolk.objectives.base import may_read
+from kinfolk.objectives.base import may_read, require
 from kinfolk.objectives.bimodal import BimodalLoss, LearnedTemperature
-from kinfolk.objectives.sogclr import AveragedLoss, check_decay, cosine_gamma
+from kinfolk.objectives.sogclr import AveragedLoss
 from kinfolk.pairs import Pairs
 
 # weight of a new gradient of an individual temperature, and its largest size (iSogCLR)
@@ -46,7 +46,8 @@ class RobustContrastLoss(AveragedLoss):
         individual_lr: the step of a temperature of each sample; None: one for all.
         lowest, highest: of the individual temperatures.
         halved: log(ε + u_i) and ρ count half in the gradient by t; see `FastCLIPLoss`.
-        num_samples, gamma: see `SogCLRLoss`; temperature, detector, action, …: see `Settings`.
+        num_samples, gamma, decay_epochs: see `SogCLRLoss`.
+        temperature, detector, action, …: see `Settings`.
     """
 
     rho: float = 0.0
@@ -58,18 +59,13 @@ class RobustContrastLoss(AveragedLoss):
 
     def __post_init__(self, compile: bool) -> None:
         super().__post_init__(compile)
-        if self.epsilon < 0:
-            raise ValueError(f"`epsilon` (={self.epsilon}) must be at least 0")
-        if self.individual_lr is not None and self.individual_lr <= 0:
-            raise ValueError(
-                f"`individual_lr` (={self.individual_lr}) must be above 0, or None for one"
-                " temperature"
-            )
+        lr = self.individual_lr
+        require(self.epsilon >= 0, "epsilon", self.epsilon, "at least 0")
+        require(lr is None or lr > 0, "individual_lr", lr, "above 0, or None for one temperature")
 
     def state_fields(self) -> Mapping[str, float]:
-        return (
-            {} if self.individual_lr is None else {"temperature": self.temperature, "momentum": 0.0}
-        )
+        own = {"temperature": self.temperature, "momentum": 0.0}
+        return {} if self.individual_lr is None else own
 
     @property
     def temperatures(self) -> Tensor:
@@ -91,9 +87,8 @@ class RobustContrastLoss(AveragedLoss):
         log_g = rows.log_sum() - weight.where(~bare, 1.0).log() - (pull / t).masked_fill(bare, 0.0)
         log_u, stored = self.average(rows, log_g, bare)
         if self.epsilon:
-            log_u = torch.logaddexp(
-                log_u, torch.full_like(log_u, math.log(self.epsilon))
-            ).masked_fill(bare, 0.0)
+            least = torch.full_like(log_u, math.log(self.epsilon))
+            log_u = torch.logaddexp(log_u, least).masked_fill(bare, 0.0)
         gradient = t.detach() * torch.exp(log_g - log_u)  # t / (ε + u) · ∇ĝ, also by t
         value, share = t * log_u + self.rho * t, 0.5 if self.halved else 1.0
         value = share * value + (1 - share) * value.detach()
@@ -101,23 +96,17 @@ class RobustContrastLoss(AveragedLoss):
 
     def state_of(self, outcome: Outcome, ids: Tensor) -> State:
         """With individual temperatures, a step with momentum by the gradient of each."""
+        proposed = super().state_of(outcome, ids)
         if outcome.t_grad is None or self.individual_lr is None:
-            return outcome.proposed
-        state, num_views = self.store.read(ids), len(outcome.t_grad) // len(ids)
-        gradient_b = (
-            outcome.t_grad.clamp(-_CLIP, _CLIP)
-            .view(-1, num_views)
-            .mean(1)
-            .to(state["momentum"].dtype)
-        )
-        unseen_b = outcome.proposed["log_u"].isnan()  # a sample without negatives is left as it is
-        momentum_b = torch.lerp(state["momentum"], gradient_b, _NEW).masked_fill(
-            unseen_b, torch.nan
-        )
-        stepped_b = (state["temperature"] - self.individual_lr * momentum_b).clamp(
-            self.lowest, self.highest
-        )
-        return {**outcome.proposed, "temperature": stepped_b, "momentum": momentum_b}
+            return proposed
+        state, gradient_A = self.store.read(ids), outcome.t_grad.clamp(-_CLIP, _CLIP)
+        gradient_b = gradient_A.view(len(ids), -1).mean(1).to(state["momentum"].dtype)
+        momentum_b = torch.lerp(state["momentum"], gradient_b, _NEW)
+        # a sample without negatives is left as it is
+        momentum_b = momentum_b.masked_fill(proposed["log_u"].isnan(), torch.nan)
+        stepped_b = state["temperature"] - self.individual_lr * momentum_b
+        stepped_b = stepped_b.clamp(self.lowest, self.highest)
+        return {**proposed, "temperature": stepped_b, "momentum": momentum_b}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -125,8 +114,8 @@ class FastCLIPLoss(BimodalLoss[RobustContrastLoss]):
     """The robust global contrastive loss of image and text: moving averages per direction, and a
     temperature learned by its own rule.
 
-        ĝ_I,i = mean over the kept texts j ≠ i of exp((s_ij − s_ii) / t),  u_I,i ← (1 − γ) u_I,i + γ
-        ĝ_I,i
+        ĝ_I,i = mean over the kept texts j ≠ i of exp((s_ij − s_ii) / t)
+        u_I,i ← (1 − γ) u_I,i + γ ĝ_I,i
         value           mean_i( ½ t·log(ε + u_I,i) + ½ t·log(ε + u_T,i) ) + ρ·t
         gradient        mean_i( ½ t / (ε + u_I,i) · ∇ĝ_I,i + ½ t / (ε + u_T,i) · ∇ĝ_T,i )
         gradient by t   mean_i( ½ log(ε + u_I,i) + c · ½ t / (ε + u_I,i) · ∂ĝ_I,i/∂t + … ) + ρ
@@ -138,11 +127,9 @@ class FastCLIPLoss(BimodalLoss[RobustContrastLoss]):
     γ falls from 1 to `gamma` along a cosine in `decay_epochs`; `set_progress` moves it. The
     temperature needs a learning rate of its own, which falls to a third while t < 0.03:
 
-        optimizer = AdamW([{"params": towers},
-                           {"params": loss_fn.temperature_parameters(), "lr": 2e-4, "weight_decay":
-                           0}])
-        schedule = LambdaLR(optimizer, [towers_schedule, lambda step:
-        loss_fn.temperature_lr_factor])
+        own = {"params": loss_fn.temperature_parameters(), "lr": 2e-4, "weight_decay": 0}
+        optimizer = AdamW([{"params": towers}, own])
+        schedule = LambdaLR(optimizer, [other, lambda step: loss_fn.temperature_lr_factor])
 
     With `individual_lr`, every image and every text has its own temperature (iSogCLR), learned
     within the loss. State: `learned.logit_scale`, the logarithm of 1 / t, or the individual
@@ -185,22 +172,17 @@ class FastCLIPLoss(BimodalLoss[RobustContrastLoss]):
 
     def __post_init__(self, compile: bool) -> None:
         super().__post_init__(compile)
-        if self.temperature_gradient not in get_args(TemperatureGradient):
-            allowed = ", ".join(get_args(TemperatureGradient))
-            raise ValueError(
-                f"`temperature_gradient` (={self.temperature_gradient!r}) must be one of {allowed}"
-            )
-        check_decay(self.decay_epochs)
-        # of log u and ρ; then doubled
-        halved = self.temperature_gradient == "released" and self.individual_lr is None
-        learned = LearnedTemperature(
-            self.temperature, self.min_temperature, gradient_factor=2.0 if halved else 1.0
-        )
+        kind, kinds = self.temperature_gradient, get_args(TemperatureGradient)
+        require(kind in kinds, "temperature_gradient", kind, f"one of {', '.join(kinds)}")
+        halved = kind == "released" and self.individual_lr is None  # log u and ρ; then doubled
+        factor = 2.0 if halved else 1.0
+        learned = LearnedTemperature(self.temperature, self.min_temperature, gradient_factor=factor)
         self.build(
             RobustContrastLoss,
             learned if self.individual_lr is None else None,
             num_samples=self.num_samples,
             gamma=self.gamma,
+            decay_epochs=self.decay_epochs,
             rho=self.rho,
             epsilon=self.epsilon,
             individual_lr=self.individual_lr,
@@ -209,17 +191,14 @@ class FastCLIPLoss(BimodalLoss[RobustContrastLoss]):
             halved=halved,
         )
         self._calls, self._factor = 0, 1.0
-        self.set_progress(0, 1)
 
     @property
     def current_temperature(self) -> float:
         """t, as it is now; the mean of individual ones."""
         if self.individual_lr is None:
             return super().current_temperature
-        return (
-            float(self.image.temperatures.float().mean() + self.text.temperatures.float().mean())
-            / 2
-        )
+        means = [each.temperatures.float().mean() for each in self.objectives]
+        return float(sum(means) / 2)
 
     @property
     def temperature_lr_factor(self) -> float:
@@ -228,8 +207,3 @@ class FastCLIPLoss(BimodalLoss[RobustContrastLoss]):
             self._factor = _SLOW if self.current_temperature < _SLOW_BELOW else 1.0
         self._calls += 1
         return self._factor
-
-    def set_progress(self, epoch: float, num_epochs: int) -> None:
-        super().set_progress(epoch, num_epochs)
-        for objective in self.objectives:
-            objective.set_gamma(cosine_gamma(self.gamma, int(epoch), self.decay_epochs))

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.contrast import EMPTY, Rows, State
-from kinfolk.objectives.base import Objective, Shared
+from kinfolk.objectives.base import Objective, Shared, require
 from kinfolk.pairs import OUT
 
 
@@ -42,8 +42,8 @@ def without_estimate(given: Estimate) -> Shared:
 class NTXentLoss(Objective):
     """The loss of SimCLR, with false negatives eliminated, attracted or reweighted.
 
-        loss_i = −(1/|P_i|) Σ_{p ∈ P_i} s_ip / t + log( Σ_{own p} exp(s_ip / t) + Σ_j w_ij exp(s_ij
-        / t) )
+        loss_i = −(1/|P_i|) Σ_{p ∈ P_i} s_ip / t
+                 + log( Σ_{own p} exp(s_ip / t) + Σ_j w_ij exp(s_ij / t) )
 
     P_i: the anchor's positives, with "attract" also its kin. w_ij of a negative is 1; of kin 0 with
     "eliminate", 1 with "attract", a weight in [0, 1] with "reweight". No state. Without a detector
@@ -72,25 +72,15 @@ class NTXentLoss(Objective):
 
     def __post_init__(self, compile: bool) -> None:
         super().__post_init__(compile)
-        if self.prior is not None and not 0 <= self.prior < 1:
-            raise ValueError(
-                f"`prior` (={self.prior}) must be in [0, 1): the share of negatives that are false,"
-                " such as 1 / classes"
-            )
-        if self.hardness is not None and not 0 <= self.hardness < math.inf:
-            raise ValueError(
-                f"`hardness` (={self.hardness}) must be at least 0; 0 weighs all negatives alike"
-            )
-        if self.rescale_kept and self.action != "eliminate":
-            raise ValueError(
-                f"`rescale_kept` (=True) must be False with `action` (={self.action!r}): only"
-                " 'eliminate' leaves negatives out"
-            )
-        if self.rescale_kept and (self.prior or self.hardness):
-            raise ValueError(
-                "`rescale_kept` (=True) must be False with `prior` or `hardness`, which estimate"
-                " the sum themselves"
-            )
+        share = "in [0, 1): the share of negatives that are false, such as 1 / classes"
+        require(self.prior is None or 0 <= self.prior < 1, "prior", self.prior, share)
+        hardness = 0 if self.hardness is None else self.hardness
+        require(0 <= hardness < math.inf, "hardness", hardness, "at least 0: 0 weighs all alike")
+        if self.rescale_kept:
+            only = f"False with `action` (={self.action!r}): only 'eliminate' leaves negatives out"
+            require(self.action == "eliminate", "rescale_kept", True, only)
+            twice = "False with `prior` or `hardness`, which estimate the sum themselves"
+            require(not (self.prior or self.hardness), "rescale_kept", True, twice)
 
     def row_loss(self, rows: Rows) -> tuple[Tensor, State]:
         lse = harden(rows, self.hardness) if self.hardness else rows.log_sum()
@@ -108,12 +98,8 @@ def harden(rows: Rows, hardness: float) -> Tensor:
     """(R,) log Σ_j w_ij h_ij exp(s_ij / t) with h_ij = exp(β s_ij / t) / its mean over
     negatives."""
     weight = rows.weight()
-    lse = (
-        rows.log_sum(scale=1 + hardness)
-        - rows.log_sum(scale=hardness)
-        + weight.where(weight > 0, 1.0).log()
-    )
-    return lse.where(weight > 0, OUT)
+    log_mean = rows.log_sum(scale=hardness) - weight.where(weight > 0, 1.0).log()
+    return (rows.log_sum(scale=1 + hardness) - log_mean).where(weight > 0, OUT)
 
 
 def debias(rows: Rows, lse: Tensor, prior: float) -> Tensor:

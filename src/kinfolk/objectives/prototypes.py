@@ -24,19 +24,15 @@ from torch import Tensor, nn
 
 from kinfolk import distributed
 from kinfolk.contrast import Contrast, Rows, State, contrast
-from kinfolk.kinship import Action, Kin, Policy
-from kinfolk.objectives.base import Objective, unit
-from kinfolk.pairs import OUT, Block, Pairs
+from kinfolk.kinship import Action, Policy
+from kinfolk.objectives.base import Objective, require, unit
+from kinfolk.pairs import OUT, Pairs
 
 
 class PrototypeCrossEntropy(nn.Module):
     """A linear classifier g_p of features by their prototypes, at one or several numbers of
-    prototypes.
-
-        mean over levels and features of CE(g_p(h), y)
-
-    See `prototype_cross_entropy` and `stacked_cross_entropy`. It has no state besides the
-    classifier.
+    prototypes: the mean over levels and features of all ranks of CE(g_p(h), y). It has no state
+    besides the classifier.
 
     Args:
         num_features: F.
@@ -52,23 +48,29 @@ class PrototypeCrossEntropy(nn.Module):
         log_zero: float = -4.0,
     ) -> None:
         super().__init__()
-        if not reverse_weight >= 0:
-            raise ValueError(f"`reverse_weight` (={reverse_weight}) must not be negative")
-        if not log_zero < 0:
-            raise ValueError(f"`log_zero` (={log_zero}) must be below 0")
-        self.num_clusters, self.reverse_weight, self.log_zero = (
-            tuple(num_clusters),
-            reverse_weight,
-            log_zero,
-        )
+        require(reverse_weight >= 0, "reverse_weight", reverse_weight, "at least 0")
+        require(log_zero < 0, "log_zero", log_zero, "below 0")
+        self.num_clusters, self.symmetric = tuple(num_clusters), (reverse_weight, log_zero)
         self.head = nn.Linear(num_features, sum(self.num_clusters))
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
-        """Scalar, of this rank's (A, F) features and their labels (L, A), below 0 where unknown."""
+        """Scalar, of this rank's (A, F) features and their labels (L, A), below 0 where unknown;
+        ranks may have different numbers of features."""
         with torch.autocast(features.device.type, enabled=False):
-            logits: Tensor = self.head(features.to(self.head.weight.dtype))
-        levels = list(zip(torch.split(logits, list(self.num_clusters), 1), labels, strict=True))
-        return stacked_cross_entropy(levels, self.reverse_weight, self.log_zero)
+            logits = self.head(features.to(self.head.weight.dtype)).split(self.num_clusters, 1)
+            losses = [
+                prototype_cross_entropy(*level, *self.symmetric)
+                for level in zip(logits, labels, strict=True)
+            ]
+        return mean_over_ranks(torch.stack(losses).mean(0))
+
+
+def mean_over_ranks(loss_A: Tensor) -> Tensor:
+    """Scalar: the mean over the anchors of all ranks, which may have different numbers of them."""
+    if distributed.world_size() == 1:
+        return loss_A.mean()
+    number = sum(distributed.batch_sizes(len(loss_A), loss_A.device))
+    return distributed.sum_over_ranks(loss_A.sum() / number)
 
 
 def prototype_cross_entropy(
@@ -96,32 +98,8 @@ def prototype_cross_entropy(
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
     log_p_A = logits.log_softmax(1).gather(1, labels.clamp(min=0).unsqueeze(1)).squeeze(1)
-    loss_A = -log_p_A
-    if reverse_weight:
-        loss_A = loss_A - reverse_weight * log_zero * (1 - log_p_A.exp())
+    loss_A = -log_p_A - reverse_weight * log_zero * (1 - log_p_A.exp())
     return loss_A.where(labels >= 0, 0.0)
-
-
-def stacked_cross_entropy(
-    levels: Sequence[tuple[Tensor, Tensor]], reverse_weight: float = 0.0, log_zero: float = -4.0
-) -> Tensor:
-    """Scalar: the cross-entropy to the prototypes, mean over the levels and over the features of
-    all ranks.
-
-    Args:
-        levels: (A, K) logits and (A,) labels of each number of prototypes; this rank's, ranks may
-            have different numbers of features.
-        reverse_weight, log_zero: see `prototype_cross_entropy`.
-    """
-    first = levels[0][0]
-    with torch.autocast(first.device.type, enabled=False):
-        losses_LA = torch.stack(
-            [prototype_cross_entropy(*level, reverse_weight, log_zero) for level in levels]
-        )
-    if distributed.world_size() == 1:
-        return losses_LA.mean()
-    number = sum(distributed.batch_sizes(len(first), first.device))
-    return distributed.sum_over_ranks(losses_LA.mean(0).sum() / number)
 
 
 def prototype_nce(
@@ -149,45 +127,28 @@ def prototype_nce(
         drawn: (M,) prototypes in the sum besides the anchor's own; None: all.
 
     Example:
-        >>> round(prototype_nce(torch.eye(2), torch.eye(2), torch.tensor([0.5, 0.5]), torch.tensor([0, -1])).item(), 4)
+        >>> z, phi = torch.eye(2), torch.tensor([0.5, 0.5])
+        >>> round(prototype_nce(z, z, phi, torch.tensor([0, -1])).item(), 4)
         0.0635
-    """  # noqa: E501
+    """
     anchors_AD = unit(anchors)
-    phi_K, empty_K = concentration.to(anchors_AD.dtype), concentration <= 0
-    smallest = phi_K.masked_fill(empty_K, torch.inf).amin()
-    scaled_KD = unit(prototypes.detach().to(anchors_AD.dtype)) * (
-        smallest / phi_K.masked_fill(empty_K, torch.inf)
-    ).unsqueeze(1)
-    number_M = torch.arange(len(scaled_KD), device=labels.device) if drawn is None else drawn
+    phi_K = concentration.to(anchors_AD.dtype).masked_fill(concentration <= 0, torch.inf)
+    smallest = phi_K.amin()
+    scaled_KD = unit(prototypes.detach(), anchors_AD.dtype) * (smallest / phi_K).unsqueeze(1)
+    number_M = torch.arange(len(phi_K), device=labels.device) if drawn is None else drawn
     own_A1D = scaled_KD[labels.clamp(min=0)].unsqueeze(1)
+    # an empty cluster counts for a sample that there is not
+    owners_M = torch.where(phi_K[number_M].isinf(), len(phi_K), -1)
     pairs = Pairs(
-        anchors_AD, scaled_KD if drawn is None else scaled_KD[drawn], own_A1D, labels, number_M
+        anchors_AD, scaled_KD[number_M], own_A1D, labels, number_M, candidate_owners=owners_M
     )
-    how = Contrast(_prototype_row_loss, Policy(), _Empty(empty_K[number_M]))
-    return contrast(pairs, smallest, how).loss
+    return contrast(pairs, smallest, Contrast(_prototype_row_loss, Policy())).loss
 
 
 def _prototype_row_loss(rows: Rows) -> tuple[Tensor, State]:
     """InfoNCE, and nothing for an anchor without a prototype."""
     loss = torch.logaddexp(rows.log_pos(), rows.log_sum()) - rows.pull() / rows.t
     return loss * (rows.ids >= 0), {}
-
-
-class _Empty:
-    """Leaves out the prototypes of empty clusters, a detector for `contrast`.
-
-    Args:
-        empty_C: which of the candidates these are.
-    """
-
-    def __init__(self, empty_C: Tensor) -> None:
-        self.empty_C = empty_C
-
-    def prepare(self, ids_C: Tensor, candidates_CD: Tensor, guide_CG: Tensor | None) -> None:
-        return None
-
-    def find(self, block: Block) -> Kin:
-        return Kin(ignore=self.empty_C.expand_as(block.sim_RC))
 
 
 def proto_nce(
@@ -202,14 +163,9 @@ def proto_nce(
         levels: (prototypes, concentration, labels) of each; see `prototype_nce`.
         drawn: of each level, the same on all ranks; see `prototype_nce`.
     """
-    chosen = [None] * len(levels) if drawn is None else drawn
-    loss = torch.stack(
-        [prototype_nce(anchors, *level, some) for level, some in zip(levels, chosen, strict=True)]
-    ).mean()
-    if distributed.world_size() == 1:
-        return loss
-    number = sum(distributed.batch_sizes(len(anchors), anchors.device))
-    return distributed.sum_over_ranks(loss * (len(anchors) / number))
+    given = zip(levels, drawn or [None] * len(levels), strict=True)
+    loss = torch.stack([prototype_nce(anchors, *level, some) for level, some in given]).mean()
+    return mean_over_ranks(loss.expand(len(anchors)))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -217,8 +173,8 @@ class LocalAggregationLoss(Objective):
     """The probability that the anchor is one of its close neighbours, among its background
     neighbours.
 
-        loss_i = −log [ ( Σ_own exp(s/t) + Σ_{j ∈ C_i ∩ B_i} exp(s_ij/t) ) / ( Σ_own exp(s/t) + Σ_{j
-        ∈ B_i} exp(s_ij/t) ) ]
+        loss_i = −log [ ( Σ_own exp(s/t) + Σ_{j ∈ C_i ∩ B_i} exp(s_ij/t) )
+                        / ( Σ_own exp(s/t) + Σ_{j ∈ B_i} exp(s_ij/t) ) ]
 
     C_i, the close neighbours, are the kin that the detector finds; B_i, the background, are the
     candidates that it does not ignore. The kin are summed inside the logarithm, so it is enough if
@@ -232,10 +188,11 @@ class LocalAggregationLoss(Objective):
     Example:
         >>> import torch, kinfolk as kf
         >>> z1, z2 = torch.eye(4), torch.eye(4)
-        >>> loss_fn = kf.LocalAggregationLoss(temperature=0.5, detector=kf.Oracle(torch.tensor([0, 0, 0, 0])))
+        >>> one_class = kf.Oracle(torch.tensor([0, 0, 0, 0]))
+        >>> loss_fn = kf.LocalAggregationLoss(temperature=0.5, detector=one_class)
         >>> loss_fn(z1, z2, torch.arange(4)).item()  # all samples are close to each other
         0.0
-    """  # noqa: E501
+    """
 
     temperature: float = 0.07
     action: Action = "attract"
@@ -248,10 +205,7 @@ class LocalAggregationLoss(Objective):
     )
 
     def row_loss(self, rows: Rows) -> tuple[Tensor, State]:
-        own = rows.log_pos()
-        close = (
-            own
-            if rows.y is None
-            else torch.logaddexp(own, rows.log_sum(rows.y.log().clamp(min=OUT)))
-        )
+        own = close = rows.log_pos()
+        if rows.y is not None:
+            close = torch.logaddexp(own, rows.log_sum(rows.y.log().clamp(min=OUT)))
         return torch.logaddexp(own, rows.log_sum()) - close, {}

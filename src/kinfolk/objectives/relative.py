@@ -38,10 +38,11 @@ class RelativeContrastLoss(Objective):
         >>> import torch
         >>> from kinfolk.pairs import Pairs
         >>> z, ids = torch.eye(3), torch.arange(3)
-        >>> keys, degree = torch.stack((z, z.roll(1, 0)), 1), torch.tensor([[1.0, 0.0]]).expand(3, 2)
-        >>> round(RelativeContrastLoss(temperature=1.0).on(Pairs(z, z, keys, ids, ids, degree=degree)).item(), 4)
+        >>> keys, degree = torch.stack((z, z.roll(1, 0)), 1), torch.tensor([[1.0, 0.0]] * 3)
+        >>> pairs = Pairs(z, z, keys, ids, ids, degree=degree)
+        >>> round(RelativeContrastLoss(temperature=1.0).on(pairs).item(), 4)
         0.825
-    """  # noqa: E501
+    """
 
     uses_degrees: ClassVar[bool] = True
     shares_pull: ClassVar[bool] = False
@@ -52,9 +53,7 @@ class RelativeContrastLoss(Objective):
 
     def row_loss(self, rows: Rows) -> tuple[Tensor, State]:
         lse, logit_RP = rows.log_sum(), rows.pos / rows.t.unsqueeze(1)
-        degree_RP = (
-            torch.ones_like(logit_RP) if rows.degree is None else rows.degree.to(logit_RP.dtype)
-        )
+        degree_RP = torch.ones_like(logit_RP) if rows.degree is None else rows.degree.to(lse.dtype)
         key_RP = torch.logaddexp(logit_RP, lse.unsqueeze(1)) - degree_RP * logit_RP
         loss, number = torch.where(degree_RP < 0, 0.0, key_RP).sum(1), (degree_RP >= 0).sum(1)
         if rows.y is not None:  # attracted kin are keys that are in the sum already

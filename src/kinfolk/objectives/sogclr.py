@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from kinfolk.contrast import Rows, State
-from kinfolk.objectives.base import Objective
+from kinfolk.contrast import Outcome, Rows, State
+from kinfolk.objectives.base import Objective, require
 from kinfolk.stores.per_sample import PerSample
 
 
@@ -31,41 +31,44 @@ class AveragedLoss(Objective, ABC):
 
     Args:
         num_samples: N; ids are in [0, N).
-        gamma: γ in (0, 1], the weight of the new value.
+        gamma: γ in (0, 1], the weight of the new value, at its end.
+        decay_epochs: epochs in which γ falls from 1 to `gamma` along a cosine; `set_progress` moves
+            it. None: it is constant.
         temperature, detector, action, …: see `Settings`.
     """
 
     num_samples: int
     gamma: float = 0.9
+    decay_epochs: int | None = None
 
     attracted_stay: ClassVar[bool] = False
     refused: ClassVar[Mapping[str, str]] = {
-        "prior": (
-            "its maximum with the least possible sum is not linear, so it does not carry over to a"
-            " moving average"
-        ),
-        "hardness": (
-            "it is a ratio of two means, and the average of ratios over batches is not the ratio"
-            " over the data"
-        ),
+        "prior": "its maximum with the least possible sum is not linear, and an average needs that",
+        "hardness": "it is a ratio of two means, and the mean of ratios is not the ratio of means",
         "decoupled": "the positive is not in the mean over negatives anyway",
     }
 
     def __post_init__(self, compile: bool) -> None:
         super().__post_init__(compile)
-        self.set_gamma(self.gamma)
+        require(0 < self.gamma <= 1, "gamma", self.gamma, "in (0, 1]")
+        epochs = self.decay_epochs
+        require(epochs is None or epochs >= 1, "decay_epochs", epochs, "at least 1, or None")
+        self._set_gamma(0)
         self.store = PerSample(self.num_samples, log_u=-math.inf, **self.state_fields())
 
     def state_fields(self) -> Mapping[str, float]:
         """Further fields of the store, with their initial values. Default: none."""
         return {}
 
-    def set_gamma(self, gamma: float) -> None:
-        """Sets γ."""
-        if not 0 < gamma <= 1:
-            raise ValueError(f"`gamma` (={gamma}) must be in (0, 1]")
-        # a tensor: it may change each epoch
-        self.gamma, self._gamma = gamma, torch.tensor(gamma, dtype=torch.float64)
+    def set_progress(self, epoch: float, num_epochs: int) -> None:
+        super().set_progress(epoch, num_epochs)
+        self._set_gamma(int(epoch))
+
+    def _set_gamma(self, epoch: int) -> None:
+        gamma = self.gamma
+        if self.decay_epochs is not None and epoch < self.decay_epochs:
+            gamma += (1 - gamma) * (1 + math.cos(math.pi * epoch / self.decay_epochs)) / 2
+        self.current_gamma = torch.tensor(gamma, dtype=torch.float64)  # in a compiled graph
 
     @property
     def u(self) -> Tensor:
@@ -77,21 +80,16 @@ class AveragedLoss(Objective, ABC):
     def average(self, rows: Rows, log_g: Tensor, bare: Tensor) -> tuple[Tensor, Tensor]:
         """(R,) log of the new u, 0 in `bare` rows (without negatives), and (b,) the value to
         store."""
-        gamma, old_b1 = (
-            self._gamma.to(log_g.dtype),
-            self.store.log_u[rows.ids].to(log_g.dtype).unsqueeze(1),
-        )
+        gamma = self.current_gamma.to(log_g.dtype)
+        old_b1 = self.store.log_u[rows.ids].to(log_g.dtype).unsqueeze(1)
         log_g_bV = log_g.masked_fill(bare, torch.nan).view(-1, rows.num_views)
         new_bV = torch.logaddexp(old_b1 + (1 - gamma).log(), log_g_bV + gamma.log())
         new_bV = torch.where(old_b1 == -torch.inf, log_g_bV, new_bV)
-        return new_bV.flatten().masked_fill(bare, 0.0), new_bV.logsumexp(1) - math.log(
-            rows.num_views
-        )
+        return new_bV.flatten().masked_fill(bare, 0.0), log_mean(new_bV)
 
-    def merge_levels(self, levels: Sequence[State]) -> State:
-        """The mean of the levels' u."""
-        log_u_Lb = torch.stack([level["log_u"] for level in levels])
-        return {"log_u": log_u_Lb.logsumexp(0) - math.log(len(levels))}
+    def state_of(self, outcome: Outcome, ids: Tensor) -> State:
+        """The mean of the u of all levels."""
+        return {"log_u": log_mean(outcome.proposed["log_u"])}
 
     def observe(self, ids: Tensor, update: State, is_finite: Tensor | None = None) -> None:
         self.store.write(ids, update, is_finite)
@@ -104,20 +102,9 @@ class AveragedLoss(Objective, ABC):
         super()._load_from_state_dict(state_dict, prefix, *others)
 
 
-def cosine_gamma(gamma: float, epoch: int, decay_epochs: int | None) -> float:
-    """γ of an epoch: from 1 to `gamma` along half a cosine in `decay_epochs`, then constant; None:
-    constant from the start."""
-    if decay_epochs is None or epoch >= decay_epochs:
-        return gamma
-    return gamma + (1 - gamma) * (1 + math.cos(math.pi * epoch / decay_epochs)) / 2
-
-
-def check_decay(decay_epochs: int | None) -> None:
-    """Refuses fewer than one epoch in which γ falls."""
-    if decay_epochs is not None and decay_epochs < 1:
-        raise ValueError(
-            f"`decay_epochs` (={decay_epochs}) must be at least 1, or None for a constant gamma"
-        )
+def log_mean(logs: Tensor) -> Tensor:
+    """The logarithm of the mean over the columns, of numbers given by their logarithms."""
+    return logs.logsumexp(1) - math.log(logs.shape[1])
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -134,8 +121,7 @@ class SogCLRLoss(AveragedLoss):
     the gradient is that of −s_pos + t·log ĝ of the batch.
 
     Args:
-        num_samples: N; ids are in [0, N).
-        gamma: γ, the weight of the new value.
+        num_samples, gamma, decay_epochs: see `AveragedLoss`.
         temperature, detector, action, …: see `Settings`.
 
     Example:
@@ -151,6 +137,5 @@ class SogCLRLoss(AveragedLoss):
         log_g = rows.log_sum() - weight.where(weight > 0, 1.0).log()
         log_u, stored = self.average(rows, log_g, weight == 0)
         gradient = rows.t.detach() * torch.exp(log_g - log_u)  # (t / u) ∇ĝ
-        return gradient - gradient.detach() + rows.t * log_u - rows.pull(self.own_weight), {
-            "log_u": stored
-        }
+        value = rows.t * log_u - rows.pull(self.own_weight)
+        return gradient - gradient.detach() + value, {"log_u": stored}

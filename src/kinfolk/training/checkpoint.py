@@ -183,7 +183,10 @@ def _loop_fault(checkpoint: Mapping[str, Any]) -> str | None:
         return f"`{FIT_LOOP}` has no position of the loader"
     if steps != checkpoint["global_step"]:
         return f"`{FIT_LOOP}` is at step {steps} and `global_step` is {checkpoint['global_step']}"
-    epochs, finished = loop["epoch_progress"]["current"]["completed"], checkpoint["kinfolk"]["epoch"]
+    epochs, finished = (
+        loop["epoch_progress"]["current"]["completed"],
+        checkpoint["kinfolk"]["epoch"],
+    )
     if epochs > finished:
         return f"`{FIT_LOOP}` is at epoch {epochs} and `kinfolk.epoch` is {finished}"
     return None
@@ -467,9 +470,7 @@ class CheckpointSaver(pl.Callback):
                 f" {tuple(parameter.shape)}"
                 for parameter, state in optimizer.state.items()
                 for key, value in state.items()
-                if isinstance(value, torch.Tensor)
-                and value.ndim
-                and value.shape != parameter.shape
+                if isinstance(value, torch.Tensor) and value.ndim and value.shape != parameter.shape
             ]
             if faults:
                 raise KinfolkError(

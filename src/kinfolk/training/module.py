@@ -141,6 +141,10 @@ class TrainingModule(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         return self.optimizer_factory(self.framework, self.data.num_train // self.batch_size)
 
+    def on_train_start(self) -> None:
+        """Sets the epoch that is resumed; `Refresh` sets it at the beginning of every other."""
+        self.framework.set_progress(self.current_epoch, self.epochs)
+
     def on_train_epoch_start(self) -> None:
         """Called at the beginning of an epoch only. When an epoch is resumed, Lightning restores
         the position of the loader instead."""
@@ -154,7 +158,7 @@ class TrainingModule(pl.LightningModule):
             batch_idx,
         ), "the loader and Lightning disagree on the current step"
         torch.manual_seed(derive_seed(self.seed, "step", epoch, step, self.global_rank))
-        self.framework.set_progress(epoch + step / self._steps_per_epoch, self.epochs)
+        self.framework.on_metric("epoch", epoch + step / self._steps_per_epoch)
         texts = {name: batch[name] for name in ("tokens", "groups") if name in batch}
         # not the rows: all ranks need equally many chunks for SyncBatchNorm
         share = self.batch_size // distributed.world_size()
