@@ -322,8 +322,8 @@ def _entry(key: str, files: _Files) -> Entry:
         if not isinstance(caption, str | list | None):
             fault = fault or f"its caption is not a text but {type(caption).__name__}"
             caption = None
-    label = files.texts.get("cls")
-    label = None if label is None else label.decode("utf-8", "replace").strip()
+    raw = files.texts.get("cls")
+    label = None if raw is None else raw.decode("utf-8", "replace").strip()
     return Entry(key, files.image, caption, label, fault)
 
 
