@@ -30,7 +30,10 @@ from tests.scripted import Scripted, everybody, same_class
 GROUPS = torch.where(torch.arange(N) % 3 == 0, torch.arange(N) % 5, -1)
 T: dict[str, Any] = {"temperature": 0.3}
 ACTIONS = ("eliminate", "attract", "reweight")
-MADE = {**DETECTORS, "levels": lambda: Scripted(same_class(2), same_class(3))}
+MADE: dict[str, Callable[[], Detector | None]] = {
+    **DETECTORS,
+    "levels": lambda: Scripted(same_class(2), same_class(3)),
+}
 CHOSEN = ("none", "glofnd", "glofnd, shared", "glofnd, late", "fnc, degrees", "fnc, all", "levels")
 CASES = [
     (loss, detector, ACTIONS[(i + j) % 3], (i + j) % 2 == 0)

@@ -23,9 +23,9 @@ from kinfolk.data.captions import TextColumn, same_type, usable_captions
 from kinfolk.data.change_detection import SPLIT_RANK, arrange
 from kinfolk.data.folder import folders_below, open_folder
 from kinfolk.data.labels import encode_labels, group_ids
-from kinfolk.data.prepare import one_writer
+from kinfolk.data.prepare import Refusals, one_writer
 from kinfolk.data.sample_table import Places, Samples
-from kinfolk.data.shards import Refusals, ShardIndex, shard_names
+from kinfolk.data.shards import ShardIndex, shard_names
 from kinfolk.errors import KinfolkError
 from kinfolk.files import (
     DamagedFileError,
