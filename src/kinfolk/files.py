@@ -340,6 +340,15 @@ def check_safetensors(path: Path, metadata: Mapping[str, str], own: bool = False
         raise DamagedFileError("its bytes do not match its digest")
 
 
+def npy_header(file: Any) -> tuple[tuple[int, ...], bool, Any]:
+    """Shape, whether it is in Fortran order, and type of the array in a .npy file; the file is then
+    at its first value."""
+    from numpy.lib import format as npy
+
+    first = npy.read_magic(file) == (1, 0)
+    return npy.read_array_header_1_0(file) if first else npy.read_array_header_2_0(file)
+
+
 def _make_folder(folder: Path) -> None:
     if not folder.is_dir():
         folder.mkdir()

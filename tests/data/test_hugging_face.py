@@ -40,7 +40,9 @@ def png(value: int) -> bytes:
 def made(
     package: Any, values: list[int], image: str = "image", label: str = "label", **more: list[Any]
 ) -> Any:
-    columns = {image: [{"bytes": png(value), "path": None} for value in values]}
+    columns: dict[str, list[Any]] = {
+        image: [{"bytes": png(value), "path": None} for value in values]
+    }
     columns |= {label: [value % 3 for value in values], **more}
     known = {image: package.Image(), label: package.ClassLabel(names=CLASSES)}
     known |= {

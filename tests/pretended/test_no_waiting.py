@@ -4,106 +4,25 @@ the values are those of a CPU."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kinfolk.detectors import DETECTORS as REGISTERED
-from kinfolk.detectors import (
-    FNC,
-    IFND,
-    Cave,
-    Components,
-    Detector,
-    GloFND,
-    Graded,
-    Guide,
-    Hierarchy,
-    Known,
-    Neighbours,
-    Oracle,
-    PositiveMargin,
-    Ring,
-    StartAt,
-    Teacher,
-)
+from kinfolk.detectors import Ring
 from kinfolk.kinship import ACTIONS, Action
-from kinfolk.objectives import (
-    BimodalSogCLRLoss,
-    CLIPLoss,
-    FastCLIPLoss,
-    LocalAggregationLoss,
-    NTXentLoss,
-    RelativeContrastLoss,
-    SigLIPLoss,
-    SogCLRLoss,
-)
+from kinfolk.objectives import FastCLIPLoss, NTXentLoss
 from kinfolk.objectives.base import READ_EVERY
 from kinfolk.pairs import two_views
 from tests.cover import cover
+from tests.methods import DETECTORS, LABELS, LOSSES, N
 from tests.pretended.device import AVAILABLE, LOG, OnDevice, on_device, pretended
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="the pretended device needs g++")
-N, B, D = 24, 12, 6
-LABELS = torch.where(torch.arange(N) == 5, -1, torch.arange(N) % 4)
-PAIRS = torch.tensor([[0, 2], [4, 8], [3, 5], [7, 9]])
-
-LOSSES: dict[str, Callable[..., nn.Module]] = {
-    "ntxent": lambda **given: NTXentLoss(temperature=0.3, **given),
-    "prior": lambda **given: NTXentLoss(temperature=0.3, prior=0.1, hardness=0.5, **given),
-    "local": lambda **given: LocalAggregationLoss(temperature=0.3, **given),
-    "relative": lambda **given: RelativeContrastLoss(temperature=0.3, **given),
-    "sogclr": lambda **given: SogCLRLoss(num_samples=N, temperature=0.3, **given),
-    "siglip": lambda **given: SigLIPLoss(temperature=0.3, bias=-2.0, **given),
-    "clip": lambda **given: CLIPLoss(temperature=0.3, **given),
-    "clip, prior": lambda **given: CLIPLoss(temperature=0.3, prior=0.1, hardness=0.5, **given),
-    "bimodal": lambda **given: BimodalSogCLRLoss(num_samples=N, temperature=0.3, **given),
-    "fastclip": lambda **given: FastCLIPLoss(num_samples=N, temperature=0.3, **given),
-    "individual": lambda **given: FastCLIPLoss(
-        num_samples=N, temperature=0.3, individual_lr=0.1, **given
-    ),
-}
-DETECTORS: dict[str, Callable[[], Detector | None]] = {
-    "none": lambda: None,
-    "oracle": lambda: Oracle(LABELS),
-    "fnc": lambda: FNC(top_k=2),
-    "fnc, all": lambda: FNC(min_similarity=-1.0),
-    "glofnd": lambda: GloFND(num_samples=N, alpha=0.2),
-    "glofnd, adam": lambda: GloFND(num_samples=N, alpha=0.2, rule="adam", init="quantile"),
-    "glofnd, shared": lambda: GloFND(num_samples=N, alpha=0.2, shared=True),
-    "glofnd, late": lambda: StartAt(GloFND(num_samples=N, alpha=0.2), epoch=1, update_from=0),
-    "ifnd": lambda: IFND(num_samples=N, num_clusters=(3, 5), schedule="constant"),
-    "ifnd, bank": lambda: IFND(num_samples=N, num_clusters=(3,), source="bank"),
-    "ring": lambda: Ring(lower=0.3, upper=0.8),
-    "ring, learned": lambda: Ring(lower=0.3, upper=0.8, num_samples=N, boundaries="learned"),
-    "ring, clusters": lambda: Ring(lower=0.3, upper=0.8, num_samples=N, num_clusters=(3, 4)),
-    "ring, drawn": lambda: Ring(lower=0.3, upper=0.8, draw=3),
-    "cave": lambda: Cave(num_samples=N, num_clusters=3),
-    "neighbours": lambda: Neighbours(
-        num_samples=N, num_clusters=4, num_clusterings=2, num_background=9
-    ),
-    "hierarchy": lambda: Hierarchy(
-        num_samples=N, levels=3, warmup_epochs=0, radii=[0.5, 0.9], min_samples=2
-    ),
-    "known": lambda: Known(num_samples=N, pairs=PAIRS),
-    "known, degrees": lambda: Graded(
-        Known(num_samples=N, pairs=PAIRS, similarities=torch.tensor([0.9, 0.2, 0.5, 1.0]))
-    ),
-    "ifnd, degrees": lambda: Graded(IFND(num_samples=N, num_clusters=(3, 5), schedule="constant")),
-    "components": Components,
-    "positive_margin": lambda: PositiveMargin(margin=0.3),
-    "teacher, soft": Teacher,
-    "guide": lambda: Guide(
-        torch.randn(N, 5, generator=torch.Generator().manual_seed(4)), alpha=0.2
-    ),
-    "guide, soft": lambda: Guide(
-        torch.randn(N, 5, generator=torch.Generator().manual_seed(4)), temperature=0.2
-    ),
-}
+B, D = 12, 6
 
 
 def made(loss: str, detector: str, action: Action) -> Any:
@@ -116,7 +35,7 @@ def made(loss: str, detector: str, action: Action) -> Any:
             ),
             0.5,
         )
-    loss_fn: Any = LOSSES[loss](detector=found, action=action)
+    loss_fn: Any = LOSSES[loss](temperature=0.3, detector=found, action=action)
     loss_fn.set_eval_labels(LABELS)
     return loss_fn
 

@@ -17,17 +17,13 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kinfolk.errors import KinfolkError, UsageError
-from kinfolk.files import check_safetensors, first_line
-
-if TYPE_CHECKING:
-    pass
-
+from kinfolk.files import check_safetensors, first_line, npy_header
 
 Floats: TypeAlias = NDArray[np.float32]
 Ints: TypeAlias = NDArray[np.int64]
@@ -189,13 +185,7 @@ def _npz(path: Path, key: str | None) -> NDArray[Any]:
         names = [name.removesuffix(".npy") for name in archive.namelist()]
         info = archive.getinfo(f"{choose_key(names, key, path)}.npy")
         with archive.open(info) as member:
-            version = np.lib.format.read_magic(member)
-            read_header = (
-                np.lib.format.read_array_header_1_0
-                if version == (1, 0)
-                else np.lib.format.read_array_header_2_0
-            )
-            shape, fortran, dtype = read_header(member)
+            shape, fortran, dtype = npy_header(member)
             if dtype.hasobject:
                 raise KinfolkError(
                     f"`{path}` contains Python objects, not numbers, and is not loaded (it could"

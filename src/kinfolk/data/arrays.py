@@ -21,7 +21,7 @@ import numpy.typing as npt
 from kinfolk.data.labels import encode_labels
 from kinfolk.data.source import Item, Pixels, Source
 from kinfolk.errors import KinfolkError
-from kinfolk.files import first_line
+from kinfolk.files import first_line, npy_header
 
 _CHANNELS = (1, 3, 4)
 _CHUNK_BYTES = 1 << 26
@@ -229,13 +229,7 @@ def _check_size(archive: zipfile.ZipFile, array: str) -> None:
     memory first."""
     info = archive.getinfo(f"{array}.npy" if f"{array}.npy" in archive.namelist() else array)
     with archive.open(info) as member:
-        version = np.lib.format.read_magic(member)
-        read_header = (
-            np.lib.format.read_array_header_1_0
-            if version == (1, 0)
-            else np.lib.format.read_array_header_2_0
-        )
-        shape, _, dtype = read_header(member)
+        shape, _, dtype = npy_header(member)
         left = info.file_size - member.tell()
     if not dtype.hasobject and (
         any(side < 0 for side in shape) or math.prod(shape) * dtype.itemsize != left

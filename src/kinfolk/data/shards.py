@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NamedTuple, final
 
 from kinfolk.data.captions import usable_captions
 from kinfolk.data.labels import SPLITS, encode_labels
-from kinfolk.data.prepare import one_writer
+from kinfolk.data.prepare import Refusals, one_writer
 from kinfolk.data.source import Item, Source
 from kinfolk.errors import KinfolkError, shown
 from kinfolk.files import read_sealed_text, remove_unfinished, write_sealed_text
@@ -50,9 +50,6 @@ def expand(pattern: str) -> list[Path]:
         if "*" in pattern or "?" in pattern
         else []
     )
-
-
-Refusals = list[tuple[str, str]]
 
 
 @final
@@ -322,8 +319,8 @@ def _entry(key: str, files: _Files) -> Entry:
         if not isinstance(caption, str | list | None):
             fault = fault or f"its caption is not a text but {type(caption).__name__}"
             caption = None
-    label = files.texts.get("cls")
-    label = None if label is None else label.decode("utf-8", "replace").strip()
+    raw = files.texts.get("cls")
+    label = None if raw is None else raw.decode("utf-8", "replace").strip()
     return Entry(key, files.image, caption, label, fault)
 
 

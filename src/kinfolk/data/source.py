@@ -53,7 +53,7 @@ class Source(ABC):
     refused: list[tuple[str, str]]
     native_size: tuple[int, int] | None
 
-    _items: Sequence[Item]
+    _items: list[Item]
 
     @abstractmethod
     def load(self, index: int) -> bytes | Pixels:

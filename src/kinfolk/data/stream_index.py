@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +23,9 @@ from kinfolk.data.captions import TextColumn, same_type, usable_captions
 from kinfolk.data.change_detection import SPLIT_RANK, arrange
 from kinfolk.data.folder import folders_below, open_folder
 from kinfolk.data.labels import encode_labels, group_ids
-from kinfolk.data.prepare import one_writer
+from kinfolk.data.prepare import Refusals, one_writer
 from kinfolk.data.sample_table import Places, Samples
-from kinfolk.data.shards import Refusals, ShardIndex, shard_names
+from kinfolk.data.shards import ShardIndex, shard_names
 from kinfolk.errors import KinfolkError
 from kinfolk.files import (
     DamagedFileError,
@@ -101,77 +101,60 @@ def _read_table(note: Path) -> tuple[Samples, Refusals] | None:
         return None
 
 
-@final
-class _Rows:
-    """The columns of the table, filled shard by shard."""
-
-    def __init__(self) -> None:
-        self.keys: list[Any] = []
-        self.captions: list[Any] = []
-        self.splits: list[tuple[str, int]] = []
-        self.archive, self.offsets, self.sizes, self.times, self.labels = ([] for _ in range(5))  # type: ignore[var-annotated]
-        self.label_of: dict[str | None, int] = {}
-        self.faults: list[tuple[str, str, bool]] = []
-
-    def add(
-        self,
-        split: str,
-        number: int,
-        modified_ns: int,
-        entries: Sequence[tuple[str, tuple[int, int], Any, str | None]],
-    ) -> None:
-        import pyarrow as pa
-
-        if not entries:
-            return
-        self.keys.append(pa.array([key for key, *_ in entries], pa.large_string()))
-        captions = []
-        for key, _, raw, _ in entries:
-            caption, faults = usable_captions(raw)
-            captions.append(caption)
-            self.faults += [
-                (f"{key}[{part}]" if part else key, fault, raw is None) for part, fault in faults
-            ]
-        self.captions.append(TextColumn.of(same_type(captions)))
-        self.splits.append((split, len(entries)))
-        self.archive.append(np.full(len(entries), number, dtype=np.int32))
-        self.offsets.append(np.array([offset for _, (offset, _), *_ in entries], dtype=np.int64))
-        self.sizes.append(np.array([length for _, (_, length), *_ in entries], dtype=np.int64))
-        self.times.append(np.full(len(entries), modified_ns, dtype=np.int64))
-        codes = [self.label_of.setdefault(label, len(self.label_of)) for *_, label in entries]
-        self.labels.append(np.array(codes, dtype=np.int32))
-
-
 def _read_shards(
     ordered: list[tuple[str, list[Path]]], name: str, folder: Path
 ) -> tuple[Samples, Refusals]:
+    """Reads one shard after the other, and keeps only compact columns of each."""
     import pyarrow as pa
 
-    index, rows, refused = ShardIndex(folder), _Rows(), list[tuple[str, str]]()
-    paths = [path for _, tars in ordered for path in tars]
-    names = shard_names(paths)
-    for number, (split, path) in enumerate(
-        (split, path) for split, tars in ordered for path in tars
-    ):
+    index, refused = ShardIndex(folder), list[tuple[str, str]]()
+    label_of: dict[str | None, int] = {}
+    faults: list[tuple[str, str, bool]] = []
+    columns: dict[str, list[Any]] = {}
+    shards = [(split, path) for split, tars in ordered for path in tars]
+    names = shard_names([path for _, path in shards])
+    for number, (split, path) in enumerate(shards):
         entries = index.usable(path, names[path], refused)
         index.keep(folder)
-        end, usable = (path.stat().st_size if entries else 0), []
+        end = path.stat().st_size if entries else 0
+        refused += [
+            (key, "truncated: the archive ends within it")
+            for key, entry in entries
+            if sum(entry.image or ()) > end
+        ]
+        entries = [(key, entry) for key, entry in entries if sum(entry.image or ()) <= end]
+        if not entries:
+            continue
+        captions = []
         for key, entry in entries:
-            assert entry.image is not None
-            if sum(entry.image) > end:
-                refused.append((key, "truncated: the archive ends within it"))
-            else:
-                usable.append((key, entry.image, entry.caption, entry.label))
-        rows.add(split, number, path.stat().st_mtime_ns if usable else 0, usable)
-    if not rows.keys:
+            caption, wrong = usable_captions(entry.caption)
+            captions.append(caption)
+            faults += [
+                (f"{key}[{part}]" if part else key, why, entry.caption is None)
+                for part, why in wrong
+            ]
+        images = np.array([entry.image for _, entry in entries], dtype=np.int64)
+        codes = [label_of.setdefault(entry.label, len(label_of)) for _, entry in entries]
+        for column, values in {
+            "key": pa.array([key for key, _ in entries], pa.large_string()),
+            "caption": TextColumn.of(same_type(captions)),
+            "split": (split, len(entries)),
+            "archive": np.full(len(entries), number, dtype=np.int32),
+            "offset": images[:, 0],
+            "size": images[:, 1],
+            "time": np.full(len(entries), path.stat().st_mtime_ns, dtype=np.int64),
+            "label": np.array(codes, dtype=np.int32),
+        }.items():
+            columns.setdefault(column, []).append(values)
+    if not columns:
         first = f"; the first refusal is {refused[0][0]}: {refused[0][1]}" if refused else ""
         raise KinfolkError(f"{name} holds no images{first}")
-    captioned = any(column.array.null_count < len(column) for column in rows.captions)
-    refused += [(key, fault) for key, fault, missing in rows.faults if captioned or not missing]
-    texts, classes = encode_labels(list(rows.label_of), name)
-    label_of = np.array([-1 if label is None else label for label in texts])
-    labels = label_of[np.concatenate(rows.labels)]
-    keys = TextColumn(pa.concat_arrays(rows.keys))
+    captioned = any(column.array.null_count < len(column) for column in columns["caption"])
+    refused += [(key, fault) for key, fault, missing in faults if captioned or not missing]
+    texts, classes = encode_labels(list(label_of), name)
+    labels = np.array([-1 if label is None else label for label in texts])
+    labels = labels[np.concatenate(columns["label"])]
+    keys = TextColumn(pa.concat_arrays(columns["key"]))
     number = len(keys)
     samples = Samples(
         ids=np.arange(number),
@@ -180,19 +163,19 @@ def _read_shards(
         heights=np.zeros(number, dtype=np.int64),
         labels=labels if (labels >= 0).any() else None,
         classes=classes,
-        splits=TextColumn(_repeat(rows.splits)),
-        sizes_bytes=np.concatenate(rows.sizes),
-        modified_ns=np.concatenate(rows.times),
+        splits=TextColumn(_repeat(columns["split"])),
+        sizes_bytes=np.concatenate(columns["size"]),
+        modified_ns=np.concatenate(columns["time"]),
         digests=TextColumn(pa.nulls(number, pa.string())),
         captions=(
-            same_type([caption for column in rows.captions for caption in column])
+            same_type([caption for column in columns["caption"] for caption in column])
             if captioned
             else None
         ),
         places=Places(
-            [os.path.abspath(path) for path in paths],
-            np.concatenate(rows.archive),
-            np.concatenate(rows.offsets),
+            [os.path.abspath(path) for _, path in shards],
+            np.concatenate(columns["archive"]),
+            np.concatenate(columns["offset"]),
         ),
     )
     if captioned:
