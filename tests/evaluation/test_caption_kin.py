@@ -69,3 +69,25 @@ def test_a_run_with_captions_is_measured_in_both_directions(tmp_path: Path) -> N
     framework = restore(opened.path, opened.config, images)
     thresholds = [cast(GloFND, each.inner).thresholds for each in framework.detectors]
     assert not torch.equal(*thresholds), "each direction has thresholds of its own"
+
+
+def test_a_loss_of_one_direction_is_measured_in_it(tmp_path: Path) -> None:
+    """SigLIP judges each pair once: its detector has images as anchors."""
+    run = train(
+        write_pairs(tmp_path / "d", 32),
+        tmp_path / "run",
+        progress=False,
+        method="siglip+fnc",
+        epochs=1,
+        batch_size=12,
+        settings={**SMALL, "detector.top_k": 1},
+    )
+    with pytest.raises(SystemExit, match="0"):
+        main(["eval", str(run.path), "--protocol", "kin"])
+    result = json.loads((run.path / "eval" / "kin.json").read_text())
+    one, two = result["image_to_text"], result["text_to_image"]
+    assert result["precision"] == one["precision"]
+    assert "precision" not in two
+    assert result["exact"]["recall"] == pytest.approx(
+        (one["exact"]["recall"] + two["exact"]["recall"]) / 2
+    )

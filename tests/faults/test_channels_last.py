@@ -68,12 +68,19 @@ def test_what_crashes_is_guarded_and_trains(tmp_path: Path) -> None:
     assert trained == 0
 
 
+class OwnConv2d(torch.nn.Conv2d):
+    """A layer of a user, which does not override `forward`."""
+
+
+@pytest.mark.parametrize("layer", [torch.nn.Conv2d, OwnConv2d])
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 2), (5, 1), (5, 2), (3, 1)])
-def test_one_pixel_in_bfloat16_has_a_gradient(kernel: int, stride: int) -> None:
+def test_one_pixel_in_bfloat16_has_a_gradient(
+    kernel: int, stride: int, layer: type[torch.nn.Conv2d]
+) -> None:
     """Memory full of NaN before: what is left unwritten shows."""
     torch.manual_seed(0)
     x = torch.randn(4, 64, 1, 1)
-    plain = torch.nn.Conv2d(64, 128, kernel, stride, kernel // 2, bias=False)
+    plain = layer(64, 128, kernel, stride, kernel // 2, bias=False)
     guarded = copy.deepcopy(plain)
     junk = [torch.full((128 * 64 * kernel**2,), torch.nan) for _ in range(8)]
     del junk

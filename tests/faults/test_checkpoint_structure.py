@@ -86,6 +86,10 @@ EDITS: dict[str, tuple[Edit, str]] = {
         "`optimizer_states.state` is empty",
     ),
     "no schedule": (lambda c: c.pop("lr_schedulers"), "`lr_schedulers` is missing"),
+    "text for a step of the schedule": (
+        lambda c: c["lr_schedulers"][0].update(_step_count="x"),
+        "`lr_schedulers._step_count` is str instead of a whole number",
+    ),
     "no groups": (
         lambda c: c["optimizer_states"][0].update(param_groups=[]),
         "`optimizer_states.param_groups` is empty",

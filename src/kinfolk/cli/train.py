@@ -249,7 +249,7 @@ def train(
     """Train an encoder on images.
 
     Labels are used only for the kNN accuracy and the false-negative metrics, unless the method has
-    the oracle detector.
+    the oracle detector; ifnd counts their classes.
     """
     if resume and overwrite:
         raise UsageError("--resume and --overwrite exclude each other; give only one")

@@ -257,11 +257,13 @@ def run_caption_kin(
         (image_ND.unsqueeze(1), text_ND.unsqueeze(1)),
         _drawn_anchors(num, most_anchors, seed),
     )
+    detectors = [each.detector for each in framework.objectives]
+    detectors += [None] * (2 - len(detectors))  # SigLIP has one direction
     found: dict[str, Any] = {}
-    for name, objective, (own, other) in zip(
-        ("image_to_text", "text_to_image"), framework.objectives, (both, both[::-1]), strict=True
+    for name, detector, (own, other) in zip(
+        ("image_to_text", "text_to_image"), detectors, (both, both[::-1]), strict=True
     ):
-        found[name] = _detection(objective.detector, own, other, labels, alpha, anchors, progress)
+        found[name] = _detection(detector, own, other, labels, alpha, anchors, progress)
     one, two = found.values()
     similar_N = (image_ND * text_ND).sum(1)
     return {
@@ -333,9 +335,13 @@ def _detection(
 
 
 def _mean_of(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, Any]:
-    """The mean of two results, figure by figure."""
+    """The mean of two results, figure by figure; of a figure that only the first has, that."""
     return {
-        name: _mean_of(value, two[name]) if isinstance(value, Mapping) else (value + two[name]) / 2
+        name: value
+        if name not in two
+        else _mean_of(value, two[name])
+        if isinstance(value, Mapping)
+        else (value + two[name]) / 2
         for name, value in one.items()
     }
 

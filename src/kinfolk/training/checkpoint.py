@@ -153,8 +153,11 @@ def _optimizer_fault(checkpoint: Mapping[str, Any]) -> str | None:
         for name, value in each.items():
             if stateful and not isinstance(value, torch.Tensor | float | int):
                 return _wrong(f"optimizer_states.state.{number}.{name}", value, "a tensor")
-    last = checkpoint["lr_schedulers"][0].get("last_epoch")
-    return None if type(last) is int else _wrong("lr_schedulers.last_epoch", last, "a whole number")
+    for name in ("last_epoch", "_step_count"):
+        number = checkpoint["lr_schedulers"][0].get(name)
+        if type(number) is not int:
+            return _wrong(f"lr_schedulers.{name}", number, "a whole number")
+    return None
 
 
 def _loop_fault(checkpoint: Mapping[str, Any]) -> str | None:

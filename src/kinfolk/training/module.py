@@ -285,7 +285,10 @@ def one_pixel_in_float32(module: nn.Module) -> Iterator[None]:
     patched = [
         part
         for part in module.modules()
-        if type(part) is nn.Conv2d and part.kernel_size != (1, 1) and "forward" not in vars(part)
+        if isinstance(part, nn.Conv2d)
+        and type(part).forward is nn.Conv2d.forward  # one that does not override it
+        and part.kernel_size != (1, 1)
+        and "forward" not in vars(part)
     ]
     for part in patched:  # a bound method: a copy of the module gets one that is bound to the copy
         part.forward = MethodType(_convolve_one_pixel, part)  # type: ignore[method-assign]
