@@ -16,8 +16,8 @@ quick=${QUICK:-}
 only=${ONLY:-"suite ranks compile table resume"}
 [ -n "$quick" ] && [ -z "${ONLY:-}" ] && only="ranks compile table resume"
 failed=0
-rm -rf "$work"
 mkdir -p "$work"
+rm -rf "$work/whole" "$work/killed" "$work/whole.log" "$work/killed.log" # of an earlier run
 
 measure() { "$python" benchmarks/gpu_hour.py "$@"; }
 sizes() { if [ -n "$quick" ]; then echo "$1"; else echo "$2"; fi; }

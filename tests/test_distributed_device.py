@@ -39,6 +39,10 @@ NETWORKS = (
     "prototype",
 )
 """What DistributedDataParallel would keep equal, which is not here."""
+SCALE = Path(__file__).parents[1] / "docs" / "scale.md"
+TABLE = (
+    SCALE.read_text(encoding="utf-8").partition("| method | collectives |")[2].partition("\n\n")[0]
+)
 MOST = {
     "simclr": 3,
     "sogclr": 4,
@@ -177,6 +181,13 @@ def test_collectives_of_a_step(ranks: list[dict[str, Any]]) -> None:
     for name in MOST:
         for rank in ranks:
             assert rank[name]["collectives"] == MOST[name]
+
+
+@pytest.mark.parametrize("name", [name for name in MOST if name != "simclr+hierarchy"])
+def test_the_documentation_has_the_number_of_collectives(name: str) -> None:
+    shown = f"`{name}`" if "," not in name else "`rcl` with k-means"
+    rows = [row for row in TABLE.splitlines() if f" {shown}" in row]
+    assert [int(row.split("|")[2]) for row in rows] == [MOST[name]]
 
 
 @pytest.mark.parametrize(

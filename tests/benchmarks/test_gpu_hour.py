@@ -53,8 +53,12 @@ def test_ranks_and_resume_on_a_cpu(tmp_path: Path) -> None:
     assert page.count("\npassed after ") == 2
 
 
-def test_a_check_that_fails_is_marked(tmp_path: Path) -> None:
+def test_a_check_that_fails_is_marked_and_other_files_stay(tmp_path: Path) -> None:
+    other = tmp_path / "work" / "thesis.txt"
+    other.parent.mkdir()
+    other.write_text("mine", encoding="utf-8")
     code, page = run(tmp_path, "unknown")
+    assert other.exists()
     assert code == 1
     assert "**FAILED**" in page
 

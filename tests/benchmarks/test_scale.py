@@ -3,6 +3,7 @@ the page shows what the script prints."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +131,32 @@ def test_the_page_shows_what_the_script_prints(capsys: pytest.CaptureFixture[str
     page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
     missing = [line for line in capsys.readouterr().out.splitlines() if line not in page]
     assert not missing
+
+
+PER_SAMPLE: dict[str, Callable[[int], nn.Module]] = {
+    "`sogclr`": lambda N: kf.SogCLRLoss(num_samples=N),
+    "`sogclr-clip`, `fastclip`": lambda N: kf.FastCLIPLoss(num_samples=N),
+    "`fastclip` with individual temperatures": lambda N: kf.FastCLIPLoss(
+        num_samples=N, individual_lr=0.01
+    ),
+    "`glofnd` with `sgd`": lambda N: kf.GloFND(num_samples=N, alpha=0.1, rule="sgd"),
+    "`glofnd` with `tracking` or `adam`": lambda N: kf.GloFND(num_samples=N, alpha=0.1),
+    "`glofnd` with `tracking` and one α for each sample": lambda N: kf.GloFND(
+        num_samples=N, alpha=torch.full((N,), 0.1)
+    ),
+    "`ring:learned`": lambda N: kf.Ring(lower=0.3, upper=0.8, num_samples=N, boundaries="learned"),
+    "labels of `oracle`": lambda N: kf.Oracle(torch.zeros(N, dtype=torch.int64)),
+}
+
+
+@pytest.mark.parametrize("name", PER_SAMPLE)
+def test_the_page_says_what_fits_at_a_billion_samples(name: str) -> None:
+    few, many = (PER_SAMPLE[name](number) for number in (SAMPLES, 2 * SAMPLES))
+    each = (held(many) - held(few)) // SAMPLES
+    saved = name != "labels of `oracle`"
+    row = f"| {name} | {each} | {each} | {0 if saved else 'not saved'} |"
+    assert row in (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+    memory = {x.untyped_storage().data_ptr() for x in (*many.buffers(), *many.parameters())}
+    large = [x for x in many.state_dict().values() if x.numel() >= SAMPLES]
+    assert bool(large) == saved
+    assert {x.untyped_storage().data_ptr() for x in large} <= memory, "saved without a copy"

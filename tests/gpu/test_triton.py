@@ -16,12 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.gpu.cases import CASES, FEW
 from tests.pretended.device import AVAILABLE
 
 pytest.importorskip("triton")
-pytestmark = pytest.mark.skipif(not AVAILABLE, reason="the device guard needs g++")
+pytestmark = [
+    pytest.mark.skipif(not AVAILABLE, reason="the device guard needs g++"),
+    pytest.mark.skipif(
+        not torch.__version__.startswith("2.13."), reason="replaces internals of torch 2.13"
+    ),
+]
 
 ROOT = Path(__file__).parents[2]
 ALL = os.environ.get("KINFOLK_GPU_CHECK") == "1"
