@@ -35,7 +35,14 @@ def main() -> None:
     epochs = int(sys.argv[2]) if len(sys.argv) > 2 else 8
     common = {"data.labels_from_folders": True, "views.preset": "mild"}  # digits are not mirrored
     found = kf.sweep(
-        folder, "decision", methods=METHODS, seeds=(0, 1, 2), epochs=epochs, common=common
+        folder,
+        "decision",
+        methods=METHODS,
+        seeds=(0, 1, 2),
+        epochs=epochs,
+        common=common,
+        protocols=("knn",),
+        report=False,
     )
     assert found.table is not None, "the sub-folders are the classes"
 
