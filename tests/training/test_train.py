@@ -130,7 +130,7 @@ def test_lines_are_shown_without_a_terminal(
     tiny(images, tmp_path / "run", progress=True)
     shown = capsys.readouterr().err.splitlines()
     assert shown[0].startswith("simclr on 64 samples for 1 epoch,")
-    assert "epoch 1/1  loss" in shown[9]
+    assert "epoch 1/1  loss" in shown[10]
     assert "kNN" in shown[9]
     assert len(shown) == 11, "eight lines of settings, an epoch, the end; Lightning is silent"
 
