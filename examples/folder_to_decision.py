@@ -44,21 +44,19 @@ def main() -> None:
         protocols=("knn",),
         report=False,
     )
-    assert found.table is not None, "the sub-folders are the classes"
+    table = found.table
+    assert table is not None, "the sub-folders are the classes"
 
     audit = kf.audit(found.runs[0].path, alpha=0.05)
     print(f"\n{audit.kin_share:.1%} of all pairs are false negatives, by the labels.")
     print(f"Of the nearest 5 % by plain SimCLR, {audit.precision:.0%} are.\n")
-    for row in found.table.records:
+    for row in table.records:
         print(f"{row['method']:<14} kNN {row['knn']:.1f} ± {row['knn_deviation']:.1f}")
-    for sentence in found.table.sentences():
-        print(sentence)
-    better = [
-        row for row in found.table.records if row[f"{found.table.figure}_verdict"] == "better"
-    ]
-    best = max(better, key=lambda row: row[found.table.figure], default=None)
-    print(f"\nDecision: {METHODS[0] if best is None else best['method']}")
-    found.table.save("decision/compare.html")
+    print("\n".join(table.sentences()))
+    better = [row for row in table.records if row["knn_verdict"] == "better"]
+    best = max(better, key=lambda row: float(row["knn"]), default=table.records[0])
+    print(f"\nDecision: {best['method']}")
+    table.save("decision/compare.html")
 
 
 if __name__ == "__main__":
