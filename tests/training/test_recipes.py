@@ -286,6 +286,7 @@ def test_the_paper_s_settings_of_image_and_text(
             0.1,
             [0.9, 0.999],
         )
+        assert optimizer.warmup_epochs is not None
         assert round(optimizer.warmup_epochs * (2_723_840 // 1024)) == pytest.approx(
             10_000, rel=0.001
         )

@@ -62,6 +62,7 @@ def guide_features(named: str | Path, data: ImageData, cache: Path | None = None
             )
         made = TrainConfig.load(path / "config.yaml").views
         assert made.size is not None, "a run is fitted to its data"
+        assert made.preset is not None
         return _embedded(load_encoder(path)[0], Views(made.preset, made.size, **made.options), data)
     features_NF = read_features(path)
     if (rows := _rows_by_key(path, len(features_NF), data)) is not None:
