@@ -90,7 +90,7 @@ def _runs(comparison: Comparison, folder: Path) -> list[dict[str, Any]]:
                 {
                     "method": name,
                     "seed": run.seed,
-                    "value": "–" if value is None else f"{value:.4g}",
+                    "value": "–" if value is None else f"{value:.2f}",
                     "epochs": len(run.epochs),
                     "path": str(run.path),
                     "link": quote(os.path.relpath(target, folder).replace(os.sep, "/")),
@@ -240,7 +240,7 @@ def curve_panels(rows: Mapping[str, Sequence[One]]) -> list[Panel]:
             if traces:
                 title = curve.title if len(curve.lines) == 1 else f"{curve.title}: {label}"
                 drawn = curve_figure(curve, traces)
-                drawn["layout"] |= {"height": 280, "showlegend": True}
+                drawn["layout"] |= {"height": 240 + 20 * len(rows), "showlegend": True}
                 note = f"{curve.note}; mean over seeds, single runs thin"
                 panels.append(Panel(f"curve-{metric}", title, note, "; ".join(described), drawn))
     return panels

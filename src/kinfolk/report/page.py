@@ -50,6 +50,10 @@ SECTIONS = (
 )
 
 
+COSTS = ("lr", "speed", "cost")
+"""Panels that come last, after what was learned and detected."""
+
+
 def render(
     record: Record,
     panels: Sequence[Panel],
@@ -68,7 +72,11 @@ def render(
     num_views: int = 0,
 ) -> str:
     """The text of report.html. Sections without data are left out."""
-    panels = [*panels, *levels]
+    panels = [
+        *(panel for panel in panels if panel.id not in COSTS),
+        *levels,
+        *(panel for panel in panels if panel.id in COSTS),
+    ]
     tables, refused, results = (
         format.data_tables(record),
         format.quarantine(record),
