@@ -146,8 +146,8 @@ def test_view_agreement_and_group_precision() -> None:
     assert view_agreement(x, 3 * x) == 1
     assert view_agreement(x, x.roll(1, 0)) == 0
     groups = torch.tensor([0, 0, 1, 1, -1])
-    features = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [1.0, 0.2], [0.0, 1.0]])
-    # of the second pair, one has an ungrouped sample nearest and the other a sample of another group
+    features = torch.tensor([[1.0, 0.0], [1.0, 0.05], [0.0, 1.0], [1.0, 0.2], [0.0, 1.0]])
+    # nearest of the second pair: an ungrouped sample, and a sample of the first pair
     assert group_precision(features, groups, block=2) == 0.5
 
 

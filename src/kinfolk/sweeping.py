@@ -130,7 +130,8 @@ class Clock:
         left = ""
         if self._seconds:
             each = statistics.fmean(self._seconds)
-            left = f"; about {duration(each * (self.total - self.number + 1))} left in the {self._what}"
+            all_left = duration(each * (self.total - self.number + 1))
+            left = f"; about {all_left} left in the {self._what}"
         text = f"run {self.number} of {self.total}: {folder}{left}"
         LOG.info("%s", text)
         if self._console is not None:
