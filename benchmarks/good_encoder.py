@@ -226,7 +226,7 @@ def make_detector(method: Method, chosen: Mapping[str, Any], data: Data) -> kf.D
         return kf.StartAt(detector, epoch=EPOCHS // 5)
     if method.detector == "ifnd":
         clusters = tuple(min(classes * ratio, number // 2) for ratio in given["ratios"])
-        return kf.IFND(num_samples=number, num_clusters=clusters, every=5)
+        return kf.IFND(num_samples=number, num_clusters=clusters, every=2)
     if method.detector == "neighbours":
         return kf.Neighbours(num_samples=number, num_clusterings=5, every=5, **given)
     return kf.Hierarchy(num_samples=number, warmup_epochs=EPOCHS // 5, levels=3, **given)
