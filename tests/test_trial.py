@@ -69,8 +69,11 @@ def test_a_trial_trains_every_method_alike_and_is_not_repeated(
 
 def test_without_labels_a_proxy_decides_and_says_so(tmp_path: Path) -> None:
     data = images(tmp_path / "x.npz", labels=False)
-    found = run_trial(data, tmp_path / "try", METHODS, minutes=60, settings=QUICK, progress=False)
+    attracts = Candidate("", "drawn", "simclr+fnc:attract", {"detector.alpha": 0.05})
+    methods = (*METHODS, attracts)
+    found = run_trial(data, tmp_path / "try", methods, minutes=60, settings=QUICK, progress=False)
     assert found.plan.criterion == "views"
+    assert found.plan.candidates == METHODS  # the proxy does not judge the one that attracts
     assert "a proxy" in found.verdict()
     result = read_results(tmp_path / "try" / "simclr" / "seed-0")["views"]
     assert 0 <= result["accuracy"] <= 1

@@ -9,6 +9,7 @@ further seeds are added.
 Criteria, in this order: kNN accuracy by labels; where there are none, the share of samples whose
 nearest neighbour is in their group (tracks, patients); where there are no groups, the share of
 augmented views whose nearest neighbour is another view of the same image. The last two are proxies.
+The last is lower where images are drawn together, so it does not judge methods that attract.
 
 Dimension key: N samples, F features.
 """
@@ -64,7 +65,8 @@ CRITERIA = {
     ),
     "views": (
         "share of augmented views whose nearest neighbour is another view of the same image; a"
-        " proxy: the data has neither labels nor groups, and accuracy may differ"
+        " proxy: the data has neither labels nor groups. It is lower where images are drawn"
+        " together, rightly or not, so methods that attract are left out"
     ),
 }
 
@@ -227,6 +229,9 @@ def _fit_to_time(
             " minutes, or a part of the data"
         )
     criterion, taken = _criterion(pilot, labels), time.monotonic() - began
+    if criterion == "views":
+        judged = tuple(each for each in plan.candidates if ":attract" not in each.method)
+        plan = replace(plan, candidates=judged)
     epoch = SLOWER * float(pilot.epochs()[-1]["seconds"])
     others, number = max(0.0, taken - epoch), PLANNED_SEEDS * len(plan.candidates)
     epochs = int((USED * (left - taken) / number - others) / epoch)

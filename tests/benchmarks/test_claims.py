@@ -9,7 +9,7 @@ import yaml
 from tests.benchmarks.loading import BENCHMARKS, load
 
 figures = load("study_figures")
-CLAIM = {
+CLAIM: dict[str, Any] = {
     "paper": "IFND",
     "claim": "better",
     "run": "`simclr+ifnd`",
