@@ -226,7 +226,7 @@ def make_detector(method: Method, chosen: Mapping[str, Any], data: Data) -> kf.D
         return kf.StartAt(detector, epoch=EPOCHS // 5)
     if method.detector == "ifnd":
         clusters = tuple(min(classes * ratio, number // 2) for ratio in given["ratios"])
-        return kf.IFND(num_samples=number, num_clusters=clusters, every=5)
+        return kf.IFND(num_samples=number, num_clusters=clusters, every=2)
     if method.detector == "neighbours":
         return kf.Neighbours(num_samples=number, num_clusterings=5, every=5, **given)
     return kf.Hierarchy(num_samples=number, warmup_epochs=EPOCHS // 5, levels=3, **given)
@@ -321,17 +321,15 @@ def evaluate(adapter: Adapter | None, data: Data, probes: bool = True) -> dict[s
 def jobs(
     records: list[dict[str, Any]], datasets: tuple[str, ...]
 ) -> Iterator[tuple[str, str, int]]:
-    """Data set, method and seed of what has no record: of each data set first the choice of
-    settings, then seed by seed; rows that reweight come last."""
+    """Data set, method and seed of what has no record: first the choice of settings, then seed by
+    seed; rows that reweight come last."""
     done = {(one["dataset"], one["method"], one["seed"]) for one in records}
     chosen = [name for name, method in METHODS.items() if len(method.grid) > 1]
     first = [name for name in (*BASELINES, *METHODS) if ":reweight" not in name]
     last = [name for name in METHODS if ":reweight" in name]
-    queue = list[tuple[str, str, int]]()
-    for dataset in datasets:
-        queue += [(dataset, name, CHOOSING_SEED) for name in chosen]
-        queue += [(dataset, name, seed) for seed in SEEDS for name in first]
-    queue += [(dataset, name, seed) for seed in SEEDS for dataset in datasets for name in last]
+    queue = [(dataset, name, CHOOSING_SEED) for dataset in datasets for name in chosen]
+    for names in (first, last):
+        queue += [(dataset, name, seed) for seed in SEEDS for dataset in datasets for name in names]
     for job in queue:
         if job not in done and not (job[1] == "frozen" and job[2]):
             yield job

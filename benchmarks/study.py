@@ -72,6 +72,7 @@ from typing import Any
 
 import curves
 import numpy as np
+import study_detectors  # noqa: F401  registers them
 import yaml
 from study_queue import Job, Results, corrupted, folder_name, jobs, version
 

@@ -1,14 +1,19 @@
-"""Tables and figures of the study of gains, made from its file of results alone.
+"""Tables and figures of docs/results.md, made from the files of results alone.
 
-    .venv/bin/python benchmarks/study_figures.py [benchmarks/results/gain.json] [--page docs/results.md] [--images docs/images]
+    .venv/bin/python benchmarks/study_figures.py [--page docs/results.md] [--images docs/images]
     .venv/bin/python benchmarks/study_figures.py benchmarks/results/ifnd-figure1.json --classes benchmarks/studies/ifnd-figure1.yaml
 
-Prints one Markdown table for each data set; with `--page` they replace what stands in that page
-between `<!-- table DATASET -->` and `<!-- end -->`. With `--images` it draws `gain-map.svg` and
-`gain-epochs.svg` by plotly; Chromium turns them into SVG, so `chromium` (or google-chrome) must be
-on the PATH. With `--classes` it draws `gap-classes.svg` instead, Figure 1 of IFND: what each method
-reaches on data sets with more and more classes, by the numbers of `classes` in the document of the
-study.
+Prints one Markdown table for each data set of each study; with `--page` they replace what stands in
+that page between `<!-- table NAME -->` and `<!-- end -->`: NAME is the data set for `gain.json`,
+`long DATASET` for `long.json`, `good DATASET` for `good_encoder.json`. `<!-- table claims -->` is
+the table of claims of `claims.yaml`, whose measured cells and verdicts come from the records. What
+has no record yet is said to be not run.
+
+With `--images` it draws `gain-precision.svg` (the gain of each detector by its precision, over all
+studies), `gain-map.svg` and `gain-epochs.svg` by plotly; Chromium turns them into SVG, so
+`chromium` (or google-chrome) must be on the PATH. With `--classes` it draws `gap-classes.svg`
+instead, Figure 1 of IFND: what each method reaches on data sets with more and more classes, by the
+numbers of `classes` in the document of the study.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -36,13 +41,38 @@ INK, GRID = "#24292f", "#d8dee4"
 VARIANTS = ("(degrees)", "(late)", "(second head)")
 """Rows that stand where the method itself stands, and are left out of the map."""
 Record = Mapping[str, Any]
+Rows = Mapping[str, Mapping[int, Record]]
+"""Method → seed → record."""
+HERE = Path(__file__).parent
+REGIMES = {
+    "long": "from scratch, 100 epochs",
+    "good_encoder": "from a good encoder",
+    "gain": "from scratch, 6 to 16 epochs",
+    "ifnd-figure1": "from scratch, 30 epochs",
+}
+"""What the trainings of each file of results are."""
+PREFIXES = {"gain": "", "long": "long ", "good_encoder": "good "}
+"""Of the names of their tables on the page."""
+NAMES = {
+    "gtsrb": "GTSRB",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "tinyimagenet15": "Tiny-ImageNet-15",
+}
+OWN = ("fnc", "glofnd", "ifnd", "neighbours", "hierarchy", "components", "ring", "cave")
+"""Detectors that go by the encoder's own similarity."""
 
 
 def read(path: Path) -> dict[str, dict[str, dict[int, Record]]]:
-    """Data set → method → seed → record."""
+    """Data set → method → seed → record. Detectors of `good_encoder.json` are those of `simclr`."""
     found: dict[str, dict[str, dict[int, Record]]] = {}
+    bare = path.stem == "good_encoder"
     for one in json.loads(path.read_text(encoding="utf-8")):
-        found.setdefault(one["dataset"], {}).setdefault(one["method"], {})[one["seed"]] = one
+        if "figures" not in one:  # the choice of a setting
+            continue
+        name = one["method"]
+        name = f"{BASE}+{name}" if bare and name not in (BASE, "frozen", "distillation") else name
+        found.setdefault(one["dataset"], {}).setdefault(name, {})[one["seed"]] = one
     return found
 
 
@@ -65,29 +95,32 @@ def gain(rows: Mapping[str, Mapping[int, Record]], method: str, figure: str) -> 
     return statistics.fmean(ours) - statistics.fmean(base) if ours and base else None
 
 
-def closed(rows: Mapping[str, Mapping[int, Record]], method: str, figure: str) -> float | None:
-    """Share of the gap between the base and attracting by the labels, each the mean over its
-    seeds."""
+def closed(rows: Rows, method: str, figure: str, oracle: str = ATTRACTED) -> float | None:
+    """Share of the gap between the base and the oracle, each the mean over its seeds; None without
+    records of the oracle."""
+    if oracle not in rows:
+        return None
     return gap_closed(
         method,
         {name: [one["figures"] for one in runs.values()] for name, runs in rows.items()},
         BASE,
         figure,
-        ATTRACTED,
+        oracle,
     )
 
 
-def cost(rows: Mapping[str, Mapping[int, Record]], method: str) -> str:
+def cost(rows: Mapping[str, Mapping[int, Record]], method: str, base: str = BASE) -> str:
     """CPU seconds of an epoch relative to the base, each the mean over the runs that have them."""
-    ours, base = (
+    ours, others = (
         [one["cpu_seconds"] for one in rows.get(name, {}).values() if "cpu_seconds" in one]
-        for name in (method, BASE)
+        for name in (method, base)
     )
-    return f"{statistics.fmean(ours) / statistics.fmean(base):.2f}" if ours and base else "–"
+    return f"{statistics.fmean(ours) / statistics.fmean(others):.2f}" if ours and others else "–"
 
 
-def table(rows: Mapping[str, Mapping[int, Record]], methods: Iterable[str] | None = None) -> str:
-    """Markdown: the base and the bounds first, then by kNN."""
+def table(rows: Rows, methods: Iterable[str] | None = None, oracle: str = ATTRACTED) -> str:
+    """Markdown: the base and the bounds first, then by kNN. `oracle`: whose gap to the base methods
+    close a share of."""
     first = [name for name in (BASE, ELIMINATED, ATTRACTED) if name in rows]
     others = [name for name in rows if name not in first and "(p " not in name]
     others.sort(
@@ -102,7 +135,7 @@ def table(rows: Mapping[str, Mapping[int, Record]], methods: Iterable[str] | Non
         "1 %",
         "kNN against base",
         "p",
-        "gap closed: kNN",
+        "gap closed: kNN" if oracle == ATTRACTED else "of the gain of `oracle`: kNN",
         "linear",
         "precision",
         "recall",
@@ -121,7 +154,7 @@ def table(rows: Mapping[str, Mapping[int, Record]], methods: Iterable[str] | Non
             p_value(*paired(rows, name, BASE, "knn")) if name != BASE else None,
         )
         shares = [
-            None if name in (BASE, ATTRACTED) else closed(rows, name, figure)
+            None if name in (BASE, oracle) else closed(rows, name, figure, oracle)
             for figure in ("knn", "linear")
         ]
         # not every candidate to a degree
@@ -162,6 +195,146 @@ def with_tables(page: str, tables: Mapping[str, str]) -> str:
             flags=re.DOTALL,
         )
     return page
+
+
+def claims_table(
+    claims: Sequence[Mapping[str, Any]], results: Mapping[str, Mapping[str, Rows]]
+) -> str:
+    """Markdown: each claim, what was run, what was measured, and the verdict."""
+    head = ["paper", "claim", "what was run here", "measured", "verdict"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for claim in claims:
+        asked = [(one, answer(one, results)) for one in claim["evidence"]]
+        known = [(one, found) for one, found in asked if found is not None]
+        cells = "; ".join(
+            f"{NAMES[one['dataset']]} {REGIMES[one['study']]}: {text}" for one, (text, _) in known
+        )
+        decided = [(one, said) for one, (_, said) in known if said is not None]
+        said = claim.get("verdict", "one seed: no verdict" if known else "not run yet")
+        if decided and "verdict" not in claim:
+            one, said = decided[0]
+            said += "" if one["study"] == "long" else f" ({REGIMES[one['study']]})"
+        row = [claim["paper"], claim["claim"], claim["run"], cells or "–", f"**{said}**"]
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
+def answer(
+    one: Mapping[str, Any], results: Mapping[str, Mapping[str, Rows]]
+) -> tuple[str, str | None] | None:
+    """What was measured for a comparison of a claim, and the verdict, which needs two seeds; None
+    without records."""
+    rows = results.get(one["study"], {}).get(one["dataset"], {})
+    if one["method"] not in rows:
+        return None
+    if "curve" in one:
+        return _change(rows[one["method"]], one["curve"])
+    if one["base"] not in rows:
+        return None
+    if one.get("cost"):
+        times = cost(rows, one["method"], one["base"])
+        return None if times == "–" else (f"{times} times", None)
+    tests = {}
+    for figure in [one["figure"]] if "figure" in one else ["knn", "linear"]:
+        ours, base = paired(rows, one["method"], one["base"], figure)
+        if ours:
+            more = statistics.fmean(ours) - statistics.fmean(base)
+            tests[figure] = more, p_value(ours, base), len(ours)
+    if not tests:
+        return None
+    words = [
+        f"{'kNN' if name == 'knn' else name} {_signed(test[0])}" for name, test in tests.items()
+    ]
+    more, p, seeds = tests[list(tests)[-1]]
+    text = f"{', '.join(words)} ({seeds} seed{'s' if seeds > 1 else ''}{_p(p)})"
+    if p is None:
+        return text, None
+    return text, "reproduced" if p < 0.05 else "same sign" if more > 0 else "not seen"
+
+
+def _change(runs: Mapping[int, Record], name: str) -> tuple[str, str | None] | None:
+    """The first and the last value of a curve."""
+    curves = [
+        [100 * value for value in one["curves"].get(name, []) if value is not None]
+        for one in runs.values()
+    ]
+    curves = [curve for curve in curves if len(curve) > 1]
+    if not curves:
+        return None
+    first, last = [curve[0] for curve in curves], [curve[-1] for curve in curves]
+    ends = [f"{statistics.fmean(values):.0f}" for values in (first, last)]
+    p = p_value(last, first)
+    text = f"{name} {ends[0]} % to {ends[1]} % ({len(curves)} seed{'s'[: len(curves) > 1]}{_p(p)})"
+    rises = statistics.fmean(last) > statistics.fmean(first)
+    if p is None:
+        return text, None
+    return text, "reproduced" if p < 0.05 else "same sign" if rises else "not seen"
+
+
+def _p(p: float | None) -> str:
+    return "" if p is None else f", p {f'= {p:.3f}' if p >= 0.001 else '< 0.001'}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.1f}".replace("-", "−")
+
+
+def by_precision(results: Mapping[str, Mapping[str, Rows]]) -> dict[str, Any]:
+    """Gain in kNN of detectors by the encoder's own similarity, eliminating, over the precision
+    of their flags in the last epoch; and of the oracle, whose precision is 1. One colour for each
+    regime, one symbol for each data set; rows with one seed are hollow."""
+    colours = dict(zip(REGIMES, ("#1a7f37", "#0969da", "#bc4c00", "#8250df"), strict=True))
+    symbols = dict(zip(NAMES, ("circle", "diamond", "square", "triangle-up"), strict=True))
+    traces = []
+    for study, datasets in results.items():
+        for dataset, rows in datasets.items():
+            if dataset not in NAMES or study not in REGIMES:
+                continue
+            points = []
+            for method, runs in rows.items():
+                detector = method.removeprefix(f"{BASE}+")
+                more = gain(rows, method, "knn")
+                found = [
+                    one["figures"]["precision"]
+                    for one in runs.values()
+                    if "precision" in one["figures"]
+                ]
+                if detector not in (*OWN, "oracle") or more is None or not found:
+                    continue
+                points.append((statistics.fmean(found) / 100, more, detector, len(runs)))
+            if not points:
+                continue
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "markers+text",
+                    "name": f"{NAMES[dataset]}, {REGIMES[study]}",
+                    "x": [point[0] for point in points],
+                    "y": [point[1] for point in points],
+                    "text": [f" {point[2]}" for point in points],
+                    "textposition": "middle right",
+                    "textfont": {"size": 10, "color": INK},
+                    "marker": {
+                        "symbol": [
+                            symbols[dataset] + ("" if point[3] > 1 else "-open") for point in points
+                        ],
+                        "size": 11,
+                        "color": colours[study],
+                    },
+                }
+            )
+    axis = {"gridcolor": GRID, "zeroline": True, "zerolinecolor": INK, "ticks": "outside"}
+    layout = {
+        "xaxis": {
+            **axis,
+            "title": {"text": "precision of the flagged pairs, last epoch"},
+            "tickformat": ".0%",
+            "range": [0, 1.12],
+        },
+        "yaxis": {**axis, "title": {"text": "gain over simclr, points of kNN"}},
+        "legend": {"orientation": "h", "y": -0.18},
+    }
+    return {"data": traces, "layout": layout}
 
 
 def _mean(values: Sequence[float]) -> str:
@@ -465,9 +638,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "results", type=Path, nargs="?", default=Path(__file__).parent / "results" / "gain.json"
-    )
+    parser.add_argument("results", type=Path, nargs="?", help="the file of --classes")
     parser.add_argument("--page", type=Path, help="Markdown page whose tables are replaced")
     parser.add_argument(
         "--images", type=Path, help="folder of the figures; none are drawn unless given"
@@ -479,22 +650,33 @@ def main() -> None:
         help="study whose data sets name their number of classes; draws the gap over it",
     )
     options = parser.parse_args()
-    results = read(options.results)
     if options.classes is not None:
         described = yaml.safe_load(options.classes.read_text(encoding="utf-8"))["datasets"]
-        figure = by_classes(results, {name: one["classes"] for name, one in described.items()})
-        return write_svg(
-            figure, (options.images or options.results.parent) / "gap-classes.svg", 700, 520
-        )
-    tables = {dataset: table(rows) for dataset, rows in results.items() if BASE in rows}
-    for dataset, text in tables.items():
-        print(f"\n{dataset}; percent\n\n{text}")
+        numbers = {name: one["classes"] for name, one in described.items()}
+        figure, images = by_classes(read(options.results), numbers), options.images
+        return write_svg(figure, (images or options.results.parent) / "gap-classes.svg", 700, 520)
+    results = {
+        study: read(path)
+        for study in REGIMES
+        if (path := HERE / "results" / f"{study}.json").exists()
+    }
+    claims = yaml.safe_load((HERE / "claims.yaml").read_text(encoding="utf-8"))
+    tables = {"claims": claims_table(claims, results)}
+    for study, prefix in PREFIXES.items():
+        for dataset, rows in results.get(study, {}).items():
+            if BASE in rows:
+                tables[prefix + dataset] = table(
+                    rows, oracle=ATTRACTED if study == "gain" else ELIMINATED
+                )
+    for name, text in tables.items():
+        print(f"\n{name}; percent\n\n{text}")
     if options.page is not None:
         options.page.write_text(
             with_tables(options.page.read_text(encoding="utf-8"), tables), encoding="utf-8"
         )
     if options.images is not None:
-        rows = results[options.map]
+        rows = results["gain"][options.map]
+        write_svg(by_precision(results), options.images / "gain-precision.svg", 900, 560)
         write_svg(the_map(rows), options.images / "gain-map.svg", 1000, 560)
         kin = [
             name

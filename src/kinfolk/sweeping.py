@@ -112,10 +112,12 @@ class Clock:
     Args:
         total: number of runs.
         shown: whether it is shown on the screen; it is always logged.
+        what: what the runs belong to, in a word.
     """
 
-    def __init__(self, total: int, shown: bool) -> None:
+    def __init__(self, total: int, shown: bool, what: str = "sweep") -> None:
         self.total, self.number, self._seconds = total, 0, list[float]()
+        self._what = what
         self._console = (
             Console(stderr=True, soft_wrap=True) if shown and global_rank(1) == 0 else None
         )
@@ -128,7 +130,8 @@ class Clock:
         left = ""
         if self._seconds:
             each = statistics.fmean(self._seconds)
-            left = f"; about {duration(each * (self.total - self.number + 1))} left in the sweep"
+            all_left = duration(each * (self.total - self.number + 1))
+            left = f"; about {all_left} left in the {self._what}"
         text = f"run {self.number} of {self.total}: {folder}{left}"
         LOG.info("%s", text)
         if self._console is not None:

@@ -9,6 +9,7 @@ further seeds are added.
 Criteria, in this order: kNN accuracy by labels; where there are none, the share of samples whose
 nearest neighbour is in their group (tracks, patients); where there are no groups, the share of
 augmented views whose nearest neighbour is another view of the same image. The last two are proxies.
+The last is lower where images are drawn together, so it does not judge methods that attract.
 
 Dimension key: N samples, F features.
 """
@@ -64,7 +65,8 @@ CRITERIA = {
     ),
     "views": (
         "share of augmented views whose nearest neighbour is another view of the same image; a"
-        " proxy: the data has neither labels nor groups, and accuracy may differ"
+        " proxy: the data has neither labels nor groups. It is lower where images are drawn"
+        " together, rightly or not, so methods that attract are left out"
     ),
 }
 
@@ -179,12 +181,13 @@ def run_trial(
         plan.save(out)
         plan = _fit_to_time(plan, out, deadline, labels, progress)
         plan.save(out)
-    rounds, longest = list[list[Path]](), plan.seconds
-    clock = Clock(PLANNED_SEEDS * len(plan.candidates), progress)
+    rounds, seconds = list[list[Path]](), dict[str, float]()
+    clock = Clock(PLANNED_SEEDS * len(plan.candidates), progress, "trial")
     for seed in range(MOST_SEEDS):
         runs = [Run(out / each.name / f"seed-{seed}") for each in plan.candidates]
         todo = [run for run in runs if plan.criterion not in read_results(run.path)]
-        if time.monotonic() + len(todo) * longest > deadline:
+        expected = sum(seconds.get(run.path.parent.name, plan.seconds) for run in todo)
+        if todo and time.monotonic() + expected > deadline:
             break
         clock.total = max(clock.total, (seed + 1) * len(runs))
         for each, run in zip(plan.candidates, runs, strict=True):
@@ -196,15 +199,19 @@ def run_trial(
             if not _train(plan, each, seed, run, deadline, labels, progress):
                 return _compared(plan, rounds)
             clock.finish(run)
-            longest = max(longest, time.monotonic() - began)
+            seconds[each.name] = time.monotonic() - began
         rounds.append([run.path for run in runs])
     return _compared(plan, rounds)
 
 
 def _compared(plan: Plan, rounds: Sequence[Sequence[Path]]) -> Trial:
     paths = [path for runs in rounds for path in runs]
-    table = compare(paths, figure=plan.criterion) if paths else None
-    return Trial(plan, len(rounds), table)
+    if not paths:
+        return Trial(plan, 0, None)
+    table = compare(paths, figure=plan.criterion)
+    shown = (plan.criterion, "gain", "95% interval", "p", "p (Holm)")
+    columns = [column for column in table.columns if column.head in shown]
+    return Trial(plan, len(rounds), replace(table, columns=columns))
 
 
 def _fit_to_time(
@@ -222,6 +229,9 @@ def _fit_to_time(
             " minutes, or a part of the data"
         )
     criterion, taken = _criterion(pilot, labels), time.monotonic() - began
+    if criterion == "views":
+        judged = tuple(each for each in plan.candidates if ":attract" not in each.method)
+        plan = replace(plan, candidates=judged)
     epoch = SLOWER * float(pilot.epochs()[-1]["seconds"])
     others, number = max(0.0, taken - epoch), PLANNED_SEEDS * len(plan.candidates)
     epochs = int((USED * (left - taken) / number - others) / epoch)
@@ -280,14 +290,23 @@ def _train(
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
     """Ends a training that runs inside after `seconds`, with a checkpoint, as SIGTERM does. Other
-    code is not interrupted."""
-    timer = threading.Timer(max(seconds, 0.0), _thread.interrupt_main, [signal.SIGTERM])
-    timer.daemon = True
-    timer.start()
+    code is not interrupted: only a training handles the signal."""
+    done = threading.Event()
+
+    def interrupt() -> None:
+        if not done.wait(max(seconds, 0.0)):
+            while True:  # the training may not have begun yet
+                _thread.interrupt_main(signal.SIGTERM)
+                if done.wait(0.5):
+                    return
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        timer.cancel()
+        done.set()
+        thread.join()
 
 
 def _criterion(run: Run, labels: NDArray[np.int64] | None) -> str:

@@ -6,6 +6,7 @@ import json
 import shlex
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -417,3 +418,60 @@ def test_weak_features_suggest_better_ones(
     assert "these features tell little" in " ".join(" ".join(lines).split())
     assert any("kinfolk advise DATA --guide" in line for line in lines)
     assert not any("+guide" in line for line in lines)
+
+
+def test_advise_tries_the_methods_on_the_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The audited features are the guide, labels of a file decide, and a repeated command continues
+    without another audit."""
+    from kinfolk import trial
+
+    calls = list[dict[str, Any]]()
+
+    def record(data: str, out: Path, candidates: Any, **given: Any) -> trial.Trial:
+        calls.append({"data": data, "candidates": candidates, **given})
+        plan = trial.Plan(
+            data, tuple(candidates) or calls[0]["candidates"], {}, None, 3, 1.0, "knn"
+        )
+        plan.save(out)
+        return trial.Trial(plan, 0, None)
+
+    monkeypatch.setattr(trial, "run_trial", record)
+    x = np.random.default_rng(0).integers(0, 256, (8, 1, 1, 3))[np.arange(64) % 8]
+    x = (x + np.random.default_rng(1).integers(-9, 9, (64, 8, 8, 3))).clip(0, 255).astype(np.uint8)
+    np.savez(tmp_path / "x.npz", images=x)
+    np.save(tmp_path / "y.npy", np.arange(64) % 8)
+    command = ["advise", tmp_path / "x.npz", "--out", tmp_path / "advice", "--try", "30"]
+    command += ["--labels", tmp_path / "y.npy", "--set", "batch_size=32", "--alpha", "0.1"]
+    assert run(*command) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "repeat the command to continue" in said
+    first = calls[0]
+    assert first["minutes"] == 30
+    assert first["settings"] == {"batch_size": 32}
+    assert first["labels"].tolist() == (np.arange(64) % 8).tolist()
+    assert [each.method for each in first["candidates"]] == [
+        "simclr",
+        "simclr+glofnd",
+        "simclr+guide:attract",
+    ]
+    guide = Path(first["candidates"][-1].settings["detector.features"])
+    assert len(np.load(guide)) == 64
+    monkeypatch.setattr("kinfolk.auditing.audit", None)
+    assert run(*command) == 0
+    assert calls[1]["labels"].tolist() == first["labels"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--try", "0"), "--try (=0) must be above 0 minutes"),
+        (("--set", "epochs=3"), "--set and --recipe are for the trainings of --try"),
+    ],
+)
+def test_options_of_a_trial_are_checked_first(
+    words: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("advise", tmp_path, "--out", tmp_path / "advice", *words) == 2
+    assert message in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,97 @@
+"""The table of claims and the figure of gains by precision: from few records and from many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from tests.benchmarks.loading import BENCHMARKS, load
+
+figures = load("study_figures")
+CLAIM: dict[str, Any] = {
+    "paper": "IFND",
+    "claim": "better",
+    "run": "`simclr+ifnd`",
+    "evidence": [
+        {"study": study, "dataset": "gtsrb", "method": "simclr+ifnd", "base": "simclr"}
+        for study in ("long", "gain")
+    ],
+}
+
+
+def rows(*gains: float) -> dict[str, dict[int, Any]]:
+    """The base and a method that is above it by these gains, one for each seed."""
+    return {
+        method: {
+            seed: {
+                "figures": {"knn": 50.0, "linear": 60.0 + seed + above * gain, "precision": 30.0},
+                "curves": {"precision": [None, 0.2, 0.2 + gain / 100]},
+            }
+            for seed, gain in enumerate(gains)
+        }
+        for method, above in (("simclr", 0), ("simclr+ifnd", 1))
+    }
+
+
+def verdict(results: dict[str, Any], claim: dict[str, Any] | None = None) -> tuple[str, str]:
+    """The cells "measured" and "verdict"."""
+    row = figures.claims_table([claim or CLAIM], results).splitlines()[-1]
+    measured, said = row.strip("| ").split(" | ")[-2:]
+    return measured, said.strip("*")
+
+
+def test_what_has_no_record_is_not_run_yet() -> None:
+    assert verdict({}) == ("–", "not run yet")
+    assert verdict({"long": {"gtsrb": {"simclr": {}}}}) == ("–", "not run yet")
+
+
+def test_verdicts_follow_from_the_seeds() -> None:
+    short = {"gain": {"gtsrb": rows(-1.0, -2.0, -1.5)}}
+    assert verdict(short)[1] == "not seen (from scratch, 6 to 16 epochs)"
+    assert verdict({"long": {"gtsrb": rows(2.0)}, **short})[1].startswith("not seen (from scratch,")
+    measured, said = verdict({"long": {"gtsrb": rows(2.0, 2.5, 2.2)}, **short})
+    assert said == "reproduced"
+    assert "GTSRB from scratch, 100 epochs: kNN +0.0, linear +2.2 (3 seeds, p = 0.002)" in measured
+    assert verdict({"long": {"gtsrb": rows(9.0, -3.0, 1.0)}})[1] == "same sign"
+    assert verdict({"long": {"gtsrb": rows(2.0)}})[1] == "one seed: no verdict"
+    assert verdict({}, {**CLAIM, "verdict": "cannot be asked"})[1] == "cannot be asked"
+
+
+def test_a_claim_about_a_curve_compares_its_ends() -> None:
+    claim = {**CLAIM, "evidence": [{**CLAIM["evidence"][0], "curve": "precision"}]}
+    measured, said = verdict({"long": {"gtsrb": rows(5.0, 6.0, 7.0)}}, claim)
+    assert "precision 20 % to 26 % (3 seeds, p = 0.005)" in measured
+    assert said == "reproduced"
+
+
+def test_every_claim_names_methods_of_its_study() -> None:
+    claims = yaml.safe_load((BENCHMARKS / "claims.yaml").read_text(encoding="utf-8"))
+    assert {claim["paper"] for claim in claims} == {"IFND", "GloFND", "Ring", "SPCL", "RCL"}
+    adapters = load("good_encoder").METHODS
+    for one in (one for claim in claims for one in claim["evidence"]):
+        for method in (one["method"], one.get("base", one["method"])):
+            if one["study"] == "good_encoder":
+                assert method.removeprefix("simclr+") in adapters
+            else:
+                path = BENCHMARKS / "studies" / f"{one['study']}.yaml"
+                study = yaml.safe_load(path.read_text(encoding="utf-8"))
+                assert one["dataset"] in study["datasets"]
+                assert method in study["methods"], (one["study"], method)
+
+
+def test_the_figure_has_a_trace_for_each_data_set_and_regime() -> None:
+    results = {"long": {"gtsrb": rows(1.0, 2.0)}, "gain": {"gtsrb": rows(1.0), "tuning": rows(1.0)}}
+    traces = figures.by_precision(results)["data"]
+    assert [trace["name"] for trace in traces] == [
+        "GTSRB, from scratch, 100 epochs",
+        "GTSRB, from scratch, 6 to 16 epochs",
+    ]
+    assert traces[0]["x"] == [0.3]
+    assert traces[1]["marker"]["symbol"] == ["circle-open"]
+    assert figures.by_precision({})["data"] == []
+
+
+def test_a_table_without_the_oracle_has_no_gap() -> None:
+    line = figures.table(rows(1.0, 2.0), oracle="simclr+oracle").splitlines()[-1]
+    assert line.split(" | ")[8:10] == ["–", "–"]
