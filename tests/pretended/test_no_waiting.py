@@ -31,6 +31,7 @@ from kinfolk.detectors import (
     StartAt,
     Teacher,
 )
+from kinfolk.frameworks.registry import Context, build_detector, parse
 from kinfolk.kinship import ACTIONS, Action
 from kinfolk.objectives import (
     BimodalSogCLRLoss,
@@ -103,6 +104,12 @@ DETECTORS: dict[str, Callable[[], Detector | None]] = {
         torch.randn(N, 5, generator=torch.Generator().manual_seed(4)), temperature=0.2
     ),
 }
+_listed = {type(found.inner) for make in DETECTORS.values() if (found := make()) is not None}
+DETECTORS |= {
+    name: lambda name=name: build_detector(parse(f"simclr+{name}"), Context(N, LABELS), {})
+    for name, kind in REGISTERED.items()
+    if kind not in _listed
+}
 
 
 def made(loss: str, detector: str, action: Action) -> Any:
@@ -141,13 +148,6 @@ def cases() -> list[tuple[str, str, Action]]:
             )
             found.append((loss, detector, actions[(i + j) % len(actions)]))
     return found
-
-
-def test_every_registered_detector_is_here() -> None:
-    kinds = {
-        type(detector.inner) for make in DETECTORS.values() if (detector := make()) is not None
-    }
-    assert kinds == set(REGISTERED.values())
 
 
 @pytest.mark.parametrize(("loss", "detector", "action"), cases())

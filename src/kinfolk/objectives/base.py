@@ -327,7 +327,7 @@ class Objective(Settings, ABC):
                 " torch.utils.checkpoint, but its state has changed since the first call: call the"
                 " loss outside of the checkpoint, which can hold the encoder alone"
             )
-        mean = loss.detach().double()
+        mean = loss.detach().to(torch.float64, copy=True)
         if distributed.world_size() > 1 and sizes is None:  # gathered losses are equal on all ranks
             torch.distributed.all_reduce(mean)  # not finite where one of them is not
             mean, is_finite = mean / distributed.world_size(), finite(mean)
