@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from kinfolk.detectors import DETECTORS
 from tests.training.pairs_of import SMALL as SMALL_PAIRS
 from tests.training.pairs_of import write_pairs
 from tests.training.small import SMALL
@@ -61,6 +62,11 @@ TEXT: dict[str, dict[str, Any]] = {
     "sogclr-clip+fnc": {"detector.top_k": 2},
     "fastclip+glofnd": {"detector.alpha": 0.1},
     "siglip+guide": {"detector.alpha": 0.1},
+}
+IMAGES |= {  # a new detector
+    f"simclr+{name}": {}
+    for name in DETECTORS
+    if name not in {method.partition("+")[2] for method in (*IMAGES, *TEXT)}
 }
 METHODS = (*IMAGES, *TEXT)
 

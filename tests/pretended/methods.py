@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kinfolk.detectors import DETECTORS
 from kinfolk.frameworks import Framework
 from kinfolk.frameworks.registry import Context, build, parse
 
@@ -105,6 +106,10 @@ METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"num_clusters": (3, 5), "schedule": "constant", "degrees": True},
     ),
     "fastclip, individual": ("fastclip", {"individual_lr": 0.1}, {}),
+}
+_listed = {parse(method).detector for method, *_ in METHODS.values()}
+METHODS |= {
+    f"simclr+{name}": (f"simclr+{name}", {}, {}) for name in DETECTORS if name not in _listed
 }
 
 

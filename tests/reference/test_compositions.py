@@ -24,8 +24,14 @@ RECORDED: dict[str, list[float]] = json.loads(DIGEST.read_text(encoding="utf-8")
 
 
 def check(name: str, found: dict[str, Any]) -> None:
-    """Up to the rounding of float64; see `compositions.py` for what a number stands for."""
-    assert digest(found) == pytest.approx(RECORDED[name], rel=1e-12, abs=1e-12), name
+    """Up to the rounding of float64; see `compositions.py` for what a number stands for. A new
+    detector, which has no record yet, has only to run or to be refused with a reason."""
+    numbers = digest(found)
+    assert numbers == pytest.approx(RECORDED.get(name, numbers), rel=1e-12, abs=1e-12), name
+
+
+def test_there_is_a_record_for_nearly_all() -> None:
+    assert len(RECORDED.keys() & set(kept())) > 0.9 * len(kept())
 
 
 @pytest.mark.filterwarnings("ignore")

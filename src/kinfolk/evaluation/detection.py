@@ -261,9 +261,7 @@ def _add_block(
     for level, kin in enumerate(found if isinstance(found, tuple) else (found,)):
         kin_RC = flagged(kin, block)
         counts = count(block, kin_RC, (labels_N[block.ids], labels_C))
-        quality.stats = quality.stats + Stats.from_counts(
-            torch.cat((counts[:8], counts.new_zeros(4)))
-        )
+        quality.stats = quality.stats + Stats.from_counts(counts)
         if level > 0:
             continue
         hits_R, counted_R = (kin_RC & same_RC).sum(1), (kin_RC & known_RC).sum(1)

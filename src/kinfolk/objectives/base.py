@@ -329,7 +329,7 @@ class Objective(Settings, ABC):
         collects = detector is not None and detector.collects
         if parts or wants_loss or collects:
             refuse_recomputation(type(self).__name__)
-        mean = loss.detach().double()
+        mean = loss.detach().to(torch.float64, copy=True)
         if distributed.world_size() > 1 and sizes is None:  # gathered losses are equal on all ranks
             torch.distributed.all_reduce(mean)  # not finite where one of them is not
             mean, is_finite = mean / distributed.world_size(), finite(mean)
