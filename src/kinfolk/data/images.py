@@ -15,8 +15,8 @@ from kinfolk.data.captions import TextColumn
 from kinfolk.data.sample_table import Samples
 
 if TYPE_CHECKING:
-    from kinfolk.data.text_pairs import PairTexts
     from kinfolk.data.stream import StreamedPixels
+    from kinfolk.data.text_pairs import PairTexts
 
 
 @final

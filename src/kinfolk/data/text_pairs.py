@@ -210,7 +210,8 @@ class PairTexts:
     tokenizer: Tokenizer | None = None
 
     def __init__(self, samples: Samples, scores: Tensor | None = None) -> None:
-        assert samples.captions is not None and samples.group_ids is not None
+        assert samples.captions is not None
+        assert samples.group_ids is not None
         self._pairs, self.scores = samples.captions, scores
         self.groups = torch.from_numpy(samples.group_ids.astype(np.int64))
         self.num_train = samples.num_train

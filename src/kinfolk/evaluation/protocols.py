@@ -227,9 +227,9 @@ def run_caption_kin(
     most_anchors: int = MOST_ANCHORS,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """As `run_kin`, of a method that learns from captions or text pairs: images against captions and
-    captions against images, by the detector of each direction, and the mean of both. Without augmentation,
-    and with the first caption of each sample.
+    """As `run_kin`, of a method that learns from captions or text pairs: images against captions
+    and captions against images, by the detector of each direction, and the mean of both. Without
+    augmentation, and with the first caption of each sample.
 
     False negatives are samples of the same class or, in data without labels, of the same group:
     captions of one image, equal captions. A training never contrasts the samples of a group, so

@@ -284,8 +284,8 @@ def build_text(
     """Builds the text tower called `name`; its `output_size` is the length of its vectors.
 
     Args:
-        name: transformer; open_clip/NAME, huggingface/NAME or st/NAME (sentence-transformers, always
-            with its weights) where these packages are installed.
+        name: transformer; open_clip/NAME, huggingface/NAME or st/NAME (sentence-transformers,
+            always with its weights) where these packages are installed.
         vocab_size, context, end_id: of the tokenizer.
         width, layers, heads, causal: of `transformer`; see `TextTransformer`.
         pretrained: use the package's published weights, which it downloads.

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from kinfolk.data.text import TextData, every_caption
 from kinfolk.embedding import embed
-from kinfolk.errors import without_controls
+from kinfolk.errors import shown, without_controls
 from kinfolk.report.maps import choose, data_uri, square_images
 from kinfolk.seeding import generator, kept_random_state
 from kinfolk.training.build import learns_from_text
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from kinfolk.data.augmentation.views import Views
     from kinfolk.data.images import ImageData
     from kinfolk.detectors import Detector
+    from kinfolk.evaluation.retrieval import Towers
     from kinfolk.frameworks import Framework
     from kinfolk.training.load_run import OpenedRun
 
@@ -206,7 +207,7 @@ class _Augmented:
         return self.views(pixels, self.draw, aspect=aspect, num_views=1)[0]
 
 
-NUM_IMAGES, NUM_QUERIES, NUM_RESULTS, SIDE = 500, 6, 6, 112
+NUM_IMAGES, NUM_QUERIES, NUM_RESULTS, SIDE, LONGEST = 500, 6, 6, 112, 300
 
 
 @dataclass(frozen=True)
@@ -255,6 +256,8 @@ def draw_retrieval(opened: OpenedRun, data: ImageData, *, progress: bool = False
     if not learns_from_text(opened.config):
         return None
     towers, seed = opened.towers(), opened.config.seed
+    if data.texts is not None:
+        return _draw_pairs(opened, data, towers)
     text, captions = TextData(data.samples, towers.tokenizer), list(every_caption(data.samples))
     first, of_N = data.distinct(torch.arange(data.num_train))
     ids_I = first[torch.from_numpy(choose(len(first), seed, NUM_IMAGES))]
@@ -266,18 +269,46 @@ def draw_retrieval(opened: OpenedRun, data: ImageData, *, progress: bool = False
         lambda at: Shown(data.samples.keys[int(ids_I[at])], _uri(data, ids_I[at])),
     )
     texts = Side(towers.texts(words), text.owners[rows_M], lambda at: Shown(words[at]))
-    by_image: Detector | None = None
-    by_text: Detector | None = None
-    if "+" in opened.config.method:
-        with kept_random_state():
-            by_image, by_text = load_framework(
-                opened.config, Run(opened.path), data, towers.tokenizer
-            ).detectors
+    by_image, by_text = _detectors(opened, data, towers)
     return render(
         _found(images, texts, text.groups, by_image, seed),
         _found(texts, images, text.groups, by_text, seed),
         method=opened.config.method,
         detects=by_image is not None,
+    )
+
+
+def _detectors(
+    opened: OpenedRun, data: ImageData, towers: Towers
+) -> tuple[Detector | None, Detector | None]:
+    """The detectors of both directions, from the last checkpoint."""
+    if "+" not in opened.config.method:
+        return None, None
+    with kept_random_state():
+        framework = load_framework(opened.config, Run(opened.path), data, towers.tokenizer)
+    one, other = framework.detectors
+    return one, other
+
+
+def _draw_pairs(opened: OpenedRun, data: ImageData, towers: Towers) -> Markup:
+    """As `draw_retrieval`, of text pairs: positives for an anchor, and anchors for a positive."""
+    assert data.texts is not None
+    config = opened.config
+    ids = torch.from_numpy(choose(data.num_train, config.seed, NUM_IMAGES))
+    pairs = data.texts.of(ids)
+
+    def side(at: int) -> Side:
+        words = [texts[at] for texts in pairs]
+        return Side(towers.texts(words), ids, lambda row: Shown(shown(words[row], LONGEST)))
+
+    anchors, positives, groups = side(0), side(1), data.texts.groups
+    by_anchor, by_positive = _detectors(opened, data, towers)
+    return render(
+        _found(anchors, positives, groups, by_anchor, config.seed),
+        _found(positives, anchors, groups, by_positive, config.seed),
+        method=config.method,
+        detects=by_anchor is not None,
+        titles=("Positives for an anchor", "Anchors for a positive"),
     )
 
 
@@ -311,7 +342,12 @@ def _found(
 
 
 def render(
-    by_image: Sequence[Query], by_text: Sequence[Query], *, method: str, detects: bool
+    by_image: Sequence[Query],
+    by_text: Sequence[Query],
+    *,
+    method: str,
+    detects: bool,
+    titles: tuple[str, str] = ("Captions for an image", "Images for a caption"),
 ) -> Markup:
     """The section as HTML; all text of the run is escaped."""
     from jinja2 import Environment, StrictUndefined
@@ -331,7 +367,11 @@ def render(
     detector = method.partition("+")[2].partition(":")[0] if detects else ""
     return Markup(
         environment.from_string(template).render(
-            by_image=by_image, by_text=by_text, detector=detector, style=Markup(style)
+            by_image=by_image,
+            by_text=by_text,
+            titles=titles,
+            detector=detector,
+            style=Markup(style),
         )
     )
 

@@ -75,7 +75,8 @@ class DataConfig(Section):
         default=None, description="Column with the captions; null: `caption`, if there is one."
     )
     anchor_column: str | None = Field(
-        default=None, description="Column of a table of text pairs with the anchors; null: `anchor`."
+        default=None,
+        description="Column of a table of text pairs with the anchors; null: `anchor`.",
     )
     positive_column: str | None = Field(
         default=None, description="Column with the positives of the anchors; null: `positive`."

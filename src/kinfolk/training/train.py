@@ -233,12 +233,11 @@ def _run(
     images = read_data(source, config, run, several, progress=console is not None)
     if state is not None:
         require_same_samples(run, images)
+    what = "pair" if source.has_texts else "image"
     if images.num_train < 2:
         raise UsageError(
-            f"{shown(source.name)} has"
-            f" {counted(images.num_train, 'training pair' if source.has_texts else 'training image')};"
-            f" a training contrasts {'texts' if source.has_texts else 'images'} with each other and"
-            " needs at least 2, and better hundreds"
+            f"{shown(source.name)} has {counted(images.num_train, f'training {what}')}; a training"
+            f" contrasts {what}s with each other and needs at least 2, and better hundreds"
         )
     source.release()
     with collect_warnings() as reduced:
