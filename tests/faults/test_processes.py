@@ -25,7 +25,7 @@ from tests.faults.methods import METHODS
 
 def test_every_framework_and_every_detector_is_killed() -> None:
     parts = [method.partition("+") for method in METHODS]
-    assert {framework for framework, *_ in parts} == set(FRAMEWORKS)
+    assert {framework for framework, *_ in parts} == set(FRAMEWORKS) - {"pairs"}  # no images
     assert {detector for *_, detector in parts} - {""} == set(DETECTORS)
 
 

@@ -64,7 +64,7 @@ def rank(
     Example:
         >>> found = rank(torch.eye(3), torch.eye(3)[[0, 2, 1]], *torch.tensor([[0, 1, 2]] * 2))
         >>> found.recall[1], round(found.map, 3)
-        (0.3333333333333333, 0.611)
+        (0.3333333333333333, 0.556)
     """
     if not (queries_QD.isfinite().all() and candidates_CD.isfinite().all()):
         raise KinfolkError("the embeddings contain values that are not finite")

@@ -298,8 +298,10 @@ def _draw_pairs(opened: OpenedRun, data: ImageData, towers: Towers) -> Markup:
     pairs = data.texts.of(ids)
 
     def side(at: int) -> Side:
-        words = [texts[at] for texts in pairs]
-        return Side(towers.texts(words), ids, lambda row: Shown(shown(words[row], LONGEST)))
+        first = {texts[at]: row for row, texts in reversed(list(enumerate(pairs)))}
+        words = list(first)
+        own = ids[torch.tensor(list(first.values()))]
+        return Side(towers.texts(words), own, lambda row: Shown(shown(words[row], LONGEST)))
 
     anchors, positives, groups = side(0), side(1), data.texts.groups
     by_anchor, by_positive = _detectors(opened, data, towers)
