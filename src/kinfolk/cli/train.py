@@ -1,4 +1,4 @@
-"""`kinfolk train`: trains an encoder on images."""
+"""`kinfolk train`: trains an encoder on images or text pairs."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ EPILOG = examples(
     "kinfolk train --data photos/ --out runs/g --method simclr+guide:attract --guide timm/resnet50",
     "kinfolk train --recipe demo-digits --out runs/demo",
     "kinfolk train --recipe demo-digits --method sogclr --out runs/base",
+    "kinfolk train --data pairs.csv --out runs/pairs --method pairs+glofnd",
     "kinfolk train --out runs/photos --resume",
 )
 
@@ -98,8 +99,8 @@ def train(
         str | None,
         typer.Option(
             help=(
-                "resnet10, resnet18, …, torchvision/NAME, timm/NAME. [dim]Default: resnet18, on a"
-                " CPU resnet10.[/]"
+                "resnet10, resnet18, …, torchvision/NAME, timm/NAME; for text pairs st/NAME."
+                " [dim]Default: resnet18, on a CPU resnet10.[/]"
             ),
             rich_help_panel=TRAINING,
         ),
@@ -237,7 +238,7 @@ def train(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Train an encoder on images.
+    """Train an encoder on images or on text pairs.
 
     Labels are used only for the kNN accuracy and the false-negative metrics, unless the method has
     the oracle detector.
