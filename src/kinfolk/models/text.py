@@ -206,16 +206,19 @@ class SentenceEncoder(nn.Module):
 
     Args:
         model: the SentenceTransformer.
-        end_id: the token at which a text ends.
+        end_id: the token at which a text ends. The model does not see it if the model's tokenizer
+            adds none.
     """
 
     def __init__(self, model: nn.Module, end_id: int) -> None:
         super().__init__()
+        tokenizer: Any = model.tokenizer
+        self.adds_end = tokenizer("a")["input_ids"][-1:] == [end_id]
         size: Any = _first_of(model, "get_embedding_dimension", "get_sentence_embedding_dimension")
         self.model, self.end_id, self.output_size = model, end_id, int(size())
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        end_B = ends(tokens_BT, self.end_id)
+        end_B = ends(tokens_BT, self.end_id) - (0 if self.adds_end else 1)
         length = _longest(tokens_BT, end_B)
         seen_BT = (torch.arange(length, device=end_B.device) <= end_B[:, None]).long()
         given = {"input_ids": tokens_BT[:, :length].long(), "attention_mask": seen_BT}

@@ -82,7 +82,7 @@ def facts_of(record: Record) -> list[tuple[str, str]]:
         (
             "Speed",
             (
-                f"{speed:,.0f} images/s"
+                f"{speed:,.0f} samples/s"
                 if (speed := record.last("images_per_second")) is not None
                 else None
             ),
