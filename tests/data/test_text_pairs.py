@@ -38,8 +38,12 @@ def test_reads_all_kinds_of_tables_alike(tmp_path: Path) -> None:
 
 
 def test_names_of_columns(tmp_path: Path) -> None:
-    path = write_table(tmp_path / "t.csv", [{"q": "a b", "sentence2": "c"}, {"q": "d", "sentence2": "e"}])
-    with pytest.raises(UsageError, match="has no column 'image'.*text pairs has the columns anchor"):
+    path = write_table(
+        tmp_path / "t.csv", [{"q": "a b", "sentence2": "c"}, {"q": "d", "sentence2": "e"}]
+    )
+    with pytest.raises(
+        UsageError, match=r"has no column 'image'.*text pairs has the columns anchor"
+    ):
         open_source(path)
     with pytest.raises(UsageError, match="has no column 'x' for `anchor_column`"):
         open_source(path, anchor_column="x")
@@ -67,7 +71,7 @@ def test_bad_rows_are_refused_by_name(tmp_path: Path) -> None:
         ("row/2", "the text in the column 'anchor' is empty"),
         ("row/3", "the text in the column 'positive' is empty: it has no visible characters"),
     ]
-    with pytest.raises(KinfolkError, match="all 2 rows of .* were refused; the first is row/1"):
+    with pytest.raises(KinfolkError, match=r"all 2 rows of .* were refused; the first is row/1"):
         prepare(open_source(write_table(tmp_path / "e.csv", table[1:3])), image_size=8)
     (tmp_path / "h.csv").write_text("anchor,positive\n")
     with pytest.raises(KinfolkError, match="has no rows"):
@@ -84,7 +88,9 @@ def test_a_changed_text_is_noticed(tmp_path: Path) -> None:
         check_unchanged(data.samples, open_source(path))
     table[2]["anchor"] = "also another"
     write_table(path, table)
-    with pytest.raises(KinfolkError, match=r"sample 2 \(row/3\) has the same size .* other content|other"):
+    with pytest.raises(
+        KinfolkError, match=r"sample 2 \(row/3\) has the same size .* other content|other"
+    ):
         check_unchanged(data.samples, open_source(path))
 
 

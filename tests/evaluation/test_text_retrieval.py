@@ -16,9 +16,7 @@ from kinfolk.evaluation.text_retrieval import rank, rank_correlation
 
 
 def drawn(number: int, seed: int) -> torch.Tensor:
-    return F.normalize(
-        torch.randn(number, 4, generator=torch.Generator().manual_seed(seed)), dim=1
-    )
+    return F.normalize(torch.randn(number, 4, generator=torch.Generator().manual_seed(seed)), dim=1)
 
 
 def test_equals_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +38,10 @@ def test_a_query_is_no_candidate_of_itself_and_needs_a_relevant_one() -> None:
     assert found.queries == 4
     expected = rank(z[:1], z[1:], keys[:1], keys[1:])
     assert rank(z, z, torch.tensor([0, 0, 7, 8, 9]), keys, itself=True).queries == 2
-    others = [rank(z[[i]], z[torch.arange(5) != i], keys[[i]], keys[torch.arange(5) != i]) for i in range(4)]
+    others = [
+        rank(z[[i]], z[torch.arange(5) != i], keys[[i]], keys[torch.arange(5) != i])
+        for i in range(4)
+    ]
     assert found.map == pytest.approx(sum(each.map for each in others) / 4)
     assert others[0].map == expected.map
 

@@ -1,4 +1,4 @@
-"""Models of sentence-transformers in `kinfolk train --model st/…`, small and with random weights."""
+"""Models of sentence-transformers in `kinfolk train --model st/…`, with random weights."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from kinfolk.auditing.audit_input import open_input
+from kinfolk.detectors import Guide
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.frameworks import TextPairs
-from kinfolk.training.load_run import open_run
+from kinfolk.training.load_run import open_run, restore
 from kinfolk.training.train import train
 from tests.faults.inject import differences
-from tests.training.text_table import write_table
+from tests.training.text_table import SMALL, write_table
 
 pytest.importorskip("sentence_transformers")
 pytest.importorskip("datasets")
@@ -103,6 +104,45 @@ def test_resumed_is_uninterrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert differences(resumed.path, whole.path) == []
 
 
+def test_a_model_guides_with_its_own_positives(tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    data, folder = table(tmp_path / "t.csv"), saved(tmp_path / "model", True)
+    run = train(
+        data,
+        tmp_path / "run",
+        method="pairs+guide:eliminate",
+        batch_size=8,
+        epochs=1,
+        settings={**SMALL, "detector.features": f"st/{folder}", "detector.margin": 0.1},
+        progress=False,
+    )
+    opened = open_run(run.path)
+    framework = restore(run.path, opened.config, opened.data())
+    guide, other = framework.detectors
+    assert isinstance(guide, Guide)
+    assert isinstance(other, Guide)
+    assert guide.positives is not None
+    assert guide.features is not None
+    assert torch.equal(guide.positives, other.features)  # towers change places
+    assert other.features is not None
+    expected = SentenceTransformer(str(folder), device="cpu").encode(
+        [sentence(0, 4, 7), sentence(0, 20, 31, 0)], normalize_embeddings=True
+    )
+    np.testing.assert_allclose(
+        torch.stack((guide.features[0], guide.positives[0])).float(), expected, atol=2e-3
+    )
+    assert list((run.path / "cache").glob("guide-*.npy"))
+    with pytest.raises(UsageError, match="must be a model of sentence-transformers"):
+        train(
+            data,
+            tmp_path / "no",
+            method="pairs+guide",
+            settings={**SMALL, "detector.features": "timm/resnet18"},
+            progress=False,
+        )
+
+
 def test_audit_by_a_model(tmp_path: Path) -> None:
     data, folder = table(tmp_path / "t.csv"), saved(tmp_path / "model", True)
     with open_input(data, encoder=f"st/{folder}", progress=False) as found:
@@ -119,5 +159,5 @@ def test_audit_by_a_model(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(KinfolkError, match="can't be loaded: .*; give st/ and a folder"):
+    with pytest.raises(KinfolkError, match=r"can't be loaded: .*; give st/ and a folder"):
         trained(table(tmp_path / "t.csv"), tmp_path / "run", tmp_path / "empty")

@@ -80,7 +80,7 @@ def train(
             metavar="NAME",
             help=(
                 "Features for +guide: .npy, .safetensors, a run folder, timm/NAME,"
-                " torchvision/NAME, patches (from these images alone)."
+                " torchvision/NAME, patches (from these images alone); for text pairs st/NAME."
             ),
             rich_help_panel=TRAINING,
             show_default=False,

@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, final
 
@@ -251,7 +252,7 @@ class PairTexts:
     def _numbered(self) -> tuple[Tensor | None, list[str]]:
         if len(texts_of(self._pairs[0])) == 2:
             return None, []
-        pairs = [texts_of(self._pairs[sample]) for sample in range(self.num_train)]
+        pairs = [texts_of(texts) for texts in islice(self._pairs, self.num_train)]
         known: dict[str, int] = {}
         for part in (1, 0):
             for sample, texts in enumerate(pairs):

@@ -321,10 +321,11 @@ def _found(
     at_Q = torch.from_numpy(choose(len(queries.ids), seed, NUM_QUERIES))
     ids_Q, sim_QC = queries.ids[at_Q], queries.embeddings[at_Q] @ others.embeddings.T
     own_QC = groups[ids_Q][:, None] == groups[others.ids]
+    pos_Q1 = sim_QC.masked_fill(~own_QC, -torch.inf).amax(1, keepdim=True)
     kin_QC = (
         torch.zeros_like(own_QC)
         if detector is None
-        else flagged_candidates(detector, sim_QC, ids_Q, others.ids, own_QC)
+        else flagged_candidates(detector, sim_QC, ids_Q, others.ids, own_QC, pos_Q1)
     )
     nearest = sim_QC.topk(min(NUM_RESULTS, len(others.ids)), dim=1)
     found = []

@@ -54,7 +54,7 @@ from kinfolk.plugins import load_plugins
 from kinfolk.seeding import derive_seed
 from kinfolk.training.config import HeadConfig, TrainConfig, parse_settings
 from kinfolk.training.documents import read_yaml
-from kinfolk.training.guides import PATCHES, guide_features
+from kinfolk.training.guides import PATCHES, guide_features, text_guide
 from kinfolk.training.launch import resolve_trainer
 from kinfolk.training.optimizers import (
     build_optimizer,
@@ -283,10 +283,13 @@ def with_absolute_paths(config: TrainConfig) -> TrainConfig:
         None if config.detector.get("features") == PATCHES else config.detector.get("features")
     )
     named["detector.labels_file"] = config.detector.get("labels_file")
-    if config.model.name.startswith(SENTENCE):
-        place = config.model.name.removeprefix(SENTENCE)
-        if os.path.isdir(place):
-            config = config.with_settings({"model.name": SENTENCE + os.path.abspath(place)})
+    for key, name in (
+        ("model.name", config.model.name),
+        ("detector.features", named["detector.features"]),
+    ):
+        place = str(name).removeprefix(SENTENCE)
+        if str(name).startswith(SENTENCE) and os.path.isdir(place):
+            config = config.with_settings({key: SENTENCE + os.path.abspath(place)})
     files = [os.path.abspath(name) if name.endswith(".py") else name for name in config.plugins]
     named |= {"model.init": config.model.init, "text.tokenizer": config.text.tokenizer}
     found = {
@@ -437,7 +440,10 @@ def build_framework(
             method.detector,
         )
     if isinstance(detector_args.get("features"), str | Path):
-        detector_args["features"] = guide_features(detector_args["features"], data, cache)
+        if data.texts is None:
+            detector_args["features"] = guide_features(detector_args["features"], data, cache)
+        else:
+            detector_args |= text_guide(detector_args["features"], data, cache)
     if resumed:  # the weights are in the checkpoint and are not downloaded again
         config = config.with_settings({"model.pretrained": False, "text.pretrained": False})
     torch.manual_seed(derive_seed(config.seed, "weights"))

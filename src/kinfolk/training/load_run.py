@@ -354,11 +354,16 @@ def _samples_of(run: Run) -> tuple[str, int]:
 
 @torch.no_grad()
 def flagged_candidates(
-    detector: Detector, sim_QC: Tensor, ids_Q: Tensor, candidate_ids_C: Tensor, own_QC: Tensor
+    detector: Detector,
+    sim_QC: Tensor,
+    ids_Q: Tensor,
+    candidate_ids_C: Tensor,
+    own_QC: Tensor,
+    pos_QP: Tensor | None = None,
 ) -> Tensor:
     """(Q, C) True where the detector flags the candidate as a false negative of the query; never
-    where `own_QC` is True."""
+    where `own_QC` is True. `pos_QP`: similarities to the positives, if there are any."""
     sim_QC = sim_QC.masked_fill(own_QC, OUT)
-    block = Block(sim_QC, ids_Q, candidate_ids_C, 1, (~own_QC).sum(1))
+    block = Block(sim_QC, ids_Q, candidate_ids_C, 1, (~own_QC).sum(1), pos_QP)
     found = detector.find(block)
     return flagged(found[0] if isinstance(found, tuple) else found, block, with_ignored=True)
