@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.detectors import FNC, GloFND, Oracle
+from kinfolk.detectors import FNC, GloFND, Oracle, PositiveMargin
 from kinfolk.errors import KinfolkError
 from kinfolk.evaluation import detection
 from kinfolk.evaluation.detection import (
@@ -19,6 +19,7 @@ from kinfolk.evaluation.detection import (
     threshold_error,
 )
 from kinfolk.kinship import Kin
+from kinfolk.pairs import Block
 from tests.reference import kin as slow
 
 
