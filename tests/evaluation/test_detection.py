@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.detectors import FNC, GloFND, Oracle
+from kinfolk.detectors import FNC, GloFND, Oracle, PositiveMargin
 from kinfolk.errors import KinfolkError
 from kinfolk.evaluation import detection
 from kinfolk.evaluation.detection import (
@@ -19,6 +19,7 @@ from kinfolk.evaluation.detection import (
     threshold_error,
 )
 from kinfolk.kinship import Kin
+from kinfolk.pairs import Block
 from tests.reference import kin as slow
 
 
@@ -134,3 +135,27 @@ def test_errors_of_thresholds() -> None:
     assert found.bias == pytest.approx(0.1)
     with pytest.raises(ValueError, match="one shape"):
         threshold_error(learned, exact[:2])
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_a_rule_sees_the_similarity_of_the_positives(views: int) -> None:
+    """Of another tower with one view, or of the other view of the same tower."""
+    draw = torch.Generator().manual_seed(0)
+    z = torch.nn.functional.normalize(torch.randn(6, views, 3, generator=draw), dim=2)
+    other = None if views == 2 else torch.randn(6, 1, 3, generator=draw)
+    candidates = z if other is None else torch.nn.functional.normalize(other, dim=2)
+    seen: list[Block] = []
+
+    def find(block: Block) -> Kin:
+        seen.append(block)
+        return PositiveMargin(margin=0.2).find(block)
+
+    found = detection_quality(z, torch.arange(6) % 2, 0.1, find, candidates=other)
+    positive = (z * candidates.flip(1)).sum(2).flatten()
+    torch.testing.assert_close(torch.cat([block.pos_RP for block in seen]).flatten(), positive)  # type: ignore[arg-type]
+    sim = z.flatten(0, 1) @ candidates.flatten(0, 1).T
+    ids = torch.arange(6).repeat_interleave(views)
+    level = positive - 0.2 * positive.abs()
+    expected = ((sim > level[:, None]) & (ids[:, None] != ids)).sum()
+    assert found.rule is not None
+    assert found.rule.stats.flagged == expected > 0

@@ -23,7 +23,8 @@ from tests.faults.methods import METHODS
 
 
 def test_every_framework_is_killed() -> None:
-    assert {method.partition("+")[0] for method in METHODS} == set(FRAMEWORKS)
+    images = set(FRAMEWORKS) - {"pairs"}
+    assert {method.partition("+")[0] for method in METHODS} == images
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:

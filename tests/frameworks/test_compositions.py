@@ -198,6 +198,9 @@ def life(framework: Framework, epochs: int = EPOCHS, mixed: bool = False) -> Ite
                     + 4 * (ids % 3).unsqueeze(1),
                     "groups": ids // 2,
                 }
+            if "image" not in framework.modalities:  # one encoder for both sides
+                noise = torch.randn(len(ids), 1, 3, 2, 2, generator=draw)
+                texts["tokens"] = images[ids].unsqueeze(1) + 0.2 * noise
             optimizer.zero_grad()
             with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
                 loss = framework(views, ids, **texts)
@@ -377,5 +380,7 @@ def test_every_framework_refuses_ids_that_are_not_integers(dtype: torch.dtype) -
     for framework in FRAMEWORKS:
         trained = made(framework)
         texts = {"tokens": torch.randint(4, (4, 5))} if "text" in trained.modalities else {}
+        if "image" not in trained.modalities:
+            texts = {"tokens": torch.randn(4, 1, 3, 2, 2)}
         with pytest.raises(ValueError, match=r"`ids` \(=torch\.\w+\) must be an integer tensor"):
             trained(torch.randn(trained.num_views, 4, 3, 2, 2), torch.arange(4).to(dtype), **texts)

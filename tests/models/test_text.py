@@ -164,7 +164,7 @@ def test_towers_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(
         build_text("transformer", **usual, width=16, layers=1, heads=2), TextTransformer
     )
-    with pytest.raises(UsageError, match="no text tower 'transformr'"):
+    with pytest.raises(UsageError, match="no text encoder 'transformr'"):
         build_text("transformr", **usual)
     with pytest.raises(UsageError, match="needs CLIP's own tokenizer"):
         build_text("open_clip/RN50", **usual)

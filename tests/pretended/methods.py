@@ -105,6 +105,7 @@ METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {},
         {"num_clusters": (3, 5), "schedule": "constant", "degrees": True},
     ),
+    "pairs+glofnd": ("pairs+glofnd", {}, GLOFND),
     "fastclip, individual": ("fastclip", {"individual_lr": 0.1}, {}),
 }
 _listed = {parse(method).detector for method, *_ in METHODS.values()}
@@ -151,4 +152,7 @@ def batch(framework: Framework, step: int, rank: int = 0, size: int = BATCH) -> 
     }
     if "text" in framework.modalities:
         made["tokens"], made["groups"] = torch.randn(size, 6, generator=g), torch.arange(size) // 2
+    if "image" not in framework.modalities:  # one encoder for both sides, and a negative
+        made["tokens"] = torch.randn(size, 2, 3, 2, 2, generator=g)
+        made["negative_ids"] = torch.randperm(NUM_SAMPLES, generator=g)[:size].unsqueeze(1)
     return made

@@ -85,6 +85,8 @@ OF_FRAMEWORK: dict[str, dict[str, Any]] = {
     "spcl": {"num_clusters": (4,), "reinitialise": ()},
     "siglip": {"bias": -1.0},
 }
+OF_IMAGES = [name for name, kind in FRAMEWORKS.items() if "image" in kind.modalities]
+"""All frameworks but `pairs`, which is the loss of `clip` on one encoder."""
 DETECTED = {**{name: {} for name in DETECTORS}, **OF_DETECTOR}
 RANKED = ("moco", "ir", "simclr", "sogclr", "clip", "fastclip", "rcl", "la")
 """Frameworks that are run on two ranks too, with every detector."""
@@ -177,8 +179,8 @@ SETTINGS = {with_settings(*each): each for each in SET}
 def names() -> list[str]:
     """`framework`, or `framework+detector[, how]:action`."""
     return [
-        *FRAMEWORKS,
-        *(f"{f}+{d}:{a}" for f in FRAMEWORKS for d in DETECTED for a in ACTIONS),
+        *OF_IMAGES,
+        *(f"{f}+{d}:{a}" for f in OF_IMAGES for d in DETECTED for a in ACTIONS),
         *SETTINGS,
     ]
 
@@ -187,8 +189,8 @@ def kept() -> list[str]:
     """Those whose digests are kept: every framework alone and with GloFND, every detector and
     action on one, some on others, and all further settings."""
     chosen = {
-        *FRAMEWORKS,
-        *(f"{f}+glofnd:eliminate" for f in FRAMEWORKS),
+        *OF_IMAGES,
+        *(f"{f}+glofnd:eliminate" for f in OF_IMAGES),
         *(f"simclr+{d}:{a}" for d in DETECTED for a in ACTIONS),
     }
     chosen |= (

@@ -303,7 +303,7 @@ def test_the_whole_time_is_estimated_after_a_few_steps(caplog: pytest.LogCapture
         for step in range(8):
             bar._estimate(trainer, module, float(step))
     assert [record.getMessage() for record in caplog.records] == [
-        "about 16 min 36 s left at 50 images/s, without measurements"
+        "about 16 min 36 s left at 50 samples/s, without measurements"
     ]
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +33,9 @@ from kinfolk.auditing.inputs import SUFFIXES
 from kinfolk.auditing.page import Thumbnails
 from kinfolk.auditing.verdict import UNKNOWN, Provenance
 from kinfolk.data.captions import captions_of
-from kinfolk.errors import UsageError
+from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.models.build import PACKAGES
+from kinfolk.models.text import SENTENCE
 from kinfolk.training.guides import PATCHES, guide_features
 
 if TYPE_CHECKING:
@@ -94,7 +96,7 @@ def open_input(
             takes; a file only with `encoder`).
         images: images of the rows of a file of features.
         encoder: a run folder, torchvision/NAME, timm/NAME, open_clip/NAME or patches, to embed
-            images with; None: patches.
+            images with; None: patches. For text pairs a run folder or st/NAME.
         labels, keys, texts: files; see `annotations`.
         key: name of the features in a file with several arrays.
         as_images: take a file as images, not as features.
@@ -106,8 +108,12 @@ def open_input(
         what = "a run, which has its own images" if is_run else "a folder of images"
         raise UsageError(f"`{given}` is {what}; leave out --images")
     with tempfile.TemporaryDirectory(prefix="kinfolk-audit-") as cache:
+        if encoder is None and not is_run:
+            _require_encoder(path)
         if is_run and encoder is None:
             found = _from_run(path, progress)
+        elif encoder is not None and encoder.startswith(SENTENCE):
+            found = _by_sentence_transformer(str(given), encoder, progress)
         elif is_file or (not path.exists() and str(given) != "digits" and not as_images):
             found = _from_file(
                 path, key, images, labels_from_folders, workers, Path(cache), progress
@@ -169,6 +175,8 @@ def _from_run(path: Path, progress: bool) -> AuditInput:
     images = opened.data(progress=progress)
     source = None if images.stream is not None else open_data(None, opened.config, Run(path))
     origin = run_origin(path, opened.config, None)
+    if images.texts is not None:
+        return _from_texts(images, origin, partial(opened.features, images, progress=progress))
     if not learns_from_text(opened.config):
         features = opened.features(images, np.arange(images.num_train), progress=progress)
         return _with_images(features, images, source, origin)
@@ -186,6 +194,69 @@ def _from_run(path: Path, progress: bool) -> AuditInput:
     else:
         found = _with_images(features, images.at(first), source, origin)
     return replace(found, texts=texts, views=1)
+
+
+def _from_texts(
+    images: ImageData, origin: Provenance, embed: Callable[[Any], NDArray[np.float32]]
+) -> AuditInput:
+    """The anchors of the training pairs, each distinct text once. `embed`: ids → features."""
+    import torch
+
+    assert images.texts is not None
+    ids = images.once(torch.arange(images.num_train))
+    labels = class_names(images, images.num_train)
+    return AuditInput(
+        embed(ids.numpy()),
+        None if labels is None else [labels[sample] for sample in ids.tolist()],
+        [images.samples.keys[sample] for sample in ids.tolist()],
+        [texts[0] for texts in images.texts.of(ids)],
+        origin=replace(origin, has_labels=labels is not None),
+        views=1,
+    )
+
+
+def _by_sentence_transformer(data: str, encoder: str, progress: bool) -> AuditInput:
+    """Text pairs, embedded by a model of sentence-transformers."""
+    import torch
+
+    from kinfolk.data.open_source import open_source
+    from kinfolk.data.text_pairs import read_pairs
+    from kinfolk.models.text import sentence_transformer
+
+    source = open_source(data)
+    if not source.has_texts:
+        raise UsageError(
+            f"{encoder} embeds texts, and `{data}` holds images; give a table with the columns"
+            " anchor and positive, or an encoder of images"
+        )
+    model, images = sentence_transformer(encoder), read_pairs(source)
+    assert images.texts is not None
+    texts = images.texts
+
+    def embed(ids: Any) -> NDArray[np.float32]:
+        words = [pair[0] for pair in texts.of(torch.from_numpy(ids))]
+        return np.asarray(model.encode(words, show_progress_bar=progress), dtype=np.float32)
+
+    words = f"{encoder} with its pretrained weights"
+    origin = Provenance(data, False, False, words, framework="pairs", captions=True)
+    return _from_texts(images, origin, embed)
+
+
+def _require_encoder(path: Path) -> None:
+    """Refuses a table of texts without an encoder, which would be read as features."""
+    from kinfolk.data.table import read_columns
+    from kinfolk.data.text_pairs import text_columns
+
+    if path.suffix.lower() in (".csv", ".tsv", ".parquet") and path.is_file():
+        try:
+            names = list(read_columns(path))
+        except KinfolkError:
+            return
+        if text_columns(names) is not None:
+            raise UsageError(
+                f"`{path}` is a table of text pairs; embed them by a run (--encoder RUN) or a model"
+                " of sentence-transformers (--encoder st/NAME)"
+            )
 
 
 def run_origin(path: Path, config: TrainConfig, data: str | None) -> Provenance:
@@ -356,10 +427,12 @@ def _from_images(
     images = opened.data(
         data, labels_from_folders=labels_from_folders, workers=workers, progress=progress
     )
-    features = opened.features(images, np.arange(images.num_train), progress=progress)
     origin = replace(
         run_origin(Path(encoder), opened.config, data), labels_from_folders=labels_from_folders
     )
+    if images.texts is not None:
+        return _from_texts(images, origin, partial(opened.features, images, progress=progress))
+    features = opened.features(images, np.arange(images.num_train), progress=progress)
     return _with_images(
         features, images, open_source(data, labels_from_folders=labels_from_folders), origin
     )

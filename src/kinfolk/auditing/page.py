@@ -428,9 +428,7 @@ def _groups_intro(audit: Audit) -> str:
 
 def _basis(audit: Audit) -> str:
     """What the table of batches goes by; empty if there is nothing to show."""
-    views = (
-        "two views of each sample" if audit.views == 2 else "one image and one text of each sample"
-    )
+    views = "two views of each sample" if audit.views == 2 else "one candidate of each sample"
     if not math.isnan(audit.kin_share):
         equal = f"according to the labels, which are equal in {audit.kin_share:.2%} of all pairs"
         return f"False negatives with {views}, {equal}."

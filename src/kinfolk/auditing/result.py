@@ -239,6 +239,8 @@ class Audit:
                 columns
                 | self._keys("anchor_key", rows["anchor"])
                 | self._keys("kin_key", rows["kin"])
+                | self._texts("anchor_text", rows["anchor"])
+                | self._texts("kin_text", rows["kin"])
             )
         if name == "mislabels":
             if self.labels is None:
@@ -248,17 +250,15 @@ class Audit:
                 each: [utf8_key(self.class_name(int(label))) for label in rows[each]]
                 for each in names
             }
-        return columns | self._keys("key", rows["sample"])
+        return columns | self._keys("key", rows["sample"]) | self._texts("text", rows["sample"])
 
     def _keys(self, column: str, ids: NDArray[np.int64]) -> dict[str, Any]:
         """The keys of samples as a column; empty if the samples have no keys."""
-        if self.keys is None:
-            return {}
-        import pyarrow as pa
+        return {} if self.keys is None else {column: _taken(self.keys, ids)}
 
-        return {
-            column: pa.array([utf8_key(key) for key in self.keys], pa.string()).take(pa.array(ids))
-        }
+    def _texts(self, column: str, ids: NDArray[np.int64]) -> dict[str, Any]:
+        """The texts of samples as a column; empty if the samples have no texts."""
+        return {} if self.texts is None else {column: _taken(self.texts, ids)}
 
     def _write(
         self, columns: dict[str, Any], parquet: Path | None, csv: Path | None = None
@@ -279,6 +279,13 @@ class Audit:
         if csv is not None:
             safe = pa.table({name: _escaped(array) for name, array in arrays.items()})
             write_by_name(csv, lambda path: pc.write_csv(safe, path))
+
+
+def _taken(values: Sequence[str], ids: NDArray[np.int64]) -> Any:
+    """An Arrow array of the values at `ids`, each made once."""
+    import pyarrow as pa
+
+    return pa.array([utf8_key(value) for value in values], pa.string()).take(pa.array(ids))
 
 
 def _as_array(values: NDArray[Any] | list[str]) -> Any:

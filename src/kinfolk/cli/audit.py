@@ -294,7 +294,14 @@ def advise(
         as_images=True,
     ) as found:
         result = run_audit(
-            found.features, alpha, found.labels, keys=found.keys, images=found.images, progress=True
+            found.features,
+            alpha,
+            found.labels,
+            keys=found.keys,
+            texts=found.texts,
+            images=found.images,
+            views=found.views,
+            progress=True,
         )
         _save(result, out, found)
         if minutes is not None:

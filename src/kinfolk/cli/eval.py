@@ -13,7 +13,7 @@ from kinfolk.cli.options import DATA, FLAG, Debug, LabelsFromFolders, RunsData, 
 from kinfolk.errors import UsageError, did_you_mean
 
 LABEL_PROTOCOLS = ("knn", "linear", "semi", "finetune", "transfer", "clusters")
-CAPTION_PROTOCOLS = ("retrieval", "zero-shot")
+CAPTION_PROTOCOLS = ("retrieval", "zero-shot", "sts")
 PROTOCOLS = (*LABEL_PROTOCOLS, "kin", *CAPTION_PROTOCOLS)
 WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin", ".tar")
 """Endings of files of weights; MoCo's end in .pth.tar."""
@@ -36,6 +36,8 @@ EPILOG = examples(
     "kinfolk eval runs/photos --data pets/ --labels-from-folders --protocol transfer",
     "kinfolk eval runs/cifar100 --hierarchy cifar100 --depth 1 --protocol linear,clusters",
     "kinfolk eval runs/captions --data test.csv --protocol retrieval",
+    "kinfolk eval runs/pairs --protocol knn,retrieval",
+    "kinfolk eval runs/pairs --data sts.csv --protocol sts",
     "kinfolk eval rival.pth --like runs/photos --protocol knn,linear",
 )
 
@@ -247,7 +249,8 @@ def evaluate(
     [bold]transfer[/]   logistic regression on another data set
     [bold]clusters[/]   k-means clusters compared with the labels
     [bold]kin[/]        quality of the method's false-negative detection
-    [bold]retrieval[/], [bold]zero-shot[/]   for image–text runs
+    [bold]retrieval[/], [bold]zero-shot[/]   for image–text runs and text pairs
+    [bold]sts[/]        text pairs: similarities against the column `score` of a table
 
     Classifiers are fitted on the training split and tested on the test split.
     Without a test split, knn uses leave-one-out and the others test on a fifth of each class.
@@ -464,17 +467,10 @@ def lines(result: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             )
     elif "exact" in result:
         yield from _detection_lines(result, where)
-    elif "image_to_text" in result:
-        shares = [result[name]["R@1"] for name in ("image_to_text", "text_to_image")]
-        yield (
-            "",
-            "R@1 "
-            + ", ".join(
-                f"{name} {percent(share)}"
-                for name, share in zip(("i→t", "t→i"), shares, strict=True)
-            ),
-            where,
-        )
+    elif any(name in result for name in DIRECTIONS):
+        yield from _retrieval_lines(result, where)
+    elif "spearman" in result:
+        yield "", f"Spearman {100 * result['spearman']:.1f}", where
     elif "nmi" in result:
         yield (
             "",
@@ -483,6 +479,27 @@ def lines(result: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         )
     else:
         yield "", _accuracy(result), where
+
+
+DIRECTIONS = {
+    "image_to_text": ("i→t", "image and caption"),
+    "text_to_image": ("t→i", "image and caption"),
+    "anchor_to_positive": ("a→p", "anchor and positive"),
+    "positive_to_anchor": ("p→a", "anchor and positive"),
+}
+"""Short names of the directions of a result, and the two sides."""
+
+
+def _retrieval_lines(result: Mapping[str, Any], where: str) -> Iterator[tuple[str, str, str]]:
+    """Recall@1 of both directions and, of text pairs, mAP and nDCG@10."""
+    present = {short: result[name] for name, (short, _) in DIRECTIONS.items() if name in result}
+    for figure in ("R@1", "mAP", "nDCG@10"):
+        if all(figure in found for found in present.values()):
+            shares = (f"{short} {percent(found[figure])}" for short, found in present.items())
+            yield "", f"{figure} {', '.join(shares)}", where
+    if "label_map" in result:
+        by = f"mAP {percent(result['label_map'])}, nDCG@10 {percent(result['label_ndcg'])}"
+        yield " by label", by, where
 
 
 def _accuracy(row: Mapping[str, Any]) -> str:
@@ -495,11 +512,7 @@ def _detection_lines(result: Mapping[str, Any], where: str) -> Iterator[tuple[st
     """Quality of the method's detection and of the exact quantile, then thresholds and
     similarities."""
     parts = [(" flagged", result), (f" exact, α = {result['alpha']:g}", result["exact"])]
-    parts += [
-        (f" {name.replace('_', ' ')}", result[name])
-        for name in ("image_to_text", "text_to_image")
-        if name in result
-    ]
+    parts += [(f" {name.replace('_', ' ')}", result[name]) for name in DIRECTIONS if name in result]
     for title, row in parts:
         if "f1" in row:
             yield title, _detection(row), where
@@ -525,7 +538,9 @@ def _detection_lines(result: Mapping[str, Any], where: str) -> Iterator[tuple[st
     yield (
         " similarity",
         f"TP {own}, FN {alike}",
-        "image and caption" if "image_to_text" in result else "two views each",
+        next(
+            (words for name, (_, words) in DIRECTIONS.items() if name in result), "two views each"
+        ),
     )
 
 

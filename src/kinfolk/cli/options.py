@@ -56,7 +56,7 @@ def print_refused(images: ImageData) -> None:
 
 
 DATA, RUNNING = "Data", "Running"
-SOURCE_HELP = "Folder, .npz, .npy, .csv, .parquet, CIFAR archive, shards (.tar), or `digits`."
+SOURCE_HELP = "Folder, .npz, .npy, .csv, .tsv, .parquet, CIFAR archive, shards (.tar), or `digits`."
 FLAG = ""
 """Metavar of options that take no value."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kinfolk.embedding import Parts, own_normalisation, require_labels, take_parts
-from kinfolk.evaluation import protocols, retrieval
+from kinfolk.evaluation import protocols, retrieval, text_retrieval
 from kinfolk.evaluation.finetune import FRACTIONS
 from kinfolk.evaluation.protocols import read_results
 from kinfolk.evaluation.transfer import read_label_sets
@@ -132,6 +132,10 @@ class ProtocolRunner:
         if protocol == "kin":
             return measure_kin(self.opened, images, own.seed, alpha=own.alpha, progress=True)
         assert self.towers is not None, "opened before any image was read"
+        if protocol == "sts":
+            return text_retrieval.run_sts(self.towers, images)
+        if protocol == "retrieval" and images.texts is not None:
+            return text_retrieval.run_pair_retrieval(self.towers, images, own.seed, progress=True)
         if protocol == "retrieval":
             return retrieval.run_retrieval(self.towers, images, progress=True)
         return retrieval.run_zero_shot(

@@ -1,4 +1,4 @@
-"""`kinfolk train`: trains an encoder on images."""
+"""`kinfolk train`: trains an encoder on images or text pairs."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ EPILOG = examples(
     "kinfolk train --data photos/ --out runs/g --method simclr+guide:attract --guide timm/resnet50",
     "kinfolk train --recipe demo-digits --out runs/demo",
     "kinfolk train --recipe demo-digits --method sogclr --out runs/base",
+    "kinfolk train --data pairs.csv --out runs/pairs --method pairs+glofnd",
     "kinfolk train --out runs/photos --resume",
 )
 
@@ -88,7 +89,7 @@ def train(
             metavar="NAME",
             help=(
                 "Features for +guide: .npy, .safetensors, a run folder, timm/NAME,"
-                " torchvision/NAME, patches (from these images alone)."
+                " torchvision/NAME, patches (from these images alone); for text pairs st/NAME."
             ),
             rich_help_panel=TRAINING,
             show_default=False,
@@ -107,8 +108,8 @@ def train(
         str | None,
         typer.Option(
             help=(
-                "resnet10, resnet18, …, torchvision/NAME, timm/NAME. [dim]Default: resnet18, on a"
-                " CPU resnet10.[/]"
+                "resnet10, resnet18, …, torchvision/NAME, timm/NAME; for text pairs st/NAME."
+                " [dim]Default: resnet18, on a CPU resnet10.[/]"
             ),
             rich_help_panel=TRAINING,
         ),
@@ -246,7 +247,7 @@ def train(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Train an encoder on images.
+    """Train an encoder on images or on text pairs.
 
     Labels are used only for the kNN accuracy and the false-negative metrics, unless the method has
     the oracle detector; ifnd counts their classes.

@@ -31,13 +31,20 @@ if TYPE_CHECKING:
     from kinfolk.report.run_summary import Record
 
 
-DIRECTIONS = {"image_to_text": "i→t", "text_to_image": "t→i"}
-MAIN = {"accuracy", "nmi", "mean"}
+DIRECTIONS = {
+    "image_to_text": "i→t",
+    "text_to_image": "t→i",
+    "anchor_to_positive": "a→p",
+    "positive_to_anchor": "p→a",
+}
+MAIN = {"accuracy", "nmi", "mean", "spearman"}
 """Main figures of protocols, which are named after the protocol alone; others are named as in `kin
 F1`."""
 AVERAGE = "average"
 SHARES = {
     "top5": "top 5",
+    "label_map": "mAP by label",
+    "label_ndcg": "nDCG@10 by label",
     **DETECTION_NAMES,
     "mtpr": "MTPR",
     "mtnr": "MTNR",

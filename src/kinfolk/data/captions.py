@@ -229,17 +229,19 @@ def normalised(caption: str) -> str:
     return " ".join(unicodedata.normalize("NFC", caption).lower().split())
 
 
-def why_refused(caption: str | None) -> str | None:
+def why_refused(
+    caption: str | None, what: str = "the caption", longest: int | None = LONGEST
+) -> str | None:
     """The reason why a caption can't be used, or None. Bytes that are not UTF-8 are represented by
-    lone surrogates."""
+    lone surrogates. `what` names the text; `longest`: None allows any number of characters."""
     if caption is None or not caption.strip():
-        return "the caption is empty"
-    if len(caption) >= LONGEST:
-        return f"the caption has {len(caption):,} characters; it must have fewer than {LONGEST:,}"
+        return f"{what} is empty"
+    if longest is not None and len(caption) >= longest:
+        return f"{what} has {len(caption):,} characters; it must have fewer than {longest:,}"
     if not is_text(caption):
-        return "the caption is not valid UTF-8"
+        return f"{what} is not valid UTF-8"
     if not any(letter.isprintable() and not letter.isspace() for letter in caption):
-        return "the caption is empty: it has no visible characters"
+        return f"{what} is empty: it has no visible characters"
     return None
 
 

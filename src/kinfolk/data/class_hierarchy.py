@@ -170,6 +170,7 @@ class AtDepth(Source):
         classes = _classes(source, hierarchy)
         self._place, self.classes = hierarchy.at(classes, depth)
         self.name, self.refused, self.native_size = source.name, source.refused, source.native_size
+        self.has_texts = source.has_texts
 
     def items(self) -> Sequence[Item]:
         return self._source.items()

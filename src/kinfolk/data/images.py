@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kinfolk.data.captions import TextColumn
 from kinfolk.data.sample_table import Samples
 
 if TYPE_CHECKING:
     from kinfolk.data.stream import StreamedPixels
+    from kinfolk.data.text_pairs import PairTexts
 
 
 @final
@@ -33,10 +34,12 @@ class ImageData:
     Attributes:
         folder: of the pixel cache; None if the pixels are in memory.
         verify: raises if rows of the cache are damaged; None if the pixels are in memory.
+        texts: of text pairs, which have no images: `pixels` are then (B, T) tokens of the anchors.
     """
 
     folder: Path | None = None
     verify: Callable[[Tensor], None] | None = None
+    texts: PairTexts | None = None
 
     def __init__(
         self,
@@ -74,9 +77,23 @@ class ImageData:
             f" {refused}>"
         )
 
+    @property
+    def num_ids(self) -> int:
+        """Number of ids that state is kept for: of the training samples and, of text pairs, of
+        explicit negatives."""
+        return self.num_train + (0 if self.texts is None else len(self.texts.negatives))
+
+    def of_ids(self, values: Tensor) -> Tensor:
+        """(num_ids,) of (N,) values: those of the training samples, and −1 for other ids."""
+        return nn.functional.pad(
+            values[: self.num_train], (0, self.num_ids - self.num_train), value=-1
+        )
+
     def pixels(self, ids: Tensor) -> Tensor:
         """(B, H, W, 3) uint8, contiguous: the images of `ids` (B,), in one gather."""
         ids = ids.to("cpu", torch.int64)
+        if self.texts is not None:
+            return self.texts.anchors(ids)
         if self.stream is not None:
             return self.stream.pixels(ids)
         rows = ids if self.rows is None else self.rows.index_select(0, ids)
@@ -90,6 +107,7 @@ class ImageData:
         shared = rows if self.rows is None else self.rows.index_select(0, rows)
         found = ImageData(self.samples.at(ids), self._cache, shared, self.quarantine)
         found.folder, found.verify = self.folder, self.verify
+        found.texts = None if self.texts is None else self.texts.at(found.samples, rows)
         return found
 
     def distinct(self, ids: Tensor) -> tuple[Tensor, Tensor]:

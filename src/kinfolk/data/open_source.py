@@ -41,6 +41,8 @@ def open_source(
     label_column: str | None = None,
     group_column: str | None = None,
     split_column: str | None = None,
+    anchor_column: str | None = None,
+    positive_column: str | None = None,
     index_dir: str | Path | None = None,
 ) -> Source:
     """Opens a data source by its name, its path or its object.
@@ -58,6 +60,7 @@ def open_source(
         image_column, caption_column, label_column, group_column, split_column: names of a table's
             columns. Columns named "caption", "label", "group" and "split" are used if they exist; a
             column that is named here must exist.
+        anchor_column, positive_column: names of the columns of a table of text pairs.
         index_dir: a cache folder in which `Source.keep` may have written an index of shards.
     """
     if isinstance(spec, tuple) and len(spec) == 2 and labels is None:
@@ -95,7 +98,15 @@ def open_source(
     if not path.exists():
         raise UsageError(f"there is no file or folder `{shown(str(spec))}`{_where_else(path)}")
     kind = "folder" if path.is_dir() else path.name.lower()
-    columns = Columns(image_column, caption_column, label_column, group_column, split_column)
+    columns = Columns(
+        image_column,
+        caption_column,
+        label_column,
+        group_column,
+        split_column,
+        anchor_column,
+        positive_column,
+    )
     if (idx := find_idx(path)) is not None:
         return open_idx(idx, f"`{path}`")
     if (tables := find_hugging_face(path, image_column)) is not None:

@@ -39,6 +39,7 @@ from kinfolk.data.pixel_cache import (
 )
 from kinfolk.data.sample_table import Samples
 from kinfolk.data.source import Source
+from kinfolk.data.text_pairs import read_pairs
 from kinfolk.data.workers import default_workers, read_files
 from kinfolk.errors import KinfolkError, UsageError, csv_text, shown, unescaped
 from kinfolk.files import (
@@ -70,7 +71,8 @@ def prepare(
     progress: bool = False,
     shared: bool = False,
 ) -> ImageData:
-    """Reads every image once. Bad images are refused with a reason, never replaced.
+    """Reads every image once. Bad images are refused with a reason, never replaced. Text pairs have
+    no images, and no argument applies to them.
 
     Images are squashed to `image_size` × `image_size` (`ImageData.aspect` returns the original
     shape). Arrays of one size keep it if no side is above 64 or `image_size`. Pixels are kept in
@@ -86,6 +88,8 @@ def prepare(
         progress: show a progress bar, if there is a terminal.
         shared: several processes on this machine will use the same pixels; needs `cache_dir`.
     """
+    if source.has_texts:
+        return read_pairs(source)
     if image_size < 1:
         raise UsageError(f"`image_size` (={image_size}) must be 1 or more")
     if workers is not None and workers < 0:

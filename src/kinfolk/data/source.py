@@ -48,6 +48,9 @@ class Source(ABC):
         native_size: (height, width) if all images have the same size, else None.
     """
 
+    has_texts: bool = False
+    """Whether its samples are text pairs instead of images; see `text_pairs`."""
+
     name: str
     classes: list[str] | None
     refused: list[tuple[str, str]]

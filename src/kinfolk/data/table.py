@@ -1,5 +1,5 @@
-"""Tables of image paths (CSV, TSV, Parquet), with columns for captions, labels, groups and
-splits."""
+"""Tables of image paths or of text pairs (CSV, TSV, Parquet), with columns for captions, labels,
+groups and splits."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from kinfolk.data.captions import decoded, usable_captions
 from kinfolk.data.folder import FileSource
 from kinfolk.data.labels import encode_labels, split_name
 from kinfolk.data.source import Item
+from kinfolk.data.text_pairs import PairSource, open_pairs, text_columns
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.files import first_line
 
@@ -118,10 +119,13 @@ class Columns:
     label: str | None = None
     group: str | None = None
     split: str | None = None
+    anchor: str | None = None
+    positive: str | None = None
 
 
-def open_table(path: Path, columns: Columns | None = None) -> FileSource:
-    """Opens a CSV, TSV or Parquet table; paths are relative to it.
+def open_table(path: Path, columns: Columns | None = None) -> FileSource | PairSource:
+    """Opens a CSV, TSV or Parquet table: of images, whose paths are relative to it, or of text
+    pairs, if it has the columns `anchor` and `positive` and none of images (see `text_pairs`).
 
     Rows with the same image share it: it is decoded once, their keys are `path`, `path#2`, `path#3`
     …, and they form a group if the table has no group column. A row is refused by name if its image
@@ -129,9 +133,16 @@ def open_table(path: Path, columns: Columns | None = None) -> FileSource:
     gives one sample several captions.
     """
     name = f"`{path}`"
-    rows = read_columns(path)
+    rows, columns = read_columns(path), columns or Columns()
+    for role in ("anchor", "positive"):
+        _pick(rows, role, getattr(columns, role), name)
+    texts = text_columns(list(rows), columns.anchor, columns.positive)
+    if texts is not None and columns.image not in rows:
+        return open_pairs(
+            path, rows, texts, lambda role: _pick(rows, role, getattr(columns, role), name)
+        )
     found = {
-        role: _pick(rows, role, getattr(columns or Columns(), role), name)
+        role: _pick(rows, role, getattr(columns, role), name)
         for role in ("image", "caption", "label", "group", "split")
     }
     images = found["image"]
@@ -202,6 +213,7 @@ def _pick(rows: dict[str, list[Any]], role: str, wanted: str | None, name: str) 
         f"{name} has no column {column!r} for `{role}_column`; its columns are"
         f" {', '.join(map(repr, rows))}{parted}; another is chosen by `{role}_column` (--set"
         f" data.{role}_column=NAME)"
+        + ("; a table of text pairs has the columns anchor and positive" if role == "image" else "")
     )
 
 

@@ -50,6 +50,10 @@ class TextData:
         self.groups = torch.from_numpy(samples.group_ids.astype(np.int64))
         self._counts, self._starts = counts, counts.cumsum(0) - counts
 
+    def known(self, ids: Tensor) -> dict[str, Tensor]:
+        """What else the loss needs: `groups` (B,)."""
+        return {"groups": self.groups[ids]}
+
     def draw(self, ids: Tensor, uniform: Tensor) -> Tensor:
         """(B, T) a caption for each of `ids` (B,), chosen by numbers in [0, 1) (B,) if there are
         several."""
@@ -82,6 +86,10 @@ class StreamedText:
         assert samples.group_ids is not None
         self.tokenizer, self._samples = tokenizer, samples
         self.groups = torch.from_numpy(samples.group_ids.astype(np.int64))
+
+    def known(self, ids: Tensor) -> dict[str, Tensor]:
+        """What else the loss needs: `groups` (B,)."""
+        return {"groups": self.groups[ids]}
 
     def draw(self, ids: Tensor, uniform: Tensor) -> Tensor:
         """(B, T) a caption for each of `ids` (B,), chosen by numbers in [0, 1) (B,) if there are
@@ -236,6 +244,11 @@ def read_tokenizer(path: str | Path, context: int) -> Tokenizer:
     return Tokenizer(inner, context)
 
 
+def parse_tokenizer(text: str, context: int) -> Tokenizer:
+    """The tokenizer of the text of a tokenizer.json that a library wrote."""
+    return Tokenizer(_library().Tokenizer.from_str(text), context)
+
+
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
     batch: list[str] = []
     for text in texts:
@@ -251,5 +264,5 @@ def _library() -> ModuleType:
         return importlib.import_module("tokenizers")
     except ImportError as error:
         raise UsageError(
-            f"captions need the package tokenizers; {install_hint('tokenizers', 'text')}"
+            f"texts need the package tokenizers; {install_hint('tokenizers', 'text')}"
         ) from error

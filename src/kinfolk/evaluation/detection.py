@@ -246,8 +246,14 @@ def _blocks(
     for first in show_progress(starts, len(starts), "Comparing all with all", enabled=progress):
         ids_b = anchors_B[first : first + step]
         sim_RC = unit_NVD[ids_b].flatten(0, 1) @ candidates_CD.T
-        sim_RC.masked_fill_(ids_b.repeat_interleave(views).unsqueeze(1) == ids_C, OUT)
-        yield Block(sim_RC, ids_b, ids_C, views, torch.full((len(ids_b),), (num - 1) * views))
+        own_RC = ids_b.repeat_interleave(views).unsqueeze(1) == ids_C
+        pos_RP = sim_RC[own_RC].view(len(sim_RC), views)
+        if other_NVD is unit_NVD:  # a view is not its own positive
+            others = ~torch.eye(views, dtype=torch.bool).repeat(len(ids_b), 1)
+            pos_RP = pos_RP[others].view(len(sim_RC), views - 1)
+        sim_RC.masked_fill_(own_RC, OUT)
+        number_b = torch.full((len(ids_b),), (num - 1) * views)
+        yield Block(sim_RC, ids_b, ids_C, views, number_b, pos_RP if pos_RP.shape[1] else None)
 
 
 def _add_block(

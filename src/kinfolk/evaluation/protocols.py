@@ -34,9 +34,10 @@ from kinfolk.seeding import generator
 if TYPE_CHECKING:
     from kinfolk.data.images import ImageData
     from kinfolk.data.text import StreamedText, TextData
+    from kinfolk.data.text_pairs import PairTexts
     from kinfolk.detectors import Detector
     from kinfolk.frameworks.base import Framework
-    from kinfolk.frameworks.clip import ImageText
+    from kinfolk.frameworks.clip import Bimodal
 
 
 FOLDER = "eval"
@@ -216,19 +217,19 @@ def run_kin(
 
 
 def run_caption_kin(
-    framework: ImageText,
+    framework: Bimodal,
     images: ImageData,
     views: Views,
-    text: TextData | StreamedText,
+    text: TextData | StreamedText | PairTexts,
     seed: int,
     *,
     alpha: float | None = None,
     most_anchors: int = MOST_ANCHORS,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """As `run_kin`, of a method that learns from captions: images against captions and captions
-    against images, by the detector of each direction, and the mean of both. Without augmentation,
-    and with the first caption of each sample.
+    """As `run_kin`, of a method that learns from captions or text pairs: images against captions
+    and captions against images, by the detector of each direction, and the mean of both. Without
+    augmentation, and with the first caption of each sample.
 
     False negatives are samples of the same class or, in data without labels, of the same group:
     captions of one image, equal captions. A training never contrasts the samples of a group, so
@@ -261,7 +262,7 @@ def run_caption_kin(
     detectors += [None] * (2 - len(detectors))  # SigLIP has one direction
     found: dict[str, Any] = {}
     for name, detector, (own, other) in zip(
-        ("image_to_text", "text_to_image"), detectors, (both, both[::-1]), strict=True
+        framework.directions, detectors, (both, both[::-1]), strict=True
     ):
         found[name] = _detection(detector, own, other, labels, alpha, anchors, progress)
     one, two = found.values()

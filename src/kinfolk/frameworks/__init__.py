@@ -9,6 +9,7 @@ from kinfolk.frameworks.pcl import PCL
 from kinfolk.frameworks.rcl import RCL
 from kinfolk.frameworks.simclr import SimCLR, SogCLRFramework
 from kinfolk.frameworks.spcl import SPCL
+from kinfolk.frameworks.text_pairs import TextPairs
 
 FRAMEWORKS: dict[str, type[Framework]] = {
     "simclr": SimCLR,
@@ -26,6 +27,7 @@ FRAMEWORKS: dict[str, type[Framework]] = {
     "sogclr-clip": SogCLRCLIP,
     "fastclip": FastCLIPFramework,
     "siglip": SigLIP,
+    "pairs": TextPairs,
 }
 """Frameworks by their name in a method."""
 
@@ -47,4 +49,5 @@ __all__ = [
     "SimCLR",
     "SogCLRCLIP",
     "SogCLRFramework",
+    "TextPairs",
 ]

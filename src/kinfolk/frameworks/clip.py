@@ -12,7 +12,7 @@ SigLIP: Zhai et al., Sigmoid Loss for Language Image Pre-Training, ICCV 2023.
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
@@ -35,34 +35,38 @@ from kinfolk.objectives.fastclip import TemperatureGradient
 from kinfolk.objectives.ntxent import Estimate
 
 
-class ImageText(Framework, ABC):
-    """Abstract. Each image is contrasted with the captions of the batch, and each caption with the
-    images.
+class Bimodal(Framework, ABC):
+    """Abstract. The two sides of a sample, such as image and caption, are contrasted with the other
+    sides of the batch.
 
     Args:
-        encoder, head: image tower, (B, 3, H, W) → (B, F) → (B, D); any two modules.
-        text_encoder, text_head: text tower, (B, T) token ids → (B, F') → (B, D); any two modules.
+        encoder, head: of the first side.
         loss: called with both embeddings, sample ids and groups.
-        known_groups: whether samples that share an image, a caption or a group are known positives.
-            If False, they are negatives.
+        known_groups: whether samples that share an image, a text or a group are known positives. If
+            False, they are negatives.
     """
 
-    modalities: ClassVar[tuple[str, ...]] = ("image", "text")
     num_views: ClassVar[int] = 1
     guides: ClassVar[frozenset[str]] = frozenset({"modality"})
-    head_options: ClassVar[Mapping[str, object]] = {"layers": 1}
+    directions: ClassVar[tuple[str, str]]
+    """Names of the two directions in results."""
 
     def __init__(
         self,
         encoder: nn.Module,
         head: nn.Module,
-        text_encoder: nn.Module,
-        text_head: nn.Module,
         loss: BimodalLoss[Any] | SigLIPLoss,
         known_groups: bool,
     ) -> None:
         super().__init__(encoder, head, loss)  # type: ignore[arg-type]  # contains two objectives, see `objectives`
-        self.text_encoder, self.text_head, self.known_groups = text_encoder, text_head, known_groups
+        self.known_groups = known_groups
+
+    @abstractmethod
+    def embed_text(self, tokens: Tensor) -> Tensor:
+        """(B, D) unit-norm embeddings of the second side."""
+
+    def set_groups(self, groups: Tensor | None) -> None:
+        super().set_groups(groups if self.known_groups else None)
 
     @property
     def loss(self) -> BimodalLoss[Any] | SigLIPLoss:
@@ -98,6 +102,33 @@ class ImageText(Framework, ABC):
         """Passes the current temperature to the detectors, because a learned one changes."""
         for detector in self.detectors:
             detector.set_loss_temperature(self.temperature)
+
+
+class ImageText(Bimodal, ABC):
+    """Abstract. Each image is contrasted with the captions of the batch, and each caption with the
+    images.
+
+    Args:
+        encoder, head: image tower, (B, 3, H, W) → (B, F) → (B, D); any two modules.
+        text_encoder, text_head: text tower, (B, T) token ids → (B, F') → (B, D); any two modules.
+        loss, known_groups: see `Bimodal`.
+    """
+
+    modalities: ClassVar[tuple[str, ...]] = ("image", "text")
+    directions: ClassVar[tuple[str, str]] = ("image_to_text", "text_to_image")
+    head_options: ClassVar[Mapping[str, object]] = {"layers": 1}
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        head: nn.Module,
+        text_encoder: nn.Module,
+        text_head: nn.Module,
+        loss: BimodalLoss[Any] | SigLIPLoss,
+        known_groups: bool,
+    ) -> None:
+        super().__init__(encoder, head, loss, known_groups)
+        self.text_encoder, self.text_head = text_encoder, text_head
 
     def forward(
         self, views: Tensor, ids: Tensor, tokens: Tensor | None = None, groups: Tensor | None = None

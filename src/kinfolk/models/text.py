@@ -11,6 +11,9 @@ Dimension key: B batch, T tokens, W width, H heads.
 from __future__ import annotations
 
 import importlib
+import json
+import shutil
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kinfolk.errors import KinfolkError, UsageError, install_hint
+from kinfolk.files import first_line
 
 
 class TextTransformer(nn.Module):
@@ -193,6 +197,81 @@ class HuggingFaceText(nn.Module):
         return (hidden_BTW * seen_BT[:, :, None]).sum(1) / seen_BT.sum(1, keepdim=True)
 
 
+SENTENCE = "st/"
+"""Prefix of the names of sentence-transformers models."""
+
+
+class SentenceEncoder(nn.Module):
+    """A model of sentence-transformers, (B, T) → (B, output_size), with its pooling.
+
+    Args:
+        model: the SentenceTransformer.
+        end_id: the token at which a text ends. The model does not see it if the model's tokenizer
+            adds none.
+    """
+
+    def __init__(self, model: nn.Module, end_id: int) -> None:
+        super().__init__()
+        tokenizer: Any = model.tokenizer
+        self.adds_end = tokenizer("a")["input_ids"][-1:] == [end_id]
+        size: Any = _first_of(model, "get_embedding_dimension", "get_sentence_embedding_dimension")
+        self.model, self.end_id, self.output_size = model, end_id, int(size())
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        end_B = ends(tokens_BT, self.end_id) - (0 if self.adds_end else 1)
+        length = _longest(tokens_BT, end_B)
+        seen_BT = (torch.arange(length, device=end_B.device) <= end_B[:, None]).long()
+        given = {"input_ids": tokens_BT[:, :length].long(), "attention_mask": seen_BT}
+        out: Tensor = self.model(given)["sentence_embedding"]
+        return out
+
+    def save(self, folder: Path) -> None:
+        """Writes the folder that `SentenceTransformer(folder)` reads, replacing an older one."""
+        unfinished, old = (folder.with_name(f"{folder.name}.{mark}") for mark in ("new", "old"))
+        for each in (unfinished, old):
+            shutil.rmtree(each, ignore_errors=True)
+        self.model.save_pretrained(str(unfinished), create_model_card=False)  # type: ignore[operator]
+        if folder.exists():
+            folder.rename(old)
+        unfinished.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def sentence_transformer(name: str) -> Any:
+    """The model st/NAME on the CPU: a folder of sentence-transformers or transformers, or a name
+    that is downloaded."""
+    library = needed("sentence_transformers", "sentence-transformers", "sentence")
+    place = name.removeprefix(SENTENCE)
+    try:
+        return library.SentenceTransformer(place, device="cpu")
+    except Exception as error:  # of the library, of transformers, of the hub
+        raise KinfolkError(
+            f"{name!r} can't be loaded: {first_line(error)}; give st/ and a folder of"
+            " sentence-transformers, or a name that can be downloaded"
+        ) from error
+
+
+def sentence_tokenizer(model: Any) -> tuple[str, int]:
+    """The tokenizer.json of a SentenceTransformer, and the largest number of tokens of a text."""
+    inner = getattr(model.tokenizer, "backend_tokenizer", None)
+    if inner is None:
+        raise KinfolkError(
+            "the model has no fast tokenizer (tokenizer.json), which text pairs need; train it with"
+            " kinfolk.integrations.sentence_transformers instead"
+        )
+    text = str(inner.to_str())
+    if getattr(model[0], "do_lower_case", False):  # a setting of sentence-transformers
+        document = json.loads(text)
+        normalizers = [{"type": "Lowercase"}, *filter(None, [document.get("normalizer")])]
+        document["normalizer"] = {"type": "Sequence", "normalizers": normalizers}
+        text = json.dumps(document)
+    return text, int(model.max_seq_length or 512)
+
+
+def _first_of(target: object, *names: str) -> Any:
+    return next(getattr(target, name) for name in names if hasattr(target, name))
+
+
 def build_text(
     name: str,
     *,
@@ -208,7 +287,8 @@ def build_text(
     """Builds the text tower called `name`; its `output_size` is the length of its vectors.
 
     Args:
-        name: transformer; open_clip/NAME or huggingface/NAME where these packages are installed.
+        name: transformer; open_clip/NAME, huggingface/NAME or st/NAME (sentence-transformers,
+            always with its weights) where these packages are installed.
         vocab_size, context, end_id: of the tokenizer.
         width, layers, heads, causal: of `transformer`; see `TextTransformer`.
         pretrained: use the package's published weights, which it downloads.
@@ -233,8 +313,11 @@ def build_text(
         return _open_clip(model, vocab_size, end_id, context, pretrained)
     if slash and package == "huggingface":
         return _huggingface(model, vocab_size, end_id, pretrained)
+    if slash and name.startswith(SENTENCE):
+        return SentenceEncoder(sentence_transformer(name), end_id)
     raise UsageError(
-        f"There is no text tower {name!r}; use transformer, open_clip/NAME or huggingface/NAME."
+        f"There is no text encoder {name!r}; use transformer, open_clip/NAME, huggingface/NAME or"
+        " st/NAME."
     )
 
 

@@ -362,7 +362,7 @@ CURVES = (
     Curve(
         "temperature",
         "Temperature",
-        "of the image-text loss",
+        "of the loss",
         (("temperature", "Temperature", "accent"),),
         from_zero=True,
     ),

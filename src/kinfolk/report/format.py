@@ -6,7 +6,6 @@ configuration.
 
 from __future__ import annotations
 
-import inspect
 import math
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -83,7 +82,7 @@ def facts_of(record: Record) -> list[tuple[str, str]]:
         (
             "Speed",
             (
-                f"{speed:,.0f} images/s"
+                f"{speed:,.0f} samples/s"
                 if (speed := record.last("images_per_second")) is not None
                 else None
             ),
@@ -105,7 +104,15 @@ def _has_text(method: str) -> bool:
     from kinfolk.frameworks import FRAMEWORKS
 
     framework = FRAMEWORKS.get(method.partition("+")[0].strip().lower())
-    return framework is None or "text_encoder" in inspect.signature(framework.__init__).parameters
+    return framework is None or "text" in framework.modalities
+
+
+def of_images(method: str) -> bool:
+    """Whether the method learns from images; True for a method unknown to this version."""
+    from kinfolk.frameworks import FRAMEWORKS
+
+    framework = FRAMEWORKS.get(method.partition("+")[0].strip().lower())
+    return framework is None or "image" in framework.modalities
 
 
 def _versions(meta: Mapping[str, Any]) -> str:
@@ -215,7 +222,10 @@ PROTOCOLS = {
     "clusters": "Clusters",
     "retrieval": "Retrieval, mean recall",
     "zero-shot": "Zero-shot",
+    "sts": "Text similarity, Spearman",
 }
+MAIN = {"retrieval": "mean", "sts": "spearman"}
+"""Main figures of protocols that measure no accuracy."""
 DETECTION_NAMES = {
     "precision": "precision",
     "recall": "recall",
@@ -232,6 +242,8 @@ NAMES = {
     "mtpr": "MTPR",
     "mtnr": "MTNR",
     "nmi": "NMI",
+    "label_map": "mAP by label",
+    "label_ndcg": "nDCG@10 by label",
 }
 """Names of results that are shares."""
 MAX_ROWS = 12
@@ -281,8 +293,9 @@ def summary(record: Record) -> str:
         if isinstance(planned, int) and planned != epochs
         else counted(epochs, "epoch")
     )
-    images = record.splits.get("train", 0)
-    return f"trained for {trained}" + (f" on {images:,} images" if images else "")
+    number = record.splits.get("train", 0)
+    what = "images" if of_images(str(record.config.get("method", ""))) else "text pairs"
+    return f"trained for {trained}" + (f" on {number:,} {what}" if number else "")
 
 
 def tiles(record: Record) -> list[tuple[str, str, str]]:
@@ -303,7 +316,12 @@ def tiles(record: Record) -> list[tuple[str, str, str]]:
                 (
                     "Mean recall",
                     percent(result.get("mean")),
-                    f"at 1, 5 and 10, both ways, of {number(result.get('images'))} images",
+                    "at 1, 5 and 10, both ways, of "
+                    + (
+                        f"{number(result['images'])} images"
+                        if "images" in result
+                        else f"{number(result.get('anchors'))} texts"
+                    ),
                 )
             )
     if record.labelled and (f1 := record.last("f1")) is not None:
@@ -330,7 +348,7 @@ def results(record: Record) -> list[dict[str, Any]]:
     """Rows of the table of results."""
     rows = []
     for result in record.results:
-        accuracy = result.get("mean" if result["protocol"] == "retrieval" else "accuracy")
+        accuracy = result.get(MAIN.get(result["protocol"], "accuracy"))
         known = isinstance(accuracy, (int, float)) and math.isfinite(accuracy)
         several = any(len(_rows(result, parts)) > 1 for parts in ("fractions", "sets"))
         rows.append(
@@ -363,9 +381,8 @@ def _details(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     own += [
         (each.get("subset") or f"{100 * each['fraction']:g} %", _with_top5(each)) for each in shares
     ]
-    hidden = ("protocol", "accuracy", "fractions", "sets") + ("mean",) * (
-        result.get("protocol") == "retrieval"
-    )
+    main = MAIN.get(str(result.get("protocol")), "accuracy")
+    hidden = ("protocol", "accuracy", "fractions", "sets", main)
     return own + [
         (NAMES.get(key) or key.replace("_", " "), _detail(key, value))
         for key, value in result.items()
@@ -379,7 +396,7 @@ def _rows(result: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 
 def _detail(key: str, value: Any) -> str:
-    if isinstance(value, Mapping) and all(str(name).startswith("R@") for name in value):
+    if isinstance(value, Mapping) and any(str(name).startswith("R@") for name in value):
         return ", ".join(f"{name} {percent(share)}" for name, share in value.items())
     if key == "exact" and isinstance(value, Mapping):
         return ", ".join(

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from kinfolk.data.text import TextData, every_caption
 from kinfolk.embedding import embed
-from kinfolk.errors import without_controls
+from kinfolk.errors import shown, without_controls
 from kinfolk.report.maps import choose, data_uri, square_images
 from kinfolk.seeding import generator, kept_random_state
 from kinfolk.training.build import learns_from_text
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kinfolk.data.augmentation.views import Views
     from kinfolk.data.images import ImageData
     from kinfolk.detectors import Detector
+    from kinfolk.evaluation.retrieval import Towers
     from kinfolk.frameworks import Framework
     from kinfolk.training.load_run import OpenedRun
 
@@ -225,7 +226,7 @@ class _Augmented:
         return self.views(pixels, self.draw, aspect=aspect, num_views=1)[0]
 
 
-NUM_IMAGES, NUM_QUERIES, NUM_RESULTS, SIDE = 500, 6, 6, 112
+NUM_IMAGES, NUM_QUERIES, NUM_RESULTS, SIDE, LONGEST = 500, 6, 6, 112, 300
 
 
 @dataclass(frozen=True)
@@ -274,6 +275,8 @@ def draw_retrieval(opened: OpenedRun, data: ImageData, *, progress: bool = False
     if not learns_from_text(opened.config):
         return None
     towers, seed = opened.towers(), opened.config.seed
+    if data.texts is not None:
+        return _draw_pairs(opened, data, towers)
     text, captions = TextData(data.samples, towers.tokenizer), list(every_caption(data.samples))
     first, of_N = data.distinct(torch.arange(data.num_train))
     ids_I = first[torch.from_numpy(choose(len(first), seed, NUM_IMAGES))]
@@ -285,18 +288,48 @@ def draw_retrieval(opened: OpenedRun, data: ImageData, *, progress: bool = False
         lambda at: Shown(data.samples.keys[int(ids_I[at])], _uri(data, ids_I[at])),
     )
     texts = Side(towers.texts(words), text.owners[rows_M], lambda at: Shown(words[at]))
-    by_image: Detector | None = None
-    by_text: Detector | None = None
-    if "+" in opened.config.method:
-        with kept_random_state():
-            by_image, by_text = load_framework(
-                opened.config, Run(opened.path), data, towers.tokenizer
-            ).detectors
+    by_image, by_text = _detectors(opened, data, towers)
     return render(
         _found(images, texts, text.groups, by_image, seed),
         _found(texts, images, text.groups, by_text, seed),
         method=opened.config.method,
         detects=by_image is not None,
+    )
+
+
+def _detectors(
+    opened: OpenedRun, data: ImageData, towers: Towers
+) -> tuple[Detector | None, Detector | None]:
+    """The detectors of both directions, from the last checkpoint."""
+    if "+" not in opened.config.method:
+        return None, None
+    with kept_random_state():
+        framework = load_framework(opened.config, Run(opened.path), data, towers.tokenizer)
+    one, other = framework.detectors
+    return one, other
+
+
+def _draw_pairs(opened: OpenedRun, data: ImageData, towers: Towers) -> Markup:
+    """As `draw_retrieval`, of text pairs: positives for an anchor, and anchors for a positive."""
+    assert data.texts is not None
+    config = opened.config
+    ids = torch.from_numpy(choose(data.num_train, config.seed, NUM_IMAGES))
+    pairs = data.texts.of(ids)
+
+    def side(at: int) -> Side:
+        first = {texts[at]: row for row, texts in reversed(list(enumerate(pairs)))}
+        words = list(first)
+        own = ids[torch.tensor(list(first.values()))]
+        return Side(towers.texts(words), own, lambda row: Shown(shown(words[row], LONGEST)))
+
+    anchors, positives, groups = side(0), side(1), data.texts.groups
+    by_anchor, by_positive = _detectors(opened, data, towers)
+    return render(
+        _found(anchors, positives, groups, by_anchor, config.seed),
+        _found(positives, anchors, groups, by_positive, config.seed),
+        method=config.method,
+        detects=by_anchor is not None,
+        titles=("Positives for an anchor", "Anchors for a positive"),
     )
 
 
@@ -307,10 +340,11 @@ def _found(
     at_Q = torch.from_numpy(choose(len(queries.ids), seed, NUM_QUERIES))
     ids_Q, sim_QC = queries.ids[at_Q], queries.embeddings[at_Q] @ others.embeddings.T
     own_QC = groups[ids_Q][:, None] == groups[others.ids]
+    pos_Q1 = sim_QC.masked_fill(~own_QC, -torch.inf).amax(1, keepdim=True)
     kin_QC = (
         torch.zeros_like(own_QC)
         if detector is None
-        else flagged_candidates(detector, sim_QC, ids_Q, others.ids, own_QC)
+        else flagged_candidates(detector, sim_QC, ids_Q, others.ids, own_QC, pos_Q1)
     )
     nearest = sim_QC.topk(min(NUM_RESULTS, len(others.ids)), dim=1)
     found = []
@@ -330,7 +364,12 @@ def _found(
 
 
 def render(
-    by_image: Sequence[Query], by_text: Sequence[Query], *, method: str, detects: bool
+    by_image: Sequence[Query],
+    by_text: Sequence[Query],
+    *,
+    method: str,
+    detects: bool,
+    titles: tuple[str, str] = ("Captions for an image", "Images for a caption"),
 ) -> Markup:
     """The section as HTML; all text of the run is escaped."""
     from jinja2 import Environment, StrictUndefined
@@ -350,7 +389,11 @@ def render(
     detector = method.partition("+")[2].partition(":")[0] if detects else ""
     return Markup(
         environment.from_string(template).render(
-            by_image=by_image, by_text=by_text, detector=detector, style=Markup(style)
+            by_image=by_image,
+            by_text=by_text,
+            titles=titles,
+            detector=detector,
+            style=Markup(style),
         )
     )
 

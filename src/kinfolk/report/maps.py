@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kinfolk.errors import shown
 from kinfolk.seeding import generator
 from kinfolk.training.epoch_end import Snapshot
 
@@ -158,11 +159,14 @@ CHUNK = 256
 def draw_map(
     data: ImageData, ids_N: NDArray[np.int64], features_NF: NDArray[np.float32], seed: int
 ) -> EmbeddingMap:
-    """The map of the samples `ids_N`."""
+    """The map of the samples `ids_N`. Text pairs have their anchors instead of keys and images."""
     points, method = project(features_NF, seed)
     samples = data.samples
     labels = None if samples.labels is None else [int(label) for label in samples.labels[ids_N]]
-    starts = range(0, len(ids_N), CHUNK)
+    keys = [samples.keys[i] for i in ids_N]
+    if data.texts is not None:
+        keys = [shown(texts[0]) for texts in data.texts.of(torch.from_numpy(ids_N))]
+    starts = range(0, len(ids_N) if data.texts is None else 0, CHUNK)
     thumbnails = [
         square
         for start in starts
@@ -172,7 +176,7 @@ def draw_map(
         method=method,
         total=len(samples),
         points=points,
-        keys=[samples.keys[i] for i in ids_N],
+        keys=keys,
         labels=labels,
         classes=_class_names(data),
         sprites=sprite_sheet(thumbnails, min(MAX_TILE, max(data.height, data.width))),

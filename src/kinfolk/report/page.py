@@ -146,7 +146,8 @@ def _caption(embedding: EmbeddingMap, linked: bool) -> str:
     kin = " and click it to see its kin" if linked else ""
     return (
         f"{embedding.method} of the encoder's features of {which}{colour}. "
-        f"Point at a sample to see its image{kin}. Drag to move, double-click to reset."
+        f"Point at a sample to see its {'image' if embedding.sprites else 'text'}{kin}. Drag to"
+        " move, double-click to reset."
     )
 
 
@@ -223,7 +224,8 @@ def _draw_images(
     """Draws the views, the map and the maps of several epochs; returns the ids of the samples on
     the map."""
     seed = opened.config.seed
-    parts["strips"] = draw_strips(data, opened.views(), seed)
+    if data.texts is None:
+        parts["strips"] = draw_strips(data, opened.views(), seed)
     digest = _digest_of_own_samples(opened, data)
     snapshots = [] if digest is None else read_snapshots(Run(opened.path).snapshots, digest)
     ids = choose(len(data), seed, include=snapshots[0].ids if snapshots else None)

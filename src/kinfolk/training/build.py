@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -29,10 +29,12 @@ from kinfolk.data.text import (
     TextData,
     Tokenizer,
     every_caption,
+    parse_tokenizer,
     read_tokenizer,
     require_captions,
     train_tokenizer,
 )
+from kinfolk.data.text_pairs import PairTexts, TextViews
 from kinfolk.detectors import DETECTORS, Guide
 from kinfolk.detectors.base import Detector
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, warn_about_dropped_settings
@@ -47,6 +49,7 @@ from kinfolk.frameworks.registry import (
 )
 from kinfolk.models import SplitEncoder, SplitHead, build_encoder, build_text, projection_head
 from kinfolk.models.build import adapt
+from kinfolk.models.text import SENTENCE, sentence_tokenizer, sentence_transformer
 from kinfolk.models.towers import TOWERS, begin_from
 from kinfolk.plugins import load_plugins
 from kinfolk.seeding import derive_seed
@@ -59,7 +62,7 @@ from kinfolk.training.config import (
     parse_settings,
 )
 from kinfolk.training.documents import read_yaml
-from kinfolk.training.guides import PATCHES, guide_features
+from kinfolk.training.guides import PATCHES, guide_features, text_guide
 from kinfolk.training.launch import resolve_trainer
 from kinfolk.training.optimizers import (
     build_optimizer,
@@ -172,17 +175,44 @@ def assemble(
         if "plugins" in given
         else config.plugins
     )
+    if stored is None and recipe is None:
+        config = config.with_settings(_defaults_of_texts(given))
     config = config.with_settings(given)
     if (
         stored is None
         and recipe is None
         and "epochs" not in given
+        and not contrasts_texts(config)
         and resolve_trainer(config.trainer).accelerator == "cpu"
     ):
         config = config.with_settings(
             {"epochs": max(CPU_EPOCHS, math.ceil(config.optimizer.warmup_epochs or 0))}
         )
     return resolve(config)
+
+
+def _defaults_of_texts(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults of a training on text pairs, which differ from those of images; empty for other
+    methods. A pretrained encoder is trained shorter and with a smaller step."""
+    method = given.get("method")
+    if method is None or not contrasts_texts(TrainConfig(method=method)):
+        return {}
+    pretrained = str(given.get("model.name", "")).startswith(SENTENCE)
+    return {
+        "epochs": 3 if pretrained else 20,
+        "batch_size": 128,
+        "optimizer.name": "adamw",
+        "optimizer.lr": 5e-5 if pretrained else 1e-3,
+        "optimizer.lr_scaling": "none",
+        "optimizer.weight_decay": 0.01,
+        "optimizer.warmup_epochs": 0.2,
+        "text.context": 128 if pretrained else 64,
+        "text.width": 256,
+        "text.layers": 2,
+        "text.heads": 4,
+        "text.causal": False,
+        "text.vocab_size": 8192,
+    }
 
 
 def setting_origins(
@@ -332,6 +362,13 @@ def with_absolute_paths(config: TrainConfig) -> TrainConfig:
         None if config.detector.get("features") == PATCHES else config.detector.get("features")
     )
     named["detector.labels_file"] = config.detector.get("labels_file")
+    for key, name in (
+        ("model.name", config.model.name),
+        ("detector.features", named["detector.features"]),
+    ):
+        place = str(name).removeprefix(SENTENCE)
+        if str(name).startswith(SENTENCE) and os.path.isdir(place):
+            config = config.with_settings({key: SENTENCE + os.path.abspath(place)})
     files = [os.path.abspath(name) if name.endswith(".py") else name for name in config.plugins]
     named |= {"model.init": config.model.init, "text.tokenizer": config.text.tokenizer}
     found = {
@@ -344,7 +381,18 @@ def with_absolute_paths(config: TrainConfig) -> TrainConfig:
 
 def fit_to_data(config: TrainConfig, source: Source) -> TrainConfig:
     """Chooses resolution, encoder and stem by the size of the images and the device, and the
-    features of a guide, where the user has not set them."""
+    features of a guide, where the user has not set them. Refuses texts for a method of images and
+    the other way round."""
+    if contrasts_texts(config) != source.has_texts:
+        raise UsageError(
+            f"{source.name} is a table of text pairs, and {config.method} learns from images; give"
+            " --method pairs, or pairs+glofnd"
+            if source.has_texts
+            else f"{config.method} learns from text pairs, and {source.name} has none; give a table"
+            " (.csv, .tsv, .parquet) with the columns anchor and positive"
+        )
+    if source.has_texts:
+        return _fit_to_texts(config)
     document = config.model_dump(mode="json")
     on_cpu = config.trainer.accelerator == "cpu"
     side = typical_side(source) or LARGEST
@@ -368,6 +416,18 @@ def fit_to_data(config: TrainConfig, source: Source) -> TrainConfig:
     ):
         document["detector"]["features"] = PATCHES
     return TrainConfig.of(document)
+
+
+def _fit_to_texts(config: TrainConfig) -> TrainConfig:
+    """Chooses the built-in encoder if none is named, and cuts texts at the length that a model of
+    sentence-transformers takes."""
+    name, context = config.model.name, config.text.context
+    if name == "auto":
+        return config.with_settings({"model.name": "transformer"})
+    if not name.startswith(SENTENCE):
+        return config
+    longest = sentence_tokenizer(sentence_transformer(name))[1]
+    return config.with_settings({"text.context": min(context, longest)})
 
 
 def fit_batch(config: TrainConfig, num_train: int, chosen: bool) -> TrainConfig:
@@ -413,7 +473,10 @@ def warn_if_large(config: TrainConfig) -> None:
 
 
 def build_views(config: TrainConfig) -> Views:
-    """The views of a training; `Views.evaluate` prepares images for its encoder."""
+    """The views of a training; `Views.evaluate` prepares images for its encoder. Texts have none:
+    `TextViews`."""
+    if contrasts_texts(config):
+        return cast(Views, TextViews())
     assert config.views.size is not None, "fitted to the data"
     assert config.views.preset is not None
     return Views(config.views.preset, config.views.size, **config.views.options)
@@ -438,7 +501,7 @@ def build_framework(
     method = parse(config.method)
     if config.python.action is not None:
         method = replace(method, action=config.python.action)
-    labels = None if data.labels is None else data.labels[: data.num_train]
+    labels = None if data.labels is None else data.of_ids(data.labels)
     framework_args = checked_arguments(
         FRAMEWORKS[method.framework],
         framework_arguments(method),
@@ -457,17 +520,32 @@ def build_framework(
             method.detector,
         )
     if isinstance(detector_args.get("features"), str | Path):
-        detector_args["features"] = guide_features(detector_args["features"], data, cache)
+        if data.texts is None:
+            detector_args["features"] = guide_features(detector_args["features"], data, cache)
+        else:
+            detector_args |= text_guide(detector_args["features"], data, cache)
     if resumed:  # the weights are in the checkpoint and are not downloaded again
         config = config.with_settings({"model.pretrained": False, "text.pretrained": False})
     torch.manual_seed(derive_seed(config.seed, "weights"))
     try:
-        encoder, head = networks(config, FRAMEWORKS[method.framework].channels, parts.model)
+        if contrasts_texts(config):
+            assert tokenizer is not None
+            if parts.model is not None:
+                raise UsageError(
+                    f"{method} takes no module as `model`; give the name transformer or st/NAME, or"
+                    " train it with kinfolk.integrations.sentence_transformers"
+                )
+            (encoder, head), text = text_networks(config, tokenizer), None
+        else:
+            encoder, head = networks(config, FRAMEWORKS[method.framework].channels, parts.model)
+            text = None if tokenizer is None else text_networks(config, tokenizer)
         second = _head(config, int(encoder.output_size)) if config.head.second else None  # type: ignore[arg-type]
-        text = None if tokenizer is None else text_networks(config, tokenizer)
         if config.model.init is not None and not resumed:
             load_initial_weights(config, encoder, head, text)
-        context = Context(data.num_train, labels, text, data.samples.keys[: data.num_train], second)
+        keys: Sequence[str] = data.samples.keys[: data.num_train]
+        if data.num_ids > data.num_train:
+            keys = [*keys, *(f"negative/{each}" for each in range(data.num_ids - data.num_train))]
+        context = Context(data.num_ids, labels, text, keys, second)
         framework = build(
             method, encoder, head, context, framework_args, detector_args, parts.detector
         )
@@ -504,11 +582,11 @@ def _check_guides(framework: Framework, data: ImageData) -> None:
         if (
             isinstance(part, Guide)
             and part.features is not None
-            and len(part.features) not in (data.num_train, len(data))
+            and len(part.features) not in {data.num_ids, max(len(data), data.num_ids)}
         ):
             raise UsageError(
                 f"the guide has features of {len(part.features):,} samples; it must have one row"
-                f" for each of the {data.num_train:,} training samples, in data-set order, or for"
+                f" for each of the {data.num_ids:,} training samples, in data-set order, or for"
                 f" each of all {len(data):,} samples"
             )
 
@@ -604,19 +682,27 @@ def build_optimizers(config: TrainConfig, framework: Framework, num_batches: int
 
 
 def learns_from_text(config: TrainConfig) -> bool:
-    """Whether the method learns from images with captions."""
+    """Whether the method learns from texts: captions of images, or text pairs."""
     return "text" in FRAMEWORKS[parse(config.method).framework].modalities
+
+
+def contrasts_texts(config: TrainConfig) -> bool:
+    """Whether the method learns from text pairs, without images."""
+    return "image" not in FRAMEWORKS[parse(config.method).framework].modalities
 
 
 def read_text(
     images: ImageData, config: TrainConfig, run: Run, known: bool
-) -> TextData | StreamedText | None:
+) -> TextData | StreamedText | PairTexts | None:
     """The captions of all samples; None for a method that needs none. `known`: the run folder has a
     tokenizer already."""
     if not learns_from_text(config):
         return None
     require_captions(images.samples)
     tokenizer = _tokenizer(images.samples, config, run, known)
+    if images.texts is not None:
+        images.texts.tokenizer = tokenizer
+        return images.texts
     return (
         TextData(images.samples, tokenizer)
         if images.stream is None
@@ -632,6 +718,9 @@ def _tokenizer(samples: Samples, config: TrainConfig, run: Run, known: bool) -> 
     file = run.tokenizer if known else wanted.tokenizer or _tokenizer_beside(config.model.init)
     if file is not None:
         return read_tokenizer(file, wanted.context)
+    if contrasts_texts(config) and config.model.name.startswith(SENTENCE):
+        found = sentence_tokenizer(sentence_transformer(config.model.name))[0]
+        return parse_tokenizer(found, wanted.context)
     assert wanted.vocab_size is not None
     return train_tokenizer(
         every_caption(samples, "train"), vocab_size=wanted.vocab_size, context=wanted.context
@@ -648,14 +737,14 @@ def _tokenizer_beside(weights: str | None) -> Path | None:
 
 def text_networks(config: TrainConfig, tokenizer: Tokenizer) -> tuple[nn.Module, nn.Module]:
     """The text tower and its head: a linear map without bias, as in CLIP, or the identity if the
-    images have no head either."""
+    images have no head either, or for text pairs."""
     text = config.text
     assert text.context is not None, "fitted to the data"
     assert text.width is not None
     assert text.layers is not None
     assert text.heads is not None
     tower = build_text(
-        text.name,
+        config.model.name if contrasts_texts(config) else text.name,
         vocab_size=tokenizer.vocab_size,
         context=text.context,
         end_id=tokenizer.end_id,

@@ -78,6 +78,13 @@ class DataConfig(Section):
     caption_column: str | None = Field(
         default=None, description="Column with the captions; null: `caption`, if there is one."
     )
+    anchor_column: str | None = Field(
+        default=None,
+        description="Column of a table of text pairs with the anchors; null: `anchor`.",
+    )
+    positive_column: str | None = Field(
+        default=None, description="Column with the positives of the anchors; null: `positive`."
+    )
     group_column: str | None = Field(
         default=None,
         description=(
@@ -142,7 +149,7 @@ class ModelConfig(Section):
         default="auto",
         description=(
             "resnet10 to resnet152, timm/NAME or torchvision/NAME; auto: resnet18, on a CPU"
-            " resnet10."
+            " resnet10. Of text pairs: transformer (auto), or st/NAME of sentence-transformers."
         ),
     )
     stem: Literal["cifar", "imagenet"] | None = Field(

@@ -195,7 +195,7 @@ class ClusterQuality:
 
     def __init__(self, data: ImageData, normaliser: Normaliser = "arithmetic") -> None:
         self.normaliser = normaliser
-        labels = None if data.labels is None else data.labels[: data.num_train]
+        labels = None if data.labels is None else data.of_ids(data.labels)
         self.truth = labels if labels is not None and bool((labels >= 0).any()) else None
 
     def __call__(self, module: TrainingModule, epoch: int) -> dict[str, float]:

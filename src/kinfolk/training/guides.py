@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -22,6 +23,7 @@ from kinfolk.embedding import embed
 from kinfolk.errors import KinfolkError, UsageError, shown
 from kinfolk.files import write_atomically
 from kinfolk.models.build import PACKAGES, build_encoder
+from kinfolk.models.text import SENTENCE, sentence_transformer
 from kinfolk.models.weights import load_encoder
 from kinfolk.training.config import TrainConfig
 
@@ -78,15 +80,50 @@ def guide_features(named: str | Path, data: ImageData, cache: Path | None = None
     return features_NF[: data.num_train]
 
 
+def text_guide(named: str | Path, data: ImageData, cache: Path | None = None) -> dict[str, Tensor]:
+    """The arguments `features` and `positives` of a guide for text pairs: (num_ids, F) each, of the
+    anchors and of the positives, by a model of sentence-transformers (st/NAME); explicit negatives
+    follow in both. A file has features of the anchors alone."""
+    if Path(named).is_file():
+        return {"features": guide_features(named, data)}
+    if not str(named).startswith(SENTENCE):
+        raise UsageError(
+            f"the guide `{named}` must be a model of sentence-transformers (st/NAME) or a file of"
+            " features (.npy, .safetensors) for text pairs"
+        )
+    assert data.texts is not None
+    pairs, others = data.texts.of(torch.arange(data.num_train)), data.texts.negatives
+    sides = [[*(texts[side] for texts in pairs), *others] for side in (0, 1)]
+
+    def computed() -> Tensor:
+        model = sentence_transformer(str(named))
+        found = model.encode(
+            [*sides[0], *sides[1]],
+            convert_to_tensor=True,
+            normalize_embeddings=True,
+            show_progress_bar=False,
+            device="cuda" if torch.cuda.is_available() else "cpu",
+        )
+        features: Tensor = found.cpu().half()
+        return features
+
+    both = computed() if cache is None else _once(computed, str(named), data, cache)
+    return {"features": both[: len(sides[0])], "positives": both[len(sides[0]) :]}
+
+
 def _computed_once(named: str, data: ImageData, cache: Path) -> Tensor:
     """As `_computed`, or from the file that an earlier call wrote for the same guide, samples and
     resolution."""
+    return _once(lambda: _computed(named, data), named, data, cache)
+
+
+def _once(compute: Callable[[], Tensor], named: str, data: ImageData, cache: Path) -> Tensor:
     about = f"{named} {samples_digest(data.samples)} {data.num_train} {data.height} {data.width}"
     file = cache / f"guide-{hashlib.blake2b(about.encode(), digest_size=8).hexdigest()}.npy"
     if not file.is_file():
         import numpy as np
 
-        features_NF = _computed(named, data)
+        features_NF = compute()
         try:
             write_atomically(file, lambda out: np.save(out, features_NF.numpy()))
         except (OSError, KinfolkError):  # a run that is only read, as by the report of another user

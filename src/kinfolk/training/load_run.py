@@ -22,6 +22,7 @@ from kinfolk.data.prepare import prepare
 from kinfolk.data.sample_table import Samples, key_difference, samples_digest
 from kinfolk.data.source import Source
 from kinfolk.data.text import StreamedText, TextData, Tokenizer, read_tokenizer
+from kinfolk.data.text_pairs import PairTexts, read_pairs
 from kinfolk.detectors.base import Detector
 from kinfolk.embedding import Preparation, embed
 from kinfolk.errors import KinfolkError, UsageError, shown
@@ -29,8 +30,9 @@ from kinfolk.evaluation.detection import flagged
 from kinfolk.evaluation.protocols import run_caption_kin, run_kin
 from kinfolk.evaluation.retrieval import Towers
 from kinfolk.frameworks import Framework
-from kinfolk.frameworks.clip import ImageText
+from kinfolk.frameworks.clip import Bimodal
 from kinfolk.models.build import FeatureMap, adapt
+from kinfolk.models.text import SENTENCE
 from kinfolk.models.towers import TOWERS, Pair, begin_from
 from kinfolk.models.weights import DESCRIPTION, WEIGHTS, load_encoder, meta_of
 from kinfolk.pairs import OUT, Block
@@ -38,6 +40,7 @@ from kinfolk.seeding import kept_random_state
 from kinfolk.training.build import (
     build_framework,
     build_views,
+    contrasts_texts,
     learns_from_text,
     networks,
     text_networks,
@@ -70,14 +73,20 @@ class OpenedRun:
                 f"{self.path} was trained with a {self.config.python.model} passed from Python;"
                 " open it there, with `kf.load(run, model=module)`"
             )
-        own = (
-            None
-            if self.model is None
-            else adapt(self.model, input_size=self.config.views.size or 32)
-        )
+        own: nn.Module | None = None
+        if contrasts_texts(self.config):
+            own = text_networks(_with_own_model(self.config, self.path), self.tokenizer())[0]
+        elif self.model is not None:
+            own = adapt(self.model, input_size=self.config.views.size or 32)
         encoder, meta = load_encoder(self.path, own)
         self._require_own(meta, WEIGHTS)
         return encoder
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of a run that learnt from texts."""
+        found = _tokenizer(Run(self.path), self.config)
+        assert found is not None
+        return found
 
     def towers(self) -> Towers:
         """Both towers of a run that learnt from captions, in evaluation mode, on the GPU if there
@@ -93,11 +102,13 @@ class OpenedRun:
                 f"there is no {TOWERS} in {self.path}; the training has not finished an epoch yet"
             )
         self._require_own(meta_of(file), TOWERS)
-        tokenizer = _tokenizer(Run(self.path), self.config)
-        assert tokenizer is not None
+        tokenizer = self.tokenizer()
         # the file contains all weights
-        bare = self.config.with_settings({"model.pretrained": False, "text.pretrained": False})
-        pair = Pair(*networks(bare, (3,)), *text_networks(bare, tokenizer))
+        bare = _with_own_model(self.config, self.path).with_settings(
+            {"model.pretrained": False, "text.pretrained": False}
+        )
+        text = text_networks(bare, tokenizer)
+        pair = Pair(*(text if contrasts_texts(bare) else networks(bare, (3,))), *text)
         begin_from(pair, file)
         return Towers(
             pair.eval(), self.views(), tokenizer, "cuda" if torch.cuda.is_available() else "cpu"
@@ -159,14 +170,18 @@ class OpenedRun:
                 update={"labels_from_folders": labels_from_folders or own.labels_from_folders}
             )
             config = self.config.model_copy(update={"data": own})
-            return read_data(
-                open_data(None, config, Run(self.path)),
-                config,
-                Run(self.path),
-                several=False,
-                progress=progress,
-            )
+            opened = open_data(None, config, Run(self.path))
+            data = read_data(opened, config, Run(self.path), several=False, progress=progress)
+            return self._with_tokenizer(data)
         opened = self._opened(source, labels_from_folders, own)
+        if opened.has_texts != contrasts_texts(self.config):
+            raise UsageError(
+                f"{opened.name} holds {'texts' if opened.has_texts else 'images'}, and {self.path}"
+                f" was trained with {self.config.method} on"
+                f" {'images' if opened.has_texts else 'texts'}"
+            )
+        if opened.has_texts:
+            return self._with_tokenizer(read_pairs(opened))
         assert own.image_size is not None, "a run's configuration is complete"
         return prepare(
             opened,
@@ -175,6 +190,11 @@ class OpenedRun:
             pixel_cap=own.pixel_cap,
             progress=progress,
         )
+
+    def _with_tokenizer(self, data: ImageData) -> ImageData:
+        if data.texts is not None:
+            data.texts.tokenizer = self.tokenizer()
+        return data
 
     def _opened(self, source: str, labels_from_folders: bool, own: DataConfig) -> Source:
         """Opens another source: a table with the column names of the run, or with the usual
@@ -285,11 +305,13 @@ def measure_kin(
         restore(opened.path, opened.config, data),
         _tokenizer(Run(opened.path), opened.config),
     )
-    if not isinstance(framework, ImageText):
+    if not isinstance(framework, Bimodal):
         return run_kin(framework, data, opened.views(), seed, alpha=alpha, progress=progress)
     assert tokenizer is not None
-    text = (
-        TextData(data.samples, tokenizer)
+    text: TextData | StreamedText | PairTexts = (
+        data.texts
+        if data.texts is not None
+        else TextData(data.samples, tokenizer)
         if data.stream is None
         else StreamedText(data.samples, tokenizer)
     )
@@ -311,7 +333,8 @@ def load_framework(
     """The framework with its state from the last checkpoint, in evaluation mode."""
     checkpoint = read_complete_checkpoint(run.checkpoint)
     require_identity(checkpoint["kinfolk"], config, *_samples_of(run), run.checkpoint)
-    framework = build_framework(config, data, tokenizer, resumed=True, cache=run.cache)
+    own = _with_own_model(config, run.path)
+    framework = build_framework(own, data, tokenizer, resumed=True, cache=run.cache)
     framework.set_progress(max(int(checkpoint["kinfolk"]["epoch"]) - 1, 0), config.epochs)
     saved = {
         name: value for name, value in checkpoint["state_dict"].items() if not name.endswith(UNUSED)
@@ -324,6 +347,15 @@ def load_framework(
     return framework.eval()
 
 
+def _with_own_model(config: TrainConfig, path: Path) -> TrainConfig:
+    """The configuration with the run's copy of a model of sentence-transformers, if it has one: the
+    folder that it started from may be gone."""
+    own = Run(path).sentence_transformer
+    if not own.is_dir():
+        return config
+    return config.with_settings({"model.name": f"{SENTENCE}{own}"})
+
+
 def _samples_of(run: Run) -> tuple[str, int]:
     """The digest of the samples of the run, and the number of training samples."""
     samples = Samples.read(run.samples)
@@ -332,11 +364,16 @@ def _samples_of(run: Run) -> tuple[str, int]:
 
 @torch.no_grad()
 def flagged_candidates(
-    detector: Detector, sim_QC: Tensor, ids_Q: Tensor, candidate_ids_C: Tensor, own_QC: Tensor
+    detector: Detector,
+    sim_QC: Tensor,
+    ids_Q: Tensor,
+    candidate_ids_C: Tensor,
+    own_QC: Tensor,
+    pos_QP: Tensor | None = None,
 ) -> Tensor:
     """(Q, C) True where the detector flags the candidate as a false negative of the query; never
-    where `own_QC` is True."""
+    where `own_QC` is True. `pos_QP`: similarities to the positives, if there are any."""
     sim_QC = sim_QC.masked_fill(own_QC, OUT)
-    block = Block(sim_QC, ids_Q, candidate_ids_C, 1, (~own_QC).sum(1))
+    block = Block(sim_QC, ids_Q, candidate_ids_C, 1, (~own_QC).sum(1), pos_QP)
     found = detector.find(block)
     return flagged(found[0] if isinstance(found, tuple) else found, block, with_ignored=True)

@@ -40,6 +40,7 @@ class TextSource(Protocol):
     @property
     def groups(self) -> Tensor: ...
     def draw(self, ids: Tensor, uniform: Tensor) -> Tensor: ...
+    def known(self, ids: Tensor) -> dict[str, Tensor]: ...
 
 
 def check_batch_size(batch_size: int, num_train: int, world_size: int) -> None:
@@ -179,5 +180,5 @@ class BatchLoader:
             )
             share = self.batch_size // self.world_size
             mine = uniform[self.rank * share : (self.rank + 1) * share][kept]
-            batch |= {"tokens": self.text.draw(ids, mine), "groups": self.text.groups[ids]}
+            batch |= {"tokens": self.text.draw(ids, mine), **self.text.known(ids)}
         return batch

@@ -159,7 +159,9 @@ class TrainingModule(pl.LightningModule):
         ), "the loader and Lightning disagree on the current step"
         torch.manual_seed(derive_seed(self.seed, "step", epoch, step, self.global_rank))
         self.framework.on_metric("epoch", epoch + step / self._steps_per_epoch)
-        texts = {name: batch[name] for name in ("tokens", "groups") if name in batch}
+        texts = {
+            name: batch[name] for name in ("tokens", "groups", "negative_ids") if name in batch
+        }
         # not the rows: all ranks need equally many chunks for SyncBatchNorm
         share = self.batch_size // distributed.world_size()
         chunks = 1 if self.chunk_size is None else math.ceil(share / self.chunk_size)
@@ -190,7 +192,7 @@ class TrainingModule(pl.LightningModule):
                 num_views=self.framework.num_views,
                 **weak,
             )
-        if self.channels_last:
+        if self.channels_last and views.ndim == 5:
             return (
                 views.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(views.shape)
             )

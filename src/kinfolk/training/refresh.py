@@ -15,6 +15,7 @@ from torch import Tensor
 from kinfolk import distributed
 from kinfolk.data.augmentation.views import Views
 from kinfolk.data.images import ImageData
+from kinfolk.data.text_pairs import NumberedTexts
 from kinfolk.data.transfer import Returning
 from kinfolk.embedding import (
     Tracker,
@@ -55,7 +56,7 @@ class Refresh(pl.Callback):
 
     def __init__(
         self,
-        data: ImageData,
+        data: ImageData | NumberedTexts,
         views: Views,
         *,
         epochs: int,

@@ -30,6 +30,7 @@ from kinfolk.data.sample_table import Samples, samples_digest
 from kinfolk.data.source import Source
 from kinfolk.data.stream import StreamSource
 from kinfolk.data.text import StreamedText, TextData
+from kinfolk.data.text_pairs import PairTexts, read_pairs
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, counted, shown
 from kinfolk.files import DamagedFileError, is_unfinished, write_text
 from kinfolk.training.checkpoint import read_complete_checkpoint
@@ -55,6 +56,7 @@ WRITTEN = (
     "model.json",
     "tokenizer.json",
     "towers.safetensors",
+    "sentence-transformer",
     "report.html",
     "checkpoints",
     "snapshots",
@@ -144,6 +146,11 @@ class Run:
     @property
     def tokenizer(self) -> Path:
         return self.path / "tokenizer.json"
+
+    @property
+    def sentence_transformer(self) -> Path:
+        """The trained model of a run with st/NAME, as sentence-transformers reads it."""
+        return self.path / "sentence-transformer"
 
     @property
     def cache(self) -> Path:
@@ -313,6 +320,8 @@ def open_data(data: object | None, config: TrainConfig, run: Run | None = None) 
         caption_column=named.caption_column,
         group_column=named.group_column,
         split_column=named.split_column,
+        anchor_column=named.anchor_column,
+        positive_column=named.positive_column,
         index_dir=named.cache_dir or (None if run is None else run.cache),
     )
     return at_depth(exclude(source, named.exclude), named.hierarchy, named.depth)
@@ -349,6 +358,8 @@ def read_data(
 ) -> ImageData:
     """Reads the images. Decoded pixels, and those that several processes share, are kept in the run
     folder or the configured one."""
+    if source.has_texts:
+        return read_pairs(source)
     cache = config.data.cache_dir or (run.cache if several or source.native_size is None else None)
     assert config.data.image_size is not None, "resolved"
     if isinstance(source, StreamSource):
@@ -438,7 +449,7 @@ def write_start(
     images: ImageData,
     state: dict[str, Any] | None,
     overwrite: bool,
-    text: TextData | StreamedText | None = None,
+    text: TextData | StreamedText | PairTexts | None = None,
 ) -> None:
     """Writes the folder as it is before the first step or at the checkpoint. config.yaml comes last
     and marks the folder as complete."""
@@ -451,7 +462,7 @@ def write_start(
     if state is None:
         images.samples.to_parquet(run.samples)
         write_quarantine(images.quarantine, run.quarantine)
-        if text is not None:
+        if text is not None and text.tokenizer is not None:
             text.tokenizer.save(run.tokenizer)
     write_text(run.config, config.to_yaml())
 

@@ -129,11 +129,17 @@ def describe_settings(config: TrainConfig, origins: Mapping[str, str], num_train
     lr = scaled_lr(optimizer.lr, config.batch_size * trainer.accumulate, optimizer.lr_scaling)
     scaled = "" if lr == optimizer.lr else f" ({optimizer.lr:g}, scaling {optimizer.lr_scaling})"
     width = "" if model.width is None else f", width {model.width}"
-    encoder = config.python.model or f"{model.name}{width}, {model.stem} stem"
+    of_images = "image" in FRAMEWORKS[parse(config.method).framework].modalities
+    stem = f"{width}, {model.stem} stem" if of_images else ""
+    encoder = config.python.model or f"{model.name}{stem}"
     by_model = (
-        "passed from Python" if config.python.model else f"fits views of {config.views.size} pixels"
+        "passed from Python"
+        if config.python.model
+        else f"fits views of {config.views.size} pixels"
+        if of_images
+        else "default"
     )
-    by_device = "fits a CPU" if on_cpu else "default"
+    by_device = "fits a CPU" if on_cpu and of_images else "default"
     features = config.detector.get("features")
     rows = [
         ("method", config.method, origins.get("method", "default")),
@@ -170,6 +176,12 @@ def describe_settings(config: TrainConfig, origins: Mapping[str, str], num_train
             "view size",
             f"{config.views.size} pixels",
             origins.get("views.size", "fits images and " + ("CPU" if on_cpu else "GPU")),
+        )
+        if of_images
+        else (
+            "texts",
+            f"up to {config.text.context} tokens",
+            origins.get("text.context", "default"),
         ),
         (
             "batch size",
@@ -193,7 +205,7 @@ def describe_settings(config: TrainConfig, origins: Mapping[str, str], num_train
     first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
     lines = [f"  {name:<{first}}  {value:<{second}}  {origin}" for name, value, origin in rows]
     reduced = [key for key in ("model.name", "views.size", "epochs") if key not in origins]
-    if on_cpu and reduced:
+    if on_cpu and reduced and of_images:
         lines.append("on a GPU the defaults are resnet18, views of up to 224 pixels and 100 epochs")
     return lines
 

@@ -22,9 +22,11 @@ from kinfolk.data.images import ImageData
 from kinfolk.data.prepare import hand_over, take_over
 from kinfolk.data.sample_table import Samples, samples_digest
 from kinfolk.data.source import Source
+from kinfolk.data.text_pairs import NumberedTexts
 from kinfolk.detectors.base import Detector
 from kinfolk.errors import KinfolkError, UsageError, counted, shown, warn_if_silent
 from kinfolk.files import explain_file_errors
+from kinfolk.models.text import SentenceEncoder
 from kinfolk.models.towers import save_towers
 from kinfolk.models.weights import save_encoder
 from kinfolk.seeding import kept_random_state
@@ -234,11 +236,11 @@ def _run(
     images = read_data(source, config, run, several, progress=console is not None)
     if state is not None:
         require_same_samples(run, images)
+    what = "pair" if source.has_texts else "image"
     if images.num_train < 2:
         raise UsageError(
-            f"{shown(source.name)} has {counted(images.num_train, 'training image')}; a training "
-            "contrasts images "
-            "with each other and needs at least 2, and better hundreds"
+            f"{shown(source.name)} has {counted(images.num_train, f'training {what}')}; a training"
+            f" contrasts {what}s with each other and needs at least 2, and better hundreds"
         )
     source.release()
     config = fit_text(config, images.samples)
@@ -290,7 +292,7 @@ def _fit(
         )
         framework.set_progress(0, config.epochs)  # raises warnings about the length of the training
         warn_if_silent(config.method, framework.silent_reason())
-    framework.set_groups(None if images.groups is None else images.groups[: images.num_train])
+    framework.set_groups(None if images.groups is None else images.of_ids(images.groups))
     views, autocast = (
         build_views(config),
         torch.bfloat16 if "bf16" in config.trainer.precision else None,
@@ -320,7 +322,8 @@ def _fit(
             chunk_size=config.trainer.chunk_size,
             compile_encoder=config.trainer.compile_encoder is True,
         )
-        refresh = Refresh(images, views, epochs=config.epochs, autocast=autocast)
+        refreshed = images if images.texts is None else NumberedTexts(images.texts)
+        refresh = Refresh(refreshed, views, epochs=config.epochs, autocast=autocast)
         snapshots = Snapshots(
             run,
             images,
@@ -405,3 +408,5 @@ def _export(module: TrainingModule, run: Run, meta: dict[str, Any]) -> None:
     save_encoder(module.framework.encoder, run.path, meta)
     if module.text is not None:
         save_towers(module.framework, run.path, meta)
+    if isinstance(module.framework.encoder, SentenceEncoder):
+        module.framework.encoder.save(run.sentence_transformer)

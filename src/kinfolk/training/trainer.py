@@ -248,7 +248,7 @@ class ProgressBar(pl.Callback):
             if left >= SHORTEST_ESTIMATE:
                 LOG.info(
                     "%s",
-                    f"about {duration(left)} left at {module.batch_size / per_step:.0f} images/s,"
+                    f"about {duration(left)} left at {module.batch_size / per_step:.0f} samples/s,"
                     " without measurements",
                 )
 
@@ -291,7 +291,7 @@ def describe(row: dict[str, float], speed: bool = True) -> str:
     parts += [f"flagged {100 * row['flagged']:.2f} %"] if "flagged" in row else []
     by_anchor = f" ({row['anchor_f1']:.2f} per anchor)" if speed and "anchor_f1" in row else ""
     parts += [f"F1 {row['f1']:.2f}{by_anchor}"] if speed and "f1" in row else []
-    parts += [f"{row['images_per_second']:.0f} images/s"] if speed else []
+    parts += [f"{row['images_per_second']:.0f} samples/s"] if speed else []
     return "  ".join(parts)
 
 

@@ -1,0 +1,95 @@
+"""Text pairs through the commands alone."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kinfolk.cli import main
+from tests.training.text_table import SMALL, rows, write_table
+
+
+def run(*arguments: str | Path) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main([str(each) for each in arguments])
+    return int(caught.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pairs")
+    table = write_table(folder / "pairs.csv")
+    settings = {**SMALL, "detector.alpha": 0.1, "trainer.loggers": "none"}
+    del settings["trainer.precision"]
+    given = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    command = ["train", "--data", table, "--out", folder / "run", "--method", "pairs+glofnd"]
+    assert run(*command, "--epochs", "3", "--batch-size", "8", "--lr", "0.01", *given) == 0
+    return folder / "run"
+
+
+def test_the_report_shows_texts(trained: Path) -> None:
+    page = (trained / "report.html").read_text()
+    assert "Positives for an anchor" in page
+    assert "on 36 text pairs" in page
+    assert "i lost my card please" in page
+    assert "There is no map" not in page
+    assert "There is no gallery" not in page
+    assert "image/webp" not in page
+
+
+def test_all_protocols(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("eval", trained, "--protocol", "knn,linear,retrieval,kin,zero-shot") == 0
+    result = json.loads((trained / "eval" / "retrieval.json").read_text())
+    assert (result["anchors"], result["positives"]) == (12, 12)
+    assert result["anchor_to_positive"]["R@10"] > 10 / 12 - 0.3
+    assert set(result["positive_to_anchor"]) == {"R@1", "R@5", "R@10", "mAP", "nDCG@10"}
+    scored = [
+        {"anchor": row["anchor"], "positive": row["positive"], "score": str(number)}
+        for number, row in enumerate(rows()[:5])
+    ]
+    sts = write_table(tmp_path / "sts.csv", scored)
+    assert run("eval", trained, "--data", sts, "--protocol", "sts") == 0
+    assert -1 <= json.loads((trained / "eval" / "sts.json").read_text())["spearman"] <= 1
+    shown = capsys.readouterr().out
+    assert "Spearman" in shown
+    assert "nDCG@10 a→p" in shown
+    assert run("eval", trained, "--protocol", "sts") == 2
+    assert "the data has no column `score`" in capsys.readouterr().err
+    assert run("report", trained) == 0
+    assert "Text similarity, Spearman" in (trained / "report.html").read_text()
+
+
+def test_embeds(trained: Path, tmp_path: Path) -> None:
+    assert run("embed", trained, "--out", tmp_path / "f.npy") == 0
+    assert np.load(tmp_path / "f.npy").shape == (48, 16)
+
+
+def test_audit_lists_sentences(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("audit", trained, "--alpha", "0.1", "--out", tmp_path / "a") == 0
+    with open(tmp_path / "a" / "pairs.csv", newline="", encoding="utf-8") as file:
+        found = list(csv.DictReader(file))
+    texts = {row["anchor"] for row in rows()}
+    assert found
+    assert all({row["anchor_text"], row["kin_text"]} <= texts for row in found)
+    assert "i lost my card please" in (tmp_path / "a" / "audit.html").read_text()
+    table = trained.parent / "pairs.csv"
+    assert run("audit", table, "--encoder", trained, "--out", tmp_path / "b") == 0
+    assert run("audit", table, "--out", tmp_path / "c") == 2
+    assert "is a table of text pairs; embed them by a run" in capsys.readouterr().err
+
+
+def test_compare(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("eval", trained, "--protocol", "retrieval") == 0
+    assert run("compare", trained) == 0
+    assert "a→p R@1" in capsys.readouterr().out
+
+
+def test_images_are_no_texts(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("eval", trained, "--data", "digits") == 2
+    assert "digits holds images, and" in capsys.readouterr().err
