@@ -153,8 +153,9 @@ class Adapter(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
-        nn.init.zeros_(self.body[2].weight)
+        last = nn.Linear(dim, dim)
+        nn.init.zeros_(last.weight)
+        self.body = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), last)
 
     def forward(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
         embedding = features["embedding"]
@@ -200,7 +201,7 @@ def screen(
             detector.set_loss_temperature(objective.current_temperature)
             detector.refresh(found, epoch / SCREENING_EPOCHS)
         order = torch.randperm(len(fit_ND), generator=generator)
-        for rows in order.split(study["batch_size"])[:-1]:
+        for rows in torch.split(order, study["batch_size"])[:-1]:
             columns = [{"embedding": fit_ND[rows]}, {"embedding": fit_ND[positives][rows]}]
             loss = loss_fn(columns, label_N2[rows])
             optimizer.zero_grad()
@@ -390,7 +391,7 @@ def run(
     for data in study["data"]:
         names = list[str]()
         whole, test = (read(root / data / f"{part}.csv.gz", names) for part in ("train", "test"))
-        frozen: tuple[Tensor, ...] = ()
+        frozen: tuple[Tensor, Tensor] | None = None
         for stage, name, seed, settled in queue(study, results, data):
             if (only and name not in only) or (most is not None and made >= most):
                 continue
@@ -408,8 +409,8 @@ def run(
                 continue
             if stage == "choose":
                 fit, held = split(whole, seed)
-                if not frozen:
-                    frozen = tuple(encode(load(), each[0]) for each in (fit, held))
+                if frozen is None:
+                    frozen = encode(load(), fit[0]), encode(load(), held[0])
                 found = screen(frozen, (fit[1], held[1]), method, study, seed)
             else:
                 with torch.autocast("cpu", torch.bfloat16, enabled=study["bf16"]):
@@ -483,7 +484,8 @@ def _p(rows: Records, name: str, base: str, key: str) -> str:
     if base not in rows or name in (base, "frozen"):
         return ""
     seeds = sorted(rows[name].keys() & rows[base].keys())
-    found = p_value(*([rows[row][seed][key] for seed in seeds] for row in (name, base)))
+    ours, others = ([rows[row][seed][key] for seed in seeds] for row in (name, base))
+    found = p_value(ours, others)
     return "" if found is None else "< 0.001" if found < 0.001 else f"{found:.3f}"
 
 
