@@ -411,3 +411,12 @@ def test_an_exact_ring_has_no_degrees(ties: bool) -> None:
         for detector in (Ring(lower=0.2, upper=0.8), Graded(Ring(lower=0.2, upper=0.8)))
     )
     assert torch.equal(plain(one, other), graded(one, other))
+
+
+def test_an_empty_ring_around_other_clusters_drops_nothing() -> None:
+    block = random_block(0, [0, 1, 2, 3, 4, 5])
+    features = torch.eye(2)[torch.arange(6) % 2]
+    for bounds, drops in (((0.3, 0.8), True), ((0.5, 0.5001), False)):
+        detector = Ring(lower=bounds[0], upper=bounds[1], num_samples=6, num_clusters=2)
+        detector.refresh(features, 0.0)
+        assert bool(dropped(detector.find(block), block).any()) is drops
