@@ -30,6 +30,8 @@ def test_two_views_are_sample_major() -> None:
         ({"groups": torch.arange(3), "candidate_groups": torch.arange(5)}, "`groups`"),
         ({"groups": torch.arange(2), "candidate_groups": torch.arange(2)}, "`candidate_groups`"),
         ({"candidates": torch.ones(0, 2), "candidate_ids": torch.arange(0)}, "at least one row"),
+        ({"positives": torch.ones(4, 0, 2)}, "at least one row"),
+        ({"candidates": torch.ones(5, 3)}, "`candidates`"),
     ],
 )
 def test_wrong_shapes_are_named(change: dict[str, torch.Tensor], words: str) -> None:

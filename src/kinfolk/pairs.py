@@ -50,8 +50,9 @@ class Pairs:
         for one, other in (("groups", "candidate_groups"), ("guide", "candidate_guide")):
             if (getattr(self, one) is None) != (getattr(self, other) is None):
                 raise ValueError(f"`{one}` and `{other}` must be given together")
-        if not self.anchors.numel() or not self.candidates.numel():
-            raise ValueError("`anchors` and `candidates` must have at least one row; fill a queue")
+        if not (self.anchors.numel() and self.candidates.numel() and self.positives.numel()):
+            names = "`anchors`, `candidates` and `positives`"
+            raise ValueError(f"{names} must have at least one row; fill a queue first")
         samples, number, size = len(self.ids), len(self.candidates), self.anchors.shape[-1]
         rows, per_anchor = samples * self.num_views, self.positives.shape[1:2]
         shapes = {"anchors": (rows, size), "candidates": (number, size), "groups": (samples,)}

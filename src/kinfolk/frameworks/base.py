@@ -204,8 +204,8 @@ class Framework(OnHost, ABC):
                 detector.on_metric(name, value)
 
     def set_progress(self, epoch: float, num_epochs: int) -> None:
-        """Sets the epoch, counted from 0 and with a fraction, for schedules and warm-ups. Called
-        before every step."""
+        """Sets the epoch, counted from 0, for schedules and warm-ups. Called once per epoch;
+        detectors whose schedules move with every step get the metric "epoch"."""
         for objective in self.objectives:
             objective.set_progress(epoch, num_epochs)
 

@@ -171,10 +171,6 @@ class Objective(Settings, ABC):
         """(), or (A,) the temperature of each anchor. Default: the constant `temperature`."""
         return pairs.anchors.new_full((), self.temperature)
 
-    def learned_parameters(self) -> tuple[Tensor, ...]:
-        """Learned scalars besides the temperature: `Rows.parameters`. Default: none."""
-        return ()
-
     def state_of(self, outcome: Outcome, ids: Tensor) -> State:
         """(B,) the state to write, from what `row_loss` proposed. Default: none."""
         return {}
@@ -191,12 +187,12 @@ class Objective(Settings, ABC):
         self,
         pairs: Pairs,
         temperature: Tensor | None = None,
-        parameters: tuple[Tensor, ...] | None = None,
+        parameters: tuple[Tensor, ...] = (),
     ) -> Tensor:
         """Scalar: the same over any anchors × candidates, of any norm. Under a process group,
         candidates that are the anchors (one tensor) or `local_candidates` are gathered from all
-        ranks. `temperature`: a learned one, (), instead of this loss's. `parameters`: instead of
-        its `learned_parameters`."""
+        ranks. `temperature`: a learned one, (), instead of this loss's. `parameters`: learned
+        scalars besides it, `Rows.parameters`."""
         if torch.compiler.is_compiling():  # in a user's graph: it breaks here
             outside: Tensor = torch.compiler.disable(self.on)(pairs, temperature, parameters)  # type: ignore[no-untyped-call]
             return outside
@@ -214,12 +210,11 @@ class Objective(Settings, ABC):
             least = self.min_negatives if self.keeps_negatives else 0
             policy = Policy(self.action, self.kin_weight, least, self.attracted_stay)
             labels = None if self.labels is None else self.labels.to(device)
-            learned = self.learned_parameters() if parameters is None else parameters
             outcome = contrast(
                 pairs,
                 t.to(pairs.anchors.dtype),
                 Contrast(self.row_loss, policy, find, labels),
-                parameters=tuple(x.to(pairs.anchors.dtype) for x in learned),
+                parameters=tuple(x.to(pairs.anchors.dtype) for x in parameters),
                 prepared=prepared,
                 block_rows=self.block_rows,
                 num_anchors=None if sizes is None else sum(sizes) * pairs.num_views,

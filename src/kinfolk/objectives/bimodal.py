@@ -433,11 +433,8 @@ class SigLIPLoss(Objective, TwoTowers):
     ) -> Tensor:
         """Scalar: the mean over the images of all ranks; see `BimodalLoss.forward`."""
         pairs, _ = self.pairs_of(image_features, text_features, ids, group_ids, self, **explicit)
-        return self.on(pairs, self.learned())
-
-    def learned_parameters(self) -> tuple[Tensor, ...]:
         bias: Any = self.bias
-        return (distributed.averaged(bias),)
+        return self.on(pairs, self.learned(), (distributed.averaged(bias),))
 
     def row_loss(self, rows: Rows) -> tuple[Tensor, State]:
         x = rows.sim / rows.t.unsqueeze(1) + rows.parameters[0]
