@@ -226,7 +226,7 @@ def seeds(room: Path) -> list[tuple[str, bytes, Reader]]:
         ("pairs.parquet", pairs.getvalue(), _pairs),
         ("pairs.csv", b"anchor,kin\n0,1\n1,0\n", _pairs),
         ("hierarchy.csv", b"child,parent\na,r\nb,r\n", _hierarchy),
-        ("excluded.csv", b"id,key\n3,a.png\n7,\"b,c.png\"\n", _excluded),
+        ("excluded.csv", b'id,key\n3,a.png\n7,"b,c.png"\n', _excluded),
         ("quarantine.csv", b"path,reason\na,b\n", _quarantine),
     ]
 

@@ -262,7 +262,9 @@ def panels_of(audit: Audit) -> list[Panel]:
             line("precision", alphas, [p.precision for p in one], "accent"),
             line("recall", alphas, [p.recall for p in one], "second"),
             line("F1", alphas, [p.f1 for p in one], "third"),
-            line("F1, α by sample", [p.alpha for p in own], [p.f1 for p in own], "third", dash="dot"),
+            line(
+                "F1, α by sample", [p.alpha for p in own], [p.f1 for p in own], "third", dash="dot"
+            ),
         ]
         along = figure(traces, "α", share=True)
         along["layout"]["xaxis"] |= {
