@@ -6,7 +6,6 @@
         --set 'detector.num_clusters=[20]' --set views.preset=mild --set snapshots.samples=600
     kinfolk sweep --data digits --out sweep --method simclr,simclr+glofnd,simclr+oracle:attract --set model.width=8 --seeds 0,1,2 --epochs 2
     kinfolk compare sweep --out compare.html
-    kinfolk audit features.npy --labels labels.npy --out verdict     # any features of another model
     python docs/screenshots.py FOLDER
 
 Needs Chromium and playwright.
@@ -25,7 +24,7 @@ from PIL import Image
 IMAGES = Path(__file__).parent / "images"
 COLOURS = 96
 SHOTS = {  # name: (page, first and last element, width, colour scheme)
-    "audit-verdict": ("verdict/audit.html", "#audit", "#verdict", 1000, "light"),
+    "audit-verdict": ("audit/audit.html", "#audit", "#verdict", 1000, "light"),
     "guide-audit": (
         "audit/audit.html",
         "#audit .lead",

@@ -46,7 +46,7 @@ def train(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Samples to leave out: .csv with the column `key`, such as marked.csv of an audit.",
+            help="Samples to leave out: .csv with the column `key`, as marked.csv of an audit.",
             rich_help_panel=DATA,
             show_default=False,
         ),

@@ -58,7 +58,7 @@ class DataConfig(Section):
     )
     exclude: str | None = Field(
         default=None,
-        description="File of samples to leave out: a .csv with the column `key`, or a .txt of keys.",
+        description="Samples to leave out: a .csv with the column `key`, or a .txt of keys.",
     )
     hierarchy: str | None = Field(
         default=None,
