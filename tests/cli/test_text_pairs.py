@@ -42,7 +42,7 @@ def test_the_report_shows_texts(trained: Path) -> None:
     assert "i lost my card please" in page
     assert "There is no map" not in page
     assert "There is no gallery" not in page
-    assert "image/webp" not in page
+    assert "data:image/webp" not in page
 
 
 def test_all_protocols(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
