@@ -17,10 +17,12 @@ from torch import Tensor, nn
 
 from kinfolk.data.decode import decode, squash
 from kinfolk.data.prepare import cached_size
+from kinfolk.data.text_pairs import cut
 from kinfolk.embedding import require_labels, take_parts
 from kinfolk.errors import UsageError, did_you_mean
 from kinfolk.evaluation import protocols
 from kinfolk.report import write_report
+from kinfolk.training.build import contrasts_texts
 from kinfolk.training.config import parse_settings
 from kinfolk.training.load_run import OpenedRun, measure_kin, open_run
 from kinfolk.training.run_folder import Run, open_data, read_data
@@ -140,7 +142,8 @@ class Encoder(nn.Module):
     """The encoder of a run with its preprocessing, as `kf.load` returns it.
 
     The call takes preprocessed images (B, 3, H, W) and returns features (B, F), like any encoder.
-    `preprocess` makes such images of pixels or of Pillow images.
+    `preprocess` makes such images of pixels or of Pillow images. The encoder of a run of text pairs
+    takes what `tokenize` returns.
     """
 
     def __init__(self, run: OpenedRun) -> None:
@@ -155,6 +158,11 @@ class Encoder(nn.Module):
         features: Tensor = self.encoder(images)
         return features
 
+    def tokenize(self, texts: Sequence[str]) -> Tensor:
+        """(B, T) tokens of texts, for a run of text pairs."""
+        tokenizer = self.run.tokenizer()
+        return cut(tokenizer.encode(texts), tokenizer.end_id)
+
     def preprocess(self, pixels: Pixels | Sequence[Pixels]) -> Tensor:
         """(B, 3, S, S) resized and normalised images, as `kf.embed` and `kinfolk embed` prepare
         them.
@@ -164,6 +172,8 @@ class Encoder(nn.Module):
                 or a sequence of these, whose sizes may differ. Pillow images are turned by their
                 EXIF tag.
         """
+        if contrasts_texts(self.run.config):
+            raise UsageError(f"{self.run.path} was trained on texts; use `tokenize`")
         if isinstance(pixels, Sequence):
             if not pixels:
                 raise UsageError("`pixels` is empty; give at least one image")

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import kinfolk as kf
 from kinfolk.cli import main
+from kinfolk.errors import UsageError
 from tests.training.text_table import SMALL, rows, write_table
 
 
@@ -26,7 +29,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = {**SMALL, "detector.alpha": 0.1, "trainer.loggers": "none"}
     del settings["trainer.precision"]
     given = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    command = ["train", "--data", table, "--out", folder / "run", "--method", "pairs+glofnd"]
+    command = ["train", "--data", str(table), "--out", str(folder / "run")]
+    command += ["--method", "pairs+glofnd"]
     assert run(*command, "--epochs", "3", "--batch-size", "8", "--lr", "0.01", *given) == 0
     return folder / "run"
 
@@ -38,7 +42,7 @@ def test_the_report_shows_texts(trained: Path) -> None:
     assert "i lost my card please" in page
     assert "There is no map" not in page
     assert "There is no gallery" not in page
-    assert "image/webp" not in page
+    assert "data:image/webp" not in page
 
 
 def test_all_protocols(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,3 +97,20 @@ def test_compare(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_images_are_no_texts(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("eval", trained, "--data", "digits") == 2
     assert "digits holds images, and" in capsys.readouterr().err
+
+
+def test_exports_say_what_to_use_instead(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("export", trained, "--format", "onnx") == 2
+    assert "was trained on texts, and exports are of image encoders" in capsys.readouterr().err
+    assert run("export", trained, "--format", "open_clip") == 2
+    assert "there is no export for open_clip" in capsys.readouterr().err
+
+
+def test_load_and_tokenize(trained: Path) -> None:
+    encoder = kf.load(trained)
+    texts = [row["anchor"] for row in rows()[:3]]
+    with torch.no_grad():
+        found = encoder(encoder.tokenize(texts)).numpy()
+    np.testing.assert_allclose(found, kf.embed(trained)[:3], atol=1e-5)
+    with pytest.raises(UsageError, match="was trained on texts; use `tokenize`"):
+        encoder.preprocess(np.zeros((8, 8, 3), dtype=np.uint8))

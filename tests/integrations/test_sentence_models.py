@@ -124,8 +124,8 @@ def test_a_model_guides_with_its_own_positives(tmp_path: Path) -> None:
     assert isinstance(other, Guide)
     assert guide.positives is not None
     assert guide.features is not None
-    assert torch.equal(guide.positives, other.features)  # towers change places
     assert other.features is not None
+    assert torch.equal(guide.positives, other.features)  # towers change places
     expected = SentenceTransformer(str(folder), device="cpu").encode(
         [sentence(0, 4, 7), sentence(0, 20, 31, 0)], normalize_embeddings=True
     )

@@ -229,7 +229,8 @@ class PairTexts:
         """(B, 1 + K, T) tokens of the positives and explicit negatives of `ids` (B,). Nothing is
         drawn: a pair has one positive."""
         rows = [texts[1:] for texts in self.of(ids)]
-        return self._tokens([text for row in rows for text in row]).unflatten(0, (len(rows), -1))
+        tokens = self._tokens([text for row in rows for text in row])
+        return tokens.view(len(rows), -1, tokens.shape[1])
 
     def known(self, ids: Tensor) -> dict[str, Tensor]:
         """What else the loss needs: `groups` (B,), and `negative_ids` (B, K) if there are explicit

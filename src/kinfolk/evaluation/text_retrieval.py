@@ -117,8 +117,10 @@ def run_pair_retrieval(
         sides.append((towers.texts(list(first)), groups_N[rows], rows))
     (anchors, anchor_keys, anchor_rows), (positives, positive_keys, _) = sides
     found: dict[str, Any] = {}
-    both = ((anchors, positives, anchor_keys, positive_keys),)
-    both += ((positives, anchors, positive_keys, anchor_keys),)
+    both = (
+        (anchors, positives, anchor_keys, positive_keys),
+        (positives, anchors, positive_keys, anchor_keys),
+    )
     recalls = []
     for name, given in zip(("anchor_to_positive", "positive_to_anchor"), both, strict=True):
         ranking = rank(*given)

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from kinfolk.errors import KinfolkError, UsageError, install_hint
 from kinfolk.files import write_by_name
-from kinfolk.models.weights import load_encoder, plain_state, read_state
+from kinfolk.models.weights import WEIGHTS, load_encoder, meta_of, plain_state, read_state
 from kinfolk.seeding import generator
 
 FORMATS = {
@@ -75,6 +75,12 @@ def export(
         out: the file to write, for timm the folder; by default in `RUN/export/`.
         overwrite: replace an existing export.
     """
+    if format == "open_clip":
+        raise UsageError(
+            "there is no export for open_clip: its towers have other layers than those of a run."
+            " Train in open_clip's own loop with kinfolk.integrations.open_clip; the result is an"
+            " open_clip model already"
+        )
     if format not in FORMATS:
         raise UsageError(f"`format` (={format!r}) must be one of {', '.join(FORMATS)}")
     path = Path(run)
@@ -87,6 +93,12 @@ def export(
         raise UsageError(
             f"{target} exists; choose another `out` (--out), or pass `overwrite=True` (--overwrite)"
             " to replace it"
+        )
+    weights = path / WEIGHTS if path.is_dir() else path
+    if weights.is_file() and str(meta_of(weights).get("method")).partition("+")[0] == "pairs":
+        raise UsageError(
+            f"{path} was trained on texts, and exports are of image encoders; use `kf.load`, or,"
+            " trained from st/NAME, its folder sentence-transformer"
         )
     if format == "onnx":
         require_onnx()

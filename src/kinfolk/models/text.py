@@ -13,6 +13,8 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -230,7 +232,8 @@ class SentenceEncoder(nn.Module):
         unfinished, old = (folder.with_name(f"{folder.name}.{mark}") for mark in ("new", "old"))
         for each in (unfinished, old):
             shutil.rmtree(each, ignore_errors=True)
-        self.model.save_pretrained(str(unfinished), create_model_card=False)  # type: ignore[operator]
+        with _without_bars():
+            self.model.save_pretrained(str(unfinished), create_model_card=False)  # type: ignore[operator]
         if folder.exists():
             folder.rename(old)
         unfinished.rename(folder)
@@ -243,12 +246,26 @@ def sentence_transformer(name: str) -> Any:
     library = needed("sentence_transformers", "sentence-transformers", "sentence")
     place = name.removeprefix(SENTENCE)
     try:
-        return library.SentenceTransformer(place, device="cpu")
+        with _without_bars():
+            return library.SentenceTransformer(place, device="cpu")
     except Exception as error:  # of the library, of transformers, of the hub
         raise KinfolkError(
             f"{name!r} can't be loaded: {first_line(error)}; give st/ and a folder of"
             " sentence-transformers, or a name that can be downloaded"
         ) from error
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Progress bars of transformers are not shown within this context."""
+    logging = importlib.import_module("transformers.utils.logging")
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def sentence_tokenizer(model: Any) -> tuple[str, int]:

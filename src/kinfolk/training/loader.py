@@ -37,8 +37,6 @@ e.g. `Framework.batches`."""
 class TextSource(Protocol):
     """What the loader needs from the captions, e.g. `TextData`."""
 
-    @property
-    def groups(self) -> Tensor: ...
     def draw(self, ids: Tensor, uniform: Tensor) -> Tensor: ...
     def known(self, ids: Tensor) -> dict[str, Tensor]: ...
 
@@ -82,7 +80,7 @@ class BatchLoader:
     Yields:
         `pixels` (B, H, W, 3) uint8, `aspect` (B,), `ids` (B,), and `epoch` and `step` (within the
         epoch) as numbers; with `text` also `tokens` (B, T), of one caption for each sample, and
-        `groups` (B,).
+        what it knows of the samples, such as `groups` (B,).
 
     State: `epoch` and `position`, the number of batches of this epoch that have been yielded.
     """
