@@ -158,7 +158,7 @@ def table(rows: Rows, methods: Iterable[str] | None = None, oracle: str = ATTRAC
             for figure in ("knn", "linear")
         ]
         # not every candidate to a degree
-        sharp = [one for one in figures if one.get("flagged", 0) < 99]
+        sharp = [one for one in figures if "+" in name and one.get("flagged", 0) < 99]
         kin = [
             _mean([one[key] for one in sharp if key in one])
             for key in ("precision", "recall", "f1")
