@@ -49,6 +49,7 @@ REGIMES = {
     "good_encoder": "from a good encoder",
     "gain": "from scratch, 6 to 16 epochs",
     "ifnd-figure1": "from scratch, 30 epochs",
+    "text": "fine-tuned",
 }
 """What the trainings of each file of results are."""
 PREFIXES = {"gain": "", "long": "long ", "good_encoder": "good "}
@@ -58,8 +59,13 @@ NAMES = {
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
     "tinyimagenet15": "Tiny-ImageNet-15",
+    "banking77": "banking77 (sentences)",
+    "clinc150": "clinc150 (sentences)",
 }
-OWN = ("fnc", "glofnd", "ifnd", "neighbours", "hierarchy", "components", "ring", "cave")
+OWN = (
+    *("fnc", "glofnd", "ifnd", "neighbours", "hierarchy", "components", "ring", "cave"),
+    "positive_margin",
+)
 """Detectors that go by the encoder's own similarity."""
 
 
@@ -73,6 +79,23 @@ def read(path: Path) -> dict[str, dict[str, dict[int, Record]]]:
         name = one["method"]
         name = f"{BASE}+{name}" if bare and name not in (BASE, "frozen", "distillation") else name
         found.setdefault(one["dataset"], {}).setdefault(name, {})[one["seed"]] = one
+    return found
+
+
+def read_text(folder: Path) -> dict[str, dict[str, dict[int, Record]]]:
+    """The records of `text.py`, with the names of the other studies: its loss without a detector,
+    `plain`, is the base."""
+    found: dict[str, dict[str, dict[int, Record]]] = {}
+    for path in sorted(folder.glob("*/*.json")):
+        one = json.loads(path.read_text(encoding="utf-8"))
+        if one["stage"] == "choose":
+            continue
+        name = BASE if one["method"] == "plain" else f"{BASE}+{one['method']}"
+        shares = {
+            key: 100 * one[key] for key in ("precision", "recall") if one.get(key) is not None
+        }
+        record = {"figures": {"knn": one["knn"], **shares}}
+        found.setdefault(one["data"], {}).setdefault(name, {})[one["seed"]] = record
     return found
 
 
@@ -283,8 +306,12 @@ def by_precision(results: Mapping[str, Mapping[str, Rows]]) -> dict[str, Any]:
     """Gain in kNN of detectors by the encoder's own similarity, eliminating, over the precision
     of their flags in the last epoch; and of the oracle, whose precision is 1. One colour for each
     regime, one symbol for each data set; rows with one seed are hollow."""
-    colours = dict(zip(REGIMES, ("#1a7f37", "#0969da", "#bc4c00", "#8250df"), strict=True))
-    symbols = dict(zip(NAMES, ("circle", "diamond", "square", "triangle-up"), strict=True))
+    colours = dict(
+        zip(REGIMES, ("#1a7f37", "#0969da", "#bc4c00", "#8250df", "#cf222e"), strict=True)
+    )
+    symbols = dict(
+        zip(NAMES, ("circle", "diamond", "square", "triangle-up", "star", "x"), strict=True)
+    )
     traces = []
     for study, datasets in results.items():
         for dataset, rows in datasets.items():
@@ -660,6 +687,7 @@ def main() -> None:
         for study in REGIMES
         if (path := HERE / "results" / f"{study}.json").exists()
     }
+    results["text"] = read_text(HERE / "results" / "text")
     claims = yaml.safe_load((HERE / "claims.yaml").read_text(encoding="utf-8"))
     tables = {"claims": claims_table(claims, results)}
     for study, prefix in PREFIXES.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -90,6 +92,21 @@ def test_the_figure_has_a_trace_for_each_data_set_and_regime() -> None:
     assert traces[0]["x"] == [0.3]
     assert traces[1]["marker"]["symbol"] == ["circle-open"]
     assert figures.by_precision({})["data"] == []
+
+
+def test_records_of_sentences_are_points_of_the_figure(tmp_path: Path) -> None:
+    (tmp_path / "banking77").mkdir()
+    for stage, method, knn in (
+        ("run", "plain", 90.0),
+        ("run", "fnc", 92.0),
+        ("choose", "fnc", 1.0),
+    ):
+        record = {"data": "banking77", "stage": stage, "method": method, "seed": 0, "knn": knn}
+        record["precision"] = None if method == "plain" else 0.6
+        (tmp_path / "banking77" / f"{stage}-{method}.json").write_text(json.dumps(record))
+    (trace,) = figures.by_precision({"text": figures.read_text(tmp_path)})["data"]
+    assert (trace["x"], trace["y"], trace["text"]) == ([0.6], [2.0], [" fnc"])
+    assert figures.read_text(tmp_path / "none") == {}
 
 
 def test_a_table_without_the_oracle_has_no_gap() -> None:
