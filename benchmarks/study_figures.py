@@ -247,6 +247,8 @@ def answer(
 ) -> tuple[str, str | None] | None:
     """What was measured for a comparison of a claim, and the verdict, which needs two seeds; None
     without records."""
+    if "gaps" in one:
+        return _growth(one, results.get(one["study"], {}))
     rows = results.get(one["study"], {}).get(one["dataset"], {})
     if one["method"] not in rows:
         return None
@@ -273,6 +275,33 @@ def answer(
     if p is None:
         return text, None
     return text, "reproduced" if p < 0.05 else "same sign" if more > 0 else "not seen"
+
+
+def _growth(one: Mapping[str, Any], datasets: Mapping[str, Rows]) -> tuple[str, str | None] | None:
+    """The gap between method and base in several data sets, and whether the last is wider than the
+    first, over the seeds that all of them have."""
+    names = (one["method"], one["base"])
+    if not all(name in datasets.get(each, {}) for each in one["gaps"] for name in names):
+        return None
+    common = [datasets[each][name].keys() for each in one["gaps"] for name in names]
+    seeds = sorted(set.intersection(*map(set, common)))
+    gaps = [
+        [
+            datasets[each][one["method"]][seed]["figures"]["linear"]
+            - datasets[each][one["base"]][seed]["figures"]["linear"]
+            for seed in seeds
+        ]
+        for each in one["gaps"]
+    ]
+    if not seeds:
+        return None
+    p = p_value(gaps[-1], gaps[0])
+    means = [statistics.fmean(each) for each in gaps]
+    shown = ", ".join(f"{mean:.1f}" for mean in means)
+    text = f"gap in the linear probe {shown} ({len(seeds)} seed{'s'[: len(seeds) > 1]}{_p(p)})"
+    if p is None:
+        return text, None
+    return text, "reproduced" if p < 0.05 else "same sign" if means[-1] > means[0] else "not seen"
 
 
 def _change(runs: Mapping[int, Record], name: str) -> tuple[str, str | None] | None:

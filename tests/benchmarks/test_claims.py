@@ -67,6 +67,18 @@ def test_a_claim_about_a_curve_compares_its_ends() -> None:
     assert said == "reproduced"
 
 
+def test_a_claim_about_a_gap_compares_the_first_and_the_last_data_set() -> None:
+    one = {**CLAIM["evidence"][0], "gaps": ["a", "b", "gtsrb"]}
+    claim = {**CLAIM, "evidence": [one]}
+    datasets = {"a": rows(1.0, 1.5), "b": rows(2.0, 2.0), "gtsrb": rows(5.0, 5.6)}
+    measured, said = verdict({"long": datasets}, claim)
+    assert "gap in the linear probe 1.2, 2.0, 5.3 (2 seeds, p = 0.004)" in measured
+    assert said == "reproduced"
+    swapped = {**datasets, "a": datasets["gtsrb"], "gtsrb": datasets["a"]}
+    assert verdict({"long": swapped}, claim)[1] == "not seen"
+    assert verdict({"long": {"gtsrb": rows(1.0)}}, claim) == ("–", "not run yet")
+
+
 def test_every_claim_names_methods_of_its_study() -> None:
     claims = yaml.safe_load((BENCHMARKS / "claims.yaml").read_text(encoding="utf-8"))
     assert {claim["paper"] for claim in claims} == {"IFND", "GloFND", "Ring", "SPCL", "RCL"}
