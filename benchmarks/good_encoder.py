@@ -275,6 +275,8 @@ def train(
             loss.backward()
             optimizer.step()
             schedule.step()
+    if loss_fn.detector is None:
+        return adapter, {}
     rates = {"precision": stats.precision, "recall": stats.recall, "flagged": stats.share}
     return adapter, {key: 100 * rate for key, rate in rates.items() if rate == rate}
 

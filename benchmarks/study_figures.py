@@ -49,6 +49,7 @@ REGIMES = {
     "good_encoder": "from a good encoder",
     "gain": "from scratch, 6 to 16 epochs",
     "ifnd-figure1": "from scratch, 30 epochs",
+    "text": "fine-tuned",
 }
 """What the trainings of each file of results are."""
 PREFIXES = {"gain": "", "long": "long ", "good_encoder": "good "}
@@ -58,8 +59,13 @@ NAMES = {
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
     "tinyimagenet15": "Tiny-ImageNet-15",
+    "banking77": "banking77 (sentences)",
+    "clinc150": "clinc150 (sentences)",
 }
-OWN = ("fnc", "glofnd", "ifnd", "neighbours", "hierarchy", "components", "ring", "cave")
+OWN = (
+    *("fnc", "glofnd", "ifnd", "neighbours", "hierarchy", "components", "ring", "cave"),
+    "positive_margin",
+)
 """Detectors that go by the encoder's own similarity."""
 
 
@@ -73,6 +79,23 @@ def read(path: Path) -> dict[str, dict[str, dict[int, Record]]]:
         name = one["method"]
         name = f"{BASE}+{name}" if bare and name not in (BASE, "frozen", "distillation") else name
         found.setdefault(one["dataset"], {}).setdefault(name, {})[one["seed"]] = one
+    return found
+
+
+def read_text(folder: Path) -> dict[str, dict[str, dict[int, Record]]]:
+    """The records of `text.py`, with the names of the other studies: its loss without a detector,
+    `plain`, is the base."""
+    found: dict[str, dict[str, dict[int, Record]]] = {}
+    for path in sorted(folder.glob("*/*.json")):
+        one = json.loads(path.read_text(encoding="utf-8"))
+        if one["stage"] == "choose":
+            continue
+        name = BASE if one["method"] == "plain" else f"{BASE}+{one['method']}"
+        shares = {
+            key: 100 * one[key] for key in ("precision", "recall") if one.get(key) is not None
+        }
+        record = {"figures": {"knn": one["knn"], **shares}}
+        found.setdefault(one["data"], {}).setdefault(name, {})[one["seed"]] = record
     return found
 
 
@@ -158,7 +181,7 @@ def table(rows: Rows, methods: Iterable[str] | None = None, oracle: str = ATTRAC
             for figure in ("knn", "linear")
         ]
         # not every candidate to a degree
-        sharp = [one for one in figures if one.get("flagged", 0) < 99]
+        sharp = [one for one in figures if "+" in name and one.get("flagged", 0) < 99]
         kin = [
             _mean([one[key] for one in sharp if key in one])
             for key in ("precision", "recall", "f1")
@@ -224,6 +247,8 @@ def answer(
 ) -> tuple[str, str | None] | None:
     """What was measured for a comparison of a claim, and the verdict, which needs two seeds; None
     without records."""
+    if "gaps" in one:
+        return _growth(one, results.get(one["study"], {}))
     rows = results.get(one["study"], {}).get(one["dataset"], {})
     if one["method"] not in rows:
         return None
@@ -250,6 +275,33 @@ def answer(
     if p is None:
         return text, None
     return text, "reproduced" if p < 0.05 else "same sign" if more > 0 else "not seen"
+
+
+def _growth(one: Mapping[str, Any], datasets: Mapping[str, Rows]) -> tuple[str, str | None] | None:
+    """The gap between method and base in several data sets, and whether the last is wider than the
+    first, over the seeds that all of them have."""
+    names = (one["method"], one["base"])
+    if not all(name in datasets.get(each, {}) for each in one["gaps"] for name in names):
+        return None
+    common = [datasets[each][name].keys() for each in one["gaps"] for name in names]
+    seeds = sorted(set.intersection(*map(set, common)))
+    gaps = [
+        [
+            datasets[each][one["method"]][seed]["figures"]["linear"]
+            - datasets[each][one["base"]][seed]["figures"]["linear"]
+            for seed in seeds
+        ]
+        for each in one["gaps"]
+    ]
+    if not seeds:
+        return None
+    p = p_value(gaps[-1], gaps[0])
+    means = [statistics.fmean(each) for each in gaps]
+    shown = ", ".join(f"{mean:.1f}" for mean in means)
+    text = f"gap in the linear probe {shown} ({len(seeds)} seed{'s'[: len(seeds) > 1]}{_p(p)})"
+    if p is None:
+        return text, None
+    return text, "reproduced" if p < 0.05 else "same sign" if means[-1] > means[0] else "not seen"
 
 
 def _change(runs: Mapping[int, Record], name: str) -> tuple[str, str | None] | None:
@@ -283,8 +335,12 @@ def by_precision(results: Mapping[str, Mapping[str, Rows]]) -> dict[str, Any]:
     """Gain in kNN of detectors by the encoder's own similarity, eliminating, over the precision
     of their flags in the last epoch; and of the oracle, whose precision is 1. One colour for each
     regime, one symbol for each data set; rows with one seed are hollow."""
-    colours = dict(zip(REGIMES, ("#1a7f37", "#0969da", "#bc4c00", "#8250df"), strict=True))
-    symbols = dict(zip(NAMES, ("circle", "diamond", "square", "triangle-up"), strict=True))
+    colours = dict(
+        zip(REGIMES, ("#1a7f37", "#0969da", "#bc4c00", "#8250df", "#cf222e"), strict=True)
+    )
+    symbols = dict(
+        zip(NAMES, ("circle", "diamond", "square", "triangle-up", "star", "x"), strict=True)
+    )
     traces = []
     for study, datasets in results.items():
         for dataset, rows in datasets.items():
@@ -660,6 +716,7 @@ def main() -> None:
         for study in REGIMES
         if (path := HERE / "results" / f"{study}.json").exists()
     }
+    results["text"] = read_text(HERE / "results" / "text")
     claims = yaml.safe_load((HERE / "claims.yaml").read_text(encoding="utf-8"))
     tables = {"claims": claims_table(claims, results)}
     for study, prefix in PREFIXES.items():

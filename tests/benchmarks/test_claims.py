@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -65,6 +67,18 @@ def test_a_claim_about_a_curve_compares_its_ends() -> None:
     assert said == "reproduced"
 
 
+def test_a_claim_about_a_gap_compares_the_first_and_the_last_data_set() -> None:
+    one = {**CLAIM["evidence"][0], "gaps": ["a", "b", "gtsrb"]}
+    claim = {**CLAIM, "evidence": [one]}
+    datasets = {"a": rows(1.0, 1.5), "b": rows(2.0, 2.0), "gtsrb": rows(5.0, 5.6)}
+    measured, said = verdict({"long": datasets}, claim)
+    assert "gap in the linear probe 1.2, 2.0, 5.3 (2 seeds, p = 0.004)" in measured
+    assert said == "reproduced"
+    swapped = {**datasets, "a": datasets["gtsrb"], "gtsrb": datasets["a"]}
+    assert verdict({"long": swapped}, claim)[1] == "not seen"
+    assert verdict({"long": {"gtsrb": rows(1.0)}}, claim) == ("–", "not run yet")
+
+
 def test_every_claim_names_methods_of_its_study() -> None:
     claims = yaml.safe_load((BENCHMARKS / "claims.yaml").read_text(encoding="utf-8"))
     assert {claim["paper"] for claim in claims} == {"IFND", "GloFND", "Ring", "SPCL", "RCL"}
@@ -90,6 +104,21 @@ def test_the_figure_has_a_trace_for_each_data_set_and_regime() -> None:
     assert traces[0]["x"] == [0.3]
     assert traces[1]["marker"]["symbol"] == ["circle-open"]
     assert figures.by_precision({})["data"] == []
+
+
+def test_records_of_sentences_are_points_of_the_figure(tmp_path: Path) -> None:
+    (tmp_path / "banking77").mkdir()
+    for stage, method, knn in (
+        ("run", "plain", 90.0),
+        ("run", "fnc", 92.0),
+        ("choose", "fnc", 1.0),
+    ):
+        record = {"data": "banking77", "stage": stage, "method": method, "seed": 0, "knn": knn}
+        record["precision"] = None if method == "plain" else 0.6
+        (tmp_path / "banking77" / f"{stage}-{method}.json").write_text(json.dumps(record))
+    (trace,) = figures.by_precision({"text": figures.read_text(tmp_path)})["data"]
+    assert (trace["x"], trace["y"], trace["text"]) == ([0.6], [2.0], [" fnc"])
+    assert figures.read_text(tmp_path / "none") == {}
 
 
 def test_a_table_without_the_oracle_has_no_gap() -> None:
