@@ -120,9 +120,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
         "`loops.fit_loop` is at epoch 9 and `kinfolk.epoch` is 1",
     ),
     "text for a count of steps": (
-        lambda c: c["loops"]["fit_loop"]["epoch_loop.state_dict"].update(
-            _batches_that_stepped="x"
-        ),
+        lambda c: c["loops"]["fit_loop"]["epoch_loop.state_dict"].update(_batches_that_stepped="x"),
         "`loops.fit_loop.epoch_loop.state_dict._batches_that_stepped` is str",
     ),
     "no state of a parameter": (

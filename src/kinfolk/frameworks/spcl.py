@@ -35,7 +35,7 @@ from kinfolk.pairs import integer_ids
 from kinfolk.seeding import counted
 from kinfolk.stats import Stats
 from kinfolk.stores.memory_bank import distinct
-from kinfolk.stores.per_sample import check_num_samples
+from kinfolk.stores.per_sample import check_ids, check_num_samples
 
 Source = Literal["clusters", "labels"]
 Batches = Literal["chunks", "one_prototype"]
@@ -287,6 +287,7 @@ class SPCL(Framework):
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         ids = integer_ids(ids, views.device)
+        check_ids(ids, self.assigned.num_samples)
         h: Tensor = self.encoder(views.flatten(0, 1))
         z1, z2 = self.head(h).chunk(2)
         contrast, metric, prototype = self.weights.values()
@@ -506,9 +507,7 @@ def one_prototype_batches(labels: Tensor, batch_size: int, generator: torch.Gene
         [2, 2]
     """
     _check_batch_size(labels, batch_size)
-    label_K, cluster_N, size_K = torch.unique(
-        labels.cpu(), return_inverse=True, return_counts=True
-    )
+    label_K, cluster_N, size_K = torch.unique(labels.cpu(), return_inverse=True, return_counts=True)
     steps, half = len(labels) // batch_size, batch_size // 2
     anchors = (label_K >= 0).nonzero().flatten()  # below 0: a sample without a prototype
     if len(size_K) < 2 or not len(anchors):

@@ -476,9 +476,7 @@ class CheckpointSaver(pl.Callback):
                 f" {tuple(parameter.shape)}"
                 for parameter, state in optimizer.state.items()
                 for key, value in state.items()
-                if isinstance(value, torch.Tensor)
-                and value.ndim
-                and value.shape != parameter.shape
+                if isinstance(value, torch.Tensor) and value.ndim and value.shape != parameter.shape
             ]
             if faults:
                 raise KinfolkError(
