@@ -90,6 +90,10 @@ EDITS: dict[str, tuple[Edit, str]] = {
         lambda c: c["lr_schedulers"][0].update(_step_count="x"),
         "`lr_schedulers._step_count` is str instead of a whole number",
     ),
+    "no rates": (
+        lambda c: c["lr_schedulers"][0].update(base_lrs=[0.1]),
+        "`lr_schedulers.base_lrs` is list instead of a rate for each group of parameters",
+    ),
     "no groups": (
         lambda c: c["optimizer_states"][0].update(param_groups=[]),
         "`optimizer_states.param_groups` is empty",
@@ -109,6 +113,10 @@ EDITS: dict[str, tuple[Edit, str]] = {
     ),
     "later position": (
         lambda c: c["loops"]["fit_loop"]["epoch_progress"]["current"].update(completed=9),
+        "`loops.fit_loop` is at epoch 9 and `kinfolk.epoch` is 1",
+    ),
+    "later start": (
+        lambda c: c["loops"]["fit_loop"]["epoch_progress"]["current"].update(started=9),
         "`loops.fit_loop` is at epoch 9 and `kinfolk.epoch` is 1",
     ),
     "text for a count of steps": (
@@ -211,6 +219,14 @@ def test_a_deleted_checkpoint_is_noticed(finished: Run, run: Run) -> None:
     resumed = resume(finished, run)
     expected = "last.ckpt is missing; the training continues from the one before it, last-1.ckpt"
     assert f"{expected} (step 3, 1 of 1 epoch done)" in resumed.log.read_text()
+
+
+def test_a_run_without_any_checkpoint_starts_again_with_a_warning(finished: Run, run: Run) -> None:
+    run.checkpoint.unlink()
+    again = resume(finished, run)
+    expected = "although 1 epoch of the run ended; the training starts again from the beginning"
+    assert expected in again.log.read_text()
+    assert len(again.epochs()) == 2
 
 
 def test_an_optimiser_without_state_is_resumed(finished: Run, tmp_path: Path) -> None:

@@ -6,10 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
-from torch.utils.checkpoint import checkpoint
 
-from kinfolk.frameworks import IR, NNCLR, Framework, MoCo
 from kinfolk.stores import Queue
 
 
@@ -88,18 +85,3 @@ def test_the_first_rows_stand_in_for_an_empty_queue() -> None:
     queue.push(rows.flip(0), ids.flip(0))
     features, found = queue.candidates(rows, ids)
     assert found.tolist() == [6, 5]
-
-
-@pytest.mark.parametrize("framework", ["moco", "nnclr", "ir"])
-def test_a_checkpoint_around_a_framework_with_a_queue_or_bank_is_refused(framework: str) -> None:
-    """In the backward pass it would contrast with a queue that holds the batch already."""
-    encoder, head = nn.Sequential(nn.Flatten(), nn.Linear(12, 6)), nn.Linear(6, 4)
-    model: Framework = {
-        "moco": lambda: MoCo(encoder, head, 16, queue_size=8),
-        "nnclr": lambda: NNCLR(encoder, head, 16, queue_size=8, predictor_size=4),
-        "ir": lambda: IR(encoder, head, 16, num_negatives=None),
-    }[framework]()
-    views = torch.randn(model.num_views, 8, 3, 2, 2, requires_grad=True)
-    loss = checkpoint(model, views, torch.arange(8), use_reentrant=True)
-    with pytest.raises(RuntimeError, match=r"called again in a backward pass, as by torch\.utils"):
-        loss.backward()

@@ -39,7 +39,7 @@ from kinfolk.objectives.ntxent import Estimate
 from kinfolk.objectives.prototypes import proto_nce
 from kinfolk.pairs import Pairs, integer_ids, two_views
 from kinfolk.stores import Queue
-from kinfolk.stores.per_sample import Exact, check_num_samples, finite, sent
+from kinfolk.stores.per_sample import Exact, check_ids, check_num_samples, finite, sent
 
 
 class Prototypes(Exact):
@@ -259,6 +259,7 @@ class PCL(Framework):
             )
         check_acceptance(schedule, final_rate, confidence)
         check_num_samples(num_samples)
+        self.num_samples = num_samples
         warn_if_queue_too_large(queue_size, num_samples)
         chosen = (
             tuple(max(2, num_samples * share // 100) for share in (2, 4, 8))
@@ -295,6 +296,7 @@ class PCL(Framework):
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         ids = integer_ids(ids, views.device)
+        check_ids(ids, self.num_samples)
         if self.slow is None or self.queue is None:
             z1, z2 = self.head(self.encoder(views.flatten(0, 1))).chunk(2)
             anchors, loss = torch.cat((z1, z2)), self.objective.on(two_views(z1, z2, ids))

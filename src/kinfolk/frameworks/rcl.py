@@ -33,7 +33,7 @@ from kinfolk.frameworks.moco import MomentumSchedule
 from kinfolk.frameworks.nnclr import RowRandom, SupportFramework, cluster_mates, nearest_keys
 from kinfolk.objectives import RelativeContrastLoss
 from kinfolk.objectives.base import Shared
-from kinfolk.stores.per_sample import OnHost
+from kinfolk.stores.per_sample import OnHost, check_ids
 
 
 class Criteria(OnHost, ABC):
@@ -401,6 +401,8 @@ class RCL(SupportFramework):
         )
         if self.criteria is None or not self.criteria.started:
             return own_A1D, one_AH1
+        check_ids(ids, self.num_samples)
+        self.objective.check_ids(ids)
         labels_HA, labels_HS = self.criteria.labels_of(ids), self.criteria.labels_of(support_ids)
         chance_A = self.chance.rows(len(ids), ids.device)
         number = self.num_criteria - 1 if self.retrieval == "each" else 1

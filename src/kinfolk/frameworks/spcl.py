@@ -35,7 +35,7 @@ from kinfolk.pairs import integer_ids
 from kinfolk.seeding import step_generator
 from kinfolk.stats import Stats
 from kinfolk.stores.memory_bank import distinct
-from kinfolk.stores.per_sample import check_num_samples
+from kinfolk.stores.per_sample import check_ids, check_num_samples
 
 Source = Literal["clusters", "labels"]
 Batches = Literal["chunks", "one_prototype"]
@@ -287,6 +287,7 @@ class SPCL(Framework):
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         ids = integer_ids(ids, views.device)
+        check_ids(ids, self.assigned.num_samples)
         h: Tensor = self.encoder(views.flatten(0, 1))
         z1, z2 = self.head(h).chunk(2)
         contrast, metric, prototype = self.weights.values()

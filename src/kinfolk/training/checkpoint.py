@@ -153,10 +153,17 @@ def _optimizer_fault(checkpoint: Mapping[str, Any]) -> str | None:
         for name, value in each.items():
             if stateful and not isinstance(value, torch.Tensor | float | int):
                 return _wrong(f"optimizer_states.state.{number}.{name}", value, "a tensor")
+    schedule = checkpoint["lr_schedulers"][0]
     for name in ("last_epoch", "_step_count"):
-        number = checkpoint["lr_schedulers"][0].get(name)
-        if type(number) is not int:
-            return _wrong(f"lr_schedulers.{name}", number, "a whole number")
+        if type(schedule.get(name)) is not int:
+            return _wrong(f"lr_schedulers.{name}", schedule.get(name), "a whole number")
+    rates = schedule.get("base_lrs")
+    if (
+        not isinstance(rates, list)
+        or len(rates) != len(groups)
+        or not all(isinstance(rate, float | int) for rate in rates)
+    ):
+        return _wrong("lr_schedulers.base_lrs", rates, "a rate for each group of parameters")
     return None
 
 
@@ -186,12 +193,11 @@ def _loop_fault(checkpoint: Mapping[str, Any]) -> str | None:
         return f"`{FIT_LOOP}` has no position of the loader"
     if steps != checkpoint["global_step"]:
         return f"`{FIT_LOOP}` is at step {steps} and `global_step` is {checkpoint['global_step']}"
-    epochs, finished = (
-        loop["epoch_progress"]["current"]["completed"],
-        checkpoint["kinfolk"]["epoch"],
-    )
-    if epochs > finished:
-        return f"`{FIT_LOOP}` is at epoch {epochs} and `kinfolk.epoch` is {finished}"
+    finished = checkpoint["kinfolk"]["epoch"]
+    for name, epochs in loop["epoch_progress"]["current"].items():
+        # one more has begun where a checkpoint is saved within an epoch
+        if epochs > finished + (name in ("ready", "started")):
+            return f"`{FIT_LOOP}` is at epoch {epochs} and `kinfolk.epoch` is {finished}"
     return None
 
 

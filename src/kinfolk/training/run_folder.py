@@ -385,7 +385,8 @@ def last_checkpoint_state(run: Run, source: Source, config: TrainConfig) -> dict
     changed; None without a checkpoint.
 
     A missing, damaged or incomplete checkpoint is replaced by the newest good one before it, with
-    a warning. A checkpoint of another run is refused.
+    a warning. If there is none, the training starts again, with a warning if epochs had ended. A
+    checkpoint of another run is refused.
     """
     saved = [path for path in (run.checkpoint, *run.older_checkpoints()) if path.exists()]
     for path in saved:
@@ -415,6 +416,13 @@ def last_checkpoint_state(run: Run, source: Source, config: TrainConfig) -> dict
                 warnings.warn(message, KinfolkWarning, stacklevel=2)
             os.replace(path, run.checkpoint)
         return state
+    if done := len(run.epochs()):
+        warnings.warn(
+            f"there is no checkpoint in {run.checkpoint.parent}, although {counted(done, 'epoch')}"
+            " of the run ended; the training starts again from the beginning",
+            KinfolkWarning,
+            stacklevel=2,
+        )
     return None
 
 
