@@ -51,7 +51,7 @@ def main() -> None:
     print(f"\n{audit.kin_share:.1%} of all pairs are false negatives, by the labels.")
     print(f"Of the nearest 5 % by plain SimCLR, {audit.precision:.0%} are.\n")
     for row in table.records:
-        print(f"{row['method']:<14} kNN {row['knn']:.1f} ± {row['knn_deviation']:.1f}")
+        print(f"{row['method']:<20}  kNN {row['knn']:.1f} ± {row['knn_deviation']:.1f}")
     print("\n".join(table.sentences()))
     better = [row for row in table.records if row["knn_verdict"] == "better"]
     best = max(better, key=lambda row: float(row["knn"]), default=table.records[0])
