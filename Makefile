@@ -1,6 +1,7 @@
 # make demo   trains on the bundled digits with and without a detector, evaluates, reports and compares both
 # make gpu-check   generates Triton for every loss, compiles it for sm_80 and sm_90, runs it in Triton's interpreter; needs no GPU
 # make test   runs the tests; make check the formatter, linter and type checker; make faults injects faults for ten minutes
+# make seeded-faults   puts twenty faults, one at a time, into a copy of the source and runs the tests that should notice
 # Every target sets up what it needs. Wants only Python 3.10 or later and make; choose an interpreter with `make PYTHON=...`.
 
 VENV := .venv

@@ -62,13 +62,6 @@ FAULTS = (
         "policy.kin_weight",
         ["tests/test_kinship.py"],
     ),
-    Fault(
-        "engine: one negative too few is spared",
-        "kinship.py",
-        "missing_R1 > 0, cut_R1",
-        "missing_R1 > 1, cut_R1",
-        ["tests/test_kinship.py"],
-    ),
     # losses
     Fault(
         "losses: the moving average forgets instead of remembering",
