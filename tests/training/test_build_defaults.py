@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from kinfolk.errors import KinfolkWarning
+from kinfolk.errors import KinfolkWarning, UsageError
 from kinfolk.training.build import (
     assemble,
     fit_batch,
@@ -180,6 +180,26 @@ def test_captions_are_learnt_with_the_defaults(tmp_path: Path) -> None:
     )
     batch_size = TrainConfig.load(run.config).batch_size
     assert run.epochs()[-1]["loss"] < 0.85 * math.log(batch_size)
+
+
+def test_a_configuration_with_defaults_resumes(tmp_path: Path) -> None:
+    """Batch and text tower are fitted again, to the same values; another method is named."""
+    data, config = str(write_pairs(tmp_path / "pairs", 24)), tmp_path / "mine.yaml"
+    config.write_text("method: clip+glofnd\nepochs: 1\n", encoding="utf-8")
+    settings = {"trainer.loggers": [], "snapshots.epochs": 0}
+    for epochs in (1, 2):
+        run = train(
+            data,
+            tmp_path / "run",
+            recipe=config,
+            epochs=epochs,
+            settings=settings,
+            resume=epochs == 2,
+            progress=False,
+        )
+    assert len(run.epochs()) == 2
+    with pytest.raises(UsageError, match=r"`method` \(='clip'\) was 'clip\+glofnd'"):
+        train(data, run.path, recipe=config, method="clip", resume=True, progress=False)
 
 
 def test_fewer_epochs_on_a_cpu_but_never_fewer_than_the_warm_up() -> None:

@@ -380,7 +380,9 @@ def result_settings(config: TrainConfig) -> dict[str, Any]:
 def refuse_changes(stored: TrainConfig, given: TrainConfig) -> None:
     """Raises for the first key whose value differs from the stored one and would change the
     result."""
-    for section, names in RENAMED.items():
+    before, now = parse(stored.method), parse(given.method)
+    same = (before.framework, before.detector) == (now.framework, now.detector)
+    for section, names in RENAMED.items() if same else ():
         for name in names & getattr(stored, section).keys() - getattr(given, section).keys():
             raise UsageError(
                 "the run was begun by an earlier version, which called a setting"
@@ -389,9 +391,9 @@ def refuse_changes(stored: TrainConfig, given: TrainConfig) -> None:
             )
     found = _first_difference(result_settings(stored), result_settings(given))
     if found is not None:
-        key, before, now = found
+        key, old, new = found
         raise UsageError(
-            f"`{key}` (={_quoted(now)}) was {_quoted(before)} when the run began; a resumed run"
+            f"`{key}` (={_quoted(new)}) was {_quoted(old)} when the run began; a resumed run"
             " must keep its settings to end in the same result. Leave it out, or start a new run"
             " in another folder"
         )

@@ -179,7 +179,8 @@ def train(
                 samples = Samples.read(run.samples)
                 config = fit_text(config, samples)
                 with collect_warnings():
-                    config = fit_batch(config, samples.num_train, chosen=True)
+                    chosen = "batch_size" in origins
+                    config = fit_batch(config, samples.num_train, chosen)
             refuse_changes(stored, config)
         return _run(run, config, source, resume, overwrite, console, notes, origins, parts)
 
