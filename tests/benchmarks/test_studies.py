@@ -24,8 +24,13 @@ study, study_figures = load("study"), load("study_figures")
 
 
 class _Data(SimpleNamespace):
+    texts, num_ids = None, 8000
+
     def __len__(self) -> int:
         return 8000
+
+    def of_ids(self, values: torch.Tensor) -> torch.Tensor:
+        return values
 
 
 @pytest.mark.parametrize("path", STUDIES.values(), ids=STUDIES.keys())

@@ -39,7 +39,7 @@ def fitted(
     """The configuration for square images of one size, as on a machine with this accelerator."""
     config = assemble(None, None, {}, settings or {})
     trainer = config.trainer.model_copy(update={"accelerator": accelerator})
-    source: Any = SimpleNamespace(native_size=(side, side))
+    source: Any = SimpleNamespace(native_size=(side, side), has_texts=False)
     return fit_to_data(config.model_copy(update={"trainer": trainer}), source)
 
 

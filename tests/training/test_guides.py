@@ -318,7 +318,7 @@ def test_a_run_that_eliminated_by_default_still_does(tmp_path: Path) -> None:
     "method", ["clip+guide", "siglip+guide:reweight", "simclr", "simclr+known", "moco+guide"]
 )
 def test_only_a_guide_of_images_is_made_from_patches(method: str) -> None:
-    source: Any = SimpleNamespace(native_size=(8, 8))
+    source: Any = SimpleNamespace(native_size=(8, 8), has_texts=False)
     config = TrainConfig.of(
         {"method": method, "detector": {"pairs": "x.csv"} if "known" in method else {}}
     )

@@ -156,7 +156,8 @@ def test_every_loss_is_compiled_where_the_trainer_says_so(
     monkeypatch.setattr(base, "compile_block_loss", noted)
     settings = {"method": method, "trainer.compile": compiles, "model.name": "resnet10"}
     settings |= {"model.stem": "cifar", "model.width": 4, "views.size": 8, "head.out_size": 4}
-    data: Any = SimpleNamespace(num_train=8, labels=None, samples=SimpleNamespace(keys=[]))
+    data: Any = SimpleNamespace(num_train=8, num_ids=8, labels=None, texts=None)
+    data.samples = SimpleNamespace(keys=[])
     framework = build_framework(TrainConfig().with_settings(settings), data)
     for _ in range(2):
         framework(torch.randn(framework.num_views, 4, 3, 8, 8), torch.arange(4)).backward()

@@ -134,8 +134,17 @@ FEATURES = Path(tempfile.mkdtemp()) / "features.npy"
 class Data(SimpleNamespace):
     """As much of the data as a framework is built from."""
 
+    texts = None
+
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def num_ids(self) -> int:
+        return int(self.num_train)
+
+    def of_ids(self, values: torch.Tensor) -> torch.Tensor:
+        return values
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def learn(data: str, out: str, environment: dict[str, str]) -> None:
     )
 
 
-def run_in(data: Path, out: Path, world_size: int) -> Run:
+def run_in(data: Path, out: Path, world_size: int, task: Callable[..., None] = learn) -> Run:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -64,7 +65,7 @@ def run_in(data: Path, out: Path, world_size: int) -> Run:
         if world_size > 1
         else [{}]
     )
-    assert exit_codes(learn, [(str(data), str(out), place) for place in places]) == [0] * world_size
+    assert exit_codes(task, [(str(data), str(out), place) for place in places]) == [0] * world_size
     return Run(out)
 
 
