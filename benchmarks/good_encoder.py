@@ -64,7 +64,8 @@ def embed(folder: Path, dataset: str) -> None:
     def features(images: Tensor) -> Tensor:
         with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
             x = images.to(memory_format=torch.channels_last)
-            return model.extract_features(x).float().mean((2, 3)).half()
+            found: Tensor = model.extract_features(x).float().mean((2, 3)).half()
+            return found
 
     with np.load(folder / f"{dataset}.npz") as arrays:
         chosen = np.random.default_rng(0).permutation(len(arrays["x_train"]))[:NUM_TRAIN]
@@ -77,12 +78,12 @@ def embed(folder: Path, dataset: str) -> None:
         if "track_train" in arrays:
             named["track_train"] = arrays["track_train"][chosen]
     plain = {
-        part: torch.cat([features(views.evaluate(batch)) for batch in images.split(100)])
+        part: torch.cat([features(views.evaluate(batch)) for batch in torch.split(images, 100)])
         for part, images in (("train", train), ("test", test))
     }
     made = [
         torch.stack([features(each) for each in views(batch, generator, num_views=NUM_VIEWS)])
-        for batch in train.split(100)
+        for batch in torch.split(train, 100)
     ]
     path.parent.mkdir(exist_ok=True)
     np.savez(
@@ -263,7 +264,7 @@ def train(
         # two different ones of the views of each image
         first = torch.randint(NUM_VIEWS, (number,), generator=generator)
         second = (first + torch.randint(1, NUM_VIEWS, (number,), generator=generator)) % NUM_VIEWS
-        for ids in order[: steps * BATCH].split(BATCH):
+        for ids in torch.split(order[: steps * BATCH], BATCH):
             h1, h2 = adapter(data.views[first[ids], ids]), adapter(data.views[second[ids], ids])
             if distils:
                 both, target = torch.cat([h1, h2]), data.train[ids].repeat(2, 1)
@@ -272,7 +273,7 @@ def train(
                 loss = loss_fn(h1, h2, ids)
                 stats = stats + loss_fn.stats
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
     if loss_fn.detector is None:
@@ -350,7 +351,7 @@ def run(folder: Path, results: Path) -> None:
         data, groups = loaded[dataset]
         began = time.process_time()
         if seed == CHOOSING_SEED:
-            tried = [
+            tried: list[dict[str, Any]] = [
                 {
                     "settings": setting,
                     **evaluate(train(name, setting, part, seed)[0], part, probes=False),

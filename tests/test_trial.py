@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import time
 from collections.abc import Iterator
@@ -16,8 +17,10 @@ import torch
 
 from kinfolk import trial as trials
 from kinfolk.auditing.verdict import Candidate
+from kinfolk.cli.advise import show_trial
 from kinfolk.errors import InterruptedRunError, UsageError
 from kinfolk.evaluation.protocols import read_results
+from kinfolk.training.run_folder import Run
 from kinfolk.trial import Plan, Trial, group_precision, run_trial, time_limit, view_agreement
 
 METHODS = (
@@ -43,7 +46,8 @@ def images(path: Path, labels: bool, number: int = 64) -> str:
     draw = np.random.default_rng(0)
     y = np.arange(number) % 2
     x = (draw.integers(0, 90, (number, 8, 8, 3)) + 150 * y[:, None, None, None]).astype(np.uint8)
-    np.savez(path, x_train=x, **({"y_train": y} if labels else {}))
+    arrays: dict[str, Any] = {"x_train": x, "y_train": y} if labels else {"x_train": x}
+    np.savez(path, **arrays)
     return str(path)
 
 
@@ -59,6 +63,12 @@ def test_a_trial_trains_every_method_alike_and_is_not_repeated(
     shown = capsys.readouterr().err
     assert "run 1 of 2" in shown
     assert "left in the trial" in shown
+    show_trial(found)
+    said = capsys.readouterr().out
+    assert "knn: kNN accuracy by the labels." in said
+    (command,) = (line.strip() for line in said.splitlines() if line.startswith("  kinfolk train"))
+    assert shlex.split(command)[:4] == ["kinfolk", "train", "--data", data]
+    assert "--set model.width=4" in command
     monkeypatch.setattr(trials, "train", None)
     again = run_trial(data, tmp_path / "try", (), minutes=1, settings=QUICK)
     assert again.table is not None
@@ -120,7 +130,7 @@ def test_too_few_minutes_are_refused_with_how_many_are_needed(
 ) -> None:
     monkeypatch.setattr(trials, "_train", lambda *given: True)
     monkeypatch.setattr(trials, "_criterion", lambda *given: "knn")
-    monkeypatch.setattr(trials.Run, "epochs", lambda run: [{"seconds": 20.0}])
+    monkeypatch.setattr(Run, "epochs", lambda run: [{"seconds": 20.0}])
     (tmp_path / "pilot").mkdir()
     with pytest.raises(UsageError, match="give it at least 4 minutes"):
         run_trial("digits", tmp_path, METHODS, minutes=1, progress=False)

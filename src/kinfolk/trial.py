@@ -387,7 +387,7 @@ def group_precision(features_NF: Tensor, groups_N: Tensor, block: int = 1024) ->
         0.75
     """
     unit_NF, hits = functional.normalize(features_NF, dim=1), list[Tensor]()
-    for rows in (groups_N >= 0).nonzero()[:, 0].split(block):
+    for rows in torch.split((groups_N >= 0).nonzero()[:, 0], block):
         sim_RN = unit_NF[rows] @ unit_NF.T
         sim_RN[torch.arange(len(rows)), rows] = -2
         hits.append(groups_N[sim_RN.argmax(1)] == groups_N[rows])

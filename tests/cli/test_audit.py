@@ -442,7 +442,8 @@ def test_advise_tries_the_methods_on_the_data(
     x = (x + np.random.default_rng(1).integers(-9, 9, (64, 8, 8, 3))).clip(0, 255).astype(np.uint8)
     np.savez(tmp_path / "x.npz", images=x)
     np.save(tmp_path / "y.npy", np.arange(64) % 8)
-    command = ["advise", tmp_path / "x.npz", "--out", tmp_path / "advice", "--try", "30"]
+    command: list[str | Path] = ["advise", tmp_path / "x.npz", "--try", "30"]
+    command += ["--out", tmp_path / "advice"]
     command += ["--labels", tmp_path / "y.npy", "--set", "batch_size=32", "--alpha", "0.1"]
     assert run(*command) == 0
     said = " ".join(capsys.readouterr().out.split())

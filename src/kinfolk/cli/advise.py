@@ -71,7 +71,7 @@ def try_methods(
         recipe=recipe,
         labels=labels,
     )
-    _show(trial)
+    show_trial(trial)
 
 
 def _with_guide(candidate: Any, named: str | None, file: Path) -> Any:
@@ -89,7 +89,8 @@ def _numbers(labels: Sequence[Any]) -> Any:
     return np.asarray([names.get(name, -1) for name in labels], dtype=np.int64)
 
 
-def _show(trial: Trial) -> None:
+def show_trial(trial: Trial) -> None:
+    """Prints the table, the verdict, and the command for the long run."""
     from rich.text import Text
 
     from kinfolk.cli.compare import show_comparison
