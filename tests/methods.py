@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from kinfolk.detectors import DETECTORS as REGISTERED
 from kinfolk.detectors import (
     FNC,
     IFND,
@@ -25,6 +26,7 @@ from kinfolk.detectors import (
     StartAt,
     Teacher,
 )
+from kinfolk.frameworks.registry import Context, build_detector, parse
 from kinfolk.objectives import (
     BimodalSogCLRLoss,
     CLIPLoss,
@@ -92,3 +94,11 @@ DETECTORS: dict[str, Callable[[], Detector | None]] = {
         torch.randn(N, 5, generator=torch.Generator().manual_seed(4)), temperature=0.2
     ),
 }
+
+
+def _by_defaults(name: str) -> Callable[[], Detector | None]:
+    return lambda: build_detector(parse(f"simclr+{name}"), Context(N, LABELS), {})
+
+
+_listed = {type(found.inner) for make in DETECTORS.values() if (found := make()) is not None}
+DETECTORS |= {name: _by_defaults(name) for name, kind in REGISTERED.items() if kind not in _listed}

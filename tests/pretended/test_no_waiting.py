@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.detectors import DETECTORS as REGISTERED
 from kinfolk.detectors import Ring
 from kinfolk.kinship import ACTIONS, Action
 from kinfolk.objectives import FastCLIPLoss, NTXentLoss
@@ -63,13 +62,6 @@ def cases() -> list[tuple[str, str, Action]]:
         return {(loss, detector.partition(",")[0]), (detector, action), (loss, action)}
 
     return cover(found, parts)
-
-
-def test_every_registered_detector_is_here() -> None:
-    kinds = {
-        type(detector.inner) for make in DETECTORS.values() if (detector := make()) is not None
-    }
-    assert kinds == set(REGISTERED.values())
 
 
 @pytest.mark.parametrize(("loss", "detector", "action"), cases())
