@@ -94,9 +94,11 @@ DETECTORS: dict[str, Callable[[], Detector | None]] = {
         torch.randn(N, 5, generator=torch.Generator().manual_seed(4)), temperature=0.2
     ),
 }
+
+
+def _by_defaults(name: str) -> Callable[[], Detector | None]:
+    return lambda: build_detector(parse(f"simclr+{name}"), Context(N, LABELS), {})
+
+
 _listed = {type(found.inner) for make in DETECTORS.values() if (found := make()) is not None}
-DETECTORS |= {
-    name: lambda name=name: build_detector(parse(f"simclr+{name}"), Context(N, LABELS), {})
-    for name, kind in REGISTERED.items()
-    if kind not in _listed
-}
+DETECTORS |= {name: _by_defaults(name) for name, kind in REGISTERED.items() if kind not in _listed}

@@ -98,6 +98,17 @@ def test_files_of_an_interrupted_index_go_away(tmp_path: Path, kind: str) -> Non
     assert [path for path in left if path.exists()] == []
 
 
+def test_a_single_shard_has_another_order_in_each_epoch() -> None:
+    orders = [
+        StreamOrder(np.array([0, 40]), window, seed=0, epoch=epoch)[0:40].tolist()
+        for window in (40, 20)
+        for epoch in (0, 1)
+    ]
+    assert all(sorted(order) == list(range(40)) for order in orders)
+    assert orders[0] != orders[1]
+    assert orders[2] != orders[3]
+
+
 def test_reads_stay_within_a_window_of_shards() -> None:
     order = StreamOrder(np.arange(0, 1001, 10), window=50, seed=0, epoch=0)
     for start in range(0, 1000, 50):

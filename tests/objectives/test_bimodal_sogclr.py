@@ -27,9 +27,9 @@ def batch(seed: int, ids: list[int], d: int = 5) -> tuple[Tensor, Tensor, Tensor
     return images, texts, torch.tensor(ids)
 
 
-@pytest.mark.parametrize(
-    ("action", "block_rows", "grouped"), pairwise([None, *ACTIONS], [None, 3], [False, True])
-)
+@pytest.mark.parametrize("action", [None, *ACTIONS])
+@pytest.mark.parametrize("block_rows", [None, 3])
+@pytest.mark.parametrize("grouped", [False, True])
 def test_value_gradient_and_state_equal_the_equations(
     action: Action | None, block_rows: int | None, grouped: bool
 ) -> None:
