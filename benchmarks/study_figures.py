@@ -632,7 +632,12 @@ def by_classes(
     axis = {"gridcolor": GRID, "zeroline": False, "linecolor": INK, "ticks": "outside"}
     layout = {
         "barmode": "group",
-        "xaxis": {**axis, "title": {"text": "number of classes"}, "type": "category"},
+        "xaxis": {
+            **axis,
+            "title": {"text": "number of classes"},
+            "type": "category",
+            "anchor": "y2",  # below the bars
+        },
         "yaxis": {
             **axis,
             "title": {"text": "accuracy of a linear probe, percent"},

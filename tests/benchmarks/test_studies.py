@@ -196,6 +196,9 @@ def test_the_gap_by_number_of_classes_is_drawn() -> None:
     assert [trace["x"] for trace in figure["data"]] == [["10", "100"]] * 5
     assert figure["data"][0]["y"] == [80.0, 50.0]
     assert [trace["y"] for trace in figure["data"][3:]] == [[2.0, 6.0], [1.0, 3.0]]
+    assert figure["layout"]["xaxis"]["anchor"] == "y2", (
+        "the numbers of classes stand below the bars"
+    )
 
 
 @pytest.mark.parametrize("dataset", ["gtsrb", "tinyimagenet15", "cifar10", "cifar100"])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -263,7 +264,7 @@ COUNTED: dict[str, Callable[[Any], object]] = {
     "Hierarchy": lambda n: Hierarchy(num_samples=n),
     "Known": lambda n: Known(torch.tensor([[0, 1]]), num_samples=n),
     **{
-        method.__name__: lambda n, method=method: method(nn.Linear(4, 4), nn.Linear(4, 4), n)
+        method.__name__: partial(method, nn.Linear(4, 4), nn.Linear(4, 4))
         for method in (IR, LA, NNCLR, PCL, RCL, SPCL, MoCo)
     },
 }
