@@ -4,6 +4,7 @@ the values are those of a CPU."""
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -106,7 +107,7 @@ DETECTORS: dict[str, Callable[[], Detector | None]] = {
 }
 _listed = {type(found.inner) for make in DETECTORS.values() if (found := make()) is not None}
 DETECTORS |= {
-    name: lambda name=name: build_detector(parse(f"simclr+{name}"), Context(N, LABELS), {})
+    name: functools.partial(build_detector, parse(f"simclr+{name}"), Context(N, LABELS), {})
     for name, kind in REGISTERED.items()
     if kind not in _listed
 }
