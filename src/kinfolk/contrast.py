@@ -200,26 +200,24 @@ def contrast(
     grads = [torch.zeros_like(x) if want else None for x, want in zip(inputs, wanted, strict=True)]
     many = BLOCK_ENTRIES.get(temperature.device.type, MANY_ENTRIES) // len(pairs.candidates)
     step = max(1, (block_rows or many) // pairs.num_views)
-    keys, keys_C = pairs.groups, pairs.candidate_groups
-    by_sample = (pairs.ids, pairs.ids if keys is None else keys, pairs.degree, pairs.guide)
-    by_candidate = (
-        pairs.candidate_ids,
-        pairs.candidate_ids if keys_C is None else keys_C,
-        pairs.candidate_owners,
-        pairs.candidate_guide,
-    )
+    keys_B = pairs.ids if pairs.groups is None else pairs.groups
+    keys_C = pairs.candidate_ids if pairs.candidate_groups is None else pairs.candidate_groups
+    known_C = pairs.candidate_ids, keys_C, pairs.candidate_owners, pairs.candidate_guide
 
-    def cut(x: Tensor, first: int) -> Tensor:
+    def cut(x: Tensor | None, first: int) -> Any:
         """The rows of the samples of a block, equally many for each sample."""
-        return x[first * len(x) // samples : (first + step) * len(x) // samples]
+        if x is not None:
+            return x[first * len(x) // samples : (first + step) * len(x) // samples]
+        return None
 
     blocks = list[tuple[Any, ...]]()
     for first in range(0, samples, step):
         cuts = [cut(x, first) if own else x for x, own in zip(inputs, by_row, strict=True)]
         leaves = [x.detach().requires_grad_(want) for x, want in zip(cuts, wanted, strict=True)]
-        mine = [None if x is None else cut(x, first) for x in by_sample]
+        ids_b, keys_b = cut(pairs.ids, first), cut(keys_B, first)
+        degree_RP, guide_bG = cut(pairs.degree, first), cut(pairs.guide, first)
+        part = Part(ids_b, keys_b, degree_RP, guide_bG, *known_C, pairs.num_views, prepared)
         with torch.enable_grad():
-            part = Part(*mine, *by_candidate, pairs.num_views, prepared)  # type: ignore[arg-type]
             loss, *noted = run(how, part, *leaves)
             loss = loss / number
         blocks.append((loss.detach(), *noted))

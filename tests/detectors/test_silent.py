@@ -89,11 +89,17 @@ HEARD: list[Callable[[], Detector]] = [
     lambda: Cave(num_samples=8, num_clusters=3, every=30),
     lambda: Neighbours(num_samples=8, num_clusters=3, every=30),
 ]
+
+
+def by_default(name: str) -> Detector:
+    made = build_detector(parse(f"simclr+{name}"), Context(8, LABELS), {})
+    assert made is not None
+    return made
+
+
 _listed = {type(make()) for make in HEARD}
 HEARD += [
-    functools.partial(build_detector, parse(f"simclr+{name}"), Context(8, LABELS), {})  # type: ignore[list-item]
-    for name, kind in DETECTORS.items()
-    if kind not in _listed
+    functools.partial(by_default, name) for name, kind in DETECTORS.items() if kind not in _listed
 ]
 
 

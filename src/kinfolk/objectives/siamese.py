@@ -36,14 +36,11 @@ class SiameseMetric(nn.Module):
     def forward(self, features: Tensor, prototypes: Tensor, generator: torch.Generator) -> Tensor:
         """Scalar loss of this rank's (A, F) features, sample-major, and the prototypes (B,) of the
         samples of **all** ranks. The generator must have the same state on all ranks."""
-        rows = (
-            len(features)
-            if distributed.world_size() == 1
-            else sum(distributed.batch_sizes(len(features), features.device))
-        )
-        return siamese_metric(
-            features, draw_partners(prototypes, rows // len(prototypes), generator), self.head
-        )
+        rows = len(features)
+        if distributed.world_size() > 1:
+            rows = sum(distributed.batch_sizes(rows, features.device))
+        partners = draw_partners(prototypes, rows // len(prototypes), generator)
+        return siamese_metric(features, partners, self.head)
 
 
 @dataclass(frozen=True)
@@ -80,9 +77,7 @@ def draw_partners(prototypes: Tensor, num_views: int, generator: torch.Generator
     num_samples, device = len(prototypes), prototypes.device
     # the samples of a prototype are adjacent, so a draw can skip a range of them
     sorted_B, order_B = prototypes.sort(stable=True)
-    place_B = torch.empty_like(order_B).scatter_(
-        0, order_B, torch.arange(num_samples, device=device)
-    )
+    place_B = order_B.argsort()
     start_B = torch.searchsorted(sorted_B, prototypes)
     size_B = torch.searchsorted(sorted_B, prototypes, right=True) - start_B
     # larger prototypes first, then smaller numbers
@@ -90,12 +85,9 @@ def draw_partners(prototypes: Tensor, num_views: int, generator: torch.Generator
     # samples of the prototypes before: less than half
     anchors_B = 2 * torch.searchsorted(rank_B.sort().values, rank_B) < num_samples
 
-    anchors_A, sample_A = (
-        anchors_B.repeat_interleave(num_views),
-        torch.arange(num_samples, device=device).repeat_interleave(num_views),
-    )
+    sample_A = torch.arange(num_samples, device=device).repeat_interleave(num_views)
     view_A = torch.arange(num_views, device=device).repeat(num_samples)
-    start_A, size_A = start_B[sample_A], size_B[sample_A]
+    anchors_A, start_A, size_A = anchors_B[sample_A], start_B[sample_A], size_B[sample_A]
     # the draws of the k-th of M anchors are the k-th and the (M + k)-th
     turn_A = (anchors_A.cumsum(0) - 1).clamp(min=0)
     uniform = sent(torch.rand(2 * len(sample_A), generator=generator, dtype=torch.float64), device)
@@ -131,19 +123,14 @@ def siamese_metric(
             sizes = distributed.batch_sizes(len(features), features.device)
             (everything,) = distributed.gather_with_gradient(features, sizes)
             start = sum(sizes[: torch.distributed.get_rank()])
-        counts = torch.cat((partners.anchors_A, partners.anchors_A & (partners.other_A >= 0)))
-        mine, (same, other) = slice(start, start + len(features)), counts.chunk(2)
-        used, partner = (
-            torch.cat((same[mine], other[mine])),
-            torch.cat((partners.same_A[mine], partners.other_A[mine].clamp(min=0))),
-        )
-        place = torch.arange(len(features), device=features.device).repeat(2)
-        target = (torch.arange(len(used), device=features.device) < len(features)).to(
-            features.dtype
-        )
-        logit = head((features[place] - everything[partner]).abs()).flatten()
-        loss_M = F.binary_cross_entropy_with_logits(logit, target.to(logit.dtype), reduction="none")
-        loss = torch.where(used, loss_M, 0.0).sum() / counts.sum().clamp(min=1)
+        anchors, same, other = partners.anchors_A, partners.same_A, partners.other_A
+        used_2A = torch.stack((anchors, anchors & (other >= 0)))
+        partner_2A = torch.stack((same, other.clamp(min=0)))
+        mine = slice(start, start + len(features))
+        apart_2AF = (features - everything[partner_2A[:, mine]]).abs()
+        logit_A, other_logit_A = head(apart_2AF.flatten(0, 1)).view(2, -1)
+        loss_2A = -F.logsigmoid(torch.stack((logit_A, -other_logit_A)))
+        loss = torch.where(used_2A[:, mine], loss_2A, 0.0).sum() / used_2A.sum().clamp(min=1)
     return distributed.sum_over_ranks(loss) if several else loss
 
 
