@@ -217,7 +217,7 @@ def make_detector(method: Method, chosen: Mapping[str, Any], data: Data) -> kf.D
         return kf.Oracle(data.train_y)
     if method.detector == "guide":
         guide: kf.Detector = kf.Guide(data.train, **given)
-        return kf.StopAt(guide, EPOCHS // 2) if method.stop else guide
+        return kf.StopAt(guide, epoch=EPOCHS // 2) if method.stop else guide
     if method.detector == "fnc":
         return kf.FNC(**given)
     if method.detector == "ring":

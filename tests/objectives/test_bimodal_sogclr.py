@@ -9,7 +9,6 @@ from torch import Tensor
 from kinfolk.detectors import FNC, GloFND
 from kinfolk.kinship import Action
 from kinfolk.objectives import BimodalSogCLRLoss, CLIPLoss
-from tests.cover import pairwise
 from tests.reference import bimodal
 from tests.scripted import Scripted, everybody, same_class
 

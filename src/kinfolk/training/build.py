@@ -427,7 +427,7 @@ def _fit_to_texts(config: TrainConfig) -> TrainConfig:
     if not name.startswith(SENTENCE):
         return config
     longest = sentence_tokenizer(sentence_transformer(name))[1]
-    return config.with_settings({"text.context": min(context, longest)})
+    return config.with_settings({"text.context": min(context or longest, longest)})
 
 
 def fit_batch(config: TrainConfig, num_train: int, chosen: bool) -> TrainConfig:
