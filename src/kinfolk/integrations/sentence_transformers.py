@@ -385,7 +385,7 @@ def _text_keys(features: Features) -> Tensor:
     return (key_B ^ (key_B >> 29)) & ((1 << 63) - 1)
 
 
-class KinfolkCallback(TrainerCallback):  # type: ignore[misc]  # of a library without types
+class KinfolkCallback(TrainerCallback):
     """What a `KinfolkLoss` needs of a trainer: the epoch in every step, refreshes of detectors that
     cluster the training set, and its state in the checkpoints.
 
