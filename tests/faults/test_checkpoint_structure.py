@@ -123,6 +123,10 @@ EDITS: dict[str, tuple[Edit, str]] = {
         lambda c: c["loops"]["fit_loop"]["epoch_loop.state_dict"].update(_batches_that_stepped="x"),
         "`loops.fit_loop.epoch_loop.state_dict._batches_that_stepped` is str",
     ),
+    "state of too few parameters": (
+        lambda c: c["optimizer_states"][0]["state"].pop(0),
+        "`optimizer_states.state` has 40 parameters instead of 41",
+    ),
     "no state of a parameter": (
         lambda c: c["optimizer_states"][0]["state"].update({1: None}),
         "`optimizer_states.state` has other names for parameter 1",

@@ -147,6 +147,9 @@ def _optimizer_fault(checkpoint: Mapping[str, Any]) -> str | None:
     stateful = checkpoint["global_step"] > 0 and any(group.get("momentum", 1) for group in groups)
     if not isinstance(state, Mapping) or (stateful and not state):
         return _wrong("optimizer_states.state", state, "the state of each parameter")
+    expected = checkpoint["kinfolk"].get("optimized", len(state))  # an earlier version has none
+    if len(state) != expected:
+        return f"`optimizer_states.state` has {len(state)} parameters instead of {expected}"
     for number, each in state.items():
         if not isinstance(each, Mapping) or each.keys() != next(iter(state.values())).keys():
             return f"`optimizer_states.state` has other names for parameter {number}"
@@ -416,6 +419,7 @@ class CheckpointSaver(pl.Callback):
             "epochs": self.epochs,
             "finished": self._finished >= self.epochs,
             "best": self.best,
+            "optimized": len(trainer.optimizers[0].state),
             **self.identity,
         }
 
