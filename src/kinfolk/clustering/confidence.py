@@ -44,9 +44,10 @@ def concentration(
 
     Example:
         >>> features = torch.tensor([[0.0], [2.0], [9.0], [9.0]])
-        >>> concentration(features, torch.tensor([0, 0, 1, 1]), torch.tensor([[1.0], [9.0], [0.0]]), temperature=0.2)
+        >>> labels, centroids = torch.tensor([0, 0, 1, 1]), torch.tensor([[1.0], [9.0], [0.0]])
+        >>> concentration(features, labels, centroids, temperature=0.2)
         tensor([0.2000, 0.2000, 0.0000])
-    """  # noqa: E501
+    """
     if not temperature > 0:
         raise ValueError(f"`temperature` (={temperature}) must be above 0")
     if not (alpha >= 0 and math.isfinite(alpha)):
@@ -104,9 +105,10 @@ def rate_at(
     it are trained with the final rate.
 
     Example:
-        >>> [round(rate_at("linear", 1.0, epoch / 5, last=last_clustering(1, 5)), 2) for epoch in range(6)]
+        >>> last = last_clustering(1, 5)
+        >>> [round(rate_at("linear", 1.0, epoch / 5, last=last), 2) for epoch in range(6)]
         [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
-    """  # noqa: E501
+    """
     share = {
         "linear": min(max(progress / last, 0.0), 1.0),
         "step": float(progress >= step_at),

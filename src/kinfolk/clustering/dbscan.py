@@ -249,10 +249,11 @@ def fitting_radii(
 
     Example:
         >>> two = torch.tensor([[1.0, 0.0], [0.0, 1.0]])[torch.arange(40) % 2]
-        >>> near = fitting_radii(two + 0.01 * torch.arange(40).unsqueeze(1) * two.flip(1), 2, largest=0.5)
+        >>> spread = two + 0.01 * torch.arange(40).unsqueeze(1) * two.flip(1)
+        >>> near = fitting_radii(spread, 2, largest=0.5)
         >>> 0 < near[0] < near[1] < 1
         True
-    """  # noqa: E501
+    """
     return _fitting(
         features, _core_distances(features, min_samples, _FIT_SAMPLES), number, min_samples, largest
     )

@@ -122,11 +122,12 @@ class Hierarchy(nn.Module):
 
     Example:
         >>> hierarchy = Hierarchy(4, levels=2, merge_similarity=0.8)
-        >>> hierarchy.update(torch.arange(4), torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]]))
+        >>> features = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
+        >>> hierarchy.update(torch.arange(4), features)
         >>> label = hierarchy.labels[1]
         >>> (label[0] == label[1]).item(), (label[0] == label[2]).item()
         (True, False)
-    """  # noqa: E501
+    """
 
     def __init__(
         self,

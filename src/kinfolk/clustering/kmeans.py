@@ -84,9 +84,10 @@ def kmeans(
             all of it, with the threads of the ranks that wait.
 
     Example:
-        >>> kmeans(torch.tensor([[0.0], [0.1], [9.0], [9.1]]), 2, seed=0).labels.unique(return_counts=True)[1]
+        >>> found = kmeans(torch.tensor([[0.0], [0.1], [9.0], [9.1]]), 2, seed=0)
+        >>> found.labels.unique(return_counts=True)[1]
         tensor([2, 2])
-    """  # noqa: E501
+    """
     check(features, (num_clusters,))
     if iterations < 1:
         raise ValueError(f"`iterations` (={iterations}) must be at least 1")

@@ -5,8 +5,8 @@ Wu, Mosse, Zhuang, Yamins, Goodman, Conditional Negative Sampling for Contrastiv
 Representations, ICLR 2021, equation 1 and theorems 3.1 and 3.2. With k candidates, one of which is
 the positive v_1,
 
-    Z = log( e^f(u, v_1) / (1/k · Σ_j e^f(u, v_j)) ),   NCE = E[Z], v_2:k ~ p(v),   CNCE = E[Z],
-                                                        v_2:k ~ p(v | S_B).
+    Z = log( e^f(u, v_1) / (1/k · Σ_j e^f(u, v_j)) ),
+    NCE = E[Z] with v_2:k ~ p(v),     CNCE = E[Z] with v_2:k ~ p(v | S_B).
 
 S_B contains the v whose score is between the ω_ℓ-th and the ω_u-th percentile of the anchor's
 scores (section 4). Appendix B calls S_B "the top w_ℓ percentage", but its support shrinks from w =
@@ -66,10 +66,11 @@ def cnce(
     Example:
         >>> from kinfolk.seeding import generator
         >>> others = torch.tensor([[-1.0, 0.0, 1.0, 2.0]])
-        >>> estimates = [cnce(torch.tensor([1.5]), others, 50, generator(0), lower) for lower in (0, 50, 75)]
+        >>> one = torch.tensor([1.5])
+        >>> estimates = [cnce(one, others, 50, generator(0), lower) for lower in (0, 50, 75)]
         >>> [round(float(estimate), 2) for estimate in estimates]
         [0.45, -0.04, -0.49]
-    """  # noqa: E501
+    """
     kept_AM = support(others_AC.sort(1).values, lower, upper)
     return log_ratio(positive_A, draw(kept_AM, num_negatives, generator)).mean()
 

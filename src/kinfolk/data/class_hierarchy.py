@@ -42,10 +42,11 @@ class Hierarchy:
         name: used in messages.
 
     Example:
-        >>> animals = Hierarchy({"dog": "mammal", "cat": "mammal", "mammal": "animal", "snail": "animal"}, "animals")
+        >>> parents = {"dog": "mammal", "cat": "mammal", "mammal": "animal", "snail": "animal"}
+        >>> animals = Hierarchy(parents, "animals")
         >>> animals.at(["cat", "dog", "snail"], depth=1)
         ([0, 0, 1], ['mammal', 'snail'])
-    """  # noqa: E501
+    """
 
     def __init__(self, parents: Mapping[str, str], name: str) -> None:
         self.parents, self.name = dict(parents), name

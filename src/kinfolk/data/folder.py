@@ -17,8 +17,8 @@ from kinfolk.errors import KinfolkError, UsageError, shown
 LOG = logging.getLogger("kinfolk.data")
 # Also formats that can't be decoded: better refused by name than left out silently.
 _IMAGE = frozenset(
-    """.jpg .jpeg .jpe .jfif .png .apng .webp .gif .bmp .dib .tif .tiff .ppm .pgm .pbm .pnm .jp2 .j2k .jpx .avif .tga .ico .heic .heif .svg
-    .psd .eps .dng .cr2 .nef .arw""".split()  # noqa: E501, SIM905
+    """.jpg .jpeg .jpe .jfif .png .apng .webp .gif .bmp .dib .tif .tiff .ppm .pgm .pbm .pnm .jp2
+    .j2k .jpx .avif .tga .ico .heic .heif .svg .psd .eps .dng .cr2 .nef .arw""".split()  # noqa: SIM905
 )
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\x00", b"MM\x00*")
 

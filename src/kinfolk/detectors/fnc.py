@@ -97,4 +97,5 @@ class FNC(Detector):
 
     def __repr__(self) -> str:
         given = {"alpha": self.alpha, "top_k": self.top_k, "min_similarity": self.min_similarity}
-        return f"FNC({', '.join(f'{name}={value}' for name, value in given.items() if value is not None)})"  # noqa: E501
+        shown = [f"{name}={value}" for name, value in given.items() if value is not None]
+        return f"FNC({', '.join(shown)})"

@@ -78,10 +78,10 @@ class Guide(Detector):
     Example:
         >>> import torch, kinfolk as kf
         >>> features = torch.eye(2)[torch.tensor([0, 1, 0])]
-        >>> loss_fn = kf.NTXentLoss(temperature=0.1, detector=kf.Guide(features, margin=0.5), action="attract")
+        >>> loss_fn = kf.NTXentLoss(detector=kf.Guide(features, margin=0.5), action="attract")
         >>> loss_fn(torch.eye(3), torch.eye(3), torch.arange(3)).isfinite().item()
         True
-    """  # noqa: E501
+    """
 
     def __init__(
         self,
@@ -246,7 +246,9 @@ class Guide(Detector):
         shown += ["relative=True"] if self.relative else []
         if self.positives is not None:
             shown.insert(0, f"positives=<{len(self.positives):,} features>")
-        return f"Guide({', '.join([f'<{len(self.features):,} features>', *shown] if self.features is not None else shown)})"  # noqa: E501
+        if self.features is not None:
+            shown.insert(0, f"<{len(self.features):,} features>")
+        return f"Guide({', '.join(shown)})"
 
 
 _CHUNK_ELEMENTS = 1 << 24

@@ -51,10 +51,11 @@ class Hierarchy(Detector):
 
     Example:
         >>> detector = Hierarchy(num_samples=4, levels=2, radii=[0.3], min_samples=2)
-        >>> detector.refresh(torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]]), progress=0.0)
+        >>> features = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
+        >>> detector.refresh(features, progress=0.0)
         >>> [len(level.unique()) for level in detector.clusters.labels]
         [4, 2]
-    """  # noqa: E501
+    """
 
     num_samples: int
     on_host = ("started",)

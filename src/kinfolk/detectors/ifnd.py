@@ -87,10 +87,11 @@ class IFND(Detector):
 
     Example:
         >>> detector = IFND(num_samples=4, num_clusters=(2,), schedule="constant")
-        >>> detector.refresh(torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]]), progress=0.5)
+        >>> features = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
+        >>> detector.refresh(features, progress=0.5)
         >>> (detector.labels[0, :1] == detector.labels[0]).tolist()
         [True, True, False, False]
-    """  # noqa: E501
+    """
 
     num_samples: int
 

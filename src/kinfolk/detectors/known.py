@@ -43,10 +43,11 @@ class Known(Detector):
 
     Example:
         >>> import torch, kinfolk as kf
-        >>> loss_fn = kf.NTXentLoss(temperature=0.1, detector=kf.Known(torch.tensor([[0, 2]]), num_samples=3))
+        >>> known = kf.Known(torch.tensor([[0, 2]]), num_samples=3)
+        >>> loss_fn = kf.NTXentLoss(temperature=0.1, detector=known)
         >>> loss_fn(torch.eye(3), torch.eye(3), torch.arange(3)).isfinite().item()
         True
-    """  # noqa: E501
+    """
 
     num_samples: int
 

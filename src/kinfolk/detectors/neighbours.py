@@ -26,8 +26,8 @@ class Neighbours(Detector):
     """Kin are the samples that share the anchor's cluster in any of several clusterings (C_i),
     among those that are nearest to it (B_i).
 
-        C_i = ∪_l { j : cluster_l(j) = cluster_l(i) },      B_i = the `num_background` candidates
-                                                            most similar to the anchor
+        C_i = ∪_l { j : cluster_l(j) = cluster_l(i) }
+        B_i = the `num_background` candidates that are most similar to the anchor
 
     Candidates outside of B_i are dropped, kin or not; all candidates at exactly the last similarity
     stay. Nothing is flagged before the first `refresh`.

@@ -31,10 +31,11 @@ class Oracle(Detector):
 
     Example:
         >>> import torch, kinfolk as kf
-        >>> loss_fn = kf.NTXentLoss(temperature=0.1, detector=kf.Oracle(torch.tensor([0, 1, 0])), action="attract")
+        >>> oracle = kf.Oracle(torch.tensor([0, 1, 0]))
+        >>> loss_fn = kf.NTXentLoss(temperature=0.1, detector=oracle, action="attract")
         >>> loss_fn(torch.eye(3), torch.eye(3), torch.arange(3)).isfinite().item()
         True
-    """  # noqa: E501
+    """
 
     num_samples: int
 

@@ -26,14 +26,13 @@ class Teacher(Detector):
     """Every candidate is kin, to the degree to which the teacher finds it similar to the anchor's
     sample.
 
-        degree_ij = exp(τ_ij / t_m) / Σ_{k ≠ i} exp(τ_ik / t_m),     τ: similarities of the teacher,
-                                                                     which sees a weakly augmented
-                                                                     view
+        degree_ij = exp(τ_ij / t_m) / Σ_{k ≠ i} exp(τ_ik / t_m)
 
-    With `attract` the target of the anchor is y = λ · (own positive) + (1 − λ) · degree, which is
-    SCE; λ is `own_weight`, here or of the objective. λ = 1 is the plain loss. λ = 0 is ReSSL, where
-    with `decoupled` the own positive leaves the denominator too, as in its paper. With `reweight`
-    the degrees are taken from the weights of the negatives; "eliminate" is refused.
+    τ are the similarities of the teacher, which sees a weakly augmented view. With `attract` the
+    target of the anchor is y = λ · (own positive) + (1 − λ) · degree, which is SCE; λ is
+    `own_weight`, here or of the objective. λ = 1 is the plain loss. λ = 0 is ReSSL, where with
+    `decoupled` the own positive leaves the denominator too, as in its paper. With `reweight` the
+    degrees are taken from the weights of the negatives; "eliminate" is refused.
 
     The framework has the teacher: `simclr` and `sogclr` keep a slow copy of encoder and head, which
     sees a third, weak view; for `moco` and `mocov3` it is the momentum encoder. Without a teacher,

@@ -171,9 +171,10 @@ def kin_similarity(embeddings: Tensor, labels: Tensor) -> Similarity:
         labels: (N,) classes. Samples of unknown class (below 0) count only for the true positives.
 
     Example:
-        >>> kin_similarity(torch.eye(2).repeat_interleave(2, 0).unsqueeze(1).expand(4, 2, 2), torch.tensor([0, 0, 1, 1]))
+        >>> two = torch.eye(2).repeat_interleave(2, 0).unsqueeze(1).expand(4, 2, 2)
+        >>> kin_similarity(two, torch.tensor([0, 0, 1, 1]))
         Similarity(true_positive=1.0, false_negative=1.0, true_negative=0.0)
-    """  # noqa: E501
+    """
     if embeddings.ndim != 3 or labels.shape != embeddings.shape[:1]:
         raise ValueError(
             f"`embeddings` (={tuple(embeddings.shape)}) and `labels` (={tuple(labels.shape)}) must"
@@ -310,21 +311,20 @@ class Spread(NamedTuple):
 def mtpr_mtnr(labels: Array, truth: Array) -> Rates:
     """Mean true positive and true negative rates of pseudo-labels, per sample.
 
-        MTPR = mean over i of |{j ≠ i : y_j = y_i, p_j = p_i}| / |{j ≠ i : y_j = y_i}|     actual
-                                                                                           false negatives that are found
-        MTNR = mean over i of |{j : y_j ≠ y_i, p_j ≠ p_i}| / |{j : y_j ≠ y_i}|             actual
-                                                                                           negatives that stay negatives
+        MTPR = mean over i of |{j ≠ i : y_j = y_i, p_j = p_i}| / |{j ≠ i : y_j = y_i}|
+        MTNR = mean over i of |{j : y_j ≠ y_i, p_j ≠ p_i}| / |{j : y_j ≠ y_i}|
 
-    Computed from the counts of each pseudo-label, each class and each pair of them, without an N ×
-    N comparison. If every sample has a pseudo-label of its own, as in instance-level learning, MTPR
-    is 0 and MTNR is 1. The first mean is over the samples whose class has another sample, the
-    second over the samples that have a negative.
+    The first is the share of false negatives that are found, the second the share of negatives that
+    stay negatives. Computed from the counts of each pseudo-label, each class and each pair of them,
+    without an N × N comparison. If every sample has a pseudo-label of its own, as in instance-level
+    learning, MTPR is 0 and MTNR is 1. The first mean is over the samples whose class has another
+    sample, the second over the samples that have a negative.
 
     Args:
         labels: (N,) pseudo-labels p, or (L, N) for several levels, whose mean is returned. A
             negative label is a cluster of its own.
         truth: (N,) classes y. Samples of unknown class (below 0) are left out.
-    """  # noqa: E501
+    """
     levels_LN, truth_N = torch.as_tensor(labels).cpu(), torch.as_tensor(truth).cpu().to(torch.int64)
     levels_LN = levels_LN.unsqueeze(0) if levels_LN.ndim == 1 else levels_LN
     if levels_LN.ndim != 2 or truth_N.shape != levels_LN.shape[1:]:

@@ -4,12 +4,11 @@ class-balanced or listed subsets of the labels.
 Fine-tuning trains a copy of the encoder and a linear classifier together:
 
     ifnd   SGD, momentum 0.9, weight decay 5e-4, batch 256, 20 epochs; the encoder's rate is 0.01,
-           IFND, appendix C the classifier's 0.1 on a tenth of the labels and 1 on a hundredth; both
-           × 0.2 after 60 and 80 % of the epochs
+           the classifier's 0.1 on a tenth of the labels and 1 on a hundredth; both × 0.2 after 60
+           and 80 % of the epochs (IFND, appendix C)
     rcl    SGD, Nesterov momentum 0.9, no weight decay, batch 4,096, rate 0.05 · batch / 256 for
-           both, RCL, section 5.2, which
-           30 epochs on a tenth of the labels and 60 on a hundredth
-                                                                                                      follows SimCLR, appendix B.5
+           both, 30 epochs on a tenth of the labels and 60 on a hundredth (RCL, section 5.2, which
+           follows SimCLR, appendix B.5)
 
 Images are cropped and flipped like the training views; their colours are not changed. The linear
 probes are those of Tables 1 and 7 and Figure 4 of the GloFND paper.
@@ -19,7 +18,7 @@ least 200 steps; the learning rate of `rcl` is scaled by the actual batch size a
 a cosine, which neither paper states.
 
 Dimension key: N training samples, M test samples, B batch, F features, K classes.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

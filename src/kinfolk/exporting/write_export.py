@@ -478,9 +478,11 @@ def detectron2_name(name: str) -> str:
     """detectron2's name of a parameter of torchvision's ResNet.
 
     Example:
-        >>> detectron2_name("bn1.weight"), detectron2_name("layer2.0.bn3.bias"), detectron2_name("layer1.0.downsample.1.running_mean")
-        ('stem.conv1.norm.weight', 'res3.0.conv3.norm.bias', 'res2.0.shortcut.norm.running_mean')
-    """  # noqa: E501
+        >>> detectron2_name("bn1.weight"), detectron2_name("layer2.0.bn3.bias")
+        ('stem.conv1.norm.weight', 'res3.0.conv3.norm.bias')
+        >>> detectron2_name("layer1.0.downsample.1.running_mean")
+        'res2.0.shortcut.norm.running_mean'
+    """
     for pattern, replacement in _RENAMED:
         name = re.sub(pattern, replacement, name)
     return name

@@ -152,8 +152,7 @@ class CLIP(ImageText):
 
     Args:
         encoder, head, text_encoder, text_head, known_groups: see `ImageText`.
-        temperature, learnable, min_temperature, detector, action, min_negatives, kin_weight,
-            block_rows: see `CLIPLoss`.
+        temperature, learnable, detector, action, …: see `CLIPLoss`.
     """
 
     paper: ClassVar[str] = "Radford et al., ICML 2021"
@@ -182,8 +181,7 @@ class SogCLRCLIP(ImageText):
 
     Args:
         encoder, head, text_encoder, text_head, known_groups: see `ImageText`.
-        num_samples, temperature, gamma, decay_epochs, detector, action, min_negatives, kin_weight,
-            block_rows: see `BimodalSogCLRLoss`.
+        num_samples, temperature, gamma, detector, action, …: see `BimodalSogCLRLoss`.
     """
 
     paper: ClassVar[str] = "Yuan et al., ICML 2022"
@@ -221,9 +219,7 @@ class FastCLIPFramework(ImageText):
         encoder, head, text_encoder, text_head, known_groups: see `ImageText`.
         temperature_lr: learning rate of the temperature, outside the schedule. A third of it is
             used below a temperature of 0.03.
-        num_samples, temperature, rho, gamma, decay_epochs, individual_lr, min_temperature,
-            temperature_gradient: see `FastCLIPLoss`.
-        detector, action, min_negatives, kin_weight, block_rows: see `FastCLIPLoss`.
+        num_samples, temperature, rho, gamma, detector, action, …: see `FastCLIPLoss`.
     """
 
     paper: ClassVar[str] = "Wei et al., 2024"

@@ -50,8 +50,7 @@ class IR(Framework):
         num_negatives: K entries drawn at random in every step, without replacement. The whole bank
             is used if it has no more entries, or with None.
         bank_momentum: m of the bank, see `Bank`. 0 overwrites.
-        temperature, detector, action, min_negatives, kin_weight, block_rows, prior, hardness,
-            decoupled: see `NTXentLoss`.
+        temperature, detector, action, …: see `NTXentLoss`.
         pool_kin: whether attracted kin are summed inside the logarithm, as in equation 5 of the
             Ring paper. The loss is then `LocalAggregationLoss`, which is small if some of them are
             near. If False, each of them is a separate positive. Without attracted kin there is no
@@ -138,8 +137,7 @@ class CMC(Framework):
         num_negatives: K entries drawn at random in every step, without replacement, the same for
             both banks. The whole banks are used if they have no more entries, or with None.
         bank_momentum: m of both banks, see `Bank`. 0 overwrites.
-        temperature, detector, action, min_negatives, kin_weight, block_rows, prior, hardness,
-            decoupled: see `NTXentLoss`.
+        temperature, detector, action, …: see `NTXentLoss`.
         pool_kin: whether attracted kin are summed inside the logarithm; see `IR`.
 
     State: both banks, the draw, and the state of both detectors.

@@ -78,9 +78,10 @@ def cluster_mates(
 
     Example:
         >>> one, two = torch.tensor([5]), torch.tensor([5, 5, 6, 5])
-        >>> cluster_mates(one, torch.tensor([0]), two, torch.tensor([0, 1, 2, 3]), 3, torch.zeros(1), 9)
+        >>> ids = torch.tensor([0, 1, 2, 3])
+        >>> cluster_mates(one, torch.tensor([0]), two, ids, 3, torch.zeros(1), 9)
         tensor([[ 1,  3, -1]])
-    """  # noqa: E501
+    """
     # sorted by cluster, then by sample
     names_S, order_S = (support_labels * num_samples + support_ids).sort(stable=True)
     start_A = labels * num_samples

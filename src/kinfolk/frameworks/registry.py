@@ -116,9 +116,9 @@ def stored_method(name: str) -> str:
     action than `eliminate`, also before the usual action of a detector was another one.
 
     Example:
-        >>> stored_method("simclr+guide"), stored_method("simclr+guide:attract"), stored_method("simclr")
-        ('simclr+guide:eliminate', 'simclr+guide:attract', 'simclr')
-    """  # noqa: E501
+        >>> stored_method("simclr+guide"), stored_method("simclr")
+        ('simclr+guide:eliminate', 'simclr')
+    """
     return name if "+" not in name or name.rpartition(":")[2] in ACTIONS else f"{name}:eliminate"
 
 

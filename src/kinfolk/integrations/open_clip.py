@@ -68,10 +68,11 @@ class ClipLoss(OpenClipLoss):
     Example:
         >>> import torch, kinfolk as kf
         >>> loss = ClipLoss(detector=kf.PositiveMargin())
-        >>> given = {"image_features": torch.eye(4), "text_features": torch.eye(4), "logit_scale": torch.tensor(2.0)}
+        >>> given = {"image_features": torch.eye(4), "text_features": torch.eye(4)}
+        >>> given["logit_scale"] = torch.tensor(2.0)
         >>> round(loss(**given, output_dict=True)["contrastive_loss"].item(), 4)
         0.3408
-    """  # noqa: E501
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()
@@ -106,10 +107,11 @@ class SigLipLoss(OpenClipLoss):
 
     Example:
         >>> import torch, kinfolk as kf
-        >>> given = {"image_features": torch.eye(4), "text_features": torch.eye(4), "logit_scale": torch.tensor(2.0)}
+        >>> given = {"image_features": torch.eye(4), "text_features": torch.eye(4)}
+        >>> given["logit_scale"] = torch.tensor(2.0)
         >>> round(SigLipLoss()(**given, logit_bias=torch.tensor(-1.0)).item(), 4)
         1.253
-    """  # noqa: E501
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()

@@ -7,15 +7,17 @@ training; and heads for split encoders.
 | MoCo v2 | `projection_head(f, f, 128, norm=False)` |
 | MoCo v1, instance discrimination | `projection_head(f, f, 128, layers=1)` |
 | BYOL | `projection_head(f, 4096, 256)` and `prediction_head(256, 4096)` |
-| MoCo v3 | `projection_head(f, 4096, 256, last_norm=True, last_affine=False)`, and as predictor the same with f = 256 |
-| SimSiam | `projection_head(f, 2048, 2048, layers=3, last_norm=True, last_affine=False)` and `prediction_head(2048, 512)` |
-| NNCLR, RCL | `projection_head(f, 2048, 256, layers=3, last_norm=True)` and `prediction_head(256, 4096)` |
+| MoCo v3 | `projection_head(f, 4096, 256, **plain)`, as predictor the same with f = 256 |
+| SimSiam | `projection_head(f, 2048, 2048, layers=3, **plain)`, `prediction_head(2048, 512)` |
+| NNCLR, RCL | `projection_head(f, 2048, 256, layers=3, last_norm=True)`, predictor as BYOL |
+
+`plain` is `{"last_norm": True, "last_affine": False}`.
 
 `SplitEncoder` joins the features of several encoders, each of which sees some of the channels of an
 image.
 
 Dimension key: B batch, C channels, F features, T towers.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

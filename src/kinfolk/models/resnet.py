@@ -4,9 +4,7 @@ He et al., Deep Residual Learning for Image Recognition, 2015. The stride of a b
 3×3 convolution, as in torchvision. With `stem="imagenet"` and `width=64` the encoder is
 torchvision's network without `fc`, and state dicts can be exchanged.
 
-    load_state(resnet50(stem="imagenet"), torchvision_model.state_dict())       # fc.* is dropped,
-                                                                                everything else must
-                                                                                fit
+    load_state(resnet50(stem="imagenet"), torchvision_model.state_dict())  # drops fc.*
     torchvision_model.fc = nn.Identity(); torchvision_model.load_state_dict(encoder.state_dict())
 """
 

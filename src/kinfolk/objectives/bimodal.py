@@ -303,11 +303,12 @@ class BimodalLoss(TwoTowers, ABC, Generic[Direction]):
 class CLIPLoss(BimodalLoss[NTXentLoss]):
     """InfoNCE of image and text in both directions, with a learned temperature.
 
-        ½ mean_i ( −s_ii / t + log( exp(s_ii / t) + Σ_{j ≠ i} w_ij exp(s_ij / t) ) )
-                + ½ mean_i ( −s_ii / t + log( exp(s_ii / t) + Σ_{j ≠ i} v_ij exp(s_ji / t) ) )
+        loss = ½ mean_i ( −s_ii / t + log( exp(s_ii / t) + Σ_{j ≠ i} w_ij exp(s_ij / t) ) )
+             + ½ mean_i ( −s_ii / t + log( exp(s_ii / t) + Σ_{j ≠ i} v_ij exp(s_ji / t) ) )
 
-    i are images and j texts, then texts and images. w, v: 1; 0 where j shares the group of i; for kin as the action says, see `NTXentLoss`. Without
-    groups and detector it is the cross-entropy over rows and columns of the matrix of similarities.
+    The first line has images i and texts j, the second texts i and images j. w, v: 1; 0 where j
+    shares the group of i; for kin as the action says, see `NTXentLoss`. Without groups and detector
+    it is the cross-entropy over rows and columns of the matrix of similarities.
     State: `learned.logit_scale`, the logarithm of 1 / t, and that of the two detectors.
 
     Args:
@@ -321,9 +322,10 @@ class CLIPLoss(BimodalLoss[NTXentLoss]):
         >>> loss_fn = kf.CLIPLoss(temperature=0.5)
         >>> round(loss_fn(torch.eye(4), torch.eye(4)).item(), 4)
         0.3408
-        >>> round(loss_fn(torch.eye(4), torch.eye(4), group_ids=torch.tensor([0, 0, 0, 1])).item(), 4)
+        >>> groups = torch.tensor([0, 0, 0, 1])
+        >>> round(loss_fn(torch.eye(4), torch.eye(4), group_ids=groups).item(), 4)
         0.1804
-    """  # noqa: E501
+    """
 
     temperature: float = 0.07
     learnable: bool = True
@@ -344,8 +346,8 @@ class BimodalSogCLRLoss(BimodalLoss[SogCLRLoss]):
     """The global contrastive loss of image and text: a moving average of each image's negatives,
     and one of each text's.
 
-        ĝ_I,i = mean over the kept texts j ≠ i of exp(s_ij / t),  u_I,i ← (1 − γ) u_I,i + γ ĝ_I,i
-                                                                  and so ĝ_T, u_T
+        ĝ_I,i = mean over the kept texts j ≠ i of exp(s_ij / t), and so ĝ_T
+        u_I,i ← (1 − γ) u_I,i + γ ĝ_I,i, and so u_T
         value    mean_i( −s_ii + ½ t·log u_I,i + ½ t·log u_T,i )
         gradient mean_i( −∇s_ii + ½ (t / u_I,i) ∇ĝ_I,i + ½ (t / u_T,i) ∇ĝ_T,i )
 
@@ -384,13 +386,13 @@ class BimodalSogCLRLoss(BimodalLoss[SogCLRLoss]):
 class SigLIPLoss(Objective, TwoTowers):
     """Each pair of an image and a text is classified by itself: a sigmoid, no softmax.
 
-        loss = −(1 / B) Σ_ij w_ij log σ( y_ij (s_ij / t + b) ),     y_ij = 1 where j is the text of
-                                                                    i or shares its group, else −1
+        loss = −(1 / B) Σ_ij w_ij log σ( y_ij (s_ij / t + b) )
 
-    t and b are learned. w_ij is 1; of kin 0 with "eliminate", 1 − degree or `kin_weight` with
-    "reweight". With "attract" kin are positives to their degree d: −d log σ(x) − (1 − d) log σ(−x).
-    No negative depends on the others, so `min_negatives` has no effect. The detector sees images as
-    anchors and texts as candidates. State: t, b and the detector's.
+    y_ij is 1 where j is the text of i or shares its group, else −1. t and b are learned. w_ij is 1;
+    of kin 0 with "eliminate", 1 − degree or `kin_weight` with "reweight". With "attract" kin are
+    positives to their degree d: −d log σ(x) − (1 − d) log σ(−x). No negative depends on the others,
+    so `min_negatives` has no effect. The detector sees images as anchors and texts as candidates.
+    State: t, b and the detector's.
 
     Args:
         bias: b at the start; −10 as in the paper, so that negatives do not dominate the first

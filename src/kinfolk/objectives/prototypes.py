@@ -112,12 +112,11 @@ def prototype_nce(
     """Scalar: each anchor's own prototype against the others, each with its own temperature; mean
     over this rank's anchors.
 
-        loss_i = −log( exp(v_i·c_s / φ_s) / Σ_j exp(v_i·c_j / φ_j) )        s the prototype of
-                                                                            sample i
+        loss_i = −log( exp(v_i·c_s / φ_s) / Σ_j exp(v_i·c_j / φ_j) )
 
-    It is InfoNCE over the row terms of the engine: with t the smallest φ and candidates c_j · t /
-    φ_j, the exponents are v_i·c_j / φ_j. The number of the prototype is the sample id, so that the
-    own prototype is in the sum only once.
+    s is the prototype of sample i. It is InfoNCE over the row terms of the engine: with t the
+    smallest φ and candidates c_j · t / φ_j, the exponents are v_i·c_j / φ_j. The number of the
+    prototype is the sample id, so that the own prototype is in the sum only once.
 
     Args:
         anchors: (A, D) v, of any norm.

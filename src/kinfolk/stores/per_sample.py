@@ -116,11 +116,12 @@ def size_differs(
 
     Example:
         >>> errors: list[str] = []
-        >>> size_differs("queue.features", torch.zeros(4, 2), errors, "use the same settings", size=5, dim=2)
+        >>> advice = "use the same settings"
+        >>> size_differs("queue.features", torch.zeros(4, 2), errors, advice, size=5, dim=2)
         True
         >>> errors
         ['`queue.features` has the size 4 × 2, but `size` × `dim` is 5 × 2: use the same settings']
-    """  # noqa: E501
+    """
     if saved is None or saved.shape[: len(sizes)] == tuple(sizes.values()):
         return False
     got, expected = (

@@ -84,9 +84,10 @@ def row_warnings(row: Mapping[str, float]) -> dict[str, str]:
     training and for its report.
 
     Example:
-        >>> list(row_warnings({"epoch": 3, "clustered": 0.3, "with_key": 0.2, "tp_similarity": 0.1}))
+        >>> row = {"epoch": 3, "clustered": 0.3, "with_key": 0.2, "tp_similarity": 0.1}
+        >>> list(row_warnings(row))
         ['with_key']
-    """  # noqa: E501
+    """
     found, where = {}, f"in epoch {int(row.get('epoch', 0))}"
     if row.get("clustered", 1) < 0.01:
         found["clustered"] = (

@@ -561,7 +561,8 @@ def _external_name() -> str | None:
     machines."""
     environment = os.environ
     if "TORCHELASTIC_RUN_ID" in environment:
-        return f"torchrun-{environment['TORCHELASTIC_RUN_ID']}-{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"  # noqa: E501
+        restart = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return f"torchrun-{environment['TORCHELASTIC_RUN_ID']}-{restart}"
     if "SLURM_STEP_ID" in environment and "SLURM_JOB_ID" in environment:
         restarts = environment.get("SLURM_RESTART_COUNT", "0")
         return f"slurm-{environment['SLURM_JOB_ID']}-{environment['SLURM_STEP_ID']}-{restarts}"

@@ -79,12 +79,13 @@ def with_method(config: TrainConfig, name: str) -> tuple[TrainConfig, list[str]]
     same framework and detector keeps all settings.
 
     Example:
-        >>> config = TrainConfig.of({"method": "moco+ifnd", "framework": {"queue_size": 9}, "detector": {"every": 2, "start_epoch": 5}})
+        >>> settings = {"framework": {"queue_size": 9}, "detector": {"every": 2, "start_epoch": 5}}
+        >>> config = TrainConfig.of({"method": "moco+ifnd", **settings})
         >>> with_method(config, "moco")[1]
         ['detector.every', 'detector.start_epoch']
         >>> with_method(config, "simclr+fnc")[1]
         ['framework.queue_size', 'detector.every']
-    """  # noqa: E501
+    """
     old, new = parse(config.method), parse(name)
     framework = current_names(config.framework, old.framework)
     detector, options = current_names(config.detector, old.detector or ""), config.views.options

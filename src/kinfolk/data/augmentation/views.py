@@ -236,7 +236,8 @@ class Views:
         return {**named, "evaluate_share": self.evaluate_share, **settings}
 
     def __repr__(self) -> str:
-        return f"Views({', '.join([repr(self.preset), f'size={self.size}', *(f'{name}={value!r}' for name, value in self._given.items())])})"  # noqa: E501
+        given = "".join(f", {name}={value!r}" for name, value in self._given.items())
+        return f"Views({self.preset!r}, size={self.size}{given})"
 
     @property
     def _rgb_normalisation(self) -> tuple[Triple, Triple]:
