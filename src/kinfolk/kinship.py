@@ -103,20 +103,24 @@ def weigh(
     out_RC = out_RC if kin.ignore is None else out_RC | kin.ignore
     if kin.degree is None:
         return torch.where(out_RC, OUT, zero), None, None
-    graded, kin_RC = kin.degree.is_floating_point(), (kin.degree > 0) & ~out_RC
+    graded = kin.degree.is_floating_point()
+    kin_RC = (kin.degree > 0 if graded else kin.degree) & ~out_RC
     degree = kin.degree.to(sim_RC.dtype) if graded else zero + 1  # of those that are kin
     attracts = policy.action == "attract"
     if attracts and policy.attracted_stay:
-        return torch.where(out_RC, OUT, zero), torch.where(kin_RC, degree, zero), kin_RC
-    removed = degree  # what kin lose of their weight
-    if policy.action == "eliminate":
-        removed = zero + 1
-    elif policy.action == "reweight" and not graded:
+        return torch.where(out_RC, OUT, zero), kin_RC * degree, kin_RC
+    removed: Tensor | None = None  # the share of their weight that kin lose; None: all of it
+    if policy.action == "reweight" and not graded:
         removed = zero + (1 - policy.kin_weight)
-    gone_RC = kin_RC & (removed > 1 - 8 * torch.finfo(sim_RC.dtype).eps)
+    elif policy.action != "eliminate" and graded:
+        removed = degree
+    near_one = 1 - 8 * torch.finfo(sim_RC.dtype).eps
+    gone_RC = kin_RC if removed is None else kin_RC & (removed > near_one)
     kin_RC = kin_RC & ~spare(sim_RC, out_RC, gone_RC, policy.min_negatives)
+    y_RC = kin_RC * degree if attracts else None
+    if removed is None:
+        return torch.where(out_RC | kin_RC, OUT, zero), y_RC, kin_RC
     log_w_RC = torch.where(kin_RC, torch.log1p(-removed).clamp(min=OUT), zero)
-    y_RC = torch.where(kin_RC, degree, zero) if attracts else None
     return torch.where(out_RC, OUT, log_w_RC), y_RC, kin_RC
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -18,6 +19,7 @@ from kinfolk.data.images import ImageData
 from kinfolk.detectors import IFND, Ring
 from kinfolk.embedding import embed, embed_in_parts
 from kinfolk.evaluation.detection import label_nmi
+from kinfolk.frameworks import SimCLR
 from kinfolk.frameworks.base import Framework
 from kinfolk.training import checkpoint, refresh
 from kinfolk.training.checkpoint import read_checkpoint
@@ -27,7 +29,7 @@ from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
 from kinfolk.training.trainer import ProgressBar
 from tests.training.children import run_child, run_ranks, training
-from tests.training.small import assert_same
+from tests.training.small import BARE, assert_same
 
 CLUSTERED: dict[str, Any] = {
     "method": "simclr+ifnd",
@@ -221,3 +223,27 @@ def test_a_training_that_diverged_says_so(tmp_path: Path, monkeypatch: pytest.Mo
     )
     with pytest.raises(ValueError, match="the features of sample 0 are not finite"):
         train(**training(tmp_path / "run", **CLUSTERED))
+
+
+def test_the_epoch_is_set_once_per_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[float] = []
+    original = SimCLR.set_progress
+
+    def noted(self: SimCLR, epoch: float, num_epochs: int) -> None:
+        calls.append(epoch)
+        original(self, epoch, num_epochs)
+
+    monkeypatch.setattr(SimCLR, "set_progress", noted)
+    images = np.random.default_rng(0).integers(0, 256, (48, 8, 8, 3), dtype=np.uint8)
+    np.savez(tmp_path / "images.npz", x_train=images)
+    train(
+        data=tmp_path / "images.npz",
+        out=tmp_path / "run",
+        method="simclr+fnc",
+        epochs=2,
+        batch_size=8,
+        settings=BARE,
+        progress=False,
+    )
+    assert set(calls) == {0, 1}
+    assert calls.count(1) == 1, "an epoch has six steps"
