@@ -12,6 +12,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -86,6 +87,8 @@ stem. A step takes a sixth of the time of resnet18, so that a thousand photos ta
 FEW_SAMPLES, STEPS_PER_EPOCH, SMALLEST_BATCH = 2048, 8, 16
 """With fewer samples the automatic batch is a power of two that gives an epoch at least so many
 steps, and is at least so large."""
+MOST_TOKENIZED = 100_000
+"""Text pairs whose texts the tokenizer is learnt from, about."""
 LARGE_STEP = 4 * 256 * 224**2
 """Pixels of the samples in a step on one device, above which memory may not suffice."""
 
@@ -623,9 +626,10 @@ def _tokenizer(samples: Samples, config: TrainConfig, run: Run, known: bool) -> 
     if contrasts_texts(config) and config.model.name.startswith(SENTENCE):
         found = sentence_tokenizer(sentence_transformer(config.model.name))[0]
         return parse_tokenizer(found, wanted.context)
-    return train_tokenizer(
-        every_caption(samples, "train"), vocab_size=wanted.vocab_size, context=wanted.context
-    )
+    texts = every_caption(samples, "train")
+    if contrasts_texts(config):  # of many pairs, a part that is spread over the table
+        texts = islice(texts, 0, None, 1 + samples.num_train // MOST_TOKENIZED)
+    return train_tokenizer(texts, vocab_size=wanted.vocab_size, context=wanted.context)
 
 
 def _tokenizer_beside(weights: str | None) -> Path | None:
