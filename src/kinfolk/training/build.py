@@ -12,7 +12,6 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +20,7 @@ from torch import nn
 
 from kinfolk.data.augmentation.presets import augmentations
 from kinfolk.data.augmentation.views import Views
+from kinfolk.data.captions import captions_of
 from kinfolk.data.images import ImageData
 from kinfolk.data.open_source import typical_side
 from kinfolk.data.sample_table import Samples
@@ -628,7 +628,9 @@ def _tokenizer(samples: Samples, config: TrainConfig, run: Run, known: bool) -> 
         return parse_tokenizer(found, wanted.context)
     texts = every_caption(samples, "train")
     if contrasts_texts(config):  # of many pairs, a part that is spread over the table
-        texts = islice(texts, 0, None, 1 + samples.num_train // MOST_TOKENIZED)
+        assert samples.captions is not None
+        part = samples.captions[: samples.num_train : 1 + samples.num_train // MOST_TOKENIZED]
+        texts = (text for pair in part for text in captions_of(pair))
     return train_tokenizer(texts, vocab_size=wanted.vocab_size, context=wanted.context)
 
 
