@@ -21,6 +21,7 @@ from torch import nn
 
 from kinfolk.data.augmentation.presets import augmentations
 from kinfolk.data.augmentation.views import Views
+from kinfolk.data.captions import captions_of
 from kinfolk.data.images import ImageData
 from kinfolk.data.open_source import typical_side
 from kinfolk.data.sample_table import Samples
@@ -112,6 +113,8 @@ TEXT_TOWERS: tuple[tuple[float, dict[str, int]], ...] = (
 """The default text tower for up to so many captions; the last one is CLIP's, and not for a CPU."""
 LARGEST_CONTEXT, COUNTED_CAPTIONS = 77, 100_000
 """CLIP's number of tokens, and how many captions are counted to choose a smaller one."""
+MOST_TOKENIZED = 100_000
+"""Text pairs whose texts the tokenizer is learnt from, about."""
 LARGE_STEP = 4 * 256 * 224**2
 """Pixels of the samples in a step on one device, above which memory may not suffice."""
 
@@ -722,9 +725,12 @@ def _tokenizer(samples: Samples, config: TrainConfig, run: Run, known: bool) -> 
         found = sentence_tokenizer(sentence_transformer(config.model.name))[0]
         return parse_tokenizer(found, wanted.context)
     assert wanted.vocab_size is not None
-    return train_tokenizer(
-        every_caption(samples, "train"), vocab_size=wanted.vocab_size, context=wanted.context
-    )
+    texts = every_caption(samples, "train")
+    if contrasts_texts(config):  # of many pairs, a part that is spread over the table
+        assert samples.captions is not None
+        part = samples.captions[: samples.num_train : 1 + samples.num_train // MOST_TOKENIZED]
+        texts = (text for pair in part for text in captions_of(pair))
+    return train_tokenizer(texts, vocab_size=wanted.vocab_size, context=wanted.context)
 
 
 def _tokenizer_beside(weights: str | None) -> Path | None:
