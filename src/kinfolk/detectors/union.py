@@ -110,7 +110,7 @@ class Union(Detector):
 
     def find(self, block: Block) -> Answer:
         prepared = block.prepared or (None,) * len(self.members)
-        found = list[tuple[Kin, ...]]()
+        found: list[tuple[Kin, ...]] = []  # a call of `list[…]` would break a compiled graph
         for number, (each, own) in enumerate(zip(self.members, prepared, strict=True)):
             answer = each.find(replace(block, prepared=own))
             levels = answer if isinstance(answer, tuple) else (answer,)
