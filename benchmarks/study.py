@@ -72,11 +72,10 @@ from typing import Any
 
 import curves
 import numpy as np
-import study_detectors  # noqa: F401  registers them
 import yaml
 from study_queue import Job, Results, corrupted, folder_name, jobs, version
 
-from kinfolk.comparing.runs import DIRECTIONS, figures_of, measured
+from kinfolk.comparing.runs import figures_of, measured
 from kinfolk.comparing.statistics import base_of, gap_closed, p_value, spread
 from kinfolk.report.run_summary import Record, read_record
 from kinfolk.training.settings import flat
@@ -107,7 +106,7 @@ PARTS = ("semi ", "finetune ", "transfer ")
 """Figures with a column for each share of the labels or data set, where a run has them."""
 CPU_SECONDS = "cpu_seconds.txt"
 """In the folder of a run: the CPU seconds of its training, if it was made in one go."""
-RECALLS = tuple(f"{short} R@{k}" for short in DIRECTIONS.values() for k in (1, 5, 10))
+RECALLS = tuple(f"{short} R@{k}" for short in ("i→t", "t→i") for k in (1, 5, 10))
 
 
 def limited(

@@ -86,7 +86,7 @@ def test_a_checkpoint_of_other_samples_is_refused(run: Run, stopped: Path) -> No
 @pytest.mark.parametrize(
     ("key", "before", "after"),
     [("seed", "seed: 0", "seed: 1"), ("batch_size", "batch_size: 12", "batch_size: 8"), ("detector.alpha", "alpha: 0.1", "alpha: 0.2"),  # noqa: E501
-     ("optimizer.lr", "lr: 0.03", "lr: 0.3")],
+     ("optimizer.lr", "lr: 0.003", "lr: 0.3")],
 )  # fmt: skip
 def test_an_edited_configuration_is_refused(run: Run, key: str, before: str, after: str) -> None:
     text = run.config.read_text(encoding="utf-8")

@@ -43,7 +43,8 @@ def test_nothing_has_changed(framework: str) -> None:
 
 
 def test_every_recorded_composition_is_of_a_framework() -> None:
-    assert {re.split("[+ ,]", name)[0] for name in kept()} == set(FRAMEWORKS)
+    others = set(FRAMEWORKS) - {"pairs"}  # its loss is that of clip
+    assert {re.split("[+ ,]", name)[0] for name in kept()} == others
 
 
 def test_nothing_has_changed_on_two_ranks() -> None:

@@ -76,7 +76,7 @@ def test_right_and_wrong_are_marked(opened: Opened) -> None:
     )
     assert page.locator(".row .right").count() > 0 < page.locator(".row .wrong").count()
     note = first.locator("> .sample .num").inner_text()
-    assert note.startswith("above\u00a00.900, ")
+    assert note.startswith("above\u00a00.900\n")
     assert note.endswith("\u00a0right")
 
 

@@ -33,7 +33,7 @@ from tests.training.small import BARE, assert_same
 
 CLUSTERED: dict[str, Any] = {
     "method": "simclr+ifnd",
-    "settings": {"detector.num_clusters": [8, 20]},
+    "settings": {"detector.num_clusters": [8, 20], "optimizer.name": "sgd"},
 }
 BANK: dict[str, Any] = {
     "method": "simclr+ifnd",

@@ -690,8 +690,10 @@ def learns_from_text(config: TrainConfig) -> bool:
 
 
 def contrasts_texts(config: TrainConfig) -> bool:
-    """Whether the method learns from text pairs, without images."""
-    return "image" not in FRAMEWORKS[parse(config.method).framework].modalities
+    """Whether the method learns from text pairs, without images. The name of weights from elsewhere
+    is no method; they encode images."""
+    framework = FRAMEWORKS.get(config.method.partition("+")[0])
+    return framework is not None and "image" not in framework.modalities
 
 
 def read_text(
