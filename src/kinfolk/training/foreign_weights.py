@@ -193,7 +193,7 @@ def _config(
     given: dict[str, Any] = {"method": _row_name(name or file.stem), "seed": seed}
     given |= {f"model.{key}": value for key, value in network.arguments.items()}
     given["model.init"] = str(file.resolve())
-    config = TrainConfig()
+    config = TrainConfig().with_settings({"views.preset": "simclr"})
     if like is not None:
         own = open_run(like).config
         views = (
