@@ -54,6 +54,17 @@ def read(path: Path, names: list[str]) -> Split:
     return texts, torch.tensor(labels)
 
 
+def keep_per_intent(train: Split, number: int | None, seed: int = 0) -> Split:
+    """`number` questions of every intent (None: all), the same for every method and seed."""
+    if number is None:
+        return train
+    texts, labels = train
+    order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(seed))
+    kept = torch.cat([order[labels[order] == label][:number] for label in labels.unique()])
+    kept = kept.sort().values
+    return [texts[row] for row in kept.tolist()], labels[kept]
+
+
 def split(train: Split, seed: int) -> tuple[Split, Split]:
     """A part to train on and one to choose settings by, a fifth of every intent."""
     texts, labels = train
@@ -122,7 +133,7 @@ def make_detector(
     return {"fnc": kf.FNC, "positive_margin": kf.PositiveMargin}[name](**settings)  # type: ignore[no-any-return]
 
 
-def encode_by_length(model: Any, parts: int = 4) -> Any:
+def encode_by_length(model: Any, parts: int = 8) -> Any:
     """The model, which encodes the texts of a batch in `parts` of similar length: the same
     embeddings up to rounding, with less padding. All rows of the contest train with it."""
     plain = model.forward
@@ -391,6 +402,7 @@ def run(
     for data in study["data"]:
         names = list[str]()
         whole, test = (read(root / data / f"{part}.csv.gz", names) for part in ("train", "test"))
+        whole = keep_per_intent(whole, study["per_intent"])
         frozen: tuple[Tensor, Tensor] | None = None
         for stage, name, seed, settled in queue(study, results, data):
             if (only and name not in only) or (most is not None and made >= most):
@@ -529,10 +541,16 @@ def main(arguments: list[str] | None = None) -> None:
 
     warnings.simplefilter("ignore")
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    options = {"hidden_dropout_prob": study["dropout"]}
+    options["attention_probs_dropout_prob"] = study["dropout"]
+    # PyTorch's fused attention on a CPU takes longer than the plain products for short texts
+    attention = {"attn_implementation": "eager"}
     run(
         study,
         given.data_root,
-        lambda: SentenceTransformer(given.model, device=device),
+        lambda: SentenceTransformer(
+            given.model, device=device, config_kwargs=options, model_kwargs=attention
+        ),
         given.results,
         given.only,
         given.most,

@@ -303,6 +303,17 @@ def test_every_loss_trains(make: Any, tmp_path: Path) -> None:
     assert isinstance(value, Tensor)  # outside of a trainer it is a scalar
 
 
+def test_a_loss_without_a_detector_trains(tmp_path: Path) -> None:
+    """With nothing to log: the trainer fails on a loss with an empty dictionary of parts."""
+    from kinfolk.integrations.sentence_transformers import KinfolkLoss, add_ids
+
+    model = small_model()
+    loss = KinfolkLoss(model, kf.CLIPLoss(temperature=0.1, learnable=False))
+    started = trainer(model, loss, add_ids(pairs()), arguments(tmp_path))
+    started.train()
+    assert any("loss" in entry for entry in started.state.log_history)
+
+
 def test_a_loss_with_state_asks_for_its_callback() -> None:
     from kinfolk.integrations.sentence_transformers import KinfolkLoss
 

@@ -234,7 +234,8 @@ class KinfolkLoss(nn.Module):
                 stacklevel=2,
             )
             self.in_trainer = False
-        return Logged(loss, self.metrics) if self.in_trainer else loss
+        metrics = self.metrics if self.in_trainer else {}
+        return Logged(loss, metrics) if metrics else loss  # the trainer fails on an empty one
 
     def _contrast(self, anchors: Tensor, positives: Tensor, given: dict[str, Any]) -> Tensor:
         if self.both_directions or isinstance(self.loss, SigLIPLoss):
