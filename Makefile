@@ -55,7 +55,7 @@ test: $(STAMP)
 	@touch $@
 
 gpu-check: .venv-gpu/.installed
-	KINFOLK_GPU_CHECK=1 OMP_NUM_THREADS=1 .venv-gpu/bin/python -m pytest -n 2 --dist loadgroup tests/gpu
+	KINFOLK_GPU_CHECK=1 OMP_NUM_THREADS=1 .venv-gpu/bin/python -m pytest -n 2 --dist loadscope tests/gpu
 
 # Kills, flipped bits, hostile files, full disks, lost ranks: about ten minutes, never the same twice; the seed is printed.
 faults: $(STAMP)
