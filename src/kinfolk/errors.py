@@ -204,6 +204,18 @@ def warn_if_warmup_too_long(warmup_epochs: int, num_epochs: int, what: str) -> b
     return too_long
 
 
+def warn_if_most_are_flagged(alpha: float | None) -> None:
+    """Warns about an α that leaves few negatives. For constructors: the warning names the line that
+    calls them."""
+    if alpha is not None and alpha > 0.5:
+        warnings.warn(
+            f"`alpha` (={alpha:g}) flags most of the negatives; it is the share of negatives that"
+            " are false, about 1 / number of classes, so values are small, such as 0.01 to 0.1",
+            KinfolkWarning,
+            stacklevel=3,
+        )
+
+
 def warn_if_silent(method: str, reason: str | None) -> None:
     """Warns about a detector that cannot flag anything in this training, so that the method is the
     framework alone."""

@@ -28,6 +28,7 @@ def test_top_k_equals_the_sorted_row(seed: int, top_k: int, dtype: torch.dtype) 
         assert set(flags.nonzero().flatten().tolist()) == detection.fnc(row, top_k)
 
 
+@pytest.mark.filterwarnings("ignore:.*flags most of the negatives")
 @pytest.mark.parametrize(("alpha", "k"), [(0.01, 1), (0.2, 3), (0.26, 4), (0.99, 14)])
 def test_alpha_is_a_share_of_the_row_s_negatives_and_at_least_one(alpha: float, k: int) -> None:
     block = random_block(3, list(range(8)))  # 14 negatives

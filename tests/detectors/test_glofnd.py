@@ -34,6 +34,7 @@ def made(rule: str = "tracking", alpha: float = 0.2, **more: Any) -> GloFND:
     return GloFND(num_samples=12, alpha=alpha, rule=rule, lr=LR.get(rule), **more)  # type: ignore[arg-type]
 
 
+@pytest.mark.filterwarnings("ignore:.*flags most of the negatives")
 @pytest.mark.parametrize("rule", ["adam", "sgd"])
 @given(seed=st.integers(0, 30), alpha=st.sampled_from([0.05, 0.2, 0.6]))
 @settings(max_examples=15, deadline=None)
@@ -416,6 +417,7 @@ def test_the_order_of_candidates_changes_nothing(rule: str, dtype: torch.dtype) 
     assert one.thresholds.isfinite().all()
 
 
+@pytest.mark.filterwarnings("ignore:.*flags most of the negatives")
 @pytest.mark.parametrize("rule", RULES)
 @given(seed=st.integers(0, 1000), alpha=st.floats(0.001, 1), constant=st.booleans())
 @settings(max_examples=15, deadline=None)

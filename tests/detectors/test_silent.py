@@ -26,6 +26,7 @@ from kinfolk.detectors import (
     StartAt,
     Teacher,
 )
+from kinfolk.errors import KinfolkWarning
 from kinfolk.frameworks.registry import Context, build_detector, parse
 from kinfolk.objectives import NTXentLoss
 
@@ -139,3 +140,22 @@ def test_thresholds_that_only_learn_at_the_first_visit_need_two_epochs(
         loss_fn(z1[ids], z2[ids], ids)
     flagged = int(loss_fn.stats.flagged)
     assert (flagged == 0) is silent
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda alpha: FNC(alpha=alpha),
+        lambda alpha: GloFND(num_samples=8, alpha=alpha),
+        lambda alpha: GloFND(num_samples=8, alpha=torch.full((8,), alpha)),
+        lambda alpha: Guide(torch.eye(8), alpha=alpha),
+        lambda alpha: NTXentLoss(detector=FNC(alpha=alpha)),
+    ],
+)
+def test_an_alpha_that_flags_most_negatives_warns_once(make: Callable[[float], object]) -> None:
+    make(0.5)
+    with pytest.warns(KinfolkWarning) as warned:
+        make(0.75)
+    (only,) = warned
+    assert "`alpha` (=0.75) flags most of the negatives" in str(only.message)
+    assert only.filename == __file__

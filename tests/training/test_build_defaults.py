@@ -164,7 +164,7 @@ def test_an_alpha_that_flags_most_negatives_is_reported(
         progress=False,
     )
     text = f"`alpha` (={alpha:g}) flags most of the negatives"
-    assert (text in run.log.read_text(encoding="utf-8")) == warned
+    assert run.log.read_text(encoding="utf-8").count(text) == (1 if warned else 0)
 
 
 def test_captions_are_learnt_with_the_defaults(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from kinfolk.detectors.base import Detector, register
+from kinfolk.errors import warn_if_most_are_flagged
 from kinfolk.kinship import Kin, above
 from kinfolk.pairs import OUT, Block
 
@@ -53,6 +54,7 @@ class FNC(Detector):
             raise ValueError(f"`top_k` (={top_k}) must be at least 1")
         if min_similarity is not None and not -1 <= min_similarity <= 1:
             raise ValueError(f"`min_similarity` (={min_similarity}) must be in [-1, 1]")
+        warn_if_most_are_flagged(alpha)
         self.alpha, self.top_k, self.min_similarity = alpha, top_k, min_similarity
 
     @classmethod

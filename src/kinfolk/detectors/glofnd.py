@@ -14,6 +14,7 @@ from torch import Tensor
 from kinfolk.detectors import thresholds
 from kinfolk.detectors.base import Detector, register
 from kinfolk.detectors.thresholds import Init, Rule, ThresholdRule
+from kinfolk.errors import warn_if_most_are_flagged
 from kinfolk.kinship import Kin, above
 from kinfolk.pairs import Block
 from kinfolk.stores import PerSample
@@ -82,6 +83,7 @@ class GloFND(Detector):
         """The share of the negatives to flag; with one for each sample, their mean."""
         if not 0 <= self.alpha <= 1:
             raise ValueError(f"`alpha` (={self.alpha}) must be in [0, 1]")
+        warn_if_most_are_flagged(self.alpha)
         self.register_buffer("alphas", each, persistent=False)
         default_lr = 0.01 / max(self.alpha, 1e-6) if rule == "sgd" else 0.05
         self.rule = ThresholdRule(rule, default_lr if lr is None else lr, tuple(betas), init)

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from kinfolk.detectors.base import Detector, guide_similarities, register
 from kinfolk.detectors.positive_margin import level_below
-from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.errors import KinfolkError, UsageError, warn_if_most_are_flagged
 from kinfolk.files import check_safetensors, first_line
 from kinfolk.kinship import Kin
 from kinfolk.pairs import OUT, Block
@@ -110,6 +110,7 @@ class Guide(Detector):
             raise ValueError("`relative` (=True) needs `margin`")
         if positives is not None and features is None:
             raise ValueError("`positives` must be given with `features`, those of the anchors")
+        warn_if_most_are_flagged(alpha)
         self.alpha, self.margin, self.temperature, self.relative = (
             alpha,
             margin,

@@ -557,25 +557,10 @@ def build_framework(
     except ValueError as error:  # the constructors' own checks: argument, rule and value
         raise UsageError(f"{method} cannot be built: {error}") from error
     _check_guides(framework, data)
-    _warn_if_most_are_flagged(framework)
     framework.set_eval_labels(labels)
     for objective in framework.objectives:
         objective.compiles = config.trainer.compile is True
     return framework
-
-
-def _warn_if_most_are_flagged(framework: Framework) -> None:
-    """Warns about an α that leaves few negatives."""
-    detectors = [part for part in framework.modules() if isinstance(part, Detector)]
-    alphas = [getattr(part, "alpha", None) for part in detectors]
-    largest = max((alpha for alpha in alphas if isinstance(alpha, float)), default=0.0)
-    if largest > 0.5:
-        warnings.warn(
-            f"`alpha` (={largest:g}) flags most of the negatives; it is the share of negatives that"
-            " are false, about 1 / number of classes, so values are small, such as 0.01 to 0.1",
-            KinfolkWarning,
-            stacklevel=3,
-        )
 
 
 def _check_guides(framework: Framework, data: ImageData) -> None:

@@ -275,15 +275,16 @@ def logging_to(file: Path | None, console: Console | None) -> Iterator[None]:
 
 @contextmanager
 def collect_warnings() -> Iterator[list[str]]:
-    """Collects the warnings of this library in a list, to be logged once there is a log. Other
-    warnings are issued as usual."""
+    """Collects the warnings of this library in a list, each text once, to be logged once there is a
+    log. Other warnings are issued as usual."""
     collected: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", KinfolkWarning)
         yield collected
     for warning in caught:
         if issubclass(warning.category, KinfolkWarning):
-            collected.append(str(warning.message))
+            if str(warning.message) not in collected:  # a framework may have several detectors
+                collected.append(str(warning.message))
         else:
             warnings.warn_explicit(
                 warning.message, warning.category, warning.filename, warning.lineno
