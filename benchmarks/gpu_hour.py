@@ -227,6 +227,11 @@ def train(folder: Path, epochs: int, *more: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
 
+def count_epochs(metrics: Path) -> int:
+    """Complete lines; a kill may have cut off the last one."""
+    return metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
+
+
 def resume(folder: Path, epochs: int, settings: list[str]) -> bool:
     """Kills a training after its first epoch, resumes it, and compares with one never killed."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -239,7 +244,13 @@ def resume(folder: Path, epochs: int, settings: list[str]) -> bool:
         time.sleep(0.05)
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
-    code = process.wait()
+    code, done = process.wait(), count_epochs(metrics)
+    if code != -signal.SIGKILL or done >= epochs:
+        print(
+            f"**NOT KILLED IN TIME**: the training ended with {code} after {done} of {epochs}"
+            f" epochs, so nothing was resumed; give more `--epochs`, or see {killed}.log."
+        )
+        return False
     if train(killed, epochs, "--resume").wait():
         raise SystemExit(f"resuming failed; see {killed}.log")
     last = [

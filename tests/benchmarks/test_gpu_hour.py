@@ -82,3 +82,38 @@ def test_time_is_measured(
     page = capsys.readouterr().out
     assert "| NTXentLoss | 8 |" in page
     assert "nan" not in page
+
+
+class Ended:
+    """A training that writes its epochs at once and is already over, with this exit code."""
+
+    def __init__(self, folder: Path, epochs: int, code: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "metrics.jsonl").write_text('{"epoch": 1, "loss": 1.0}\n' * epochs)
+        self.code = code
+
+    def poll(self) -> int:
+        return self.code
+
+    wait = poll
+
+
+@pytest.mark.parametrize(
+    ("code", "done"), [(0, 2), (1, 0), (-9, 2)], ids=["complete", "failed", "killed too late"]
+)
+def test_a_training_that_was_not_killed_in_time_fails(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    done: int,
+) -> None:
+    def train(folder: Path, epochs: int, *more: str) -> Ended:
+        assert "--resume" not in more
+        return Ended(folder, epochs, 0) if folder.name == "whole" else Ended(folder, done, code)
+
+    monkeypatch.setattr(gpu_hour, "train", train)
+    assert not gpu_hour.resume(tmp_path, 2, [])
+    page = capsys.readouterr().out
+    assert "**NOT KILLED IN TIME**" in page
+    assert f"ended with {code} after {done} of 2 epochs" in page
