@@ -1,5 +1,5 @@
-"""Errors and warnings for users, and the safe display of text from outside, such as names of files
-and classes.
+"""Messages for users: errors, warnings, progress, and the safe display of text from outside, such
+as names of files and classes.
 
 The command line shows the message of a `KinfolkError` without a traceback. Text from outside may
 contain line breaks or escape sequences of a terminal, or look like a formula of a spreadsheet.
@@ -15,9 +15,10 @@ import io
 import re
 import signal
 import warnings
-from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar, TypeVar
 
+Value = TypeVar("Value")
 LONGEST = 160
 _FORMULA = "=+-@＝＋－＠"
 _ESCAPES = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.))", re.DOTALL)
@@ -236,3 +237,23 @@ def warn_about_dropped_settings(own: str, method: str, dropped: Sequence[str]) -
             KinfolkWarning,
             stacklevel=3,
         )
+
+
+def show_progress(
+    values: Iterable[Value], total: int, title: str, *, enabled: bool
+) -> Iterator[Value]:
+    """Yields `values` and shows on standard error how many of `total` have been yielded; the bar
+    disappears at the end."""
+    if not enabled:
+        yield from values
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield from values
+        return
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        yield from bar.track(values, total, description=title)

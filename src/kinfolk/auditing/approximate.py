@@ -20,7 +20,7 @@ from kinfolk.auditing import similarity_spread
 from kinfolk.auditing.alpha import FEWEST_ANCHORS
 from kinfolk.auditing.exact import Kin, all_ids, full_rows, num_kin, select
 from kinfolk.auditing.inputs import Features, Floats, Ints
-from kinfolk.data.prepare import show_progress
+from kinfolk.errors import show_progress
 
 ROWS = 1024
 RECALL = 0.95

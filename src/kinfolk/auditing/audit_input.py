@@ -32,11 +32,7 @@ from kinfolk.auditing.annotations import (
 from kinfolk.auditing.inputs import SUFFIXES
 from kinfolk.auditing.page import Thumbnails
 from kinfolk.auditing.verdict import UNKNOWN, Provenance
-from kinfolk.data.captions import captions_of
 from kinfolk.errors import KinfolkError, UsageError
-from kinfolk.models.build import PACKAGES
-from kinfolk.models.text import SENTENCE
-from kinfolk.training.guides import PATCHES, guide_features
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -112,15 +108,14 @@ def open_input(
             _require_encoder(path)
         if is_run and encoder is None:
             found = _from_run(path, progress)
-        elif encoder is not None and encoder.startswith(SENTENCE):
+        elif encoder is not None and encoder.startswith("st/"):
             found = _by_sentence_transformer(str(given), encoder, progress)
         elif is_file or (not path.exists() and str(given) != "digits" and not as_images):
             found = _from_file(
                 path, key, images, labels_from_folders, workers, Path(cache), progress
             )
         else:
-            named = PATCHES if encoder is None else encoder
-            found = _from_images(str(given), named, labels_from_folders, workers, progress)
+            found = _from_images(str(given), encoder, labels_from_folders, workers, progress)
         yield _annotated(found, labels, keys, texts, key)
 
 
@@ -166,6 +161,7 @@ def _num_rows(features: Any, key: str | None) -> int:
 def _from_run(path: Path, progress: bool) -> AuditInput:
     """The training samples of a run, embedded by its encoder. An image with several captions is one
     sample, with all of them as its text."""
+    from kinfolk.data.captions import captions_of
     from kinfolk.training.build import learns_from_text
     from kinfolk.training.load_run import open_run
     from kinfolk.training.run_folder import Run, open_data
@@ -244,10 +240,10 @@ def _by_sentence_transformer(data: str, encoder: str, progress: bool) -> AuditIn
 
 def _require_encoder(path: Path) -> None:
     """Refuses a table of texts without an encoder, which would be read as features."""
-    from kinfolk.data.table import read_columns
-    from kinfolk.data.text_pairs import text_columns
-
     if path.suffix.lower() in (".csv", ".tsv", ".parquet") and path.is_file():
+        from kinfolk.data.table import read_columns
+        from kinfolk.data.text_pairs import text_columns
+
         try:
             names = list(read_columns(path))
         except KinfolkError:
@@ -286,6 +282,8 @@ def rows_by_image(keys: Sequence[str]) -> list[list[int]]:
 def _knows_more(config: TrainConfig) -> bool:
     """Whether a training used labels or another model, so that its encoder knows more than the
     images alone show."""
+    from kinfolk.training.guides import PATCHES
+
     by_patches = config.detector.get("features") == PATCHES
     return not by_patches and any(
         f"+{detector}" in config.method for detector in ("oracle", "guide", "known")
@@ -414,9 +412,13 @@ def _beside(path: Path, key: str | None) -> tuple[list[str] | None, list[Any] | 
 
 
 def _from_images(
-    data: str, encoder: str, labels_from_folders: bool, workers: int | None, progress: bool
+    data: str, named: str | None, labels_from_folders: bool, workers: int | None, progress: bool
 ) -> AuditInput:
-    """Embeds images with a run, a pretrained network or patches."""
+    """Embeds images with a run, a pretrained network or patches (None)."""
+    from kinfolk.models.build import PACKAGES
+    from kinfolk.training.guides import PATCHES
+
+    encoder = PATCHES if named is None else named
     if encoder == PATCHES or ("/" in encoder and encoder.partition("/")[0] in PACKAGES):
         return _by_guide(data, encoder, labels_from_folders, workers, progress)
     from kinfolk.data.open_source import open_source
@@ -448,6 +450,7 @@ def _by_guide(
     """The features that `kinfolk train --guide` takes too."""
     from kinfolk.data.open_source import open_source
     from kinfolk.data.prepare import prepare
+    from kinfolk.training.guides import PATCHES, guide_features
 
     source = open_source(data, labels_from_folders=labels_from_folders)
     images = prepare(

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kinfolk.auditing.inputs import Features, Floats, Ints
-from kinfolk.data.prepare import show_progress
+from kinfolk.errors import show_progress
 
 if TYPE_CHECKING:
     from kinfolk.data.images import ImageData

@@ -23,7 +23,7 @@ import torch
 
 from kinfolk.auditing import similarity_spread
 from kinfolk.auditing.inputs import Features, Floats, Ints
-from kinfolk.data.prepare import show_progress
+from kinfolk.errors import show_progress
 
 COLUMNS = 1 << 14
 _BLOCK_ELEMENTS = 1 << 23

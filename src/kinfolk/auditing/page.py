@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 
 from kinfolk.auditing.inputs import Ints
 from kinfolk.auditing.verdict import UNKNOWN, Provenance, alpha_to_try, verdict
-from kinfolk.data.decode import RefusedError, decode
 from kinfolk.errors import KinfolkError
 from kinfolk.report import html
-from kinfolk.report.curves import Panel, figure, histogram, line
+from kinfolk.report.html import Panel, figure, histogram, line
 from kinfolk.seeding import generator
 
 if TYPE_CHECKING:
@@ -80,6 +79,8 @@ class Thumbnails:
         return squares
 
     def _original(self, sample: int, place: dict[str, int]) -> NDArray[np.uint8] | None:
+        from kinfolk.data.decode import RefusedError, decode
+
         samples = self.images.samples
         at = place.get(samples.keys[sample])
         if at is None or self.source is None:

@@ -37,8 +37,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kinfolk.cnce.estimator import bounds, draw, log_ratio, premise, scores, support
-from kinfolk.data.prepare import show_progress
-from kinfolk.errors import UsageError
+from kinfolk.errors import UsageError, show_progress
 from kinfolk.seeding import derive_seed, generator
 
 SIGMA_Z = ((1.0, -0.5), (-0.5, 1.0))

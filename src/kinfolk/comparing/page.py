@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from kinfolk.report import html
-from kinfolk.report.curves import CURVES, Curve, Panel, curve_figure, figure
+from kinfolk.report.curves import CURVES, Curve, curve_figure
+from kinfolk.report.html import Panel, figure
 
 if TYPE_CHECKING:
     from kinfolk.comparing.runs import One

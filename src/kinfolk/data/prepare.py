@@ -13,12 +13,12 @@ import hashlib
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ from kinfolk.data.sample_table import Samples
 from kinfolk.data.source import Source
 from kinfolk.data.text_pairs import read_pairs
 from kinfolk.data.workers import default_workers, read_files
-from kinfolk.errors import KinfolkError, UsageError, csv_text, shown, unescaped
+from kinfolk.errors import KinfolkError, UsageError, csv_text, show_progress, shown, unescaped
 from kinfolk.files import (
     append_line,
     first_line,
@@ -58,7 +58,6 @@ _FEW = 64
 _SMALL_BYTES = 64 << 20
 _NATIVE_SIDE = 64
 Refusals = list[tuple[str, str]]
-Value = TypeVar("Value")
 
 
 def prepare(
@@ -486,23 +485,3 @@ def add_to_quarantine(key: str, reason: str, path: str | Path) -> None:
         return
     # one write, so that rows of two ranks do not mix
     append_line(path, csv_text(("path", "reason"), [(key, reason)]).split("\n")[1])
-
-
-def show_progress(
-    values: Iterable[Value], total: int, title: str, *, enabled: bool
-) -> Iterator[Value]:
-    """Yields `values` and shows on standard error how many of `total` have been yielded; the bar
-    disappears at the end."""
-    if not enabled:
-        yield from values
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield from values
-        return
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        yield from bar.track(values, total, description=title)

@@ -32,9 +32,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kinfolk.data.prepare import show_progress
 from kinfolk.detectors.thresholds import batch_quantile
-from kinfolk.errors import KinfolkError
+from kinfolk.errors import KinfolkError, show_progress
 from kinfolk.kinship import Kin, above
 from kinfolk.pairs import OUT, Block
 from kinfolk.stats import Stats, count

@@ -36,9 +36,8 @@ import torch.nn.functional as functional
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from kinfolk.data.prepare import show_progress
 from kinfolk.embedding import Images, Preparation, embed
-from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.errors import KinfolkError, UsageError, show_progress
 from kinfolk.evaluation.detection import spread
 from kinfolk.evaluation.gradient_probe import gradient_probe
 from kinfolk.evaluation.probes import labelled, linear_probe

@@ -32,8 +32,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from kinfolk.data.prepare import show_progress
-from kinfolk.errors import KinfolkError
+from kinfolk.errors import KinfolkError, show_progress
 from kinfolk.evaluation.probes import labelled, top5
 from kinfolk.lars import LARS
 from kinfolk.seeding import generator

@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kinfolk.data.prepare import show_progress
 from kinfolk.embedding import held_out_part
-from kinfolk.errors import KinfolkError
+from kinfolk.errors import KinfolkError, show_progress
 
 Array = Tensor | np.ndarray
 _BLOCK_ELEMENTS = {"cpu": 1 << 23, "default": 1 << 28}

@@ -25,10 +25,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kinfolk.data.prepare import show_progress
 from kinfolk.data.table import read_columns
 from kinfolk.embedding import held_out_part
-from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.errors import KinfolkError, UsageError, show_progress
 from kinfolk.evaluation.probes import Metric, classifier, labelled
 from kinfolk.seeding import generator
 

@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import Any
 
 from kinfolk.errors import counted
-from kinfolk.report.curves import Panel, figure, line
+from kinfolk.report.html import Panel, figure, line
 from kinfolk.report.run_summary import Record
 from kinfolk.training.documents import first_warnings
 

@@ -1,7 +1,10 @@
-"""Composes an HTML page as one file that needs no network and no other file.
+"""Composes an HTML page as one file that needs no network and no other file, with its figures.
 
 All text of the data is escaped by the template, scripts read JSON without angle brackets, and the
 page's content security policy allows no other script and no request.
+
+A figure is a plain dictionary for plotly.js. Colours are names of the page's palette (`accent`,
+`second`, `third`), which the page replaces by the values of the light or the dark theme.
 """
 
 from __future__ import annotations
@@ -10,10 +13,13 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from kinfolk.errors import without_controls
 from kinfolk.files import write_text
@@ -118,3 +124,100 @@ def policy(*scripts: str) -> str:
 
 def _file(package: str, name: str) -> str:
     return resources.files(package).joinpath(name).read_text(encoding="utf-8")
+
+
+BINS = 60
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A figure with its heading and a description of its content for screen readers."""
+
+    id: str
+    title: str
+    note: str
+    description: str
+    figure: dict[str, Any]
+
+
+def line(
+    name: str, x: Any, y: Any, colour: str, dash: str = "solid", **more: Any
+) -> dict[str, Any]:
+    """A curve; values that are not finite become gaps."""
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "x": [round(float(value), 5) for value in x],
+        "y": [round(float(value), 6) if np.isfinite(value) else None for value in y],
+        "line": {"color": colour, "width": 2, "dash": dash},
+        "marker": {"color": colour},
+        **more,
+    }
+
+
+def histogram(name: str, values: Any, colour: str) -> dict[str, Any]:
+    """Bars over the whole range of the values; of counts, as many of them in each bar."""
+    values = np.asarray(values)
+    bins: Any = BINS
+    if values.dtype.kind in "iu":
+        low, high = int(values.min()), int(values.max())
+        step = -(-(high - low + 1) // BINS)
+        bins = np.arange(low, high + step + 1, step) - 0.5
+    counts, edges = np.histogram(values, bins=bins)
+    x = [round(float(x), 4) for x in (edges[:-1] + edges[1:]) / 2]
+    return {
+        "type": "bar",
+        "name": name,
+        "x": x,
+        "y": counts.tolist(),
+        "line": {"color": colour},
+        "marker": {"color": colour},
+    }
+
+
+def outlines(groups: Sequence[tuple[str, Any, str, str]]) -> list[dict[str, Any]]:
+    """Histograms of several groups, given as (name, values, colour, dash), as lines over the same
+    bins; each is normalised to its group."""
+    arrays = [(name, np.asarray(values), colour, dash) for name, values, colour, dash in groups]
+    finite = [
+        (name, array[np.isfinite(array)], colour, dash) for name, array, colour, dash in arrays
+    ]
+    finite = [group for group in finite if len(group[1])]
+    if not finite:
+        return []
+    low, high = (
+        min(float(each[1].min()) for each in finite),
+        max(float(each[1].max()) for each in finite),
+    )
+    edges = np.linspace(low - 1e-3, high + 1e-3, BINS + 1)
+    centre = (edges[:-1] + edges[1:]) / 2
+    traces = []
+    for name, values, colour, dash in finite:
+        share = np.histogram(values, bins=edges)[0] / len(values)
+        traces.append(
+            line(
+                name,
+                centre,
+                share,
+                colour,
+                dash,
+                line={"color": colour, "width": 2, "dash": dash, "shape": "hvh"},
+            )
+        )
+    return traces
+
+
+def figure(traces: list[dict[str, Any]], axis: str, *, share: bool = False) -> dict[str, Any]:
+    """The figure of a panel. With `share` the y axis is in percent."""
+    layout: dict[str, Any] = {
+        "height": 220,
+        "margin": {"l": 52, "r": 12, "t": 8, "b": 34},
+        "hovermode": "x unified",
+        "bargap": 0.05,
+        "showlegend": len(traces) > 1,
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        "xaxis": {"title": {"text": axis, "standoff": 4}, "showgrid": False, "nticks": 6},
+        "yaxis": {"nticks": 5, "rangemode": "tozero", **({"tickformat": ".2~%"} if share else {})},
+    }
+    return {"data": traces, "layout": layout}

@@ -11,10 +11,10 @@ import numpy as np
 
 from kinfolk.data.sample_table import Samples, key_difference, samples_digest
 from kinfolk.report import format, html
-from kinfolk.report.curves import Panel, bounds_of, curve_panels, level_panels
+from kinfolk.report.curves import bounds_of, curve_panels, level_panels
 from kinfolk.report.format import facts_of, fraction_panels, normaliser_of, papers_of
 from kinfolk.report.gallery import Gallery, compare, draw_retrieval, find_kin
-from kinfolk.report.html import write_page
+from kinfolk.report.html import Panel, write_page
 from kinfolk.report.maps import (
     NUM_VIEWS,
     EmbeddingMap,
