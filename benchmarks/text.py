@@ -133,7 +133,7 @@ def make_detector(
     return {"fnc": kf.FNC, "positive_margin": kf.PositiveMargin}[name](**settings)  # type: ignore[no-any-return]
 
 
-def encode_by_length(model: Any, parts: int = 8) -> Any:
+def encode_by_length(model: Any, parts: int = 5) -> Any:
     """The model, which encodes the texts of a batch in `parts` of similar length: the same
     embeddings up to rounding, with less padding. All rows of the contest train with it."""
     plain = model.forward
