@@ -60,7 +60,9 @@ def keep_per_intent(train: Split, number: int | None, seed: int = 0) -> Split:
         return train
     texts, labels = train
     order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(seed))
-    kept = torch.cat([order[labels[order] == label][:number] for label in labels.unique()])
+    kept = torch.cat(
+        [order[labels[order] == label][:number] for label in range(int(labels.max()) + 1)]
+    )
     kept = kept.sort().values
     return [texts[row] for row in kept.tolist()], labels[kept]
 
