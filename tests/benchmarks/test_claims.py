@@ -60,6 +60,33 @@ def test_verdicts_follow_from_the_seeds() -> None:
     assert verdict({}, {**CLAIM, "verdict": "cannot be asked"})[1] == "cannot be asked"
 
 
+def test_data_sets_that_disagree_are_named() -> None:
+    claim = {**CLAIM, "evidence": [{**CLAIM["evidence"][0], "datasets": ["gtsrb", "cifar10"]}]}
+    above, below = rows(2.0, 2.5, 2.2), rows(-2.0, -2.5, -2.2)
+    said = verdict({"long": {"gtsrb": below, "cifar10": above}}, claim)[1]
+    assert said == "reproduced: CIFAR-10; not seen: GTSRB"
+    assert verdict({"long": {"gtsrb": above, "cifar10": above}}, claim)[1] == "reproduced"
+    assert verdict({"long": {"cifar10": above}}, claim)[1] == "reproduced"
+
+
+def test_a_criterion_that_orders_methods_as_accuracy_does_correlates_with_it() -> None:
+    def runs(knn: float, views: float) -> dict[int, Any]:
+        return {0: {"figures": {"knn": knn, "views": views, "nearest": -views}}}
+
+    datasets = {
+        "gtsrb": {
+            "simclr": runs(50, 70),
+            "simclr+a": runs(51, 71),
+            "simclr+b": runs(52, 73),
+            "simclr+c": runs(49, 60),
+            "simclr+c:attract": runs(60, 10),
+        }
+    }
+    views, nearest = figures.criteria_table(datasets).splitlines()[2:]
+    assert "| +1.00 | −0.20 | `simclr+b` | +2.0 | +2.0 |" in views
+    assert "| −1.00 | +0.20 | `simclr+c` | −1.0 | +2.0 |" in nearest
+
+
 def test_a_claim_about_a_curve_compares_its_ends() -> None:
     claim = {**CLAIM, "evidence": [{**CLAIM["evidence"][0], "curve": "precision"}]}
     measured, said = verdict({"long": {"gtsrb": rows(5.0, 6.0, 7.0)}}, claim)
@@ -83,10 +110,15 @@ def test_every_claim_names_methods_of_its_study() -> None:
     claims = yaml.safe_load((BENCHMARKS / "claims.yaml").read_text(encoding="utf-8"))
     assert {claim["paper"] for claim in claims} == {"IFND", "GloFND", "Ring", "SPCL", "RCL"}
     adapters = load("good_encoder").METHODS
-    for one in (one for claim in claims for one in claim["evidence"]):
+    for one in (one for claim in claims for one in figures.comparisons(claim)):
         for method in (one["method"], one.get("base", one["method"])):
             if one["study"] == "good_encoder":
                 assert method.removeprefix("simclr+") in adapters
+                assert one["dataset"] in load("good_encoder").DATASETS
+            elif one["study"] == "text":
+                study = yaml.safe_load((BENCHMARKS / "text.yaml").read_text(encoding="utf-8"))
+                assert one["dataset"] in study["data"]
+                assert method in ("simclr", *(f"simclr+{name}" for name in study["methods"]))
             else:
                 path = BENCHMARKS / "studies" / f"{one['study']}.yaml"
                 study = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -13,6 +13,7 @@ import torch
 from tests.benchmarks.loading import load
 
 study = load("good_encoder")
+ALL_BUT_GROUPS = ("train", "views", "test", "train_y", "test_y")
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", study.METHODS)
 def test_every_method_trains(name: str, small: Path) -> None:
-    data, _ = study.read(small, "gtsrb")
+    data = study.read(small, "gtsrb")
     method = study.METHODS[study.METHODS[name].as_chosen or name]
     setting = {
         key: min(value, 10) if key == "num_clusters" else value
@@ -50,16 +51,16 @@ def test_every_method_trains(name: str, small: Path) -> None:
 
 
 def test_the_adapter_starts_as_the_identity(small: Path) -> None:
-    data, _ = study.read(small, "gtsrb")
+    data = study.read(small, "gtsrb")
     assert torch.equal(study.Adapter()(data.train), data.train)
 
 
 def test_whole_groups_are_held_out(small: Path) -> None:
-    data, groups = study.read(small, "gtsrb")
-    held = study.hold_out(data, groups)
+    data = study.read(small, "gtsrb")
+    held = study.hold_out(data)
     assert len(held.train) + len(held.test) == 150
     assert held.views.shape == (3, len(held.train), 16)
-    assert len(held.test) == int((groups % 5 == 0).sum()) > 0
+    assert len(held.test) == int((data.groups % 5 == 0).sum()) > 0
 
 
 def test_a_study_chooses_first_and_does_nothing_twice(
@@ -81,3 +82,12 @@ def test_a_study_chooses_first_and_does_nothing_twice(
     monkeypatch.setattr(study, "train", None)
     study.run(small, results)
     assert json.loads(results.read_text()) == records
+
+
+def test_criteria_without_labels_are_recorded(small: Path) -> None:
+    data = study.read(small, "gtsrb")
+    figures = study.evaluate(None, data)
+    assert 0 < figures["views"] <= 100
+    assert 0 < figures["tracks"] <= 100
+    alone = study.Data(*(getattr(data, name) for name in ALL_BUT_GROUPS), torch.arange(150))
+    assert "tracks" not in study.evaluate(None, alone)
