@@ -49,6 +49,7 @@ REGIMES = {
     "good_encoder": "from a good encoder",
     "gain": "from scratch, 6 to 16 epochs",
     "ifnd-figure1": "from scratch, 30 epochs",
+    "spcl-batches": "from scratch, 50 epochs",
     "text": "fine-tuned",
 }
 """What the trainings of each file of results are."""
@@ -56,6 +57,7 @@ PREFIXES = {"gain": "", "long": "long ", "good_encoder": "good "}
 """Of the names of their tables on the page."""
 NAMES = {
     "gtsrb": "GTSRB",
+    "gtsrb1024": "GTSRB",
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
     "tinyimagenet15": "Tiny-ImageNet-15",
@@ -395,10 +397,18 @@ def by_precision(results: Mapping[str, Mapping[str, Rows]]) -> dict[str, Any]:
     of their flags in the last epoch; and of the oracle, whose precision is 1. One colour for each
     regime, one symbol for each data set; rows with one seed are hollow."""
     colours = dict(
-        zip(REGIMES, ("#1a7f37", "#0969da", "#bc4c00", "#8250df", "#cf222e"), strict=True)
+        zip(
+            REGIMES,
+            ("#1a7f37", "#0969da", "#bc4c00", "#8250df", "#9a6700", "#cf222e"),
+            strict=True,
+        )
     )
     symbols = dict(
-        zip(NAMES, ("circle", "diamond", "square", "triangle-up", "star", "x"), strict=True)
+        zip(
+            NAMES,
+            ("circle", "circle-dot", "diamond", "square", "triangle-up", "star", "x"),
+            strict=True,
+        )
     )
     traces = []
     for study, datasets in results.items():
