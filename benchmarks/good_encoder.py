@@ -291,7 +291,7 @@ def nearest_precision(x: Tensor, y: Tensor) -> float:
 
 def evaluate(adapter: Adapter | None, data: Data, probes: bool = True) -> dict[str, float]:
     """kNN, linear probes, and the precision of the nearest training images, in percent."""
-    from kinfolk.evaluation.finetune import label_subset
+    from kinfolk.evaluation.gradient_training import label_subset
     from kinfolk.evaluation.probes import knn_accuracy, linear_probe
 
     with torch.no_grad():
