@@ -309,7 +309,7 @@ def evaluate(adapter: Adapter | None, data: Data, probes: bool = True) -> dict[s
     """kNN, linear probes, and the precision of the nearest training images; and the criteria of
     `kinfolk advise --try` that need no labels: `views` and `tracks`, of one view in training. All
     in percent."""
-    from kinfolk.evaluation.finetune import label_subset
+    from kinfolk.evaluation.gradient_training import label_subset
     from kinfolk.evaluation.probes import knn_accuracy, linear_probe
     from kinfolk.trial import COMPARED, group_precision, view_agreement
 

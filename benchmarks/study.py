@@ -177,7 +177,7 @@ def probed(folder: Path, data: Path, strengths: dict[float, float], draws: int =
     """kNN and linear probes of a run, written where `kinfolk eval` writes. `strengths`: percent of
     the labels → ℓ2 penalty."""
     from kinfolk.embedding import divide, take_parts
-    from kinfolk.evaluation.finetune import label_subset
+    from kinfolk.evaluation.gradient_training import label_subset
     from kinfolk.evaluation.probes import linear_probe
     from kinfolk.evaluation.protocols import run_knn, write_result
     from kinfolk.training.load_run import open_run

@@ -67,7 +67,7 @@ def test_the_oracle_and_several_levels() -> None:
     ] == [1.0] * 6
     halved = detection_quality(z, LABELS, 0.1, lambda block: (oracle.find(block), Kin())).rule
     assert halved is not None
-    assert halved.mtpr == 1, "of the first level, as in the metrics log"
+    assert halved.rates.mtpr == 1, "of the first level, as in the metrics log"
     assert halved.stats.recall == 0.5
     assert 0.5 < halved.stats.anchor_recall < 1, "of both; a sample alone in its class counts 1"
 
@@ -77,7 +77,7 @@ def test_pseudo_labels_have_the_rates_of_their_counts() -> None:
     detector = Oracle(pseudo).eval()
     found = detection_quality(embedded(), LABELS, 0.1, detector.find).rule
     assert found is not None
-    assert (found.mtpr, found.mtnr) == pytest.approx(mtpr_mtnr(pseudo, LABELS))
+    assert (found.rates.mtpr, found.rates.mtnr) == pytest.approx(mtpr_mtnr(pseudo, LABELS))
 
 
 def test_blocks_and_chosen_anchors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,11 +100,11 @@ def test_odd_label_sets() -> None:
     z = embedded(5)
     one = detection_quality(z, torch.zeros(5, dtype=torch.int64), 0.3).exact
     assert one.stats.precision == 1
-    assert math.isnan(one.mtnr)
+    assert math.isnan(one.rates.mtnr)
     apart = detection_quality(z, torch.arange(5), 0.3).exact
     assert apart.stats.precision == 0
     assert math.isnan(apart.stats.recall)
-    assert math.isnan(apart.mtpr)
+    assert math.isnan(apart.rates.mtpr)
     unknown = detection_quality(z, torch.full((5,), -1), 0.3).exact
     assert unknown.stats.share > 0
     assert math.isnan(unknown.stats.precision)

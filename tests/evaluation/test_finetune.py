@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kinfolk.data.augmentation.views import Views
 from kinfolk.errors import KinfolkError
-from kinfolk.evaluation.finetune import finetune, tuning
+from kinfolk.evaluation.gradient_training import finetune, tuning
 from kinfolk.models import build_encoder
 from tests.data.images import PixelData
 
@@ -71,7 +71,7 @@ def test_few_samples_are_met_more_often(
     encoder: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the function has its name
-    monkeypatch.setattr(sys.modules["kinfolk.evaluation.finetune"], "FEWEST_STEPS", 25)
+    monkeypatch.setattr(sys.modules["kinfolk.evaluation.gradient_training"], "FEWEST_STEPS", 25)
     data = Images(20)
     found = finetune(encoder, data, VIEWS, data.part(2), data.part(2, 20))
     assert (found.epochs, found.steps) == (25, 25)
@@ -102,7 +102,7 @@ def test_settings_of_rcl(encoder: torch.nn.Module) -> None:
 
 
 def test_rates_fall_by_steps_or_by_a_cosine() -> None:
-    from kinfolk.evaluation.finetune import _factor
+    from kinfolk.evaluation.gradient_training import _factor
 
     assert [_factor("steps", epoch, 20) for epoch in (0, 11, 12, 16)] == pytest.approx(
         [1, 1, 0.2, 0.04]

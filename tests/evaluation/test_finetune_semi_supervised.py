@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kinfolk.errors import KinfolkError
-from kinfolk.evaluation.finetune import ListedSubset, label_subset, semi_supervised
+from kinfolk.evaluation.gradient_training import ListedSubset, label_subset, semi_supervised
 from kinfolk.evaluation.probes import linear_probe
 
 

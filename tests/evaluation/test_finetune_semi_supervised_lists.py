@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kinfolk.errors import KinfolkError, UsageError
-from kinfolk.evaluation.finetune import label_subset, read_subset
+from kinfolk.evaluation.gradient_training import label_subset, read_subset
 
 
 def counts(labels: np.ndarray, used: np.ndarray) -> list[int]:

@@ -12,8 +12,12 @@ import torch
 from kinfolk.cli.eval import PROBES as OFFERED
 from kinfolk.data.open_source import digits
 from kinfolk.errors import KinfolkError
-from kinfolk.evaluation.finetune import semi_supervised
-from kinfolk.evaluation.gradient_probe import PROBES, ProbeSettings, gradient_probe
+from kinfolk.evaluation.gradient_training import (
+    PROBES,
+    ProbeSettings,
+    gradient_probe,
+    semi_supervised,
+)
 from kinfolk.evaluation.probes import linear_probe
 
 Parts = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]

@@ -18,7 +18,7 @@ from kinfolk.data.images import ImageData
 from kinfolk.data.prepare import prepare
 from kinfolk.embedding import take_parts
 from kinfolk.errors import UsageError
-from kinfolk.evaluation.finetune import FinetuneResult
+from kinfolk.evaluation.gradient_training import FinetuneResult
 from kinfolk.evaluation.protocols import Augmented, run_finetune, run_kin
 from kinfolk.training.build import assemble, build_framework, build_views, fit_to_data
 from kinfolk.training.epoch_end import ClusterQuality
@@ -96,7 +96,7 @@ def test_fine_tuning_of_the_papers_on_drawn_and_listed_labels(
         received.append(settings)
         return FinetuneResult(0.5, math.nan, 1, 1, 0.0)
 
-    monkeypatch.setattr(sys.modules["kinfolk.evaluation.finetune"], "finetune", fake)
+    monkeypatch.setattr(sys.modules["kinfolk.evaluation.gradient_training"], "finetune", fake)
     data, source = three_classes()
     config = fit_to_data(
         assemble(None, None, {"method": "simclr"}, {"model.name": "resnet10", "model.width": 4}),
@@ -108,7 +108,7 @@ def test_fine_tuning_of_the_papers_on_drawn_and_listed_labels(
     arguments: Any = (torch.nn.Identity(), data, build_views(config), parts, 0)
     found = run_finetune(*arguments, fractions=(0.1, 0.01), lists=[chosen], settings="rcl")
     assert [
-        (each["usual_epochs"], each["weight_decay"], each["nesterov"], each["lr"])
+        (each["min_epochs"], each["weight_decay"], each["nesterov"], each["lr"])
         for each in received
     ] == [
         (30, 0.0, True, 0.8),

@@ -13,7 +13,7 @@ from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
 from kinfolk.data.text import every_caption, train_tokenizer
 from kinfolk.errors import UsageError
-from kinfolk.evaluation.retrieval import Towers, measured, run_retrieval, run_zero_shot
+from kinfolk.evaluation.retrieval import Towers, evaluated_ids, run_retrieval, run_zero_shot
 from kinfolk.models.towers import Pair
 from tests.data.images import noise, save
 
@@ -102,7 +102,7 @@ def test_all_samples_where_there_is_no_test_split(tmp_path: Path) -> None:
     data = data_of(tmp_path, splits=False)
     result = run_retrieval(towers_of(data), data)
     assert (result["images"], result["captions"], result["measured_on"]) == (4, 9, "all samples")
-    assert measured(data)[0].tolist() == list(range(9))
+    assert evaluated_ids(data)[0].tolist() == list(range(9))
 
 
 def test_zero_shot_by_names(tmp_path: Path) -> None:

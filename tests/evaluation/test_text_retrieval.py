@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from sklearn.metrics import average_precision_score, ndcg_score
 
 from kinfolk.errors import KinfolkError
-from kinfolk.evaluation import text_retrieval
-from kinfolk.evaluation.text_retrieval import rank, rank_correlation
+from kinfolk.evaluation import retrieval
+from kinfolk.evaluation.retrieval import rank, rank_correlation
 
 
 def drawn(number: int, seed: int) -> torch.Tensor:
@@ -22,7 +22,7 @@ def drawn(number: int, seed: int) -> torch.Tensor:
 def test_equals_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     queries, candidates = drawn(7, 0), drawn(12, 1)
     keys, others = torch.arange(7) % 4, torch.arange(12) % 4
-    monkeypatch.setattr(text_retrieval, "_ENTRIES", 30)  # several blocks
+    monkeypatch.setattr(retrieval, "_ENTRIES", 30)  # several blocks
     found = rank(queries, candidates, keys, others)
     sim, relevant = (queries @ candidates.T).numpy(), (keys[:, None] == others).numpy()
     average = np.mean([average_precision_score(*row) for row in zip(relevant, sim, strict=True)])
@@ -34,10 +34,10 @@ def test_equals_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_query_is_no_candidate_of_itself_and_needs_a_relevant_one() -> None:
     z, keys = drawn(5, 2), torch.tensor([0, 0, 1, 1, 2])
-    found = rank(z, z, keys, keys, itself=True)
+    found = rank(z, z, keys, keys, leave_one_out=True)
     assert found.queries == 4
     expected = rank(z[:1], z[1:], keys[:1], keys[1:])
-    assert rank(z, z, torch.tensor([0, 0, 7, 8, 9]), keys, itself=True).queries == 2
+    assert rank(z, z, torch.tensor([0, 0, 7, 8, 9]), keys, leave_one_out=True).queries == 2
     others = [
         rank(z[[i]], z[torch.arange(5) != i], keys[[i]], keys[torch.arange(5) != i])
         for i in range(4)

@@ -12,7 +12,7 @@ from sklearn.metrics import average_precision_score, balanced_accuracy_score
 from sklearn.preprocessing import StandardScaler
 
 from kinfolk.errors import KinfolkError
-from kinfolk.evaluation.transfer import STRENGTHS, metric_of, transfer
+from kinfolk.evaluation.probes import STRENGTHS, metric_of, transfer
 
 
 def blobs(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -110,7 +110,9 @@ def test_the_metric_goes_by_the_name() -> None:
 
 def test_odd_labels_and_wrong_use() -> None:
     (x, y), (xt, yt) = blobs(60, 1), blobs(60, 2)
-    with pytest.raises(KinfolkError, match="at least two classes; all 60 are of class 2"):
+    with pytest.raises(
+        KinfolkError, match="at least two classes; all 60 labelled training samples are of class 2"
+    ):
         transfer(x, np.full(60, 2), xt, yt)
     one_each = np.array([np.flatnonzero(y == label)[0] for label in range(3)])
     few = transfer(x[one_each], y[one_each], xt, yt)

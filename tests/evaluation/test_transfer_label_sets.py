@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kinfolk.errors import KinfolkError
-from kinfolk.evaluation.transfer import read_label_sets
+from kinfolk.evaluation.probes import read_label_sets
 
 
 def test_a_row_for_each_label(tmp_path: Path) -> None:

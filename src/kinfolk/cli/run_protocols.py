@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kinfolk.embedding import Parts, own_normalisation, require_labels, take_parts
-from kinfolk.evaluation import protocols, retrieval, text_retrieval
-from kinfolk.evaluation.finetune import FRACTIONS
+from kinfolk.evaluation import protocols, retrieval
+from kinfolk.evaluation.gradient_training import FRACTIONS
+from kinfolk.evaluation.probes import read_label_sets
 from kinfolk.evaluation.protocols import read_results
-from kinfolk.evaluation.transfer import read_label_sets
 from kinfolk.training.load_run import measure_kin
 
 if TYPE_CHECKING:
@@ -133,9 +133,9 @@ class ProtocolRunner:
             return measure_kin(self.opened, images, own.seed, alpha=own.alpha, progress=True)
         assert self.towers is not None, "opened before any image was read"
         if protocol == "sts":
-            return text_retrieval.run_sts(self.towers, images)
+            return retrieval.run_sts(self.towers, images)
         if protocol == "retrieval" and images.texts is not None:
-            return text_retrieval.run_pair_retrieval(self.towers, images, own.seed, progress=True)
+            return retrieval.run_pair_retrieval(self.towers, images, own.seed)
         if protocol == "retrieval":
             return retrieval.run_retrieval(self.towers, images, progress=True)
         return retrieval.run_zero_shot(

@@ -1,33 +1,45 @@
-"""Classifiers on frozen features: k nearest neighbours, the linear probe, and their metrics.
+"""Classifiers on frozen features: k nearest neighbours, logistic regression, and their metrics.
 
-The k most similar training samples vote for their class with the weight exp(s / temperature), where
-s is the cosine similarity (Wu et al., Unsupervised Feature Learning via Non-Parametric Instance
-Discrimination, 2018, section 3.4). The linear probe is a multinomial logistic regression on
-standardised features; its ℓ2 strength is chosen on held-out training labels.
+- k nearest neighbours: the k most similar training samples vote for their class with the weight
+  exp(s / temperature), where s is the cosine similarity (Wu et al., Unsupervised Feature Learning
+  via Non-Parametric Instance Discrimination, 2018, section 3.4).
+- Linear probe: logistic regression on standardised features.
+- Transfer: the same on another data set, with the metric of that data set (GloFND, appendix D.1;
+  Kornblith et al., Do Better ImageNet Models Transfer Better?, 2019).
 
-Dimension key: N training samples, M test samples, R rows of a block, F features, K neighbours or
-classes, C classes.
+The ℓ2 strength is chosen on held-out **training** labels; GloFND's code chooses it on the test set.
+
+Dimension key: N training samples, M test samples, R rows of a block, F features, K neighbours,
+classes or labels, C classes.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from kinfolk.data.table import read_columns
 from kinfolk.embedding import held_out_part
-from kinfolk.errors import KinfolkError, show_progress
+from kinfolk.errors import KinfolkError, UsageError, show_progress
+from kinfolk.seeding import generator
 
 Array = Tensor | np.ndarray
 _BLOCK_ELEMENTS = {"cpu": 1 << 23, "default": 1 << 28}
 """Similarities held at a time: 32 MB on the CPU, 1 GB on an accelerator."""
+
+
+# Nearest neighbours
 
 
 def knn_accuracy(
@@ -42,30 +54,22 @@ def knn_accuracy(
     """Share of test samples that are classified correctly by their k nearest training samples, in
     [0, 1].
 
-    Without a test part, each training sample is classified by all others (leave one out).
-    Unlabelled samples (label −1) are ignored. If there are fewer than `k` training samples, all of
-    them vote. A tie goes to the lower class.
+    Without a test part, each training sample is classified by all others (leave one out). If there
+    are fewer than `k` training samples, all of them vote. A tie goes to the lower class.
 
     Args:
         train_x, test_x: (N, F), (M, F). They are normalised to unit length.
-        train_y, test_y: (N,), (M,) classes; −1 means unlabelled.
-        k: number of neighbours.
-        temperature: temperature of the votes. With a small one, the nearest neighbour decides.
+        train_y, test_y: (N,), (M,) classes; samples with −1 (unlabelled) are left out.
         device: where to compute; None: where `train_x` is.
     """
     if (test_x is None) != (test_y is None):
         raise ValueError("`test_x` and `test_y` must be given together")
-    train_x, train_y = _labelled(train_x, train_y, "train")
-    if test_x is None or test_y is None:
-        return float(
-            (knn_predict(train_x, train_y, None, k, temperature, device) == train_y).double().mean()
-        )
-    test_x, test_y = _labelled(test_x, test_y, "test")
-    return float(
-        (knn_predict(train_x, train_y, test_x, k, temperature, device) == test_y.to(train_y.device))
-        .double()
-        .mean()
-    )
+    train_x, train_y = _labelled_tensors(train_x, train_y, "train")
+    expected = train_y
+    if test_x is not None and test_y is not None:
+        test_x, expected = _labelled_tensors(test_x, test_y, "test")
+    predicted = knn_predict(train_x, train_y, test_x, k, temperature, device)
+    return float((predicted == expected.to(predicted.device)).double().mean())
 
 
 @torch.no_grad()
@@ -77,57 +81,45 @@ def knn_predict(
     temperature: float = 0.1,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """(M,) predicted class of each row of `test_x`. Without `test_x`: (N,), each row of `train_x`
-    by all others. See `knn_accuracy`.
-
-    The result is on the device of `train_x`, wherever it is computed."""
+    """(M,) predicted class of each row of `test_x`, or without it (N,) of each row of `train_x` by
+    all others, on the device of `train_x`. See `knn_accuracy`."""
     if k < 1:
         raise ValueError(f"`k` (={k}) must be at least 1")
     if not temperature > 0:
         raise ValueError(f"`temperature` (={temperature}) must be above 0")
-    train_x, train_y = _labelled(train_x, train_y, "train")
+    train_x, train_y = _labelled_tensors(train_x, train_y, "train")
     leave_one_out = test_x is None
     if leave_one_out and len(train_x) < 2:
         raise KinfolkError("Nearest neighbours need at least two labelled samples, or a test part.")
-    home = train_x.device
-    train_NF = functional.normalize(
-        (train_x if device is None else train_x.to(device)).float(), dim=1
-    )
-    test_MF = (
-        train_NF
-        if test_x is None
-        else functional.normalize(_tensor(test_x).to(train_NF.device).float(), dim=1)
-    )
+    home, device = train_x.device, train_x.device if device is None else device
+    train_NF = functional.normalize(train_x.to(device).float(), dim=1)
+    test_MF = train_NF
+    if test_x is not None:
+        test_MF = functional.normalize(_tensor(test_x).to(device).float(), dim=1)
     if test_MF.shape[1] != train_NF.shape[1]:
         raise ValueError(
             f"`test_x` (={test_MF.shape[1]} features) must have as many as `train_x`"
             f" (={train_NF.shape[1]})"
         )
-    if not bool(train_NF.isfinite().all() and test_MF.isfinite().all()):
-        raise KinfolkError(
-            "The features contain values that are not finite, so nearest neighbours cannot be"
-            " computed."
-        )
-    classes_C, class_N = torch.unique(train_y.to(train_NF.device), return_inverse=True)
+    if not bool(test_MF.isfinite().all()):
+        raise KinfolkError("The features of the test part contain values that are not finite.")
+    classes_C, class_N = torch.unique(train_y.to(device), return_inverse=True)
     k = min(k, len(train_NF) - leave_one_out)
-    rows = max(
-        1, _BLOCK_ELEMENTS["cpu" if train_NF.device.type == "cpu" else "default"] // len(train_NF)
-    )
-    predicted = []
+    most = _BLOCK_ELEMENTS["cpu" if train_NF.device.type == "cpu" else "default"]
+    rows = max(1, most // len(train_NF))
+    predicted = [classes_C[:0]]
     for start in range(0, len(test_MF), rows):
         sim_RN = test_MF[start : start + rows] @ train_NF.T
         if leave_one_out:
-            own_R = torch.arange(len(sim_RN), device=sim_RN.device)
-            sim_RN[own_R, start + own_R] = -torch.inf
+            sim_RN.diagonal(start).fill_(-torch.inf)
         sim_RK, index_RK = sim_RN.topk(k)
         # Relative to the nearest neighbour, so that a small temperature does not overflow. The
         # factor is common to all votes of a row.
         votes_RK = ((sim_RK - sim_RK[:, :1]) / temperature).exp()
-        votes_RC = votes_RK.new_zeros(len(sim_RN), len(classes_C)).scatter_add_(
-            1, class_N[index_RK], votes_RK
-        )
+        votes_RC = votes_RK.new_zeros(len(sim_RN), len(classes_C))
+        votes_RC.scatter_add_(1, class_N[index_RK], votes_RK)
         predicted.append(classes_C[votes_RC.argmax(1)])
-    return torch.cat(predicted).to(home) if predicted else classes_C[:0].to(home)
+    return torch.cat(predicted).to(home)
 
 
 def _tensor(array: Array) -> Tensor:
@@ -137,10 +129,8 @@ def _tensor(array: Array) -> Tensor:
     return torch.as_tensor(array if array.flags.writeable else array.copy())
 
 
-def _labelled(
-    x: Array, y: Array, part: str, classifier: str = "nearest neighbours need labels"
-) -> tuple[Tensor, Tensor]:
-    """Features and labels of the labelled samples, checked. `part` is "train" or "test"."""
+def _labelled_tensors(x: Array, y: Array, part: str) -> tuple[Tensor, Tensor]:
+    """Checked features and labels of the labelled samples of the part "train" or "test"."""
     x, y = _tensor(x), _tensor(y)
     if x.ndim != 2 or y.shape != x.shape[:1]:
         raise ValueError(
@@ -150,13 +140,23 @@ def _labelled(
     y = y.to(x.device)
     known = y >= 0
     if not bool(known.any()):
-        raise KinfolkError(f"The {part} part has no labelled samples; {classifier}.")
+        raise KinfolkError(f"The {part} part has no labelled samples; a classifier needs labels.")
     if not bool(x.isfinite().all()):
         raise KinfolkError(f"The features of the {part} part contain values that are not finite.")
     return (x, y) if bool(known.all()) else (x[known], y[known])
 
 
+def labelled(x: Array, y: Array, part: str) -> tuple[np.ndarray, np.ndarray]:
+    """Checked features, as float32, and labels of the labelled samples. `part` is "train" or
+    "test"."""
+    features, labels = _labelled_tensors(x, y, part)
+    return features.detach().cpu().float().numpy(), labels.cpu().numpy()
+
+
+# Metrics
+
 TOP = 5
+Metric = Literal["top1", "mean-per-class", "map"]
 
 
 def top5(scores: np.ndarray, classes: np.ndarray, truth: np.ndarray) -> float:
@@ -181,11 +181,11 @@ def mean_per_class(predicted: np.ndarray, truth: np.ndarray) -> float:
         >>> mean_per_class(np.array([0, 0, 0, 0]), np.array([0, 0, 0, 1]))
         0.5
     """
+    from sklearn.metrics import recall_score
+
     if not len(truth):
-        return float("nan")
-    classes_K, class_M = np.unique(truth, return_inverse=True)
-    right_K = np.bincount(class_M, weights=predicted == truth, minlength=len(classes_K))
-    return float((right_K / np.bincount(class_M)).mean())
+        return math.nan
+    return float(recall_score(truth, predicted, labels=np.unique(truth), average="macro"))
 
 
 def average_precision(scores: np.ndarray, truth: np.ndarray, points: int | None = None) -> float:
@@ -202,7 +202,7 @@ def average_precision(scores: np.ndarray, truth: np.ndarray, points: int | None 
 
     known = truth >= 0
     if not (truth[known] == 1).any():
-        return float("nan")
+        return math.nan
     if points is None:
         return float(average_precision_score(truth[known], scores[known]))
     precision, recall, _ = precision_recall_curve(truth[known], scores[known])
@@ -216,92 +216,15 @@ def mean_average_precision(
     """Mean of `average_precision` over the classes that have a positive; (M, K), (M, K). NaN if no
     class has one."""
     found = [average_precision(scores[:, k], truth[:, k], points) for k in range(truth.shape[1])]
-    counted = [value for value in found if np.isfinite(value)]
-    return float(np.mean(counted)) if counted else float("nan")
+    finite = [value for value in found if math.isfinite(value)]
+    return float(np.mean(finite)) if finite else math.nan
 
 
-Metric = Literal["top1", "mean-per-class", "map"]
-NAN = float("nan")
+# Logistic regression
 
 
-class SingleLabelClassifier:
-    """Logistic regression for samples of one class each. With the metric "map", also one classifier
-    per class against the rest."""
-
-    def __init__(
-        self, x: np.ndarray, y: np.ndarray, rankers: MultiLabelClassifier | None, max_iter: int
-    ) -> None:
-        self.probe, self.classes, self.rankers = Probe(x, y, max_iter), np.unique(y), rankers
-
-    def fit(self, strength: float) -> bool:
-        """Fits all classifiers. Returns whether they converged."""
-        converged = self.probe.fit(strength / len(self.probe.y))
-        return (self.rankers is None or self.rankers.fit(strength)) and converged
-
-    def measure(self, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
-        """Metrics by name. Those that were not requested are NaN."""
-        predicted = self.probe.predict(x)
-        ranked = (
-            {"map": NAN, "map-11": NAN}
-            if self.rankers is None
-            else self.rankers.measure(x, one_hot(y, self.classes))
-        )
-        return {
-            **ranked,
-            "top1": float((predicted == y).mean()),
-            "mean-per-class": mean_per_class(predicted, y),
-        }
-
-
-class MultiLabelClassifier:
-    """One logistic regression for each label that some samples have and others do not."""
-
-    def __init__(self, x: np.ndarray, y: np.ndarray, max_iter: int) -> None:
-        self.labels = [
-            label for label in range(y.shape[1]) if {0, 1} <= set(np.unique(y[:, label]).tolist())
-        ]
-        self.probes = [
-            Probe(x[y[:, label] >= 0], y[y[:, label] >= 0, label], max_iter)
-            for label in self.labels
-        ]
-
-    def fit(self, strength: float) -> bool:
-        """Fits all classifiers. Returns whether they converged."""
-        converged = [probe.fit(strength / len(probe.y)) for probe in self.probes]
-        return all(converged)
-
-    def measure(self, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
-        """Metrics by name; `y` is (M, K), as in training."""
-        scores, truth = np.stack([probe.scores(x) for probe in self.probes], 1), y[:, self.labels]
-        found = {
-            name: mean_average_precision(scores, truth, points)
-            for name, points in (("map", None), ("map-11", 11))
-        }
-        return {"top1": NAN, "mean-per-class": NAN, **found}
-
-
-def one_hot(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """(M, K) 1 where a sample is of a class."""
-    return np.asarray(y[:, None] == classes, dtype=np.int64)
-
-
-def classifier(
-    x: np.ndarray, y: np.ndarray, metric: Metric, max_iter: int
-) -> SingleLabelClassifier | MultiLabelClassifier | None:
-    """A classifier for (N,) classes or (N, K) labels. None if there are fewer than two classes."""
-    if y.ndim == 2:
-        several = MultiLabelClassifier(x, y, max_iter)
-        return several if several.probes else None
-    if len(np.unique(y)) < 2:
-        return None
-    rankers = (
-        MultiLabelClassifier(x, one_hot(y, np.unique(y)), max_iter) if metric == "map" else None
-    )
-    return SingleLabelClassifier(x, y, rankers, max_iter)
-
-
-class Probe:
-    """Logistic regression on standardised features. Every fit starts from scratch, so a strength
+class Logistic:
+    """Logistic regression on standardised features. Every fit starts from scratch, so a penalty
     always gives the same result."""
 
     def __init__(self, x: np.ndarray, y: np.ndarray, max_iter: int) -> None:
@@ -310,15 +233,14 @@ class Probe:
         self.mean = x.mean(0, dtype=np.float64).astype(np.float32)
         deviation = x.std(0, dtype=np.float64).astype(np.float32)
         self.deviation = np.where(deviation > 0, deviation, np.float32(1))
-        self.x, self.y = self._standardised(x), y
+        self.x, self.y = self._standardise(x), y
         self.model: Any = LogisticRegression(solver="lbfgs", max_iter=max_iter)
 
-    def fit(self, strength: float) -> bool:
-        """Fits with the penalty `strength`. Returns whether the fit converged."""
+    def fit(self, penalty: float) -> bool:
+        """Minimises Σ cross-entropy + penalty / 2 · ‖w‖². Returns whether the fit converged."""
         from sklearn.exceptions import ConvergenceWarning
 
-        # scikit-learn weighs the sum of the losses against ‖w‖² / 2
-        self.model.set_params(C=1 / (strength * len(self.y)))
+        self.model.set_params(C=1 / penalty)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ConvergenceWarning)
             self.model.fit(self.x, self.y)
@@ -326,30 +248,123 @@ class Probe:
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """(M,) predicted class of each row."""
-        return np.asarray(self.model.predict(self._standardised(x)))
+        return np.asarray(self.model.predict(self._standardise(x)))
 
     def scores(self, x: np.ndarray) -> np.ndarray:
-        """(M, K) logits of the classes in order. With two classes: (M,) logits of the higher
-        class."""
-        return np.asarray(self.model.decision_function(self._standardised(x)))
+        """(M, K) logits of the classes in order, or with two classes (M,) of the higher one."""
+        return np.asarray(self.model.decision_function(self._standardise(x)))
 
-    def accuracy(self, x: np.ndarray, y: np.ndarray) -> float:
-        """Share of the rows that are classified correctly."""
-        return float((self.predict(x) == y).mean())
-
-    def top5(self, x: np.ndarray, y: np.ndarray) -> float:
-        """Share of the rows whose class has one of the five highest scores. NaN with five classes
-        or fewer."""
-        return top5(self.scores(x).reshape(len(x), -1), np.asarray(self.model.classes_), y)
-
-    def _standardised(self, x: np.ndarray) -> np.ndarray:
+    def _standardise(self, x: np.ndarray) -> np.ndarray:
         return np.asarray((x - self.mean) / self.deviation)
 
 
-STRENGTHS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
+class Classifiers:
+    """For (N,) classes a logistic regression and, with the metric "map", one of each class against
+    the rest; for (N, K) labels one of each label that some samples have and others do not."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, metric: Metric, max_iter: int) -> None:
+        self.classes = np.unique(y) if y.ndim == 1 else None
+        self.single = (
+            Logistic(x, y, max_iter) if self.classes is not None and len(self.classes) > 1 else None
+        )
+        sets = self._label_sets(y)
+        self.rankers = {
+            label: Logistic(x[sets[:, label] >= 0], sets[sets[:, label] >= 0, label], max_iter)
+            for label in range(sets.shape[1] if metric == "map" else 0)
+            if {0, 1} <= set(sets[:, label].tolist())
+        }
+
+    def __bool__(self) -> bool:
+        return self.single is not None or (self.classes is None and bool(self.rankers))
+
+    def fit(self, strength: float, of_mean: bool) -> bool:
+        """Fits all of them. `of_mean`: the penalty applies to the mean of the losses instead of
+        their sum. Returns whether they converged."""
+        models = [*([self.single] if self.single else []), *self.rankers.values()]
+        converged = [each.fit(strength * (len(each.y) if of_mean else 1)) for each in models]
+        return all(converged)
+
+    def measure(self, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
+        """Metrics by name. Those that do not apply are NaN."""
+        found = dict.fromkeys(("top1", "top5", "mean-per-class", "map", "map-11"), math.nan)
+        if self.single is not None and self.classes is not None:
+            predicted = self.single.predict(x)
+            scores = self.single.scores(x).reshape(len(x), -1)
+            found["top1"] = float((predicted == y).mean())
+            found["top5"] = top5(scores, self.classes, y)
+            found["mean-per-class"] = mean_per_class(predicted, y)
+        if self.rankers:
+            scores = np.stack([each.scores(x) for each in self.rankers.values()], 1)
+            truth = self._label_sets(y)[:, list(self.rankers)]
+            found["map"] = mean_average_precision(scores, truth)
+            found["map-11"] = mean_average_precision(scores, truth, 11)
+        return found
+
+    def _label_sets(self, y: np.ndarray) -> np.ndarray:
+        if self.classes is None:
+            return y
+        return np.asarray(y[:, None] == self.classes, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class _Search:
+    """A fitted classifier with the strength that was best on held-out labels."""
+
+    classifiers: Classifiers
+    strength: float
+    held_out: dict[float, float]
+    converged: bool
+
+
+def _search(
+    x: np.ndarray,
+    y: np.ndarray,
+    strengths: Sequence[float],
+    held_parts: Sequence[np.ndarray],
+    metric: Metric,
+    max_iter: int,
+    of_mean: bool,
+    progress: bool,
+) -> _Search:
+    """Fits with the strength that has the best mean metric on the held-out parts, the stronger one
+    in a tie, or with the middle one if nothing can be held out."""
+    ordered, found = sorted(strengths, reverse=True), dict[float, float]()
+    strength = ordered[len(ordered) // 2]
+    if len(ordered) > 1 and held_parts:
+        plan = [(held, candidate) for held in held_parts for candidate in ordered]
+        trial = None
+        for held, candidate in show_progress(plan, len(plan), "Strengths", enabled=progress):
+            if candidate == ordered[0]:
+                trial = Classifiers(x[~held], y[~held], metric, max_iter)
+            if not trial:
+                break
+            trial.fit(candidate, of_mean)
+            value = trial.measure(x[held], y[held])[metric]
+            found[candidate] = found.get(candidate, 0.0) + value / len(held_parts)
+        if found:  # rounded, so that equal counts of correct samples tie
+            strength = max(ordered, key=lambda each: np.nan_to_num(round(found[each], 9), nan=-1.0))
+    final = Classifiers(x, y, metric, max_iter)
+    if not final:
+        what = (
+            "labels that some samples have and others do not"
+            if y.ndim == 2
+            else f"at least two classes; all {len(y)} labelled training samples are of class {y[0]}"
+        )
+        raise KinfolkError(f"Logistic regression needs {what}.")
+    return _Search(final, strength, found, final.fit(strength, of_mean))
+
+
+def _check_search(strengths: Sequence[float], holdout: float) -> None:
+    if not strengths or not min(strengths) > 0:
+        raise ValueError(f"`strengths` (={tuple(strengths)}) must be one or more numbers above 0")
+    if not 0 < holdout < 1:
+        raise ValueError(f"`holdout` (={holdout}) must be in (0, 1)")
+
+
+LINEAR_STRENGTHS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 ENOUGH_HELD_OUT, MOST_REPEATS = 200, 5
-"""Number of held-out samples wanted for choosing a strength, and the highest number of hold-outs
-where one is smaller than that."""
+"""Held-out samples that are enough to choose a strength, and the highest number of hold-outs if one
+has fewer."""
 
 
 @dataclass(frozen=True)
@@ -379,7 +394,7 @@ def linear_probe(
     test_x: Array,
     test_y: Array,
     *,
-    strengths: Sequence[float] = STRENGTHS,
+    strengths: Sequence[float] = LINEAR_STRENGTHS,
     holdout: float = 0.1,
     seed: int = 0,
     max_iter: int = 1000,
@@ -389,63 +404,190 @@ def linear_probe(
 
         minimise over w    mean cross-entropy + strength / 2 · ‖w‖²
 
-    The strength with the best accuracy on a stratified, held-out part of the **training** labels is
-    chosen (the stronger one in a tie). The classifier is then fitted again on all training labels
-    and tested once. Features are standardised by the mean and deviation of the samples that are
-    fitted. Samples without a label (−1) are left out. With few samples, up to five parts are held
-    out in turn and their mean decides. A class with one training sample is never held out. If no
-    class has two, nothing can be held out and the middle strength is used.
+    The strength with the best accuracy on a stratified, held-out part of the training labels is
+    chosen. The classifier is then fitted again on all training labels and tested once. With few
+    samples, up to five parts are held out in turn. A class with one training sample is never held
+    out. If no class has two, nothing can be held out and the middle strength is used.
 
     Args:
         train_x, test_x: (N, F), (M, F).
-        train_y, test_y: classes; −1 means unlabelled. A test class without training samples counts
-            as wrong.
-        strengths: ℓ2 penalties to choose from. They apply to the *mean* loss, so they mean the same
-            for any number of samples.
+        train_y, test_y: classes; samples with −1 (unlabelled) are left out. A test class without
+            training samples counts as wrong.
+        strengths: ℓ2 penalties to choose from.
         holdout: share of each class that is held out, at least one sample.
         seed: seed of the held-out part.
         max_iter: L-BFGS iterations of a fit.
-        progress: whether to show a progress bar.
     """
-    if not strengths or not min(strengths) > 0:
-        raise ValueError(f"`strengths` (={tuple(strengths)}) must be one or more numbers above 0")
-    if not 0 < holdout < 1:
-        raise ValueError(f"`holdout` (={holdout}) must be in (0, 1)")
+    _check_search(strengths, holdout)
     x, y = labelled(train_x, train_y, "train")
     xt, yt = labelled(test_x, test_y, "test")
-    if len(np.unique(y)) < 2:
-        raise KinfolkError(
-            f"A linear probe needs at least two classes; all {len(y)} labelled training samples are"
-            f" of class {y[0]}."
-        )
-    ordered = sorted(strengths, reverse=True)
-    held_out: dict[float, float] = {}
-    strength = ordered[len(ordered) // 2]
     held = held_out_part(y, holdout, seed)
-    if len(ordered) > 1 and held.any() and len(np.unique(y[~held])) > 1:
-        repeats = min(MOST_REPEATS, math.ceil(ENOUGH_HELD_OUT / held.sum()))
-        right: dict[float, int] = {}
-        plan = [(repeat, candidate) for repeat in range(repeats) for candidate in ordered]
-        for repeat, candidate in show_progress(plan, len(plan), "Linear probe", enabled=progress):
-            if candidate == ordered[0]:
-                held = held_out_part(y, holdout, seed, repeat)
-                probe = Probe(x[~held], y[~held], max_iter)
-            probe.fit(candidate)
-            # integers, so that ties are exact
-            right[candidate] = right.get(candidate, 0) + int(
-                (probe.predict(x[held]) == y[held]).sum()
+    repeats = min(MOST_REPEATS, math.ceil(ENOUGH_HELD_OUT / held.sum())) if held.any() else 0
+    parts = [held_out_part(y, holdout, seed, repeat) for repeat in range(repeats)]
+    best = _search(x, y, strengths, parts, "top1", max_iter, of_mean=True, progress=progress)
+    found = best.classifiers.measure(xt, yt)
+    return LinearResult(found["top1"], best.strength, best.held_out, best.converged, found["top5"])
+
+
+STRENGTHS = tuple(10 ** (-6 + 11 * i / 9) for i in range(10))
+
+
+@dataclass(frozen=True)
+class TransferResult:
+    """Result of `transfer` on the test part. Shares are in [0, 1].
+
+    Args:
+        value: the requested metric.
+        metric: its name.
+        top1: share of samples classified correctly. NaN for samples with several labels.
+        mean_per_class: mean over the classes of the share of their samples classified correctly.
+            NaN for samples with several labels.
+        map, map_11: mean average precision over the classes, by area and by 11 points as in VOC
+            2007. NaN unless requested.
+        strength: the chosen ℓ2 penalty.
+        held_out: the metric on the held-out training labels for each strength, strongest first.
+        converged: whether the final fit reached its tolerance.
+    """
+
+    value: float
+    metric: Metric
+    top1: float
+    mean_per_class: float
+    map: float
+    map_11: float
+    strength: float
+    held_out: dict[float, float]
+    converged: bool
+
+
+def transfer(
+    train_x: Array,
+    train_y: Array,
+    test_x: Array,
+    test_y: Array,
+    metric: Metric = "top1",
+    *,
+    strengths: Sequence[float] = STRENGTHS,
+    holdout: float = 0.2,
+    seed: int = 0,
+    max_iter: int = 1000,
+    progress: bool = False,
+) -> TransferResult:
+    """Logistic regression on frozen features of another data set.
+
+        minimise over w    Σ cross-entropy + strength / 2 · ‖w‖²
+
+    The strength with the best `metric` on a held-out part of the training labels is chosen, one of
+    ten in 10⁻⁶ … 10⁵. The classifier is then fitted again on all training labels and tested once.
+
+    Args:
+        train_x, test_x, holdout, seed, max_iter: see `linear_probe`.
+        train_y, test_y: (N,), (M,) classes; or, for "map", (N, K), (M, K) labels from
+            `read_label_sets`, with one classifier per label. −1 means unlabelled.
+        metric: "top1", "mean-per-class" or "map".
+        strengths: ℓ2 penalties to choose from.
+    """
+    if metric not in get_args(Metric):
+        raise ValueError(f"`metric` (={metric!r}) must be one of {', '.join(get_args(Metric))}")
+    _check_search(strengths, holdout)
+    if train_y.ndim == 2 and metric != "map":
+        raise ValueError(f"`metric` (={metric!r}) must be map if samples have several labels")
+    x, y = _with_label_sets(train_x, train_y, "train")
+    xt, yt = _with_label_sets(test_x, test_y, "test")
+    if y.ndim == 1:
+        held = held_out_part(y, holdout, seed)
+    else:
+        order = torch.randperm(len(y), generator=generator(seed, "transfer-holdout")).numpy()
+        held = np.isin(np.arange(len(y)), order[: round(holdout * len(y))])
+    parts = [held] if held.any() else []
+    best = _search(x, y, strengths, parts, metric, max_iter, of_mean=False, progress=progress)
+    found = best.classifiers.measure(xt, yt)
+    top1, per_class, area, eleven = (
+        found[name] for name in ("top1", "mean-per-class", "map", "map-11")
+    )
+    chosen = best.strength, best.held_out, best.converged
+    return TransferResult(found[metric], metric, top1, per_class, area, eleven, *chosen)
+
+
+def _with_label_sets(x: Array, y: Array, part: str) -> tuple[np.ndarray, np.ndarray]:
+    if y.ndim == 1:
+        return labelled(x, y, part)
+    sets = np.asarray(y)
+    known = (sets >= 0).any(1)
+    return labelled(x, np.where(known, 0, -1), part)[0], sets[known]
+
+
+BY_NAME: tuple[tuple[str, Metric], ...] = (
+    ("voc", "map"),
+    ("pets?|caltech|flowers?|aircrafts?", "mean-per-class"),
+)
+BEFORE, AFTER = (
+    "oxford|iiit|vgg|fgvc|pascal|visual",
+    "devkit|detection|dataset|data|images?|pictures?|photos?|trainval|train|test|val",
+)
+"""Words that are joined to the names of data sets, as in `oxfordflowers` or `VOCdevkit`."""
+
+
+def metric_of(name: str) -> Metric:
+    """The metric that papers report for a data set, from its name: mAP for VOC, mean per class for
+    Pets, Caltech-101, Flowers and Aircraft, else top-1.
+
+    Case, digits and punctuation do not matter. A longer word that ends in a name (`carpets`) does
+    not match.
+
+    Example:
+        >>> metric_of("data/OxfordIIITPet"), metric_of("VOC2007.csv"), metric_of("carpets")
+        ('mean-per-class', 'map', 'top1')
+    """
+    last = re.split(r"[/\\]", name.rstrip("/\\"))[-1]
+    parts = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", last)  # OxfordFlowers102 → Oxford, Flowers
+    words = {word.lower() for word in (*re.findall(r"[A-Za-z]+", last), *parts)}
+    for names, metric in BY_NAME:
+        if any(re.fullmatch(rf"(?:{BEFORE})*(?:{names})(?:{AFTER})*", word) for word in words):
+            return metric
+    return "top1"
+
+
+def read_label_sets(path: str | Path, keys: Sequence[str]) -> tuple[NDArray[np.int64], list[str]]:
+    """Returns (N, K) entries, and the K labels in sorted order: 1 if the sample has the label, 0 if
+    not, −1 if the entry does not count.
+
+    The table (`.csv`, `.tsv` or `.parquet`) has the columns `image` (the sample's key: its path
+    within the data) and `label`, a row for each label of an image, and optionally `difficult`,
+    which is 1 if the label does not count for this image. A sample that is not in the table has −1
+    for all labels.
+    """
+    path = Path(path)
+    if not path.is_file() or path.suffix.lower() not in (".csv", ".tsv", ".parquet"):
+        raise UsageError(
+            f"`{path}` is not a table; --label-sets takes a .csv, .tsv or .parquet file with the"
+            " columns image and label"
+        )
+    columns = read_columns(path)
+    for name in ("image", "label"):
+        if name not in columns:
+            raise UsageError(
+                f"`{path}` has no column {name!r}; its columns are {', '.join(map(repr, columns))}"
             )
-        held_out = {
-            candidate: number / (repeats * int(held.sum())) for candidate, number in right.items()
-        }
-        strength = max(ordered, key=lambda candidate: right[candidate])
-    probe = Probe(x, y, max_iter)
-    converged = probe.fit(strength)
-    return LinearResult(probe.accuracy(xt, yt), strength, held_out, converged, probe.top5(xt, yt))
-
-
-def labelled(x: Array, y: Array, part: str) -> tuple[np.ndarray, np.ndarray]:
-    """Features as float32 and labels of the labelled samples, checked. `part` is "train" or
-    "test"."""
-    features, labels = _labelled(x, y, part, "a linear probe needs labels")
-    return features.detach().cpu().float().numpy(), labels.cpu().numpy()
+    labels = ["" if value is None else str(value).strip() for value in columns["label"]]
+    column_of = {name: column for column, name in enumerate(sorted(set(labels) - {""}))}
+    if not column_of:
+        raise KinfolkError(f"`{path}` contains no labels")
+    row_of = {key: row for row, key in enumerate(keys)}
+    sets = np.full((len(keys), len(column_of)), -1, dtype=np.int64)
+    sets[[row_of[image] for image in columns["image"] if image in row_of]] = 0
+    if (sets < 0).all():
+        raise UsageError(
+            f"`{path}` lists none of the images in the data; the data starts with {keys[0]!r}, the"
+            f" table with {columns['image'][0]!r}"
+        )
+    difficult = columns.get("difficult", [None] * len(labels))
+    for image, label, value in zip(columns["image"], labels, difficult, strict=True):
+        if image in row_of and label:
+            place = row_of[image], column_of[label]
+            hard = str(value).strip().lower() in {"1", "true", "yes"}
+            if not hard:
+                sets[place] = 1
+            elif sets[place] == 0:  # one clear instance is enough
+                sets[place] = -1
+    return sets, list(column_of)

@@ -1,15 +1,14 @@
-"""The protocols of `kinfolk eval` for image–text models: retrieval and zero-shot classification.
+"""The protocols of `kinfolk eval` for two towers: retrieval in both directions, zero-shot
+classification (Radford et al., ICML 2021, section 3.1), and the agreement of text similarities with
+scores by people (STS).
 
-Retrieval is recall@k in both directions, with several captions per image. In zero-shot
-classification (Radford et al., ICML 2021, section 3.1) a class is the mean text embedding of
-several sentences with its name, and an image is assigned to the nearest class.
-
-Dimension key: N samples, I images, M captions, K classes, S templates, D embedding, R rows of a
-block, C candidates.
+Dimension key: N samples, I images, M captions, K classes, S templates, D embedding, Q queries, C
+candidates, R rows of a block, L labelled anchors.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +24,12 @@ from kinfolk.data.text import TextData, Tokenizer
 from kinfolk.embedding import Preparation, embed, evaluating
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.models.towers import Pair
+from kinfolk.seeding import generator
 
 KS = (1, 5, 10)
+MOST_PAIRS = 20_000
+"""Text pairs that are evaluated; of more, this many are drawn."""
+DEPTH = 10
 _ENTRIES = 1 << 22
 
 
@@ -35,9 +38,8 @@ class Recalls:
     """Recall@k in both directions, in [0, 1].
 
     Args:
-        image_to_text: share of images that have one of their own captions among the k nearest
-            captions.
-        text_to_image: share of captions whose own image is among the k nearest images.
+        image_to_text: share of images that have one of their captions among the k nearest captions.
+        text_to_image: share of captions whose image is among the k nearest images.
     """
 
     image_to_text: dict[int, float]
@@ -53,18 +55,12 @@ class Recalls:
 def retrieval(
     images_ID: Tensor, texts_MD: Tensor, owners_M: Tensor, ks: Sequence[int] = KS
 ) -> Recalls:
-    """Recall@k of images and their captions by cosine similarity, in row blocks. No I × M matrix is
-    kept.
-
-    An image counts as found if any of its captions is found. Every caption is a query. Candidates
-    at the same similarity are ranked in random order (in expectation), so that equal embeddings
-    score chance level and not 1.
+    """Recall@k of images and their captions by cosine similarity. Every caption is a query.
 
     Args:
         images_ID: each image once, unit norm.
         texts_MD: all captions, unit norm.
-        owners_M: the row of each caption's image.
-        ks: values of k.
+        owners_M: the row of each caption's image; every image has a caption.
 
     Example:
         >>> found = retrieval(torch.eye(3), torch.eye(3)[[0, 0, 1, 2]], torch.tensor([0, 0, 1, 2]))
@@ -79,12 +75,7 @@ def retrieval(
     if not len(owners_M) or int(owners_M.min()) < 0 or int(owners_M.max()) >= len(images_ID):
         raise ValueError(f"`owners_M` must be row numbers of `images_ID` (={len(images_ID)} rows)")
     if len(torch.unique(owners_M)) < len(images_ID):
-        raise ValueError(
-            "`owners_M` must contain every image at least once; an image without a caption cannot"
-            " be retrieved"
-        )
-    if not (images_ID.isfinite().all() and texts_MD.isfinite().all()):
-        raise KinfolkError("the embeddings contain values that are not finite")
+        raise ValueError("`owners_M` must contain every image at least once")
     rows_I = torch.arange(len(images_ID), device=owners_M.device)
     return Recalls(
         _recall(images_ID, texts_MD, rows_I, owners_M, ks),
@@ -95,7 +86,10 @@ def retrieval(
 def _recall(
     queries: Tensor, candidates: Tensor, keys: Tensor, candidate_keys: Tensor, ks: Sequence[int]
 ) -> dict[int, float]:
-    """Share of queries that have a candidate with their own key among the k nearest."""
+    """Share of queries that have a candidate with their key among the k nearest. Candidates at the
+    same similarity are ranked in random order (in expectation), so that equal embeddings score
+    chance level and not 1."""
+    _require_finite(queries, candidates)
     hits = dict.fromkeys(ks, 0.0)
     size = max(1, _ENTRIES // len(candidates))
     for start in range(0, len(queries), size):
@@ -107,6 +101,11 @@ def _recall(
         for k in ks:
             hits[k] += float(((k - nearer_R).double() / (equal_R + 1)).clamp(0, 1).sum())
     return {k: hit / len(queries) for k, hit in hits.items()}
+
+
+def _require_finite(*embeddings: Tensor) -> None:
+    if not all(bool(each.isfinite().all()) for each in embeddings):
+        raise KinfolkError("the embeddings contain values that are not finite")
 
 
 TEMPLATES = (
@@ -125,13 +124,8 @@ def class_embeddings(
     classes: Sequence[str],
     templates: Sequence[str] = TEMPLATES,
 ) -> Tensor:
-    """(K, D) unit-norm mean embedding of the sentences of each class.
-
-    Args:
-        embed: texts → (number, D) unit-norm embeddings.
-        classes: K names.
-        templates: sentences with {} in place of the name.
-    """
+    """(K, D) unit-norm mean embedding of the sentences of each class: the templates with its name
+    in place of {}. `embed`: texts → (number, D) unit-norm embeddings."""
     if not classes:
         raise UsageError(
             "zero-shot classification needs the names of the classes; give labelled data whose"
@@ -166,13 +160,7 @@ def zero_shot(
             f"the data has the label {int(labels_N.max())}, but there are names for"
             f" {len(classes_KD)} classes"
         )
-    if not (images_ND.isfinite().all() and classes_KD.isfinite().all()):
-        raise KinfolkError("the embeddings contain values that are not finite")
-    sim_NK = images_ND @ classes_KD.T
-    own_N1 = sim_NK.gather(1, labels_N[:, None])
-    nearer_N = (sim_NK > own_N1).sum(1)
-    equal_N = (sim_NK == own_N1).sum(1)  # includes the own class; ties are ranked in random order
-    return {k: float(((k - nearer_N).double() / equal_N).clamp(0, 1).mean()) for k in ks}
+    return _recall(images_ND, classes_KD, labels_N, torch.arange(len(classes_KD)), ks)
 
 
 def read_lines(path: str | Path) -> list[str]:
@@ -194,17 +182,17 @@ def embedder(
 ) -> Callable[[list[str]], Tensor]:
     """A function from texts to embeddings on the CPU, made from a text tower and a tokenizer."""
 
-    @torch.no_grad()
     def embed(texts: list[str]) -> Tensor:
-        tokens = encode(texts)
-        return torch.cat(
-            [
-                model(tokens[start : start + batch_size]).float().cpu()
-                for start in range(0, len(tokens), batch_size)
-            ]
-        )
+        return _embed_tokens(model, encode(texts), batch_size)
 
     return embed
+
+
+@torch.no_grad()
+def _embed_tokens(
+    model: Callable[[Tensor], Tensor], tokens: Tensor, batch_size: int = 256
+) -> Tensor:
+    return torch.cat([model(part).float().cpu() for part in torch.split(tokens, batch_size)])
 
 
 @dataclass(frozen=True)
@@ -218,11 +206,13 @@ class Towers:
 
     def texts(self, texts: Sequence[str]) -> Tensor:
         """(M, D) unit-norm text embeddings on the CPU."""
+        return self.tokens(self.tokenizer.encode(texts))
+
+    def tokens(self, tokens: Tensor) -> Tensor:
+        """(M, D) unit-norm embeddings of texts (M, T) on the CPU."""
         self.pair.to(self.device)
         with evaluating(self.pair):
-            return embedder(
-                lambda tokens: self.pair.embed_text(tokens.to(self.device)), self.tokenizer.encode
-            )(list(texts))
+            return _embed_tokens(lambda part: self.pair.embed_text(part.to(self.device)), tokens)
 
     def images(self, data: ImageData, ids: Tensor, progress: bool) -> Tensor:
         """(I, D) unit-norm image embeddings on the CPU."""
@@ -234,19 +224,12 @@ class Towers:
 def run_retrieval(towers: Towers, data: ImageData, *, progress: bool = False) -> dict[str, Any]:
     """Recall@1, 5, 10 in both directions over the test split, or over all samples if there is none.
     An image that several samples share counts once, with the captions of all of them."""
-    ids, where = measured(data)
+    ids, where = evaluated_ids(data)
     text = TextData(data.samples, towers.tokenizer)
     rows_M = text.rows(ids)
     first_I, owners_M = data.distinct(text.owners[rows_M])
     images_ID = towers.images(data, text.owners[rows_M][first_I], progress)
-    towers.pair.to(towers.device)
-    with evaluating(towers.pair), torch.no_grad():
-        tokens_MT = text.tokens[rows_M]
-        parts = [
-            towers.pair.embed_text(part.to(towers.device)).float().cpu()
-            for part in tokens_MT.split(256)  # type: ignore[no-untyped-call]
-        ]
-    found = retrieval(images_ID, torch.cat(parts), owners_M)
+    found = retrieval(images_ID, towers.tokens(text.tokens[rows_M]), owners_M)
     return {
         "image_to_text": {f"R@{k}": value for k, value in found.image_to_text.items()},
         "text_to_image": {f"R@{k}": value for k, value in found.text_to_image.items()},
@@ -274,7 +257,7 @@ def run_zero_shot(
             "the data has no labels, which zero-shot accuracy needs; give labelled data, or"
             " --labels-from-folders if folders are classes"
         )
-    ids, where = measured(data)
+    ids, where = evaluated_ids(data)
     ids = ids[data.labels[ids] >= 0]
     if not len(ids):
         raise UsageError("none of the evaluated samples has a label")
@@ -290,7 +273,7 @@ def run_zero_shot(
     }
 
 
-def measured(data: ImageData) -> tuple[Tensor, str]:
+def evaluated_ids(data: ImageData) -> tuple[Tensor, str]:
     """Ids of the test split, or of all samples if there is none, and a name for the result."""
     splits = data.samples.splits
     chosen = next((split for split in TEST_SPLITS if split in splits), None)
@@ -300,3 +283,153 @@ def measured(data: ImageData) -> tuple[Tensor, str]:
         torch.tensor([row for row, split in enumerate(splits) if split == chosen]),
         f"{chosen} split",
     )
+
+
+# Text pairs
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """How well candidates are ranked, as means over queries, in [0, 1].
+
+    Args:
+        recall: share of queries with a relevant candidate among the first k.
+        map: mean average precision over all candidates.
+        ndcg: normalised discounted cumulative gain of the first 10.
+        queries: number of queries that have a relevant candidate.
+    """
+
+    recall: dict[int, float]
+    map: float
+    ndcg: float
+    queries: int
+
+
+def rank(
+    queries_QD: Tensor,
+    candidates_CD: Tensor,
+    keys_Q: Tensor,
+    candidate_keys_C: Tensor,
+    *,
+    leave_one_out: bool = False,
+) -> Ranking:
+    """Ranks all candidates of each query by cosine similarity, in row blocks. A candidate with the
+    query's key is relevant.
+
+    Candidates at the same similarity are ranked with the relevant ones last, so that equal
+    embeddings score as low as possible. Queries without a relevant candidate are left out.
+
+    Args:
+        queries_QD, candidates_CD: unit norm.
+        leave_one_out: candidate i is query i, and is left out for it.
+
+    Example:
+        >>> found = rank(torch.eye(3), torch.eye(3)[[0, 2, 1]], *torch.tensor([[0, 1, 2]] * 2))
+        >>> found.recall[1], round(found.map, 3)
+        (0.3333333333333333, 0.556)
+    """
+    _require_finite(queries_QD, candidates_CD)
+    discount_K = 1 / torch.arange(2, DEPTH + 2).double().log2()
+    sums, number = torch.zeros(len(KS) + 2, dtype=torch.float64), 0
+    size = max(1, _ENTRIES // len(candidates_CD))
+    for start in range(0, len(queries_QD), size):
+        sim_RC = queries_QD[start : start + size] @ candidates_CD.T
+        own_RC = keys_Q[start : start + size, None] == candidate_keys_C
+        if leave_one_out:
+            sim_RC.diagonal(start).fill_(-torch.inf)
+            own_RC.diagonal(start).fill_(False)
+        kept_R = own_RC.any(1)
+        sim_RC, own_RC = sim_RC[kept_R], own_RC[kept_R]
+        by_relevance_RC = own_RC.to(torch.uint8).argsort(stable=True, dim=1)
+        order_RC = sim_RC.gather(1, by_relevance_RC).argsort(stable=True, dim=1, descending=True)
+        hit_RC = own_RC.gather(1, by_relevance_RC.gather(1, order_RC)).double()
+        total_R = hit_RC.sum(1)
+        precision_RC = hit_RC.cumsum(1) / torch.arange(1, hit_RC.shape[1] + 1)
+        first = hit_RC[:, :DEPTH]
+        gain_R = (first * discount_K[: first.shape[1]]).sum(1)
+        best_R = discount_K.cumsum(0)[total_R.clamp(max=min(DEPTH, hit_RC.shape[1])).long() - 1]
+        recalls = [hit_RC[:, :k].amax(1).sum() for k in KS]
+        average_precision = ((hit_RC * precision_RC).sum(1) / total_R).sum()
+        sums += torch.stack([*recalls, average_precision, (gain_R / best_R).sum()])
+        number += len(hit_RC)
+    means = (sums / number).tolist() if number else [math.nan] * len(sums)
+    return Ranking(dict(zip(KS, means, strict=False)), means[-2], means[-1], number)
+
+
+def run_pair_retrieval(towers: Towers, data: ImageData, seed: int = 0) -> dict[str, Any]:
+    """Recall@1, 5 and 10, mAP and nDCG@10 in both directions over the test split, or over all
+    samples if there is none. Each distinct text is one candidate; relevant are the texts of the
+    query's pair and of known positives.
+
+    With labels also mAP and nDCG@10 of anchors that search other anchors of their label.
+    """
+    assert data.texts is not None
+    ids, where = evaluated_ids(data)
+    if len(ids) > MOST_PAIRS:
+        order = torch.randperm(len(ids), generator=generator(seed, "pair-retrieval"))
+        ids, where = (
+            ids[order[:MOST_PAIRS].sort().values],
+            f"{MOST_PAIRS:,} pairs of {where}, drawn",
+        )
+    groups_N, pairs = data.texts.groups[ids], data.texts.of(ids)
+    sides = []
+    for side in (0, 1):
+        first: dict[str, int] = {}
+        for row, texts in enumerate(pairs):
+            first.setdefault(texts[side], row)
+        rows = torch.tensor(list(first.values()))
+        sides.append((towers.texts(list(first)), groups_N[rows], rows))
+    (anchors, anchor_keys, anchor_rows), (positives, positive_keys, _) = sides
+    forward = rank(anchors, positives, anchor_keys, positive_keys)
+    backward = rank(positives, anchors, positive_keys, anchor_keys)
+    found: dict[str, Any] = {}
+    for name, ranking in (("anchor_to_positive", forward), ("positive_to_anchor", backward)):
+        recalls = {f"R@{k}": share for k, share in ranking.recall.items()}
+        found[name] = {**recalls, "mAP": ranking.map, "nDCG@10": ranking.ndcg}
+    if data.labels is not None:
+        labels_A = data.labels[ids][anchor_rows]
+        known_L = labels_A >= 0
+        if int(known_L.sum()) > 1:
+            z_LD, labels_L = anchors[known_L], labels_A[known_L]
+            ranking = rank(z_LD, z_LD, labels_L, labels_L, leave_one_out=True)
+            found |= {"label_map": ranking.map, "label_ndcg": ranking.ndcg}
+    return {
+        **found,
+        "mean": Recalls(forward.recall, backward.recall).mean,
+        "anchors": len(anchors),
+        "positives": len(positives),
+        "chance": 1 / len(positives),
+        "measured_on": where,
+    }
+
+
+def run_sts(towers: Towers, data: ImageData) -> dict[str, Any]:
+    """Spearman's correlation of the cosine similarity of anchor and positive with the column
+    `score`, over the test split, or over all samples if there is none."""
+    if data.texts is None or data.texts.scores is None:
+        raise UsageError(
+            "the data has no column `score`, with the similarity of the two texts by people; give"
+            " such a table with --data"
+        )
+    ids, where = evaluated_ids(data)
+    ids = ids[~data.texts.scores[ids].isnan()]
+    if len(ids) < 3:
+        raise UsageError(f"{len(ids)} pairs have a score; a correlation needs at least 3")
+    pairs = data.texts.of(ids)
+    one, other = (towers.texts([texts[side] for texts in pairs]) for side in (0, 1))
+    spearman = rank_correlation((one * other).sum(1), data.texts.scores[ids])
+    return {"spearman": spearman, "pairs": len(ids), "measured_on": where}
+
+
+def rank_correlation(x_N: Tensor, y_N: Tensor) -> float:
+    """Spearman's correlation. NaN if one side is constant.
+
+    Example:
+        >>> round(rank_correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 9.0, 5.0])), 3)
+        0.5
+    """
+    from scipy.stats import spearmanr
+
+    if bool((x_N == x_N[0]).all() or (y_N == y_N[0]).all()):
+        return math.nan
+    return float(spearmanr(x_N.numpy(), y_N.numpy()).statistic)

@@ -1,0 +1,578 @@
+"""Linear probes and fine-tuning by gradient descent with the settings of the papers, and subsets of
+the labels that they are trained on.
+
+Linear probes: one fully connected layer on frozen features, without weight decay.
+
+    glofnd   AdamW, rate 0.1, batch 1024, 90 epochs on all labels, 285 on a tenth, 900 on fewer
+             GloFND, appendix D.1
+    ifnd     SGD, rate 10, momentum 0.9, batch 256, 100 epochs, rate × 0.1 at 60 and 80
+             IFND, appendix C; MoCo v2
+    ring     SGD, rate 0.01, momentum 0.9, batch 256, 100 epochs, constant rate
+             Ring, section 5
+    rcl      LARS, rate 1, Nesterov momentum 0.9, batch 4,096, 90 epochs, cosine
+             RCL, section 5.2
+
+Fine-tuning: a copy of the encoder and a linear classifier are trained together, on images that are
+cropped and flipped like the training views, with unchanged colours.
+
+    ifnd     SGD, momentum 0.9, weight decay 5e-4, batch 256, 20 epochs; the encoder's rate is 0.01,
+             the classifier's 0.1 on a tenth of the labels and 1 on a hundredth; both × 0.2 after 60
+             and 80 % of the epochs (IFND, appendix C)
+    rcl      SGD, Nesterov momentum 0.9, batch 4,096, rate 0.05 · batch / 256 for both, 30 epochs on
+             a tenth of the labels and 60 on a hundredth (RCL, section 5.2; SimCLR, appendix B.5)
+
+Deviates from the papers in: features are standardised, and for the probes `glofnd` and `ifnd`
+scaled to a mean squared norm of 1, so that a learning rate means the same for any encoder; GloFND's
+early stopping on the test set is left out, and its rate decays to 0 with a cosine; RCL's probe
+takes at least 300 steps, and fine-tuning at least 200; the rate of RCL's fine-tuning is scaled by
+the actual batch size and decays to 0 with a cosine, which neither paper states. The papers draw new
+augmentations for the probes in every epoch; here several augmented versions are used in turn.
+
+Dimension key: N training samples, M test samples, B batch, F features, V versions, K classes.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as functional
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from kinfolk.embedding import Images, Preparation, embed
+from kinfolk.errors import KinfolkError, UsageError, show_progress
+from kinfolk.evaluation.detection import spread
+from kinfolk.evaluation.probes import Array, labelled, linear_probe, top5
+from kinfolk.lars import LARS
+from kinfolk.models.build import adapt
+from kinfolk.seeding import derive_seed, generator, kept_random_state
+
+# Linear probes
+
+
+@dataclass(frozen=True)
+class ProbeSettings:
+    """How a probe is trained.
+
+    `epochs` is the number of epochs on all labels. With `grows`, a share f of the labels is trained
+    for epochs / √f, at most ten times as many. The number is raised where it would give fewer than
+    `fewest_steps` steps.
+    """
+
+    optimizer: Literal["sgd", "adamw", "lars"]
+    lr: float
+    batch_size: int
+    epochs: int
+    schedule: Literal["cosine", "steps", "constant"]
+    grows: bool = False
+    unit_norm: bool = True
+    nesterov: bool = False
+    fewest_steps: int = 0
+
+    def epochs_of(self, fraction: float, num_samples: int | None = None) -> int:
+        """Epochs on this share of the labels, which are `num_samples`; None: enough of them for
+        `fewest_steps`."""
+        epochs = self.epochs
+        if self.grows:
+            epochs = min(10 * epochs, round(epochs / math.sqrt(fraction)))
+        if num_samples is None:
+            return epochs
+        return max(epochs, math.ceil(self.fewest_steps / math.ceil(num_samples / self.batch_size)))
+
+    def factor(self, progress: float) -> float:
+        """Factor of the learning rate after this share of the epochs."""
+        if self.schedule == "cosine":
+            return _cosine(progress)
+        steps = (progress >= 0.6) + (progress >= 0.8)
+        return 1.0 if self.schedule == "constant" else 0.1**steps
+
+
+def _cosine(progress: float) -> float:
+    return (1 + math.cos(math.pi * progress)) / 2
+
+
+PROBES = {
+    "glofnd": ProbeSettings("adamw", 0.1, 1024, 90, "cosine", grows=True),
+    "ifnd": ProbeSettings("sgd", 10.0, 256, 100, "steps"),
+    "ring": ProbeSettings("sgd", 0.01, 256, 100, "constant", unit_norm=False),
+    "rcl": ProbeSettings(
+        "lars", 1.0, 4096, 90, "cosine", unit_norm=False, nesterov=True, fewest_steps=300
+    ),
+}
+
+
+@dataclass(frozen=True)
+class GradientResult:
+    """Result of `gradient_probe`.
+
+    Args:
+        accuracy: share of test samples that are classified correctly after the last epoch, in [0,
+            1].
+        epochs: number of epochs.
+        loss: mean cross-entropy over the last epoch.
+        top5: share of test samples whose class has one of the five highest scores. NaN with five
+            classes or fewer.
+    """
+
+    accuracy: float
+    epochs: int
+    loss: float
+    top5: float = math.nan
+
+
+def gradient_probe(
+    train_x: Array,
+    train_y: Array,
+    test_x: Array,
+    test_y: Array,
+    settings: ProbeSettings | str = "glofnd",
+    *,
+    fraction: float = 1.0,
+    seed: int = 0,
+    progress: bool = False,
+) -> GradientResult:
+    """Accuracy of a linear classifier trained by gradient descent on frozen features. The test
+    labels are used once, at the end.
+
+    Args:
+        train_x: (N, F), or (V, N, F) for several versions of the features, such as those of
+            augmented images. Epoch e uses version e mod V.
+        train_y, test_x, test_y: see `linear_probe`.
+        settings: a name from the module docstring, or other settings.
+        fraction: share of all labels that the training part has. GloFND trains longer on fewer
+            labels.
+        seed: seed of the order of the samples.
+    """
+    if isinstance(settings, str) and settings not in PROBES:
+        raise ValueError(f"`settings` (={settings!r}) must be one of {', '.join(PROBES)}")
+    how = PROBES[settings] if isinstance(settings, str) else settings
+    versions = train_x if train_x.ndim == 3 else train_x[None]
+    parts = [labelled(version, train_y, "train") for version in versions]
+    x_VNF, y_N = np.stack([x for x, _ in parts]), parts[0][1]
+    xt, yt = labelled(test_x, test_y, "test")
+    classes_K, class_N = np.unique(y_N, return_inverse=True)
+    if len(classes_K) < 2:
+        raise KinfolkError(
+            f"A linear probe needs at least two classes; all {len(y_N)} labelled training samples"
+            f" are of class {y_N[0]}."
+        )
+    mean_F, deviation_F = x_VNF.mean((0, 1), dtype=np.float64), x_VNF.std((0, 1), dtype=np.float64)
+    scale_F = np.where(deviation_F > 0, deviation_F, 1.0)
+    scale_F = scale_F * math.sqrt(x_VNF.shape[2]) if how.unit_norm else scale_F
+    inputs_VNF, tested_MF = (
+        torch.from_numpy(((x - mean_F) / scale_F).astype(np.float32)) for x in (x_VNF, xt)
+    )
+    targets_N, num = torch.from_numpy(class_N), len(class_N)
+    layer = nn.Linear(x_VNF.shape[2], len(classes_K), device="meta").to_empty(device="cpu")
+    _set_zero(layer)
+    epochs = how.epochs_of(fraction, num)
+    optimizer: torch.optim.Optimizer
+    if how.optimizer == "adamw":
+        optimizer = torch.optim.AdamW(layer.parameters(), lr=how.lr, weight_decay=0.0)
+    else:
+        kind: Any = LARS if how.optimizer == "lars" else torch.optim.SGD
+        optimizer = kind(layer.parameters(), lr=how.lr, momentum=0.9, nesterov=how.nesterov)
+    scheduler = LambdaLR(optimizer, lambda epoch: how.factor(epoch / epochs))
+    total = 0.0
+    for epoch in show_progress(range(epochs), epochs, "Linear probe", enabled=progress):
+        order_N = torch.randperm(num, generator=generator(seed, "gradient-probe", epoch))
+        version_NF = inputs_VNF[epoch % len(inputs_VNF)]
+        total = _train_epoch(
+            layer,
+            optimizer,
+            (
+                (version_NF[ids_B], targets_N[ids_B])
+                for ids_B in torch.split(order_N, how.batch_size)
+            ),
+        )
+        scheduler.step()
+    with torch.no_grad():
+        scores_MK = layer(tested_MF).numpy()
+    accuracy = float((classes_K[scores_MK.argmax(1)] == yt).mean())
+    return GradientResult(accuracy, epochs, total / num, top5(scores_MK, classes_K, yt))
+
+
+def _set_zero(layer: nn.Linear) -> None:
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+
+
+def _train_epoch(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[tuple[Tensor, Tensor]]
+) -> float:
+    """Sum of the losses of all samples."""
+    total = 0.0
+    for x, class_B in batches:
+        loss = functional.cross_entropy(model(x), class_B)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        total += float(loss.detach()) * len(class_B)
+    return total
+
+
+# Fine-tuning
+
+EPOCHS, FEWEST_STEPS = 20, 200
+A_TENTH = 0.09
+"""Shares from here on use the settings for 10 % of the labels; published lists of 10 % are slightly
+smaller."""
+TUNINGS = ("ifnd", "rcl")
+"""Names of the papers' settings, see the module docstring."""
+
+
+def tuning(name: str, fraction: float) -> dict[str, Any]:
+    """Returns the arguments of `finetune` that the paper `name` uses for this share of the labels.
+
+    Example:
+        >>> tuning("ifnd", 0.01)["classifier_lr"], tuning("rcl", 0.1)["min_epochs"]
+        (1.0, 30)
+    """
+    tenth = fraction >= A_TENTH
+    if name == "ifnd":
+        return {"classifier_lr": 0.1 if tenth else 1.0, "weight_decay": 5e-4}
+    if name == "rcl":
+        return {
+            "batch_size": 4096,
+            "lr": 0.8,
+            "classifier_lr": 0.8,
+            "weight_decay": 0.0,
+            "scale_lr": True,
+            "nesterov": True,
+            "schedule": "cosine",
+            "min_epochs": 30 if tenth else 60,
+        }
+    raise ValueError(f"`name` (={name!r}) must be one of {', '.join(TUNINGS)}")
+
+
+class Augmenting(Preparation, Protocol):
+    """The interface needed of the views, such as `kinfolk.data.augmentation.views.Views`."""
+
+    def __call__(
+        self,
+        pixels: Tensor,
+        generator: torch.Generator,
+        aspect: Tensor | None = None,
+        num_views: int = 2,
+    ) -> Tensor:
+        """(V, B, 3, size, size)."""
+
+
+@dataclass(frozen=True)
+class FinetuneResult:
+    """Result of `finetune`.
+
+    Args:
+        accuracy, top5: share of test samples whose class has the highest score, or one of the five
+            highest, in [0, 1]. `top5` is NaN with five classes or fewer.
+        epochs, steps: number of epochs and optimiser steps.
+        loss: mean cross-entropy over the last epoch.
+    """
+
+    accuracy: float
+    top5: float
+    epochs: int
+    steps: int
+    loss: float
+
+
+def finetune(
+    encoder: nn.Module,
+    data: Images,
+    views: Augmenting,
+    train: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
+    *,
+    epochs: int | None = None,
+    batch_size: int = 256,
+    lr: float = 0.01,
+    classifier_lr: float = 0.1,
+    weight_decay: float = 5e-4,
+    nesterov: bool = False,
+    schedule: Literal["steps", "cosine"] = "steps",
+    scale_lr: bool = False,
+    min_epochs: int = EPOCHS,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    progress: bool = False,
+) -> FinetuneResult:
+    """Trains a copy of `encoder` with a linear classifier on `train`, and tests it on `test` once
+    at the end. `encoder` is not changed.
+
+    Args:
+        encoder: (B, 3, H, W) → (B, F).
+        data: pixels and aspect ratios by id.
+        views: augments the training images, and prepares the test images with its `evaluate`.
+        train, test: ids (N,) and classes (N,), all labelled. A test class without training samples
+            counts as wrong.
+        epochs: None means `min_epochs`, or as many as 200 steps need.
+        batch_size, lr, classifier_lr, weight_decay, nesterov: arguments of SGD. `tuning` returns
+            those of the papers.
+        schedule: "steps" multiplies both rates by 0.2 after 60 and 80 % of the epochs; "cosine"
+            lets them decay to 0.
+        scale_lr: whether to reduce the rates in proportion when batches are smaller than
+            `batch_size`.
+        min_epochs: number of epochs with enough samples.
+        seed: seed of order and augmentation.
+        device: None means the device of the encoder.
+    """
+    (ids_N, label_N), (test_ids_M, test_label_M) = (
+        (ids.cpu(), labels.cpu()) for ids, labels in (train, test)
+    )
+    if batch_size < 2:
+        raise ValueError(
+            f"`batch_size` (={batch_size}) must be at least 2: BatchNorm needs more than one sample"
+        )
+    if epochs is not None and epochs < 1:
+        raise ValueError(f"`epochs` (={epochs}) must be at least 1")
+    classes_K, class_N = torch.unique(label_N, return_inverse=True)
+    if len(classes_K) < 2:
+        raise KinfolkError(
+            f"Fine-tuning needs at least two classes; the {len(ids_N)} labelled training samples"
+            f" have {len(classes_K)}."
+        )
+    if not len(test_ids_M):
+        raise KinfolkError(
+            "The test part has no labelled samples; fine-tuning needs some to measure accuracy."
+        )
+    # all batches are of about the same size, so that none has one sample
+    num_batches = max(1, min(math.ceil(len(ids_N) / batch_size), len(ids_N) // 2))
+    epochs = max(min_epochs, math.ceil(FEWEST_STEPS / num_batches)) if epochs is None else epochs
+    device = next(encoder.parameters()).device if device is None else torch.device(device)
+
+    def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        order_N = torch.randperm(len(ids_N), generator=generator(seed, "finetune", epoch))
+        for step, place_B in enumerate(order_N.tensor_split(num_batches)):
+            ids_B = ids_N[place_B]
+            pixels, aspect = data.pixels(ids_B).to(device), data.aspect(ids_B).to(device)
+            draw = generator(seed, "finetune", epoch, step, device=device)
+            yield views(pixels, draw, aspect=aspect, num_views=1)[0], class_N[place_B].to(device)
+
+    with kept_random_state():
+        torch.manual_seed(derive_seed(seed, "finetune"))  # dropout of the encoder
+        copied = adapt(copy.deepcopy(encoder)).to(device)
+        assert isinstance(copied.output_size, int)
+        layer = nn.Linear(copied.output_size, len(classes_K), device=device)
+        _set_zero(layer)
+        model = nn.Sequential(copied, layer).train()
+        scale = min(1.0, len(ids_N) / num_batches / batch_size) if scale_lr else 1.0
+        groups = [
+            {"params": copied.parameters(), "lr": scale * lr},
+            {"params": layer.parameters(), "lr": scale * classifier_lr},
+        ]
+        optimizer = torch.optim.SGD(
+            groups, lr=scale * lr, momentum=0.9, weight_decay=weight_decay, nesterov=nesterov
+        )
+        scheduler = LambdaLR(optimizer, lambda epoch: _factor(schedule, epoch, epochs))
+        total = 0.0
+        for epoch in show_progress(range(epochs), epochs, "Fine-tuning", enabled=progress):
+            total = _train_epoch(model, optimizer, batches(epoch))
+            scheduler.step()
+            if not math.isfinite(total):
+                raise KinfolkError(
+                    f"The fine-tuning loss is not finite in epoch {epoch + 1}; use a smaller"
+                    " learning rate."
+                )
+    logits_MK = embed(model, data, views, test_ids_M, device=device).numpy()
+    classes, truth = classes_K.numpy(), test_label_M.numpy()
+    accuracy = float((classes[logits_MK.argmax(1)] == truth).mean())
+    best_five = top5(logits_MK, classes, truth)
+    return FinetuneResult(accuracy, best_five, epochs, epochs * num_batches, total / len(ids_N))
+
+
+def _factor(schedule: Literal["steps", "cosine"], epoch: int, epochs: int) -> float:
+    """Factor of the learning rates in this epoch."""
+    if schedule == "cosine":
+        return _cosine(epoch / epochs)
+    return 0.2 ** sum(epoch >= max(1, round(share * epochs)) for share in (0.6, 0.8))
+
+
+# Subsets of the labels
+
+FRACTIONS = (1.0, 0.1, 0.01, 0.001)
+"""Shares of the labels in Table 1 of the GloFND paper."""
+DRAWS = 3
+
+
+def label_subset(labels: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.bool_]:
+    """(N,) True for the samples whose labels are used: the same number from each class, together
+    `fraction` of all labels, and at least one each.
+
+    A class with fewer samples contributes all of them. A fraction of 1 means all labels, balanced
+    or not. For one seed, a smaller subset is contained in a larger one. Unlabelled samples (below
+    0) are never used.
+
+    Example:
+        >>> labels = np.repeat([0, 1, -1], [80, 20, 100])
+        >>> [int(label_subset(labels, fraction, seed=0).sum()) for fraction in (1, 0.1, 0.001)]
+        [100, 10, 2]
+    """
+    if not 0 < fraction <= 1:
+        raise ValueError(f"`fraction` (={fraction}) must be in (0, 1]")
+    known_N = labels >= 0
+    if not known_N.any():
+        raise KinfolkError("There are no labelled samples to take a subset of.")
+    if fraction == 1:
+        return known_N
+    classes = np.unique(labels[known_N])
+    each = max(1, round(fraction * int(known_N.sum()) / len(classes)))
+    order = torch.randperm(len(labels), generator=generator(seed, "label-subset")).numpy()
+    used_N = np.zeros(len(labels), dtype=np.bool_)
+    for label in classes:
+        used_N[order[labels[order] == label][:each]] = True
+    return used_N
+
+
+@dataclass(frozen=True)
+class ListedSubset:
+    """The samples that a file lists.
+
+    Args:
+        name: name of the file without its suffix, such as "1percent".
+        used: (N,) True for the listed samples.
+        listed: number of names in the file, found or not.
+    """
+
+    name: str
+    used: NDArray[np.bool_]
+    listed: int
+
+
+def read_subset(path: str | Path, keys: Sequence[str]) -> ListedSubset:
+    """Reads a list of file names, one per line, in the format that SimCLR publishes for 1 and 10 %
+    of ImageNet.
+
+    A line is one of the `keys` of the samples or the end of a key: `n01440764_10026.JPEG` matches
+    `train/n01440764/n01440764_10026.JPEG`. Empty lines and lines that start with `#` are skipped.
+    Names that match no sample are counted and otherwise ignored. A name that matches several
+    samples is an error.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UsageError(
+            f"there is no list `{path}`; --subset takes a text file with one file name per line"
+        )
+    lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
+    names = dict.fromkeys(
+        PurePosixPath(line.replace("\\", "/")).parts
+        for line in lines
+        if line and not line.startswith("#")
+    )
+    ends: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    lengths = {len(name) for name in names}
+    for row, key in enumerate(keys):
+        parts = PurePosixPath(key).parts
+        for length in lengths:
+            if length <= len(parts):
+                ends[parts[len(parts) - length :]].append(row)
+    used_N = np.zeros(len(keys), dtype=np.bool_)
+    for name in names:
+        rows = ends.get(name, [])
+        if len(rows) > 1:
+            both = " and ".join(repr(keys[row]) for row in rows[:2])
+            raise UsageError(
+                f"`{path}` lists {'/'.join(name)!r}, which matches {len(rows)} samples ({both}, …);"
+                " add their folders to the list"
+            )
+        used_N[rows] = True
+    if not used_N.any():
+        first = "nothing" if not names else f"for example {'/'.join(next(iter(names)))!r}"
+        raise UsageError(
+            f"`{path}` matches none of the labelled training images; it lists {first}, and the"
+            f" first image is {keys[0]!r}"
+        )
+    return ListedSubset(path.stem, used_N, len(names))
+
+
+@dataclass(frozen=True)
+class FewLabels:
+    """Accuracy of a probe fitted on a subset of the labels.
+
+    Args:
+        fraction: share of the labels.
+        labels: number of labels, at least one per class.
+        accuracy: mean over the draws, in [0, 1].
+        deviation: standard deviation over the draws. NaN for a single draw.
+        accuracies: accuracy of each draw.
+        top5: share of test samples whose class has one of the five highest scores, mean over the
+            draws. NaN with five classes or fewer.
+        subset: name of the list that the labels were taken from. None if they were drawn.
+        listed: number of names in the list, found or not.
+    """
+
+    fraction: float
+    labels: int
+    accuracy: float
+    deviation: float
+    accuracies: tuple[float, ...]
+    top5: float = math.nan
+    subset: str | None = None
+    listed: int = 0
+
+
+def semi_supervised(
+    train_x: Array,
+    train_y: Array,
+    test_x: Array,
+    test_y: Array,
+    *,
+    fractions: Sequence[float] = FRACTIONS,
+    subsets: Sequence[ListedSubset] = (),
+    draws: int = DRAWS,
+    probe: str = "lbfgs",
+    seed: int = 0,
+    progress: bool = False,
+) -> list[FewLabels]:
+    """Accuracy of a linear probe fitted on class-balanced subsets of the training labels
+    (`label_subset`) or on listed labels (Tables 1 and 7 and Figure 4 of the GloFND paper).
+
+    Args:
+        train_x, train_y, test_x, test_y: see `linear_probe`.
+        fractions: shares of the labels, in (0, 1].
+        subsets: lists of training samples (`read_subset`), measured after the fractions.
+        draws: number of subsets per fraction below 1, each with its own seed.
+        probe: "lbfgs" (`linear_probe`) or a name from `PROBES`.
+        seed: seed of the first draw.
+    """
+    if not all(0 < fraction <= 1 for fraction in fractions) or not (fractions or subsets):
+        raise ValueError(f"`fractions` (={tuple(fractions)}) must be one or more numbers in (0, 1]")
+    if draws < 1:
+        raise ValueError(f"`draws` (={draws}) must be at least 1")
+    x, y = labelled(train_x, train_y, "train")
+    known = np.asarray(train_y) >= 0
+    rows: list[tuple[float, ListedSubset | None, list[np.ndarray]]] = []
+    for fraction in sorted(set(fractions), reverse=True):
+        seeds = range(seed, seed + (1 if fraction == 1 else draws))
+        rows.append((fraction, None, [label_subset(y, fraction, each) for each in seeds]))
+    for subset in subsets:
+        used = subset.used[known]
+        rows.append((float(used.mean()), subset, [used]))
+    fit: Callable[..., Any] = linear_probe if probe == "lbfgs" else gradient_probe
+    results = []
+    for fraction, listed, parts in show_progress(rows, len(rows), "Few labels", enabled=progress):
+        settings = {} if probe == "lbfgs" else {"settings": probe, "fraction": fraction}
+        found = [
+            fit(x[used], y[used], test_x, test_y, seed=seed + draw, **settings)
+            for draw, used in enumerate(parts)
+        ]
+        accuracies = tuple(each.accuracy for each in found)
+        results.append(
+            FewLabels(
+                fraction,
+                int(parts[0].sum()),
+                *spread(accuracies),
+                accuracies,
+                float(np.mean([each.top5 for each in found])),
+                *((listed.name, listed.listed) if listed else ()),
+            )
+        )
+    return results
