@@ -53,7 +53,7 @@ def test_the_table_has_the_papers_figures_next_to_ours(
     assert "--overwrite" in capsys.readouterr().err
 
 
-def test_one_run_without_spread(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_run_is_shown_without_a_spread(capsys: pytest.CaptureFixture[str]) -> None:
     assert left("--seeds", "1", "--epochs", "1") == 0
     shown = capsys.readouterr().out
     assert "One run" in shown
@@ -69,7 +69,9 @@ def test_the_variance_study_prints_every_number_of_negatives(
     assert all(text in shown for text in ("4,096", "ω = 90", "0.02041", "anchors: 60"))
 
 
-def test_variance_of_two_views(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_variance_of_two_files_is_shown_without_the_true_information(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first, second = str(tmp_path / "a.npy"), str(tmp_path / "b.npy")
     for path in (first, second):
         np.save(path, np.eye(20))

@@ -95,7 +95,7 @@ def test_training_raises_what_it_maximises() -> None:
     assert after["mean"] > before["mean"] + 0.1
 
 
-def test_table_study() -> None:
+def test_the_table_has_every_critic_and_falls_with_omega() -> None:
     found = table_study(2, SMALL, train_each=True)
     rows = {(row["critic"], row["points"], row["omega"]): row for row in found["rows"]}
     assert len(rows) == len(found["rows"]) == 2 * 2 * len(PAPER)
@@ -128,7 +128,7 @@ def test_variance_falls_with_the_number_of_negatives_and_with_the_percentile() -
         )
 
 
-def test_variance_of_two_arrays(tmp_path: Path) -> None:
+def test_views_of_two_files_equal_views_in_memory(tmp_path: Path) -> None:
     u, v = torch.randn(2, 200, 8, generator=generator(0))
     for name, array in (("u", u), ("v", u + 0.1 * v)):
         np.save(tmp_path / f"{name}.npy", array.numpy())

@@ -184,7 +184,7 @@ def test_what_the_target_has_not_is_refused(
         network_in(package, config)
 
 
-def test_networks_of_other_packages() -> None:
+def test_networks_of_other_packages_keep_their_names() -> None:
     assert network_in("torchvision", {"name": "torchvision/convnext_tiny"}) == "convnext_tiny"
     assert network_in("timm", {"name": "timm/resnet50.a1_in1k"}) == "resnet50"
     assert network_in("detectron2", {"name": "timm/resnet34"}) == "resnet34"
@@ -211,7 +211,7 @@ def test_wrong_formats_and_existing_files_are_refused(small: Path, tmp_path: Pat
         kf.export(tmp_path, "safetensors")
 
 
-def test_other_features_are_refused(
+def test_an_export_with_other_features_is_refused(
     run: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A target that is there, and builds another network under the name."""
