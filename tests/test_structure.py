@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *ENGINE,
     },
     "embedding": {"data", "distributed", "seeding"},
-    "cnce": {"cli", "data", "seeding"},
+    "cnce": {"data"},
     "evaluation": {
         "embedding",
         "frameworks",

@@ -11,8 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.cnce.estimator import bounds, cnce, draw, log_ratio, nce, premise, scores, support
-from kinfolk.cnce.experiment import draw_points, true_information
+from kinfolk.cnce import (
+    bounds,
+    cnce,
+    draw,
+    draw_points,
+    log_ratio,
+    nce,
+    premise,
+    scores,
+    support,
+    true_information,
+)
 from kinfolk.seeding import generator
 from tests.reference import cnce as reference
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kinfolk import cnce
 from kinfolk.cli import main
-from kinfolk.cnce import experiment
 
 
 def left(*arguments: str) -> int:
@@ -24,11 +24,11 @@ def left(*arguments: str) -> int:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """60 points in place of 2,000, 80 columns in place of the terminal's."""
 
-    def toy(**settings: Any) -> experiment.Toy:
+    def toy(**settings: Any) -> cnce.Toy:
         return original(**{"num_points": 60, "num_negatives": 10, **settings})
 
-    original = experiment.Toy
-    monkeypatch.setattr(experiment, "Toy", toy)
+    original = cnce.Toy
+    monkeypatch.setattr(cnce, "Toy", toy)
     monkeypatch.setenv("COLUMNS", "80")
 
 
