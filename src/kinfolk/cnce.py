@@ -208,7 +208,8 @@ def draw_points(num_points: int, seed: int, *key: int | str) -> tuple[Tensor, Te
     def normal(name: str, sigma: tuple[tuple[float, float], ...]) -> Tensor:
         draws = generator(seed, "toy", name, *key)
         root = torch.linalg.cholesky(torch.tensor(sigma, dtype=torch.float64))
-        return torch.randn(num_points, 2, dtype=torch.float64, generator=draws) @ root.T
+        points: Tensor = torch.randn(num_points, 2, dtype=torch.float64, generator=draws) @ root.T
+        return points
 
     both_N2 = (normal("z", SIGMA_Z) + normal("epsilon", SIGMA_EPSILON)).float()
     return both_N2[:, 0].clone(), both_N2[:, 1].clone()

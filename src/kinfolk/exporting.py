@@ -356,7 +356,8 @@ def _build_torchvision(name: str) -> nn.Module:
 
 def _classifier(module: nn.Module) -> str:
     """The name of the last linear layer."""
-    return [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)][-1]
+    linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    return str(linear[-1])
 
 
 def load_torchvision(name: str, path: Path) -> Callable[[Tensor], Tensor]:

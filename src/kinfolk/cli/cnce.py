@@ -130,9 +130,9 @@ def _show_table(found: dict[str, Any]) -> None:
         titles["own"] = "A critic for each row, trained by the estimator of that row"
     _print(_truth(found["true"]))
     for critic, title in titles.items():
-        heads = ("ω", "paper", "training points", "fresh points")
-        heads += ("premise",) if critic == "nce" else ()
-        table = plain_table(*heads, right=heads, title=title)
+        heads = ["ω", "paper", "training points", "fresh points"]
+        heads += ["premise"] if critic == "nce" else []
+        table = plain_table(*heads, right=tuple(heads), title=title)
         for omega, paper in found["paper"].items():
             ours = [rows[critic, points, int(omega)] for points in ("train", "fresh")]
             cells = [_mean_and_deviation(row) for row in (paper, *ours)]
