@@ -177,7 +177,7 @@ def test_nothing_but_device_tensors_is_communicated(ranks: list[dict[str, Any]])
                 torch.testing.assert_close(value, second["state"][key], equal_nan=True, msg=key)
 
 
-def test_collectives_of_a_step(ranks: list[dict[str, Any]]) -> None:
+def test_every_rank_makes_the_expected_collectives_in_a_step(ranks: list[dict[str, Any]]) -> None:
     for name in MOST:
         for rank in ranks:
             assert rank[name]["collectives"] == MOST[name]

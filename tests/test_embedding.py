@@ -133,7 +133,7 @@ def test_the_bar_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_wrong_use_is_refused() -> None:
+def test_embedding_without_framework_batch_or_samples_is_refused() -> None:
     with pytest.raises(ValueError, match="`projected` needs a framework; Encoder"):
         embed(Encoder(), Images(2), VIEWS, projected=True)
     with pytest.raises(ValueError, match=r"`batch_size` \(=0\)"):

@@ -31,7 +31,7 @@ def test_every_part_of_the_key_matters() -> None:
     assert len(seeds) == len(keys)
 
 
-def test_the_value_is_pinned() -> None:
+def test_a_derived_seed_never_changes() -> None:
     """Changing this breaks the exact resume of every stored run. Strings have other hashes in every
     process, and the value is the same."""
     assert derive_seed(0, "views", 1) == 5978069794869003889

@@ -96,7 +96,7 @@ def test_a_folder_of_classes_is_evaluated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["tuple", "labels"])
-def test_arrays_with_labels(tmp_path: Path, how: str) -> None:
+def test_a_sweep_trains_on_arrays_with_labels(tmp_path: Path, how: str) -> None:
     x, y = (
         np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8),
         np.arange(40) % 2,
@@ -152,7 +152,9 @@ def test_values_are_split_at_commas_outside_of_brackets() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"methods": []}, {"seeds": []}, {"settings": {"optimizer.lr": []}}, {"resume": True}]
 )
-def test_wrong_use_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+def test_a_sweep_without_axes_or_with_wrong_ones_is_refused(
+    tmp_path: Path, wrong: dict[str, Any]
+) -> None:
     with pytest.raises(UsageError, match="a sweep"):
         kf.sweep("digits", tmp_path / "sweep", **wrong)
     assert not (tmp_path / "sweep").exists()

@@ -181,7 +181,7 @@ def _text(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("header", [True, False])
-def test_features_from_csv(tmp_path: Path, header: bool) -> None:
+def test_features_are_read_from_csv_with_and_without_a_header(tmp_path: Path, header: bool) -> None:
     rows = [",".join(f"{value:.8g}" for value in row) for row in X[:50]]
     if header:
         rows = [
@@ -192,7 +192,7 @@ def test_features_from_csv(tmp_path: Path, header: bool) -> None:
     np.testing.assert_allclose(open_features(tmp_path / "x.csv"), X[:50], rtol=1e-6)
 
 
-def test_features_from_torch_files(tmp_path: Path) -> None:
+def test_features_are_read_from_torch_files_without_running_code(tmp_path: Path) -> None:
     torch.save(torch.from_numpy(X), tmp_path / "x.pt")
     torch.save(
         {"embeddings": torch.from_numpy(X).bfloat16(), "other": torch.zeros(2)}, tmp_path / "two.pt"
@@ -204,7 +204,7 @@ def test_features_from_torch_files(tmp_path: Path) -> None:
         open_features(tmp_path / "trap.pt")
 
 
-def test_keys_and_labels_beside_the_features_are_found(tmp_path: Path) -> None:
+def test_keys_and_labels_next_to_the_features_are_found(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", X[:6])
     pq.write_table(
         pa.table({"id": range(6), "key": [f"{i}.png" for i in range(6)], "label": list("ababab")}),

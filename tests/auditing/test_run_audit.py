@@ -127,7 +127,7 @@ def test_labels_by_name_and_unknown_ones() -> None:
     assert one.classes == [f"class {i}" for i in range(4)]
 
 
-def test_without_labels_nothing_is_judged() -> None:
+def test_without_labels_nothing_is_counted_as_right_or_wrong() -> None:
     found = kf.audit(clustered(50)[0], 0.1)
     assert np.isnan([found.precision, found.recall, found.f1, found.kin_share]).all()
     assert found.best_alpha is None
@@ -205,7 +205,9 @@ def test_batches_go_by_the_labels_and_are_no_larger_than_the_data() -> None:
         (np.ones((5, 3)), {"keys": ["a"]}, "`keys`"),
     ],
 )
-def test_wrong_use_is_named(features: Any, arguments: dict[str, Any], words: str) -> None:
+def test_wrong_arguments_of_an_audit_are_named(
+    features: Any, arguments: dict[str, Any], words: str
+) -> None:
     with pytest.raises(UsageError, match=words):
         kf.audit(features, **arguments)
 

@@ -119,7 +119,7 @@ def test_own_features_are_named_and_patches_are_offered_instead_of_them() -> Non
     assert decided.commands[2][1].endswith("--method simclr+guide:attract --guide patches")
 
 
-def test_features_of_unknown_origin_are_said_to_be() -> None:
+def test_features_of_unknown_origin_are_named_as_such() -> None:
     x, labels = features(0.1)
     decided = verdict(kf.audit(x, 0.02, labels))
     assert decided.advice.startswith("The origin of these features is unknown.")

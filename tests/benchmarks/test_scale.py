@@ -115,7 +115,7 @@ def test_traffic_is_what_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
-def test_what_a_refresh_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refresh_broadcasts_the_documented_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     features = torch.randn(SAMPLES, scale.D, generator=torch.Generator().manual_seed(0))
     wire = Wire(monkeypatch)
     detector = kf.IFND(num_samples=SAMPLES, num_clusters=scale.levels(SAMPLES), schedule="constant")

@@ -255,7 +255,7 @@ def test_without_an_oracle_above_the_base_there_is_no_gap() -> None:
     assert "MTPR" not in study.table(figures)
 
 
-def test_the_table_of_recalls() -> None:
+def test_the_table_of_recalls_has_means_and_gains() -> None:
     directions = {
         "image_to_text": {"R@1": 0.05, "R@5": 0.2, "R@10": 0.3},
         "text_to_image": {"R@1": 0.04, "R@5": 0.15, "R@10": 0.26},
@@ -380,7 +380,7 @@ def _fake_run(folder: Path, recipe: str, name: str, *rest: Any) -> Any:
     )
 
 
-def test_runs_beside_each_other_leave_the_same_records(
+def test_parallel_runs_leave_the_same_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in "ab":

@@ -93,7 +93,7 @@ def test_help_names_every_verb_and_shows_examples(capsys: pytest.CaptureFixture[
         (["train"], "--out"),
     ],
 )
-def test_wrong_use_leaves_with_2_and_a_hint(
+def test_wrong_options_exit_with_2_and_a_hint(
     arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert left(*arguments) == 2
@@ -164,7 +164,7 @@ def test_a_warning_is_printed_once_per_command(
         assert capsys.readouterr().err == "Warning: the run is not finished\n"
 
 
-def test_debug_shows_where(
+def test_debug_shows_the_traceback_before_the_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     raising(monkeypatch, UsageError("wrong"))

@@ -102,7 +102,7 @@ def test_evaluating_on_other_data_with_a_test_split(
     assert "test split" in capsys.readouterr().out
 
 
-def test_labels_are_asked_for(
+def test_evaluation_of_data_without_labels_names_the_option(
     trained: Path, photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("eval", str(trained), "--data", str(photos)) == 2
@@ -165,7 +165,9 @@ def test_the_report_can_be_written_again(trained: Path, capsys: pytest.CaptureFi
     assert (trained / "report.html").is_file()
 
 
-def test_looking_at_data(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_scans_a_folder_and_writes_tables(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert (
         run(
             "data",
@@ -214,7 +216,7 @@ def test_looking_at_data(photos: Path, tmp_path: Path, capsys: pytest.CaptureFix
         (["data", "{new}"], "new"),
     ],
 )
-def test_wrong_use_is_one_sentence(
+def test_wrong_options_of_a_journey_end_in_one_sentence(
     arguments: list[str],
     message: str,
     trained: Path,
@@ -229,7 +231,7 @@ def test_wrong_use_is_one_sentence(
     assert not (tmp_path / "new").exists()
 
 
-def test_clusters_and_a_hierarchy(
+def test_clusters_are_measured_at_every_depth_of_a_class_tree(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("eval", str(trained), "--protocol", "clusters") == 0

@@ -28,7 +28,7 @@ def features(tmp_path: Path) -> Path:
     return tmp_path / "x.npy"
 
 
-def test_files_and_words(
+def test_audit_writes_its_files_and_a_summary(
     features: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "y.txt").write_text("\n".join("ab" * 6))
@@ -107,7 +107,7 @@ def test_files_and_words(
         (["nan.npy"], 1, "the first is row 2"),
     ],
 )
-def test_wrong_use_and_failures(
+def test_wrong_options_and_broken_inputs_end_in_one_sentence(
     features: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

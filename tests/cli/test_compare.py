@@ -57,7 +57,9 @@ def test_the_table_fits_the_screen(
     assert "…" not in text
 
 
-def test_tables_as_files(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_are_written_as_markdown_and_csv(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "new" / "table.md"
     assert run("compare", runs, "--columns", "linear, gain", "--out", out) == 0
     head, _, _, glofnd, _ = out.read_text(encoding="utf-8").splitlines()
@@ -96,7 +98,9 @@ def test_wrong_options_are_refused_in_one_sentence(
     assert message in capsys.readouterr().err
 
 
-def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_shows_the_file_and_its_check_or_why_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     save_encoder(build_encoder("resnet10", width=4), tmp_path, {})
     assert run("export", tmp_path, "--format", "safetensors") == 0
     shown = capsys.readouterr().out

@@ -14,7 +14,9 @@ from kinfolk.data.prepare import read_quarantine
 from tests.data.images import noise, save
 
 
-def test_bad_captions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_with_bad_captions_are_quarantined(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for n in range(7):
         save(tmp_path / f"{n}.png", noise(8, 8, n))
     (tmp_path / "copy.png").write_bytes((tmp_path / "6.png").read_bytes())

@@ -69,7 +69,9 @@ def trained(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_probes_and_few_labels(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_writes_probes_and_few_labels(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert (
         run(
             "eval",
@@ -114,7 +116,7 @@ def test_probes_and_few_labels(trained: Path, capsys: pytest.CaptureFixture[str]
     assert result(trained, "linear")["top5"] == found["fractions"][0]["top5"]
 
 
-def test_labels_by_a_list(
+def test_eval_takes_the_labelled_samples_from_a_list(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Keys of an array are train/0, train/1, …"""
@@ -226,7 +228,9 @@ def test_transfer_keeps_the_other_data_sets(
     assert "mean per class" in capsys.readouterr().out
 
 
-def test_transfer_to_several_labels(trained: Path, few_digits: Path, tmp_path: Path) -> None:
+def test_transfer_measures_sets_of_several_labels(
+    trained: Path, few_digits: Path, tmp_path: Path
+) -> None:
     with np.load(few_digits) as arrays:
         labels = {split: arrays[f"y_{split}"] for split in ("train", "test")}
     table = tmp_path / "sets.csv"
@@ -248,7 +252,7 @@ def _names(digit: int) -> list[str]:
     return ["even" if digit % 2 == 0 else "odd", *(["small"] if digit < 4 else [])]
 
 
-def test_false_negatives(
+def test_the_kin_protocol_measures_rule_and_exact_thresholds(
     trained: Path, few_digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("eval", str(trained), "--protocol", "kin") == 0
@@ -293,7 +297,7 @@ def test_false_negatives(
         (["--protocol", "transfer", "--label-sets", "none.csv"], "is not a table"),
     ],
 )
-def test_wrong_use_is_one_sentence(
+def test_wrong_options_of_eval_end_in_one_sentence(
     arguments: list[str], message: str, trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("eval", str(trained), *arguments) == 2
@@ -302,7 +306,7 @@ def test_wrong_use_is_one_sentence(
     assert "Traceback" not in shown
 
 
-def test_data_without_enough_labels(
+def test_protocols_refuse_data_without_enough_labels(
     trained: Path, few_digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with np.load(few_digits) as arrays:

@@ -60,7 +60,7 @@ def write_moco(path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["torchvision.safetensors", "timm.pt", "checkpoint_0199.pth"])
-def test_a_checkpoint_of_elsewhere_stands_beside_our_run(
+def test_a_foreign_checkpoint_is_compared_with_a_run(
     kind: str, ours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, plain = (
@@ -98,7 +98,9 @@ def test_a_checkpoint_of_elsewhere_stands_beside_our_run(
     assert table.notes == []
 
 
-def test_finetuning_and_other_data(ours: Path, data: Path, tmp_path: Path) -> None:
+def test_foreign_weights_are_finetuned_and_measured_on_other_data(
+    ours: Path, data: Path, tmp_path: Path
+) -> None:
     torch.save(state_dict(), tmp_path / "simclr.pth")
     words: list[str | Path] = [
         "--name",
@@ -132,7 +134,7 @@ def test_finetuning_and_other_data(ours: Path, data: Path, tmp_path: Path) -> No
     assert (opened.method, opened.seed, opened.views.size) == ("rival", 3, 8)
 
 
-def test_a_file_called_like_a_method_has_a_row_of_its_own(ours: Path, tmp_path: Path) -> None:
+def test_a_file_named_like_a_method_has_another_row(ours: Path, tmp_path: Path) -> None:
     torch.save(state_dict(), tmp_path / "simclr.pth")
     assert run("eval", tmp_path / "simclr.pth", "--like", ours, "--protocol", "knn,linear") == 0
     table = kf.compare([ours, tmp_path / "simclr-eval"])
@@ -146,7 +148,7 @@ def test_a_file_called_like_a_method_has_a_row_of_its_own(ours: Path, tmp_path: 
         ([], "names no data to measure it on; give --data, or --like RUN"),
     ],
 )
-def test_what_cannot_be_measured(
+def test_foreign_weights_that_cannot_be_measured_are_refused(
     words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.save(state_dict(), tmp_path / "a.pth")
@@ -225,7 +227,7 @@ def test_what_does_not_fit_is_named(state: dict[str, torch.Tensor], message: str
 
 @pytest.mark.parametrize("name", ["resnet10", "resnet34", "resnet50", "resnet101"])
 @pytest.mark.parametrize("stem", ["cifar", "imagenet"])
-def test_the_network_is_found(name: str, stem: str) -> None:
+def test_the_network_is_found_from_the_shapes_of_its_weights(name: str, stem: str) -> None:
     found = find_network(
         {f"backbone.{key}": value for key, value in state_dict(name, stem=stem).items()}, "a"
     )

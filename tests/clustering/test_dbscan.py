@@ -58,7 +58,7 @@ def test_growing_radii_are_nested_by_construction() -> None:
         assert (nested == free).double().mean() > 0.9
 
 
-def test_offline_levels() -> None:
+def test_levels_of_kmeans_and_dbscan_nest_and_conform() -> None:
     z = clumps()
     by_kmeans, by_dbscan = (
         kmeans_levels(z, (60, 25, 8), seed=0),
@@ -71,7 +71,7 @@ def test_offline_levels() -> None:
     assert conforming(by_kmeans) < conforming(by_dbscan)
 
 
-def test_conforming_by_hand() -> None:
+def test_the_conforming_share_equals_a_count_by_hand() -> None:
     labels = torch.tensor([[0, 1, 2, 3, 4, 5], [7, 7, 7, 9, 9, 2], [1, 1, 0, 0, 1, 1]])
     # the third strays; of the tie 3–4 the smallest label wins
     assert conforming(labels) == pytest.approx(4 / 6)

@@ -40,7 +40,7 @@ def test_well_separated_groups_are_found() -> None:
 
 
 @pytest.mark.parametrize(("dim", "spread"), [(6, 0.2), (32, 1.0), (128, 1.5)])
-def test_twelve_groups_that_lie_apart_are_kept_apart(dim: int, spread: float) -> None:
+def test_twelve_separate_groups_are_found(dim: int, spread: float) -> None:
     """From centroids drawn uniformly, two groups share one and another group has two: a purity of
     11/12."""
     for seed in range(5):

@@ -72,7 +72,7 @@ def test_iterations_and_points_are_those_that_were_given() -> None:
 
 
 @pytest.mark.parametrize("dim", [4, None])
-def test_save_load_continue(dim: int | None) -> None:
+def test_saved_and_continued_labels_equal_uninterrupted_ones(dim: int | None) -> None:
     whole, fresh = made(dim=dim), made(dim=dim)
     whole.refresh(features(0))
     fresh.load_state_dict(whole.state_dict())

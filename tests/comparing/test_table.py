@@ -137,7 +137,7 @@ def test_settings_tell_rows_apart(tmp_path: Path) -> None:
     assert table.notes == ["The methods were not trained with the same settings: epochs."]
 
 
-def test_a_run_may_be_given_twice_but_not_have_a_twin(tmp_path: Path) -> None:
+def test_a_run_given_twice_counts_once_and_a_copy_is_refused(tmp_path: Path) -> None:
     first, second = (make_run(tmp_path / name, "simclr", 3, 0.5) for name in ("a", "b"))
     assert kf.compare([first, tmp_path / "a"]).records[0]["seeds"] == [3]
     with pytest.raises(
@@ -177,7 +177,7 @@ def test_results_on_different_data_are_refused(tmp_path: Path) -> None:
         kf.compare(runs)
 
 
-def test_missing_results(tmp_path: Path) -> None:
+def test_runs_without_results_are_refused(tmp_path: Path) -> None:
     bare = make_run(tmp_path / "study" / "bare", "moco")
     with pytest.raises(
         UsageError, match="has no results to compare; measure it with `kinfolk eval"
@@ -278,7 +278,7 @@ def test_features_and_normalisers_must_be_the_same(tmp_path: Path) -> None:
         kf.compare([tmp_path])
 
 
-def test_figures_of_protocols() -> None:
+def test_each_protocol_gives_its_columns_in_percent() -> None:
     assert measured(
         "linear", {"accuracy": 0.5, "strength": 0.01, "converged": True, "test": 10}
     ) == {"linear": 50.0}
@@ -386,7 +386,7 @@ def test_the_page_draws_the_intervals(study: Path, tmp_path: Path, browser: Any)
         assert opened.page.locator("#table .scrolls").is_visible() == wide
 
 
-def test_statistics() -> None:
+def test_p_values_and_spreads_equal_formulas() -> None:
     assert p_value([1.0], [0.0]) is None
     assert p_value([1.0, 2.0], [0.0]) is None
     assert p_value([1.0, 2.0], [1.0, 2.0]) is None

@@ -79,7 +79,7 @@ def test_every_type_gives_the_same_pixels() -> None:
         (np.zeros((0, 9, 9, 3), np.uint8), "holds no images"),
     ],
 )
-def test_refused_in_one_sentence(array: Any, match: str) -> None:
+def test_arrays_that_are_no_images_are_refused_in_one_sentence(array: Any, match: str) -> None:
     with pytest.raises(KinfolkError, match=match) as caught:
         open_source(array)
     assert "\n" not in str(caught.value)
@@ -91,7 +91,7 @@ def test_small_arrays_keep_their_size_and_large_ones_do_not() -> None:
     assert all_pixels(prepared(images(2, 65, 64), size=8)).shape == (2, 8, 8, 3)
 
 
-def test_npz_with_splits(tmp_path: Path) -> None:
+def test_npz_with_splits_keeps_them(tmp_path: Path) -> None:
     x, y = images(6), np.array([[2], [0], [1], [1], [0], [2]])
     np.savez(
         tmp_path / "a.npz",
@@ -160,7 +160,7 @@ def test_objects_are_refused_without_running_them(tmp_path: Path, name: str) -> 
 
 
 @pytest.mark.parametrize("name", ["a.npz", "a.npy"])
-def test_broken_files(tmp_path: Path, name: str) -> None:
+def test_broken_files_of_arrays_are_refused(tmp_path: Path, name: str) -> None:
     for content in [b"", b"not an array", b"PK\x03\x04 cut short"]:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(
@@ -169,7 +169,7 @@ def test_broken_files(tmp_path: Path, name: str) -> None:
             open_source(tmp_path / name)
 
 
-def test_truncated_npz(tmp_path: Path) -> None:
+def test_a_truncated_npz_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", images=images())
     data = (tmp_path / "a.npz").read_bytes()
     (tmp_path / "a.npz").write_bytes(data[: len(data) // 2])
@@ -177,7 +177,7 @@ def test_truncated_npz(tmp_path: Path) -> None:
         open_source(tmp_path / "a.npz")
 
 
-def test_npz_without_images(tmp_path: Path) -> None:
+def test_an_npz_without_images_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", foo=images())
     with pytest.raises(KinfolkError, match=r"must hold `x_train`.*it holds \['foo'\]"):
         open_source(tmp_path / "a.npz")
@@ -191,7 +191,7 @@ def test_npz_without_images(tmp_path: Path) -> None:
         ([0, 1, 2, 3, -2], "label -2; labels must be 0 … 2147483647, or -1"),
     ],
 )
-def test_wrong_labels(labels: Any, match: str) -> None:
+def test_labels_of_another_length_or_kind_are_refused(labels: Any, match: str) -> None:
     with pytest.raises(KinfolkError, match=match):
         open_source(images(5), labels=labels)
 

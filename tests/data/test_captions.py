@@ -19,7 +19,7 @@ from kinfolk.data.captions import TextColumn
         ([], False),
     ],
 )
-def test_reads_like_the_list(values: list[object], few: bool) -> None:
+def test_a_column_of_texts_reads_like_the_list(values: list[object], few: bool) -> None:
     column = TextColumn.of(values, few=few)
     assert list(column) == values
     assert [column[row] for row in range(len(values))] == values

@@ -89,7 +89,7 @@ def test_changed_labels_are_named(root: Path) -> None:
     )
 
 
-def test_reordered_table(tmp_path: Path) -> None:
+def test_a_reordered_table_is_refused(tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
         save(tmp_path / name, noise(8, 8))
     table = tmp_path / "t.csv"
@@ -101,7 +101,7 @@ def test_reordered_table(tmp_path: Path) -> None:
     refuses(data, table, r"sample 1 \(b.png\) had caption 'y', now has 'z'")
 
 
-def test_rows_of_an_array(tmp_path: Path) -> None:
+def test_changed_rows_of_an_array_are_named(tmp_path: Path) -> None:
     x = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 3), dtype=np.uint8)
     data = prepared(x)
     check_unchanged(data.samples, open_source(x))

@@ -48,7 +48,7 @@ def test_not_square_is_squashed_and_its_size_is_kept() -> None:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO"])
-def test_formats(kind: str) -> None:
+def test_every_image_format_is_decoded(kind: str) -> None:
     assert decoded(encoded(Image.fromarray(smooth(32, 32)), kind)).pixels.shape == (16, 16, 3)
 
 
@@ -113,7 +113,7 @@ def test_sixteen_bits_are_scaled_not_clipped() -> None:
         assert np.array_equal(pixels[..., 2], expected)
 
 
-def test_float_tiff() -> None:
+def test_float_tiff_is_scaled_from_0_to_1() -> None:
     values = np.linspace(0, 1, 256, dtype=np.float32).reshape(16, 16)
     assert np.array_equal(
         decoded(encoded(Image.fromarray(values), "TIFF")).pixels[..., 1],
@@ -124,13 +124,13 @@ def test_float_tiff() -> None:
             decoded(encoded(Image.fromarray(bad), "TIFF"))
 
 
-def test_cmyk() -> None:
+def test_cmyk_becomes_rgb() -> None:
     image = Image.fromarray(smooth(64, 64))
     pixels = decoded(encoded(image.convert("CMYK"), "JPEG", quality=95), 64).pixels
     assert np.abs(pixels.astype(int) - smooth(64, 64)).mean() < 4
 
 
-def test_palette() -> None:
+def test_palettes_become_rgb() -> None:
     image = Image.fromarray(smooth(16, 16)).quantize(64)
     assert np.array_equal(decoded(encoded(image, "PNG")).pixels, np.asarray(image.convert("RGB")))
 
@@ -180,7 +180,7 @@ def test_every_mode_becomes_rgb(mode: str) -> None:
     assert to_rgb(image).mode == "RGB"
 
 
-def test_empty() -> None:
+def test_empty_files_are_refused() -> None:
     with pytest.raises(RefusedError, match=r"empty \(0 bytes\)"):
         decoded(b"")
 
@@ -194,7 +194,7 @@ def test_empty() -> None:
         b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
     ],
 )
-def test_not_an_image(data: bytes) -> None:
+def test_files_that_are_no_images_are_refused(data: bytes) -> None:
     with pytest.raises(RefusedError, match="not an image in a known format"):
         decoded(data)
 
@@ -247,7 +247,7 @@ def test_pixel_cap_is_inclusive() -> None:
         decode(smooth(20, 30), 8, 8, 599)
 
 
-def test_strict_pillow_restores() -> None:
+def test_strict_pillow_restores_limit_and_warnings() -> None:
     before = Image.MAX_IMAGE_PIXELS
     with strict_pillow():
         assert Image.MAX_IMAGE_PIXELS is None
@@ -264,7 +264,7 @@ def test_arrays_equal_files() -> None:
     assert np.array_equal(decode(grey[..., 0], 16, 16, CAP).pixels, grey.repeat(3, -1))
 
 
-def test_digest_tells_content_and_shape_apart() -> None:
+def test_digests_differ_by_content_and_shape() -> None:
     pixels = noise(4, 6)
     digests = {
         digest(pixels),

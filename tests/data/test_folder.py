@@ -134,7 +134,7 @@ def test_labels_from_folders_without_folders(tmp_path: Path) -> None:
         opened(tmp_path, labels=True)
 
 
-def test_hostile_names(tmp_path: Path) -> None:
+def test_hostile_file_names_stay_keys(tmp_path: Path) -> None:
     names = [
         "<script>alert(1)</script>.png",
         "new\nline.png",
@@ -165,7 +165,7 @@ def test_two_names_that_are_one_as_text(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
-def test_empty_folder(tmp_path: Path) -> None:
+def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     with pytest.raises(KinfolkError, match="contains no images"):
         opened(tmp_path)
     (tmp_path / "a.txt").write_text("x")

@@ -15,7 +15,7 @@ from kinfolk.data.prepare import prepare
 from kinfolk.errors import KinfolkError, UsageError
 
 
-def test_digits() -> None:
+def test_digits_are_bundled_and_split_by_class() -> None:
     data = prepare(open_source("digits"), image_size=32)
     assert (len(data), data.num_train, data.height, data.width) == (1797, 1442, 8, 8)
     assert data.classes == [str(digit) for digit in range(10)]
@@ -133,7 +133,7 @@ def test_a_pickle_that_would_run_code_is_refused_without_running(
         pickle.dumps([1, 2, 3], protocol=2),
     ],
 )
-def test_broken_batches(tmp_path: Path, content: bytes) -> None:
+def test_broken_batches_are_refused(tmp_path: Path, content: bytes) -> None:
     folder = tmp_path / "cifar-10-batches-py"
     cifar(folder, 10)
     (folder / "test_batch").write_bytes(content)
@@ -158,13 +158,15 @@ def test_archives_that_are_something_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spec", ["cifar10", "cifar100", "no/such/place"])
-def test_no_such_path(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_path_is_refused(
+    spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=f"no file or folder `{spec}`"):
         open_source(spec)
 
 
-def test_unknown_kind(tmp_path: Path) -> None:
+def test_an_unknown_kind_of_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.xyz").write_bytes(b"")
     with pytest.raises(UsageError, match=r"must be a folder, .npz"):
         open_source(tmp_path / "a.xyz")

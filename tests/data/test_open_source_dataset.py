@@ -52,7 +52,7 @@ def test_images_of_every_kind_agree() -> None:
     assert data.samples.keys[:2] == ["train/0", "train/1"]
 
 
-def test_tensor_dataset_without_labels() -> None:
+def test_a_tensor_dataset_needs_no_labels() -> None:
     x = torch.randint(0, 256, (5, 3, 8, 8), dtype=torch.uint8)
     data = prepare(open_source(TensorDataset(x)), image_size=8)
     assert data.labels is None

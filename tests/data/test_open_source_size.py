@@ -19,6 +19,6 @@ def test_arrays_have_one_size() -> None:
     assert typical_side(open_source(np.zeros((4, 20, 30, 3), np.uint8))) == 20
 
 
-def test_nothing_readable(tmp_path: Path) -> None:
+def test_unreadable_images_have_no_typical_size(tmp_path: Path) -> None:
     (tmp_path / "bad.png").write_bytes(b"no image")
     assert typical_side(open_source(tmp_path)) is None

@@ -139,7 +139,7 @@ def test_no_file_is_opened_after_the_pass(folder: Path, monkeypatch: pytest.Monk
     assert pixels(data).shape == (80, 16, 16, 3)
 
 
-def test_gather(folder: Path) -> None:
+def test_pixels_are_gathered_by_ids_as_a_copy(folder: Path) -> None:
     data = prepare(open_source(folder), image_size=16)
     ids = torch.tensor([7, 3, 3, 79])
     batch = data.pixels(ids)
@@ -290,7 +290,9 @@ def kill_in_the_middle(folder: Path, cache: Path) -> None:
     prepare(open_source(folder), image_size=16, cache_dir=cache, shared=True, workers=0)
 
 
-def test_killed_in_the_middle(folder: Path, tmp_path: Path, decoding: Decoding) -> None:
+def test_a_killed_pass_leaves_nothing_to_the_next(
+    folder: Path, tmp_path: Path, decoding: Decoding
+) -> None:
     cache = tmp_path / "cache"
     assert exit_codes(kill_in_the_middle, [(folder, cache)]) == [-signal.SIGKILL]
     assert len(list(cache.glob("*/*.part"))) == 1

@@ -52,7 +52,9 @@ def test_of_a_split_keeps_ids() -> None:
 @pytest.mark.parametrize(
     "changes", [{}, {"labels": None, "classes": None, "captions": None, "groups": None}]
 )
-def test_parquet_round_trip(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_a_table_of_samples_is_read_as_it_was_written(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
     before = samples(**changes)
     before.to_parquet(tmp_path / "samples.parquet")
     after = Samples.read(tmp_path / "samples.parquet")
@@ -62,7 +64,7 @@ def test_parquet_round_trip(tmp_path: Path, changes: dict[str, Any]) -> None:
     assert before.first_difference(after) is None
 
 
-def test_parquet_columns(tmp_path: Path) -> None:
+def test_the_parquet_file_has_documented_columns(tmp_path: Path) -> None:
     samples().to_parquet(tmp_path / "samples.parquet")
     table = pq.read_table(tmp_path / "samples.parquet")
     assert table.column_names[:6] == ["id", "key", "width", "height", "label", "split"]
@@ -114,7 +116,7 @@ def test_not_a_table_of_samples(tmp_path: Path) -> None:
         (taken([0, 1, 2, 3, 3]), "there were 4 samples, there are now 5"),
     ],
 )
-def test_first_difference(now: Samples, sentence: str | None) -> None:
+def test_the_first_difference_of_two_tables_is_named(now: Samples, sentence: str | None) -> None:
     assert samples().first_difference(now) == sentence
 
 

@@ -74,7 +74,7 @@ def test_csv_tsv_and_parquet_agree(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "labels", [[3, 0, None], [3.0, 0.0, float("nan")], ["3", "0", ""], [3, 0, -1]]
 )
-def test_whole_numbers_stay(tmp_path: Path, labels: list[Any]) -> None:
+def test_labels_of_whole_numbers_stay(tmp_path: Path, labels: list[Any]) -> None:
     pq.write_table(
         pa.table({"image": image_files(tmp_path, 3), "label": labels}), tmp_path / "t.parquet"
     )
@@ -117,7 +117,7 @@ def test_empty_cells_and_zero_bytes_in_paths(tmp_path: Path) -> None:
     assert len({path for path, _ in data.quarantine}) == 3
 
 
-def test_absolute_paths(tmp_path: Path) -> None:
+def test_absolute_paths_are_read(tmp_path: Path) -> None:
     (a,) = image_files(tmp_path, 1)
     (tmp_path / "elsewhere").mkdir()
     path = write_csv(
@@ -151,7 +151,7 @@ def test_rows_that_share_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert data.aspect(torch.arange(4)).tolist() == [1.0] * 4
 
 
-def test_shared_across_splits(tmp_path: Path) -> None:
+def test_an_image_of_several_splits_is_a_sample_of_each(tmp_path: Path) -> None:
     a, b = image_files(tmp_path, 2)
     data = prepared(
         write_csv(tmp_path / "t.csv", [("image", "split"), (a, "test"), (b, "train"), (a, "train")])
@@ -168,7 +168,7 @@ def test_a_key_that_is_taken(tmp_path: Path) -> None:
         prepared(write_csv(tmp_path / "t.csv", [("image",), (a,), (a,), (f"{a}#2",)]))
 
 
-def test_other_column_names(tmp_path: Path) -> None:
+def test_columns_are_found_by_option(tmp_path: Path) -> None:
     (a,) = image_files(tmp_path, 1)
     path = write_csv(tmp_path / "t.csv", [("file", "class", "label"), (a, "dog", "7")])
     assert labels_of(prepared(path, image_column="file")) == [7]
@@ -237,7 +237,7 @@ def test_a_parquet_caption_that_is_not_utf8(tmp_path: Path) -> None:
         )
 
 
-def test_known_positives(tmp_path: Path) -> None:
+def test_known_positives_are_groups_of_samples(tmp_path: Path) -> None:
     a, b, c, d, e = image_files(tmp_path, 5)
     (tmp_path / "copy.png").write_bytes((tmp_path / a).read_bytes())
     rows = [

@@ -37,7 +37,7 @@ def test_reads_all_kinds_of_tables_alike(tmp_path: Path) -> None:
         check_unchanged(data.samples, open_source(path))
 
 
-def test_names_of_columns(tmp_path: Path) -> None:
+def test_columns_of_pairs_are_found_by_name_or_option(tmp_path: Path) -> None:
     path = write_table(
         tmp_path / "t.csv", [{"q": "a b", "sentence2": "c"}, {"q": "d", "sentence2": "e"}]
     )
@@ -105,7 +105,7 @@ def test_pairs_that_share_a_text_are_one_group(tmp_path: Path) -> None:
     assert data.texts.groups.tolist() == [0, 0, 2]
 
 
-def test_ids_of_explicit_negatives(tmp_path: Path) -> None:
+def test_explicit_negatives_share_ids_with_equal_texts(tmp_path: Path) -> None:
     table = [
         {"anchor": "a", "positive": "b", "negative": "f", "negative_1": "new"},
         {"anchor": "c", "positive": "d", "negative": "New", "negative_1": "other"},

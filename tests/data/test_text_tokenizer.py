@@ -25,7 +25,7 @@ def trained() -> Tokenizer:
     return train_tokenizer(CAPTIONS, vocab_size=300, context=12)
 
 
-def test_start_text_end_padding(trained: Tokenizer) -> None:
+def test_tokens_are_start_text_end_and_padding(trained: Tokenizer) -> None:
     tokens = trained.encode(["a red dog", "A  red\tDOG "])
     assert tokens.shape == (2, 12)
     assert tokens.dtype == torch.int32
@@ -97,7 +97,9 @@ def test_a_given_tokenizer_that_adds_no_end(tmp_path: Path) -> None:
     assert given.pad_id == given.end_id == 3
 
 
-def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_and_files_that_are_no_tokenizer_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UsageError, match="there is no tokenizer at"):
         read_tokenizer(tmp_path / "gone.json", 8)
     (tmp_path / "bad.json").write_text("{}")

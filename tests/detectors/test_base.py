@@ -300,7 +300,7 @@ def test_a_refresh_missed_in_the_warm_up_is_made_up_for(
     assert [epoch for epoch in range(30) if wrapped.due(epoch)] == due
 
 
-def test_both_directions_of_a_bimodal_loss_are_told_the_epoch() -> None:
+def test_both_directions_of_a_bimodal_loss_get_the_epoch() -> None:
     loss_fn = CLIPLoss(detector=StartAt(FNC(top_k=1), epoch=2))
     z, ids = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0)), torch.arange(6)
     found = []
@@ -312,7 +312,7 @@ def test_both_directions_of_a_bimodal_loss_are_told_the_epoch() -> None:
 
 
 @pytest.mark.parametrize(("epoch", "update_from"), [(-1, None), (2, 3), (2, -1)])
-def test_wrong_epochs(epoch: int, update_from: int | None) -> None:
+def test_a_start_before_the_first_epoch_is_refused(epoch: int, update_from: int | None) -> None:
     with pytest.raises(ValueError, match="must be"):
         StartAt(FNC(top_k=1), epoch=epoch, update_from=update_from)
 

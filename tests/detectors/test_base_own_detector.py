@@ -120,7 +120,7 @@ def test_blocks_of_any_size_find_the_same_kin_and_state() -> None:
         torch.testing.assert_close(other, found[0])
 
 
-def test_wrappers_take_it() -> None:
+def test_a_users_detector_is_wrapped() -> None:
     detector = AboveMean(num_samples=N)
     loss_fn = kf.NTXentLoss(detector=kf.StartAt(kf.Graded(detector), epoch=2, update_from=1))
     found = []
@@ -278,7 +278,7 @@ def test_a_detector_by_position_is_refused_not_ignored(name: str) -> None:
         kind(0.1, kf.FNC(top_k=3), **arguments)
 
 
-def test_every_loss_is_tried() -> None:
+def test_every_public_loss_is_in_the_table() -> None:
     def concrete(kind: Any) -> set[type]:
         found = {each for sub in kind.__subclasses__() for each in concrete(sub)}
         return found | (set() if inspect.isabstract(kind) else {kind})

@@ -122,7 +122,7 @@ def test_calls_without_features_or_with_unknown_ids_are_refused() -> None:
     )
 
 
-def test_several_clusterings() -> None:
+def test_candidates_of_any_shared_cluster_are_dropped() -> None:
     detector = Cave(num_samples=30, num_clusters=(3, 5))
     assert repr(detector) == "Cave(num_samples=30, num_clusters=(3, 5))"
     detector.refresh(torch.randn(30, 4, generator=torch.Generator().manual_seed(0)), 0.0)

@@ -180,7 +180,7 @@ def test_radii_and_merging_fit_the_embeddings_it_starts_from() -> None:
     assert fixed.clusters.merge_similarity == (0.9, 0.7)
 
 
-def test_an_epoch_s_figures() -> None:
+def test_metrics_are_those_of_the_current_levels() -> None:
     assert Hierarchy(num_samples=8).metrics == {}
     assert started().metrics == {"conforming": 1.0, "clustered": 1.0, "largest_cluster": 5 / 8}
     assert StartAt(started(), epoch=0).metrics == started().metrics

@@ -90,7 +90,7 @@ def test_schedules_accept_the_share_of_their_progress(
     assert [detector.rate(progress) for progress in (0.0, 0.05, 0.5, 1.0)] == want
 
 
-def test_when_it_is_due() -> None:
+def test_refreshes_are_due_every_few_epochs_from_the_first() -> None:
     detector = made(None, every=3)
     detector.set_progress(0, 10)
     assert [epoch for epoch in range(10) if detector.due(epoch)] == [3, 6, 9]
@@ -267,7 +267,7 @@ def test_half_precision_and_cold_temperatures_stay_finite(temperature: float) ->
 
 
 @pytest.mark.parametrize("source", ["pass", "bank"])
-def test_save_load_continue(source: str) -> None:
+def test_save_load_continue_equals_uninterrupted(source: str) -> None:
     def collect(detector: IFND, seed: int) -> None:
         if detector.collects:
             detector.collect(torch.arange(N - 3), features(seed, dim=5, number=2 * (N - 3)))
@@ -331,7 +331,7 @@ def test_training_collects_by_itself() -> None:
     ("number", "want"),
     [(50_000, (100, 300, 1000)), (8_000, (40, 120, 400)), (24, (12,)), (5, (2,)), (2, (1,))],
 )
-def test_usual_clusters(number: int, want: tuple[int, ...]) -> None:
+def test_default_clusters_follow_the_number_of_samples(number: int, want: tuple[int, ...]) -> None:
     assert usual_clusters(number) == want == IFND(num_samples=number).num_clusters
 
 

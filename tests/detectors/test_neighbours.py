@@ -70,7 +70,7 @@ def test_the_background_are_the_nearest(number: int, columns: int) -> None:
         assert set((~far_RC[row]).nonzero().flatten().tolist()) == set(nearest)
 
 
-def test_a_background_of_everybody() -> None:
+def test_a_background_of_all_samples_leaves_none_out() -> None:
     sim = torch.randn(3, 10)
     assert distant(sim, None) is None
     assert distant(sim, 10) is None

@@ -375,7 +375,7 @@ def test_repr_is_the_call_and_the_grammar_knows_it() -> None:
     )
 
 
-def test_an_annealed_ring_tells_where_its_lower_end_stands() -> None:
+def test_an_annealed_ring_logs_its_lower_end() -> None:
     ring = Ring(lower=0.8, upper=1.0, anneal="linear", anneal_epochs=4)
     ring.on_metric("epoch", 2.0)
     assert ring.metrics == {"ring_lower": ring.lower}

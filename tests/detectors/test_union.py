@@ -26,7 +26,7 @@ def views(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     return z1, z2, torch.arange(N)
 
 
-def test_kin_of_any() -> None:
+def test_a_union_flags_what_any_detector_flags() -> None:
     one, other = kf.FNC(top_k=1), kf.Oracle(LABELS)
     both = kin(kf.Union(one, other), BLOCK)
     assert torch.equal(both, kin(one, BLOCK) | kin(other, BLOCK))

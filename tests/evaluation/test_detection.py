@@ -80,7 +80,9 @@ def test_pseudo_labels_have_the_rates_of_their_counts() -> None:
     assert (found.rates.mtpr, found.rates.mtnr) == pytest.approx(mtpr_mtnr(pseudo, LABELS))
 
 
-def test_blocks_and_chosen_anchors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quality_in_blocks_and_of_chosen_anchors_equals_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     z, detector = embedded(40), FNC(alpha=0.1).eval()
     labels = torch.arange(40) % 3
     whole = detection_quality(z, labels, 0.1, detector.find)
@@ -96,7 +98,7 @@ def test_blocks_and_chosen_anchors(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_odd_label_sets() -> None:
+def test_one_class_or_no_kin_or_no_labels_give_nan() -> None:
     z = embedded(5)
     one = detection_quality(z, torch.zeros(5, dtype=torch.int64), 0.3).exact
     assert one.stats.precision == 1
@@ -117,7 +119,7 @@ def test_odd_label_sets() -> None:
 
 
 @pytest.mark.parametrize("views", [1, 2])
-def test_similarities(views: int) -> None:
+def test_similarities_of_kin_and_others_equal_slow_loops(views: int) -> None:
     z = embedded(views=views)
     assert kin_similarity(3 * z, LABELS) == pytest.approx(
         slow.similarities(z, LABELS.tolist()), nan_ok=True
@@ -127,7 +129,7 @@ def test_similarities(views: int) -> None:
     assert math.isnan(kin_similarity(z, torch.zeros(14)).true_negative)
 
 
-def test_errors_of_thresholds() -> None:
+def test_threshold_error_has_mae_rmse_and_bias() -> None:
     learned, exact = torch.tensor([0.1, 0.5, 0.9]), torch.tensor([0.2, 0.5, 0.5])
     found = threshold_error(learned, exact)
     assert found.mae == pytest.approx(0.5 / 3)

@@ -83,7 +83,7 @@ def test_many_samples_need_no_square() -> None:
     assert rates.mtnr == 1.0
 
 
-def test_kmeans_over_seeds() -> None:
+def test_nmi_is_the_mean_of_kmeans_over_seeds() -> None:
     g = torch.Generator().manual_seed(0)
     centres = torch.nn.functional.normalize(torch.randn(5, 16, generator=g), dim=1)
     truth = torch.arange(300) % 5

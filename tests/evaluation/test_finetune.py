@@ -87,7 +87,7 @@ def test_top5_and_unknown_test_classes(encoder: torch.nn.Module) -> None:
     assert 0 <= found.accuracy <= found.top5 <= 7 / 8
 
 
-def test_settings_of_rcl(encoder: torch.nn.Module) -> None:
+def test_fine_tuning_by_rcl_uses_nesterov_and_a_cosine(encoder: torch.nn.Module) -> None:
     """Nesterov momentum and a cosine; the rate goes by the size of the batches, so that a few
     samples do not make it diverge."""
     data = Images(80)

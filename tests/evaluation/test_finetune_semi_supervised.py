@@ -44,7 +44,7 @@ def test_equals_probes_on_the_subsets() -> None:
     assert whole.accuracy > few.accuracy > 0.25
 
 
-def test_wrong_use_and_odd_labels() -> None:
+def test_missing_labels_and_fractions_out_of_range_are_refused() -> None:
     (train_x, train_y), (test_x, test_y) = blobs(40, 1), blobs(40, 2)
     with pytest.raises(ValueError, match=r"`fractions` \(=\(2,\)\)"):
         semi_supervised(train_x, train_y, test_x, test_y, fractions=(2,))
@@ -57,7 +57,7 @@ def test_wrong_use_and_odd_labels() -> None:
     assert row.labels == 4, "one of each class"
 
 
-def test_listed_labels() -> None:
+def test_a_listed_subset_probes_the_listed_known_labels() -> None:
     (train_x, train_y), (test_x, test_y) = blobs(200, 1), blobs(200, 2)
     unknown = train_y.copy()
     unknown[:20] = -1

@@ -25,7 +25,7 @@ def test_as_many_of_each_class_and_at_least_one() -> None:
     assert not label_subset(labels, 1.0, 0)[labels < 0].any()
 
 
-def test_seeded_and_nested() -> None:
+def test_label_subsets_are_seeded_and_nested() -> None:
     labels = np.arange(300) % 3
     tenth = label_subset(labels, 0.1, 5)
     assert np.array_equal(tenth, label_subset(labels, 0.1, 5))

@@ -52,7 +52,7 @@ def test_agrees_with_lbfgs_within_a_point(name: str, features: Parts) -> None:
     assert gradient_probe(*features, name).accuracy == pytest.approx(fast, abs=0.01)
 
 
-def test_agrees_on_few_labels(features: Parts) -> None:
+def test_a_gradient_probe_agrees_with_lbfgs_on_few_labels(features: Parts) -> None:
     fast, slow = (
         semi_supervised(*features, fractions=[0.1], draws=2, probe=probe)[0].accuracy
         for probe in ("lbfgs", "glofnd")
@@ -60,7 +60,7 @@ def test_agrees_on_few_labels(features: Parts) -> None:
     assert slow == pytest.approx(fast, abs=0.02)
 
 
-def test_the_papers_numbers() -> None:
+def test_epochs_and_rates_are_those_of_the_papers() -> None:
     assert [PROBES["glofnd"].epochs_of(fraction) for fraction in (1, 0.1, 0.01, 0.001)] == [
         90,
         285,

@@ -117,7 +117,7 @@ def test_an_unfinished_fit_is_said_and_not_warned_of() -> None:
     ).converged
 
 
-def test_wrong_use_is_refused() -> None:
+def test_a_probe_without_classes_labels_or_finite_features_is_refused() -> None:
     x, y = blobs(30, 1)
     with pytest.raises(
         KinfolkError, match="at least two classes; all 30 labelled training samples are of class 4"

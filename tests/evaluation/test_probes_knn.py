@@ -51,7 +51,9 @@ def blobs(count: int, seed: int, spread: float = 1.5) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(("k", "temperature"), [(1, 0.1), (5, 0.1), (20, 0.07), (20, 1.0)])
-def test_equals_a_slow_loop(k: int, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_knn_in_blocks_equals_a_slow_loop(
+    k: int, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # several blocks, the last one short
     monkeypatch.setattr(probes, "_BLOCK_ELEMENTS", {"cpu": 7 * 60})
     (train_x, train_y), (test_x, test_y) = blobs(60, 1), blobs(31, 2)
@@ -126,7 +128,7 @@ def test_a_class_that_training_lacks_is_wrong() -> None:
     assert knn_accuracy(x, torch.tensor([0, 1]), x, torch.tensor([0, 7]), k=1) == 0.5
 
 
-def test_wrong_use_is_refused() -> None:
+def test_knn_without_labels_neighbours_or_finite_features_is_refused() -> None:
     x, y = blobs(10, 1)
     with pytest.raises(KinfolkError, match="train part has no labelled samples"):
         knn_accuracy(x, torch.full((10,), -1))

@@ -42,7 +42,7 @@ def eleven_points(scores: np.ndarray, truth: np.ndarray) -> float:
     )
 
 
-def test_average_precision() -> None:
+def test_average_precision_equals_scikit_learn_and_eleven_points() -> None:
     rng = np.random.default_rng(0)
     truth, scores = rng.integers(0, 2, 60), rng.normal(size=60)
     assert average_precision(scores, truth) == pytest.approx(average_precision_score(truth, scores))

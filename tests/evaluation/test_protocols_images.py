@@ -39,7 +39,7 @@ def three_classes(labelled: bool = True) -> tuple[ImageData, object]:
     [("simclr", False), ("simclr+fnc", True), ("sogclr+glofnd", True), ("simclr+oracle", True), ("moco+ring", True), ("simclr+ifnd", True),  # noqa: E501
      ("cmc+glofnd", False), ("la", True)],
 )  # fmt: skip
-def test_every_kind_of_method_is_asked(method: str, judged: bool) -> None:
+def test_the_detector_is_measured_with_every_kind_of_method(method: str, judged: bool) -> None:
     data, source = three_classes()
     small = {"model.name": "resnet10", "model.width": 4, "head.hidden_size": 8, "head.out_size": 8}
     more = {"framework.queue_size": 16} if method.startswith("moco") else {}

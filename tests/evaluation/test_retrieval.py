@@ -24,7 +24,7 @@ def slow(
 
 
 @pytest.mark.parametrize("entries", [1 << 22, 50])
-def test_equals_sorting(entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recall_in_blocks_equals_sorting(entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kinfolk.evaluation.retrieval._ENTRIES", entries)
     random = torch.Generator().manual_seed(0)
     owners = torch.cat((torch.arange(12), torch.randint(0, 12, (20,), generator=random)))

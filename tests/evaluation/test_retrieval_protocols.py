@@ -116,7 +116,7 @@ def test_zero_shot_by_names(tmp_path: Path) -> None:
         run_zero_shot(towers, data, classes=["cow"])
 
 
-def test_modes_are_put_back(tmp_path: Path) -> None:
+def test_an_evaluation_leaves_every_module_in_its_mode(tmp_path: Path) -> None:
     data = data_of(tmp_path, splits=True)
     towers = towers_of(data)
     towers.pair.train()

@@ -37,7 +37,7 @@ def test_alike_embeddings_come_to_chance() -> None:
     ) == pytest.approx({1: 0.25, 2: 0.5})
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
+def test_names_and_templates_that_cannot_classify_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="names of the classes"):
         class_embeddings(embed, [])
     with pytest.raises(UsageError, match="does not contain"):

@@ -41,7 +41,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_made_to_harm(tmp_path: Path) -> None:
+def test_files_made_to_harm_end_in_one_sentence(tmp_path: Path) -> None:
     for name, data, read in made():
         held, what = _held(tmp_path / name, data, read)
         assert held, what
@@ -57,7 +57,7 @@ def test_a_shape_beyond_all_memory_is_one_sentence(tmp_path: Path, read: Reader)
     assert "overflow" not in what
 
 
-def test_mutations_of_good_files(tmp_path: Path) -> None:
+def test_mutated_files_are_read_or_refused_in_one_sentence(tmp_path: Path) -> None:
     tally = Tally()
     hostile_files(60, random.Random(0), tmp_path, tally)
     assert tally.all_held
@@ -65,7 +65,9 @@ def test_mutations_of_good_files(tmp_path: Path) -> None:
 
 @few
 @given(st.sampled_from([".npy", ".npz", ".parquet", ".safetensors"]), st.binary(max_size=300))
-def test_features_of_any_bytes(tmp_path: Path, suffix: str, data: bytes) -> None:
+def test_features_of_any_bytes_are_read_or_refused(
+    tmp_path: Path, suffix: str, data: bytes
+) -> None:
     held, what = _held(tmp_path / f"a{suffix}", data, _features)
     assert held, what
 
@@ -79,7 +81,7 @@ def test_tables_and_archives_of_any_bytes(tmp_path: Path, suffix: str, data: byt
 
 @few
 @given(st.lists(st.lists(st.text(max_size=8), min_size=2, max_size=3), max_size=5))
-def test_tables_of_any_cells(tmp_path: Path, rows: list[list[str]]) -> None:
+def test_tables_of_any_cells_are_read_or_refused(tmp_path: Path, rows: list[list[str]]) -> None:
     text = "image,label\n" + "\n".join(",".join(row) for row in rows)
     held, what = _held(tmp_path / "a.csv", text.encode("utf-8", "surrogatepass"), _source)
     assert held, what

@@ -101,7 +101,7 @@ def test_an_edited_configuration_is_refused(run: Run, key: str, before: str, aft
     assert run.checkpoint.read_bytes() == kept
 
 
-def test_what_may_change_does(run: Run) -> None:
+def test_epochs_loggers_intervals_and_places_may_change_on_resume(run: Run) -> None:
     """Epochs, loggers, intervals and places."""
     given = {"trainer.log_every": 3, "checkpoint.keep": 3, "knn.every": 0, "data.workers": 0}
     train(out=run.path, resume=True, epochs=3, settings=given, progress=False)

@@ -12,7 +12,7 @@ from kinfolk.detectors import IFND
 from kinfolk.frameworks.clip import CLIP, SigLIP
 
 
-def test_detectors_are_told_the_temperature_as_it_was_learned() -> None:
+def test_detectors_get_the_learned_temperature() -> None:
     framework = CLIP(
         nn.Flatten(),
         nn.Linear(12, 4),

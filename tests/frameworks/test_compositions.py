@@ -297,7 +297,7 @@ def test_the_cases_have_every_pair() -> None:
 
 
 @pytest.mark.parametrize("case", list(cases()), ids=str)
-def test_every_composition_lives(case: Case) -> None:
+def test_every_composition_trains_through_its_whole_life(case: Case) -> None:
     method, framework = parse(case.name), made(case.name, detector_args=case.detector_args)
     before = {
         key: value.clone() for key, value in framework.named_parameters() if value.requires_grad
@@ -356,7 +356,9 @@ def test_a_bias_before_a_norm_has_no_gradient(name: str) -> None:
         ("spcl+hierarchy", {"metric_weight": 0, "prototype_weight": 0, "reinitialise": ()}),
     ],
 )
-def test_every_kind_of_framework_lives(name: str, arguments: dict[str, Any]) -> None:
+def test_every_option_of_a_framework_trains_with_a_detector(
+    name: str, arguments: dict[str, Any]
+) -> None:
     epochs = list(life(made(name, arguments)))
     assert torch.tensor([epoch.losses for epoch in epochs]).isfinite().all()
     assert all(

@@ -125,7 +125,7 @@ def test_two_equal_parts_are_twice_instance_discrimination(pool_kin: bool) -> No
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_each_direction_has_a_detector_of_its_own(action: Any) -> None:
+def test_each_direction_has_a_separate_detector(action: Any) -> None:
     glofnd = GloFND(num_samples=NUM_SAMPLES, alpha=0.3, init="quantile")
     framework = made(20, detector=StartAt(glofnd, epoch=1), action=action)
     framework.set_eval_labels(LABELS)

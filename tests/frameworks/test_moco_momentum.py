@@ -14,7 +14,7 @@ from kinfolk.models import projection_head
 from kinfolk.training.optimizers import build_optimizer
 
 
-def test_it_follows_the_weights() -> None:
+def test_the_momentum_copy_follows_the_weights() -> None:
     encoder, head = nn.Linear(3, 4), nn.Linear(4, 2)
     copy = MomentumCopy(encoder, head, 0.75)
     x, first = torch.randn(5, 3), [p.detach().clone() for p in copy.parameters()]

@@ -214,7 +214,7 @@ def train(framework: PCL, steps: range) -> list[float]:
 
 
 @pytest.mark.parametrize("queue_size", [16, 0])
-def test_save_load_continue(queue_size: int) -> None:
+def test_save_load_continue_equals_uninterrupted(queue_size: int) -> None:
     whole, first, second = (made(queue_size, seed=seed) for seed in (0, 0, 1))
     expected = train(whole, range(8))
     train(first, range(5))
@@ -239,7 +239,7 @@ def test_degenerate_clusters_stay_finite() -> None:
         )
 
 
-def test_defaults_and_wrong_arguments() -> None:
+def test_defaults_are_those_of_the_paper_and_wrong_arguments_are_named() -> None:
     wrong: dict[str, Any] = {
         "every": 0,
         "warmup_epochs": -1,

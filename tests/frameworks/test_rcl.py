@@ -210,7 +210,7 @@ def test_the_hierarchy_is_refined_with_every_step_and_stays_nested() -> None:
     torch.testing.assert_close(known[10:], everybody()[10:])
 
 
-def test_an_epoch_s_figures() -> None:
+def test_metrics_are_those_of_the_current_levels() -> None:
     assert made(NNCLR).metrics == made(criteria=1).metrics == made().metrics == {}
     assert clustered().metrics["conforming"] == 1
     offline = clustered(hierarchy="kmeans", num_clusters=(20, 7))
@@ -246,7 +246,7 @@ def test_the_clustering_is_due_after_the_warm_up() -> None:
         online.set_progress(0, 2)
 
 
-def test_a_detector_that_collects_its_own_is_refreshed_beside_the_criteria() -> None:
+def test_a_detector_that_collects_features_is_refreshed_next_to_the_criteria() -> None:
     detector = IFND(num_samples=NUM_SAMPLES, num_clusters=(3,), source="bank", schedule="constant")
     framework = made(warmup_epochs=1, radii=(0.4, 0.9), detector=detector).float()
     for epoch, collects in ((0, True), (1, False), (2, True)):

@@ -32,7 +32,7 @@ ESTIMATE = {"prior": 0.1, "hardness": 0.5, "decoupled": True}
         (" SimCLR+Oracle:attract ", Method("simclr", "oracle", "attract")),
     ],
 )
-def test_parse(name: str, method: Method) -> None:
+def test_a_name_parses_to_its_parts_and_back(name: str, method: Method) -> None:
     assert parse(name) == method
     assert parse(str(method)) == method
 
@@ -162,7 +162,7 @@ def test_a_prior_reaches_every_contrast(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "decoupled"), [("spcl", True), ("simclr", False)])
-def test_spcl_is_decoupled_unless_told_otherwise(name: str, decoupled: bool) -> None:
+def test_spcl_is_decoupled_by_default(name: str, decoupled: bool) -> None:
     assert framework_arguments(parse(name))["decoupled"].default is decoupled
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(12, 6))
     for given, expected in (({}, decoupled), ({"decoupled": not decoupled}, not decoupled)):

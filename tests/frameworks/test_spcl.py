@@ -218,7 +218,7 @@ def test_after_the_last_epoch_a_detector_sees_embeddings_and_the_heads_stay() ->
     assert not framework.assigned.clusters.refreshed
 
 
-def test_true_prototypes() -> None:
+def test_prototypes_of_labels_are_trained_by_cross_entropy() -> None:
     labels = LABELS.where(torch.arange(N) > 5, -1)
     framework = made(prototypes="labels", labels=labels, metric_weight=0.0, contrast_weight=0.0)
     assert framework.due(0)
@@ -311,7 +311,7 @@ def test_a_warm_up_has_nt_xent_alone_on_random_batches() -> None:
         made(warmup_epochs=2).set_progress(0, 2)
 
 
-def test_when_it_is_due() -> None:
+def test_refreshes_are_due_every_few_epochs() -> None:
     framework = made(every=2)
     assert framework.reinitialised
     framework.set_progress(1, 4)
@@ -377,7 +377,7 @@ def train(framework: SPCL, steps: range) -> list[float]:
     return found
 
 
-def test_save_load_continue() -> None:
+def test_save_load_continue_equals_uninterrupted() -> None:
     whole, first, second = (made(seed=seed) for seed in (0, 0, 1))
     expected = train(whole, range(8))
     train(first, range(5))

@@ -38,7 +38,7 @@ def test_clusters_are_those_of_the_whitened_features() -> None:
     framework.refresh(stretched, 0.0)  # goes on without a warm start
 
 
-def test_halves_are_contrasted_apart() -> None:
+def test_each_half_of_the_batch_is_contrasted_alone() -> None:
     views, ids = batch(0)
     framework = made(contrast_apart=True, decoupled=False, metric_weight=0, prototype_weight=0)
     framework.refresh(features(), 0.0)

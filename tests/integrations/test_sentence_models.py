@@ -104,7 +104,7 @@ def test_resumed_is_uninterrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert differences(resumed.path, whole.path) == []
 
 
-def test_a_model_guides_with_its_own_positives(tmp_path: Path) -> None:
+def test_a_model_guides_with_its_positives(tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
     data, folder = table(tmp_path / "t.csv"), saved(tmp_path / "model", True)
@@ -143,7 +143,7 @@ def test_a_model_guides_with_its_own_positives(tmp_path: Path) -> None:
         )
 
 
-def test_audit_by_a_model(tmp_path: Path) -> None:
+def test_an_audit_embeds_texts_with_a_sentence_model(tmp_path: Path) -> None:
     data, folder = table(tmp_path / "t.csv"), saved(tmp_path / "model", True)
     with open_input(data, encoder=f"st/{folder}", progress=False) as found:
         assert np.shape(found.features) == (16, 16)

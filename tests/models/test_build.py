@@ -99,14 +99,14 @@ def test_torchvision_models_lose_their_last_linear_layer(monkeypatch: pytest.Mon
     importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed"
 )
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
-def test_real_torchvision_models(name: str) -> None:
+def test_torchvision_models_are_built_by_name(name: str) -> None:
     encoder = build_encoder(f"torchvision/{name}").eval()
     assert encoder(torch.randn(1, 3, 224, 224)).shape == (1, encoder.output_size)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
 @pytest.mark.parametrize("name", ["mobilenetv3_small_050", "vit_tiny_patch16_224"])
-def test_real_timm_models(name: str) -> None:
+def test_timm_models_are_built_by_name(name: str) -> None:
     encoder = build_encoder(f"timm/{name}").eval()
     assert encoder(torch.randn(1, 3, 224, 224)).shape == (1, encoder.output_size)
     with pytest.raises(UsageError, match=r"did you mean .*resnet18"):

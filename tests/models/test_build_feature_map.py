@@ -38,7 +38,7 @@ def test_both_towers_and_foreign_modules() -> None:
     assert FeatureMap(adapt(own_pool))(X).shape == (2, 5 * 30 * 30)
 
 
-def test_without_a_map() -> None:
+def test_an_encoder_without_a_feature_map_is_refused() -> None:
     with pytest.raises(UsageError, match="Flatten has no average pooling"):
         FeatureMap(nn.Flatten())
     with pytest.raises(UsageError, match="returns no feature map"):

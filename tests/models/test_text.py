@@ -159,7 +159,7 @@ def test_the_adapter_of_transformers_averages_up_to_the_end() -> None:
     assert adapted.output_size == 6
 
 
-def test_towers_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_encoders_are_built_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     usual: dict[str, Any] = {"vocab_size": 40, "context": 10, "end_id": END}
     assert isinstance(
         build_text("transformer", **usual, width=16, layers=1, heads=2), TextTransformer

@@ -44,7 +44,7 @@ def test_both_towers_meet_on_the_sphere() -> None:
 
 
 @pytest.mark.parametrize("kind", ["towers", "state", "checkpoint"])
-def test_saved_and_begun_from(kind: str, tmp_path: Path) -> None:
+def test_saved_towers_are_begun_from(kind: str, tmp_path: Path) -> None:
     one, other = pair(0), pair(1)
     assert not same(one, other)
     path = save_towers(one, tmp_path)
@@ -60,7 +60,7 @@ def test_saved_and_begun_from(kind: str, tmp_path: Path) -> None:
     assert same(one, other)
 
 
-def test_an_encoder_alone(tmp_path: Path) -> None:
+def test_a_saved_encoder_alone_is_begun_from(tmp_path: Path) -> None:
     one, other = pair(0), pair(1)
     path = save_encoder(one.encoder, tmp_path)
     assert begin_from(other, path) == ["encoder"]

@@ -116,7 +116,7 @@ def test_a_given_temperature_replaces_the_own_everywhere(name: str, action: Any)
 GROUPS = torch.tensor([0, 0, 2, 3, 2, 5, 0, 7])
 
 
-def test_groups_of_the_batch() -> None:
+def test_groups_of_the_batch_are_no_negatives() -> None:
     torch.manual_seed(0)
     z1, z2 = F.normalize(torch.randn(2, 6, 4), dim=-1)
     ids = torch.tensor([0, 1, 3, 5, 6, 7])
@@ -132,7 +132,7 @@ def test_groups_of_the_batch() -> None:
         loss_fn(z1, z2)
 
 
-def test_groups_of_the_queue() -> None:
+def test_groups_of_the_queue_are_no_negatives() -> None:
     torch.manual_seed(0)
     anchors, queue = F.normalize(torch.randn(2, 4), dim=-1), F.normalize(torch.randn(8, 4), dim=-1)
     ids, queue_ids = torch.tensor([1, 5]), torch.tensor([0, 1, 2, 3, 4, 5, 6, 7])
@@ -149,7 +149,7 @@ def test_groups_of_the_queue() -> None:
     torch.testing.assert_close(found, torch.stack(expected).mean())
 
 
-def test_a_queue_in_training() -> None:
+def test_groups_of_the_queue_are_no_negatives_in_training() -> None:
     torch.manual_seed(0)
     groups = torch.arange(40) // 2
     moco = MoCo(nn.Flatten(), nn.Linear(12, 4), num_samples=40, queue_size=8)

@@ -110,7 +110,7 @@ def test_a_negative_of_the_anchors_group_or_id_is_left_out() -> None:
     require_equal(found, slow(*given, 0.3, out), *given)
 
 
-def test_detectors_judge_negatives_too() -> None:
+def test_detectors_flag_explicit_negatives_too() -> None:
     one, other, negatives = batch()
     labels = torch.arange(N) % 4
     loss_fn = kf.CLIPLoss(temperature=0.3, learnable=False, detector=kf.Oracle(labels))
@@ -127,7 +127,7 @@ def test_detectors_judge_negatives_too() -> None:
     "detector",
     [kf.Components, lambda: kf.FNC(top_k=2), kf.PositiveMargin, lambda: kf.Guide(alpha=0.2)],
 )
-def test_negatives_without_ids_are_samples_apart(detector: Any) -> None:
+def test_negatives_without_ids_are_other_samples(detector: Any) -> None:
     one, other, negatives = batch()
     found = [
         kf.CLIPLoss(temperature=0.3, detector=detector())(
@@ -154,7 +154,7 @@ def test_wrong_shapes_are_named() -> None:
         loss_fn(one, other, negatives=negatives, negative_ids=torch.arange(B))
 
 
-def test_values_in_no_group() -> None:
+def test_missing_and_empty_values_are_in_no_group() -> None:
     found = kf.group_ids_of(["a", None, "", 3, "3", "a"])
     assert found[[1, 2]].tolist() == [-1, -1]
     assert found[0] == found[5] != found[3]

@@ -167,7 +167,7 @@ def test_evaluation_writes_nothing_and_a_saved_state_goes_on() -> None:
     assert all(torch.equal(before[key], value) for key, value in second.state_dict().items())
 
 
-def test_bad_input_and_repr() -> None:
+def test_bad_input_is_named_and_repr_is_the_call() -> None:
     images, texts, ids = batch(0, [0, 1, 2, 3])
     with pytest.raises(ValueError, match="`ids` must be given"):
         BimodalSogCLRLoss(num_samples=4, temperature=0.1)(images, texts)

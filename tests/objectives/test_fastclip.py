@@ -336,7 +336,7 @@ def test_a_batch_without_negatives_leaves_the_averages_alone(individual_lr: floa
     assert (loss_fn.text.temperatures == 0.1).all()
 
 
-def test_bad_input_and_repr() -> None:
+def test_bad_input_is_named_and_repr_is_the_call() -> None:
     with pytest.raises(ValueError, match=r"`individual_lr` \(=0\) must be above 0"):
         FastCLIPLoss(num_samples=4, individual_lr=0)
     with pytest.raises(ValueError, match=r"`epsilon` \(=-1\) must be at least 0"):

@@ -182,7 +182,7 @@ def test_dropped_candidates_are_as_good_as_absent() -> None:
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_gradcheck(action: Action) -> None:
+def test_the_gradient_equals_finite_differences(action: Action) -> None:
     z1, z2 = views(4, 3)
     loss_fn = NTXentLoss(
         temperature=0.4, detector=Scripted(same_class(2)), action=action, block_rows=3
@@ -396,6 +396,6 @@ def test_a_weight_of_nothing_keeps_the_least_similar_too() -> None:
     )
 
 
-def test_repr_shows_what_is_not_usual() -> None:
+def test_repr_shows_what_differs_from_the_defaults() -> None:
     shown = repr(NTXentLoss(temperature=0.1, kin_weight=0.25, decoupled=True))
     assert shown == "NTXentLoss(kin_weight=0.25, decoupled=True)"

@@ -81,7 +81,7 @@ def test_nothing_known_is_ntxent_bit_for_bit() -> None:
 
 
 @pytest.mark.parametrize("action", ["eliminate", "attract", "reweight"])
-def test_gradcheck_beside_a_detector(action: Any) -> None:
+def test_the_gradient_with_a_detector_equals_finite_differences(action: Any) -> None:
     z1, z2 = views(5, 3)
     loss_fn = NTXentLoss(
         temperature=0.5,

@@ -69,7 +69,7 @@ def test_the_gradient_is_right() -> None:
         [-5, -4, 0, 0],
     ],
 )
-def test_who_is_drawn(prototypes: list[int], views: int) -> None:
+def test_partners_are_drawn_from_other_clusters(prototypes: list[int], views: int) -> None:
     seen: dict[int, tuple[set[int], set[int]]] = {}
     for seed in range(250):
         partners = draw_partners(torch.tensor(prototypes), views, draw(seed))

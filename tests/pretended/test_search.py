@@ -27,7 +27,7 @@ def groups(number: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("apart", [True, False])
-def test_nearest_neighbours(apart: bool) -> None:
+def test_knn_on_the_device_equals_the_cpu(apart: bool) -> None:
     x, y = groups(120)
     test = groups(30, seed=1)[0] if apart else None
     expected = knn_predict(x, y, test, k=7)
@@ -38,7 +38,7 @@ def test_nearest_neighbours(apart: bool) -> None:
     assert torch.equal(found, expected)
 
 
-def test_dbscan_and_its_radii() -> None:
+def test_dbscan_and_its_radii_on_the_device_equal_the_cpu() -> None:
     x, _ = groups(90)
     radii = fitting_radii(x, 2)
     with pretended():
@@ -51,7 +51,9 @@ def test_dbscan_and_its_radii() -> None:
 
 @pytest.mark.parametrize("alpha", [0.005, 0.05, 0.4])
 @pytest.mark.parametrize("sampled", [64, 2048])
-def test_the_exact_audit(alpha: float, sampled: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_exact_audit_on_the_device_equals_the_cpu(
+    alpha: float, sampled: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(exact, "ROWS", 50)
     monkeypatch.setattr(similarity_spread.column_sample, "__defaults__", (sampled,))
     x, labels = groups(333)

@@ -38,11 +38,11 @@ def test_numbers_are_rounded_to_what_is_readable(value: Any, text: str) -> None:
     ("seconds", "text"),
     [(12.4, "12 s"), (200, "3 min 20 s"), (7500, "2 h 05 min"), (59.7, "1 min 00 s")],
 )
-def test_durations(seconds: float, text: str) -> None:
+def test_durations_are_shown_in_their_largest_units(seconds: float, text: str) -> None:
     assert report_format.duration(seconds) == text
 
 
-def test_a_full_run(tmp_path: Path) -> None:
+def test_a_full_run_has_all_tiles_and_tables(tmp_path: Path) -> None:
     record = read_record(make_run(tmp_path / "run", data=images(classes=["cat", "dog"])))
     assert [name for name, _, _ in report_format.tiles(record)] == [
         "kNN accuracy",
@@ -131,7 +131,7 @@ def test_retrieval_is_recall_in_percent(tmp_path: Path) -> None:
     ]
 
 
-def test_a_bare_run(tmp_path: Path) -> None:
+def test_a_run_without_results_has_no_tiles_and_tables(tmp_path: Path) -> None:
     record = read_record(make_run(tmp_path / "run", bare=True))
     assert not report_format.tiles(record)
     assert report_format.results(record) == report_format.data_tables(record) == []

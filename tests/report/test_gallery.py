@@ -163,7 +163,7 @@ def test_a_sample_is_marked_in_the_maps_of_all_epochs(opened: Opened) -> None:
     )
 
 
-def test_pseudo_labels_or_labels(opened: Opened) -> None:
+def test_points_are_coloured_by_pseudo_labels_or_labels(opened: Opened) -> None:
     page = opened.page
 
     def colours(epoch: int) -> set[str]:

@@ -86,7 +86,9 @@ def test_kin_are_those_above_the_learned_thresholds(run: Run) -> None:
         (GloFND(num_samples=4, alpha=0.5), [[False] * 3]),
     ],
 )
-def test_every_kind_of_role(detector: Any, expected: list[list[bool]]) -> None:
+def test_candidates_that_a_detector_treats_as_kin_are_flagged(
+    detector: Any, expected: list[list[bool]]
+) -> None:
     own_QC = torch.tensor([[True, False, False]])
     kin_QC = flagged_candidates(
         detector.eval(),
@@ -105,7 +107,7 @@ def test_without_a_detector_nothing_is_said_of_kin() -> None:
     assert "a wall" in section
 
 
-def test_the_report_has_it(run: Run) -> None:
+def test_the_report_has_the_section_on_retrieval(run: Run) -> None:
     page = write_report(run.path).read_text(encoding="utf-8")
     assert '<section id="retrieval"' in page
     assert '<a href="#retrieval">' in page

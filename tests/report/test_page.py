@@ -86,7 +86,7 @@ def assert_quiet(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (390, "dark")])
-def test_everything_is_drawn(browser: Any, full: Path, width: int, scheme: str) -> None:
+def test_every_panel_and_image_is_drawn(browser: Any, full: Path, width: int, scheme: str) -> None:
     opened = open_page(browser, full, viewport={"width": width, "height": 900}, color_scheme=scheme)
     page = opened.page
     assert page.locator("#curves .panels figure").count() == len(CURVES) + 1  # and the thresholds
@@ -191,7 +191,7 @@ def test_the_theme_can_be_switched_and_nothing_offers_to_upload(browser: Any, fu
     assert_quiet(opened)
 
 
-def test_it_prints(browser: Any, full: Path, tmp_path: Path) -> None:
+def test_the_page_is_printed_and_keeps_its_theme(browser: Any, full: Path, tmp_path: Path) -> None:
     opened = open_page(browser, full, color_scheme="dark")
     opened.page.pdf(path=tmp_path / "report.pdf", format="A4")
     assert (tmp_path / "report.pdf").stat().st_size > 20_000

@@ -26,7 +26,7 @@ def test_the_last_write_counts_and_duplicates_are_averaged() -> None:
     torch.testing.assert_close(store.features[1], rows[1])
 
 
-def test_save_load() -> None:
+def test_features_and_marks_are_saved_and_loaded() -> None:
     store, fresh, older = Collected(5), Collected(5), Collected(5)
     store.write(torch.tensor([2]), torch.ones(1, 4))
     older.write(torch.tensor([1]), torch.ones(1, 3))
@@ -38,7 +38,7 @@ def test_save_load() -> None:
     assert not fresh.seen.any()
 
 
-def test_what_is_refused() -> None:
+def test_another_number_of_samples_and_ids_out_of_range_are_refused() -> None:
     with pytest.raises(
         RuntimeError,
         match="`features` has the size 5, but `num_samples` is 6: use the same data set",

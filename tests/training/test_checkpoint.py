@@ -21,7 +21,7 @@ CHECKPOINT: dict[str, Any] = {
 }
 
 
-def test_saved_and_loaded(tmp_path: Path) -> None:
+def test_a_checkpoint_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
     AtomicCheckpointIO().save_checkpoint(CHECKPOINT, tmp_path / "sub" / "last.ckpt")
     torch.testing.assert_close(
         read_checkpoint(tmp_path / "sub" / "last.ckpt")["state_dict"], CHECKPOINT["state_dict"]
@@ -92,7 +92,7 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path, monkeypatch: pytest.Mon
     assert not Path("evil").exists()
 
 
-def test_foreign_and_missing_files(tmp_path: Path) -> None:
+def test_foreign_and_missing_checkpoints_are_refused(tmp_path: Path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
     with pytest.raises(KinfolkError, match="was not written by this version of kinfolk"):
         read_checkpoint(tmp_path / "other.ckpt")

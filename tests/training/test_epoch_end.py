@@ -35,7 +35,7 @@ class Module:
         self.framework = framework
 
 
-def test_what_is_measured() -> None:
+def test_cluster_quality_equals_mtpr_mtnr_and_nmi() -> None:
     data = images(40, ["a", "b", "c"])
     assert data.labels is not None
     truth = data.labels[:30]
@@ -88,7 +88,7 @@ def test_a_training_with_clusters_at_a_depth_of_a_hierarchy(tmp_path: Path) -> N
     assert train(out=run.path, resume=True, progress=False).epochs() == rows
 
 
-def test_the_features_of_any_method_are_clustered_where_it_is_wanted(tmp_path: Path) -> None:
+def test_the_features_of_any_method_are_clustered_if_set(tmp_path: Path) -> None:
     settings = {
         name: value for name, value in SETTINGS.items() if not name.startswith("framework.")
     }

@@ -68,7 +68,9 @@ def test_two_nodes_of_one_process(tmp_path: Path, one_node: list[dict[str, Any]]
     assert metrics(tmp_path / "run") == one_node
 
 
-def test_two_forked_processes(tmp_path: Path, one_node: list[dict[str, Any]]) -> None:
+def test_two_forked_processes_train_like_one_node(
+    tmp_path: Path, one_node: list[dict[str, Any]]
+) -> None:
     out = tmp_path / "run"
     assert in_children([(trained, (str(out), 2, 1, "ddp_fork"), {})], patience=200) == [0]
     assert metrics(out) == one_node

@@ -79,7 +79,7 @@ def test_it_goes_on_where_it_was_saved() -> None:
     assert order(again) == []
 
 
-def test_an_order_of_its_own() -> None:
+def test_a_given_order_replaces_the_shuffle() -> None:
     """Asked for once an epoch, when its first batch is read; None: the random one. Ranks take their
     parts of it."""
     asked: list[tuple[int, int]] = []

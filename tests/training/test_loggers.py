@@ -27,7 +27,7 @@ class StandIn:
     ("given", "expected"),
     [("wandb", ("wandb",)), ("none", ()), ("[tensorboard, mlflow]", ("tensorboard", "mlflow"))],
 )
-def test_one_name_is_enough(given: str, expected: tuple[str, ...]) -> None:
+def test_loggers_are_given_by_one_name_or_a_list(given: str, expected: tuple[str, ...]) -> None:
     assert TrainConfig().with_settings([f"trainer.loggers={given}"]).trainer.loggers == expected
 
 

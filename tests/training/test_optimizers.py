@@ -188,7 +188,7 @@ def test_built_optimisers_decay_what_they_should(name: Literal["sgd", "lars", "a
     assert torch.equal(module.bias.detach(), torch.ones(2))
 
 
-def test_scaled_lr() -> None:
+def test_the_rate_scales_linearly_or_by_the_root_of_the_batch() -> None:
     assert scaled_lr(0.3, 512, "linear") == pytest.approx(0.6)
     assert scaled_lr(0.075, 128, "sqrt") == pytest.approx(0.075 * math.sqrt(128))
     assert scaled_lr(0.3, 512, "none") == 0.3
@@ -211,6 +211,8 @@ def one() -> list[Tensor]:
         (lambda: scaled_lr(0.1, 8, "cube"), r"`rule` \(='cube'\)"),  # type: ignore[arg-type]
     ],
 )
-def test_wrong_settings_are_refused(call: Callable[[], object], message: str) -> None:
+def test_settings_of_optimizers_out_of_range_are_refused(
+    call: Callable[[], object], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         call()

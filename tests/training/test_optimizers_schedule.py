@@ -73,6 +73,8 @@ def test_the_scheduler_is_the_function() -> None:
         (lambda: lr_factor(0, 10, final=1.5), r"`final` \(=1.5\)"),
     ],
 )
-def test_wrong_settings_are_refused(call: Callable[[], float], message: str) -> None:
+def test_settings_of_schedules_out_of_range_are_refused(
+    call: Callable[[], float], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         call()

@@ -220,7 +220,7 @@ def test_a_recipe_cut_short_says_that_it_flags_nothing(name: str, epochs: int, r
     assert re.search(reason, framework.silent_reason() or "")
 
 
-def test_the_paper_s_settings() -> None:
+def test_the_imagenet100_recipe_has_the_settings_of_the_paper() -> None:
     recipe = load_recipe("sogclr-glofnd-imagenet100")
     assert (recipe.epochs, recipe.batch_size, recipe.model.name) == (200, 128, "resnet50")
     assert recipe.detector == {

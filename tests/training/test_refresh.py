@@ -197,7 +197,7 @@ def test_the_measured_knn_is_passed_on_before_the_checkpoint(
     assert events == ["saved", ("knn", knn[0]), "saved", ("knn", knn[1]), "saved"]
 
 
-def test_the_embedding_has_a_bar_of_its_own_while_it_lasts(tmp_path: Path) -> None:
+def test_the_embedding_has_a_progress_bar_while_it_lasts(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=140)
     bar = ProgressBar(console, MetricsLog(Run(tmp_path), [], 1), 1)
     batches = SimpleNamespace(batch_progress=SimpleNamespace(total=SimpleNamespace(completed=0)))

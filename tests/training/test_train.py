@@ -215,7 +215,7 @@ def test_arrays_and_data_without_labels(tmp_path: Path) -> None:
         ({"resume": True, "overwrite": True}, "exclude each other"),
     ],
 )
-def test_wrong_use_is_refused_before_anything_is_written(
+def test_wrong_settings_are_refused_before_anything_is_written(
     more: dict[str, Any], words: str, images: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=words) as caught:

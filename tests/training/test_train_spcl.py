@@ -113,7 +113,7 @@ def test_two_ranks_interrupted_and_resumed_are_the_same(tmp_path: Path) -> None:
         {"framework.prototype_weight": 0.0, "framework.reverse_weight": 0.5},
     ],
 )
-def test_its_options_train(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_spcl_trains_with_every_option(tmp_path: Path, settings: dict[str, Any]) -> None:
     run = train(
         **training(
             tmp_path / "run",

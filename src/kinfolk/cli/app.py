@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from kinfolk.cli import audit, compare, data, eval, lists, outputs, train
+from kinfolk.cli import audit, cnce, compare, data, eval, lists, outputs, train
 from kinfolk.cli.options import FLAG, examples, flowing
-from kinfolk.cnce import command as cnce
 
 app = typer.Typer(
     name="kinfolk",

@@ -48,7 +48,9 @@ def pixel(*values: float) -> Tensor:
         ((0.5, 0.5, 0.5), (53.39, 0, 0)),
     ],
 )
-def test_published_values(rgb: tuple[float, float, float], lab: tuple[float, float, float]) -> None:
+def test_lab_has_published_values(
+    rgb: tuple[float, float, float], lab: tuple[float, float, float]
+) -> None:
     assert to_lab(pixel(*rgb)).flatten().tolist() == pytest.approx(lab, abs=0.01)
 
 

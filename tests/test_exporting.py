@@ -18,11 +18,11 @@ from torch import nn
 
 import kinfolk as kf
 from kinfolk.errors import KinfolkError, UsageError
-from kinfolk.exporting.write_export import config_lines, network_in, unavailable
+from kinfolk.exporting import config_lines, network_in, unavailable
 from kinfolk.models import build_encoder, read_state, save_encoder
 
 NAMES: dict[str, dict[str, list[int]]] = json.loads(
-    (Path(__file__).parent / "names.json").read_text(encoding="utf-8")
+    (Path(__file__).parent / "exporting_names.json").read_text(encoding="utf-8")
 )
 """Parameters and buffers with their shapes: as torchvision 0.28 and timm 1.0.30 list them, who
 agree, and as detectron2 builds them; classifiers left out."""
@@ -184,7 +184,7 @@ def test_what_the_target_has_not_is_refused(
         network_in(package, config)
 
 
-def test_networks_of_other_packages() -> None:
+def test_networks_of_other_packages_keep_their_names() -> None:
     assert network_in("torchvision", {"name": "torchvision/convnext_tiny"}) == "convnext_tiny"
     assert network_in("timm", {"name": "timm/resnet50.a1_in1k"}) == "resnet50"
     assert network_in("detectron2", {"name": "timm/resnet34"}) == "resnet34"
@@ -211,14 +211,14 @@ def test_wrong_formats_and_existing_files_are_refused(small: Path, tmp_path: Pat
         kf.export(tmp_path, "safetensors")
 
 
-def test_other_features_are_refused(
+def test_an_export_with_other_features_is_refused(
     run: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A target that is there, and builds another network under the name."""
     name, folder = run
     other = seldom(build_encoder(name, stem="imagenet"))
-    monkeypatch.setattr("kinfolk.exporting.write_export.unavailable", lambda package: None)
-    monkeypatch.setattr("kinfolk.exporting.write_export.load_torchvision", lambda name, path: other)
+    monkeypatch.setattr("kinfolk.exporting.unavailable", lambda package: None)
+    monkeypatch.setattr("kinfolk.exporting.load_torchvision", lambda name, path: other)
     with pytest.raises(KinfolkError, match="the export gives other features in torchvision"):
         kf.export(folder, "torchvision", tmp_path / "out.pth")
     assert not list(tmp_path.iterdir())
@@ -252,7 +252,7 @@ def test_onnx_gives_the_same_features_and_has_the_views_in_its_metadata(
 
 def test_onnx_asks_for_what_is_missing(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "kinfolk.exporting.write_export.unavailable", lambda package: f"{package} is not installed"
+        "kinfolk.exporting.unavailable", lambda package: f"{package} is not installed"
     )
     hint = (
         r"install it with `pip install onnx onnxscript onnxruntime`, or .*'\.\[onnx\]'` in a clone"

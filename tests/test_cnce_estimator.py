@@ -11,8 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.cnce.estimator import bounds, cnce, draw, log_ratio, nce, premise, scores, support
-from kinfolk.cnce.experiment import draw_points, true_information
+from kinfolk.cnce import (
+    bounds,
+    cnce,
+    draw,
+    draw_points,
+    log_ratio,
+    nce,
+    premise,
+    scores,
+    support,
+    true_information,
+)
 from kinfolk.seeding import generator
 from tests.reference import cnce as reference
 
@@ -120,7 +130,7 @@ def test_nce_reaches_the_information_with_the_best_critic(
     assert abs(fmean(best_critic[0]) - true_information()) < 4 * error
 
 
-def test_order_of_the_bounds(best_critic: dict[int, list[float]]) -> None:
+def test_bounds_fall_as_omega_grows(best_critic: dict[int, list[float]]) -> None:
     means = [fmean(best_critic[omega]) for omega in OMEGAS]
     error = stdev(best_critic[0]) / math.sqrt(len(best_critic[0]))
     assert means[0] <= true_information() + 4 * error
@@ -128,7 +138,7 @@ def test_order_of_the_bounds(best_critic: dict[int, list[float]]) -> None:
     assert means[-1] < 0  # with one critic for all, CNCE is no estimate of I, only a bound
 
 
-def test_premise_of_the_theorem() -> None:
+def test_the_premise_counts_critics_above_the_mean() -> None:
     ordered = torch.tensor([[0.0, 1.0, 2.0, 3.0], [0.0, 0.0, 0.0, 0.0]]).double()
     mean = math.log(sum(math.exp(score) for score in range(4)) / 4)
     assert 1 < mean < 3
@@ -163,7 +173,7 @@ def test_draws_are_uniform_over_what_is_kept() -> None:
     assert float(((counts - 10_000) ** 2 / 10_000).sum()) < 16.3
 
 
-def test_scores_of_two_views() -> None:
+def test_scores_are_cosines_over_the_temperature() -> None:
     u, v = torch.randn(2, 5, 3, generator=generator(0))
     positive, others = scores(u[:2], v, 0.5)
     cosine = (

@@ -75,7 +75,7 @@ def cnce(
     anchor's scores.
     """
     _check(study, train_each, views, temperature, out, overwrite)
-    from kinfolk.cnce.experiment import Toy, table_study, variance_study, views_study
+    from kinfolk.cnce import Toy, table_study, variance_study, views_study
 
     toy = Toy(epochs=epochs, temperature=temperature)
     if study == "table":
@@ -125,46 +125,28 @@ def _show_table(found: dict[str, Any]) -> None:
 
     rows = {(row["critic"], row["points"], row["omega"]): row for row in found["rows"]}
     settings = found["settings"]
-    titles = {
-        "nce": "One critic for all rows, trained by NCE",
-        "own": "A critic for each row, trained by the estimator of that row",
-    }
+    titles = {"nce": "One critic for all rows, trained by NCE"}
+    if settings["train_each"]:
+        titles["own"] = "A critic for each row, trained by the estimator of that row"
     _print(_truth(found["true"]))
-    for critic, title in titles.items() if settings["train_each"] else [("nce", titles["nce"])]:
-        heads = (
-            "ω",
-            "paper",
-            "training points",
-            "fresh points",
-            *(("premise",) if critic == "nce" else ()),
-        )
-        table = plain_table(*heads, right=heads, title=title)
+    for critic, title in titles.items():
+        heads = ["ω", "paper", "training points", "fresh points"]
+        heads += ["premise"] if critic == "nce" else []
+        table = plain_table(*heads, right=tuple(heads), title=title)
         for omega, paper in found["paper"].items():
-            cells = [
-                _mean_and_deviation(row)
-                for row in (
-                    paper,
-                    rows[critic, "train", int(omega)],
-                    rows[critic, "fresh", int(omega)],
-                )
-            ]
-            holds = (
-                [f"{100 * found['premise'][omega]:.0f} %" if omega != "0" else "–"]
-                if critic == "nce"
-                else []
-            )
-            table.add_row("NCE" if omega == "0" else omega, *cells, *holds)
+            ours = [rows[critic, points, int(omega)] for points in ("train", "fresh")]
+            cells = [_mean_and_deviation(row) for row in (paper, *ours)]
+            if critic == "nce":
+                cells.append("–" if omega == "0" else f"{100 * found['premise'][omega]:.0f} %")
+            table.add_row("NCE" if omega == "0" else omega, *cells)
         _print(table)
-    spread = (
-        f"Mean ± standard deviation over {settings['seeds']} runs"
-        if settings["seeds"] > 1
-        else "One run"
+    runs = settings["seeds"]
+    spread = f"Mean ± standard deviation over {runs} runs" if runs > 1 else "One run"
+    _print(
+        f"{spread}: {settings['num_points']:,} points, {settings['num_negatives']} negatives,"
+        f" epochs: {settings['epochs']}. CNCE draws negatives above the percentile ω.",
+        style="dim",
     )
-    sizes = (
-        f"{settings['num_points']:,} points, {settings['num_negatives']} negatives, epochs:"
-        f" {settings['epochs']}"
-    )
-    _print(f"{spread}: {sizes}. CNCE draws negatives above the percentile ω.", style="dim")
     _print(
         "Premise: share of fresh anchors whose negatives all have e^f above its mean, as theorem"
         " 3.1 requires.",
@@ -178,25 +160,24 @@ def _show_variance(found: dict[str, Any]) -> None:
 
     rows = {(row["negatives"], row["omega"]): row for row in found["rows"]}
     numbers, omegas = (list(dict.fromkeys(key[part] for key in rows)) for part in (0, 1))
-    names = [f"ω = {omega}" if omega else "NCE" for omega in omegas]
-    heads = ["k", *(head for name in names for head in (name, "variance"))]
+    heads = ["k"]
+    for omega in omegas:
+        heads += [f"ω = {omega}" if omega else "NCE", "variance"]
     table = plain_table(*heads, right=tuple(heads))
     for number in numbers:
-        cells = [(rows[number, omega]["mean"], rows[number, omega]["variance"]) for omega in omegas]
-        table.add_row(
-            f"{number:,}",
-            *(text for mean, variance in cells for text in (f"{mean:.4f}", f"{variance:.1e}")),
-        )
+        cells = []
+        for omega in omegas:
+            row = rows[number, omega]
+            cells += [f"{row['mean']:.4f}", f"{row['variance']:.1e}"]
+        table.add_row(f"{number:,}", *cells)
     if found["true"] is not None:
         _print(_truth(found["true"]))
     _print(table)
     settings = found["settings"]
     critics = f", critics: {settings['seeds']}" if "seeds" in settings else ""
-    fixed = (
-        f"Variance over {settings['draws']} draws of the negatives, with anchor and positive fixed"
-    )
     _print(
-        f"k: number of negatives. {fixed}, averaged over anchors: {settings['anchors']}{critics}.",
+        f"k: number of negatives. Variance over {settings['draws']} draws of the negatives, with"
+        f" anchor and positive fixed, averaged over anchors: {settings['anchors']}{critics}.",
         style="dim",
     )
 
@@ -212,10 +193,7 @@ def _print(what: Any, style: str | None = None) -> None:
 
 
 def _mean_and_deviation(row: dict[str, Any]) -> str:
-    """Mean ± deviation, e.g. 0.01345 ± 0.00100. Values below a thousandth are written as powers of
-    ten."""
-    return " ± ".join(
-        f"{value:.5f}" if abs(row["mean"]) >= 1e-3 else f"{value:.1e}"
-        for value in (row["mean"], row["stdev"])
-        if value is not None
-    )
+    """Mean ± deviation, e.g. 0.01345 ± 0.00100; small values as powers of ten."""
+    digits = ".5f" if abs(row["mean"]) >= 1e-3 else ".1e"
+    values = (row["mean"], row["stdev"])
+    return " ± ".join(format(value, digits) for value in values if value is not None)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kinfolk import cnce
 from kinfolk.cli import main
-from kinfolk.cnce import experiment
 
 
 def left(*arguments: str) -> int:
@@ -24,11 +24,11 @@ def left(*arguments: str) -> int:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """60 points in place of 2,000, 80 columns in place of the terminal's."""
 
-    def toy(**settings: Any) -> experiment.Toy:
+    def toy(**settings: Any) -> cnce.Toy:
         return original(**{"num_points": 60, "num_negatives": 10, **settings})
 
-    original = experiment.Toy
-    monkeypatch.setattr(experiment, "Toy", toy)
+    original = cnce.Toy
+    monkeypatch.setattr(cnce, "Toy", toy)
     monkeypatch.setenv("COLUMNS", "80")
 
 
@@ -53,7 +53,7 @@ def test_the_table_has_the_papers_figures_next_to_ours(
     assert "--overwrite" in capsys.readouterr().err
 
 
-def test_one_run_without_spread(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_run_is_shown_without_a_spread(capsys: pytest.CaptureFixture[str]) -> None:
     assert left("--seeds", "1", "--epochs", "1") == 0
     shown = capsys.readouterr().out
     assert "One run" in shown
@@ -69,7 +69,9 @@ def test_the_variance_study_prints_every_number_of_negatives(
     assert all(text in shown for text in ("4,096", "ω = 90", "0.02041", "anchors: 60"))
 
 
-def test_variance_of_two_views(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_variance_of_two_files_is_shown_without_the_true_information(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first, second = str(tmp_path / "a.npy"), str(tmp_path / "b.npy")
     for path in (first, second):
         np.save(path, np.eye(20))

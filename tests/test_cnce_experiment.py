@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from kinfolk.cnce.experiment import (
+from kinfolk.cnce import (
     NEGATIVES,
     PAPER,
     Critic,
     Toy,
-    against_negatives,
-    choose,
+    by_negatives,
+    choose_negatives,
     draw_points,
     table_study,
     train_critic,
@@ -75,7 +75,7 @@ def test_the_critic_is_the_papers() -> None:
 @pytest.mark.parametrize("lower", [0, 50, 90])
 def test_negatives_are_above_the_percentile_and_never_the_own(lower: float) -> None:
     u, v = torch.randn(2, 21, 4, generator=generator(0))
-    chosen = choose(u[5:8], v, torch.tensor([5, 6, 7]), 500, lower, generator(1))
+    chosen = choose_negatives(u[5:8], v, torch.tensor([5, 6, 7]), 500, lower, generator(1))
     for row, own in enumerate((5, 6, 7)):
         others = [j for j in range(21) if j != own]
         others.sort(key=lambda j: float(u[own] @ v[j]))
@@ -88,14 +88,14 @@ def test_training_raises_what_it_maximises() -> None:
     epochs: list[None] = []
     trained = train_critic(x, y, SMALL, 0, after_epoch=lambda: epochs.append(None))
     before, after = (
-        against_negatives(c.embed_x(x), c.embed_y(y), 0.07, negatives=[20], omegas=[0])[0]
+        by_negatives(c.embed_x(x), c.embed_y(y), 0.07, negatives=[20], omegas=[0])[0]
         for c in (Critic(SMALL, 0), trained)
     )
     assert len(epochs) == 3
     assert after["mean"] > before["mean"] + 0.1
 
 
-def test_table_study() -> None:
+def test_the_table_has_every_critic_and_falls_with_omega() -> None:
     found = table_study(2, SMALL, train_each=True)
     rows = {(row["critic"], row["points"], row["omega"]): row for row in found["rows"]}
     assert len(rows) == len(found["rows"]) == 2 * 2 * len(PAPER)
@@ -128,12 +128,12 @@ def test_variance_falls_with_the_number_of_negatives_and_with_the_percentile() -
         )
 
 
-def test_variance_of_two_arrays(tmp_path: Path) -> None:
+def test_views_of_two_files_equal_views_in_memory(tmp_path: Path) -> None:
     u, v = torch.randn(2, 200, 8, generator=generator(0))
     for name, array in (("u", u), ("v", u + 0.1 * v)):
         np.save(tmp_path / f"{name}.npy", array.numpy())
     found = views_study(tmp_path / "u.npy", tmp_path / "v.npy", 0.5, anchors=20, draws=4)
-    assert found["rows"] == against_negatives(u[:20], u + 0.1 * v, 0.5, draws=4)
+    assert found["rows"] == by_negatives(u[:20], u + 0.1 * v, 0.5, draws=4)
     assert found["rows"][0]["mean"] > 0.5  # the views are nearly the same: much is known
 
 
@@ -164,7 +164,7 @@ def test_one_seed_has_no_spread() -> None:
         (lambda: table_study(0), r"`num_seeds` \(=0\)"),
         (lambda: variance_study(0), r"`num_seeds` \(=0\)"),
         (
-            lambda: against_negatives(torch.ones(2, 2), torch.ones(2, 2), 1.0, draws=1),
+            lambda: by_negatives(torch.ones(2, 2), torch.ones(2, 2), 1.0, draws=1),
             r"`draws` \(=1\)",
         ),
     ],

@@ -1,0 +1,486 @@
+"""The CNCE paper: two lower bounds on mutual information, and its experiment with a known truth.
+
+Wu, Mosse, Zhuang, Yamins, Goodman, Conditional Negative Sampling for Contrastive Learning of Visual
+Representations, ICLR 2021, equation 1, theorems 3.1 and 3.2, appendix B. With critic scores f and k
+candidates, one of which is the positive v_1,
+
+    Z = log( e^f(u, v_1) / (1/k · Σ_j e^f(u, v_j)) ),
+    NCE = E[Z] with v_2:k ~ p(v),     CNCE = E[Z] with v_2:k ~ p(v | S_B).
+
+S_B contains the v whose score is between the ω_ℓ-th and the ω_u-th percentile of the anchor's
+scores (section 4). Appendix B calls S_B "the top w_ℓ percentage", but its support shrinks from w =
+10 to 95. Both agree only if w is the lower percentile, as in section 4. So ω = 95 keeps the hardest
+5 percent here, and ω = 0 is NCE.
+
+Theorem 3.1 requires that B lies above c = E_p[e^f], which does not hold for a low ω (`premise`).
+Without an upper end the premise is not needed: scores above a percentile are stochastically larger
+than all scores, and Z decreases with each of them, so CNCE decreases as ω increases and never
+exceeds NCE. A ring (upper < 100) needs the premise: below c, CNCE can exceed the mutual
+information.
+
+In the experiment (X, Y) = Z + ε with Z ~ N(0, Σ_Z), ε ~ N(0, Σ_ε) is Gaussian with covariance
+Σ = Σ_Z + Σ_ε, hence
+
+    I(X; Y) = −½ · log(1 − Σ_12² / (Σ_11 · Σ_22)) = 0.02041.
+
+The critic is f(x, y) = ⟨g(x), h(y)⟩ / temperature: two perceptrons of five linear layers, ten units
+wide, with ReLU. Choices that the paper does not state: unit-norm outputs (section 2) of ten numbers
+(the hidden width) and temperature 0.07 (section 5). Instead of a memory bank, all points are
+embedded at each step, so that no embedding is stale and both encoders have a gradient. The partner
+of a point is never among its negatives. Negatives are drawn with replacement, because those of the
+theorem are i.i.d.
+
+Dimension key: N points, B batch, A anchors, C candidates of an anchor other than its positive, M
+candidates in the support, K negatives drawn, D embedding, R draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from kinfolk.errors import UsageError, show_progress
+from kinfolk.seeding import derive_seed, generator
+
+# ---- the estimators
+
+
+def nce(
+    positive_A: Tensor, others_AC: Tensor, num_negatives: int, generator: torch.Generator
+) -> Tensor:
+    """The NCE estimate (a scalar): `cnce` with negatives from all candidates."""
+    return cnce(positive_A, others_AC, num_negatives, generator, lower=0.0)
+
+
+def cnce(
+    positive_A: Tensor,
+    others_AC: Tensor,
+    num_negatives: int,
+    generator: torch.Generator,
+    lower: float,
+    upper: float = 100.0,
+) -> Tensor:
+    """The CNCE estimate (a scalar): the mean of Z with negatives from the candidates between two
+    percentiles of each anchor's scores.
+
+    Estimates with equal generators use the same random numbers, so they differ only by the
+    percentiles. With `upper` = 100 such an estimate decreases with `lower` in every draw.
+
+    Args:
+        positive_A: (A,) scores f(u, v_1).
+        others_AC: (A, C) scores of draws from p(v) that are independent of v_1. The positive is not
+            among them.
+        num_negatives: negatives per anchor, drawn independently and with replacement; k − 1 in
+            theorem 3.1.
+        generator: random generator on the device of the scores.
+        lower, upper: ω_ℓ and ω_u, percentiles in [0, 100].
+
+    Example:
+        >>> from kinfolk.seeding import generator
+        >>> others = torch.tensor([[-1.0, 0.0, 1.0, 2.0]])
+        >>> one = torch.tensor([1.5])
+        >>> estimates = [cnce(one, others, 50, generator(0), lower) for lower in (0, 50, 75)]
+        >>> [round(float(estimate), 2) for estimate in estimates]
+        [0.45, -0.04, -0.49]
+    """
+    kept_AM = support(others_AC.sort(1).values, lower, upper)
+    return log_ratio(positive_A, draw(kept_AM, num_negatives, generator)).mean()
+
+
+def log_ratio(positive_A: Tensor, negatives_AK: Tensor) -> Tensor:
+    """(A,) Z for each anchor. The positive is one of the k = K + 1 candidates, so Z is at most log
+    k."""
+    if positive_A.ndim != 1 or negatives_AK.ndim != 2 or len(positive_A) != len(negatives_AK):
+        raise ValueError(
+            f"`positive_A` (={tuple(positive_A.shape)}) and `negatives_AK`"
+            f" (={tuple(negatives_AK.shape)}) must have the shapes (A,), (A, K)"
+        )
+    every = torch.cat((positive_A[:, None], negatives_AK), 1)
+    return positive_A - every.logsumexp(1) + math.log(every.shape[1])
+
+
+def support(ordered_AC: Tensor, lower: float, upper: float = 100.0) -> Tensor:
+    """(A, M) the scores between two percentiles of each row of ascending scores, at least one."""
+    first, last = bounds(ordered_AC.shape[1], lower, upper)
+    return ordered_AC[:, first:last]
+
+
+def bounds(num_candidates: int, lower: float, upper: float = 100.0) -> tuple[int, int]:
+    """The range of ranks between the percentiles; its end is exclusive."""
+    if not 0 <= lower < upper <= 100:
+        raise ValueError(
+            f"`lower` (={lower}) and `upper` (={upper}) must be percentiles, 0 <= lower < upper"
+            " <= 100"
+        )
+    if num_candidates < 1:
+        raise ValueError(f"`num_candidates` (={num_candidates}) must be at least 1")
+    first = min(math.floor(num_candidates * lower / 100), num_candidates - 1)
+    return first, max(math.ceil(num_candidates * upper / 100), first + 1)
+
+
+def draw(kept_AM: Tensor, num_negatives: int, generator: torch.Generator) -> Tensor:
+    """(A, K) scores drawn from each row, independently and with replacement.
+
+    Uses the inverse of the distribution function: the same random number picks a larger score from
+    a higher part of ascending scores. It counts from the top, so that supports with the same upper
+    end pick their largest score with the same random number.
+    """
+    if num_negatives < 1:
+        raise ValueError(f"`num_negatives` (={num_negatives}) must be at least 1")
+    shape, size = (len(kept_AM), num_negatives), kept_AM.shape[1]
+    share_AK = torch.rand(*shape, generator=generator, device=kept_AM.device, dtype=torch.float64)
+    below_top_AK = (share_AK * size).long().clamp_(max=size - 1)
+    return kept_AM.gather(1, size - 1 - below_top_AK)
+
+
+def premise(ordered_AC: Tensor, lower: float) -> float:
+    """Share of anchors (rows of ascending scores) for which theorem 3.1 applies: the lowest e^f in
+    the support is above the mean c."""
+    mean_A = ordered_AC.logsumexp(1) - math.log(ordered_AC.shape[1])
+    return float((support(ordered_AC, lower)[:, 0] > mean_A).double().mean())
+
+
+def scores(u_AD: Tensor, v_ND: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Cosine similarities divided by the temperature: (A,) of row i with row i, (A, N − 1) with all
+    other rows of `v_ND`, which may have more rows than `u_AD`."""
+    matrices = u_AD.ndim == v_ND.ndim == 2 and u_AD.shape[1] == v_ND.shape[1]
+    if not matrices or not 0 < len(u_AD) <= len(v_ND) or len(v_ND) < 2:
+        raise ValueError(
+            f"`u_AD` (={tuple(u_AD.shape)}) and `v_ND` (={tuple(v_ND.shape)}) must be (A, D) and"
+            " (N, D) with A <= N and N at least 2"
+        )
+    if not temperature > 0:
+        raise ValueError(f"`temperature` (={temperature}) must be above 0")
+    u_AD, v_ND = (functional.normalize(each.double(), dim=1) for each in (u_AD, v_ND))
+    score_AN = u_AD @ v_ND.T / temperature
+    others = torch.ones_like(score_AN, dtype=torch.bool).fill_diagonal_(False)
+    return score_AN.diagonal().clone(), score_AN[others].view(len(u_AD), len(v_ND) - 1)
+
+
+# ---- the toy: its data and its critic
+
+SIGMA_Z = ((1.0, -0.5), (-0.5, 1.0))
+SIGMA_EPSILON = ((1.0, 0.9), (0.9, 1.0))
+
+
+@dataclass(frozen=True)
+class Toy:
+    """Settings of the toy experiment; the defaults are those of the paper."""
+
+    num_points: int = 2000
+    num_negatives: int = 100
+    epochs: int = 100
+    batch_size: int = 128
+    lr: float = 0.03
+    width: int = 10
+    layers: int = 5
+    temperature: float = 0.07
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            least = {"num_points": 2, "epochs": 0}.get(name, 1)
+            if name in ("lr", "temperature"):
+                if not value > 0:
+                    raise ValueError(f"`{name}` (={value}) must be above 0")
+            elif value < least:
+                raise ValueError(f"`{name}` (={value}) must be at least {least}")
+
+
+def true_information() -> float:
+    """I(X; Y) in nats, from the covariance."""
+    sigma = np.asarray(SIGMA_Z) + np.asarray(SIGMA_EPSILON)
+    return -0.5 * math.log(1 - float(sigma[0, 1] ** 2 / (sigma[0, 0] * sigma[1, 1])))
+
+
+def draw_points(num_points: int, seed: int, *key: int | str) -> tuple[Tensor, Tensor]:
+    """(N,), (N,): x and y of draws of Z + ε, a function of seed and key."""
+
+    def normal(name: str, sigma: tuple[tuple[float, float], ...]) -> Tensor:
+        draws = generator(seed, "toy", name, *key)
+        root = torch.linalg.cholesky(torch.tensor(sigma, dtype=torch.float64))
+        points: Tensor = torch.randn(num_points, 2, dtype=torch.float64, generator=draws) @ root.T
+        return points
+
+    both_N2 = (normal("z", SIGMA_Z) + normal("epsilon", SIGMA_EPSILON)).float()
+    return both_N2[:, 0].clone(), both_N2[:, 1].clone()
+
+
+class Critic(nn.Module):
+    """The two encoders. Their initial weights depend only on `seed`."""
+
+    def __init__(self, toy: Toy, seed: int) -> None:
+        super().__init__()
+        self.temperature = toy.temperature
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(seed, "critic"))
+            self.of_x, self.of_y = (_perceptron(toy.width, toy.layers) for _ in range(2))
+
+    def embed_x(self, x_N: Tensor) -> Tensor:
+        return functional.normalize(self.of_x(x_N[:, None]), dim=1)
+
+    def embed_y(self, y_N: Tensor) -> Tensor:
+        return functional.normalize(self.of_y(y_N[:, None]), dim=1)
+
+
+def _perceptron(width: int, layers: int) -> nn.Sequential:
+    parts: list[nn.Module] = [nn.Linear(1, width)]
+    for _ in range(layers - 1):
+        parts += [nn.ReLU(), nn.Linear(width, width)]
+    return nn.Sequential(*parts)
+
+
+def train_critic(
+    x_N: Tensor,
+    y_N: Tensor,
+    toy: Toy,
+    seed: int,
+    lower: float = 0.0,
+    after_epoch: Callable[[], object] | None = None,
+) -> Critic:
+    """Trains a critic that maximises NCE on the points, or, with `lower`, CNCE with negatives above
+    that percentile of its scores."""
+    critic = Critic(toy, seed)
+    # fused: one call per step
+    optimizer = torch.optim.Adam(critic.parameters(), lr=toy.lr, weight_decay=0.0, fused=True)
+    for epoch in range(toy.epochs):
+        draws = generator(seed, "epoch", epoch)
+        order_N = torch.randperm(len(x_N), generator=draws)
+        for start in range(0, len(x_N), toy.batch_size):
+            batch_B = order_N[start : start + toy.batch_size]
+            u_BD, v_ND = critic.embed_x(x_N[batch_B]), critic.embed_y(y_N)
+            chosen_BK = choose_negatives(
+                u_BD.detach(), v_ND.detach(), batch_B, toy.num_negatives, lower, draws
+            )
+            positive_B = (u_BD * v_ND[batch_B]).sum(1)
+            negative_BK = torch.bmm(v_ND[chosen_BK], u_BD[:, :, None]).squeeze(2)
+            ratio_B = log_ratio(positive_B / toy.temperature, negative_BK / toy.temperature)
+            optimizer.zero_grad()
+            torch.autograd.backward(-ratio_B.mean())
+            optimizer.step()
+        if after_epoch is not None:
+            after_epoch()
+    return critic.requires_grad_(False)
+
+
+def choose_negatives(
+    u_BD: Tensor,
+    v_ND: Tensor,
+    partner_B: Tensor,
+    num_negatives: int,
+    lower: float,
+    draws: torch.Generator,
+) -> Tensor:
+    """(B, K) points drawn from those above the percentile `lower` of each anchor's scores, never
+    the partner of the anchor."""
+    shape = (len(partner_B), num_negatives)
+    first, end = bounds(len(v_ND) - 1, lower)
+    if lower == 0:
+        index_BK = torch.randint(end, shape, generator=draws)
+        return index_BK + (index_BK >= partner_B[:, None])  # skips the partner
+    score_BN = u_BD @ v_ND.T
+    score_BN[torch.arange(len(partner_B)), partner_B] = -torch.inf  # the partner gets rank 0
+    # several times faster than torch.topk on a CPU
+    order_BN = torch.from_numpy(np.argpartition(score_BN.numpy(), 1 + first, axis=1))
+    return order_BN.gather(1, 1 + first + torch.randint(end - first, shape, generator=draws))
+
+
+# ---- the studies
+
+NEGATIVES = (16, 32, 64, 128, 256, 512, 1024, 4096)  # appendix C
+OMEGAS = (0, 50, 90)
+PAPER: dict[int, tuple[float, float]] = {
+    0: (0.01345, 0.001),
+    10: (0.01241, 3e-4),
+    25: (0.00220, 1e-4),
+    50: (7.29e-5, 9e-6),
+    75: (1.67e-5, 2e-6),
+    90: (5.87e-6, 1e-6),
+    95: (1.97e-6, 4e-6),
+}
+"""Table 5: ω → mean and standard deviation over 5 runs; ω = 0 is NCE."""
+
+
+def variance_study(
+    num_seeds: int,
+    toy: Toy | None = None,
+    *,
+    anchors: int = 128,
+    draws: int = 32,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Mean and variance of NCE and CNCE on fresh points of the toy, with a critic trained by NCE,
+    for each number of negatives.
+
+    The variance is that of theorem 3.2: the variance of Z over draws of the negatives with (u, v_1)
+    fixed, averaged over anchors and seeds.
+    """
+    toy = toy or Toy()
+    rows: list[list[dict[str, Any]]] = []
+    with _count_epochs(num_seeds, num_seeds, toy, progress) as after_epoch:
+        for seed in range(num_seeds):
+            points = draw_points(toy.num_points, seed, "train")
+            critic = train_critic(*points, toy, seed, after_epoch=after_epoch)
+            x_N, y_N = draw_points(toy.num_points, seed, "fresh")
+            u_AD, v_ND = critic.embed_x(x_N[:anchors]), critic.embed_y(y_N)
+            rows.append(by_negatives(u_AD, v_ND, toy.temperature, draws=draws, seed=seed))
+    means = [
+        same[0] | {key: fmean(row[key] for row in same) for key in ("mean", "variance")}
+        for same in zip(*rows, strict=True)
+    ]
+    sizes = {"seeds": num_seeds, "anchors": min(anchors, toy.num_points), "draws": draws}
+    settings = asdict(toy) | sizes
+    return {"study": "variance", "settings": settings, "true": true_information(), "rows": means}
+
+
+def views_study(
+    first: Path, second: Path, temperature: float, *, anchors: int = 128, draws: int = 32
+) -> dict[str, Any]:
+    """The variance study for embeddings of two views: two .npy arrays of the same shape. The first
+    `anchors` rows are the anchors."""
+    views = [_read(path) for path in (first, second)]
+    if views[0].ndim != 2 or views[0].shape != views[1].shape or len(views[0]) < 2:
+        shapes = " and ".join(str(tuple(view.shape)) for view in views)
+        raise UsageError(
+            f"the two views have the shapes {shapes}; both must have the same shape, samples ×"
+            " features, with at least two samples"
+        )
+    if not all(bool(view.isfinite().all()) for view in views):
+        raise UsageError("the two views contain values that are not finite")
+    rows = by_negatives(views[0][:anchors], views[1], temperature, draws=draws)
+    settings = {
+        "views": [str(first), str(second)],
+        "temperature": temperature,
+        "anchors": min(anchors, len(views[0])),
+        "draws": draws,
+    }
+    return {"study": "variance", "settings": settings, "true": None, "rows": rows}
+
+
+@torch.no_grad()
+def by_negatives(
+    u_AD: Tensor,
+    v_ND: Tensor,
+    temperature: float,
+    *,
+    draws: int = 32,
+    seed: int = 0,
+    negatives: Sequence[int] = NEGATIVES,
+    omegas: Sequence[float] = OMEGAS,
+) -> list[dict[str, Any]]:
+    """Mean and variance over draws of the negatives, for each number of negatives and each ω. Row i
+    of `u_AD` and row i of `v_ND` are two views of one sample."""
+    if draws < 2:
+        raise ValueError(f"`draws` (={draws}) must be at least 2")
+    positive_A, others_AC = scores(u_AD, v_ND, temperature)
+    ordered_AC = others_AC.sort(1).values
+    rows = []
+    for number in negatives:
+        for omega in omegas:
+            kept_AM = support(ordered_AC, omega)
+            drawn = (
+                draw(kept_AM, number, generator(seed, "draw", number, r)) for r in range(draws)
+            )
+            ratio_RA = torch.stack([log_ratio(positive_A, negatives_AK) for negatives_AK in drawn])
+            mean, variance = float(ratio_RA.mean()), float(ratio_RA.var(0).mean())
+            rows.append({"negatives": number, "omega": omega, "mean": mean, "variance": variance})
+    return rows
+
+
+def _read(path: Path) -> Tensor:
+    try:
+        return torch.from_numpy(np.load(path, allow_pickle=False).astype(np.float32))
+    except (OSError, ValueError, EOFError) as error:
+        raise UsageError(f"{path} cannot be read as an array of numbers (.npy): {error}") from error
+
+
+def table_study(
+    num_seeds: int,
+    toy: Toy | None = None,
+    *,
+    train_each: bool = False,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Table 5: NCE and CNCE of the toy for each ω, mean and standard deviation over seeds.
+
+    `critic` in the result is "nce" for the critic of each seed that is trained by NCE and measured
+    by every estimator, and "own" (with `train_each`) for a critic per ω that is trained by that
+    CNCE. Each is measured on its training points, as the paper seems to do, and on as many fresh
+    points, for which the bound holds in expectation.
+    """
+    toy = toy or Toy()
+    found: dict[tuple[str, int, str], list[float]] = {}
+    trained = tuple(PAPER) if train_each else (0,)
+    with _count_epochs(num_seeds, num_seeds * len(trained), toy, progress) as after_epoch:
+        for seed in range(num_seeds):
+            points = {part: draw_points(toy.num_points, seed, part) for part in ("train", "fresh")}
+            for omega in trained:
+                critic = train_critic(*points["train"], toy, seed, omega, after_epoch)
+                for part, (x_N, y_N) in points.items():
+                    for name, value in _measure(critic, x_N, y_N, toy, seed, omega):
+                        found.setdefault((*name, part), []).append(value)
+    rows = [
+        {
+            "critic": critic,
+            "omega": omega,
+            "points": part,
+            "mean": fmean(values),
+            "stdev": stdev(values) if len(values) > 1 else None,
+            "values": values,
+        }
+        for (critic, omega, part), values in found.items()
+        if critic != "premise"
+    ]
+    return {
+        "study": "table",
+        "settings": asdict(toy) | {"seeds": num_seeds, "train_each": train_each},
+        "true": true_information(),
+        "rows": rows,
+        "premise": {str(omega): fmean(found["premise", omega, "fresh"]) for omega in PAPER},
+        "paper": {str(omega): {"mean": m, "stdev": s} for omega, (m, s) in PAPER.items()},
+    }
+
+
+def _measure(
+    critic: Critic, x_N: Tensor, y_N: Tensor, toy: Toy, seed: int, trained: int
+) -> Iterator[tuple[tuple[str, int], float]]:
+    """Estimates of one critic. All use the same random numbers, see `cnce`."""
+    positive_A, others_AC = scores(critic.embed_x(x_N), critic.embed_y(y_N), toy.temperature)
+    ordered_AC = others_AC.sort(1).values
+    for omega in PAPER if trained == 0 else (trained,):
+        negatives_AK = draw(
+            support(ordered_AC, omega), toy.num_negatives, generator(seed, "measure")
+        )
+        estimate = float(log_ratio(positive_A, negatives_AK).mean())
+        if trained == omega:
+            yield ("own", omega), estimate
+        if trained == 0:
+            yield ("nce", omega), estimate
+            yield ("premise", omega), premise(ordered_AC, omega)
+
+
+@contextmanager
+def _count_epochs(
+    num_seeds: int, trainings: int, toy: Toy, progress: bool
+) -> Iterator[Callable[[], object]]:
+    """Yields a function to call after each epoch, which advances a progress bar over all
+    trainings."""
+    if num_seeds < 1:
+        raise ValueError(f"`num_seeds` (={num_seeds}) must be at least 1")
+    total = trainings * toy.epochs
+    bar = iter(show_progress(range(total), total, "Training critics", enabled=progress))
+    next(bar, None)  # shows the bar before the first epoch ends
+    try:
+        yield lambda: next(bar, None)
+    finally:
+        for _ in bar:  # finishes the bar after an interrupt too
+            pass

@@ -1,0 +1,475 @@
+"""Writes the encoder of a run for other software: safetensors, torchvision, timm, detectron2 and
+ONNX.
+
+Each file is checked before it replaces an older one: the target package loads it, if it is
+installed, and must return the same features. The ONNX model takes normalised images (B, 3, H, W),
+as the run's views produce them, and returns features (B, F); B is free. The file for detectron2 is
+a pickle of arrays under the names of detectron2's converter. It is only written, never read,
+because reading a pickle can run code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import pickle
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from kinfolk.errors import KinfolkError, UsageError, install_hint
+from kinfolk.files import write_by_name
+from kinfolk.models.weights import WEIGHTS, load_encoder, meta_of, plain_state, read_state
+from kinfolk.seeding import generator
+
+FORMATS = {
+    "safetensors": "encoder.safetensors",
+    "torchvision": "torchvision.pth",
+    "timm": "timm",
+    "detectron2": "detectron2.pkl",
+    "onnx": "encoder.onnx",
+}
+"""Formats with their default names in `RUN/export/`; timm's is a folder."""
+RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+"""Networks that torchvision, timm and detectron2 share."""
+PACKAGES = ("torchvision", "timm", "detectron2")
+ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+TOLERANCE = 1e-4
+"""Largest difference, relative to the largest feature; rounding alone causes about 1e-6."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A finished export.
+
+    Args:
+        path: the file, or for timm the folder.
+        format: one of `FORMATS`.
+        checked: how it was checked, or why it could not be.
+        use: code or configuration that loads it.
+    """
+
+    path: Path
+    format: str
+    checked: str
+    use: str
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """An encoder with the size and normalisation of its input images."""
+
+    module: nn.Module
+    views: Mapping[str, Any]
+
+    @property
+    def config(self) -> dict[str, Any] | None:
+        config = getattr(self.module, "config", None)
+        return config if isinstance(config, dict) else None
+
+    def example_images(self, number: int = 2) -> Tensor:
+        """Random images of the right size, to compare features on."""
+        size = int(self.views.get("size", 32))
+        return torch.randn(number, 3, size, size, generator=generator(0, "export"))
+
+
+def export(
+    run: str | os.PathLike[str],
+    format: str,
+    out: str | os.PathLike[str] | None = None,
+    *,
+    overwrite: bool = False,
+) -> Exported:
+    """Writes the encoder of `run` for other software, under the parameter names it expects, without
+    projection head and classifier.
+
+    Args:
+        run: a run folder, or the `model.safetensors` of one.
+        format: "safetensors", "torchvision", "timm", "detectron2" or "onnx".
+        out: the file to write, for timm the folder; by default in `RUN/export/`.
+        overwrite: replace an existing export.
+    """
+    if format not in FORMATS:
+        raise UsageError(f"`format` (={format!r}) must be one of {', '.join(FORMATS)}")
+    path = Path(run)
+    folder, weights = (path, path / WEIGHTS) if path.is_dir() else (path.parent, path)
+    target = folder / "export" / FORMATS[format] if out is None else Path(out)
+    if target.exists() and not overwrite:
+        raise UsageError(
+            f"{target} exists; choose another `out` (--out), or pass `overwrite=True` (--overwrite)"
+            " to replace it"
+        )
+    if weights.is_file() and str(meta_of(weights).get("method")).partition("+")[0] == "pairs":
+        raise UsageError(
+            f"{path} was trained on texts, and exports are of image encoders; use `kf.load`, or,"
+            " trained from st/NAME, its folder sentence-transformer"
+        )
+    if format == "onnx":
+        missing = next((why for each in ONNX_PACKAGES if (why := unavailable(each))), None)
+        if missing is not None:
+            hint = install_hint(" ".join(ONNX_PACKAGES), "onnx")
+            raise UsageError(f"onnx can't be written: {missing}; {hint}")
+    module, meta = load_encoder(path)
+    encoder = Encoder(module, meta.get("views") or {})
+    if format in PACKAGES:
+        network_in(format, encoder.config)  # refused before anything is written
+    _require_finite(encoder, path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    checked, use = WRITERS[format](encoder, target)
+    return Exported(target, format, checked, use)
+
+
+@torch.no_grad()
+def _require_finite(encoder: Encoder, path: Path) -> None:
+    """Refuses an encoder of a training that diverged; finite weights may give infinite features."""
+    parts = list(plain_state(encoder.module).values())
+    if "size" in encoder.views:  # otherwise the size of its images is unknown
+        parts.append(encoder.module(encoder.example_images()))
+    if not all(bool(part.isfinite().all()) for part in parts if part.is_floating_point()):
+        raise KinfolkError(
+            f"the encoder of {path} gives features that are not finite, so it is not exported; the"
+            " training has diverged, so train again with a lower learning rate"
+        )
+
+
+# ---- one writer for each format; each returns how the file was checked, and code that loads it
+
+
+def _safetensors(encoder: Encoder, path: Path) -> tuple[str, str]:
+    state = plain_state(encoder.module)
+    metadata = {"format": "pt", "views": json.dumps(dict(encoder.views))}
+
+    def write(unfinished: Path) -> None:
+        save_file(state, unfinished, metadata)
+        again = read_state(unfinished)
+        if again.keys() != state.keys() or not all(torch.equal(again[k], state[k]) for k in state):
+            raise KinfolkError(f"{path} cannot be read again as written; the disk may be broken")
+
+    write_by_name(path, write)
+    return "read again and equal", f'safetensors.torch.load_file("{path}")'
+
+
+def _torchvision(encoder: Encoder, path: Path) -> tuple[str, str]:
+    name, state = network_in("torchvision", encoder.config), plain_state(encoder.module)
+
+    def write(unfinished: Path) -> str:
+        torch.save(state, unfinished)
+        return _compare(encoder, "torchvision", lambda: load_torchvision(name, unfinished))
+
+    checked = write_by_name(path, write)
+    first, *rest = ["fc"] if name in RESNETS else _classifier(_build_torchvision(name)).split(".")
+    attribute = first + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in rest)
+    return checked, (
+        f"model = torchvision.models.{name}()\n"
+        f"model.{attribute} = torch.nn.Identity()  # the file has no classifier; add one after"
+        " loading\n"
+        f'model.load_state_dict(torch.load("{path}"))'
+    )
+
+
+def _timm(encoder: Encoder, path: Path) -> tuple[str, str]:
+    name, state = network_in("timm", encoder.config), plain_state(encoder.module)
+    size = int(encoder.views.get("size", 224))
+    # With the names of these layers timm can add a classifier, or change the number of channels.
+    resnet = {"classifier": "fc", "first_conv": "conv1"}
+    layers = getattr(getattr(encoder.module, "module", None), "pretrained_cfg", resnet)
+    config = {
+        "architecture": name,
+        "num_classes": 0,
+        "num_features": getattr(encoder.module, "output_size", None),
+        "pretrained_cfg": {
+            **{key: layers[key] for key in resnet if key in layers},
+            **{key: encoder.views[key] for key in ("mean", "std") if key in encoder.views},
+            "input_size": [3, size, size],
+            "num_classes": 0,
+        },
+    }
+    path.mkdir(exist_ok=True)
+    write_by_name(path / "model.safetensors", lambda file: save_file(state, file, {"format": "pt"}))
+    text = json.dumps(config, indent=2) + "\n"
+    write_by_name(path / "config.json", lambda file: file.write_text(text, encoding="utf-8"))
+    return (
+        _compare(encoder, "timm", lambda: load_timm(name, path)),
+        f'timm.create_model("local-dir:{path}", pretrained=True)',
+    )
+
+
+def _detectron2(encoder: Encoder, path: Path) -> tuple[str, str]:
+    name, state = network_in("detectron2", encoder.config), plain_state(encoder.module)
+
+    def write(unfinished: Path) -> None:
+        with unfinished.open("wb") as file:
+            write_pickle(state, file)
+
+    write_by_name(path, write)
+    mean = encoder.views.get("mean", (0.485, 0.456, 0.406))
+    std = encoder.views.get("std", (0.229, 0.224, 0.225))
+    return (
+        "names as detectron2's converter gives them; not loaded",
+        f"MODEL.WEIGHTS {path}, with the configuration\n"
+        + config_lines(int(name.removeprefix("resnet")), mean, std),
+    )
+
+
+def _onnx(encoder: Encoder, path: Path) -> tuple[str, str]:
+    views = encoder.views
+    notes = {key: views[key] for key in ("size", "mean", "std", "space") if key in views}
+
+    def write(unfinished: Path) -> str:
+        write_onnx(encoder.module, encoder.example_images(), unfinished, notes)
+        difference = max(
+            largest_difference(
+                encoder.module, lambda x: run_onnx(unfinished, x), encoder.example_images(number)
+            )
+            for number in (1, 5)
+        )
+        words = _require_agreement(difference, "onnxruntime")
+        return f"run by onnxruntime on batches of 1 and 5: {words}"
+
+    use = f'onnxruntime.InferenceSession("{path}").run(["features"], {{"images": …}})'
+    return write_by_name(path, write), use
+
+
+WRITERS: dict[str, Callable[[Encoder, Path], tuple[str, str]]] = {
+    "safetensors": _safetensors,
+    "torchvision": _torchvision,
+    "timm": _timm,
+    "detectron2": _detectron2,
+    "onnx": _onnx,
+}
+
+
+# ---- comparison with the target
+
+
+def _compare(encoder: Encoder, package: str, load: Callable[[], Callable[[Tensor], Tensor]]) -> str:
+    """Loads the export if the package is installed, and returns the result in words."""
+    if (why := unavailable(package)) is not None:
+        return f"not loaded: {why} here"
+    difference = largest_difference(encoder.module, load(), encoder.example_images())
+    return f"loaded into {package}: {_require_agreement(difference, package)}"
+
+
+@torch.no_grad()
+def largest_difference(
+    encoder: nn.Module, other: Callable[[Tensor], Tensor], images: Tensor
+) -> float:
+    """The largest difference of the features of `images`, relative to the largest feature."""
+    ours, theirs = encoder(images), other(images)
+    if theirs.ndim == 4:
+        theirs = theirs.mean((2, 3))
+    return float((ours - theirs).abs().max() / ours.abs().max().clamp_min(1e-12))
+
+
+def _require_agreement(difference: float, where: str) -> str:
+    """Refuses an export with other features; returns the difference in words."""
+    if not difference <= TOLERANCE:
+        raise KinfolkError(
+            f"the export gives other features in {where}: they differ by {difference:.1e} of the"
+            " largest; it was not kept"
+        )
+    if difference == 0:
+        return "the same features"
+    return f"features differ by {difference:.0e} of the largest"
+
+
+def unavailable(package: str) -> str | None:
+    """Why the package can't be imported here, or None."""
+    try:
+        importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name == package:
+            return f"{package} is not installed"
+        return f"{package} can't be imported: {error}"
+    except (ImportError, RuntimeError, OSError) as error:
+        return f"{package} can't be imported: {str(error).splitlines()[0]}"
+    return None
+
+
+# ---- torchvision and timm
+
+
+def network_in(package: str, config: Mapping[str, Any] | None) -> str:
+    """The name in `package` of the encoder that `build_encoder` made from `config`; an error if
+    there is none.
+
+    Example:
+        >>> network_in("timm", {"name": "torchvision/resnet50"})
+        'resnet50'
+        >>> network_in("torchvision", {"name": "resnet18", "stem": "cifar", "width": 64})
+        Traceback (most recent call last):
+        kinfolk.errors.UsageError: the encoder can't be exported to torchvision: its stem is a 3×3
+        convolution without pooling, for small...
+    """
+    name, faults = "", []
+    if config is None:
+        faults = ["it is a module of your own"]
+    elif "towers" in config:
+        faults = ["it is two networks, each for some channels of an image"]
+    else:
+        home, _, name = str(config["name"]).rpartition("/")
+        if home == "timm":  # its names may end in a tag of the pretrained weights
+            name = name.partition(".")[0]
+        if home and home != package and not (name in RESNETS and home in PACKAGES):
+            faults = [f"it is {config['name']}, which {package} names or builds differently"]
+        elif not home:
+            faults = _differences_from_resnet(name, config)
+    if faults:
+        raise UsageError(
+            f"the encoder can't be exported to {package}: {'; '.join(faults)}; safetensors and onnx"
+            " take any encoder"
+        )
+    return name
+
+
+def _differences_from_resnet(name: str, config: Mapping[str, Any]) -> list[str]:
+    """How one of our ResNets differs from those that the packages share."""
+    faults = [f"there is no {name}"] if name not in RESNETS else []
+    if config.get("stem") != "imagenet":
+        faults.append(
+            "its stem is a 3×3 convolution without pooling, for small images, instead of 7×7 with"
+            " pooling (`model.stem`)"
+        )
+    if config.get("width") != 64:
+        faults.append(
+            f"its first stage has {config.get('width')} channels instead of 64 (`model.width`)"
+        )
+    if config.get("in_channels", 3) != 3:
+        faults.append(f"it takes images of {config['in_channels']} channels instead of 3")
+    return faults
+
+
+def _build_torchvision(name: str) -> nn.Module:
+    module: nn.Module = importlib.import_module("torchvision.models").get_model(name, weights=None)
+    return module
+
+
+def _classifier(module: nn.Module) -> str:
+    """The name of the last linear layer."""
+    linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    return str(linear[-1])
+
+
+def load_torchvision(name: str, path: Path) -> Callable[[Tensor], Tensor]:
+    """torchvision's network with the exported weights and without the classifier, which the file
+    does not contain."""
+    module = _build_torchvision(name)
+    classifier = _classifier(module)
+    parent, _, last = classifier.rpartition(".")
+    setattr(module.get_submodule(parent), last, nn.Identity())
+    try:
+        module.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    except RuntimeError as error:
+        raise KinfolkError(
+            f"torchvision's {name} has other parameters than the export: {error}"
+        ) from error
+    return module.eval()
+
+
+def load_timm(name: str, path: Path) -> Callable[[Tensor], Tensor]:
+    """timm's network with the exported weights."""
+    module: nn.Module = importlib.import_module("timm").create_model(
+        name, num_classes=0, checkpoint_path=str(path / "model.safetensors")
+    )
+    return module.eval()
+
+
+# ---- ONNX
+
+
+def write_onnx(encoder: nn.Module, images: Tensor, path: Path, notes: Mapping[str, Any]) -> None:
+    """Writes the encoder with its weights into one file; `notes` go into its metadata, each as
+    JSON."""
+    onnx: Any = importlib.import_module("onnx")
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations inside the exporter
+        program = torch.onnx.export(
+            encoder,
+            (images,),
+            input_names=["images"],
+            output_names=["features"],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None
+    model = program.model_proto
+    for key, value in notes.items():
+        model.metadata_props.append(onnx.StringStringEntryProto(key=key, value=json.dumps(value)))
+    onnx.checker.check_model(model, full_check=True)
+    onnx.save(model, str(path))
+
+
+def run_onnx(path: Path, images: Tensor) -> Tensor:
+    """The features that onnxruntime computes on the CPU."""
+    runtime: Any = importlib.import_module("onnxruntime")
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    (features,) = session.run(["features"], {"images": images.numpy()})
+    return torch.from_numpy(features)
+
+
+# ---- detectron2
+
+_RENAMED = (
+    (r"^(?!layer)", "stem."),
+    (r"^layer(\d)", lambda found: f"res{int(found[1]) + 1}"),
+    (r"\bbn(\d)", r"conv\1.norm"),
+    (r"\bdownsample\.0", "shortcut"),
+    (r"\bdownsample\.1", "shortcut.norm"),
+)
+
+
+def detectron2_name(name: str) -> str:
+    """detectron2's name of a parameter of torchvision's ResNet.
+
+    Example:
+        >>> detectron2_name("bn1.weight"), detectron2_name("layer2.0.bn3.bias")
+        ('stem.conv1.norm.weight', 'res3.0.conv3.norm.bias')
+        >>> detectron2_name("layer1.0.downsample.1.running_mean")
+        'res2.0.shortcut.norm.running_mean'
+    """
+    for pattern, replacement in _RENAMED:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def write_pickle(state: Mapping[str, Tensor], file: BinaryIO) -> None:
+    """Writes the arrays as `model`, with `__author__` and the flag that makes detectron2 match
+    names from their ends."""
+    arrays = {detectron2_name(name): value.detach().cpu().numpy() for name, value in state.items()}
+    _PlainPickler(file, protocol=4).dump(
+        {"model": arrays, "__author__": "kinfolk", "matching_heuristics": True}
+    )
+
+
+class _PlainPickler(pickle.Pickler):
+    """Pickles arrays by shape, type and bytes, which all versions of numpy can read; numpy's own
+    format names modules that some lack."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, np.ndarray):
+            data = bytearray(np.ascontiguousarray(obj).tobytes())
+            return np.ndarray, (obj.shape, obj.dtype.str, data)
+        return NotImplemented
+
+
+def config_lines(depth: int, mean: Sequence[float], std: Sequence[float]) -> str:
+    """The detectron2 configuration for a network trained with this mean and standard deviation of
+    RGB values in [0, 1]."""
+    pixels = [", ".join(f"{255 * value:.3f}" for value in values) for values in (mean, std)]
+    narrow = "\n    RES2_OUT_CHANNELS: 64" if depth < 50 else ""
+    return (
+        f"MODEL:\n  PIXEL_MEAN: [{pixels[0]}]\n  PIXEL_STD: [{pixels[1]}]\n"
+        f"  RESNETS:\n    DEPTH: {depth}\n    STRIDE_IN_1X1: False{narrow}\nINPUT:\n  FORMAT: RGB"
+    )
