@@ -10,10 +10,34 @@ import re
 from pathlib import Path
 
 from kinfolk.detectors import DETECTORS
+from kinfolk.training.config import list_settings, sections
 from kinfolk.training.settings import recipe_names
-from kinfolk.training.settings_reference import settings_page
 
 ROOT = Path(__file__).parents[1]
+INTRODUCTION = """# Settings
+
+Every key of the configuration, from the source. `kinfolk settings` prints the same list, and
+`kinfolk settings optimizer` one section. A key is set with `--set optimizer.lr=0.1`, with
+`settings={"optimizer.lr": 0.1}` in Python, or in a YAML file (`--config FILE`) under its section.
+[Training](training.md#settings) explains the most important ones. The keys of `framework` and
+`detector` are the arguments of the classes on the pages of the [methods](methods.md), those of
+`views.options` are on the page [Data](data.md#views).
+"""
+
+
+def settings_page() -> str:
+    """The text of docs/settings.md."""
+    every = list_settings()
+    parts = [INTRODUCTION]
+    for section, about in sections().items():
+        rows = [setting for setting in every if setting.section == section]
+        lines = [f"## {section or 'No section'}", "", about, ""]
+        lines += ["| key | type | default | what it does |", "|---|---|---|---|"]
+        lines += [
+            f"| `{row.key}` | {row.type} | `{row.default}` | {row.description} |" for row in rows
+        ]
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
 
 
 def table_row(name: str) -> str:

@@ -154,7 +154,7 @@ def settings(
     from rich.text import Text
 
     from kinfolk.cli.options import screen
-    from kinfolk.training.settings_reference import list_settings, sections
+    from kinfolk.training.config import list_settings, sections
 
     found = list_settings(prefix)
     console = screen()

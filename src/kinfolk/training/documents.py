@@ -1,5 +1,5 @@
-"""Reading YAML files and metrics.jsonl of a run folder, with limits on their size and one-sentence
-errors."""
+"""YAML files and the metrics.jsonl of a run folder: reading with limits on their size, and warnings
+by the metrics of an epoch."""
 
 from __future__ import annotations
 
@@ -24,23 +24,32 @@ def parse_yaml(text: str) -> Any:
     deeply."""
     if len(text) > LARGEST_FILE:
         raise yaml.YAMLError(f"it has {len(text):,} characters, more than {LARGEST_FILE:,}")
+    loader = yaml.SafeLoader(text)
     try:
-        loader = yaml.SafeLoader(text)
-        try:
-            node = loader.get_single_node()
-            if node is None:
-                return None
-            if _size(node, {}) > LARGEST_DOCUMENT:
-                raise yaml.YAMLError(
-                    f"it has more than {LARGEST_DOCUMENT:,} values, with its aliases expanded"
-                )
-            return loader.construct_document(node)
-        finally:
-            loader.dispose()
-    except (RecursionError, ValueError, OverflowError) as error:  # ValueError: an invalid date
-        raise yaml.YAMLError(
-            "it is nested too deeply" if isinstance(error, RecursionError) else first_line(error)
-        ) from None
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _num_values(node, {}) > LARGEST_DOCUMENT:
+            raise yaml.YAMLError(f"it has more than {LARGEST_DOCUMENT:,} values")
+        return loader.construct_document(node)
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
+    except (ValueError, OverflowError) as error:  # an invalid date
+        raise yaml.YAMLError(first_line(error)) from None
+    finally:
+        loader.dispose()
+
+
+def _num_values(node: yaml.Node, known: dict[int, int]) -> int:
+    """Number of values of a node with its aliases expanded; each node is counted once."""
+    if id(node) not in known:
+        known[id(node)] = LARGEST_DOCUMENT + 1  # a node that contains itself is infinite
+        parts = node.value if isinstance(node, yaml.CollectionNode) else []
+        if isinstance(node, yaml.MappingNode):
+            parts = [part for pair in parts for part in pair]
+        total = 1 + sum(_num_values(part, known) for part in parts)
+        known[id(node)] = min(LARGEST_DOCUMENT + 1, total)
+    return known[id(node)]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -62,10 +71,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
     """The lines of a metrics.jsonl, and the numbers (from 1) of lines that are torn or are not an
     entry of an epoch."""
-    if not path.is_file():
-        return [], []
     rows, torn = [], []
-    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+    for number, line in enumerate(path.read_bytes().split(b"\n") if path.is_file() else (), 1):
         if not line.strip():
             continue
         try:
@@ -77,6 +84,12 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
         else:
             torn.append(number)
     return rows, torn
+
+
+def describe_torn_lines(path: Path, torn: list[int]) -> str:
+    """The message about lines that could not be read."""
+    which = ", ".join(map(str, torn[:5])) + (" …" if len(torn) > 5 else "")
+    return f"{path} has torn lines, which are left out: {which}"
 
 
 def row_warnings(row: Mapping[str, float]) -> dict[str, str]:
@@ -111,25 +124,5 @@ def row_warnings(row: Mapping[str, float]) -> dict[str, str]:
 
 
 def first_warnings(rows: Sequence[Mapping[str, float]]) -> dict[str, str]:
-    """The warnings of all epochs, each as it came first."""
+    """The first warning about each metric over all epochs."""
     return {name: message for row in reversed(rows) for name, message in row_warnings(row).items()}
-
-
-def describe_torn_lines(path: Path, torn: list[int]) -> str:
-    """The message about lines that could not be read."""
-    which = ", ".join(map(str, torn[:5])) + (" …" if len(torn) > 5 else "")
-    return f"{path} has torn lines, which are left out: {which}"
-
-
-def _size(node: yaml.Node, known: dict[int, int]) -> int:
-    """Number of values of a node with its aliases expanded; counted once per node."""
-    if id(node) not in known:
-        known[id(node)] = LARGEST_DOCUMENT + 1  # a node that contains itself is infinite
-        parts = node.value if isinstance(node, yaml.SequenceNode) else []
-        parts = (
-            [part for pair in node.value for part in pair]
-            if isinstance(node, yaml.MappingNode)
-            else parts
-        )
-        known[id(node)] = min(LARGEST_DOCUMENT + 1, 1 + sum(_size(part, known) for part in parts))
-    return known[id(node)]
