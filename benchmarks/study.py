@@ -145,7 +145,7 @@ def limited(
 def forked(target: Callable[..., object], *given: object) -> float:
     """Calls the function in a process of its own: a fork, which has the imports behind it. Returns
     the CPU seconds it took, those of its own processes included."""
-    import kinfolk.cli.run_protocols
+    import kinfolk.evaluation.protocols
     import kinfolk.training.train  # noqa: F401  the heavy ones
 
     process, before = (

@@ -17,7 +17,7 @@ import torch
 
 from kinfolk import trial as trials
 from kinfolk.auditing.verdict import Candidate
-from kinfolk.cli.advise import show_trial
+from kinfolk.cli.audit import show_trial
 from kinfolk.errors import InterruptedRunError, UsageError
 from kinfolk.evaluation.protocols import read_results
 from kinfolk.training.run_folder import Run

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from kinfolk.cli import app as application
 from kinfolk.cli import main
-from kinfolk.cli.app import app as application
 from kinfolk.errors import InterruptedRunError, KinfolkError, KinfolkWarning, UsageError
 
 # pydantic is typer's own

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from kinfolk.cli.app import app
+from kinfolk.cli import app
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = {

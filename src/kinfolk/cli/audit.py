@@ -1,28 +1,33 @@
 """`kinfolk audit` finds the false negatives of any embedding, and `kinfolk advise` says what to do
-about them."""
+about them; with `--try` it trains the methods on the data and compares them."""
 
 from __future__ import annotations
 
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kinfolk.cli.options import (
     DATA,
-    FLAG,
-    RUNNING,
     SOURCE_HELP,
     Debug,
     LabelsFromFolders,
     Workers,
     examples,
+    overwrite_option,
+    screen,
 )
-from kinfolk.errors import UsageError
+from kinfolk.errors import UsageError, printable
 
 if TYPE_CHECKING:
     from kinfolk.auditing import Audit
     from kinfolk.auditing.audit_input import AuditInput
+    from kinfolk.trial import Trial
 
 FINDING = "Finding"
 TRYING = "Trying"
@@ -61,12 +66,7 @@ Alpha = Annotated[
         rich_help_panel=FINDING,
     ),
 ]
-Overwrite = Annotated[
-    bool,
-    typer.Option(
-        "--overwrite", metavar=FLAG, help="Replace the audit in --out.", rich_help_panel=RUNNING
-    ),
-]
+Overwrite = Annotated[bool, overwrite_option("the audit in --out")]
 
 
 def audit(
@@ -186,7 +186,11 @@ def audit(
             "--labels-from-folders needs --images or a folder of images, whose folders are the"
             " classes"
         )
-    sizes = _sizes(batch_sizes)
+    sizes = [word.strip() for word in batch_sizes.split(",") if word.strip()]
+    if not sizes or not all(size.isdecimal() for size in sizes):
+        raise UsageError(
+            f"--batch-sizes (={batch_sizes}) must be whole numbers with commas, as in 128,256"
+        )
     with open_input(
         features,
         images=images,
@@ -209,7 +213,7 @@ def audit(
             images=found.images,
             search=search,  # type: ignore[arg-type]
             near=near,
-            batch_sizes=sizes,
+            batch_sizes=[int(size) for size in sizes],
             views=found.views,
             progress=True,
         )
@@ -224,7 +228,7 @@ def advise(
         typer.Option(
             metavar="RUN|NAME",
             help=(
-                "Encoder to judge by: a run, torchvision/NAME or timm/NAME. [dim]Default:"
+                "Encoder of the audit: a run, torchvision/NAME or timm/NAME. [dim]Default:"
                 " patches.[/]"
             ),
             rich_help_panel=DATA,
@@ -271,8 +275,8 @@ def advise(
     """
     from kinfolk.auditing import audit as run_audit
     from kinfolk.auditing.audit_input import open_input
-    from kinfolk.cli.advise import has_trial, try_methods
     from kinfolk.training.config import parse_settings
+    from kinfolk.trial import PLAN
 
     common = parse_settings(settings or [])
     if labels_from_folders:
@@ -281,13 +285,12 @@ def advise(
         raise UsageError("--set and --recipe are for the trainings of --try; give it, or leave out")
     if minutes is not None and minutes <= 0:
         raise UsageError(f"--try (={minutes:g}) must be above 0 minutes")
-    if minutes is not None and has_trial(out) and not overwrite:
+    if minutes is not None and (out / TRIAL / PLAN).is_file() and not overwrite:
         return try_methods(data, out, minutes, common, recipe)
     _check_out(out, overwrite)
-    encoder = str(guide) if guide is not None else None
     with open_input(
         data,
-        encoder=encoder,
+        encoder=guide,
         labels=labels,
         labels_from_folders=labels_from_folders,
         workers=workers,
@@ -305,18 +308,9 @@ def advise(
         )
         _save(result, out, found)
         if minutes is not None:
-            _clear_trial(out)
+            shutil.rmtree(out / TRIAL, ignore_errors=True)
             audited = result, found
-            try_methods(data, out, minutes, common, recipe, audited, own_labels=labels is not None)
-
-
-def _clear_trial(out: Path) -> None:
-    """Removes the trial of an earlier advice that is replaced."""
-    import shutil
-
-    from kinfolk.cli.advise import FOLDER
-
-    shutil.rmtree(out / FOLDER, ignore_errors=True)
+            try_methods(data, out, minutes, common, recipe, audited, has_file=labels is not None)
 
 
 def _check_out(out: Path, overwrite: bool) -> None:
@@ -332,41 +326,110 @@ def _check_out(out: Path, overwrite: bool) -> None:
         raise UsageError(f"--out (={out}) is a file; give a folder")
 
 
-def _sizes(text: str) -> list[int]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words or not all(word.isdecimal() for word in words):
-        raise UsageError(
-            f"--batch-sizes (={text}) must be whole numbers with commas, as in 128,256"
-        )
-    return [int(word) for word in words]
-
-
 def _save(found: Audit, out: Path, given: AuditInput) -> None:
     from rich.text import Text
 
     from kinfolk.auditing.page import lead, tiles
     from kinfolk.auditing.verdict import verdict
-    from kinfolk.cli.options import plain_table, screen
-    from kinfolk.errors import printable
+    from kinfolk.cli.options import plain_table
 
     found.save(out, given.thumbnails, given.origin)
     console = screen()
     console.print(Text(printable(lead(found, given.origin.encoder))), soft_wrap=False)
-    table = plain_table("", "", "", right=())
+    table = plain_table("", "", "")
     table.show_header = False
-    for label, value, note in tiles(found):
-        table.add_row(
-            Text(printable(label)), Text(printable(value), "bold"), Text(printable(note), "dim")
-        )
+    for texts in tiles(found):
+        table.add_row(*map(Text, map(printable, texts), ("", "bold", "dim")))
     console.print(table, soft_wrap=False)
-    decided = verdict(found, given.origin)
-    for sentence in decided.sentences:
+    result = verdict(found, given.origin)
+    for sentence in result.sentences:
         console.print(Text(printable(sentence)), soft_wrap=False)
-    for purpose, command in decided.commands:
-        console.print()
-        console.print(Text(printable(f"{purpose}:"), "dim"), soft_wrap=False)
+    for purpose, command in result.commands:
+        console.print(Text(printable(f"\n{purpose}:"), "dim"), soft_wrap=False)
         console.print(f"  {command}", markup=False)
     console.print(f"\nPage: {out / 'audit.html'}", markup=False)
     if not given.origin.captions:
         use = f"kinfolk train --method {given.origin.framework}+known --known-kin"
         console.print(f"Pairs: {out / 'pairs.parquet'} (for `{use}`)", markup=False)
+
+
+TRIAL, GUIDE, LABELS = "try", "guide.npy", "labels.npy"
+"""The folder of a trial in that of an advice, and the files in it."""
+
+
+def try_methods(
+    data: str,
+    out: Path,
+    minutes: float,
+    settings: Mapping[str, Any],
+    recipe: str | None,
+    audited: tuple[Audit, AuditInput] | None = None,
+    has_file: bool = False,
+) -> None:
+    """Starts a trial on what was audited, or continues the one in `out`, and prints its result.
+
+    Args:
+        minutes: the time limit of the trainings.
+        has_file: whether the labels of the audit come from a file of the user, not from the data.
+    """
+    import numpy as np
+
+    from kinfolk.auditing.verdict import Candidate, candidates
+    from kinfolk.trial import run_trial
+
+    folder, methods = out / TRIAL, list[Candidate]()
+    if audited is not None:
+        audit, given = audited
+        if given.origin.captions:
+            raise UsageError("--try compares methods for images, not for images with captions")
+        folder.mkdir(parents=True, exist_ok=True)
+        methods = candidates(audit, given.origin)
+        if len(methods) == 1:  # the audited features may tell less than those of the encoder
+            base = methods[0].method
+            methods.append(Candidate("", "glofnd", f"{base}+glofnd", {"detector.alpha": 0.01}))
+        if not isinstance(given.features, str | Path):
+            np.save(folder / GUIDE, np.asarray(given.features, dtype=np.float16))
+            for place, each in enumerate(methods):  # the audited features instead of their name
+                named = each.settings.get("detector.features")
+                if named is not None and named == given.origin.guide:
+                    changed = {**each.settings, "detector.features": str(folder / GUIDE)}
+                    methods[place] = replace(each, settings=changed)
+        if has_file and given.labels is not None:
+            names = [name for name in dict.fromkeys(given.labels) if name is not None]
+            numbers = {None: -1, **{name: number for number, name in enumerate(names)}}
+            np.save(folder / LABELS, [numbers[name] for name in given.labels])
+    labels = np.load(folder / LABELS) if (folder / LABELS).exists() else None
+    show_trial(
+        run_trial(
+            data, folder, methods, minutes=minutes, settings=settings, recipe=recipe, labels=labels
+        )
+    )
+
+
+def show_trial(trial: Trial) -> None:
+    """Prints the table, the verdict, and the command for the long run."""
+    from rich.text import Text
+
+    from kinfolk.cli.compare import show_comparison
+    from kinfolk.trial import CRITERIA
+
+    console, plan = screen(), trial.plan
+    if trial.table is not None:
+        console.print()
+        show_comparison(trial.table, console)
+        console.print(
+            Text(f"{plan.criterion}: {CRITERIA[plan.criterion]}.", "dim"), soft_wrap=False
+        )
+    console.print()
+    console.print(Text(printable(trial.verdict()), "bold"), soft_wrap=False)
+    if trial.table is None:
+        return
+    data = shlex.quote(plan.data)
+    for key, value in plan.settings.items():
+        is_option = key == "data.labels_from_folders"
+        option = f"--set {shlex.quote(f'{key}={value}')}"
+        data += f" {'--labels-from-folders' if is_option else option}"
+    data += "" if plan.recipe is None else f" --recipe {shlex.quote(plan.recipe)}"
+    console.print(Text("\nThe long run:", "dim"))
+    chosen = trial.best or plan.candidates[0]
+    console.print(f"  {printable(chosen.command(data))}", markup=False)

@@ -3,12 +3,23 @@ methods, settings and seeds first."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kinfolk.cli.options import DATA, FLAG, RUNNING, SOURCE_HELP, Debug, LabelsFromFolders, examples
+from kinfolk.cli.options import (
+    DATA,
+    SOURCE_HELP,
+    TRAINING,
+    Debug,
+    NoReport,
+    Recipe,
+    examples,
+    overwrite_option,
+    with_settings,
+)
 from kinfolk.errors import UsageError, counted
 
 if TYPE_CHECKING:
@@ -44,7 +55,6 @@ def compare(
             "-b",
             metavar="METHOD",
             help="Method to compare with. [dim]Default: their framework.[/]",
-            show_default=False,
         ),
     ] = None,
     oracle: Annotated[
@@ -52,23 +62,16 @@ def compare(
         typer.Option(
             metavar="METHOD",
             help="Method that uses the labels. [dim]Default: the base with +oracle.[/]",
-            show_default=False,
         ),
     ] = None,
     figure: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Figure for gains and tests. [dim]Default: linear.[/]",
-            show_default=False,
-        ),
+        typer.Option(metavar="NAME", help="Figure for gains and tests. [dim]Default: linear.[/]"),
     ] = None,
     columns: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME,…",
-            help="Columns to show, by their names. [dim]Default: all.[/]",
-            show_default=False,
+            metavar="NAME,…", help="Columns to show, by their names. [dim]Default: all.[/]"
         ),
     ] = None,
     format: Annotated[
@@ -77,21 +80,13 @@ def compare(
             "--format",
             "-f",
             help="table, csv, markdown, latex or html. [dim]Default: by --out, or table.[/]",
-            show_default=False,
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", "-o", help="File to write: .csv, .md, .tex or .html.", show_default=False
-        ),
+        typer.Option("--out", "-o", help="File to write: .csv, .md, .tex or .html."),
     ] = None,
-    overwrite: Annotated[
-        bool,
-        typer.Option(
-            "--overwrite", metavar=FLAG, help="Replace the file.", rich_help_panel=RUNNING
-        ),
-    ] = False,
+    overwrite: Annotated[bool, overwrite_option("the file")] = False,
     debug: Debug = False,
 ) -> None:
     """Compare runs: mean ± deviation over seeds, a test against the base, the gap to the oracle.
@@ -101,10 +96,20 @@ def compare(
     by Holm for several methods. to oracle: method − oracle, − is below it; gap closed: (method −
     base) / (oracle − base), only if that gap is beyond noise.
     """
-    _check(format, out, overwrite)
     from kinfolk.cli.options import screen
     from kinfolk.comparing import compare as compare_runs
 
+    if format is not None and format not in FORMATS:
+        raise UsageError(f"--format (={format}) must be one of {', '.join(FORMATS)}")
+    if out is not None and format == "table":
+        raise UsageError(
+            "--format table is for the screen; leave out --out, or choose csv, markdown, latex or"
+            " html"
+        )
+    if out is not None and out.exists() and not overwrite:
+        raise UsageError(
+            f"{out} exists; choose another file with --out, or replace it with --overwrite"
+        )
     names = None if columns is None else columns.split(",")
     found = compare_runs(runs, base=base, oracle=oracle, figure=figure, columns=names)
     if out is not None:
@@ -116,50 +121,36 @@ def compare(
         typer.echo(found.to(str(format)), nl=False)
 
 
-def _check(format: str | None, out: Path | None, overwrite: bool) -> None:
-    if format is not None and format not in FORMATS:
-        raise UsageError(f"--format (={format}) must be one of {', '.join(FORMATS)}")
-    if out is None:
-        return
-    if format == "table":
-        raise UsageError(
-            "--format table is for the screen; leave out --out, or choose csv, markdown, latex or"
-            " html"
-        )
-    if out.exists() and not overwrite:
-        raise UsageError(
-            f"{out} exists; choose another file with --out, or replace it with --overwrite"
-        )
-
-
 def show_comparison(found: Comparison, console: Console) -> None:
     """One table if the terminal is wide enough, else one for each section, in parts that fit."""
+    from rich.measure import Measurement
     from rich.text import Text
 
+    from kinfolk.comparing.page import caption
     from kinfolk.errors import printable
 
-    if _fits(found, found.columns, console):
-        console.print(_table(found, found.columns), soft_wrap=False)
-    else:
+    def fits(columns: list[Column]) -> bool:
+        table, unlimited = _table(found, columns), console.options.update(width=10_000)
+        return Measurement.get(console, unlimited, table).maximum <= console.width
+
+    parts = [found.columns]
+    if not fits(found.columns):
+        parts = []
         for section in dict.fromkeys(column.section for column in found.columns):
             columns = [column for column in found.columns if column.section == section]
             if section == "tests":  # repeat the figure that they are of
-                columns = [
-                    *(column for column in found.columns if column.key == found.figure),
-                    *columns,
-                ]
-            for part in _parts(found, columns, console):
-                console.print(_table(found, part), soft_wrap=False)
+                columns = [*(each for each in found.columns if each.key == found.figure), *columns]
+            for size in range(len(columns), 0, -1):
+                split = [columns[at : at + size] for at in range(0, len(columns), size)]
+                if all(map(fits, split)):
+                    break
+            parts += split
+    for part in parts:
+        console.print(_table(found, part), soft_wrap=False)
     for sentence in found.sentences():
         console.print(Text(printable(sentence)), soft_wrap=False)
-    for line in (_caption(found), *found.notes):
+    for line in (caption(found), *found.notes):
         console.print(Text(printable(line), "dim"), soft_wrap=False)
-
-
-def _caption(found: Comparison) -> str:
-    from kinfolk.comparing.page import caption
-
-    return caption(found)
 
 
 def _table(found: Comparison, columns: list[Column]) -> Table:
@@ -168,52 +159,31 @@ def _table(found: Comparison, columns: list[Column]) -> Table:
     from kinfolk.cli.options import plain_table
     from kinfolk.errors import printable
 
-    table = plain_table(
-        "method",
-        *(column.head for column in columns),
-        right=tuple(column.head for column in columns),
-    )
+    heads = [column.head for column in columns]
+    table = plain_table("method", *heads, right=tuple(heads))
     for column in table.columns[1:]:
         column.no_wrap = True
     for record in found.records:
-        table.add_row(
-            Text(printable(record["method"]), "bold"),
-            *(Text(printable(column.text(record))) for column in columns),
-        )
+        cells = (Text(printable(column.text(record))) for column in columns)
+        table.add_row(Text(printable(record["method"]), "bold"), *cells)
     return table
 
 
-def _fits(found: Comparison, columns: list[Column], console: Console) -> bool:
-    from rich.measure import Measurement
-
-    return (
-        Measurement.get(
-            console, console.options.update(width=10_000), _table(found, columns)
-        ).maximum
-        <= console.width
-    )
-
-
-def _parts(found: Comparison, columns: list[Column], console: Console) -> list[list[Column]]:
-    """As few parts as fit, of about the same number of columns; a single column is a part even if
-    it does not fit."""
-    for number in range(1, len(columns) + 1):
-        size = -(-len(columns) // number)
-        parts = [columns[start : start + size] for start in range(0, len(columns), size)]
-        if all(_fits(found, part, console) for part in parts):
-            return parts
-    return [[column] for column in columns]
-
-
-TRAINING = "Training"
 SWEEP_EPILOG = examples(
     "kinfolk sweep --data digits --out sweeps/alpha --method simclr,simclr+glofnd --set"
     " detector.alpha=0.05,0.1 --seeds 0,1,2 --epochs 20",
     "kinfolk compare sweeps/alpha",
 )
+SWEEP_SETTINGS = {
+    "--labels-from-folders": "data.labels_from_folders",
+    "--epochs": "epochs",
+    "--batch-size": "batch_size",
+}
 
 
+@with_settings(SWEEP_SETTINGS)
 def sweep(
+    chosen: Mapping[str, Any],
     data: Annotated[
         str,
         typer.Option("--data", "-d", help=SOURCE_HELP, rich_help_panel=DATA, show_default=False),
@@ -224,7 +194,6 @@ def sweep(
             "--out", "-o", help="Folder for the runs.", rich_help_panel=DATA, show_default=False
         ),
     ],
-    labels_from_folders: LabelsFromFolders = False,
     method: Annotated[
         str,
         typer.Option(
@@ -243,37 +212,8 @@ def sweep(
     seeds: Annotated[
         str, typer.Option(help="Seeds, separated by commas.", rich_help_panel=TRAINING)
     ] = "0",
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            "--recipe",
-            "--config",
-            help="Recipe of all runs.",
-            rich_help_panel=TRAINING,
-            show_default=False,
-        ),
-    ] = None,
-    epochs: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Number of epochs.", rich_help_panel=TRAINING, show_default=False
-        ),
-    ] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Samples per step, over all devices.",
-            rich_help_panel=TRAINING,
-            show_default=False,
-        ),
-    ] = None,
-    no_report: Annotated[
-        bool,
-        typer.Option(
-            "--no-report", metavar="", help="Do not write report.html.", rich_help_panel=RUNNING
-        ),
-    ] = False,
+    recipe: Recipe = None,
+    no_report: NoReport = False,
     debug: Debug = False,
 ) -> None:
     """Train every combination of methods, settings and seeds, and compare them in one table.
@@ -297,10 +237,8 @@ def sweep(
         settings=dict(split_values(setting) for setting in settings or []),
         seeds=[int(word) for word in numbers],
         recipe=recipe,
-        epochs=epochs,
-        batch_size=batch_size,
         report=not no_report,
-        common={"data.labels_from_folders": True} if labels_from_folders else {},
+        common=chosen,
     )
     if found.table is not None:
         show_comparison(found.table, screen())

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kinfolk.cli.options import DATA, FLAG, Debug, LabelsFromFolders, RunsData, Workers, examples
 from kinfolk.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from kinfolk.data.augmentation.views import Views
+    from kinfolk.data.images import ImageData
+    from kinfolk.embedding import Parts
+    from kinfolk.training.load_run import OpenedRun
 
 LABEL_PROTOCOLS = ("knn", "linear", "semi", "finetune", "transfer", "clusters")
 CAPTION_PROTOCOLS = ("retrieval", "zero-shot", "sts")
@@ -20,10 +29,9 @@ WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin", ".tar")
 PROBES = ("lbfgs", "glofnd", "ifnd", "ring", "rcl")
 FINETUNINGS = ("ifnd", "rcl")
 NORMALISERS = ("arithmetic", "geometric", "min", "max")
-METRIC_NAMES = ("top1", "mean-per-class", "map")
+METRICS = {"top1": "top-1", "mean-per-class": "mean per class", "map": "mAP"}
 _data_option = partial(typer.Option, rich_help_panel=DATA, show_default=False)
 _option = partial(typer.Option, rich_help_panel="Protocol settings")
-_option_without_default = partial(_option, show_default=False)
 _weights_option = partial(
     typer.Option, rich_help_panel="Weights from elsewhere", show_default=False
 )
@@ -117,7 +125,7 @@ def evaluate(
     ] = False,
     percent: Annotated[
         str | None,
-        _option_without_default(
+        _option(
             metavar="LIST",
             help=(
                 "semi, finetune: shares of the labels in percent. [dim]Default: 100,10,1,0.1 for"
@@ -127,7 +135,7 @@ def evaluate(
     ] = None,
     subset: Annotated[
         list[Path] | None,
-        _option_without_default(
+        _option(
             metavar="FILE",
             help=(
                 "semi, finetune: list of file names to use, such as SimCLR's 1percent.txt. Can be"
@@ -143,7 +151,7 @@ def evaluate(
     ] = "ifnd",
     epochs: Annotated[
         int | None,
-        _option_without_default(
+        _option(
             metavar="N",
             min=1,
             help=(
@@ -154,7 +162,7 @@ def evaluate(
     ] = None,
     metric: Annotated[
         str | None,
-        _option_without_default(
+        _option(
             metavar="NAME",
             help=(
                 "transfer: top1, mean-per-class or map. [dim]Default: from the name of the data.[/]"
@@ -163,7 +171,7 @@ def evaluate(
     ] = None,
     num_clusters: Annotated[
         int | None,
-        _option_without_default(
+        _option(
             metavar="N",
             min=1,
             help="clusters: number of clusters. [dim]Default: the number of classes.[/]",
@@ -181,7 +189,7 @@ def evaluate(
     ] = "arithmetic",
     alpha: Annotated[
         float | None,
-        _option_without_default(
+        _option(
             metavar="A",
             help=(
                 "kin: share of pairs above the exact quantile. [dim]Default: that of the method, or"
@@ -191,14 +199,14 @@ def evaluate(
     ] = None,
     classes: Annotated[
         Path | None,
-        _option_without_default(
+        _option(
             metavar="FILE",
             help="zero-shot: class names, one per line. [dim]Default: those of the data.[/]",
         ),
     ] = None,
     templates: Annotated[
         Path | None,
-        _option_without_default(
+        _option(
             metavar="FILE", help="zero-shot: sentences with {} for the class name, one per line."
         ),
     ] = None,
@@ -208,9 +216,11 @@ def evaluate(
             metavar="RUN", help="Take data, image size and normalisation from this run."
         ),
     ] = None,
-    name: Annotated[
+    row_name: Annotated[
         str | None,
-        _weights_option(help="Name in `kinfolk compare`. [dim]Default: the name of the file.[/]"),
+        _weights_option(
+            "--name", help="Name in `kinfolk compare`. [dim]Default: the name of the file.[/]"
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -259,64 +269,52 @@ def evaluate(
     A file of weights from elsewhere is evaluated like a run, in a folder next to it, for `kinfolk
     compare`. It takes the protocols of labels.
     """
-    wanted = _protocol_names(protocol)
-    shares = None if percent is None else _shares(percent)
+    names = list(
+        dict.fromkeys(name.strip().lower() for name in protocol.split(",") if name.strip())
+    )
+    if not names:
+        raise UsageError(f"--protocol is empty (there are: {', '.join(PROTOCOLS)})")
+    for name in names:
+        _check_name("protocol", name, PROTOCOLS)
     _check_name("probe", probe, PROBES)
     _check_name("fine-tuning", finetuning, FINETUNINGS)
     _check_name("normaliser", normaliser, NORMALISERS)
-    lists = subset or []
-    for path in lists:
-        if not path.is_file():
-            raise UsageError(
-                f"there is no list {path}; --subset takes a text file with one file name per line"
-            )
-    if len({path.stem for path in lists}) < len(lists):
-        raise UsageError(
-            f"--subset has two files called {lists[0].stem!r}; results are stored by that name, so"
-            " rename one of them"
-        )
     if metric is not None:
-        _check_name("metric", metric, METRIC_NAMES)
+        _check_name("metric", metric, tuple(METRICS))
     if alpha is not None and not 0 < alpha < 1:
         raise UsageError(f"--alpha (={alpha:g}) must be in (0, 1)")
-    from kinfolk.cli.options import print_refused
-    from kinfolk.cli.run_protocols import Choices, ProtocolRunner
-    from kinfolk.evaluation.protocols import write_result
-    from kinfolk.evaluation.retrieval import TEMPLATES, read_lines
-    from kinfolk.training.load_run import open_run
-
-    about: Any = {
+    shares, lists = _shares(percent), subset or []
+    _check_lists(lists)
+    about: dict[str, Any] = {
         "like": like,
-        "name": name,
+        "name": row_name,
         "model": model,
         "image_size": image_size,
-        "seed": train_seed,
+        "train_seed": train_seed,
+        "out": out,
     }
     if run.is_file():
-        if run.suffix.lower() not in WEIGHTS:
-            raise UsageError(
-                f"{run} is neither a run folder nor a file of weights ({', '.join(WEIGHTS)})"
-            )
-        others = [each for each in wanted if each not in LABEL_PROTOCOLS]
-        if others:
-            raise UsageError(
-                f"--protocol {others[0]} needs a run of kinfolk, and {run} is a file of weights;"
-                " leave it out"
-            )
-        run = _import_weights(run, out, data if like is None else None, labels_from_folders, about)
+        _check_weights(run, names)
+        source = data if like is None else None
+        run = _import_weights(run, source, labels_from_folders, about)
         data = None if like is None else data
-    elif given := [key for key, value in {**about, "out": out}.items() if value is not None]:
-        option = {"seed": "train-seed", "image_size": "image-size"}.get(given[0], given[0])
+    elif given := [key for key, value in about.items() if value is not None]:
         raise UsageError(
-            f"--{option} is for a file of weights, and {run} is not a file; leave it out"
+            f"--{given[0].replace('_', '-')} is for a file of weights, and {run} is not a file;"
+            " leave it out"
         )
+    from kinfolk.cli.options import print_refused
+    from kinfolk.embedding import take_parts
+    from kinfolk.evaluation import protocols, retrieval
+    from kinfolk.evaluation.gradient_training import FRACTIONS
+    from kinfolk.evaluation.probes import read_label_sets
+    from kinfolk.training.load_run import measure_kin, open_run
+
     opened = open_run(run)
     opened.encoder()  # fails before any image is read if the run has no model
-    towers = opened.towers() if any(name in CAPTION_PROTOCOLS for name in wanted) else None
-    names, sentences = (
-        None if classes is None else read_lines(classes),
-        TEMPLATES if templates is None else read_lines(templates),
-    )
+    towers: Any = opened.towers() if any(name in CAPTION_PROTOCOLS for name in names) else None
+    class_names = None if classes is None else retrieval.read_lines(classes)
+    sentences = retrieval.TEMPLATES if templates is None else retrieval.read_lines(templates)
     images = opened.data(
         data,
         progress=True,
@@ -326,46 +324,150 @@ def evaluate(
         workers=workers,
     )
     print_refused(images)
-    common = (
-        seed,
-        k,
-        temperature,
-        probe,
-        shares,
-        draws,
-        epochs,
-        metric,
-        num_clusters,
-        alpha,
-        label_sets,
-        names,
-        sentences,
-    )
-    chosen: Any = {
-        "normaliser": normaliser,
-        "subsets": lists,
-        "finetuning": finetuning,
-        "unpooled": unpooled,
-        "own_mean": own_mean,
+    source = data or opened.config.data.source
+    features = Features(opened, images, unpooled, own_mean)
+
+    def semi() -> dict[str, Any]:
+        return protocols.run_semi(
+            features.parts,
+            seed,
+            probe,
+            fractions=shares or (() if lists else FRACTIONS),
+            draws=draws,
+            lists=lists,
+            keys=images.samples.keys,
+            progress=True,
+        )
+
+    def finetune() -> dict[str, Any]:
+        return protocols.run_finetune(
+            opened.encoder(),
+            images,
+            features.views,
+            features.parts,
+            seed,
+            fractions=shares or (() if lists else protocols.FINETUNED),
+            lists=lists,
+            settings=finetuning,
+            epochs=epochs,
+            progress=True,
+        )
+
+    def transfer() -> dict[str, Any]:
+        if label_sets is None:
+            parts = features.parts
+        else:
+            sets, _ = read_label_sets(label_sets, images.samples.keys)
+            parts = take_parts(images, features.values, sets)
+        before = protocols.read_results(opened.path).get("transfer")
+        how = features.options()
+        return protocols.run_transfer(
+            parts, seed, str(source), metric, before, how=how, progress=True
+        )
+
+    def retrieve() -> dict[str, Any]:
+        if images.texts is None:
+            return retrieval.run_retrieval(towers, images, progress=True)
+        return retrieval.run_pair_retrieval(towers, images, seed)
+
+    run_protocol: dict[str, Callable[[], dict[str, Any]]] = {
+        "knn": lambda: protocols.run_knn(features.parts, k, temperature),
+        "linear": lambda: protocols.run_linear(features.parts, seed, probe, progress=True),
+        "semi": semi,
+        "finetune": finetune,
+        "transfer": transfer,
+        "clusters": lambda: protocols.run_clusters(
+            features.parts,
+            num_clusters,
+            normaliser=normaliser,  # type: ignore[arg-type]
+        ),
+        "kin": lambda: measure_kin(opened, images, seed, alpha=alpha, progress=True),
+        "retrieval": retrieve,
+        "zero-shot": lambda: retrieval.run_zero_shot(
+            towers, images, classes=class_names, templates=sentences, progress=True
+        ),
+        "sts": lambda: retrieval.run_sts(towers, images),
     }
-    choices = Choices(*common, **chosen)
-    run_protocol = ProtocolRunner(
-        opened, images, data or opened.config.data.source, choices, towers
-    )
     results = {}
     try:
-        for name in wanted:
-            results[name] = run_protocol(name)
+        for name in names:
+            found = run_protocol[name]()
+            if name in LABEL_PROTOCOLS and name != "transfer":
+                found |= features.options(pooling=name != "finetune")
+            if "sets" not in found:  # which name the data of each
+                found["data"] = source
             if images.classes is not None and depth is not None:
-                results[name] |= {"depth": depth, "classes": len(images.classes)}
-            write_result(run, name, results[name])
+                found |= {"depth": depth, "classes": len(images.classes)}
+            results[name] = found
+            protocols.write_result(run, name, found)
     finally:  # shows finished results even if the next protocol fails
         if results:
             show_results(results)
 
 
+class Features:
+    """Features of a data source by a run, computed once for all protocols.
+
+    Args:
+        unpooled: take them before average pooling.
+        own_mean: normalise images by the training split of the data, or by all samples if it has
+            none.
+    """
+
+    def __init__(
+        self, opened: OpenedRun, images: ImageData, unpooled: bool, own_mean: bool
+    ) -> None:
+        self.opened, self.images = opened, images
+        self.unpooled, self.own_mean = unpooled, own_mean
+
+    def options(self, pooling: bool = True) -> dict[str, str]:
+        """Entries of a result about features that are not the default."""
+        found = {"features": "before pooling"} if self.unpooled and pooling else {}
+        return found | ({"normalised_by": "the data's own mean"} if self.own_mean else {})
+
+    @cached_property
+    def views(self) -> Views:
+        import torch
+
+        from kinfolk.embedding import own_normalisation
+
+        if not self.own_mean:
+            return self.opened.views()
+        ids = torch.arange(self.images.num_train or len(self.images))
+        return own_normalisation(self.images, self.opened.views(), ids)
+
+    @cached_property
+    def values(self) -> NDArray[np.float32]:
+        """(N, F) features of all samples."""
+        return self.opened.features(
+            self.images, views=self.views, unpooled=self.unpooled, progress=True
+        )
+
+    @cached_property
+    def parts(self) -> Parts:
+        """Labelled features by split. Data without labels is an error before anything is
+        embedded."""
+        from kinfolk.embedding import require_labels, take_parts
+
+        require_labels(self.images.samples.labels)
+        return take_parts(self.images, self.values)
+
+
+def _check_weights(file: Path, names: list[str]) -> None:
+    if file.suffix.lower() not in WEIGHTS:
+        raise UsageError(
+            f"{file} is neither a run folder nor a file of weights ({', '.join(WEIGHTS)})"
+        )
+    for name in names:
+        if name not in LABEL_PROTOCOLS:
+            raise UsageError(
+                f"--protocol {name} needs a run of kinfolk, and {file} is a file of weights; leave"
+                " it out"
+            )
+
+
 def _import_weights(
-    file: Path, out: Path | None, data: str | None, labels_from_folders: bool, about: dict[str, Any]
+    file: Path, data: str | None, labels_from_folders: bool, about: dict[str, Any]
 ) -> Path:
     """Writes the folder that a file of weights is evaluated in, and shows what was found in the
     file."""
@@ -373,10 +475,9 @@ def _import_weights(
     from kinfolk.errors import printable
     from kinfolk.training.foreign_weights import import_weights
 
-    seed = about.pop("seed") or 0
+    seed = about.pop("train_seed") or 0
     folder, network = import_weights(
         file,
-        out,
         data=data,
         labels_from_folders=labels_from_folders,
         seed=seed,
@@ -387,15 +488,6 @@ def _import_weights(
     return folder
 
 
-def _protocol_names(protocol: str) -> list[str]:
-    names = [name.strip().lower() for name in protocol.split(",") if name.strip()]
-    for name in names:
-        _check_name("protocol", name, PROTOCOLS)
-    if not names:
-        raise UsageError(f"--protocol is empty (there are: {', '.join(PROTOCOLS)})")
-    return list(dict.fromkeys(names))
-
-
 def _check_name(what: str, name: str, known: tuple[str, ...]) -> None:
     if name not in known:
         raise UsageError(
@@ -404,7 +496,22 @@ def _check_name(what: str, name: str, known: tuple[str, ...]) -> None:
         )
 
 
-def _shares(percent: str) -> list[float]:
+def _check_lists(lists: list[Path]) -> None:
+    for path in lists:
+        if not path.is_file():
+            raise UsageError(
+                f"there is no list {path}; --subset takes a text file with one file name per line"
+            )
+    if len({path.stem for path in lists}) < len(lists):
+        raise UsageError(
+            f"--subset has two files called {lists[0].stem!r}; results are stored by that name, so"
+            " rename one of them"
+        )
+
+
+def _shares(percent: str | None) -> list[float] | None:
+    if percent is None:
+        return None
     try:
         shares = [float(text) / 100 for text in percent.split(",") if text.strip()]
     except ValueError:
@@ -415,9 +522,6 @@ def _shares(percent: str) -> list[float]:
             " such as 100,10,1"
         )
     return shares
-
-
-METRIC_TITLES = {"top1": "top-1", "mean-per-class": "mean per class", "map": "mAP"}
 
 
 def show_results(results: Mapping[str, Mapping[str, Any]]) -> None:
@@ -440,66 +544,43 @@ def show_results(results: Mapping[str, Mapping[str, Any]]) -> None:
 
 def lines(result: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yields the part of the protocol, the result, and the data it was measured on."""
+    from kinfolk.comparing.runs import DIRECTIONS
+
     where = str(result["measured_on"])
+    present = {short: result[name] for name, short in DIRECTIONS.items() if name in result}
     if "fractions" in result:
-        for row in result["fractions"]:
-            listed = (
-                f" of {row['listed']:,} listed"
-                if row.get("listed", row["labels"]) != row["labels"]
-                else ""
-            )
+        rows = result["fractions"]
+        for row in rows:
+            all_listed = row.get("listed", row["labels"]) == row["labels"]
+            listed = "" if all_listed else f" of {row['listed']:,} listed"
             name = row.get("subset") or f"{100 * row['fraction']:g} %"
             yield f" {name}", _accuracy(row), f"{row['labels']:,}{listed} labels, {where}"
-        if len(result["fractions"]) > 1:
-            yield " average", _accuracy(result), f"mean of the {len(result['fractions'])} above"
+        if len(rows) > 1:
+            yield " average", _accuracy(result), f"mean of the {len(rows)} above"
     elif "sets" in result:
-        for row in result["sets"]:
-            yield (
-                f" {row['name']}",
-                f"{METRIC_TITLES[row['metric']]} {percent(row['accuracy'])}",
-                str(row["measured_on"]),
-            )
-        if len(result["sets"]) > 1:
-            yield (
-                " average",
-                percent(result["accuracy"]),
-                f"mean of the {len(result['sets'])} above",
-            )
+        sets = result["sets"]
+        for row in sets:
+            value = f"{METRICS[row['metric']]} {percent(row['accuracy'])}"
+            yield f" {row['name']}", value, str(row["measured_on"])
+        if len(sets) > 1:
+            yield " average", percent(result["accuracy"]), f"mean of the {len(sets)} above"
     elif "exact" in result:
-        yield from _detection_lines(result, where)
-    elif any(name in result for name in DIRECTIONS):
-        yield from _retrieval_lines(result, where)
+        yield from _detection_lines(result, where, list(DIRECTIONS))
+    elif present:
+        for figure in ("R@1", "mAP", "nDCG@10"):
+            if all(figure in found for found in present.values()):
+                shares = (f"{short} {percent(found[figure])}" for short, found in present.items())
+                yield "", f"{figure} {', '.join(shares)}", where
+        if "label_map" in result:
+            by = f"mAP {percent(result['label_map'])}, nDCG@10 {percent(result['label_ndcg'])}"
+            yield " by label", by, where
     elif "spearman" in result:
         yield "", f"Spearman {100 * result['spearman']:.1f}", where
     elif "nmi" in result:
-        yield (
-            "",
-            f"NMI {percent(result['nmi'], result['deviation'])}",
-            f"{where}, {result.get('normaliser', 'arithmetic')} normaliser",
-        )
+        how = f"{where}, {result.get('normaliser', 'arithmetic')} normaliser"
+        yield "", f"NMI {percent(result['nmi'], result['deviation'])}", how
     else:
         yield "", _accuracy(result), where
-
-
-DIRECTIONS = {
-    "image_to_text": ("i→t", "image and caption"),
-    "text_to_image": ("t→i", "image and caption"),
-    "anchor_to_positive": ("a→p", "anchor and positive"),
-    "positive_to_anchor": ("p→a", "anchor and positive"),
-}
-"""Short names of the directions of a result, and the two sides."""
-
-
-def _retrieval_lines(result: Mapping[str, Any], where: str) -> Iterator[tuple[str, str, str]]:
-    """Recall@1 of both directions and, of text pairs, mAP and nDCG@10."""
-    present = {short: result[name] for name, (short, _) in DIRECTIONS.items() if name in result}
-    for figure in ("R@1", "mAP", "nDCG@10"):
-        if all(figure in found for found in present.values()):
-            shares = (f"{short} {percent(found[figure])}" for short, found in present.items())
-            yield "", f"{figure} {', '.join(shares)}", where
-    if "label_map" in result:
-        by = f"mAP {percent(result['label_map'])}, nDCG@10 {percent(result['label_ndcg'])}"
-        yield " by label", by, where
 
 
 def _accuracy(row: Mapping[str, Any]) -> str:
@@ -508,45 +589,34 @@ def _accuracy(row: Mapping[str, Any]) -> str:
     return percent(row["accuracy"], row.get("deviation")) + five
 
 
-def _detection_lines(result: Mapping[str, Any], where: str) -> Iterator[tuple[str, str, str]]:
+def _detection_lines(
+    result: Mapping[str, Any], where: str, directions: list[str]
+) -> Iterator[tuple[str, str, str]]:
     """Quality of the method's detection and of the exact quantile, then thresholds and
     similarities."""
+    directions = [name for name in directions if name in result]
     parts = [(" flagged", result), (f" exact, α = {result['alpha']:g}", result["exact"])]
-    parts += [(f" {name.replace('_', ' ')}", result[name]) for name in DIRECTIONS if name in result]
+    parts += [(f" {name.replace('_', ' ')}", result[name]) for name in directions]
     for title, row in parts:
         if "f1" in row:
+            rates = f"MTPR {percent(row['mtpr'])}, MTNR {percent(row['mtnr'])}"
             yield title, _detection(row), where
             yield " per anchor", _detection(row, "anchor_"), "mean over anchors"
-            yield (
-                "",
-                (
-                    f"MTPR {percent(row['mtpr'])}, MTNR {percent(row['mtnr'])}, flagged"
-                    f" {percent(row['flagged'])}"
-                ),
-                "",
-            )
+            yield "", f"{rates}, flagged {percent(row['flagged'])}", ""
     if "threshold" in result:
-        yield (
-            " thresholds",
-            f"MAE {result['threshold']['mae']:.3f}, RMSE {result['threshold']['rmse']:.3f}",
-            "exact quantile",
-        )
-    own, alike = (
+        errors = result["threshold"]
+        text = f"MAE {errors['mae']:.3f}, RMSE {errors['rmse']:.3f}"
+        yield " thresholds", text, "exact quantile"
+    positive, kin = (
         "—" if value != value else f"{value:.3f}"
         for value in (result["tp_similarity"], result["fn_similarity"])
     )
-    yield (
-        " similarity",
-        f"TP {own}, FN {alike}",
-        next(
-            (words for name, (_, words) in DIRECTIONS.items() if name in result), "two views each"
-        ),
-    )
+    sides = " and ".join(directions[0].split("_to_")) if directions else "two views each"
+    yield " similarity", f"TP {positive}, FN {kin}", sides.replace("text", "caption")
 
 
 def _detection(row: Mapping[str, Any], prefix: str = "") -> str:
-    """Precision, recall and F1 over pairs, or per anchor with the prefix "anchor_". Missing values
-    are shown as —."""
+    """Precision, recall and F1 over pairs, or per anchor with the prefix "anchor_"."""
     shares = [row.get(prefix + name) for name in ("precision", "recall", "f1")]
     texts = ["—" if share is None or share != share else f"{100 * share:.1f}" for share in shares]
     return f"precision {texts[0]}, recall {texts[1]}, F1 {texts[2]} %"
@@ -556,9 +626,6 @@ def percent(share: float, deviation: float | None = None) -> str:
     """A share in percent, with its deviation if there is one. NaN is shown as —."""
     if share != share:
         return "—"
-    known = deviation is not None and deviation == deviation
-    return (
-        f"{100 * share:.1f} ± {100 * deviation:.1f} %"
-        if known and deviation is not None
-        else f"{100 * share:.1f} %"
-    )
+    if deviation is None or deviation != deviation:
+        return f"{100 * share:.1f} %"
+    return f"{100 * share:.1f} ± {100 * deviation:.1f} %"

@@ -1,19 +1,27 @@
-"""`kinfolk methods`, `kinfolk recipes` and `kinfolk settings`: list what can be composed, ready
-configurations, and every key of the configuration."""
+"""`kinfolk methods`, `recipes` and `settings` list what can be composed, ready configurations and
+every key of the configuration; `kinfolk data` lists what is in a data source."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kinfolk.cli.options import Debug, examples
-from kinfolk.errors import UsageError
+from kinfolk.cli.options import (
+    SOURCE_HELP,
+    Debug,
+    LabelsFromFolders,
+    Workers,
+    examples,
+    print_table,
+    screen,
+)
+from kinfolk.errors import UsageError, counted, shown
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from kinfolk.data.images import ImageData
 
 ACTIONS = {
     "eliminate": "remove from the denominator (default)",
@@ -25,9 +33,6 @@ METHODS_EPILOG = examples("kinfolk methods", "kinfolk train --method sogclr+glof
 
 def methods(debug: Debug = False) -> None:
     """List frameworks, detectors, actions and recipes, and how to compose them."""
-    from rich.text import Text
-
-    from kinfolk.cli.options import screen
     from kinfolk.detectors import DETECTORS
     from kinfolk.frameworks import FRAMEWORKS
     from kinfolk.plugins import load_plugins
@@ -35,58 +40,41 @@ def methods(debug: Debug = False) -> None:
 
     load_plugins()
     console = screen()
-    parts = ("name", "paper", "needs")
-    frameworks = [(name, kind.paper, kind.needs or "nothing") for name, kind in FRAMEWORKS.items()]
     detectors = [
-        (
-            ", ".join((name, *(f"{name}:{variant}" for variant in kind.variants))),
-            kind.paper,
-            kind.needs or "nothing",
-        )
+        (", ".join((name, *(f"{name}:{variant}" for variant in kind.variants))), kind)
         for name, kind in DETECTORS.items()
     ]
     recipes = [(name, recipe_summary(name)) for name in recipe_names()]
-    _print_table(console, "Frameworks", "where anchors and candidates come from", parts, frameworks)
-    _print_table(
-        console, "Detectors", "which candidates are kin (false negatives)", parts, detectors
+    parts = ("name", "paper", "needs")
+    for title, about, columns, rows in (
+        (
+            "Frameworks",
+            "where anchors and candidates come from",
+            parts,
+            [(name, kind.paper, kind.needs or "nothing") for name, kind in FRAMEWORKS.items()],
+        ),
+        (
+            "Detectors",
+            "which candidates are kin (false negatives)",
+            parts,
+            [(name, kind.paper, kind.needs or "nothing") for name, kind in detectors],
+        ),
+        ("Actions", "what is done with kin", ("name", "effect"), list(ACTIONS.items())),
+        ("Recipes", "complete configurations for --recipe", ("name", "description"), recipes),
+    ):
+        console.print(f"[bold]{title}[/][dim]: {about}[/]")
+        print_table(columns, rows, name_style="bold cyan")
+    console.print(
+        "[bold]Compose:[/] [cyan]framework\\[+detector\\[:variant]\\[:action]][/], as in"
+        " [cyan]simclr[/], [cyan]sogclr+glofnd[/], [cyan]moco+ring:learned[/] or"
+        " [cyan]simclr+oracle:attract[/] (which is SupCon)",
+        soft_wrap=False,
     )
-    _print_table(console, "Actions", "what is done with kin", ("name", "effect"), ACTIONS.items())
-    _print_table(
-        console, "Recipes", "complete configurations for --recipe", ("name", "description"), recipes
-    )
-    grammar = "framework[+detector[:variant][:action]]"
-    compose = Text(
-        f"Compose: {grammar}, as in simclr, sogclr+glofnd, moco+ring:learned or"
-        " simclr+oracle:attract (which is SupCon)"
-    )
-    compose.stylize("bold", 0, len("Compose:"))
-    compose.highlight_words(
-        [grammar, "simclr,", "sogclr+glofnd", "moco+ring:learned", "simclr+oracle:attract"], "cyan"
-    )
-    console.print(compose, soft_wrap=False)
     console.print(
         "Settings of framework and detector: --set framework.KEY=VALUE, --set detector.KEY=VALUE",
         markup=False,
         soft_wrap=False,
     )
-
-
-def _print_table(
-    console: Console,
-    title: str,
-    subtitle: str,
-    columns: tuple[str, ...],
-    rows: Iterable[tuple[str, ...]],
-) -> None:
-    from rich.text import Text
-
-    from kinfolk.cli.options import plain_table
-
-    table = plain_table(*columns)
-    for name, *rest in rows:
-        table.add_row(Text(name, "bold cyan"), *(Text(entry) for entry in rest))
-    console.print(Text.assemble((title, "bold"), (f": {subtitle}", "dim")))
-    console.print(table, soft_wrap=False)
 
 
 RECIPES_EPILOG = examples(
@@ -111,25 +99,22 @@ def recipes(
     A recipe is a YAML file with the settings of a training. Its header names paper, command,
     hardware, time and expected result.
     """
-    from kinfolk.cli.options import plain_table, screen
     from kinfolk.training.settings import recipe_names, recipe_path, recipe_summary
 
-    if action == "show":
-        if name is None:
-            raise UsageError(
-                "give the name of a recipe, as in `kinfolk recipes show simclr-cpu`; `kinfolk"
-                " recipes` lists them"
-            )
+    if action == "show" and name is not None:
         screen().print(recipe_path(name).read_text(encoding="utf-8").rstrip(), markup=False)
-        return
-    if action != "list":
+    elif action == "list":
+        rows = [(each, recipe_summary(each)) for each in recipe_names()]
+        print_table(("recipe", "what it trains"), rows)
+    elif action == "show":
+        raise UsageError(
+            "give the name of a recipe, as in `kinfolk recipes show simclr-cpu`; `kinfolk recipes`"
+            " lists them"
+        )
+    else:
         raise UsageError(
             f"unknown action {action!r}; write `kinfolk recipes` or `kinfolk recipes show NAME`"
         )
-    table = plain_table("recipe", "what it trains")
-    for each in recipe_names():
-        table.add_row(each, recipe_summary(each))
-    screen().print(table)
 
 
 SETTINGS_EPILOG = examples(
@@ -153,7 +138,6 @@ def settings(
     from rich.padding import Padding
     from rich.text import Text
 
-    from kinfolk.cli.options import screen
     from kinfolk.training.config import list_settings, sections
 
     found = list_settings(prefix)
@@ -167,3 +151,76 @@ def settings(
             about_value = (f"  {row.type}; default {row.default}", "dim")
             console.print(Text.assemble("  ", (row.key, "bold cyan"), about_value))
             console.print(Padding(Text(row.description), (0, 0, 0, 6)), soft_wrap=False)
+
+
+DATA_EPILOG = examples(
+    "kinfolk data digits", "kinfolk data photos/ --labels-from-folders --out scan/"
+)
+MAX_ROWS = 20
+
+
+def data(
+    source: Annotated[str, typer.Argument(metavar="SPEC", help=SOURCE_HELP, show_default=False)],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Folder for samples.parquet and quarantine.csv.", show_default=False
+        ),
+    ] = None,
+    labels_from_folders: LabelsFromFolders = False,
+    workers: Workers = None,
+    debug: Debug = False,
+) -> None:
+    """Read every image of a source and show splits, classes, sizes and files that cannot be
+    read."""
+    from kinfolk.data.open_source import open_source
+    from kinfolk.data.prepare import prepare, write_quarantine
+
+    opened = open_source(source, labels_from_folders=labels_from_folders)
+    found = prepare(opened, image_size=32, workers=workers, cache_dir=None, progress=True)
+    _show(found)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        found.samples.to_parquet(out / "samples.parquet")
+        write_quarantine(found.quarantine, out / "quarantine.csv")
+
+
+def _show(found: ImageData) -> None:
+    from kinfolk.data.captions import captions_of
+
+    console, samples = screen(), found.samples
+    widths, heights = samples.widths, samples.heights
+    sizes = f"{widths.min()} × {heights.min()}"
+    if (widths.min(), heights.min()) != (widths.max(), heights.max()):
+        sizes += f" to {widths.max()} × {heights.max()}"
+    console.print(f"[bold]{counted(len(samples), 'image')}[/], {sizes} pixels")
+    if samples.captions is not None and samples.group_ids is not None:
+        count = sum(len(captions_of(caption)) for caption in samples.captions)
+        groups = len(set(samples.group_ids.tolist()))
+        console.print(
+            f"{counted(count, 'caption')}, {counted(groups, 'group')}; samples that share an image,"
+            " a caption or a group are never negatives"
+        )
+    rows: list[tuple[str, ...]] = []
+    for split, number in Counter(samples.splits).items():
+        labels = samples.of(split).labels
+        labelled = "–" if labels is None else f"{int((labels >= 0).sum()):,}"
+        rows.append((shown(split), f"{number:,}", labelled))
+    print_table(("split", "images", "labelled"), rows, right=("images", "labelled"))
+    if samples.labels is not None:
+        counts = Counter(int(label) for label in samples.labels if label >= 0).most_common()
+        rows = [
+            (shown(samples.classes[label]) if samples.classes else str(label), f"{number:,}")
+            for label, number in counts
+        ]
+        _print_first(("class", "images"), rows, "classes")
+    if found.quarantine:
+        rows = [(shown(path), shown(reason)) for path, reason in found.quarantine]
+        _print_first(("refused", "reason"), rows, "refused files")
+
+
+def _print_first(columns: tuple[str, ...], rows: list[tuple[str, ...]], what: str) -> None:
+    """Prints the first rows, and how many more there are."""
+    print_table(columns, rows[:MAX_ROWS], right=("images",))
+    if len(rows) > MAX_ROWS:
+        screen().print(f"… and {len(rows) - MAX_ROWS:,} more {what}", style="dim")

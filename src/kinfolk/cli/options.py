@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -39,6 +42,21 @@ def plain_table(*columns: str, right: tuple[str, ...] = (), title: str | None = 
     return table
 
 
+def print_table(
+    columns: tuple[str, ...],
+    rows: Iterable[Sequence[str]],
+    right: tuple[str, ...] = (),
+    name_style: str = "",
+) -> None:
+    """Prints rows of texts, without markup in them."""
+    from rich.text import Text
+
+    table = plain_table(*columns, right=right)
+    for name, *rest in rows:
+        table.add_row(Text(name, name_style), *map(Text, rest))
+    screen().print(table, soft_wrap=False)
+
+
 def print_refused(images: ImageData) -> None:
     """Prints one line on stderr if images could not be read, with the first of them."""
     from rich.console import Console
@@ -55,7 +73,7 @@ def print_refused(images: ImageData) -> None:
         Console(stderr=True, soft_wrap=True).print(text, markup=False, highlight=False)
 
 
-DATA, RUNNING = "Data", "Running"
+DATA, TRAINING, RUNNING = "Data", "Training", "Running"
 SOURCE_HELP = "Folder, .npz, .npy, .csv, .tsv, .parquet, CIFAR archive, shards (.tar), or `digits`."
 FLAG = ""
 """Metavar of options that take no value."""
@@ -82,6 +100,22 @@ RunsData = Annotated[
         show_default=False,
     ),
 ]
+NoReport = Annotated[
+    bool,
+    typer.Option(
+        "--no-report", metavar=FLAG, help="Do not write report.html.", rich_help_panel=RUNNING
+    ),
+]
+Recipe = Annotated[
+    str | None,
+    typer.Option(
+        "--recipe",
+        "--config",
+        help="Start from a recipe: a name or a YAML file; see `kinfolk recipes`.",
+        rich_help_panel=TRAINING,
+        show_default=False,
+    ),
+]
 LabelsFromFolders = Annotated[
     bool,
     typer.Option(
@@ -101,6 +135,77 @@ Workers = Annotated[
         show_default=False,
     ),
 ]
+
+
+def overwrite_option(what: str) -> Any:
+    """The option `--overwrite`, which replaces `what`."""
+    return typer.Option(
+        "--overwrite", metavar=FLAG, help=f"Replace {what}.", rich_help_panel=RUNNING
+    )
+
+
+METAVARS = {"whole": "N", "number": "X", "list,": "NAME"}
+"""By the first word of the type of a setting."""
+
+
+def with_settings(keys: Mapping[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorates a command that has the parameter `chosen`: it gets an option for each of `keys` of
+    the configuration, with its description, and receives the values that were given by key, as
+    texts or flags, which the configuration checks.
+
+    Args:
+        keys: key of the configuration by the names of the option, such as "--method -m".
+    """
+    from kinfolk.training.config import list_settings
+
+    settings = {setting.key: setting for setting in list_settings()}
+    options, key_of = list[inspect.Parameter](), dict[str, str]()
+    for names, key in keys.items():
+        setting, flags = settings[key], names.split()
+        name = flags[0].partition("/")[0].removeprefix("--").replace("-", "_")
+        is_flag = "true or false" in setting.type
+        value = setting.default.strip('"')
+        about, _, default = setting.description.partition(f"; {value}: ")
+        about = about.partition("; null: ")[0]
+        if not default and value not in ("false", "null", "[]"):
+            default = f"{value}."
+        option = typer.Option(
+            *flags,
+            metavar=FLAG if is_flag else METAVARS.get(setting.type.split()[0], "TEXT"),
+            help=f"{about.rstrip('.')}. [dim]Default: {default}[/]" if default else about,
+            rich_help_panel={"data": DATA, "trainer": RUNNING}.get(setting.section, TRAINING),
+            show_default=False,
+        )
+        kind = bool if is_flag else list[str] if setting.type.startswith("list") else str
+        key_of[name] = key
+        options.append(
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[kind | None, option],
+            )
+        )
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def with_options(**given: Any) -> None:
+            values = {key: given.pop(name) for name, key in key_of.items()}
+            chosen = {key: value for key, value in values.items() if value is not None}
+            command(**given, chosen=chosen)
+
+        signature = inspect.signature(command, eval_str=True)
+        own = [
+            each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for each in signature.parameters.values()
+            if each.name != "chosen"
+        ]
+        with_options.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*options, *own]
+        )
+        return with_options
+
+    return decorate
 
 
 def flowing(text: str) -> str:
