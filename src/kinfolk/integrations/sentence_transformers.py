@@ -30,7 +30,7 @@ from kinfolk import distributed
 from kinfolk.detectors.base import Detector
 from kinfolk.errors import KinfolkError
 from kinfolk.files import first_line
-from kinfolk.objectives import BimodalLoss, SigLIPLoss, group_ids_of
+from kinfolk.objectives import BimodalLoss, CLIPLoss, SigLIPLoss, group_ids_of
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -47,6 +47,7 @@ LABEL_COLUMNS = ("label", "labels", "score", "scores")
 """Columns that the trainer takes for labels; `add_ids` writes the first."""
 Features = Mapping[str, Any]
 """The tokens of one column of the batch."""
+TwoTowerLoss = BimodalLoss[Any] | SigLIPLoss
 
 
 def add_ids(
@@ -173,6 +174,10 @@ class KinfolkLoss(nn.Module):
     `add_ids` adds. Without it, rows with the same positive text are still known positives;
     detectors and losses that look samples up (GloFND, Guide, BimodalSogCLRLoss, …) need it.
 
+    In evaluation mode, as for the trainer's `eval_dataset`, it is InfoNCE (or SigLIP) at the
+    current temperature without a detector: other samples than those of the training have no state,
+    and a loss that is lower the more is flagged cannot choose a checkpoint.
+
     Args:
         model: the SentenceTransformer.
         loss: `kf.CLIPLoss`, `kf.SigLIPLoss`, `kf.BimodalSogCLRLoss` or `kf.FastCLIPLoss`.
@@ -189,7 +194,7 @@ class KinfolkLoss(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        loss: BimodalLoss[Any] | SigLIPLoss,
+        loss: TwoTowerLoss,
         *,
         both_directions: bool = True,
         own_negatives_only: bool = False,
@@ -219,15 +224,19 @@ class KinfolkLoss(nn.Module):
             raise ValueError(
                 f"the data set (={len(columns)} columns of texts) must have anchor and positive"
             )
-        self.loss.train(self.model.training)  # the trainer switches the model only
-        given = self._ids(columns, labels)
+        training = self._inner.training
+        self.loss.train(training)  # the trainer switches the model only
+        loss_fn = self.loss if training else _without_detector(self.loss)
+        given = self._ids(columns, labels, loss_fn)
         anchors, positives, *negatives = (
             self._embed(column, not number) for number, column in enumerate(columns)
         )
         if negatives:
             given |= {"negatives": torch.stack(negatives, 1), "own_only": self.own_negatives_only}
-        loss = self._contrast(anchors, positives, given)
-        if self.in_trainer is None and self.model.training and self._needs_callback():
+        loss = self._contrast(loss_fn, anchors, positives, given)
+        if not training:
+            return loss
+        if self.in_trainer is None and self._needs_callback():
             warnings.warn(
                 "add callbacks=[KinfolkCallback(loss)] to the trainer: this loss has schedules or"
                 " state",
@@ -237,13 +246,15 @@ class KinfolkLoss(nn.Module):
         metrics = self.metrics if self.in_trainer else {}
         return Logged(loss, metrics) if metrics else loss  # the trainer fails on an empty one
 
-    def _contrast(self, anchors: Tensor, positives: Tensor, given: dict[str, Any]) -> Tensor:
-        if self.both_directions or isinstance(self.loss, SigLIPLoss):
-            loss: Tensor = self.loss(anchors, positives, **given)
+    def _contrast(
+        self, loss_fn: TwoTowerLoss, anchors: Tensor, positives: Tensor, given: dict[str, Any]
+    ) -> Tensor:
+        if self.both_directions or isinstance(loss_fn, SigLIPLoss):
+            loss: Tensor = loss_fn(anchors, positives, **given)
             return loss
-        one, learned = self.loss.image, self.loss.learned
+        one, learned = loss_fn.image, loss_fn.learned
         ids, groups = given.pop("ids"), given.pop("group_ids")
-        pairs, _ = self.loss.pairs_of(anchors, positives, ids, groups, one, **given)
+        pairs, _ = loss_fn.pairs_of(anchors, positives, ids, groups, one, **given)
         found: Tensor = one.on(pairs, None if learned is None else learned())
         return found
 
@@ -268,11 +279,13 @@ class KinfolkLoss(nn.Module):
     def _needs_callback(self) -> bool:
         return bool(self.loss.state_dict()) or bool(self.detectors)
 
-    def _ids(self, columns: list[Features], labels: Tensor | None) -> dict[str, Any]:
+    def _ids(
+        self, columns: list[Features], labels: Tensor | None, loss_fn: TwoTowerLoss
+    ) -> dict[str, Any]:
         """Ids and groups of the batch, as arguments of the loss."""
         number = len(columns) - 2
         if labels is None:
-            if any(each.looks_up for each in self.loss.objectives):
+            if any(each.looks_up for each in loss_fn.objectives):
                 raise ValueError(
                     "the loss looks samples up: train on the data set that add_ids(dataset) returns"
                 )
@@ -299,6 +312,12 @@ class KinfolkLoss(nn.Module):
             if self.known_positives:
                 found["negative_group_ids"] = negative_groups
         return found
+
+    @property
+    def _inner(self) -> nn.Module:
+        """The model itself: evaluation does not switch DistributedDataParallel around it."""
+        model = self.model
+        return model.module if isinstance(model, DistributedDataParallel) else model
 
     def _embed(self, features: Features, first: bool) -> Tensor:
         """(B, D) embeddings of a column; in chunks that are computed again for the gradient."""
@@ -334,11 +353,9 @@ class KinfolkLoss(nn.Module):
         """The embeddings of some texts. DistributedDataParallel is called once in a step, which is
         enough for it to average the gradients: a further call would need the same number of calls
         on all ranks, and one in the backward pass would begin its work anew."""
-        model = self.model
-        if isinstance(model, DistributedDataParallel) and not (
-            wrapped and torch._C._current_graph_task_id() == -1
-        ):
-            model = model.module
+        recomputed = torch._C._current_graph_task_id() != -1
+        wrapped = wrapped and self._inner.training and not recomputed
+        model = self.model if wrapped else self._inner
         found: Tensor = model(dict(features))["sentence_embedding"]
         return found
 
@@ -346,6 +363,19 @@ class KinfolkLoss(nn.Module):
         """For the model card."""
         names = ("both_directions", "own_negatives_only", "mini_batch_size", "known_positives")
         return {"loss": repr(self.loss), **{name: getattr(self, name) for name in names}}
+
+
+def _without_detector(loss: TwoTowerLoss) -> TwoTowerLoss:
+    """The loss of a batch of other samples, at the current temperature and without state."""
+    given: dict[str, Any] = {"learnable": False, "gather": loss.gather}
+    t = loss.current_temperature
+    if isinstance(loss, SigLIPLoss):
+        given |= {"temperature": t, "min_temperature": loss.min_temperature}
+        return SigLIPLoss(**given, bias=float(loss.bias)).eval()
+    plain = CLIPLoss(**given).eval()
+    for each in plain.objectives:
+        each.temperature = t  # that of other losses may be above 1
+    return plain
 
 
 class Logged(dict[str, Tensor]):
@@ -392,7 +422,8 @@ class KinfolkCallback(TrainerCallback):
 
     Before an epoch in which a detector is due, the anchors of the training set are encoded, each
     rank a part of them. The state of loss and detectors is `kinfolk_loss.safetensors` in every
-    checkpoint folder; a resumed training reads it from there.
+    checkpoint folder; a resumed training reads it from there. A trainer with several losses, one
+    for each data set, needs a callback for each; the second's file ends in `_2`.
 
     Args:
         loss: the loss of the trainer.
@@ -407,10 +438,14 @@ class KinfolkCallback(TrainerCallback):
         if not isinstance(loss, KinfolkLoss):
             raise TypeError(f"`loss` (={loss!r:.80}) must be the KinfolkLoss of the trainer")
         self.loss, self.resume_from, self.batch_size = loss, resume_from, batch_size
-        self.refreshed = -1
+        self.refreshed, self.file = -1, STATE_FILE
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         self.loss.in_trainer, self.refreshed = True, -1
+        # a trainer with a loss for each of several data sets has as many callbacks
+        number = state.kinfolk_losses = getattr(state, "kinfolk_losses", 0) + 1
+        path = Path(STATE_FILE)
+        self.file = STATE_FILE if number == 1 else f"{path.stem}_{number}{path.suffix}"
         if state.global_step > 0:
             self._load(Path(self.resume_from or _checkpoint_folder(args, state)))
 
@@ -445,12 +480,12 @@ class KinfolkCallback(TrainerCallback):
                 name: value.detach().cpu().clone().contiguous()
                 for name, value in self.loss.loss.state_dict().items()
             }
-            save_file(tensors, folder / STATE_FILE, {"refreshed": str(self.refreshed)})
+            save_file(tensors, folder / self.file, {"refreshed": str(self.refreshed)})
 
     def _load(self, folder: Path) -> None:
         from safetensors import safe_open
 
-        path = folder / STATE_FILE
+        path = folder / self.file
         if not path.is_file():
             raise KinfolkError(
                 f"`{path}` does not exist, so the state of the loss cannot be resumed; name the"
@@ -491,6 +526,11 @@ class KinfolkCallback(TrainerCallback):
         return part.clone() if world == 1 else distributed.gather_rows(part, sizes)
 
     def _texts(self, dataset: Any) -> list[str]:
+        if not hasattr(dataset, "column_names"):
+            raise KinfolkError(
+                "a detector that clusters the training set needs one data set (="
+                f"{type(dataset).__name__}): join several before add_ids(dataset)"
+            )
         if "label" not in dataset.column_names:
             raise KinfolkError(
                 "a detector that clusters the training set needs sample ids: train on"
