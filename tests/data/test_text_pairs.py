@@ -45,6 +45,10 @@ def test_columns_of_pairs_are_found_by_name_or_option(tmp_path: Path) -> None:
         UsageError, match=r"has no column 'image'.*text pairs has the columns anchor"
     ):
         open_source(path)
+    half = write_table(tmp_path / "h.csv", [{"anchor": "a", "answer": "b"}])
+    with pytest.raises(UsageError, match=r"but no column 'positive': .*data.positive_column=NAME"):
+        open_source(half)
+    assert open_source(half, positive_column="answer").has_texts
     with pytest.raises(UsageError, match="has no column 'x' for `anchor_column`"):
         open_source(path, anchor_column="x")
     assert open_source(path, anchor_column="q").has_texts
@@ -76,6 +80,23 @@ def test_bad_rows_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "h.csv").write_text("anchor,positive\n")
     with pytest.raises(KinfolkError, match="has no rows"):
         open_source(tmp_path / "h.csv")
+
+
+def test_a_list_of_texts_is_refused_and_numbers_are_texts(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"anchor": [["a", "b"], ["c"]], "positive": ["d", "e"]}), path)
+    refused = open_source(path).refused
+    assert refused[0] == ("row/1", "the text in the column 'anchor' is a list, not one text")
+    pq.write_table(pa.table({"anchor": [1, 2], "positive": ["a", "b"]}), path)
+    assert [item.caption for item in open_source(path).items()] == [("1", "a"), ("2", "b")]
+
+
+def test_labels_that_are_nan_are_missing(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    columns = {"anchor": ["a", "b", "c"], "positive": ["d", "e", "f"]}
+    pq.write_table(pa.table({**columns, "label": [float("nan"), 1.0, 0.0]}), path)
+    source = open_source(path)
+    assert [source.label(row) for row in range(3)] == [None, 1, 0]
 
 
 def test_a_changed_text_is_noticed(tmp_path: Path) -> None:

@@ -92,6 +92,21 @@ def test_method_and_data_must_fit(tmp_path: Path) -> None:
         run_on(table, tmp_path / "e", model="resnet18")
 
 
+def test_pairs_without_negatives_are_refused(tmp_path: Path) -> None:
+    """They would be trained on nothing."""
+    same = write_table(tmp_path / "t.csv", [{"anchor": "a", "positive": str(n)} for n in range(8)])
+    with pytest.raises(UsageError, match=r"the 8 training pairs of .* are one group"):
+        run_on(same, tmp_path / "a", method="pairs")
+    switched = {"framework.known_groups": False}
+    assert run_on(same, tmp_path / "b", method="pairs", settings=switched).epochs()
+    table = [{**row, "split": "Trian"} for row in rows()]
+    with pytest.raises(UsageError, match=r"has 0 training pairs; .* rest are trian"):
+        run_on(write_table(tmp_path / "s.csv", table), tmp_path / "c")
+    table = [*rows()[:9], {**rows()[9], "anchor": ""}]
+    run = run_on(write_table(tmp_path / "e.csv", table), tmp_path / "d", method="pairs")
+    assert "1 of 10 text pairs was refused" in (run.path / "train.log").read_text()
+
+
 def test_long_texts_are_cut(tmp_path: Path) -> None:
     table = [{"anchor": f"{n} " + "word " * 20_000, "positive": f"{n} b"} for n in range(8)]
     run = run_on(write_table(tmp_path / "t.csv", table), tmp_path / "run", epochs=1, method="pairs")

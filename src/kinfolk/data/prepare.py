@@ -464,13 +464,16 @@ def read_quarantine(path: str | Path) -> Refusals:
 
 
 def summary(
-    refused: Sequence[tuple[str, str]], total: int, where: str | Path = "quarantine.csv"
+    refused: Sequence[tuple[str, str]],
+    total: int,
+    where: str | Path = "quarantine.csv",
+    what: str = "images",
 ) -> str | None:
-    """One line for the screen, or None where nothing was refused."""
+    """One line for the screen, or None where nothing was refused. `what`: the samples."""
     if not refused:
         return None
     return (
-        f"{len(refused):,} of {total:,} images {'was' if len(refused) == 1 else 'were'} refused;"
+        f"{len(refused):,} of {total:,} {what} {'was' if len(refused) == 1 else 'were'} refused;"
         f" see {where}"
     )
 

@@ -15,11 +15,15 @@ from kinfolk.data.captions import decoded, usable_captions
 from kinfolk.data.folder import FileSource
 from kinfolk.data.labels import encode_labels, split_name
 from kinfolk.data.source import Item
-from kinfolk.data.text_pairs import PairSource, open_pairs, text_columns
+from kinfolk.data.text_pairs import PairSource, open_pairs, require_both, text_columns
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.files import first_line
 
 _LONGEST_CELL = 1 << 27
+_NAMED = (
+    "; a table of text pairs has the columns anchor and positive, or names them (--set"
+    " data.anchor_column=NAME, data.positive_column=NAME)"
+)
 
 
 def read_columns(path: Path) -> dict[str, list[Any]]:
@@ -141,6 +145,8 @@ def open_table(path: Path, columns: Columns | None = None) -> FileSource | PairS
         return open_pairs(
             path, rows, texts, lambda role: _pick(rows, role, getattr(columns, role), name)
         )
+    if columns.image not in rows:
+        require_both(name, list(rows), columns.image, columns.anchor, columns.positive)
     found = {
         role: _pick(rows, role, getattr(columns, role), name)
         for role in ("image", "caption", "label", "group", "split")
@@ -212,8 +218,7 @@ def _pick(rows: dict[str, list[Any]], role: str, wanted: str | None, name: str) 
     raise UsageError(
         f"{name} has no column {column!r} for `{role}_column`; its columns are"
         f" {', '.join(map(repr, rows))}{parted}; another is chosen by `{role}_column` (--set"
-        f" data.{role}_column=NAME)"
-        + ("; a table of text pairs has the columns anchor and positive" if role == "image" else "")
+        f" data.{role}_column=NAME)" + (_NAMED if role == "image" else "")
     )
 
 

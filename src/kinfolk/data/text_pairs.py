@@ -49,6 +49,24 @@ def text_columns(
     return None
 
 
+def require_both(
+    name: str, names: Sequence[str], image: str, anchor: str | None, positive: str | None
+) -> None:
+    """Raises if a table has one of the two columns of texts and not the other."""
+    for pair in NAMES:
+        given = (anchor or pair[0], positive or pair[1])
+        missing = [column for column in given if column not in names]
+        if len(missing) == 1:
+            role = "anchor" if missing[0] == given[0] else "positive"
+            present = next(column for column in given if column in names)
+            raise UsageError(
+                f"{name} has no column {image!r} of images, and has {present!r} but no column"
+                f" {missing[0]!r}: a table of text pairs has the columns anchor and positive; its"
+                f" columns are {', '.join(map(repr, names))}; another is chosen by --set"
+                f" data.{role}_column=NAME"
+            )
+
+
 @final
 class PairSource(Source):
     """The rows of a table of texts; see `open_pairs`.
@@ -124,11 +142,12 @@ def open_pairs(
     kept: list[int] = []
     for row in range(number):
         key = f"row/{row + 1}"
-        cells = [decoded(rows[column][row]) for column in columns]
+        values = [rows[column][row] for column in columns]
+        cells = [decoded(value) for value in values]
         faults = [
             reason
-            for column, cell in zip(columns, cells, strict=True)
-            if (reason := why_refused(cell, f"the text in the column {column!r}", None)) is not None
+            for column, value, cell in zip(columns, values, cells, strict=True)
+            if (reason := _fault(value, cell, f"the text in the column {column!r}")) is not None
         ]
         if faults:
             refused.append((key, faults[0]))
@@ -139,6 +158,12 @@ def open_pairs(
         kept.append(row)
     chosen = None if scores is None else [scores[row] for row in kept]
     return PairSource(name, items, classes, refused, chosen)
+
+
+def _fault(value: Any, cell: str | None, what: str) -> str | None:
+    if isinstance(value, list | tuple | dict):
+        return f"{what} is a {type(value).__name__}, not one text"
+    return why_refused(cell, what, None)
 
 
 def _order(column: str) -> int:

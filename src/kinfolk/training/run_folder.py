@@ -485,7 +485,8 @@ def log_start(
     """Logs what is about to happen in a few lines."""
     if run.rank > 0:
         return
-    refused = summary(images.quarantine, len(images) + len(images.quarantine), run.quarantine)
+    number, what = len(images) + len(images.quarantine), "text pairs" if images.texts else "images"
+    refused = summary(images.quarantine, number, run.quarantine, what)
     if refused is not None:
         LOG.warning("%s", refused)
     if config.trainer.accumulate > 1:

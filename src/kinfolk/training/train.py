@@ -185,6 +185,20 @@ def train(
         return _run(run, config, source, resume, overwrite, console, notes, origins, parts)
 
 
+def has_negatives(images: ImageData, config: TrainConfig) -> bool:
+    """Whether some training pair of texts has a negative. Images always have."""
+    if images.texts is None or not config.framework.get("known_groups", True):
+        return True
+    groups = images.texts.groups[: images.num_train]
+    return bool((groups != groups[0]).any()) or images.texts.negative_ids is not None
+
+
+def _other_splits(splits: Sequence[str]) -> str:
+    """Names the splits if there are others than those for training, as for a misspelt name."""
+    names = sorted(set(splits) - {"train"})
+    return f"; the splits of the rest are {', '.join(map(shown, names))}" if names else ""
+
+
 def _fit_as_helper(run: Run, data: Data | None, epochs: int, resume: bool, parts: Parts) -> Run:
     """Trains on a rank above zero: waits until rank zero is ready and maps its data. The source is
     read again only where the cache of rank zero is not visible, as on another machine with a cache
@@ -242,6 +256,13 @@ def _run(
         raise UsageError(
             f"{shown(source.name)} has {counted(images.num_train, f'training {what}')}; a training"
             f" contrasts {what}s with each other and needs at least 2, and better hundreds"
+            + _other_splits(images.samples.splits)
+        )
+    if not has_negatives(images, config):
+        raise UsageError(
+            f"the {images.num_train:,} training pairs of {shown(source.name)} are one group, linked"
+            " by equal texts or by the column of groups, so that no pair has a negative; --set"
+            " framework.known_groups=false takes equal texts for negatives"
         )
     source.release()
     config = fit_text(config, images.samples)
