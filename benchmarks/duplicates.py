@@ -49,7 +49,7 @@ def copy_of(image: Image.Image, kind: str, random: np.random.Generator) -> Image
 def by_audit(folder: Path, _: list[Image.Image]) -> Pairs:
     """Pairs within the groups of `kf.audit`."""
     import kinfolk as kf
-    from kinfolk.auditing.audit_input import open_input
+    from kinfolk.auditing.inputs import open_input
 
     with open_input(folder, progress=False) as found:
         groups = kf.audit(found.features, 0.01, images=found.images).groups

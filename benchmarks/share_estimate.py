@@ -18,9 +18,8 @@ from pathlib import Path
 import numpy as np
 from labelled_features import load
 
-from kinfolk.auditing.alpha import ALPHAS, kin_share, kin_share_range
-from kinfolk.auditing.inputs import Features
-from kinfolk.auditing.standing_out import measure_standing_out
+from kinfolk.auditing.survey import ALPHAS, kin_share, kin_share_range, measure_standing_out
+from kinfolk.features import Features
 
 DRAWS = 400
 

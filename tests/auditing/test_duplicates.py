@@ -10,7 +10,7 @@ import pytest
 from PIL import Image, ImageDraw, ImageFilter, ImageOps
 
 import kinfolk as kf
-from kinfolk.auditing.audit_input import open_input
+from kinfolk.auditing.inputs import open_input
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
 

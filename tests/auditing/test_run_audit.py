@@ -10,9 +10,8 @@ import pytest
 import torch
 
 import kinfolk as kf
-from kinfolk.auditing import exact, similarity_spread
-from kinfolk.auditing.alpha import take_survey
-from kinfolk.auditing.inputs import Features
+from kinfolk.auditing import search
+from kinfolk.auditing.survey import batch_lines, kin_shares
 from kinfolk.errors import KinfolkError, UsageError
 from tests.reference import audit as reference
 
@@ -30,10 +29,10 @@ def clustered(
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and samples of columns so small that a few hundred samples take the way of many."""
-    monkeypatch.setattr(exact, "ROWS", 16)
-    monkeypatch.setattr(exact, "COLUMNS", 37)
-    monkeypatch.setattr(similarity_spread, "COLUMNS", 64)
-    monkeypatch.setattr(similarity_spread.column_sample, "__defaults__", (64,))
+    monkeypatch.setattr(search, "ROWS", 16)
+    monkeypatch.setattr(search, "COLUMNS", 37)
+    monkeypatch.setattr(search, "TILE_COLUMNS", 41)
+    monkeypatch.setattr(search, "SAMPLED", 64)
 
 
 @pytest.mark.parametrize("alpha", [0.02, 0.1, 0.5])
@@ -76,9 +75,7 @@ def test_brackets_tiles_and_threads_change_nothing(alpha: float, workers: int) -
         listed = found.pairs[found.pairs["anchor"] == i]
         best = np.sort(others[others > level + 1e-6])[::-1][:7]
         np.testing.assert_allclose(listed["similarity"][: len(best)], best, atol=1e-6)
-    point = next(
-        point for point in found.survey.curve if point.rule == "one α" and point.alpha == alpha
-    )
+    point = found.survey.point(alpha)
     assert len(found.survey.anchors) == 333
     assert (found.precision, found.recall, found.f1) == pytest.approx(
         (point.precision, point.recall, point.f1), abs=1e-3
@@ -153,25 +150,14 @@ def test_approximate_agrees_with_exact_and_says_how_well() -> None:
     assert far.f1 == pytest.approx(near.f1, abs=0.02)
 
 
-def test_own_shares_have_the_mean_alpha() -> None:
-    x, _ = clustered(900, dim=8)
-    found = kf.audit(x, 0.05, search="exact")
-    assert found.alphas.mean() == pytest.approx(0.05, rel=0.1)
-    assert found.alphas.std() > 0
-    survey = take_survey(Features(x), 0.05, None)
-    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
-    own = np.delete(unit[5] @ unit.T, 5)
-    median, low = np.median(own), np.quantile(own, similarity_spread.LOW)
-    share = (own > median + survey.level * (median - low)).mean()
-    assert found.alphas[5] == pytest.approx(share, abs=0.01)
-
-
 def test_batches_go_by_the_labels_and_are_no_larger_than_the_data() -> None:
     x, _ = clustered(20)
-    found = kf.audit(x, 0.1, [0] * 15 + [1] * 4 + [-1], batch_sizes=(5, 20, 21))
-    assert [line.batch_size for line in found.batches] == [5, 20]
+    found = kf.audit(x, 0.1, [0] * 15 + [1] * 4 + [-1])
+    assert found.labels is not None
+    batches = batch_lines(kin_shares(found.labels, 0.0), 20, sizes=(5, 20, 21))
+    assert [line.batch_size for line in batches] == [5, 20]
     shares = [14 / 18] * 15 + [3 / 18] * 4
-    line = found.batches[0]
+    line = batches[0]
     assert found.kin_share == pytest.approx(np.mean(shares))
     assert line.negatives == 8
     assert line.per_anchor == pytest.approx(8 * found.kin_share)
@@ -199,8 +185,6 @@ def test_batches_go_by_the_labels_and_are_no_larger_than_the_data() -> None:
         ),
         (np.ones((5, 3)), {"labels": np.zeros((5, 2))}, "one label for each sample"),
         (np.ones((5, 3)), {"pairs": 0}, r"`pairs` \(=0\) must be at least 1"),
-        (np.ones((5, 3)), {"near": 2}, r"`near` \(=2\)"),
-        (np.ones((5, 3)), {"batch_sizes": [1]}, "`batch_sizes`"),
         (np.ones((5, 3)), {"search": "fast"}, "must be auto, exact or approximate"),
         (np.ones((5, 3)), {"keys": ["a"]}, "`keys`"),
     ],

@@ -14,7 +14,7 @@ from kinfolk.auditing.verdict import Provenance, verdict
 from kinfolk.frameworks.registry import parse
 from tests.auditing.test_run_audit import clustered
 
-OWN = Provenance("photos/", encoder="the encoder of the run runs/x", own=True)
+OWN = Provenance("photos/", encoder="the encoder of the run runs/x", same_samples=True)
 FOREIGN = Provenance("photos/", encoder="timm/x", guide="timm/x")
 
 
@@ -128,7 +128,7 @@ def test_features_of_unknown_origin_are_named_as_such() -> None:
 
 def test_labels_of_the_data_are_offered_as_pairs() -> None:
     x, labels = features(0.1)
-    origin = Provenance("photos/", labels_from_folders=True, has_labels=True, own=True)
+    origin = Provenance("photos/", labels_from_folders=True, has_labels=True, same_samples=True)
     _, command = verdict(kf.audit(x, 0.02, labels), origin).commands[-1]
     assert (
         command
@@ -150,7 +150,7 @@ def test_image_and_text_get_their_own_methods_and_negatives() -> None:
     origin = Provenance(
         "train.csv",
         encoder="the encoder of the run runs/clip",
-        own=True,
+        same_samples=True,
         framework="fastclip",
         captions=True,
     )

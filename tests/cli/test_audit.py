@@ -49,8 +49,6 @@ def test_audit_writes_its_files_and_a_summary(
             "2",
             "--labels",
             tmp_path / "y.txt",
-            "--batch-sizes",
-            "32",
         )
         == 0
     )
@@ -100,7 +98,6 @@ def test_audit_writes_its_files_and_a_summary(
         (["xx.npy"], 2, "there is no file or folder `xx.npy`; did you mean `x.npy`?"),
         (["x.npy", "--alpha", "1.5"], 2, "must be in (0, 1)"),
         (["x.npy", "--labels", "short.txt"], 2, "must be as many as the samples"),
-        (["x.npy", "--batch-sizes", "many"], 2, "--batch-sizes"),
         (["x.npy", "--labels-from-folders"], 2, "needs --images"),
         (["x.npy", "--images", "three"], 2, "3 images and `x.npy` has 12 rows"),
         (["bad.npy"], 1, "is empty"),

@@ -243,16 +243,16 @@ def _idx(path: Path) -> object:
 
 
 def _features(path: Path) -> object:
-    from kinfolk.auditing.inputs import Features, open_features
+    from kinfolk.features import Features, open_features
 
     found = Features(open_features(path), f"`{path}`")
     return found.rows(0, len(found))
 
 
 def _labels(path: Path) -> object:
-    from kinfolk.auditing.annotations import encode, read_labels
+    from kinfolk.auditing.inputs import encode, read_column
 
-    found = read_labels(path).values
+    found = read_column(path).values
     return encode(found, len(found))
 
 

@@ -313,7 +313,7 @@ def test_all_is_flushed_to_the_disk_before_it_has_its_name(
 
 
 def test_settings_and_features_that_are_not_finite(tmp_path: Path) -> None:
-    from kinfolk.auditing.inputs import Features
+    from kinfolk.features import Features
     from kinfolk.training.config import TrainConfig
 
     with pytest.raises(UsageError, match=r"`detector\.alpha` \(=nan\) must be a finite number"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.auditing.audit_input import open_input
+from kinfolk.auditing.inputs import open_input
 from kinfolk.detectors import Guide
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.frameworks import TextPairs

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.auditing import exact, similarity_spread
-from kinfolk.auditing.inputs import Features
+from kinfolk.auditing import search
 from kinfolk.clustering import dbscan
 from kinfolk.clustering.dbscan import fitting_radii
 from kinfolk.evaluation import knn_predict
+from kinfolk.features import Features
 from tests.pretended.device import AVAILABLE, CUDA, LOG, OnDevice, on_device, pretended
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="the pretended device needs g++")
@@ -54,14 +54,14 @@ def test_dbscan_and_its_radii_on_the_device_equal_the_cpu() -> None:
 def test_the_exact_audit_on_the_device_equals_the_cpu(
     alpha: float, sampled: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exact, "ROWS", 50)
-    monkeypatch.setattr(similarity_spread.column_sample, "__defaults__", (sampled,))
+    monkeypatch.setattr(search, "ROWS", 50)
+    monkeypatch.setattr(search, "SAMPLED", sampled)
     x, labels = groups(333)
-    features, given = Features(x.numpy()), (alpha, 10, 2.0, labels.numpy())
-    expected = exact.exact_kin(features, *given, device=torch.device("cpu"))
+    features, given = Features(x.numpy()), (alpha, 10, labels.numpy())
+    expected = search.exact_kin(features, *given, device=torch.device("cpu"))
     with pretended():
-        found = exact.exact_kin(features, *given, device=CUDA)
+        found = search.exact_kin(features, *given, device=CUDA)
     np.testing.assert_allclose(found.threshold_N, expected.threshold_N, atol=2e-6)
     np.testing.assert_allclose(found.near_sim_NK, expected.near_sim_NK, atol=2e-6)
-    for name in ("near_NK", "flagged_N", "occurrence_N", "alpha_N", "judged", "hits"):
+    for name in ("near_NK", "flagged_N", "occurrence_N", "num_known", "hits"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), name)

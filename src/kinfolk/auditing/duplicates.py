@@ -1,4 +1,4 @@
-"""Groups of duplicates and near-duplicates, verified by their pixels, and hubs.
+"""Groups of duplicates and near-duplicates, checked by their pixels, and hubs.
 
 Both images lose their uniform borders (bars, frames, plain sky) and are reduced to small grey
 thumbnails without their low frequencies, so that a shared background does not count. One is cropped
@@ -13,6 +13,7 @@ Dimension key: N data set, K nearest, M pairs, P pairs of a block, S side of a t
 from __future__ import annotations
 
 from collections import defaultdict
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,8 +22,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kinfolk.auditing.inputs import Features, Floats, Ints
 from kinfolk.errors import show_progress
+from kinfolk.features import Features, Floats, Ints
 
 if TYPE_CHECKING:
     from kinfolk.data.images import ImageData
@@ -55,11 +56,8 @@ def thumbnails(images: ImageData, number: int) -> Tensor:
         found[start : start + len(ids)] = F.interpolate(grey, size=(SIDE, SIDE), mode="area")
         top, bottom = _uniform_edges(grey[:, 0])
         left, right = _uniform_edges(grey[:, 0].transpose(1, 2))
-        for row in (
-            (top + left + (grey.shape[2] - bottom) + (grey.shape[3] - right))
-            .nonzero()[:, 0]
-            .tolist()
-        ):
+        framed = (bottom - top < grey.shape[2]) | (right - left < grey.shape[3])
+        for row in framed.nonzero()[:, 0].tolist():
             content = grey[row : row + 1, :, top[row] : bottom[row], left[row] : right[row]]
             found[start + row] = F.interpolate(content, size=(SIDE, SIDE), mode="area")[0]
     return found
@@ -78,9 +76,9 @@ def _border(grey_BHW: Tensor) -> Tensor:
     """(B,) rows of one colour at the top, with the blurred row below; zero where they fade, as a
     sky does."""
     low_BH, high_BH = grey_BHW.amin(2), grey_BHW.amax(2)
-    apart_BH = torch.maximum(high_BH - low_BH[:, :1], high_BH[:, :1] - low_BH)
-    border_B = (apart_BH < _UNIFORM).long().cumprod(1).sum(1)
-    below_B1 = (border_B + 1).clamp(max=apart_BH.shape[1] - 1).unsqueeze(1)
+    range_BH = torch.maximum(high_BH - low_BH[:, :1], high_BH[:, :1] - low_BH)
+    border_B = (range_BH < _UNIFORM).long().cumprod(1).sum(1)
+    below_B1 = (border_B + 1).clamp(max=range_BH.shape[1] - 1).unsqueeze(1)
     jump_BH = (grey_BHW - grey_BHW[:, :1].mean(2, keepdim=True)).abs().mean(2)
     ends = (border_B > 0) & (jump_BH.gather(1, below_B1)[:, 0] >= _HARD)
     return torch.where(ends, border_B + 1, 0)
@@ -94,12 +92,10 @@ def similar_thumbnails(thumbnails_N1SS: Tensor, number: int = 3) -> NDArray[np.i
     for start in range(0, len(whole_ND), _IMAGES):
         part = whole_ND[start : start + _IMAGES]
         sim = torch.maximum(part @ whole_ND.T, part @ mirrored_ND.T)
-        rows = torch.arange(len(sim))
-        sim[rows, start + rows] = -2
+        sim.diagonal(start).fill_(-2)
         near = sim.topk(min(number, len(whole_ND) - 1), dim=1).indices
-        pairs.append(
-            torch.stack([(start + rows).repeat_interleave(near.shape[1]), near.reshape(-1)], 1)
-        )
+        rows = start + torch.arange(len(part)).repeat_interleave(near.shape[1])
+        pairs.append(torch.stack([rows, near.reshape(-1)], 1))
     return torch.cat(pairs).numpy().astype(np.int64)
 
 
@@ -132,7 +128,7 @@ def correlation(one_P1SS: Tensor, other_P1SS: Tensor) -> Tensor:
 
 
 def _best_crop(cropped_P1SS: Tensor, whole_P1SS: Tensor) -> Tensor:
-    whole_PD = _normalised(_without_low_frequencies(whole_P1SS))
+    whole_PD = _normalise(_without_low_frequencies(whole_P1SS))
     best_P, crop_P4 = torch.full((len(whole_PD),), -1.0), torch.zeros(len(whole_PD), 4)
     for scale in _SCALES:
         shifts = (0.0,) if scale == 1 else (scale - 1, 0.0, 1 - scale)
@@ -151,7 +147,7 @@ def _best_crop(cropped_P1SS: Tensor, whole_P1SS: Tensor) -> Tensor:
                     moved[:, place] += sign * step
                     moved[:, :2].clamp_(0.75, 1)
                     _keep_better(images, whole, moved, best, crop)
-        same = _parts_agree(_cropped(images, crop), whole_P1SS[promising])
+        same = _parts_agree(_crop(images, crop), whole_P1SS[promising])
         best_P[promising] = torch.where(same, best, -1.0)
     return best_P
 
@@ -159,14 +155,8 @@ def _best_crop(cropped_P1SS: Tensor, whole_P1SS: Tensor) -> Tensor:
 def _parts_agree(one_P1SS: Tensor, other_P1SS: Tensor) -> Tensor:
     """(P,) True where the images correlate in nearly all parts in which one of them has
     structure."""
-    one_PBD, other_PBD = (
-        F.unfold(_without_low_frequencies(images), SIDE // 4, stride=SIDE // 4).transpose(1, 2)
-        for images in (one_P1SS, other_P1SS)
-    )
-    one_PBD, other_PBD = (
-        one_PBD - one_PBD.mean(2, keepdim=True),
-        other_PBD - other_PBD.mean(2, keepdim=True),
-    )
+    parts = (_unfold(one_P1SS), _unfold(other_P1SS))
+    one_PBD, other_PBD = (part_PBD - part_PBD.mean(2, keepdim=True) for part_PBD in parts)
     norms_PB = one_PBD.norm(dim=2) * other_PBD.norm(dim=2)
     agree_PB = (one_PBD * other_PBD).sum(2) / norms_PB.clamp_min(1e-6) >= PARTS
     structured_PB = torch.maximum(one_PBD.std(2), other_PBD.std(2)) >= _STRUCTURE
@@ -175,19 +165,24 @@ def _parts_agree(one_P1SS: Tensor, other_P1SS: Tensor) -> Tensor:
     return agrees_P
 
 
+def _unfold(images_P1SS: Tensor) -> Tensor:
+    """(P, B, D) the parts without their low frequencies."""
+    detail = _without_low_frequencies(images_P1SS)
+    return F.unfold(detail, SIDE // 4, stride=SIDE // 4).transpose(1, 2)
+
+
 def _keep_better(
     images_P1SS: Tensor, whole_PD: Tensor, crop_P4: Tensor, best_P: Tensor, best_crop_P4: Tensor
 ) -> None:
     """Tries one crop of each image, given as scale and shift along x and y, and keeps it where it
     is better than the best so far."""
-    value_P = (
-        _normalised(_without_low_frequencies(_cropped(images_P1SS, crop_P4))) * whole_PD
-    ).sum(1)
+    detail_P1SS = _without_low_frequencies(_crop(images_P1SS, crop_P4))
+    value_P = (_normalise(detail_P1SS) * whole_PD).sum(1)
     better = value_P > best_P
     best_P[better], best_crop_P4[better] = value_P[better], crop_P4[better]
 
 
-def _cropped(images_P1SS: Tensor, crop_P4: Tensor) -> Tensor:
+def _crop(images_P1SS: Tensor, crop_P4: Tensor) -> Tensor:
     matrix = torch.zeros(len(crop_P4), 2, 3)
     matrix[:, 0, 0], matrix[:, 1, 1], matrix[:, 0, 2], matrix[:, 1, 2] = crop_P4.unbind(1)
     grid = F.affine_grid(matrix, list(images_P1SS.shape), align_corners=False)
@@ -196,7 +191,7 @@ def _cropped(images_P1SS: Tensor, crop_P4: Tensor) -> Tensor:
 
 def _rough(images_P1SS: Tensor) -> Tensor:
     """(P, D) a coarse version that a slight crop changes little."""
-    return _normalised(F.avg_pool2d(images_P1SS, 4))
+    return _normalise(F.avg_pool2d(images_P1SS, 4))
 
 
 def _without_low_frequencies(images_P1SS: Tensor) -> Tensor:
@@ -204,7 +199,7 @@ def _without_low_frequencies(images_P1SS: Tensor) -> Tensor:
     return images_P1SS - F.avg_pool2d(padded, _BLUR, 1)
 
 
-def _normalised(images: Tensor) -> Tensor:
+def _normalise(images: Tensor) -> Tensor:
     """(P, D) with mean zero and unit norm; an image without structure becomes zero, which
     correlates with nothing."""
     flat = images.flatten(1)
@@ -216,45 +211,29 @@ def _normalised(images: Tensor) -> Tensor:
 GROUP = np.dtype([("group", np.int64), ("sample", np.int64), ("kind", "U14")])
 HUB = np.dtype([("sample", np.int64), ("occurrence", np.int64), ("times_expected", np.float32)])
 NEAR = 0.1
+"""Largest distance of near-duplicates without images, relative to that of the nearest neighbour."""
 CANDIDATES = 4
 """Number of nearest neighbours whose pixels are compared."""
-_SAME = 1e-6
-"""Rounding of a float32 similarity; a smaller distance counts as zero."""
+_ROUNDING = 1e-6
+"""A smaller distance counts as zero."""
 
 
-def equal_rows(features: Features) -> list[list[int]]:
-    """Groups of samples whose features are exactly equal."""
-    seen: dict[bytes, list[int]] = defaultdict(list)
-    for start in range(0, len(features), 4096):
-        for at, row in enumerate(np.ascontiguousarray(features.array[start : start + 4096])):
-            seen[_digest(row)].append(start + at)
-    return [members for members in seen.values() if len(members) > 1]
-
-
-def near_distance(near_sim_NK: Floats, near: float = NEAR) -> float:
-    """Largest 1 − similarity of near-duplicates: `near` times the median distance to the nearest
-    sample that is not a duplicate."""
-    distance_NK = np.where(1 - near_sim_NK > _SAME, 1 - near_sim_NK, np.inf)
-    nearest_N = distance_NK.min(1)
-    nearest_N = nearest_N[np.isfinite(nearest_N)]
-    return near * float(np.median(nearest_N)) if len(nearest_N) else 0.0
-
-
-def find_groups(
-    features: Features, near_NK: Ints, near_sim_NK: Floats, near: float = NEAR
-) -> NDArray[Any]:
+def find_groups(features: Features, near_NK: Ints, near_sim_NK: Floats) -> NDArray[Any]:
     """Rows of group, sample and kind, largest groups first, from the features alone.
 
-    Near-duplicates are joined through each sample's K nearest neighbours: a group is a connected
-    component of pairs whose distance is at most `near` times the median distance to the nearest
-    neighbour. A group in which all rows are equal is of the kind "duplicate".
+    A group is a connected component of neighbours whose distance (1 − similarity) is at most `NEAR`
+    times the median distance to the nearest sample that is not a duplicate. A group in which all
+    rows are equal is of the kind "duplicate".
     """
-    limit = max(near_distance(near_sim_NK, near), _SAME)
-    row_M, rank_M = np.nonzero((1 - near_sim_NK <= limit) & (near_NK >= 0))
+    distance_NK = 1 - near_sim_NK
+    nearest_N = np.where(distance_NK > _ROUNDING, distance_NK, np.inf).min(1)
+    nearest_N = nearest_N[np.isfinite(nearest_N)]
+    limit = max(NEAR * float(np.median(nearest_N)) if len(nearest_N) else 0.0, _ROUNDING)
+    row_M, rank_M = np.nonzero((distance_NK <= limit) & (near_NK >= 0))
     return _components(features, row_M, near_NK[row_M, rank_M])
 
 
-def verified_groups(
+def verify_groups(
     features: Features, near_NK: Ints, images: ImageData, progress: bool = False
 ) -> NDArray[Any]:
     """Rows of group, sample and kind, largest groups first, verified by the pixels of the images.
@@ -262,16 +241,23 @@ def verified_groups(
     Candidates are each sample's nearest neighbours in the features and, in data sets that are not
     too large, the most similar thumbnails; see `are_copies`.
     """
-    num = len(features)
-    small = thumbnails(images, num)
-    near_NK = near_NK[:, :CANDIDATES]
-    row_M, rank_M = np.nonzero(near_NK >= 0)
+    small = thumbnails(images, len(features))
+    row_M, rank_M = np.nonzero(near_NK[:, :CANDIDATES] >= 0)
     pairs = [np.stack([row_M, near_NK[row_M, rank_M]], 1)]
-    if num <= SEARCH_UP_TO:
+    if len(features) <= SEARCH_UP_TO:
         pairs.append(similar_thumbnails(small))
     pairs_M2 = np.unique(np.sort(np.concatenate(pairs), axis=1), axis=0)
     copies_M2 = pairs_M2[are_copies(small, pairs_M2, progress)]
     return _components(features, copies_M2[:, 0], copies_M2[:, 1])
+
+
+def equal_rows(features: Features) -> list[list[int]]:
+    """Groups of samples whose features are exactly equal."""
+    seen: dict[bytes, list[int]] = defaultdict(list)
+    for start in range(0, len(features), 4096):
+        for at, row in enumerate(np.ascontiguousarray(features.array[start : start + 4096])):
+            seen[blake2b(row.tobytes(), digest_size=16).digest()].append(start + at)
+    return [members for members in seen.values() if len(members) > 1]
 
 
 def _components(features: Features, one_M: Ints, other_M: Ints) -> NDArray[Any]:
@@ -279,24 +265,20 @@ def _components(features: Features, one_M: Ints, other_M: Ints) -> NDArray[Any]:
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    num = len(features)
-    equal = equal_rows(features)
-    first = np.asarray([members[0] for members in equal for _ in members[1:]], dtype=np.int64)
-    rest = np.asarray([member for members in equal for member in members[1:]], dtype=np.int64)
-    one, two = np.concatenate([one_M, first]), np.concatenate([other_M, rest])
-    component_N = connected_components(
-        coo_array((np.ones(len(one), np.int8), (one, two)), shape=(num, num)), directed=False
-    )[1]
-    size = np.bincount(component_N)
-    whole = {frozenset(members) for members in equal}
-    rows: list[tuple[int, int, str]] = []
-    joined = np.flatnonzero(size[component_N] > 1)
-    order = np.lexsort((joined, component_N[joined], -size[component_N[joined]]))
-    members_of: dict[int, list[int]] = defaultdict(list)
-    for sample in joined[order].tolist():
-        members_of[int(component_N[sample])].append(sample)
-    for group, members in enumerate(members_of.values()):
-        kind = "duplicate" if frozenset(members) in whole else "near-duplicate"
+    num, equal = len(features), equal_rows(features)
+    pairs = [(members[0], member) for members in equal for member in members[1:]]
+    pairs_M2 = np.concatenate(
+        [np.stack([one_M, other_M], 1), np.asarray(pairs, dtype=np.int64).reshape(-1, 2)]
+    )
+    edges = coo_array((np.ones(len(pairs_M2), np.int8), tuple(pairs_M2.T)), shape=(num, num))
+    component_N = connected_components(edges, directed=False)[1]
+    groups: dict[int, list[int]] = defaultdict(list)
+    for sample in np.flatnonzero(np.bincount(component_N)[component_N] > 1).tolist():
+        groups[int(component_N[sample])].append(sample)
+    whole = {tuple(members) for members in equal}
+    rows = []
+    for group, members in enumerate(sorted(groups.values(), key=len, reverse=True)):
+        kind = "duplicate" if tuple(members) in whole else "near-duplicate"
         rows += [(group, sample, kind) for sample in members]
     return np.array(rows, dtype=GROUP)
 
@@ -305,14 +287,6 @@ def find_hubs(occurrence_N: Ints) -> NDArray[Any]:
     """Samples that very many anchors flag: more than three standard deviations above the mean, the
     largest first."""
     mean, deviation = float(occurrence_N.mean()), float(occurrence_N.std())
-    if mean == 0 or deviation == 0:
-        return np.empty(0, dtype=HUB)
-    found = np.flatnonzero(occurrence_N > mean + 3 * deviation)
-    found = found[np.lexsort((found, -occurrence_N[found]))]
+    order = np.argsort(-occurrence_N, kind="stable")
+    found = order[occurrence_N[order] > mean + 3 * deviation] if deviation else order[:0]
     return np.array([(i, occurrence_N[i], occurrence_N[i] / mean) for i in found], dtype=HUB)
-
-
-def _digest(row: NDArray[Any]) -> bytes:
-    from hashlib import blake2b
-
-    return blake2b(row.tobytes(), digest_size=16).digest()

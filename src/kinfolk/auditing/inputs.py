@@ -1,407 +1,594 @@
-"""What an audit reads: features from arrays and files, from a run, or computed from images.
+"""What `kinfolk audit` is given: features, a run or images, and labels, keys and texts of the rows.
 
-Files are mapped into memory where their format allows it, and reading them never runs code.
-`Features` checks an array once and returns blocks of unit-norm rows; the array itself is never
-copied as a whole.
+Images are embedded by a run (`encoder="runs/x"`), by a pretrained network of torchvision or timm
+(`encoder="timm/NAME"`), or, if no encoder is given, by k-means of their patches, which needs no
+training.
 
-Dimension key: N data set, D embedding, R rows of a block.
+A table (.csv, .tsv, .parquet) that names its samples in a key column is joined with the features by
+key, so that its order does not matter. Files without keys must have one entry for each row of the
+features, in their order.
+
+Dimension key: N data set.
 """
 
 from __future__ import annotations
 
-import difflib
+import contextlib
 import json
-import math
 import os
 import tempfile
-import zipfile
-from collections.abc import Callable
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kinfolk.errors import KinfolkError, UsageError
-from kinfolk.files import check_safetensors, first_line, npy_header
+from kinfolk.auditing.page import Thumbnails
+from kinfolk.auditing.verdict import UNKNOWN, Provenance
+from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, shown
+from kinfolk.features import SUFFIXES, Ints, choose_key, open_features
+from kinfolk.files import first_line
 
-Floats: TypeAlias = NDArray[np.float32]
-Ints: TypeAlias = NDArray[np.int64]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
-FEWEST = 3
-_BLOCK_ELEMENTS = 1 << 22
-"""Number of values in a block while the rows are checked."""
-_ORDINARY = (1e-30, 1e30)
-"""Range in which one over the norm fits in 32 bits."""
+    from kinfolk.data.images import ImageData
+    from kinfolk.training.config import TrainConfig
+
+GUIDES = (".npy", ".safetensors")
+"""Files of features that `kinfolk train --guide` takes."""
+TABLES = (".csv", ".tsv", ".parquet")
+ORIGIN = "kinfolk.origin"
+"""Key of the origin of features in the metadata of the Parquet file that `kinfolk embed` writes."""
+PIXELS = 64
+"""Side at which the images of `--images` are read for the comparison of pixels."""
+LABEL_COLUMNS = ("label",)
+TEXT_COLUMNS = ("text", "caption", "sentence")
+KEY_COLUMNS = ("key", "file", "filename", "file_name", "path", "image")
 
 
-class Features:
-    """(N, D) features, checked once; `rows` and `take` return unit-norm float32.
+@dataclass(frozen=True)
+class AuditInput:
+    """What an audit works on.
 
     Args:
-        array: (N, D) float16, float32 or float64, possibly memory-mapped; neither copied nor
-            changed.
-        name: name in error messages.
+        features: a path or an array.
+        labels, keys, texts: of the rows, where they are known.
+        images, thumbnails: images of the rows, if there are any.
+        origin: where samples and features come from, for the words and commands of the verdict.
+        views: views of each sample among the negatives of a batch; one for image and text.
     """
 
-    def __init__(self, array: NDArray[Any], name: str = "`features`") -> None:
-        if array.ndim != 2:
-            raise UsageError(
-                f"{name} (=shape {array.shape}) must have the shape (samples, features): one row"
-                " for each sample"
-            )
-        if array.dtype.kind != "f" or array.dtype.itemsize not in (2, 4, 8):
-            raise UsageError(
-                f"{name} (={array.dtype}) must be float16, float32 or float64; convert it"
-            )
-        if len(array) < FEWEST:
-            raise UsageError(
-                f"{name} (={len(array)} samples) must be at least {FEWEST}, because an audit"
-                " compares each sample with all others"
-            )
-        if array.shape[1] < 1:
-            raise UsageError(
-                f"{name} (=shape {array.shape}) must have at least one feature for each sample"
-            )
-        self.array, self.name = array, name
-        self._inverse_N = self._checked()
-
-    def __len__(self) -> int:
-        return len(self.array)
-
-    @property
-    def dim(self) -> int:
-        return int(self.array.shape[1])
-
-    def rows(self, start: int, stop: int) -> Floats:
-        """(R, D) unit-norm rows from `start` to `stop`."""
-        return self._unit(self.array[start:stop], self._inverse_N[start:stop])
-
-    def take(self, ids: Ints) -> Floats:
-        """(R, D) unit-norm rows of `ids`."""
-        return self._unit(self.array[ids], self._inverse_N[ids])
-
-    def _unit(self, values: NDArray[Any], inverse: NDArray[np.float64]) -> Floats:
-        if (
-            values.dtype == np.float64
-            or not _ORDINARY[0] < inverse.min() <= inverse.max() < _ORDINARY[1]
-        ):
-            return np.ascontiguousarray(values * inverse[:, None], dtype=np.float32)
-        return np.ascontiguousarray(
-            values.astype(np.float32, copy=False) * inverse[:, None].astype(np.float32)
-        )
-
-    def _checked(self) -> NDArray[np.float64]:
-        """(N,) one over the norm of each row; rows that are zero or not finite are refused."""
-        inverse, scale = (
-            np.empty(len(self.array), dtype=np.float64),
-            np.empty(len(self.array), dtype=np.float64),
-        )
-        rows = max(1, _BLOCK_ELEMENTS // self.dim)
-        for start in range(0, len(inverse), rows):
-            block = self.array[start : start + rows].astype(np.float64)
-            largest = np.abs(block).max(1)
-            # the square of 1e300 would overflow
-            block /= np.where((largest > 0) & np.isfinite(largest), largest, 1)[:, None]
-            with np.errstate(divide="ignore", over="ignore"):
-                inverse[start : start + rows] = (
-                    1 / np.sqrt(np.einsum("ij,ij->i", block, block)) / largest
-                )
-            scale[start : start + rows] = largest
-        bad = np.flatnonzero(~np.isfinite(scale))
-        if len(bad):
-            raise KinfolkError(
-                f"{self._which(bad)} of {self.name} are NaN or infinite; remove or repair them"
-            )
-        bad = np.flatnonzero(~np.isfinite(inverse))
-        if len(bad):
-            raise KinfolkError(
-                f"{self._which(bad)} of {self.name} are all zero and have no direction to compare;"
-                " remove or repair them"
-            )
-        return inverse
-
-    def _which(self, bad: Ints) -> str:
-        return f"{len(bad):,} of {len(self.array):,} rows (the first is row {bad[0]})"
+    features: Any
+    labels: list[Any] | None = None
+    keys: Sequence[str] | None = None
+    texts: list[str] | None = None
+    images: ImageData | None = None
+    thumbnails: Thumbnails | None = None
+    origin: Provenance = UNKNOWN
+    views: int = 2
 
 
-SUFFIXES = (".npy", ".npz", ".csv", ".tsv", ".parquet", ".safetensors", ".pt", ".pth")
-KEYS = ("features", "embeddings", "embedding", "x")
-"""Preferred names in a file with several arrays."""
-NOT_FEATURES = ("id", "index", "label", "split", "group", "key", "y", "class", "target")
-"""Columns of a .csv or .tsv file that describe the samples."""
-_SAFETENSORS = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
+@contextlib.contextmanager
+def open_input(
+    given: str | os.PathLike[str],
+    *,
+    images: str | None = None,
+    encoder: str | None = None,
+    labels: Path | None = None,
+    keys: Path | None = None,
+    texts: Path | None = None,
+    key: str | None = None,
+    labels_from_folders: bool = False,
+    as_images: bool = False,
+    workers: int | None = None,
+    progress: bool = True,
+) -> Iterator[AuditInput]:
+    """Opens features, a run or images, and joins labels, keys and texts from files.
+
+    Args:
+        given: a file of features, a run folder, or images (anything that `kinfolk train --data`
+            takes; a file only with `encoder`).
+        images: images of the rows of a file of features.
+        encoder: a run folder, torchvision/NAME, timm/NAME, open_clip/NAME or patches, to embed
+            images with; None: patches. For text pairs a run folder or st/NAME.
+        labels, keys, texts: files; see `read_column`.
+        key: name of the features in a file with several arrays.
+        as_images: take a file as images, not as features.
+    """
+    path, data = Path(given), str(given)
+    is_run = (path / "config.yaml").is_file() and not as_images
+    is_file = path.suffix.lower() in SUFFIXES and encoder is None and not as_images
+    if images is not None and (not is_file or path.is_dir()):
+        what = "a run, which has its own images" if is_run else "a folder of images"
+        raise UsageError(f"`{data}` is {what}; leave out --images")
+    with tempfile.TemporaryDirectory(prefix="kinfolk-audit-") as cache:
+        if encoder is None and not is_run:
+            _require_encoder_for_texts(path)
+        if is_run and encoder is None:
+            found = _open_run(path, progress)
+        elif encoder is not None and encoder.startswith("st/"):
+            found = _embed_texts(data, encoder, progress)
+        elif is_file or (not path.exists() and data != "digits" and not as_images):
+            found = _open_features(path, key)
+            if images is not None:
+                options = {"workers": workers, "cache_dir": Path(cache), "progress": progress}
+                found = _with_images_of_rows(found, key, images, labels_from_folders, options)
+        else:
+            found = _embed_images(data, encoder, labels_from_folders, workers, progress)
+        yield _add_columns(found, labels, keys, texts, key)
 
 
-def open_features(path: str | os.PathLike[str], key: str | None = None) -> NDArray[Any]:
-    """The (N, D) array in a file with one of `SUFFIXES`; `key` names it if there are several."""
-    path = Path(path)
-    if not path.exists():
-        raise UsageError(f"there is no file or folder `{path}`; {_instead(path)}")
-    if path.is_dir():
-        raise UsageError(
-            f"`{path}` is a folder without config.yaml, so it is not a run; give a run folder or a"
-            f" file that ends in {_kinds()}"
-        )
+def class_names(images: ImageData, number: int) -> list[Any] | None:
+    """Labels of the first samples, as names if the classes have names; None without labels."""
+    labels, classes = images.samples.labels, images.samples.classes
+    if labels is None or not (labels[:number] >= 0).any():
+        return None
+    names = [classes[label] if classes else int(label) for label in labels[:number].clip(0)]
+    return [None if label < 0 else name for label, name in zip(labels, names, strict=False)]
+
+
+def _add_columns(
+    found: AuditInput, labels: Path | None, keys: Path | None, texts: Path | None, key: str | None
+) -> AuditInput:
+    """Joins the files with the samples: by key where both have keys, otherwise by row."""
+    if keys is not None:
+        values = read_column(keys, "--keys", KEY_COLUMNS).values
+        found = replace(found, keys=[str(value) for value in values])
+    if labels is None and texts is None:
+        return found
+    num = _num_rows(found.features, key) if found.keys is None else len(found.keys)
+    if labels is not None:
+        column = read_column(labels, "--labels", LABEL_COLUMNS)
+        found = replace(found, labels=align(column, found.keys, num))
+    if texts is not None:
+        values = align(read_column(texts, "--texts", TEXT_COLUMNS), found.keys, num)
+        found = replace(found, texts=["" if text is None else str(text) for text in values])
+    return found
+
+
+def _num_rows(features: Any, key: str | None) -> int:
+    return len(
+        open_features(features, key) if isinstance(features, str | os.PathLike) else features
+    )
+
+
+# ---- a file of features
+
+
+def _open_features(path: Path, key: str | None) -> AuditInput:
+    """Features from a file, with keys and labels from its table, and where they come from as
+    `kinfolk embed` recorded it."""
     suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise UsageError(f"`{path}` must be a run folder or end in {_kinds()}")
-    if path.stat().st_size == 0:
-        raise KinfolkError(f"`{path}` is empty; write the features again")
-    openers: dict[str, Callable[[Path, str | None], NDArray[Any]]] = {
-        ".npy": _npy,
-        ".npz": _npz,
-        ".csv": _csv,
-        ".tsv": _csv,
-        ".pt": _torch,
-        ".pth": _torch,
-        ".parquet": _parquet,
-        ".safetensors": _safetensors,
-    }
+    table = path if suffix in TABLES else path.with_suffix(".parquet") if suffix == ".npy" else None
+    keys, labels, origin = None, None, UNKNOWN
+    if table is not None and table.is_file():
+        # pyarrow's errors are of these kinds
+        with contextlib.suppress(KinfolkError, OSError, ValueError):
+            keys, labels, origin = _read_table_of(table)
+        unusable = keys is None or len(set(keys)) < len(keys)
+        if unusable or (table != path and len(keys or ()) != _num_rows(path, key)):
+            keys = labels = None
+    guide = str(path) if suffix in GUIDES else None
+    return AuditInput(path, labels, keys, origin=replace(origin, guide=guide))
+
+
+def _read_table_of(path: Path) -> tuple[list[str] | None, list[Any] | None, Provenance]:
+    """Keys, labels and origin of features in a table; each may be unknown."""
+    from kinfolk.data.table import read_columns
+
+    origin = UNKNOWN
+    if path.suffix.lower() == ".parquet":
+        import pyarrow.parquet as pq
+
+        schema = pq.read_schema(path)
+        names = [name for name in (*KEY_COLUMNS, *LABEL_COLUMNS) if name in schema.names]
+        read = pq.read_table(path, columns=names, partitioning=None)
+        table = {name: read[name].to_pylist() for name in names}
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # not written by `embed`
+            origin = Provenance(**json.loads((schema.metadata or {})[ORIGIN.encode()]))
+    else:
+        table = read_columns(path)
+    keys = next(([str(key) for key in table[name]] for name in KEY_COLUMNS if name in table), None)
+    labels = next((table[name] for name in LABEL_COLUMNS if name in table), None)
+    if labels is not None and all(label is None or label == "" for label in labels):
+        labels = None
+    return keys, labels, origin
+
+
+def _with_images_of_rows(
+    found: AuditInput,
+    key: str | None,
+    images: str,
+    labels_from_folders: bool,
+    options: dict[str, Any],
+) -> AuditInput:
+    """Adds the images of the rows of a file of features."""
+    from kinfolk.data.open_source import open_source
+    from kinfolk.data.prepare import prepare
+
+    source = open_source(images, labels_from_folders=labels_from_folders)
+    data = prepare(source, image_size=PIXELS, **options)
+    if data.quarantine:
+        refused, reason = data.quarantine[0]
+        raise UsageError(
+            f"{len(data.quarantine):,} images of `{images}` can't be read (the first is {refused}:"
+            f" {reason}), so its images do not correspond to the rows of the features; remove them"
+            " there and here, or leave out --images"
+        )
+    number = _num_rows(found.features, key)
+    if number != len(data):
+        raise UsageError(
+            f"--images (={images}) has {len(data):,} images and `{found.features}` has {number:,}"
+            " rows; give the images of exactly these rows, in order"
+        )
+    if found.keys is not None and list(found.keys) != list(data.samples.keys):
+        raise UsageError(
+            f"the images in `{images}` are not those of the table of `{found.features}`, or have"
+            " another order; give the data that the features were computed from"
+        )
+    labels = class_names(data, len(data))
+    origin = replace(
+        found.origin,
+        data=images,
+        labels_from_folders=labels_from_folders,
+        has_labels=labels is not None,
+    )
+    return replace(
+        found,
+        labels=found.labels if labels is None else labels,
+        keys=data.samples.keys,
+        images=data,
+        thumbnails=Thumbnails(data, source),
+        origin=origin,
+    )
+
+
+# ---- a run
+
+
+def _open_run(path: Path, progress: bool) -> AuditInput:
+    """The training samples of a run, embedded by its encoder. An image with several captions is one
+    sample, with all of them as its text."""
+    from kinfolk.data.captions import captions_of
+    from kinfolk.training.build import learns_from_text
+    from kinfolk.training.load_run import open_run
+    from kinfolk.training.run_folder import Run, open_data
+
+    opened = open_run(path)
+    opened.encoder()  # a run without a model is refused before any image is read
+    images = opened.data(progress=progress)
+    origin = run_origin(path, opened.config, None)
+    if images.texts is not None:
+        return _from_texts(images, origin, partial(opened.features, images, progress=progress))
+    source = None if images.stream is not None else open_data(None, opened.config, Run(path))
+    if not learns_from_text(opened.config):
+        features = opened.features(images, np.arange(images.num_train), progress=progress)
+        return _from_images(features, images, source, origin)
+    keys = images.samples.keys
+    rows = rows_by_image(keys[: images.num_train])
+    first = np.asarray([members[0] for members in rows], dtype=np.int64)
+    features = opened.features(images, first, progress=progress)
+    captions = images.samples.captions or [None] * len(images)
+    if images.stream is not None:
+        found = AuditInput(features, None, [keys[row] for row in first], origin=origin)
+    else:
+        found = _from_images(features, images.at(first), source, origin)
+    texts = [[text for row in each for text in captions_of(captions[row])] for each in rows]
+    return replace(found, texts=[" / ".join(each) for each in texts], views=1)
+
+
+def run_origin(path: Path, config: TrainConfig, data: str | None) -> Provenance:
+    """The origin of features by the encoder of a run, of its training data or of other `data`."""
+    from kinfolk.training.build import learns_from_text
+
+    source = config.data.source
+    same = data is None or (
+        source is not None and (source == data or Path(source).absolute() == Path(data).absolute())
+    )
+    return Provenance(
+        data=source if data is None else data,
+        labels_from_folders=bool(config.data.labels_from_folders) and data is None,
+        encoder=f"the encoder of the run {path}",
+        same_samples=same and not _has_outside_knowledge(config),
+        guide=str(path),
+        framework=config.method.partition("+")[0],
+        captions=learns_from_text(config),
+    )
+
+
+def _has_outside_knowledge(config: TrainConfig) -> bool:
+    """Whether a training used labels or another model, so that its encoder knows more than the
+    images alone show."""
+    from kinfolk.training.guides import PATCHES
+
+    if config.detector.get("features") == PATCHES:
+        return False
+    return any(f"+{detector}" in config.method for detector in ("oracle", "guide", "known"))
+
+
+def rows_by_image(keys: Sequence[str]) -> list[list[int]]:
+    """Rows of a table that share an image: the keys of later ones are `path#2`, `path#3`, …"""
+    rows: dict[str, list[int]] = {}
+    for row, key in enumerate(keys):
+        path, mark, number = key.rpartition("#")
+        first = path if mark and number.isdecimal() and path in rows else key
+        rows.setdefault(first, []).append(row)
+    return list(rows.values())
+
+
+# ---- images and texts
+
+
+def _embed_images(
+    data: str, encoder: str | None, labels_from_folders: bool, workers: int | None, progress: bool
+) -> AuditInput:
+    """Embeds images with a run, or as `kinfolk train --guide` does, with a pretrained network or
+    patches (None)."""
+    from kinfolk.data.open_source import open_source
+    from kinfolk.data.prepare import prepare
+    from kinfolk.models.build import PACKAGES
+    from kinfolk.training.guides import PATCHES, guide_features
+    from kinfolk.training.load_run import open_run
+
+    encoder = PATCHES if encoder is None else encoder
+    if encoder == PATCHES or ("/" in encoder and encoder.partition("/")[0] in PACKAGES):
+        source = open_source(data, labels_from_folders=labels_from_folders)
+        size = PIXELS if encoder == PATCHES else 256
+        images = prepare(source, image_size=size, workers=workers, progress=progress)
+        features = guide_features(encoder, images).float().numpy()
+        words = f"{encoder} with its pretrained weights"
+        if encoder == PATCHES:
+            words = "k-means of patches of these images"
+        origin = Provenance(data, labels_from_folders, encoder=words, guide=encoder)
+        return _from_images(features, images, source, origin)
+    opened = open_run(encoder)
+    opened.encoder()
+    images = opened.data(
+        data, labels_from_folders=labels_from_folders, workers=workers, progress=progress
+    )
+    origin = run_origin(Path(encoder), opened.config, data)
+    origin = replace(origin, labels_from_folders=labels_from_folders)
+    if images.texts is not None:
+        return _from_texts(images, origin, partial(opened.features, images, progress=progress))
+    features = opened.features(images, np.arange(images.num_train), progress=progress)
+    source = open_source(data, labels_from_folders=labels_from_folders)
+    return _from_images(features, images, source, origin)
+
+
+def _from_images(
+    features: NDArray[np.float32], images: ImageData, source: Any, origin: Provenance
+) -> AuditInput:
+    """The training samples of images, with their features."""
+    labels = class_names(images, images.num_train)
+    return AuditInput(
+        features,
+        labels,
+        images.samples.keys[: images.num_train],
+        images=images,
+        thumbnails=Thumbnails(images, source),
+        origin=replace(origin, has_labels=labels is not None),
+    )
+
+
+def _embed_texts(data: str, encoder: str, progress: bool) -> AuditInput:
+    """Text pairs, embedded by a model of sentence-transformers."""
+    import torch
+
+    from kinfolk.data.open_source import open_source
+    from kinfolk.data.text_pairs import read_pairs
+    from kinfolk.models.text import sentence_transformer
+
+    source = open_source(data)
+    if not source.has_texts:
+        raise UsageError(
+            f"{encoder} embeds texts, and `{data}` holds images; give a table with the columns"
+            " anchor and positive, or an encoder of images"
+        )
+    model, images = sentence_transformer(encoder), read_pairs(source)
+    assert images.texts is not None
+    texts = images.texts
+
+    def embed(ids: Any) -> NDArray[np.float32]:
+        words = [pair[0] for pair in texts.of(torch.from_numpy(ids))]
+        return np.asarray(model.encode(words, show_progress_bar=progress), dtype=np.float32)
+
+    words = f"{encoder} with its pretrained weights"
+    return _from_texts(
+        images, Provenance(data, encoder=words, framework="pairs", captions=True), embed
+    )
+
+
+def _from_texts(
+    images: ImageData, origin: Provenance, embed: Callable[[Any], NDArray[np.float32]]
+) -> AuditInput:
+    """The anchors of the training pairs, each distinct text once. `embed`: ids → features."""
+    import torch
+
+    assert images.texts is not None
+    ids = images.once(torch.arange(images.num_train))
+    labels = class_names(images, images.num_train)
+    return AuditInput(
+        embed(ids.numpy()),
+        None if labels is None else [labels[sample] for sample in ids.tolist()],
+        [images.samples.keys[sample] for sample in ids.tolist()],
+        [texts[0] for texts in images.texts.of(ids)],
+        origin=replace(origin, has_labels=labels is not None),
+        views=1,
+    )
+
+
+def _require_encoder_for_texts(path: Path) -> None:
+    """Refuses a table of texts without an encoder, which would be read as features."""
+    if path.suffix.lower() in TABLES and path.is_file():
+        from kinfolk.data.table import read_columns
+        from kinfolk.data.text_pairs import text_columns
+
+        try:
+            names = list(read_columns(path))
+        except KinfolkError:
+            return
+        if text_columns(names) is not None:
+            raise UsageError(
+                f"`{path}` is a table of text pairs; embed them by a run (--encoder RUN) or a model"
+                " of sentence-transformers (--encoder st/NAME)"
+            )
+
+
+# ---- labels, keys and texts from files
+
+
+@dataclass(frozen=True)
+class Column:
+    """Values read from a file.
+
+    Args:
+        path: the file.
+        values: one for each row of the file.
+        key_column, keys: the column that names the samples and its values; None if there is none.
+        ids: the column `id` as whole numbers; None if there is none.
+    """
+
+    path: Path
+    values: list[Any]
+    key_column: str | None = None
+    keys: list[str] | None = None
+    ids: list[int] | None = None
+
+
+def read_column(
+    path: str | os.PathLike[str],
+    option: str = "--labels",
+    names: Sequence[str] = LABEL_COLUMNS,
+) -> Column:
+    """One value for each sample: from .txt (one in each line), .npy, .npz (an array with one of
+    `names`, `labels` or `y`), or .csv, .tsv, .parquet (a column with one of `names`)."""
+    path = Path(path)
+    suffix, kinds = path.suffix.lower(), ".npy, .npz, .csv, .tsv, .parquet or .txt"
+    if not path.is_file():
+        raise UsageError(f"there is no file `{path}`; {option} takes {kinds}")
     try:
-        return openers[suffix](path, key)
+        if suffix == ".npy":
+            return Column(path, list(np.load(path, allow_pickle=False).tolist()))
+        if suffix == ".npz":
+            with np.load(path, allow_pickle=False) as arrays:
+                chosen = [name for name in (*names, "labels", "y") if name in arrays.files]
+                name = chosen[0] if chosen else choose_key(arrays.files, None, path)
+                return Column(path, list(arrays[name]))
+        if suffix in TABLES:
+            from kinfolk.data.table import read_columns
+
+            return _pick_column(path, read_columns(path), names)
+        if suffix == ".txt":
+            return Column(path, path.read_text(encoding="utf-8").splitlines())
     except KinfolkError:
         raise
     except Exception as error:  # readers raise nearly anything on a broken file
-        if any(word in str(error).lower() for word in ("pickle", "object", "weights_only")):
-            raise KinfolkError(
-                f"`{path}` contains Python objects, not numbers, and is not loaded (it could run"
-                " code)"
-            ) from error
         raise KinfolkError(
-            f"`{path}` is not a readable {suffix} file ({first_line(error)}); write it again"
+            f"`{path}` has no readable {option.removeprefix('--')} ({first_line(error)})"
         ) from error
+    raise UsageError(f"{option} (={path}) must end in {kinds}")
 
 
-def _npy(path: Path, key: str | None) -> NDArray[Any]:
-    with np.errstate(over="ignore"):  # numpy refuses an impossible shape in the next line
-        return np.lib.format.open_memmap(path, mode="r")
-
-
-def _npz(path: Path, key: str | None) -> NDArray[Any]:
-    """Maps a member that is stored without compression; a compressed one is unpacked into a
-    temporary file."""
-    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-        names = [name.removesuffix(".npy") for name in archive.namelist()]
-        info = archive.getinfo(f"{choose_key(names, key, path)}.npy")
-        with archive.open(info) as member:
-            shape, fortran, dtype = npy_header(member)
-            if dtype.hasobject:
-                raise KinfolkError(
-                    f"`{path}` contains Python objects, not numbers, and is not loaded (it could"
-                    " run code)"
-                )
-            order = "F" if fortran else "C"
-            size = math.prod(shape) * dtype.itemsize
-            if any(side < 0 for side in shape) or size != info.file_size - member.tell():
-                raise KinfolkError(
-                    f"`{path}` has {info.file_size - member.tell():,} bytes for an array of the"
-                    f" shape {shape}; write it again"
-                )
-            if info.compress_type == zipfile.ZIP_STORED:
-                file.seek(info.header_offset + 26)
-                name_and_extra = int.from_bytes(file.read(2), "little") + int.from_bytes(
-                    file.read(2), "little"
-                )
-                offset = info.header_offset + 30 + name_and_extra + member.tell()
-                return np.memmap(  # type: ignore[call-overload, no-any-return]
-                    path, dtype=dtype, mode="r", offset=offset, shape=shape, order=order
-                )
-            spilled = _spill(shape[::-1] if fortran else shape, dtype)
-            flat = spilled.reshape(-1).view(np.uint8)
-            done = 0
-            while done < len(flat) and (piece := member.read(1 << 24)):
-                flat[done : done + len(piece)] = np.frombuffer(piece, np.uint8)
-                done += len(piece)
-            if done < len(flat):
-                raise KinfolkError(f"`{path}` ends before its array does; write it again")
-    return spilled.T if fortran else spilled
-
-
-def _parquet(path: Path, key: str | None) -> NDArray[Any]:
-    """One column of lists, or all columns of floats, decoded in batches into a temporary file."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+def _pick_column(path: Path, table: dict[str, list[Any]], names: Sequence[str]) -> Column:
+    only = next(iter(table)) if len(table) == 1 else None
+    name = next((name for name in names if name in table), only)
+    if name is None:
+        raise UsageError(
+            f"`{path}` has no column {' or '.join(map(repr, names))}; its columns are"
+            f" {', '.join(table)}"
+        )
+    others = () if names is KEY_COLUMNS else KEY_COLUMNS
+    key_column = next((key for key in others if key in table and key != name), None)
+    keys = None if key_column is None else [str(key) for key in table[key_column]]
+    if keys is not None and len(set(keys)) < len(keys):
+        twice = Counter(keys).most_common(1)[0][0]
+        raise UsageError(
+            f"the column `{key_column}` of `{path}` names {shown(twice)} more than once; each"
+            " sample must have one row"
+        )
     try:
-        file = pq.ParquetFile(path, memory_map=True)
-        schema = file.schema_arrow
-        lists = [
-            field.name
-            for field in schema
-            if pa.types.is_list(field.type) or pa.types.is_fixed_size_list(field.type)
-        ]
-        lists = [name for name in lists if pa.types.is_floating(schema.field(name).type.value_type)]
-        floats = [field.name for field in schema if pa.types.is_floating(field.type)]
-        if not lists and not floats:
-            raise UsageError(
-                f"`{path}` has no column of floats or lists of floats; its columns are"
-                f" {', '.join(schema.names)}"
-            )
-        names = [choose_key(lists, key, path)] if lists else floats
-        dtype = (
-            schema.field(names[0]).type.value_type if lists else schema.field(names[0]).type
-        ).to_pandas_dtype()
-        num_rows, made, start = file.metadata.num_rows, None, 0
-        for batch in file.iter_batches(batch_size=4096, columns=names):
-            block = _batch(batch, bool(lists), path, start)
-            made = _spill((num_rows, block.shape[1]), np.dtype(dtype)) if made is None else made
-            if block.shape[1] != made.shape[1]:
-                raise KinfolkError(
-                    f"the rows of `{path}` have unequal lengths: {made.shape[1]} and"
-                    f" {block.shape[1]} around row {start}"
-                )
-            made[start : start + len(block)] = block
-            start += len(block)
-    except pa.ArrowException as error:
-        raise KinfolkError(
-            f"`{path}` is not a readable .parquet file ({' '.join(str(error).split())}); write it"
-            " again"
-        ) from error
-    if made is None:
-        raise KinfolkError(f"`{path}` has no rows")
-    return made
+        ids = [int(value) for value in table["id"]]
+    except (KeyError, TypeError, ValueError):
+        ids = None
+    return Column(path, table[name], key_column, keys, ids)
 
 
-def _batch(batch: Any, lists: bool, path: Path, start: int) -> NDArray[Any]:
-    if any(column.null_count for column in batch.columns):
-        raise KinfolkError(
-            f"`{path}` has rows without features, between rows {start} and"
-            f" {start + batch.num_rows}; remove them"
-        )
-    if not lists:
-        return np.stack([column.to_numpy(zero_copy_only=False) for column in batch.columns], axis=1)
-    values = batch.column(0).flatten().to_numpy(zero_copy_only=False)
-    if (
-        len(values) % batch.num_rows
-        or len(set(np.asarray(batch.column(0).value_lengths()).tolist())) > 1
-    ):
-        raise KinfolkError(
-            f"the rows of `{path}` have unequal lengths, between rows {start} and"
-            f" {start + batch.num_rows}"
-        )
-    return np.asarray(values.reshape(batch.num_rows, -1))
+def align(column: Column, keys: Sequence[str] | None, num_samples: int) -> list[Any]:
+    """(N,) the values in the order of the samples; None for samples that the file does not name.
 
-
-def _safetensors(path: Path, key: str | None) -> NDArray[Any]:
-    """Maps the file at the offset in its header, which the safetensors library has checked
-    before."""
-    from safetensors import safe_open
-
-    with safe_open(path, "np") as checked:
-        check_safetensors(path, checked.metadata() or {})
-        names = sorted(checked.keys())
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header: dict[str, Any] = json.loads(file.read(length))
-    chosen = header[choose_key(names, key, path)]
-    if chosen["dtype"] not in _SAFETENSORS:
+    Args:
+        column: what was read.
+        keys: (N,) keys of the samples; None if they have none.
+    """
+    name = f"`{column.path}`"
+    if column.keys is None or keys is None:
+        if column.ids is not None and sorted(column.ids) == list(range(num_samples)):
+            by_id = dict(zip(column.ids, column.values, strict=True))
+            return [by_id[sample] for sample in range(num_samples)]
+        if column.keys is None:
+            return column.values
         raise UsageError(
-            f"`{path}` holds {chosen['dtype']}; features must be F16, F32 or F64, so convert them"
+            f"{name} names its samples in the column `{column.key_column}`, but the features have"
+            " no keys to match them with; give the keys of the rows with --keys or --images, or"
+            " remove the column"
         )
-    offset, shape = 8 + length + int(chosen["data_offsets"][0]), tuple(chosen["shape"])
-    if 0 in shape:
-        return np.empty(shape, _SAFETENSORS[chosen["dtype"]])
-    return np.memmap(
-        path, dtype=_SAFETENSORS[chosen["dtype"]], mode="r", offset=offset, shape=shape
-    )
-
-
-def _csv(path: Path, key: str | None) -> NDArray[Any]:
-    """All columns of numbers but those named in `NOT_FEATURES`. The first row is a header unless
-    all its cells are numbers."""
-    import pyarrow as pa
-    import pyarrow.csv as pc
-
-    with path.open(encoding="utf-8-sig") as file:
-        first = (
-            file.readline()
-            .strip()
-            .split(delimiter := "\t" if path.suffix.lower() == ".tsv" else ",")
-        )
-    options = pc.ReadOptions(autogenerate_column_names=all(_is_float(cell) for cell in first))
-    table = pc.read_csv(
-        path, read_options=options, parse_options=pc.ParseOptions(delimiter=delimiter)
-    )
-    numbers = [
-        field.name
-        for field in table.schema
-        if pa.types.is_floating(field.type) or pa.types.is_integer(field.type)
-    ]
-    names = [name for name in numbers if name.lower() not in NOT_FEATURES]
-    if not names:
+    places = _match(column.keys, keys)
+    if places is None:
         raise UsageError(
-            f"`{path}` has no columns of numbers that could be features; its columns are"
-            f" {', '.join(table.column_names[:8])}"
+            f"none of the {len(column.keys):,} samples in {name} is among the {len(keys):,} samples"
+            f" of the features: it has {shown(column.keys[0]) if column.keys else 'no rows'}, the"
+            f" features have {shown(keys[0])}; give a file with the same keys"
         )
-    empty = next((name for name in names if table[name].null_count), None)
-    if empty is not None:
-        raise KinfolkError(f"`{path}` has empty cells in the column `{empty}`; remove or fill them")
-    return np.stack([table[name].to_numpy() for name in names], axis=1).astype(
-        np.float64, copy=False
-    )
+    missing = [key for key, place in zip(keys, places, strict=True) if place is None]
+    unused = len(column.keys) - (len(keys) - len(missing))
+    parts = []
+    if missing:
+        parts.append(
+            f"has no entry for {len(missing):,} of {len(keys):,} samples (the first is"
+            f" {shown(missing[0])})"
+        )
+    if unused:
+        parts.append(f"names {unused:,} samples that are not among the features")
+    if parts:
+        warnings.warn(f"{name} {' and '.join(parts)}", KinfolkWarning, stacklevel=2)
+    return [None if place is None else column.values[place] for place in places]
 
 
-def _is_float(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def _match(given: Sequence[str], keys: Sequence[str]) -> list[int | None] | None:
+    """Position in `given` of each of `keys`, by the whole key or else by the file name alone; None
+    if nothing matches."""
+
+    def with_slashes(key: str) -> str:
+        return key.replace("\\", "/").removeprefix("./")
+
+    for simplify in (with_slashes, lambda key: with_slashes(key).rpartition("/")[2]):
+        places = {simplify(key): place for place, key in enumerate(given)}
+        names = [simplify(key) for key in keys]
+        if len(places) < len(given) or len(set(names)) < len(names):
+            continue
+        found = [places.get(name) for name in names]
+        if any(place is not None for place in found):
+            return found
+    return None
 
 
-def _torch(path: Path, key: str | None) -> NDArray[Any]:
-    """A tensor, or one of a dictionary of tensors; loaded without running code."""
-    import torch
+def encode(values: Any, num_samples: int, name: str = "`labels`") -> tuple[Ints, list[str] | None]:
+    """(N,) class of each sample, −1 where it is unknown, and the names of the classes if they have
+    names."""
+    from kinfolk.data.labels import encode_labels
 
-    loaded = torch.load(path, map_location="cpu", weights_only=True)
-    if isinstance(loaded, dict):
-        tensors = {
-            str(name): value for name, value in loaded.items() if isinstance(value, torch.Tensor)
-        }
-        loaded = tensors[choose_key(list(tensors), key, path)]
-    if not isinstance(loaded, torch.Tensor):
+    listed = values.tolist() if hasattr(values, "tolist") else list(values)
+    if len(listed) != num_samples:
         raise UsageError(
-            f"`{path}` (={type(loaded).__name__}) must contain a tensor or a dictionary of tensors"
+            f"{name} (={len(listed):,} labels) must be as many as the samples (={num_samples:,}):"
+            " one for each row, in order"
         )
-    array: NDArray[Any] = (
-        (loaded.float() if loaded.dtype == torch.bfloat16 else loaded).detach().numpy()
-    )
-    return array
-
-
-def choose_key(names: list[str], key: str | None, path: Path) -> str:
-    """The name of the features among several arrays."""
-    found = f"it contains {', '.join(names) or 'nothing'}"
-    if key is not None:
-        if key not in names:
-            raise UsageError(f"`{path}` contains no {key!r}; {found}")
-        return key
-    chosen = next((name for name in KEYS if name in names), names[0] if len(names) == 1 else None)
-    if chosen is None:
-        raise UsageError(f"give the name of the features in `{path}` with --key; {found}")
-    return chosen
-
-
-def _spill(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """An array in a temporary file, which is removed with the array."""
-    if 0 in shape:
-        return np.empty(shape, dtype)
-    with tempfile.TemporaryFile() as file:
-        return np.memmap(file, dtype=dtype, mode="w+", shape=shape)
-
-
-def _instead(path: Path) -> str:
-    """What to give instead of a file that does not exist: one with a similar name, or a new one."""
-    present = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-    similar = difflib.get_close_matches(path.name, present, n=1, cutoff=0.75)
-    if similar:
-        return f"did you mean `{path.with_name(similar[0])}`?"
-    return (
-        "give a folder of images, a run folder, or a file of features, such as `kinfolk embed RUN"
-        " --out features.npy` writes"
-    )
-
-
-def _kinds() -> str:
-    return ", ".join(SUFFIXES)
+    if any(isinstance(value, list) for value in listed):
+        raise UsageError(f"{name} must have one label for each sample, not a list of labels")
+    labels, classes = encode_labels(listed, name)
+    return np.asarray([-1 if label is None else label for label in labels], dtype=np.int64), classes

@@ -13,16 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kinfolk.auditing.alpha import batch_lines, kin_shares
+from kinfolk.auditing.survey import batch_lines, kin_shares
 
 if TYPE_CHECKING:
-    from kinfolk.auditing.result import Audit
+    from kinfolk.auditing.run_audit import Audit
 
 BATCH = 256
 MOST = 0.5
 """α from which the audit warns that most negatives are flagged."""
 ABOVE_CHANCE = 2.0
-"""Times the share of equal labels that the precision must reach for the same, where it is known."""
+"""Times the share of equal labels that the precision must have to be better than chance."""
 REFERENCES = (("ImageNet-1k", 0.001), ("CIFAR-100", 0.01), ("CIFAR-10", 0.1))
 """Share of pairs with equal labels in well-known data sets: one over the number of classes."""
 
@@ -36,8 +36,8 @@ class Provenance:
         labels_from_folders: whether the labels are the folders of the images.
         has_labels: whether a training on `data` finds labels.
         encoder: what computed the features, in words; None if it is not known.
-        own: whether that was an encoder trained on the same samples without labels or another
-            model.
+        same_samples: whether that was an encoder trained on the same samples, without labels or
+            another model.
         guide: what `kinfolk train --guide` takes for the features: a file, a run or a name; None if
             it is not known.
         framework: the framework of the run, or simclr.
@@ -48,10 +48,16 @@ class Provenance:
     labels_from_folders: bool = False
     has_labels: bool = False
     encoder: str | None = None
-    own: bool = False
+    same_samples: bool = False
     guide: str | None = None
     framework: str = "simclr"
     captions: bool = False
+
+    @property
+    def data_options(self) -> str:
+        """The samples as a command names them, quoted."""
+        data = "DATA" if self.data is None else shlex.quote(self.data)
+        return data + (" --labels-from-folders" if self.labels_from_folders else "")
 
 
 UNKNOWN = Provenance()
@@ -75,13 +81,11 @@ class Candidate:
 
     def command(self, data: str) -> str:
         """The command that trains it on `data`, a quoted source with its options."""
-        options = "".join(
-            f" --guide {shlex.quote(str(value))}"
-            if key == "detector.features"
-            else f" --set {key}={value:g}"
-            for key, value in self.settings.items()
-        )
-        return f"kinfolk train --data {data} --out runs/{self.name} --method {self.method}{options}"
+        command = f"kinfolk train --data {data} --out runs/{self.name} --method {self.method}"
+        for key, value in self.settings.items():
+            guide = key == "detector.features"
+            command += f" --guide {shlex.quote(str(value))}" if guide else f" --set {key}={value:g}"
+        return command
 
 
 @dataclass(frozen=True)
@@ -110,13 +114,12 @@ class Verdict:
 
 def verdict(audit: Audit, origin: Provenance = UNKNOWN) -> Verdict:
     """What the audit means for a training on these samples."""
-    commands = tuple(_commands(audit, origin))
     return Verdict(
         _amount(audit),
-        _alpha_sentence(audit),
-        _precision_sentence(audit),
+        _alpha(audit),
+        _precision(audit),
         _advice(audit, origin),
-        commands,
+        tuple(_commands(audit, origin)),
     )
 
 
@@ -128,11 +131,10 @@ def alpha_to_try(audit: Audit) -> float | None:
 
 def _amount(audit: Audit) -> str:
     share = audit.kin_share
-    known = not math.isnan(share)
     shares = kin_shares(audit.labels, audit.outstanding.share)
-    (line,) = batch_lines(shares, max(len(audit), BATCH), (BATCH,), audit.views)
+    (line,) = batch_lines(shares, max(len(audit), BATCH), audit.views, (BATCH,))
     of = f"{line.negatives} negatives in a batch of {BATCH}"
-    if known:
+    if not math.isnan(share):
         closest = min(REFERENCES, key=lambda each: abs(math.log(max(share, 1e-9) / each[1])))
         basis = "by the labels"
         if audit.labelled < len(audit):
@@ -145,21 +147,20 @@ def _amount(audit: Audit) -> str:
             f"Each anchor has {line.per_anchor:.1f} false negatives among its {of} ({share:.2%},"
             f" {basis}). For comparison: {closest[0]} has {closest[1]:.1%}."
         )
-    unknown = (
-        "How many negatives are false is unknown without labels, because it depends on what counts"
-        " as the same. Labels of 200 random samples are enough for an estimate (--labels)."
+    found = (
+        "No pairs stand out clearly from unrelated ones: these features cannot tell."
+        if audit.suggested_alpha is None
+        else f"At least {audit.outstanding.share:.2%} of all pairs stand out from unrelated ones:"
+        f" {line.per_anchor:.1f} of an anchor's {of}."
     )
-    if audit.suggested_alpha is None:
-        return (
-            f"No pairs stand out clearly from unrelated ones: these features cannot tell. {unknown}"
-        )
     return (
-        f"At least {audit.outstanding.share:.2%} of all pairs stand out from unrelated ones: "
-        f"{line.per_anchor:.1f} of an anchor's {of}. {unknown}"
+        f"{found} How many negatives are false is unknown without labels, because it depends on"
+        " what counts as the same. Labels of 200 random samples are enough for an estimate"
+        " (--labels)."
     )
 
 
-def _alpha_sentence(audit: Audit) -> str:
+def _alpha(audit: Audit) -> str:
     if audit.best_alpha is not None:
         text = f"Suggested α: {audit.best_alpha:g}, where F1 is highest with these labels."
     elif audit.suggested_alpha is None:
@@ -173,50 +174,38 @@ def _alpha_sentence(audit: Audit) -> str:
     return text
 
 
-def _precision_sentence(audit: Audit) -> str:
+def _precision(audit: Audit) -> str:
+    at = f"At α = {audit.alpha:g}, "
     if not math.isnan(audit.precision):
-        return (
-            f"At α = {audit.alpha:g}, {audit.precision:.0%} of the flagged pairs are right by the"
-            " labels."
-        )
+        return f"{at}{audit.precision:.0%} of the flagged pairs are right by the labels."
     if not audit.flagged.any():
-        return f"At α = {audit.alpha:g}, nothing is flagged."
-    stands = audit.outstanding.at(audit.alpha)
+        return f"{at}nothing is flagged."
     if audit.suggested_alpha is None:
-        return f"At α = {audit.alpha:g}, the flagged pairs are hardly more than chance explains."
-    found = (
-        f"at least {stands:.0%} of the flagged pairs stand out"
-        if stands > 0
-        else "the flagged pairs do not stand out"
-    )
-    return (
-        f"At α = {audit.alpha:g}, {found}. Pairs also stand out by colour, background or topic:"
-        " check the gallery."
-    )
+        return f"{at}the flagged pairs are hardly more than chance explains."
+    stands = audit.outstanding.at(audit.alpha)
+    found = "the flagged pairs do not stand out"
+    if stands > 0:
+        found = f"at least {stands:.0%} of the flagged pairs stand out"
+    return f"{at}{found}. Pairs also stand out by colour, background or topic: check the gallery."
 
 
-def is_telling(audit: Audit) -> bool:
+def beats_chance(audit: Audit) -> bool:
     """Whether flagged pairs are clearly more than chance, at the audit's α or at the best one: by
     the labels, or by what stands out."""
-    if math.isnan(audit.precision):
+    if math.isnan(audit.precision) or audit.best_alpha is None:
         return audit.suggested_alpha is not None
-    at = (audit.alpha, audit.best_alpha)
-    return any(
-        point.precision >= ABOVE_CHANCE * audit.kin_share
-        for point in audit.survey.curve
-        if point.rule == "one α" and point.alpha in at
-    )
+    points = [audit.survey.point(alpha) for alpha in (audit.alpha, audit.best_alpha)]
+    return any(point.precision >= ABOVE_CHANCE * audit.kin_share for point in points)
 
 
 def _advice(audit: Audit, origin: Provenance) -> str:
-    if not is_telling(audit):
-        weak = "their flagged pairs are hardly better than chance"
+    if not beats_chance(audit):
         return (
-            f"Worth a try: these features tell little ({weak}), so audit better ones first, or"
-            " train without a detector."
+            "Worth a try: these features tell little (their flagged pairs are hardly better than"
+            " chance), so audit better ones first, or train without a detector."
         )
     source = "The origin of these features is unknown. " if origin.encoder is None else ""
-    if origin.own:
+    if origin.same_samples:
         source = (
             "These features come from an encoder that was trained on the same samples, so its pairs"
             " add no knowledge from outside. "
@@ -232,33 +221,24 @@ def candidates(audit: Audit, origin: Provenance = UNKNOWN) -> list[Candidate]:
     """The methods that are worth a try; the first has no detector, to compare with."""
     base, alpha = origin.framework, alpha_to_try(audit)
     found = [Candidate("Without a detector, to compare with", base, base)]
-    if alpha is None or not is_telling(audit):
+    if alpha is None or not beats_chance(audit):
         return found
     at = {"detector.alpha": alpha}
-    found.append(
-        Candidate("False negatives found during the training", "glofnd", f"{base}+glofnd", at)
-    )
+    purpose = "False negatives found during the training"
+    found.append(Candidate(purpose, "glofnd", f"{base}+glofnd", at))
     if origin.captions:
-        found.append(Candidate("The most similar ones of each batch", "fnc", f"{base}+fnc", at))
-    elif origin.own:
-        patches = {"detector.features": "patches"}
+        purpose = "The most similar ones of each batch"
+        return [*found, Candidate(purpose, "fnc", f"{base}+fnc", at)]
+    purpose = "The pairs of these features as positives"
+    settings = {"detector.features": origin.guide or "FEATURES.npy", **at}
+    if origin.same_samples:
         purpose = "The pairs of patch features as positives"
-        found.append(Candidate(purpose, "guided", f"{base}+guide:attract", patches))
-    else:
-        guide = {"detector.features": "FEATURES.npy" if origin.guide is None else origin.guide}
-        purpose = "The pairs of these features as positives"
-        found.append(Candidate(purpose, "guided", f"{base}+guide:attract", {**guide, **at}))
-    return found
-
-
-def data_words(origin: Provenance) -> str:
-    """The samples as the options of a command name them."""
-    data = "DATA" if origin.data is None else shlex.quote(origin.data)
-    return data + (" --labels-from-folders" if origin.labels_from_folders else "")
+        settings = {"detector.features": "patches"}
+    return [*found, Candidate(purpose, "guided", f"{base}+guide:attract", settings)]
 
 
 def _commands(audit: Audit, origin: Provenance) -> list[tuple[str, str]]:
-    data = data_words(origin)
+    data = origin.data_options
     found = candidates(audit, origin)
     commands = [(each.purpose, each.command(data)) for each in found]
     if len(found) == 1 and not origin.captions:

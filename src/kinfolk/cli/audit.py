@@ -26,7 +26,7 @@ from kinfolk.errors import UsageError, printable
 
 if TYPE_CHECKING:
     from kinfolk.auditing import Audit
-    from kinfolk.auditing.audit_input import AuditInput
+    from kinfolk.auditing.inputs import AuditInput
     from kinfolk.trial import Trial
 
 FINDING = "Finding"
@@ -140,26 +140,6 @@ def audit(
             rich_help_panel=FINDING,
         ),
     ] = 10,
-    near: Annotated[
-        float,
-        typer.Option(
-            "--near",
-            metavar="X",
-            help=(
-                "Near-duplicates without images: largest distance, relative to the median nearest"
-                " neighbour."
-            ),
-            rich_help_panel=FINDING,
-        ),
-    ] = 0.1,
-    batch_sizes: Annotated[
-        str,
-        typer.Option(
-            metavar="N,N,…",
-            help="Batch sizes to estimate false negatives for.",
-            rich_help_panel=FINDING,
-        ),
-    ] = "64,128,256,512,1024,4096",
     search: Annotated[
         str,
         typer.Option(
@@ -178,18 +158,13 @@ def audit(
     trained.
     """
     from kinfolk.auditing import audit as run_audit
-    from kinfolk.auditing.audit_input import open_input
+    from kinfolk.auditing.inputs import open_input
 
     _check_out(out, overwrite)
     if labels_from_folders and images is None and not Path(features).is_dir():
         raise UsageError(
             "--labels-from-folders needs --images or a folder of images, whose folders are the"
             " classes"
-        )
-    sizes = [word.strip() for word in batch_sizes.split(",") if word.strip()]
-    if not sizes or not all(size.isdecimal() for size in sizes):
-        raise UsageError(
-            f"--batch-sizes (={batch_sizes}) must be whole numbers with commas, as in 128,256"
         )
     with open_input(
         features,
@@ -212,8 +187,6 @@ def audit(
             texts=found.texts,
             images=found.images,
             search=search,  # type: ignore[arg-type]
-            near=near,
-            batch_sizes=[int(size) for size in sizes],
             views=found.views,
             progress=True,
         )
@@ -274,7 +247,7 @@ def advise(
     seeds.
     """
     from kinfolk.auditing import audit as run_audit
-    from kinfolk.auditing.audit_input import open_input
+    from kinfolk.auditing.inputs import open_input
     from kinfolk.training.config import parse_settings
     from kinfolk.trial import PLAN
 
@@ -314,7 +287,7 @@ def advise(
 
 
 def _check_out(out: Path, overwrite: bool) -> None:
-    from kinfolk.auditing.result import WRITTEN
+    from kinfolk.auditing.run_audit import WRITTEN
 
     existing = [name for name in WRITTEN if (out / name).exists()]
     if existing and not overwrite:

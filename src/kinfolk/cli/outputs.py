@@ -103,7 +103,7 @@ def embed(
         raise UsageError(
             f"{existing[0]} exists; choose another file with --out, or replace it with --overwrite"
         )
-    from kinfolk.auditing.audit_input import ORIGIN, run_origin
+    from kinfolk.auditing.inputs import ORIGIN, run_origin
     from kinfolk.cli.options import print_refused, screen
     from kinfolk.training.build import learns_from_text
     from kinfolk.training.load_run import open_run, restore

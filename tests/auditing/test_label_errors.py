@@ -49,23 +49,23 @@ def test_features_that_cannot_tell_say_so() -> None:
     x = np.random.default_rng(0).normal(size=(300, 8))
     check = kf.audit(x, 0.05, np.random.default_rng(1).integers(0, 3, 300)).label_check
     assert len(check.found) == 0
-    assert not check.telling
-    assert check.words.startswith("Label errors cannot be judged: these features predict")
+    assert not check.can_tell
+    assert check.description.startswith("Label errors cannot be judged: these features predict")
 
 
 def test_labels_that_have_nothing_to_do_with_clear_clusters_are_not_all_errors() -> None:
     x, _ = clustered(80, dim=16, clusters=3)
     check = kf.audit(x, 0.1, np.arange(80) % 10).label_check
     assert len(check.found) == 0
-    assert not check.telling
+    assert not check.can_tell
 
 
 def test_labels_that_occur_too_rarely_are_left_out() -> None:
     x, labels = clustered(300, dim=24, clusters=4)
     given = [f"class {label}" if i >= 4 else f"only {i}" for i, label in enumerate(labels)]
-    assert kf.audit(x, 0.05, given).label_check.judged == 296
+    assert kf.audit(x, 0.05, given).label_check.num_checked == 296
     alone = kf.audit(x, 0.05, [str(i) for i in range(300)]).label_check
-    assert alone.words == "No class has 5 labels or more, so label errors cannot be judged."
+    assert alone.description == "No class has 5 labels or more, so label errors cannot be judged."
 
 
 def test_planted_outliers_are_found() -> None:

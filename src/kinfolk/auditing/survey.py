@@ -1,0 +1,331 @@
+"""Statistics of some anchors: the distribution of similarities, precision and recall along α, the
+share of pairs with equal labels, the false negatives of a batch, and the share of pairs that stands
+out.
+
+**What stands out** is measured with decoys instead of labels. A decoy is a made-up sample that has
+no kin but is spread like the real ones. The share of decoys above an anchor's threshold tells how
+many of its flagged samples chance explains; the rest stands out. Four kinds of decoys are made, and
+the one that explains most counts:
+
+- the mirror image 2·mean − x: the same as x for noise of any covariance, also after PCA;
+- the principal components of the samples, each shuffled over the samples: the same covariance and
+  the same skewed or heavy-tailed components, but no combination of them is more frequent;
+- the coordinates, each shuffled: the same for independent coordinates such as ReLU activations;
+- correlated normal values with the distribution of each coordinate: about the same for activations
+  of correlated values. It is left out above `WIDEST` dimensions, where it takes too long.
+
+Decoys imitate noise, but not every noise exactly: of ReLU activations of 64 random inputs in 256
+units, up to a quarter of the flagged pairs still seems to stand out. A share is therefore given
+only if at least `CLEAR` of the flagged pairs stand out at some α; otherwise it cannot be known.
+
+What stands out is a property of the features, not of any labels. The same images have 1 % of pairs
+with equal labels in CIFAR-100 and 5 % in its 20 superclasses, and the features are the same. Pairs
+stand out by class, but also by topic, colour or background, and kin may not stand out at all.
+
+Dimension key: S surveyed anchors (in `kin_shares`: samples with a known label), N data set, A
+anchors, M other samples, P values of α.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kinfolk.auditing.search import column_sample, full_rows, num_kin
+from kinfolk.features import Features, Floats, Ints
+
+PAIRS, PAIRS_LABELLED = 10_000_000, 50_000_000
+FEWEST_ANCHORS = 256
+ALPHAS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3)
+BINS = 80
+NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class Point:
+    """What one α flags: the share of all pairs, and precision, recall and F1 against the labels;
+    NaN where no labels are known."""
+
+    alpha: float
+    share: float
+    precision: float
+    recall: float
+    f1: float
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Statistics of the surveyed anchors.
+
+    Args:
+        anchors: (S,) their ids; all samples of a small data set.
+        curve: one point for each α; empty without labels.
+        edges, density: histogram of all similarities of the anchors.
+        same_density: histogram of the similarities of pairs with equal labels; None without labels.
+    """
+
+    anchors: Ints
+    curve: tuple[Point, ...]
+    edges: Floats
+    density: Floats
+    same_density: Floats | None
+
+    def point(self, alpha: float) -> Point:
+        """The point of one of the values of α."""
+        return next(point for point in self.curve if point.alpha == alpha)
+
+
+def take_survey(
+    features: Features, alpha: float, labels_N: Ints | None, progress: bool = False
+) -> Survey:
+    """Computes all similarities of anchors with about ten million pairs, or fifty million with
+    labels."""
+    num, others = len(features), len(features) - 1
+    pairs = PAIRS if labels_N is None else PAIRS_LABELLED
+    anchors_S = column_sample(num, max(FEWEST_ANCHORS, pairs // num))
+    alphas = sorted({*ALPHAS, alpha})
+    ranks = others - np.asarray([num_kin(each, others) for each in alphas])
+    density, same_density = np.zeros((2, BINS), dtype=np.int64)
+    # flagged pairs, those with known labels, those with equal labels
+    counts = np.zeros((3, len(alphas)), dtype=np.int64)
+    kin = 0
+    for ids_R, sim_RN in full_rows(features, anchors_S, progress, "Surveying some anchors"):
+        density += np.histogram(sim_RN, BINS, (-1, 1))[0]
+        if labels_N is None:
+            continue
+        for anchor, sim_N in zip(ids_R, sim_RN, strict=True):
+            order_N = np.sort(sim_N)  # the sample itself, at −inf, comes first
+            bounds = order_N[ranks]
+            counts[0] += _above(order_N, bounds)
+            if labels_N[anchor] >= 0:
+                same = np.sort(sim_N[labels_N == labels_N[anchor]])
+                same_density += np.histogram(same, BINS, (-1, 1))[0]
+                counts[1] += _above(np.sort(sim_N[labels_N >= 0]), bounds)
+                counts[2] += _above(same, bounds)
+                kin += len(same) - 1
+    edges = np.linspace(-1, 1, BINS + 1, dtype=np.float32)
+    if labels_N is None:
+        return Survey(anchors_S, (), edges, _shares(density), None)
+    curve = []
+    for each, (flagged, known, hits) in zip(alphas, counts.T.tolist(), strict=True):
+        curve.append(Point(each, flagged / (len(anchors_S) * others), *score(hits, known, kin)))
+    return Survey(anchors_S, tuple(curve), edges, _shares(density), _shares(same_density))
+
+
+def score(hits: int, known: int, kin: int) -> tuple[float, float, float]:
+    """Precision, recall and F1; NaN where there is nothing to count."""
+    return (
+        hits / known if known else NAN,
+        hits / kin if kin else NAN,
+        2 * hits / (known + kin) if known + kin else NAN,
+    )
+
+
+def best_alpha(survey: Survey) -> float | None:
+    """The α of the curve with the highest F1; None without labels."""
+    points = [point for point in survey.curve if np.isfinite(point.f1)]
+    return max(points, key=lambda point: point.f1).alpha if points else None
+
+
+def _above(order: Floats, bounds: Floats) -> Ints:
+    """Number of sorted values above each bound."""
+    return len(order) - np.searchsorted(order, bounds, side="right")
+
+
+def _shares(counts: NDArray[np.int64]) -> Floats:
+    return (counts / max(1, counts.sum())).astype(np.float32)
+
+
+# ---- pairs with equal labels
+
+
+def kin_pairs(labels_N: Ints) -> int:
+    """Ordered pairs of different samples with equal known labels."""
+    # Python integers: the product may be large
+    sizes = np.unique(labels_N[labels_N >= 0], return_counts=True)[1].astype(object)
+    return int(sum(size * (size - 1) for size in sizes))
+
+
+def kin_share(labels_N: Ints) -> float:
+    """Share of pairs with equal labels among the pairs with two known labels; NaN where there are
+    none."""
+    known = int((labels_N >= 0).sum())
+    return kin_pairs(labels_N) / (known * (known - 1)) if known > 1 else NAN
+
+
+def kin_share_range(labels_N: Ints) -> tuple[float, float]:
+    """95 % confidence interval of `kin_share` in the whole data set, if the samples with a known
+    label are a random part of it. With all labels known both ends are the share.
+
+    The variance is that of a U-statistic, corrected for the labelled part of the data, on a
+    logarithmic scale, because the share is small and its distribution skewed.
+    """
+    share, num = kin_share(labels_N), int((labels_N >= 0).sum())
+    known = num / len(labels_N)
+    if num < 3 or share in (0, 1):
+        highest = -math.log(0.025) / max(1, num * (num - 1) // 2)
+        return (0.0, min(1.0, highest)) if share == 0 and known < 1 else (share, share)
+    by_pair = share * (1 - share) / (num - 1)
+    by_sample = max(0.0, float(kin_shares(labels_N, share).var(ddof=1)) - by_pair)
+    # 3 instead of the 2 of theory: `by_sample` is itself uncertain if few samples are labelled
+    error = math.sqrt(((1 - known) * 4 * by_sample + (1 - known**2) * 3 * by_pair) / num)
+    factor = math.exp(1.96 * error / share)
+    return share / factor, min(1.0, share * factor)
+
+
+def kin_shares(labels_N: Ints | None, otherwise: float) -> NDArray[np.float64]:
+    """(S,) share of the other samples with the same label, for each sample with a known label;
+    `otherwise` if there are fewer than two."""
+    known = np.empty(0) if labels_N is None else labels_N[labels_N >= 0]
+    if len(known) < 2:
+        return np.full(1, otherwise)
+    _, inverse, sizes = np.unique(known, return_inverse=True, return_counts=True)
+    shares: NDArray[np.float64] = (sizes[inverse] - 1) / (len(known) - 1)
+    return shares
+
+
+BATCH_SIZES = (64, 128, 256, 512, 1024, 4096)
+
+
+@dataclass(frozen=True)
+class BatchLine:
+    """Expected number of false negatives in a batch.
+
+    Args:
+        batch_size: number of samples.
+        negatives: negatives of each anchor, with two views of each sample 2 · (batch_size − 1).
+        per_anchor: false negatives among them.
+        per_batch: false negatives of all anchors, two for each sample.
+        chance: probability that an anchor has at least one.
+    """
+
+    batch_size: int
+    negatives: int
+    per_anchor: float
+    per_batch: float
+    chance: float
+
+
+def batch_lines(
+    shares_S: NDArray[np.float64],
+    num_samples: int,
+    views: int = 2,
+    sizes: Sequence[int] = BATCH_SIZES,
+) -> tuple[BatchLine, ...]:
+    """One line for each batch size that the data can fill; if there is none, one line for the whole
+    data set. `views`: of each sample among the negatives. See `kin_shares`."""
+    share, lines = float(shares_S.mean()), []
+    for size in [size for size in sizes if size <= num_samples] or [num_samples]:
+        others = views * (size - 1)
+        chance = float((1 - (1 - shares_S) ** (size - 1)).mean())
+        lines.append(BatchLine(size, others, others * share, 2 * size * others * share, chance))
+    return tuple(lines)
+
+
+# ---- what stands out
+
+ANCHORS, OTHERS = 1024, 2048
+WIDEST, ROUNDS = 512, 4
+CLEAR = 0.5
+"""Share of the flagged pairs that must stand out at some α; noise stays below."""
+FEWEST = 20
+"""Anchors and other samples below which nothing is measured."""
+
+
+@dataclass(frozen=True)
+class Outstanding:
+    """How many flagged pairs stand out, for several α. Both are lower bounds: the mean over anchors
+    minus two standard errors.
+
+    Args:
+        alphas: (P,) shares of the pairs that are flagged.
+        stands: (P,) share of the flagged pairs that stands out.
+    """
+
+    alphas: tuple[float, ...]
+    stands: tuple[float, ...]
+
+    @property
+    def share(self) -> float:
+        """Share of all pairs that stands out: the largest α · stands, rounded down to two digits,
+        or 0 if `CLEAR` is not reached. It is also the suggested α."""
+        if max(self.stands, default=0.0) < CLEAR:
+            return 0.0
+        share = max(alpha * stands for alpha, stands in zip(self.alphas, self.stands, strict=True))
+        digit = 10.0 ** (math.floor(math.log10(share)) - 1)
+        return float(f"{math.floor(share / digit + 1e-9) * digit:.2g}")
+
+    def at(self, alpha: float) -> float:
+        """Share of the flagged pairs that stands out at one of `alphas`."""
+        return self.stands[self.alphas.index(alpha)]
+
+
+def measure_standing_out(features: Features, alphas: Sequence[float]) -> Outstanding:
+    """Compares random anchors with other samples and with their decoys."""
+    order = np.random.default_rng(len(features)).permutation(len(features))
+    num_anchors = min(ANCHORS, len(features) // 2)
+    others = np.sort(order[num_anchors : num_anchors + OTHERS])
+    num = len(others)
+    if min(num_anchors, num) < FEWEST:
+        return Outstanding(tuple(alphas), (0.0,) * len(alphas))
+    anchors_AD, others_MD = features.take(np.sort(order[:num_anchors])), features.take(others)
+    kin_P = np.asarray([num_kin(alpha, num) for alpha in alphas])
+    threshold_AP = np.sort(anchors_AD @ others_MD.T, axis=1)[:, num - 1 - kin_P]
+    chance_P = np.zeros(len(kin_P))
+    for decoys_MD in _decoys(others_MD):
+        sim_AM = np.sort(anchors_AD @ decoys_MD.T, axis=1)
+        pairs = zip(sim_AM, threshold_AP, strict=True)
+        above_AP = np.asarray([_above(sim_M, threshold_P) for sim_M, threshold_P in pairs])
+        error_P = above_AP.std(0, ddof=1) / np.sqrt(num_anchors)
+        chance_P = np.maximum(chance_P, above_AP.mean(0) + 2 * error_P)
+    stands_P = np.where(kin_P > 0, 1 - chance_P / np.maximum(kin_P, 1), 0).clip(min=0)
+    return Outstanding(tuple(alphas), tuple(stands_P.tolist()))
+
+
+def _decoys(others_MD: Floats) -> Iterator[Floats]:
+    """Each kind of decoys, of unit norm."""
+    random = np.random.default_rng(0)
+    mean_D = others_MD.mean(0)
+    deviation_MD = others_MD - mean_D
+    yield _unit(mean_D - deviation_MD)
+    yield _unit(mean_D + random.permuted(deviation_MD, axis=0))
+    components_DD = np.linalg.svd(deviation_MD, full_matrices=False)[2]
+    yield _unit(mean_D + random.permuted(deviation_MD @ components_DD.T, axis=0) @ components_DD)
+    if others_MD.shape[1] <= WIDEST:
+        yield _unit(_normal_with_margins(others_MD, random))
+
+
+def _normal_with_margins(x_MD: Floats, random: np.random.Generator) -> Floats:
+    """Normal values with the covariance of `x_MD`, mapped to the values of each of its coordinates.
+    Mapping changes the covariance, so both are imposed in turn."""
+    sorted_MD = np.sort(x_MD, axis=0)
+    root_DD = _root(x_MD)
+    values_MD = random.normal(size=x_MD.shape) @ root_DD.T
+    for _ in range(ROUNDS):
+        mapped_MD = _with_margins(values_MD, sorted_MD)
+        white_DM = np.linalg.solve(_root(mapped_MD), (mapped_MD - mapped_MD.mean(0)).T)
+        values_MD = white_DM.T @ root_DD.T
+    return _with_margins(values_MD, sorted_MD)
+
+
+def _with_margins(values_MD: Floats, sorted_MD: Floats) -> Floats:
+    rank_MD = values_MD.argsort(axis=0).argsort(axis=0)
+    return np.take_along_axis(sorted_MD, rank_MD, axis=0)
+
+
+def _root(x_MD: Floats) -> Any:
+    """Cholesky factor of the covariance, slightly regularised."""
+    covariance_DD = np.cov(x_MD, rowvar=False).reshape(x_MD.shape[1], -1)
+    ridge = 1e-3 * covariance_DD.diagonal().mean() + 1e-12
+    return np.linalg.cholesky(covariance_DD + ridge * np.eye(len(covariance_DD)))
+
+
+def _unit(rows_MD: Floats) -> Floats:
+    norm_M = np.linalg.norm(rows_MD, axis=1, keepdims=True)
+    unit: Floats = (rows_MD / np.maximum(norm_M, 1e-12)).astype(np.float32)
+    return unit

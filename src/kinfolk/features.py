@@ -1,0 +1,290 @@
+"""Features of samples: the one reader of feature files, and blocks of unit-norm rows.
+
+Reading a file never runs code in it; `.npy` files are mapped into memory.
+
+Dimension key: N data set, D embedding, R rows of a block.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.files import check_safetensors, first_line
+
+Floats: TypeAlias = NDArray[np.float32]
+Ints: TypeAlias = NDArray[np.int64]
+
+FEWEST = 3
+_BLOCK_ELEMENTS = 1 << 22
+"""Number of values in a block while the rows are checked."""
+_EXACT_IN_FLOAT32 = (1e-30, 1e30)
+"""Range of one over the norm in which float32 is enough."""
+KEYS = ("features", "embeddings", "embedding", "x")
+"""Preferred names in a file with several arrays."""
+NOT_FEATURES = ("id", "index", "label", "split", "group", "key", "y", "class", "target")
+"""Columns of a .csv or .tsv file that describe the samples."""
+
+
+class Features:
+    """(N, D) features, checked once; `rows` and `take` return unit-norm float32.
+
+    Args:
+        array: (N, D) float16, float32 or float64, possibly memory-mapped; neither copied nor
+            changed.
+        name: name in error messages.
+    """
+
+    def __init__(self, array: NDArray[Any], name: str = "`features`") -> None:
+        if array.ndim != 2 or array.shape[1] < 1:
+            raise UsageError(
+                f"{name} (=shape {array.shape}) must have the shape (samples, features): one row"
+                " for each sample, with at least one feature"
+            )
+        if array.dtype not in (np.float16, np.float32, np.float64):
+            raise UsageError(
+                f"{name} (={array.dtype}) must be float16, float32 or float64; convert it"
+            )
+        if len(array) < FEWEST:
+            raise UsageError(
+                f"{name} (={len(array)} samples) must be at least {FEWEST}, because an audit"
+                " compares each sample with all others"
+            )
+        self.array, self.name = array, name
+        self._inverse_N = self._inverse_norms()
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    @property
+    def dim(self) -> int:
+        return int(self.array.shape[1])
+
+    def rows(self, start: int, stop: int) -> Floats:
+        """(R, D) unit-norm rows from `start` to `stop`."""
+        return self._unit(self.array[start:stop], self._inverse_N[start:stop])
+
+    def take(self, ids: Ints) -> Floats:
+        """(R, D) unit-norm rows of `ids`."""
+        return self._unit(self.array[ids], self._inverse_N[ids])
+
+    def _unit(self, values: NDArray[Any], inverse: NDArray[np.float64]) -> Floats:
+        low, high = _EXACT_IN_FLOAT32
+        if values.dtype == np.float64 or not low < inverse.min() <= inverse.max() < high:
+            return np.ascontiguousarray(values * inverse[:, None], dtype=np.float32)
+        values, inverse_32 = values.astype(np.float32, copy=False), inverse.astype(np.float32)
+        return np.ascontiguousarray(values * inverse_32[:, None])
+
+    def _inverse_norms(self) -> NDArray[np.float64]:
+        """(N,) one over the norm of each row; rows that are zero or not finite are refused."""
+        inverse_N, largest_N = np.empty((2, len(self.array)))
+        step = max(1, _BLOCK_ELEMENTS // self.dim)
+        for start in range(0, len(inverse_N), step):
+            block = self.array[start : start + step].astype(np.float64)
+            largest = largest_N[start : start + step] = np.abs(block).max(1)
+            # the square of 1e300 would overflow
+            block /= np.where((largest > 0) & np.isfinite(largest), largest, 1)[:, None]
+            with np.errstate(divide="ignore", over="ignore"):
+                inverse_N[start : start + step] = 1 / np.linalg.norm(block, axis=1) / largest
+        for bad_N, words in (
+            (~np.isfinite(largest_N), "are NaN or infinite"),
+            (~np.isfinite(inverse_N), "are all zero and have no direction to compare"),
+        ):
+            if bad_N.any():
+                raise KinfolkError(
+                    f"{bad_N.sum():,} of {len(bad_N):,} rows (the first is row {bad_N.argmax()}) of"
+                    f" {self.name} {words}; remove or repair them"
+                )
+        return inverse_N
+
+
+def open_features(path: str | os.PathLike[str], key: str | None = None) -> NDArray[Any]:
+    """The (N, D) array in a file with one of `SUFFIXES`; `key` names it if there are several."""
+    path = Path(path)
+    suffix, kinds = path.suffix.lower(), ", ".join(SUFFIXES)
+    if not path.exists():
+        raise UsageError(f"there is no file or folder `{path}`; {_instead(path)}")
+    if path.is_dir():
+        raise UsageError(
+            f"`{path}` is a folder without config.yaml, so it is not a run; give a run folder or a"
+            f" file that ends in {kinds}"
+        )
+    if suffix not in SUFFIXES:
+        raise UsageError(f"`{path}` must be a run folder or end in {kinds}")
+    if path.stat().st_size == 0:
+        raise KinfolkError(f"`{path}` is empty; write the features again")
+    try:
+        return _READERS[suffix](path, key)
+    except KinfolkError:
+        raise
+    except Exception as error:  # readers raise nearly anything on a broken file
+        if any(word in str(error).lower() for word in ("pickle", "object", "weights_only")):
+            raise KinfolkError(
+                f"`{path}` contains Python objects, not numbers, and is not loaded (it could run"
+                " code)"
+            ) from error
+        raise KinfolkError(
+            f"`{path}` is not a readable {suffix} file ({first_line(error)}); write it again"
+        ) from error
+
+
+def choose_key(names: list[str], key: str | None, path: Path) -> str:
+    """The name of the features among several arrays."""
+    found = f"it contains {', '.join(names) or 'nothing'}"
+    if key is not None:
+        if key not in names:
+            raise UsageError(f"`{path}` contains no {key!r}; {found}")
+        return key
+    chosen = next((name for name in KEYS if name in names), names[0] if len(names) == 1 else None)
+    if chosen is None:
+        raise UsageError(f"give the name of the features in `{path}` with --key; {found}")
+    return chosen
+
+
+def _npy(path: Path, key: str | None) -> NDArray[Any]:
+    with np.errstate(over="ignore"):  # numpy refuses an impossible shape in the next line
+        # a private map: no write would reach the file
+        return np.lib.format.open_memmap(path, mode="c")
+
+
+def _npz(path: Path, key: str | None) -> NDArray[Any]:
+    if not zipfile.is_zipfile(path):
+        raise ValueError("it is no zip archive")
+    with np.load(path, allow_pickle=False) as arrays:
+        array: NDArray[Any] = arrays[choose_key(arrays.files, key, path)]
+    return array
+
+
+def _safetensors(path: Path, key: str | None) -> NDArray[Any]:
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        check_safetensors(path, file.metadata() or {})
+        return _from_tensor(file.get_tensor(choose_key(sorted(file.keys()), key, path)))
+
+
+def _torch(path: Path, key: str | None) -> NDArray[Any]:
+    """A tensor, or one of a dictionary of tensors."""
+    import torch
+
+    loaded = torch.load(path, map_location="cpu", weights_only=True)
+    if isinstance(loaded, dict):
+        names = [str(name) for name, value in loaded.items() if isinstance(value, torch.Tensor)]
+        loaded = loaded[choose_key(names, key, path)]
+    if not isinstance(loaded, torch.Tensor):
+        raise UsageError(
+            f"`{path}` (={type(loaded).__name__}) must contain a tensor or a dictionary of tensors"
+        )
+    return _from_tensor(loaded)
+
+
+def _from_tensor(tensor: Any) -> NDArray[Any]:
+    """A tensor as an array; NumPy has no bfloat16."""
+    if str(tensor.dtype) == "torch.bfloat16":
+        tensor = tensor.float()
+    array: NDArray[Any] = tensor.detach().cpu().numpy()
+    return array
+
+
+def _parquet(path: Path, key: str | None) -> NDArray[Any]:
+    """One column of lists, or all columns of floats."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def is_list(kind: Any) -> bool:
+        lists = pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)
+        return lists and pa.types.is_floating(kind.value_type)
+
+    schema = pq.read_schema(path)
+    lists = [field.name for field in schema if is_list(field.type)]
+    floats = [field.name for field in schema if pa.types.is_floating(field.type)]
+    names = [choose_key(lists, key, path)] if lists else floats
+    if not names:
+        raise UsageError(
+            f"`{path}` has no column of floats or lists of floats; its columns are"
+            f" {', '.join(schema.names)}"
+        )
+    table = pq.read_table(path, columns=names, partitioning=None)
+    if not len(table):
+        raise KinfolkError(f"`{path}` has no rows")
+    if any(column.null_count for column in table.columns):
+        raise KinfolkError(f"`{path}` has rows without features; remove them")
+    if not lists:
+        return np.stack([column.to_numpy() for column in table.columns], axis=1)
+    chunks = table.column(0).chunks
+    if len({length for chunk in chunks for length in chunk.value_lengths().to_pylist()}) > 1:
+        raise KinfolkError(f"the rows of `{path}` have unequal lengths")
+    values = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in chunks]
+    return np.concatenate(values).reshape(len(table), -1)
+
+
+def _csv(path: Path, key: str | None) -> NDArray[Any]:
+    """All columns of numbers but those named in `NOT_FEATURES`. The first row is a header unless
+    all its cells are numbers."""
+    import pyarrow as pa
+    import pyarrow.csv as pc
+
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    with path.open(encoding="utf-8-sig") as file:
+        first = file.readline().strip().split(delimiter)
+    table = pc.read_csv(
+        path,
+        read_options=pc.ReadOptions(autogenerate_column_names=all(map(_is_float, first))),
+        parse_options=pc.ParseOptions(delimiter=delimiter),
+    )
+    names = [
+        field.name
+        for field in table.schema
+        if (pa.types.is_floating(field.type) or pa.types.is_integer(field.type))
+        and field.name.lower() not in NOT_FEATURES
+    ]
+    if not names:
+        raise UsageError(
+            f"`{path}` has no columns of numbers that could be features; its columns are"
+            f" {', '.join(table.column_names[:8])}"
+        )
+    empty = next((name for name in names if table[name].null_count), None)
+    if empty is not None:
+        raise KinfolkError(f"`{path}` has empty cells in the column `{empty}`; remove or fill them")
+    return np.stack([table[name].to_numpy() for name in names], axis=1).astype(np.float64)
+
+
+def _is_float(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+_READERS: dict[str, Callable[[Path, str | None], NDArray[Any]]] = {
+    ".npy": _npy,
+    ".npz": _npz,
+    ".csv": _csv,
+    ".tsv": _csv,
+    ".parquet": _parquet,
+    ".safetensors": _safetensors,
+    ".pt": _torch,
+    ".pth": _torch,
+}
+SUFFIXES = tuple(_READERS)
+
+
+def _instead(path: Path) -> str:
+    """What to give instead of a file that does not exist: one with a similar name, or a new one."""
+    present = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+    similar = difflib.get_close_matches(path.name, present, n=1, cutoff=0.75)
+    if similar:
+        return f"did you mean `{path.with_name(similar[0])}`?"
+    return (
+        "give a folder of images, a run folder, or a file of features, such as `kinfolk embed RUN"
+        " --out features.npy` writes"
+    )
