@@ -59,7 +59,7 @@ def measure(name: str, features: np.ndarray, labels: np.ndarray, share: float) -
         kf.audit(features, 0.01, labels).label_check,
         kf.audit(features, 0.01, given).label_check,
     )
-    known = f"{check.accuracy:.2f}, {check.noise:.3f}, {'yes' if check.telling else 'no'}"
+    known = f"{check.accuracy:.2f}, {check.noise:.3f}, {'yes' if check.can_tell else 'no'}"
     try:
         peer = (
             f"{len(by_cleanlab(features, labels))} | {cells(by_cleanlab(features, given), planted)}"

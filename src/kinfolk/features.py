@@ -201,7 +201,7 @@ def _parquet(path: Path, key: str | None) -> NDArray[Any]:
 
     def is_list(kind: Any) -> bool:
         lists = pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)
-        return lists and pa.types.is_floating(kind.value_type)
+        return bool(lists and pa.types.is_floating(kind.value_type))
 
     schema = pq.read_schema(path)
     lists = [field.name for field in schema if is_list(field.type)]

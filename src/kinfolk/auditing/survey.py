@@ -138,7 +138,8 @@ def _above(order: Floats, bounds: Floats) -> Ints:
 
 
 def _shares(counts: NDArray[np.int64]) -> Floats:
-    return (counts / max(1, counts.sum())).astype(np.float32)
+    shares: Floats = (counts / max(1, counts.sum())).astype(np.float32)
+    return shares
 
 
 # ---- pairs with equal labels

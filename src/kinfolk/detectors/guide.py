@@ -22,13 +22,9 @@ from torch.nn import functional
 
 from kinfolk.detectors.base import Detector, guide_similarities, register
 from kinfolk.detectors.positive_margin import level_below
-from kinfolk.errors import KinfolkError, UsageError, warn_if_most_are_flagged
-from kinfolk.files import check_safetensors, first_line
+from kinfolk.errors import UsageError, warn_if_most_are_flagged
 from kinfolk.kinship import Kin
 from kinfolk.pairs import OUT, Block
-
-KEYS = ("features", "embeddings", "embedding", "x")
-"""Names that are looked for first in a .safetensors file that holds several tensors."""
 
 
 @runtime_checkable
@@ -321,41 +317,13 @@ def _tensor(features: object) -> Tensor:
 
 
 def read_features(path: str | Path) -> Tensor:
-    """(N, F) of a .npy or .safetensors file, mapped into memory; nothing in it is run, and the file
-    is not written."""
+    """(N, F) of a file of features, as `kinfolk embed` writes it."""
+    from kinfolk.features import open_features
+
     path = Path(path)
     if not path.is_file():
         raise UsageError(
             f"there is no file `{path}` of a guide's features; write one with `kinfolk embed`, or"
             " give a run folder, timm/NAME or patches"
         )
-    try:
-        if path.suffix == ".safetensors":
-            return _read_safetensors(path)
-        import numpy as np
-
-        # a private map: no write would reach the file
-        return torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))
-    except KinfolkError:
-        raise
-    except Exception as error:  # readers raise nearly anything on a broken file
-        raise KinfolkError(
-            f"`{path}` is not a readable .npy or .safetensors file of a guide's features"
-            f" ({first_line(error)})"
-        ) from error
-
-
-def _read_safetensors(path: Path) -> Tensor:
-    from safetensors import safe_open
-
-    with safe_open(path, "pt") as file:
-        check_safetensors(path, file.metadata() or {})
-        names = sorted(file.keys())
-        chosen = next((key for key in KEYS if key in names), names[0] if len(names) == 1 else None)
-        if chosen is None:
-            raise UsageError(
-                f"`{path}` must hold one tensor, or one named {' or '.join(KEYS[:2])}; it holds"
-                f" {', '.join(names) or 'nothing'}"
-            )
-        tensor: Tensor = file.get_tensor(chosen)
-        return tensor
+    return torch.from_numpy(open_features(path))
