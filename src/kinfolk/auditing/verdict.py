@@ -194,8 +194,9 @@ def beats_chance(audit: Audit) -> bool:
     the labels, or by what stands out."""
     if math.isnan(audit.precision) or audit.best_alpha is None:
         return audit.suggested_alpha is not None
-    points = [audit.survey.point(alpha) for alpha in (audit.alpha, audit.best_alpha)]
-    return any(point.precision >= ABOVE_CHANCE * audit.kin_share for point in points)
+    alphas = (audit.alpha, audit.best_alpha)
+    least = ABOVE_CHANCE * audit.kin_share
+    return any(audit.survey.point(alpha).precision >= least for alpha in alphas)
 
 
 def _advice(audit: Audit, origin: Provenance) -> str:
