@@ -76,12 +76,11 @@ def term(framework: PCL, anchors: Tensor, ids: list[int]) -> Tensor:
 
 def test_on_a_queue_it_is_infonce_and_the_prototypes() -> None:
     framework = made()
-    framework.queue.push(F.normalize(torch.randn(9, 5), dim=1), torch.arange(9))  # type: ignore[union-attr]
+    framework.queue.push(F.normalize(torch.randn(9, 5), dim=1), torch.arange(9))
     views, ids = batch(0)
-    queries, keys = framework.head(framework.encoder(views[0])), framework.slow(views[1])  # type: ignore[misc]
+    queries, keys = framework.head(framework.encoder(views[0])), framework.slow(views[1])
     held = [
-        (v.double() / v.norm(), int(i))
-        for v, i in zip(*framework.queue.entries(), strict=True)  # type: ignore[union-attr]
+        (v.double() / v.norm(), int(i)) for v, i in zip(*framework.queue.entries(), strict=True)
     ]
     info = queues.moco(queries, keys, ids.tolist(), held, T)
     torch.testing.assert_close(copy.deepcopy(framework)(views, ids), info)
@@ -93,7 +92,7 @@ def test_on_a_queue_it_is_infonce_and_the_prototypes() -> None:
     torch.testing.assert_close(
         torch.autograd.grad(loss, wanted), torch.autograd.grad(expected, wanted)
     )
-    assert len(framework.queue) == 15  # type: ignore[arg-type]
+    assert len(framework.queue) == 15
 
 
 def test_on_the_batch_both_views_are_anchors() -> None:
@@ -110,7 +109,7 @@ def test_on_the_batch_both_views_are_anchors() -> None:
 
 def test_the_gradient_is_right() -> None:
     framework = made(detector=Oracle(LABELS), action="attract").eval()
-    framework.queue.push(F.normalize(torch.randn(9, 5), dim=1), torch.arange(9) * 3)  # type: ignore[union-attr]
+    framework.queue.push(F.normalize(torch.randn(9, 5), dim=1), torch.arange(9) * 3)
     framework.refresh(embeddings(), 0.5)
     views, ids = batch(1, size=3)
     assert torch.autograd.gradcheck(

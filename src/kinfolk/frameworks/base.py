@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.detectors.base import Detector, Space
+from kinfolk.errors import warn_if_warmup_too_long
 from kinfolk.objectives import Objective
-from kinfolk.objectives.base import unit
+from kinfolk.objectives.base import require, unit
 from kinfolk.stats import Stats
 from kinfolk.stores.per_sample import OnHost
 
@@ -208,6 +209,69 @@ class Framework(OnHost, ABC):
         detectors whose schedules move with every step get the metric "epoch"."""
         for objective in self.objectives:
             objective.set_progress(epoch, num_epochs)
+
+
+class ClusteringFramework(Framework, ABC):
+    """Abstract. Clusters the features of all samples before the first epoch after a warm-up, and
+    again every few epochs."""
+
+    clusters_are: ClassVar[str] = "clusters"
+    """What they are called in messages."""
+    epoch, num_epochs, _warned = 0, 1, False
+
+    def set_schedule(self, warmup_epochs: int, every: int) -> None:
+        """Sets and checks the epochs before the first clustering and between two."""
+        require(warmup_epochs >= 0, "warmup_epochs", warmup_epochs, "at least 0")
+        require(every >= 1, "every", every, "at least 1")
+        self.warmup_epochs, self.every = warmup_epochs, every
+
+    def require_projected(self, what: str) -> None:
+        """Refuses detectors that need other features than the clusters, which are of embeddings."""
+        for detector in self.detectors:
+            if detector.space != "projected":
+                raise ValueError(
+                    f"`detector` (with `space` {detector.space!r}) must use projected embeddings,"
+                    f" as the {what} do; remove its `space`"
+                )
+
+    @abstractmethod
+    def cluster(self, features: Tensor | None, progress: float) -> None:
+        """Clusters the features of all samples."""
+
+    def clusters_in(self, epoch: int) -> bool:
+        """Whether all samples are clustered before this epoch."""
+        since = epoch - self.warmup_epochs
+        return since >= 0 and since % self.every == 0
+
+    def features_for(self, detector: Detector, features: Tensor | None) -> Tensor | None:
+        """The features that a detector's refresh receives."""
+        return None if detector.collects else features
+
+    def due(self, epoch: int) -> bool:
+        return self.clusters_in(epoch) or super().due(epoch)
+
+    @property
+    def collects(self) -> bool:
+        return super().collects and not self.clusters_in(self.epoch)
+
+    def refresh(self, features: Tensor | None, progress: float) -> None:
+        for detector in self.detectors:
+            if detector.due(self.epoch):
+                detector.refresh(self.features_for(detector, features), progress)
+        if self.clusters_in(self.epoch):
+            self.cluster(features, progress)
+
+    def finish(self, features: Tensor | None) -> None:
+        for detector in self.detectors:
+            if detector.refreshed_at_end:
+                detector.refresh(self.features_for(detector, features), 1.0)
+
+    def set_progress(self, epoch: float, num_epochs: int) -> None:
+        super().set_progress(epoch, num_epochs)
+        self._warned = self._warned or warn_if_warmup_too_long(
+            self.warmup_epochs, num_epochs, self.clusters_are
+        )
+        self.epoch, self.num_epochs = int(epoch), num_epochs
 
 
 class BatchFramework(Framework, ABC):

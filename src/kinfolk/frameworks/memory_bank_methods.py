@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import math
+from abc import ABC
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -28,28 +29,81 @@ from kinfolk.detectors import Neighbours, StartAt
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import LocalAggregationLoss, NTXentLoss, Objective
-from kinfolk.objectives.base import Shared
+from kinfolk.objectives.base import Shared, require
 from kinfolk.objectives.ntxent import Estimate, without_estimate
 from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stores import Bank, Draw
 from kinfolk.stores.per_sample import finite
 
 
-class IR(Framework):
+class BankFramework(Framework, ABC):
+    """Abstract. Contrasts one view of each sample with a bank that has the last embedding of every
+    sample.
+
+    The bank is used as it was before the step. In training, the embeddings of all ranks are then
+    written to it, but only if the loss is finite. The entry of the anchor's sample is the positive
+    and never a negative.
+
+    Args:
+        encoder, head, objective: see `Framework`.
+        num_samples: N.
+        bank_momentum: m of the bank, see `Bank`. 0 overwrites.
+    """
+
+    num_views: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        head: nn.Module,
+        objective: Objective,
+        num_samples: int,
+        bank_momentum: float,
+    ) -> None:
+        super().__init__(encoder, head, objective)
+        self.bank = Bank(num_samples, embedding_size(encoder, head), bank_momentum)
+        self.draw: Draw | None = None  # all entries are candidates
+
+    @property
+    def known_features(self) -> Tensor | None:
+        return self.bank.features if self.bank.complete else None
+
+    def forward(self, views: Tensor, ids: Tensor) -> Tensor:
+        ids = integer_ids(ids, views.device)
+        z: Tensor = self.head(self.encoder(views[0]))
+        loss = self.objective.on(bank_pairs(z, self.bank, ids, self.draw))
+        if self.training:
+            is_finite = finite(loss)  # of the joined batch, so all ranks agree
+            self.bank.write(ids, z, is_finite)
+            if self.draw is not None:
+                self.draw.advance(is_finite)
+        return loss
+
+
+def bank_pairs(
+    z: Tensor, bank: Bank, ids: Tensor, draw: Draw | None, collected: Tensor | None = None
+) -> Pairs:
+    """Pairs of `z` (B, D) and the drawn entries of a bank, or all of them."""
+    positives, candidates = bank.read(ids).unsqueeze(1), bank.features
+    if draw is None:
+        chosen = torch.arange(bank.num_samples, device=ids.device)
+    else:
+        chosen = draw.ids(ids.device)
+        candidates = candidates if draw.everything else candidates[chosen]
+    return Pairs(z, candidates, positives, ids, chosen, unit_candidates=True, collected=collected)
+
+
+class IR(BankFramework):
     """Contrasts one view of each sample with a bank that has the last embedding of every sample.
 
         loss_i = −z_i·v_i / t + log( exp(z_i·v_i / t) + Σ_{j drawn, j ≠ i} w_ij exp(z_i·v_j / t) )
 
-    v are the entries of the bank before the step. In training, z of all ranks is then written to
-    the bank, but only if the loss is finite. The entry of the anchor's own sample is the positive
-    and never a negative.
+    v are the entries of the bank before the step.
 
     Args:
-        encoder, head: see `Framework`.
-        num_samples: N.
-        num_negatives: K entries drawn at random in every step, without replacement. The whole bank
-            is used if it has no more entries, or with None.
-        bank_momentum: m of the bank, see `Bank`. 0 overwrites.
+        encoder, head, num_samples, bank_momentum: see `BankFramework`.
+        num_negatives: entries drawn at random in every step, without replacement, the same for the
+            whole batch. The whole bank is used if it has no more entries, or with None.
         temperature, detector, action, …: see `NTXentLoss`.
         pool_kin: whether attracted kin are summed inside the logarithm, as in equation 5 of the
             Ring paper. The loss is then `LocalAggregationLoss`, which is small if some of them are
@@ -61,12 +115,11 @@ class IR(Framework):
     Deviates from the paper in: the loss is InfoNCE over the drawn entries, as in equation 3, while
     the first paper uses noise-contrastive estimation; the draw is shared by the batch, while the
     published code draws for each anchor with replacement (the expectation is the same, and one
-    matrix product serves all anchors). The anchor's own entry is left out if it is drawn.
+    matrix product serves all anchors). The anchor's entry is left out if it is drawn.
     """
 
     paper: ClassVar[str] = "Wu et al., CVPR 2018"
     needs: ClassVar[str] = "one vector per sample"
-    num_views: ClassVar[int] = 1
 
     def __init__(
         self,
@@ -80,29 +133,9 @@ class IR(Framework):
         **shared: Unpack[Estimate],
     ) -> None:
         shared.setdefault("action", "eliminate")
-        super().__init__(encoder, head, bank_objective(temperature, pool_kin, shared))
-        self.bank = Bank(num_samples, embedding_size(encoder, head), bank_momentum)
+        objective = bank_objective(temperature, pool_kin, shared)
+        super().__init__(encoder, head, objective, num_samples, bank_momentum)
         self.draw = Draw(num_samples, num_negatives)
-
-    @property
-    def known_features(self) -> Tensor | None:
-        return self.bank.features if self.bank.complete else None
-
-    def forward(self, views: Tensor, ids: Tensor) -> Tensor:
-        ids = integer_ids(ids, views.device)
-        z: Tensor = self.head(self.encoder(views[0]))
-        chosen = self.draw.ids(ids.device)
-        candidates = self.bank.features if self.draw.everything else self.bank.features[chosen]
-        loss = self.objective.on(
-            Pairs(
-                z, candidates, self.bank.read(ids).unsqueeze(1), ids, chosen, unit_candidates=True
-            )
-        )
-        if self.training:
-            is_finite = finite(loss)  # of the joined batch, so all ranks agree
-            self.bank.write(ids, z, is_finite)
-            self.draw.advance(is_finite)
-        return loss
 
 
 def bank_objective(temperature: float, pool_kin: bool, given: Estimate) -> Objective:
@@ -124,21 +157,15 @@ class CMC(Framework):
         )
 
     x_i is the unit-norm embedding of part x of sample i, and Y is the bank of the other part before
-    the step. Then both parts of all ranks are written to their banks, but only if the loss is
-    finite. The entry of the anchor's own sample is the positive and never a negative. One view is
-    augmented in RGB and converted to CIE Lab; its two parts are contrasted. The detector is copied,
-    so that each direction has its own state.
+    the step; see `BankFramework`. One view is augmented in RGB and converted to CIE Lab; its two
+    parts are contrasted. The detector is copied, so that each direction has its own state.
 
     Args:
         encoder, head: (B, 3, H, W) → (B, F) → (B, 2D), where the first half embeds L and the second
             ab: a `SplitEncoder` with channels (1, 2) and a `SplitHead`. The joined features of both
             are evaluated and exported.
-        num_samples: N.
-        num_negatives: K entries drawn at random in every step, without replacement, the same for
-            both banks. The whole banks are used if they have no more entries, or with None.
-        bank_momentum: m of both banks, see `Bank`. 0 overwrites.
-        temperature, detector, action, …: see `NTXentLoss`.
-        pool_kin: whether attracted kin are summed inside the logarithm; see `IR`.
+        num_samples, num_negatives, bank_momentum, temperature, detector, action, pool_kin, …: see
+            `IR`. Both banks have the same draw.
 
     State: both banks, the draw, and the state of both detectors.
 
@@ -186,7 +213,7 @@ class CMC(Framework):
     @property
     def known_features(self) -> Tensor | None:
         return (
-            _joined(self.light_bank.features, self.colour_bank.features)
+            _join(self.light_bank.features, self.colour_bank.features)
             if self.light_bank.complete
             else None
         )
@@ -196,19 +223,16 @@ class CMC(Framework):
         light, colour = (
             F.normalize(part, dim=-1) for part in self.head(self.features(images)).chunk(2, -1)
         )
-        return _joined(light, colour)
+        return _join(light, colour)
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         ids = integer_ids(ids, views.device)
         light, colour = self.head(self.encoder(views[0])).chunk(2, -1)
-        chosen = self.draw.ids(ids.device)
-        embedded = _joined(
-            *(F.normalize(part.detach().float(), dim=-1) for part in (light, colour))
-        )
-        loss = self._one_direction(self.objective, light, self.colour_bank, ids, chosen, embedded)
-        loss = loss + self._one_direction(
-            self.colour_objective, colour, self.light_bank, ids, chosen, embedded
-        )
+        embedded = _join(*(F.normalize(part.detach().float(), dim=-1) for part in (light, colour)))
+        # a detector that collects features receives them in the space of `embed`
+        given = (ids, self.draw, embedded)
+        loss = self.objective.on(bank_pairs(light, self.colour_bank, *given))
+        loss = loss + self.colour_objective.on(bank_pairs(colour, self.light_bank, *given))
         if self.training:
             is_finite = finite(loss)  # of the joined batch, so all ranks agree
             self.light_bank.write(ids, light, is_finite)
@@ -216,55 +240,34 @@ class CMC(Framework):
             self.draw.advance(is_finite)
         return loss
 
-    def _one_direction(
-        self,
-        objective: Objective,
-        z: Tensor,
-        bank: Bank,
-        ids: Tensor,
-        chosen: Tensor,
-        embedded: Tensor,
-    ) -> Tensor:
-        """Loss of `z` (B, D) against the entries `chosen` (K,) of the bank of the other part. A
-        detector that collects features receives `embedded` (B, 2D), in the same space as
-        `embed`."""
-        candidates = bank.features if self.draw.everything else bank.features[chosen]
-        own = bank.read(ids).unsqueeze(1)
-        return objective.on(
-            Pairs(z, candidates, own, ids, chosen, unit_candidates=True, collected=embedded)
-        )
 
-
-def _joined(light: Tensor, colour: Tensor) -> Tensor:
+def _join(light: Tensor, colour: Tensor) -> Tensor:
     """Joins two unit-norm parts into one unit-norm vector, whose cosine is the mean of the cosines
     of the parts."""
     return torch.cat((light, colour), -1) / math.sqrt(2)
 
 
-class LA(Framework):
+class LA(BankFramework):
     """Contrasts one view of each sample with a bank of all samples, and attracts close neighbours
     relative to the near background.
 
-    The loss is `LocalAggregationLoss`. The bank is that of `IR`: the entry of the anchor's sample
-    is the positive and never a negative. All entries are candidates. The detector `Neighbours`
-    finds both sets: close neighbours C_i share the anchor's k-means cluster in any of several
-    clusterings of the bank, refreshed every epoch, and the background B_i are the entries nearest
-    to the anchor. With another detector, its kin are the close neighbours, and all candidates that
-    it does not ignore are the background: `la+oracle:attract` contrasts the samples of the anchor's
-    class with the whole bank. With "eliminate" and "reweight", kin are removed from the background
-    or given less weight; this equals `IR` with the whole bank and that detector.
+    The loss is `LocalAggregationLoss`, and all entries of the bank are candidates. The detector
+    `Neighbours` finds both sets: close neighbours C_i share the anchor's k-means cluster in any of
+    several clusterings of the bank, refreshed every epoch, and the background B_i are the entries
+    nearest to the anchor. With another detector, its kin are the close neighbours, and all
+    candidates that it does not ignore are the background: `la+oracle:attract` contrasts the samples
+    of the anchor's class with the whole bank. With "eliminate" and "reweight", kin are removed from
+    the background or given less weight; this equals `IR` with the whole bank and that detector.
 
     Args:
-        encoder, head: see `Framework`.
-        num_samples: N.
+        encoder, head, num_samples, bank_momentum: see `BankFramework`.
         num_background: size of B_i. None means the whole bank. This and the next three arguments
             apply only to `Neighbours`.
         num_clusters: clusters of each clustering. None means one for every 43 samples.
         num_clusterings: number of clusterings that are combined.
         warmup_epochs: epochs of instance discrimination (`IR` with the whole bank) at the start,
             because the first entries of the bank are random.
-        bank_momentum: m of the bank, see `Bank`. 0 overwrites.
-        temperature, min_negatives, kin_weight, block_rows: see `LocalAggregationLoss`.
+        temperature, …: see `LocalAggregationLoss`.
         detector, action: None means `Neighbours` with "attract".
 
     State: the bank and the state of the detector.
@@ -272,7 +275,6 @@ class LA(Framework):
 
     paper: ClassVar[str] = "Zhuang et al., ICCV 2019"
     needs: ClassVar[str] = "one vector per sample; clusters, refreshed each epoch"
-    num_views: ClassVar[int] = 1
     refused: ClassVar[Mapping[str, str]] = LocalAggregationLoss.refused
 
     def __init__(
@@ -289,40 +291,14 @@ class LA(Framework):
         **shared: Unpack[Shared],
     ) -> None:
         if shared.get("detector") is None:
-            if warmup_epochs < 0:
-                raise ValueError(f"`warmup_epochs` (={warmup_epochs}) must be at least 0")
-            shared["detector"] = StartAt(
-                Neighbours(
-                    num_samples=num_samples,
-                    num_clusters=num_clusters,
-                    num_clusterings=num_clusterings,
-                    num_background=num_background,
-                ),
-                epoch=warmup_epochs,
+            require(warmup_epochs >= 0, "warmup_epochs", warmup_epochs, "at least 0")
+            neighbours = Neighbours(
+                num_samples=num_samples,
+                num_clusters=num_clusters,
+                num_clusterings=num_clusterings,
+                num_background=num_background,
             )
+            shared["detector"] = StartAt(neighbours, epoch=warmup_epochs)
             shared["action"] = "attract"
         objective = LocalAggregationLoss(temperature=temperature, **shared)
-        super().__init__(encoder, head, objective)
-        self.bank = Bank(num_samples, embedding_size(encoder, head), bank_momentum)
-
-    @property
-    def known_features(self) -> Tensor | None:
-        return self.bank.features if self.bank.complete else None
-
-    def forward(self, views: Tensor, ids: Tensor) -> Tensor:
-        ids = integer_ids(ids, views.device)
-        z: Tensor = self.head(self.encoder(views[0]))
-        all_ids = torch.arange(self.bank.num_samples, device=ids.device)
-        pairs = Pairs(
-            z,
-            self.bank.features,
-            self.bank.read(ids).unsqueeze(1),
-            ids,
-            all_ids,
-            unit_candidates=True,
-        )
-        loss = self.objective.on(pairs)
-        if self.training:
-            is_finite = finite(loss)  # of the joined batch, so all ranks agree
-            self.bank.write(ids, z, is_finite)
-        return loss
+        super().__init__(encoder, head, objective, num_samples, bank_momentum)

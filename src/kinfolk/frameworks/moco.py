@@ -1,12 +1,11 @@
-"""MoCo, MoCo v3, and the momentum encoder that several frameworks share.
+"""MoCo, MoCo v3, and the momentum encoder and queue that several frameworks share.
 
 - MoCo: He et al., Momentum Contrast for Unsupervised Visual Representation Learning, CVPR 2020,
   equations 1 and 2, in the form of its second version (Chen et al., Improved Baselines with
   Momentum Contrastive Learning, 2020).
 - MoCo v3: Chen, Xie, He, An Empirical Study of Training Self-Supervised Vision Transformers, ICCV
   2021, equation 1 and algorithm 1.
-- The momentum is constant, or rises to 1 as in Grill et al., Bootstrap Your Own Latent, NeurIPS
-  2020, section 3.3.
+- Momentum that rises to 1: Grill et al., Bootstrap Your Own Latent, NeurIPS 2020, section 3.3.
 
 Dimension key: V views, B batch, A anchors (A = B, or 2B if symmetric), F features, D embedding, Q
 places of the queue, N data set.
@@ -31,7 +30,7 @@ from kinfolk.errors import warn_if_queue_too_large
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size, projection_head
 from kinfolk.objectives import NTXentLoss, Objective
-from kinfolk.objectives.base import unit
+from kinfolk.objectives.base import require, unit
 from kinfolk.objectives.ntxent import Estimate
 from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stats import Stats
@@ -39,6 +38,7 @@ from kinfolk.stores import Queue
 from kinfolk.stores.per_sample import check_num_samples, finite
 
 MomentumSchedule = Literal["constant", "cosine"]
+ClusterEncoder = Literal["query", "momentum"]
 
 
 class MomentumCopy(nn.Module):
@@ -56,8 +56,6 @@ class MomentumCopy(nn.Module):
         schedule: "constant", or "cosine": in epoch e of E, 1 − (1 − m) (1 + cos(π e / E)) / 2,
             which rises from m to 1. `set_progress` updates it once per epoch, while BYOL updates it
             in every step.
-
-    State: all of its parameters and buffers, in `state_dict()`.
     """
 
     def __init__(
@@ -68,15 +66,11 @@ class MomentumCopy(nn.Module):
         schedule: MomentumSchedule = "constant",
     ) -> None:
         super().__init__()
-        if not 0 <= momentum < 1:
-            raise ValueError(
-                f"`momentum` (={momentum}) must be in [0, 1); at 1 the copy would never change"
-            )
-        if schedule not in get_args(MomentumSchedule):
-            raise ValueError(
-                f"`momentum_schedule` (={schedule!r}) must be one of"
-                f" {', '.join(get_args(MomentumSchedule))}"
-            )
+        must = "in [0, 1); at 1 the copy would never change"
+        require(0 <= momentum < 1, "momentum", momentum, must)
+        schedules = get_args(MomentumSchedule)
+        must = f"one of {', '.join(schedules)}"
+        require(schedule in schedules, "momentum_schedule", schedule, must)
         self.base_momentum = self.momentum = momentum
         self.schedule = schedule
         self.encoder, self.head = copy.deepcopy(encoder), copy.deepcopy(head)
@@ -119,19 +113,64 @@ class MomentumCopy(nn.Module):
 
 
 class MomentumFramework(Framework, ABC):
-    """Abstract. A framework with a `MomentumCopy` of its encoder and head."""
+    """Abstract. A framework with a `MomentumCopy` of its encoder and head and, after `add_queue`, a
+    queue of the keys that the copy makes.
+
+    The queue is used as it was before the step. In training, the keys of all ranks then enter it in
+    rank order, but only if the loss is finite. It stores sample ids too, so that an old key of the
+    anchor's sample is never a negative and detectors can look samples up. In the first step, when
+    the queue is empty, the keys of the batch are used.
+    """
 
     slow: MomentumCopy
+    queue: Queue
+
+    def add_queue(
+        self,
+        num_samples: int,
+        queue_size: int,
+        momentum: float,
+        schedule: MomentumSchedule = "constant",
+    ) -> None:
+        """Adds the copy and a queue. A queue that is not smaller than the data causes a warning."""
+        require(queue_size >= 1, "queue_size", queue_size, "at least 1")
+        check_num_samples(num_samples)
+        warn_if_queue_too_large(queue_size, num_samples)
+        self.slow = MomentumCopy(self.encoder, self.head, momentum, schedule)
+        self.queue = Queue(queue_size, embedding_size(self.encoder, self.head))
+
+    def make_keys(self, images: Tensor) -> Tensor:
+        """(B, D) unit-norm keys in the precision of the queue."""
+        return F.normalize(self.slow(images).to(self.queue.features.dtype), dim=1)
+
+    def push(self, keys: Tensor, ids: Tensor, loss: Tensor) -> Tensor:
+        """Adds the keys to the queue. Returns whether the loss is finite; it is that of the joined
+        batch, so all ranks agree."""
+        is_finite = finite(loss)
+        self.queue.push(keys, ids, is_finite)
+        return is_finite
 
     def after_step(self) -> None:
-        self.slow.follow(self.encoder, self.head)
+        for copied in self._copies:
+            copied.follow(self.encoder, self.head)
 
     def set_progress(self, epoch: float, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)
-        self.slow.set_progress(int(epoch), num_epochs)
+        for copied in self._copies:
+            copied.set_progress(int(epoch), num_epochs)
+
+    @property
+    def _copies(self) -> list[MomentumCopy]:
+        return [part for part in self.children() if isinstance(part, MomentumCopy)]
 
 
-ClusterEncoder = Literal["query", "momentum"]
+def both_orders(views: Tensor) -> tuple[Tensor, Tensor]:
+    """(2B, …) both views of each sample, next to each other, and the other view of each row."""
+    first, second = views[0], views[1]
+    return (
+        torch.stack((first, second), 1).flatten(0, 1),
+        torch.stack((second, first), 1).flatten(0, 1),
+    )
 
 
 class MoCo(MomentumFramework):
@@ -141,33 +180,26 @@ class MoCo(MomentumFramework):
         loss_i = −q_i·k_i / t + log( exp(q_i·k_i / t) + Σ_{j in queue, not of sample i} w_ij
         exp(q_i·k_j / t) )
 
-    k_i is the key of the second view. The queue is used as it was before the step. In training, the
-    keys of all ranks then enter it in rank order, but only if the loss is finite. The queue also
-    stores sample ids, so that an old key of the anchor's own sample is never a negative and
-    detectors can look up labels and thresholds. In the first step, when the queue is empty, the
-    keys of the batch are used.
+    k_i is the key of the second view; see `MomentumFramework` for the queue.
 
     Args:
-        encoder, head: encoder and head of the queries, which are evaluated and exported. Keys are
-            made by a `MomentumCopy` of them.
+        encoder, head: encoder and head of the queries, which are evaluated and exported.
         num_samples: N. A queue that is not smaller causes a warning.
         queue_size: Q.
-        momentum: m of the copy.
+        momentum, momentum_schedule: of the copy, see `MomentumCopy`.
         cluster_encoder: the encoder whose features are passed to a detector that clusters all
             samples and does not collect its own: "query" (which is evaluated) or "momentum", as in
             the published code of PCL.
-        momentum_schedule: "constant", or "cosine", where m rises to 1 as in BYOL; see
-            `MomentumCopy`.
         symmetric: whether both views are queries and keys. The loss is the mean over both
             directions, and both keys enter the queue.
-        temperature, detector, action, min_negatives, kin_weight, block_rows: see `NTXentLoss`.
+        temperature, detector, action, …: see `NTXentLoss`.
 
     State: the copy, the queue with its ids and pointer, and the state of the detector.
 
-    Deviates from the paper in: old keys of the anchor's own sample are left out; a queue that is
-    not full yet is shorter, while the published code fills it with random vectors; the batches of
-    the keys are not shuffled between devices, so the BatchNorm of a device sees queries and keys of
-    the same samples.
+    Deviates from the paper in: old keys of the anchor's sample are left out; a queue that is not
+    full yet is shorter, while the published code fills it with random vectors; the batches of the
+    keys are not shuffled between devices, so the BatchNorm of a device sees queries and keys of the
+    same samples.
     """
 
     paper: ClassVar[str] = "He et al., CVPR 2020; Chen et al., 2020"
@@ -188,44 +220,29 @@ class MoCo(MomentumFramework):
         **shared: Unpack[Estimate],
     ) -> None:
         super().__init__(encoder, head, NTXentLoss(temperature=temperature, **shared))
-        if queue_size < 1:
-            raise ValueError(f"`queue_size` (={queue_size}) must be at least 1")
-        check_num_samples(num_samples)
-        warn_if_queue_too_large(queue_size, num_samples)
-        if cluster_encoder not in get_args(ClusterEncoder):
-            raise ValueError(
-                f"`cluster_encoder` (={cluster_encoder!r}) must be one of"
-                f" {', '.join(get_args(ClusterEncoder))}"
-            )
+        must = f"one of {', '.join(get_args(ClusterEncoder))}"
+        known = cluster_encoder in get_args(ClusterEncoder)
+        require(known, "cluster_encoder", cluster_encoder, must)
         self.symmetric, self.cluster_encoder = symmetric, cluster_encoder
-        self.slow = MomentumCopy(encoder, head, momentum, momentum_schedule)
-        self.taught = reads_teacher(self.objective, symmetric)
-        if self.taught:
+        self.has_teacher = keys_are_teacher(self.objective, symmetric)
+        if self.has_teacher:
             self.weak_views = (1,)
-        self.queue = Queue(queue_size, embedding_size(encoder, head))
+        self.add_queue(num_samples, queue_size, momentum, momentum_schedule)
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         ids, number = integer_ids(ids, views.device), 2 if self.symmetric else 1
-        first, second = views[0], views[1]
-        # sample-major: the views of a sample are adjacent, and the key of each is the other
-        if self.symmetric:
-            first, second = (
-                torch.stack((first, second), 1).flatten(0, 1),
-                torch.stack((second, first), 1).flatten(0, 1),
-            )
+        first, second = both_orders(views) if self.symmetric else (views[0], views[1])
         queries: Tensor = self.head(self.encoder(first))
-        keys = F.normalize(self.slow(second).to(self.queue.features.dtype), dim=1)
-        row_ids = ids.repeat_interleave(number)
+        keys, row_ids = self.make_keys(second), ids.repeat_interleave(number)
         candidates, candidate_ids = self.queue.candidates(keys, row_ids)
         pairs = Pairs(
             queries, candidates, keys.unsqueeze(1), ids, candidate_ids, number, unit_candidates=True
         )
-        loss = self.objective.on(
-            replace(pairs, guide=keys, candidate_guide=candidates) if self.taught else pairs
-        )
+        if self.has_teacher:
+            pairs = replace(pairs, guide=keys, candidate_guide=candidates)
+        loss = self.objective.on(pairs)
         if self.training:
-            is_finite = finite(loss)  # of the joined batch, so all ranks agree
-            self.queue.push(keys, row_ids, is_finite)
+            self.push(keys, row_ids, loss)
         return loss
 
     @property
@@ -233,8 +250,8 @@ class MoCo(MomentumFramework):
         return self if self.cluster_encoder == "query" else self.slow
 
 
-def reads_teacher(objective: Objective, symmetric: bool = False) -> bool:
-    """Whether the keys are to be the teacher of the objective's detector."""
+def keys_are_teacher(objective: Objective, symmetric: bool = False) -> bool:
+    """Whether the keys are the teacher of the objective's detector."""
     taught = objective.detector is not None and objective.detector.guide == "teacher"
     if taught and symmetric:
         raise ValueError(
@@ -266,12 +283,10 @@ class MoCoV3(MomentumFramework):
     view of the other samples of all ranks. Each step calls the detector twice, once per direction.
 
     Args:
-        encoder, head: encoder and head of the queries. The encoder is evaluated and exported. Keys
-            are made by a `MomentumCopy` of them.
-        momentum: m of the copy.
-        momentum_schedule: see `MomentumCopy`. The paper uses "cosine".
+        encoder, head: encoder and head of the queries. The encoder is evaluated and exported.
+        momentum, momentum_schedule: of the copy, see `MomentumCopy`. The paper uses "cosine".
         predictor_size: width of the predictor's hidden layer.
-        temperature, detector, action, min_negatives, kin_weight, block_rows: see `NTXentLoss`.
+        temperature, detector, action, …: see `NTXentLoss`.
 
     State: the copy, the predictor, and the state of the detector.
 
@@ -301,7 +316,7 @@ class MoCoV3(MomentumFramework):
         )
         self.slow = MomentumCopy(encoder, head, momentum, momentum_schedule)
         self._stats = Stats.empty()
-        self.taught = reads_teacher(self.objective)
+        self.has_teacher = keys_are_teacher(self.objective)
 
     @property
     def stats(self) -> Stats:
@@ -324,11 +339,9 @@ class MoCoV3(MomentumFramework):
                 local_candidates=True,
                 collected=key,
             )
-            losses.append(
-                self.objective.on(
-                    replace(pairs, guide=key, candidate_guide=key) if self.taught else pairs
-                )
-            )
+            if self.has_teacher:
+                pairs = replace(pairs, guide=key, candidate_guide=key)
+            losses.append(self.objective.on(pairs))
             stats = stats + self.objective.stats
         self._stats = stats  # at once: another thread may read it
         return torch.stack(losses).mean()

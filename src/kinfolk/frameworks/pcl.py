@@ -30,16 +30,15 @@ from kinfolk.clustering.confidence import (
     sample_confidence,
 )
 from kinfolk.detectors.base import Space
-from kinfolk.errors import warn_if_queue_too_large, warn_if_warmup_too_long
-from kinfolk.frameworks.base import Framework
-from kinfolk.frameworks.moco import MomentumCopy
+from kinfolk.frameworks.base import ClusteringFramework
+from kinfolk.frameworks.moco import MomentumFramework
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import NTXentLoss
+from kinfolk.objectives.base import require
 from kinfolk.objectives.ntxent import Estimate
 from kinfolk.objectives.prototypes import proto_nce
 from kinfolk.pairs import Pairs, integer_ids, two_views
-from kinfolk.stores import Queue
-from kinfolk.stores.per_sample import Exact, check_ids, check_num_samples, finite, sent
+from kinfolk.stores.per_sample import Exact, check_ids, check_num_samples, sent
 
 
 class Prototypes(Exact):
@@ -53,9 +52,9 @@ class Prototypes(Exact):
         alpha, clip: see `concentration`.
         confidence: the order in which samples are accepted if not all are. "cluster" starts with
             the most concentrated clusters (PCL). "sample" uses the softmax of cos / `temperature`
-            over the prototypes, at the sample's own prototype (IFND, equation 2). Ties are resolved
-            by the distance to the prototype.
-        warm_start, seed, iterations, warm_iterations, points_per_cluster: see `PseudoLabels`.
+            over the prototypes, at that of the sample (IFND, equation 2). Ties are resolved by the
+            distance to the prototype.
+        settings: of k-means, see `PseudoLabels`.
 
     State: the clusters, `concentration` (ΣK,), `accepted` (L, N).
     """
@@ -72,30 +71,12 @@ class Prototypes(Exact):
         alpha: float,
         clip: float,
         confidence: Confidence,
-        warm_start: bool,
-        seed: int,
-        iterations: int = 20,
-        warm_iterations: int = 5,
-        points_per_cluster: int = 256,
+        **settings: Any,
     ) -> None:
         super().__init__()
-        self.temperature, self.alpha, self.clip, self.confidence = (
-            temperature,
-            alpha,
-            clip,
-            confidence,
-        )
-        self.clusters = PseudoLabels(
-            num_samples,
-            dim,
-            num_clusters,
-            seed=seed,
-            accepts=True,
-            warm_start=warm_start,
-            iterations=iterations,
-            warm_iterations=warm_iterations,
-            points_per_cluster=points_per_cluster,
-        )
+        self.temperature, self.confidence = temperature, confidence
+        self.how = {"temperature": temperature, "alpha": alpha, "clip": clip}
+        self.clusters = PseudoLabels(num_samples, dim, num_clusters, accepts=True, **settings)
         self.register_buffer("concentration", torch.zeros(sum(self.clusters.num_clusters)))
 
     @property
@@ -112,11 +93,10 @@ class Prototypes(Exact):
     def of(self, ids: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
         """(K, D) centroids, (K,) concentrations and (A,) labels of the samples `ids` (A,), for each
         level. Samples not accepted have −1."""
+        found = zip(self._phi, self.clusters.of(ids), strict=True)
         return [
             (self.clusters.level(level), phi_K, labels)
-            for level, (phi_K, labels) in enumerate(
-                zip(self._phi, self.clusters.of(ids), strict=True)
-            )
+            for level, (phi_K, labels) in enumerate(found)
         ]
 
     @torch.no_grad()
@@ -127,16 +107,7 @@ class Prototypes(Exact):
         self.clusters.refresh(features)
         for level, phi_K in enumerate(self._phi):
             labels_N, centroids_KD = self.clusters.labels[level], self.clusters.level(level)
-            phi_K.copy_(
-                concentration(
-                    features,
-                    labels_N,
-                    centroids_KD,
-                    temperature=self.temperature,
-                    alpha=self.alpha,
-                    clip=self.clip,
-                )
-            )
+            phi_K.copy_(concentration(features, labels_N, centroids_KD, **self.how))
         if distributed.world_size() > 1:  # sums on an accelerator may differ in the last bit
             dist.broadcast(self.concentration, 0)
         self.clusters.accept(features, rate, self._confidence)
@@ -173,7 +144,7 @@ class Prototypes(Exact):
         super()._load_from_state_dict(state_dict, prefix, *others)
 
 
-class PCL(Framework):
+class PCL(ClusteringFramework, MomentumFramework):
     """InfoNCE plus a contrast of each anchor with the prototypes, from a clustering of all samples
     in every epoch.
 
@@ -182,28 +153,14 @@ class PCL(Framework):
     c_s is the prototype (unit-norm centroid) of sample i at a level, φ_j the concentration of
     prototype j, scaled to the mean `temperature`. InfoNCE is that of MoCo: the query of the first
     view against a queue of keys from a momentum encoder, whose embeddings are also clustered. With
-    `queue_size=0` it is that of SimCLR: both views are anchors, the batch provides the negatives,
-    and there is no momentum encoder, as in the comparison of IFND (appendix E). Detector and action
-    apply only to InfoNCE.
+    `queue_size=0` it is that of SimCLR, without momentum encoder, as in the comparison of IFND
+    (appendix E). Detector and action apply only to InfoNCE.
 
     Args:
         encoder, head: see `Framework`.
         num_samples: N.
-        num_clusters: prototypes of each level, or of a single level. None means 2, 4 and 8 % of the
-            samples, as in the paper.
-        warmup_epochs: epochs with InfoNCE only.
-        every: epochs between two clusterings.
-        queue_size, momentum: see `MoCo`. A queue size of 0 means negatives from the batch.
-        temperature: temperature of InfoNCE, and mean concentration of the prototypes.
-        num_prototypes: negative prototypes drawn at each step and level. None means all.
-        alpha, clip: see `concentration`.
-        schedule, final_rate, confidence: share of pseudo-labels that are used, most confident first
-            (see `Prototypes`): `final_rate` after the warm-up ("step" and "constant"), or a share
-            that grows to `final_rate` at the last clustering ("linear"). A sample that is not
-            accepted has no prototype term. The paper uses all after a warm-up.
-        warm_start, cluster_seed, iterations, warm_iterations, points_per_cluster: settings of
-            k-means; see `PseudoLabels`.
-        detector, action, min_negatives, kin_weight, block_rows: see `NTXentLoss`.
+        queue_size, momentum: see `MoCo`.
+        num_clusters and all others: see docs/methods/pcl.md, `concentration` and `PseudoLabels`.
 
     State: prototypes with labels and concentrations, the number of draws, momentum copy and queue.
 
@@ -216,6 +173,7 @@ class PCL(Framework):
     on_host = ("draws",)
     paper: ClassVar[str] = "Li et al., ICLR 2021"
     needs: ClassVar[str] = "an embedding pass and a clustering per epoch"
+    clusters_are: ClassVar[str] = "prototypes"
 
     def __init__(
         self,
@@ -242,45 +200,24 @@ class PCL(Framework):
         **shared: Unpack[Estimate],
     ) -> None:
         super().__init__(encoder, head, NTXentLoss(temperature=temperature, **shared))
-        for name, value, least in (
-            ("warmup_epochs", warmup_epochs, 0),
-            ("every", every, 1),
-            ("queue_size", queue_size, 0),
-        ):
-            if value < least:
-                raise ValueError(f"`{name}` (={value}) must be at least {least}")
-        if num_prototypes is not None and num_prototypes < 1:
-            raise ValueError(f"`num_prototypes` (={num_prototypes}) must be at least 1")
-        detector = shared.get("detector")
-        if detector is not None and detector.space != "projected":
-            raise ValueError(
-                f"`detector` (with `space` {detector.space!r}) must use projected embeddings, as"
-                " the prototypes do; remove its `space`"
-            )
+        self.set_schedule(warmup_epochs, every)
+        require(queue_size >= 0, "queue_size", queue_size, "at least 0")
+        drawn = num_prototypes is None or num_prototypes >= 1
+        require(drawn, "num_prototypes", num_prototypes, "at least 1")
+        self.require_projected("prototypes")
         check_acceptance(schedule, final_rate, confidence)
         check_num_samples(num_samples)
-        self.num_samples = num_samples
-        warn_if_queue_too_large(queue_size, num_samples)
-        chosen = (
-            tuple(max(2, num_samples * share // 100) for share in (2, 4, 8))
-            if num_clusters is None
-            else num_clusters
-        )
-        self.warmup_epochs, self.every, self.num_prototypes = warmup_epochs, every, num_prototypes
-        self.schedule, self.final_rate, self.cluster_seed, self.epoch = (
-            schedule,
-            final_rate,
-            cluster_seed,
-            0,
-        )
-        self.num_epochs, self._warned = 1, False
-        dim = embedding_size(encoder, head)
-        self.slow = MomentumCopy(encoder, head, momentum) if queue_size else None
-        self.queue = Queue(queue_size, dim) if queue_size else None
+        self.num_samples, self.num_prototypes = num_samples, num_prototypes
+        self.schedule, self.final_rate, self.cluster_seed = schedule, final_rate, cluster_seed
+        self.has_queue = queue_size > 0
+        if self.has_queue:
+            self.add_queue(num_samples, queue_size, momentum)
+        if num_clusters is None:
+            num_clusters = tuple(max(2, num_samples * share // 100) for share in (2, 4, 8))
         self.prototypes = Prototypes(
             num_samples,
-            dim,
-            chosen,
+            embedding_size(encoder, head),
+            num_clusters,
             temperature=temperature,
             alpha=alpha,
             clip=clip,
@@ -297,28 +234,25 @@ class PCL(Framework):
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         ids = integer_ids(ids, views.device)
         check_ids(ids, self.num_samples)
-        if self.slow is None or self.queue is None:
+        if not self.has_queue:
             z1, z2 = self.head(self.encoder(views.flatten(0, 1))).chunk(2)
             anchors, loss = torch.cat((z1, z2)), self.objective.on(two_views(z1, z2, ids))
             return loss + self._prototype_term(anchors, torch.cat((ids, ids)))
         queries: Tensor = self.head(self.encoder(views[0]))
-        keys = F.normalize(self.slow(views[1]).to(self.queue.features.dtype), dim=1)
+        keys = self.make_keys(views[1])
         candidates, candidate_ids = self.queue.candidates(keys, ids)
-        loss = self.objective.on(
-            Pairs(
-                queries,
-                candidates,
-                keys.unsqueeze(1),
-                ids,
-                candidate_ids,
-                unit_candidates=True,
-                collected=keys,
-            )
+        pairs = Pairs(
+            queries,
+            candidates,
+            keys.unsqueeze(1),
+            ids,
+            candidate_ids,
+            unit_candidates=True,
+            collected=keys,
         )
-        loss = loss + self._prototype_term(queries, ids)
+        loss = self.objective.on(pairs) + self._prototype_term(queries, ids)
         if self.training:
-            is_finite = finite(loss)  # of the joined batch, so all ranks agree
-            self.queue.push(keys, ids, is_finite)
+            self.push(keys, ids, loss)
         return loss
 
     def _prototype_term(self, anchors: Tensor, ids: Tensor) -> Tensor:
@@ -339,43 +273,14 @@ class PCL(Framework):
 
     def embed(self, images: Tensor) -> Tensor:
         """(B, D) embeddings that are clustered: those of the momentum encoder if there is one."""
-        return (
-            super().embed(images) if self.slow is None else F.normalize(self.slow(images), dim=-1)
-        )
-
-    def after_step(self) -> None:
-        if self.slow is not None:
-            self.slow.follow(self.encoder, self.head)
+        return self.slow.embed(images) if self.has_queue else super().embed(images)
 
     @property
     def space(self) -> Space:
         return "projected"
 
-    @property
-    def collects(self) -> bool:
-        """The prototypes need the features of all samples even if the detector collects its own."""
-        return super().collects and not self._clusters_in(self.epoch)
-
-    def due(self, epoch: int) -> bool:
-        return self._clusters_in(epoch) or super().due(epoch)
-
-    def refresh(self, features: Tensor | None, progress: float) -> None:
-        for detector in self.detectors:
-            if detector.due(self.epoch):
-                detector.refresh(None if detector.collects else features, progress)
-        if self._clusters_in(self.epoch):
-            assert features is not None, "`collects` is False in such an epoch"
-            last = last_clustering(self.every, self.num_epochs, self.warmup_epochs)
-            self.prototypes.refresh(
-                features, rate_at(self.schedule, self.final_rate, progress, last=last)
-            )
-
-    def set_progress(self, epoch: float, num_epochs: int) -> None:
-        super().set_progress(epoch, num_epochs)
-        self._warned = self._warned or warn_if_warmup_too_long(
-            self.warmup_epochs, num_epochs, "prototypes"
-        )
-        self.epoch, self.num_epochs = int(epoch), num_epochs
-
-    def _clusters_in(self, epoch: int) -> bool:
-        return epoch >= self.warmup_epochs and (epoch - self.warmup_epochs) % self.every == 0
+    def cluster(self, features: Tensor | None, progress: float) -> None:
+        assert features is not None, "`collects` is False in such an epoch"
+        last = last_clustering(self.every, self.num_epochs, self.warmup_epochs)
+        rate = rate_at(self.schedule, self.final_rate, progress, last=last)
+        self.prototypes.refresh(features, rate)

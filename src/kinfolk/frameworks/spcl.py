@@ -1,9 +1,8 @@
 """SPCL: Mo, Sun and Li, Siamese Prototypical Contrastive Learning, 2022, algorithm 1 and equations
 1 to 5.
 
-`PrototypeLabels` assigns a prototype to every sample, `SPCL` is the framework,
-`cluster_pair_batches` and `one_prototype_batches` compose the batches (section 3.2), and
-`reinitialise` resets heads.
+`SPCL` is the framework. `cluster_pair_batches` and `one_prototype_batches` compose its batches
+(section 3.2), and `reinitialise` resets heads.
 
 Dimension key: V views, B batch, A rows of features (A = B·V, sample-major), F features, D
 embedding, N data set, K prototypes, L levels, S batches of an epoch, H anchors of a batch (half of
@@ -24,11 +23,11 @@ from typing_extensions import Unpack
 from kinfolk import distributed
 from kinfolk.clustering import PseudoLabels
 from kinfolk.detectors.base import Detector, Space
-from kinfolk.errors import UsageError, warn_if_warmup_too_long
-from kinfolk.frameworks.base import Framework
+from kinfolk.errors import UsageError
+from kinfolk.frameworks.base import ClusteringFramework
 from kinfolk.models.heads import embedding_size, embeddings, projection_head
 from kinfolk.objectives import NTXentLoss
-from kinfolk.objectives.base import Shared
+from kinfolk.objectives.base import Shared, require
 from kinfolk.objectives.prototypes import PrototypeCrossEntropy
 from kinfolk.objectives.siamese import SiameseMetric, draw_partners
 from kinfolk.pairs import integer_ids
@@ -39,83 +38,36 @@ from kinfolk.stores.per_sample import check_ids, check_num_samples
 
 Source = Literal["clusters", "labels"]
 Batches = Literal["chunks", "one_prototype"]
+Head = Literal["contrast", "metric", "prototype"]
 
 
 class PrototypeLabels(nn.Module):
-    """The prototype of every sample at L levels: a k-means cluster of its features or, for
-    comparison, its true label (section 3.2).
+    """The prototype of every sample at L levels: a k-means cluster of its features, or its true
+    label (section 3.2).
 
     Args:
-        num_samples: N.
-        num_features: F.
-        source: "clusters", recomputed at every refresh, or "labels", the true labels as a single
-            level.
-        num_clusters: clusters of each level, or of a single level. None means one level with a
-            prototype for every 98 samples.
-        labels: (N,) true labels, −1 if unknown. Only with "labels".
-        seed, warm_start, iterations, warm_iterations, points_per_cluster: see `PseudoLabels`.
-        whiten: size to which features are reduced by `pca_whitened` before they are clustered,
-            always from new centroids; None: not.
-
-    State: the clusters. True labels are not saved.
+        clusters: the clusters; None: `truth` is used.
+        truth: (N,) true labels, −1 if unknown. They are not saved.
+        whiten: size to which features are reduced by `pca_whitened` before they are clustered;
+            None: not.
     """
 
     truth: Tensor | None
-    clusters: PseudoLabels | None
-    num_prototypes: tuple[int, ...]
 
     def __init__(
-        self,
-        num_samples: int,
-        num_features: int,
-        source: Source,
-        num_clusters: int | tuple[int, ...] | None,
-        labels: Tensor | None,
-        seed: int,
-        warm_start: bool,
-        iterations: int = 20,
-        warm_iterations: int = 5,
-        points_per_cluster: int = 256,
-        whiten: int | None = None,
+        self, clusters: PseudoLabels | None, truth: Tensor | None, whiten: int | None
     ) -> None:
         super().__init__()
-        check_num_samples(num_samples)
-        if whiten is not None and whiten < 1:
-            raise ValueError(f"`whiten` (={whiten}) must be at least 1")
-        self.whiten = whiten
-        if source not in ("clusters", "labels"):
-            raise ValueError(f"`prototypes` (={source!r}) must be 'clusters' or 'labels'")
-        if source == "labels" and (labels is None or not (labels >= 0).any()):
-            raise ValueError(
-                "`prototypes` (='labels') needs labels and the data has none; use 'clusters'"
-            )
-        self.num_samples, self.clusters = num_samples, None
-        self.register_buffer("truth", None, persistent=False)
-        if source == "labels":
-            assert labels is not None
-            self.truth, self.num_prototypes = labels.to(torch.int64), (int(labels.max()) + 1,)
-            return
-        chosen = max(2, num_samples // 98) if num_clusters is None else num_clusters
-        self.clusters = PseudoLabels(
-            num_samples,
-            num_features if whiten is None else min(whiten, num_features),
-            chosen,
-            seed=seed,
-            warm_start=warm_start and whiten is None,  # the axes of two whitenings differ
-            iterations=iterations,
-            warm_iterations=warm_iterations,
-            points_per_cluster=points_per_cluster,
-        )
-        self.num_prototypes = self.clusters.num_clusters
+        self.clusters, self.whiten = clusters, whiten
+        self.register_buffer("truth", truth, persistent=False)
 
     @property
-    def device(self) -> torch.device:
-        """Device of the prototypes."""
-        return (
-            self.truth.device
-            if self.clusters is None and self.truth is not None
-            else next(self.buffers()).device
-        )
+    def num_prototypes(self) -> tuple[int, ...]:
+        """K of each level."""
+        if self.clusters is not None:
+            return self.clusters.num_clusters
+        assert self.truth is not None
+        return (int(self.truth.max()) + 1,)
 
     @property
     def ready(self) -> bool:
@@ -123,8 +75,8 @@ class PrototypeLabels(nn.Module):
         return self.clusters is None or bool(self.clusters.refreshed)
 
     def refresh(self, features: Tensor | None) -> None:
-        """Clusters (N, F) features of all samples, in data-set order, at unit norm. With true
-        labels it does nothing."""
+        """Clusters (N, F) features of all samples at unit norm. With true labels it does
+        nothing."""
         if self.clusters is not None:
             assert features is not None
             used = features if self.whiten is None else pca_whitened(features, self.whiten)
@@ -139,15 +91,12 @@ class PrototypeLabels(nn.Module):
 
     def first(self, ids: Tensor) -> Tensor:
         """(A,) prototypes of the samples `ids` at the first level. A sample without one gets a
-        value of its own."""
+        distinct negative number."""
         first_A = self.levels(ids)[0]
         return first_A.where(first_A >= 0, -1 - ids)
 
 
-Head = Literal["contrast", "metric", "prototype"]
-
-
-class SPCL(Framework):
+class SPCL(ClusteringFramework):
     """NT-Xent on batches that are half of one prototype, a siamese loss on prototypes, and a
     classifier of prototypes.
 
@@ -163,29 +112,8 @@ class SPCL(Framework):
     Args:
         encoder, head: f and g_c; see `Framework`.
         num_samples: N.
-        num_clusters: K. With several values, the prototype losses are averaged, and batches and
-            pairs use the first. None means one prototype for every 98 samples, as in the paper for
-            CIFAR.
-        contrast_weight, metric_weight, prototype_weight: α, β, γ. With 0, that loss and the
-            training of its head are left out.
-        warmup_epochs: epochs before the first prototypes. The paper has none.
-        prototypes: "clusters", or "labels" to use the true labels instead (Table 2 of the paper,
-            for comparison).
-        labels: (N,) labels of the samples, −1 if unknown. Only with "labels".
-        reinitialise: heads that are reset at every refresh, as in algorithm 1.
-        every: epochs between two refreshes.
-        whiten: features are whitened and reduced to this size by PCA before k-means (256 in the
-            authors' code); None: not.
-        contrast_apart: the two halves of a batch, that of the anchor prototypes and that of others,
-            are contrasted each for itself, as in the authors' code; on one process only.
-        batch_mode: "chunks", see `cluster_pair_batches`, or "one_prototype", see
-            `one_prototype_batches`.
-        reverse_weight, log_zero: symmetric cross-entropy for noisy prototypes; see
-            `prototype_cross_entropy`.
-        warm_start, cluster_seed, iterations, warm_iterations, points_per_cluster: settings of
-            k-means; see `PseudoLabels`.
-        temperature, detector, action, min_negatives, kin_weight, block_rows: see `NTXentLoss`.
-        decoupled, prior, hardness: see `NTXentLoss`. The paper's loss is decoupled.
+        labels: (N,) labels of the samples, −1 if unknown, for `prototypes="labels"`.
+        num_clusters and all others: see docs/methods/spcl.md, and `NTXentLoss` for its settings.
 
     State: the clusters, the heads, `seed` (drawn from torch's generator at construction), the
     number of `draws` of pairs, and whether the prototypes have `begun`.
@@ -198,6 +126,7 @@ class SPCL(Framework):
     on_host = ("seed", "draws", "begun")
     paper: ClassVar[str] = "Mo et al., 2022"
     needs: ClassVar[str] = "an embedding pass and a clustering per epoch"
+    clusters_are: ClassVar[str] = "prototypes"
 
     def __init__(
         self,
@@ -238,34 +167,47 @@ class SPCL(Framework):
             "metric_weight": metric_weight,
             "prototype_weight": prototype_weight,
         }
-        _check(self.weights, reinitialise, warmup_epochs, every)
-        if batch_mode not in get_args(Batches):
+        check_num_samples(num_samples)
+        self.set_schedule(warmup_epochs, every)
+        for name, weight in self.weights.items():
+            require(weight >= 0, name, weight, "at least 0")
+        if not any(self.weights.values()):
             raise ValueError(
-                f"`batch_mode` (={batch_mode!r}) must be one of {', '.join(get_args(Batches))}"
+                f"one of {', '.join(map('`{}`'.format, self.weights))} must be above 0"
             )
+        for each in reinitialise:
+            require(each in get_args(Head), "reinitialise", each, f"among {get_args(Head)}")
+        alone = "0 if `contrast_weight` is 0, because there would be no loss before"
+        require(not warmup_epochs or contrast_weight > 0, "warmup_epochs", warmup_epochs, alone)
+        for name, value, kind in (
+            ("batch_mode", batch_mode, Batches),
+            ("prototypes", prototypes, Source),
+        ):
+            require(value in get_args(kind), name, value, f"one of {', '.join(get_args(kind))}")
+        require(whiten is None or whiten >= 1, "whiten", whiten, "at least 1")
+        self.num_samples, self.reinitialise = num_samples, reinitialise
         self.contrast_apart, self.batch_mode = contrast_apart, batch_mode
         self._stats: Stats | None = None
-        self.warmup_epochs, self.every, self.reinitialise, self.epoch, self._warned = (
-            warmup_epochs,
-            every,
-            reinitialise,
-            0,
-            False,
-        )
         size = embedding_size(encoder, nn.Identity())
-        self.assigned = PrototypeLabels(
-            num_samples,
-            size,
-            prototypes,
-            num_clusters,
-            labels,
-            cluster_seed,
-            warm_start,
-            iterations,
-            warm_iterations,
-            points_per_cluster,
-            whiten,
-        )
+        truth, clusters = None, None
+        if prototypes == "labels":
+            if labels is None or not (labels >= 0).any():
+                raise ValueError(
+                    "`prototypes` (='labels') needs labels and the data has none; use 'clusters'"
+                )
+            truth = labels.to(torch.int64)
+        else:
+            clusters = PseudoLabels(
+                num_samples,
+                size if whiten is None else min(whiten, size),
+                max(2, num_samples // 98) if num_clusters is None else num_clusters,
+                seed=cluster_seed,
+                warm_start=warm_start and whiten is None,  # the axes of two whitenings differ
+                iterations=iterations,
+                warm_iterations=warm_iterations,
+                points_per_cluster=points_per_cluster,
+            )
+        self.assigned = PrototypeLabels(clusters, truth, whiten)
         if not contrast_weight:
             # used only for metrics, so the optimiser and DDP must not expect a gradient
             head.requires_grad_(False)
@@ -287,34 +229,34 @@ class SPCL(Framework):
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         ids = integer_ids(ids, views.device)
-        check_ids(ids, self.assigned.num_samples)
+        check_ids(ids, self.num_samples)
         h: Tensor = self.encoder(views.flatten(0, 1))
         z1, z2 = self.head(h).chunk(2)
         contrast, metric, prototype = self.weights.values()
         # a factor, because DDP expects a gradient of every head in every step
         begun = float(self._with_prototypes)
-        loss = (
-            contrast * self._contrast(z1, z2, ids) if contrast else 0 * self._measure(z1, z2, ids)
-        )
+        if contrast:
+            loss = contrast * self._contrast(z1, z2, ids)
+        else:
+            with torch.no_grad():  # only for the counts and the detector
+                loss = 0 * self.objective(z1, z2, ids).nan_to_num(0, 0, 0)
         h_AF = h.view(len(views), len(ids), -1).transpose(0, 1).flatten(0, 1)
         if self.metric is not None:
             (all_ids,) = distributed.joined(ids)
-            draw = step_generator(
-                int(self.seed), int(self.draws)
-            )  # equal on all ranks and after a resume
+            # equal on all ranks and after a resume
+            draw = step_generator(int(self.seed), int(self.draws))
             loss = loss + begun * metric * self.metric(h_AF, self.assigned.first(all_ids), draw)
             if self.training:
                 self.draws.add_(1)
         if self.prototype is not None:
-            loss = loss + begun * prototype * self.prototype(
-                h_AF, self.assigned.levels(ids.repeat_interleave(len(views)))
-            )
+            levels_LA = self.assigned.levels(ids.repeat_interleave(len(views)))
+            loss = loss + begun * prototype * self.prototype(h_AF, levels_LA)
         return loss
 
     def batches(self, generator: torch.Generator, batch_size: int) -> Tensor | None:
         if not self._with_prototypes:
             return None
-        all_ids = torch.arange(self.assigned.num_samples, device=self.assigned.device)
+        all_ids = torch.arange(self.num_samples, device=next(self.assigned.buffers()).device)
         compose = cluster_pair_batches if self.batch_mode == "chunks" else one_prototype_batches
         return compose(self.assigned.first(all_ids), batch_size, generator)
 
@@ -335,16 +277,13 @@ class SPCL(Framework):
                 " size on all ranks"
             )
         anchors_B = draw_partners(self.assigned.first(ids), 1, torch.Generator()).anchors_A
-        losses: list[Tensor] = []
+        losses, stats = [], Stats.empty(ids.device)
         for half_B in (anchors_B, ~anchors_B):
             some = half_B.nonzero().flatten()
             if len(some) > 1:  # a sample alone has no negatives
                 losses.append(len(some) / len(ids) * self.objective(z1[some], z2[some], ids[some]))
-                self._stats = (
-                    self.objective.stats
-                    if self._stats is None
-                    else self._stats + self.objective.stats
-                )
+                stats = stats + self.objective.stats
+        self._stats = stats
         return torch.stack(losses).sum()
 
     @property
@@ -360,46 +299,27 @@ class SPCL(Framework):
 
     @property
     def reinitialised(self) -> tuple[nn.Parameter, ...]:
-        return (
-            tuple(parameter for head in self._heads_to_reset() for parameter in head.parameters())
-            if self._refreshes_in(self.epoch)
-            else ()
-        )
+        if not self.clusters_in(self.epoch):
+            return ()
+        return tuple(p for head in self._heads_to_reset() for p in head.parameters())
 
-    def due(self, epoch: int) -> bool:
-        return self._refreshes_in(epoch) or super().due(epoch)
+    def clusters_in(self, epoch: int) -> bool:
+        first = self.warmup_epochs == epoch > 0  # true labels begin then too
+        changes = self.assigned.clusters is not None or bool(self._heads_to_reset())
+        return first or (super().clusters_in(epoch) and changes)
 
-    def refresh(self, features: Tensor | None, progress: float) -> None:
-        """Detectors that use embeddings receive those of g_c before it is reset."""
-        for detector in self.detectors:
-            if detector.due(self.epoch):
-                detector.refresh(self._features_for(detector, features), progress)
-        if not self._refreshes_in(self.epoch):
-            return
+    def cluster(self, features: Tensor | None, progress: float) -> None:
         self.assigned.refresh(features)
         self.begun.fill_(True)
-        reinitialise(
-            self._heads_to_reset(), int(self.seed) ^ 0x9E3779B1 * (self.epoch + 1)
-        )  # torch's generator uses only the lower 32 bits
+        # torch's generator uses only the lower 32 bits
+        reinitialise(self._heads_to_reset(), int(self.seed) ^ 0x9E3779B1 * (self.epoch + 1))
 
-    def finish(self, features: Tensor | None) -> None:
-        for detector in self.detectors:
-            if detector.refreshed_at_end:
-                detector.refresh(self._features_for(detector, features), 1.0)
-
-    def _features_for(self, detector: Detector, features: Tensor | None) -> Tensor | None:
-        """(N, F or D) input of a detector's refresh: features, their embeddings, or None if it
-        collects its own."""
-        if detector.collects or features is None:
-            return None
-        return features if detector.space == "features" else embeddings(self.head, features)
-
-    def set_progress(self, epoch: float, num_epochs: int) -> None:
-        super().set_progress(epoch, num_epochs)
-        self._warned = self._warned or warn_if_warmup_too_long(
-            self.warmup_epochs, num_epochs, "prototypes"
+    def features_for(self, detector: Detector, features: Tensor | None) -> Tensor | None:
+        """A detector that uses embeddings receives those of g_c before it is reset."""
+        given = super().features_for(detector, features)
+        return (
+            given if given is None or detector.space == "features" else embeddings(self.head, given)
         )
-        self.epoch = int(epoch)
 
     @property
     def _with_prototypes(self) -> bool:
@@ -407,48 +327,14 @@ class SPCL(Framework):
         before `set_progress`."""
         return bool(self.begun) and self.assigned.ready
 
-    def _refreshes_in(self, epoch: int) -> bool:
-        since = epoch - self.warmup_epochs
-        changes = self.assigned.clusters is not None or bool(self._heads_to_reset())
-        return (since >= 0 and since % self.every == 0 and changes) or (since == 0 < epoch)
-
     def _heads_to_reset(self) -> list[nn.Module]:
-        """The heads that a refresh resets."""
         heads = {"contrast": self.head, "metric": self.metric, "prototype": self.prototype}
         return [
             head for name, head in heads.items() if name in self.reinitialise and head is not None
         ]
 
-    @torch.no_grad()
-    def _measure(self, z1: Tensor, z2: Tensor, ids: Tensor) -> Tensor:
-        """Runs the contrastive loss only for the counts and the detector."""
-        loss: Tensor = self.objective(z1, z2, ids)
-        return loss.nan_to_num(0, 0, 0)
 
-
-def _check(
-    weights: dict[str, float], reinitialise: tuple[Head, ...], warmup_epochs: int, every: int
-) -> None:
-    for name, weight in weights.items():
-        if not weight >= 0:
-            raise ValueError(f"`{name}` (={weight}) must not be negative")
-    if not any(weights.values()):
-        raise ValueError(f"one of {', '.join(f'`{name}`' for name in weights)} must be above 0")
-    for head in reinitialise:
-        if head not in ("contrast", "metric", "prototype"):
-            raise ValueError(
-                f"`reinitialise` (={head!r}) must hold 'contrast', 'metric' or 'prototype'"
-            )
-    if warmup_epochs < 0:
-        raise ValueError(f"`warmup_epochs` (={warmup_epochs}) must be at least 0")
-    if warmup_epochs and not weights["contrast_weight"]:
-        raise ValueError(
-            f"`warmup_epochs` (={warmup_epochs}) must be 0 if `contrast_weight` is 0, because there"
-            " would be no loss before"
-        )
-    if every < 1:
-        raise ValueError(f"`every` (={every}) must be at least 1")
-
+# Batches
 
 ROUNDS = 50
 """Maximum number of rounds of swapping samples between batches. Realistic data needs only a few."""
@@ -461,10 +347,8 @@ def cluster_pair_batches(labels: Tensor, batch_size: int, generator: torch.Gener
     Every cluster is cut into chunks of half a batch. The remainders, including clusters smaller
     than a chunk, are joined cluster by cluster and cut in the same way. S random chunks are the
     anchors of the S batches. The samples of all other chunks fill the other halves in random order,
-    but never next to a chunk with their own cluster, as long as there are enough others. As with a
-    random order, every sample is visited at most once, and fewer than B are left out. The order
-    within a batch is random, so that any part of it, such as that of a rank, has samples of both
-    halves.
+    but never next to a chunk with their cluster, as long as there are enough others. The order
+    within a batch is random, so that the part of a rank has samples of both halves.
 
     Args:
         labels: (N,) cluster of each sample in data-set order. Any integers; not all need to occur.
@@ -497,10 +381,10 @@ def one_prototype_batches(labels: Tensor, batch_size: int, generator: torch.Gene
     """(S·B,) samples of an epoch, batch after batch. Every batch is half of exactly one cluster,
     and half of samples of the others.
 
-    Section 3.2 to the letter: each step draws a cluster p, half a batch of its samples, and the
-    other half from all other samples. A cluster with fewer samples than half a batch gives some of
-    them several times. An epoch therefore repeats samples and leaves others out. A label below 0
-    means no cluster: such a sample is never in the first half.
+    Section 3.2 to the letter: each step draws a cluster, half a batch of its samples, and the other
+    half from all other samples. Of a cluster with fewer samples, some are repeated. An epoch
+    therefore repeats samples and leaves others out. A label below 0 means no cluster: such a sample
+    is never in the first half.
 
     Example:
         >>> labels = torch.tensor([0, 1, 1, 1, 1, 1, 1, 1])
