@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from kinfolk.frameworks import LA, Framework, MoCoV3
-from kinfolk.frameworks.nnclr import SupportFramework
+from kinfolk.frameworks.rcl import SupportFramework
 from kinfolk.frameworks.registry import Context, build, parse
 from tests.ranks import spawn
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kinfolk.frameworks import nnclr as retrieval
-from kinfolk.frameworks.nnclr import RowRandom, cluster_mates
+from kinfolk.frameworks import rcl as retrieval
+from kinfolk.frameworks.rcl import RowRandom, cluster_mates
 from tests.reference import relative
 
 NUM_SAMPLES = 20

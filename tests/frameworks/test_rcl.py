@@ -340,7 +340,7 @@ def test_a_queue_not_smaller_than_the_data_is_warned_of() -> None:
         ({"queue_size": 0}, r"`queue_size` \(=0\) must be at least 1"),
         ({"criteria": 0}, r"`criteria` \(=0\) must be a whole number of at least 1"),
         ({"num_keys": 0}, r"`num_keys` \(=0\) must be a whole number of at least 1"),
-        ({"hierarchy": "tree"}, r"`hierarchy` \(='tree'\) must be 'online', 'kmeans' or 'dbscan'"),
+        ({"hierarchy": "tree"}, r"`hierarchy` \(='tree'\) must be one of online, kmeans, dbscan"),
         ({"retrieval": "all"}, r"`retrieval` \(='all'\) must be one of hierarchy, each, nearest"),
         (
             {"retrieval": "nearest", "criteria": 3},

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from kinfolk.detectors import DETECTORS, IFND
 from kinfolk.errors import KinfolkError
 from kinfolk.frameworks import FRAMEWORKS, Framework
-from kinfolk.frameworks.nnclr import SupportFramework
+from kinfolk.frameworks.rcl import SupportFramework
 from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.kinship import ACTIONS
 from tests.ranks import spawn

@@ -1,15 +1,13 @@
 """Frameworks: where anchors and candidates come from."""
 
 from kinfolk.frameworks.base import Framework
-from kinfolk.frameworks.clip import CLIP, FastCLIPFramework, SigLIP, SogCLRCLIP
+from kinfolk.frameworks.clip import CLIP, FastCLIPFramework, SigLIP, SogCLRCLIP, TextPairs
 from kinfolk.frameworks.memory_bank_methods import CMC, IR, LA
 from kinfolk.frameworks.moco import MoCo, MoCoV3
-from kinfolk.frameworks.nnclr import NNCLR
 from kinfolk.frameworks.pcl import PCL
-from kinfolk.frameworks.rcl import RCL
+from kinfolk.frameworks.rcl import NNCLR, RCL
 from kinfolk.frameworks.simclr import SimCLR, SogCLRFramework
 from kinfolk.frameworks.spcl import SPCL
-from kinfolk.frameworks.text_pairs import TextPairs
 
 FRAMEWORKS: dict[str, type[Framework]] = {
     "simclr": SimCLR,

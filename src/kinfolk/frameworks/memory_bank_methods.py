@@ -120,6 +120,7 @@ class IR(BankFramework):
 
     paper: ClassVar[str] = "Wu et al., CVPR 2018"
     needs: ClassVar[str] = "one vector per sample"
+    draw: Draw
 
     def __init__(
         self,

@@ -1,11 +1,16 @@
-"""RCL: Tang et al., Relative Contrastive Loss for Unsupervised Representation Learning, ECCV 2022,
-equations 2 and 3, sections 4.3 and 5.3.
+"""RCL and NNCLR: keys are retrieved from a support queue.
+
+- RCL: Tang et al., Relative Contrastive Loss for Unsupervised Representation Learning, ECCV 2022,
+  equations 2 and 3, sections 4.3 and 5.3.
+- NNCLR: Dwibedi et al., With a Little Help from My Friends: Nearest-Neighbor Contrastive Learning
+  of Visual Representations, ICCV 2021, equations 1 to 4, in the form of Tang et al.: RCL with one
+  criterion and the nearest neighbour as the key.
 
 `Criteria` are levels of clusters over all samples; under each of them a pair is positive or
-negative. `RCL` is the framework.
+negative.
 
-Dimension key: N data set, B samples of a step, A rows (both views of the batch), D embedding, H
-criteria, K keys, S support queue.
+Dimension key: V views (2), B samples of a step, A = B·V rows, sample-major, D embedding, H
+criteria, P predictors (1 or H), K keys, S support queue, N data set.
 """
 
 from __future__ import annotations
@@ -27,13 +32,275 @@ from kinfolk.clustering.dbscan import count_levels, from_level_2, require_finite
 from kinfolk.clustering.hierarchy import level_figures
 from kinfolk.clustering.labels import check_falling
 from kinfolk.detectors import Hierarchy
-from kinfolk.detectors.base import Detector, Space
-from kinfolk.errors import warn_if_warmup_too_long
-from kinfolk.frameworks.moco import MomentumSchedule
-from kinfolk.frameworks.nnclr import RowRandom, SupportFramework, cluster_mates, nearest_keys
+from kinfolk.detectors.base import Space
+from kinfolk.frameworks.base import ClusteringFramework
+from kinfolk.frameworks.moco import MomentumFramework, MomentumSchedule, both_orders
+from kinfolk.models.heads import embedding_size, prediction_head
 from kinfolk.objectives import RelativeContrastLoss
-from kinfolk.objectives.base import Shared
-from kinfolk.stores.per_sample import OnHost, check_ids
+from kinfolk.objectives.base import Shared, require
+from kinfolk.pairs import Pairs, integer_ids
+from kinfolk.stores.per_sample import OnHost, StepRandom, check_ids, sent, skips
+
+_BLOCK_ELEMENTS = 1 << 22
+Kind = Literal["online", "kmeans", "dbscan"]
+Retrieval = Literal["hierarchy", "each", "nearest"]
+
+
+class RowRandom(StepRandom):
+    """A random number in [0, 1) for each row of a step. It depends only on seed, step and position
+    of the row in the joined batch, so it is the same for any number of ranks."""
+
+    def rows(self, number: int, device: torch.device) -> Tensor:
+        """(number,) random numbers of the rows of this rank. Does not change the state."""
+        first, total = 0, number
+        if distributed.world_size() > 1:
+            sizes = distributed.batch_sizes(number, device)
+            first, total = sum(sizes[: dist.get_rank()]), sum(sizes)
+        return sent(
+            torch.rand(total, generator=self.generator(), dtype=torch.float64)[
+                first : first + number
+            ],
+            device,
+        )
+
+
+def cluster_mates(
+    labels: Tensor,
+    ids: Tensor,
+    support_labels: Tensor,
+    support_ids: Tensor,
+    number: int,
+    random: Tensor,
+    num_samples: int,
+) -> Tensor:
+    """(A, K) places of entries in the anchor's cluster, each at most once. −1 fills up if there are
+    fewer than K.
+
+    The entries of the cluster are arranged in a circle and K evenly spaced ones are taken, starting
+    at a random one. All are equally likely.
+
+    Args:
+        labels, ids: (A,) cluster and sample of each anchor, both in [0, N).
+        support_labels, support_ids: (S,) cluster and sample of each entry.
+        number: K.
+        random: (A,) random numbers in [0, 1).
+        num_samples: N.
+
+    Example:
+        >>> one, two = torch.tensor([5]), torch.tensor([5, 5, 6, 5])
+        >>> ids = torch.tensor([0, 1, 2, 3])
+        >>> cluster_mates(one, torch.tensor([0]), two, ids, 3, torch.zeros(1), 9)
+        tensor([[ 1,  3, -1]])
+    """
+    # sorted by cluster, then by sample
+    names_S, order_S = (support_labels * num_samples + support_ids).sort(stable=True)
+    start_A = labels * num_samples
+    first_A, own_A, after_A, end_A = (
+        torch.searchsorted(names_S, name, right=right)
+        for name, right in (
+            (start_A, False),
+            (start_A + ids, False),
+            (start_A + ids, True),
+            (start_A + num_samples, False),
+        )
+    )
+    count_A = (own_A - first_A) + (end_A - after_A)
+    step_A1 = (count_A // number).clamp(min=1).unsqueeze(1)
+    turn_K = torch.arange(number, device=ids.device)
+    within_AK = ((random * count_A).long().unsqueeze(1) + turn_K * step_A1) % count_A.clamp(
+        min=1
+    ).unsqueeze(1)
+    place_AK = first_A.unsqueeze(1) + within_AK
+    place_AK = torch.where(
+        place_AK < own_A.unsqueeze(1), place_AK, place_AK + (after_A - own_A).unsqueeze(1)
+    )
+    there_AK = turn_K < count_A.unsqueeze(1)
+    return torch.where(there_AK, order_S[place_AK.where(there_AK, 0)], -1)
+
+
+def nearest(keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor) -> Tensor:
+    """(A, 1) place of the entry most similar to each of (A, D) keys. Computed in full precision,
+    because 16 bits change many results.
+
+    Example:
+        >>> nearest(torch.eye(2), torch.tensor([0, 1]), torch.eye(2), torch.tensor([0, 0]))
+        tensor([[-1],
+                [ 1]])
+    """
+    found = []
+    rows = max(1, _BLOCK_ELEMENTS // len(support))
+    for keys_RD, ids_R in zip(torch.split(keys, rows), torch.split(ids, rows), strict=True):
+        with torch.autocast(keys.device.type, enabled=False):
+            best = (
+                (keys_RD @ support.T)
+                .masked_fill_(ids_R.unsqueeze(1) == support_ids, -torch.inf)
+                .max(1)
+            )
+        found.append(best.indices.masked_fill(best.values == -torch.inf, -1))
+    return torch.cat(found).unsqueeze(1)
+
+
+def nearest_keys(
+    keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(A, 1, D) the nearest entry of another sample, or the own key if there is none, and (A, 1, 1)
+    ones, because it is positive."""
+    place_A1 = nearest(keys, ids, support, support_ids)
+    found_A1D = support[place_A1.clamp(min=0)]
+    own_A1D = keys.unsqueeze(1).to(found_A1D.dtype)
+    return torch.where(place_A1.unsqueeze(2) < 0, own_A1D, found_A1D), torch.ones(
+        len(keys), 1, 1, device=keys.device
+    )
+
+
+class SupportFramework(MomentumFramework, ABC):
+    """Abstract. Contrasts the predictions of both views with retrieved keys and with the whole
+    support queue (RCL, Figure 2).
+
+    Each criterion has a predictor, or all share one. The keys are made by the momentum copy. The
+    negatives are the entries of the queue before the step, without those of the anchor's sample,
+    which are never retrieved either.
+
+    Args:
+        encoder, head: encoder and head of the queries, which are evaluated and exported.
+        objective: equation 3.
+        num_samples, queue_size, momentum, momentum_schedule: see `MomentumFramework.add_queue`.
+        num_predictors: P.
+        predictor_size: width of the hidden layer of the predictors.
+    """
+
+    head_options: ClassVar[Mapping[str, object]] = {"layers": 3, "last_norm": True}
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        head: nn.Module,
+        objective: RelativeContrastLoss,
+        num_samples: int,
+        queue_size: int,
+        momentum: float,
+        num_predictors: int,
+        predictor_size: int,
+        momentum_schedule: MomentumSchedule,
+    ) -> None:
+        super().__init__(encoder, head, objective)
+        require(queue_size >= 1, "queue_size", queue_size, "at least 1")
+        size = embedding_size(encoder, head)
+        self.predictors = nn.ModuleList(
+            prediction_head(size, predictor_size) for _ in range(num_predictors)
+        )
+        self.add_queue(num_samples, queue_size, momentum, momentum_schedule)
+
+    @abstractmethod
+    def retrieve(
+        self, keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(A, K, D) keys of each row, and (A, H, K) whether they are positive (1) or not (0) under
+        each criterion. Below 0 means no key.
+
+        `keys` (A, D) are the keys of the other view of each row, of samples `ids` (A,). Does not
+        change the state."""
+
+    def learn(self, keys: Tensor, ids: Tensor, is_finite: Tensor) -> None:
+        """Called once per training step with the keys of this rank and whether the loss is finite.
+        On a CPU it is not called after a loss that is not finite. Default: does nothing."""
+
+    def forward(self, views: Tensor, ids: Tensor) -> Tensor:
+        ids = integer_ids(ids, views.device)
+        first, second = both_orders(views)
+        projected = self.head(self.encoder(first))
+        anchors = torch.stack([predict(projected) for predict in self.predictors], 1).flatten(0, 1)
+        keys = self.make_keys(second)
+        row_ids, number = ids.repeat_interleave(2), len(self.predictors)
+        support, support_ids = self.queue.candidates(keys, row_ids)
+        with torch.no_grad():
+            found_AKD, same_AHK = self.retrieve(keys, row_ids, support, support_ids)
+            # one prediction for all criteria: P_c of equation 9
+            degree = same_AHK.mean(1) if number == 1 else same_AHK.flatten(0, 1)
+        positives = found_AKD.repeat_interleave(number, 0)
+        pairs = Pairs(
+            anchors,
+            support,
+            positives,
+            ids,
+            support_ids,
+            2 * number,
+            unit_candidates=True,
+            degree=degree,
+            collected=keys,  # embeddings as returned by `embed`, not predictions
+        )
+        loss = self.objective.on(pairs)
+        if self.training:
+            is_finite = self.push(keys, row_ids, loss)
+            if not skips(is_finite):
+                self.learn(keys, row_ids, is_finite)
+        return loss
+
+    def embed(self, images: Tensor) -> Tensor:
+        """(B, D) unit-norm embeddings of the momentum encoder, as in the queue."""
+        return self.slow.embed(images)
+
+
+class NNCLR(SupportFramework):
+    """Contrasts the prediction of each view with the queue. The positive is the entry nearest to
+    the key of the other view.
+
+        loss_i = −q_i·n_i / t + log( exp(q_i·n_i / t) + Σ_{j in queue, not of sample i} w_ij
+        exp(q_i·s_j / t) )
+
+    n_i is the entry of another sample that is most similar to the key of the other view of i. If
+    the queue has none, it is the key itself. The loss is the mean over both directions. It equals
+    `RCL` with `criteria=1, retrieval="nearest"` exactly.
+
+    Args:
+        encoder, head: encoder and head of the queries, which are evaluated and exported.
+        num_samples: N. A queue that is not smaller causes a warning.
+        queue_size: S, places of the support queue.
+        momentum, momentum_schedule: see `MomentumCopy`. A momentum of 0 is that of the paper.
+        predictor_size: width of the predictor's hidden layer.
+        temperature, detector, action, …: see `RelativeContrastLoss`.
+
+    State: the momentum copy, the predictor, the queue, and the state of the detector.
+
+    Deviates from the paper in: the negatives are the entries of the queue, while the paper uses the
+    other predictions of the batch; keys come from a momentum encoder; old entries of the anchor's
+    sample are neither neighbours nor negatives. n_i is also in the sum as an entry of the
+    queue, as in equation 3 of RCL.
+    """
+
+    paper: ClassVar[str] = "Dwibedi et al., ICCV 2021"
+    needs: ClassVar[str] = "queue smaller than the data"
+    refused: ClassVar[Mapping[str, str]] = RelativeContrastLoss.refused
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        head: nn.Module,
+        num_samples: int,
+        queue_size: int = 98304,
+        momentum: float = 0.996,
+        predictor_size: int = 4096,
+        temperature: float = 0.1,
+        momentum_schedule: MomentumSchedule = "constant",
+        **shared: Unpack[Shared],
+    ) -> None:
+        objective = RelativeContrastLoss(temperature=temperature, **shared)
+        super().__init__(
+            encoder,
+            head,
+            objective,
+            num_samples,
+            queue_size,
+            momentum,
+            1,
+            predictor_size,
+            momentum_schedule,
+        )
+
+    def retrieve(
+        self, keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return nearest_keys(keys, ids, support, support_ids)
 
 
 class Criteria(OnHost, ABC):
@@ -45,10 +312,6 @@ class Criteria(OnHost, ABC):
     @abstractmethod
     def labels_of(self, ids: Tensor) -> Tensor:
         """(H, …) clusters of the samples `ids`, in [0, N)."""
-
-    @abstractmethod
-    def due(self, epoch: int) -> bool:
-        """Whether `refresh` must be called before this epoch."""
 
     @abstractmethod
     def refresh(self, features: Tensor) -> None:
@@ -81,9 +344,6 @@ class OnlineCriteria(Criteria):
     def labels_of(self, ids: Tensor) -> Tensor:
         return self.hierarchy.clusters.labels_of(ids)
 
-    def due(self, epoch: int) -> bool:
-        return self.hierarchy.due(epoch)
-
     def refresh(self, features: Tensor) -> None:
         self.hierarchy.refresh(features, 0.0)
 
@@ -104,8 +364,6 @@ class OfflineCriteria(Criteria):
         number: H.
         cluster: (N, D) embeddings → (H, N) labels in [0, N). It is called on all ranks and returns
             the same labels on each.
-        warmup_epochs: epochs before the first clustering.
-        every: epochs between two clusterings.
 
     State: `labels` (H, N), where every sample is a cluster before the first clustering, and
     `started`.
@@ -114,41 +372,31 @@ class OfflineCriteria(Criteria):
     on_host = ("started",)
     labels: Tensor
 
-    def __init__(
-        self,
-        num_samples: int,
-        number: int,
-        cluster: Callable[[Tensor], Tensor],
-        warmup_epochs: int,
-        every: int,
-    ) -> None:
+    def __init__(self, num_samples: int, number: int, cluster: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.cluster, self.warmup_epochs, self.every = cluster, warmup_epochs, every
+        self.cluster = cluster
         self.register_buffer("labels", torch.arange(num_samples).repeat(number, 1))
         self.register_buffer("started", torch.tensor(False))
 
     def labels_of(self, ids: Tensor) -> Tensor:
         return self.labels[:, ids]
 
-    def due(self, epoch: int) -> bool:
-        return epoch >= self.warmup_epochs and (epoch - self.warmup_epochs) % self.every == 0
-
     @torch.no_grad()
     def refresh(self, features: Tensor) -> None:
         """Sets the labels, which are the same on all ranks; see `kmeans` and `Hierarchy.refresh`
         for how ranks share the work."""
-        if features.shape[:1] != self.labels.shape[1:]:
-            wanted = (self.labels.shape[1], "any")
+        num_samples = self.labels.shape[1]
+        if len(features) != num_samples:
             raise ValueError(
-                f"`features` (={tuple(features.shape)}) must have the shape {wanted}: all samples"
-                " in data-set order"
+                f"`features` (={tuple(features.shape)}) must have the shape ({num_samples}, any):"
+                " all samples in data-set order"
             )
         require_finite(features)
         self.labels.copy_(self.cluster(features.to(self.labels.device)))
         self.started.fill_(True)
 
 
-def by_dbscan(like: Hierarchy, every: int) -> OfflineCriteria:
+def by_dbscan(like: Hierarchy) -> OfflineCriteria:
     """Separate DBSCAN for each level, with the radii of a hierarchy. Fitted radii are fitted each
     time."""
 
@@ -165,18 +413,11 @@ def by_dbscan(like: Hierarchy, every: int) -> OfflineCriteria:
             dist.broadcast(labels_HN, 0)
         return labels_HN
 
-    return OfflineCriteria(
-        like.clusters.num_samples, like.clusters.levels, cluster, like.warmup_epochs, every
-    )
+    return OfflineCriteria(like.clusters.num_samples, like.clusters.levels, cluster)
 
 
 def by_kmeans(
-    num_samples: int,
-    number: int,
-    warmup_epochs: int,
-    every: int,
-    num_clusters: int | Sequence[int] | None,
-    seed: int,
+    num_samples: int, number: int, num_clusters: int | Sequence[int] | None, seed: int
 ) -> OfflineCriteria:
     """Separate k-means for each of the levels 2 … H, into `num_clusters` clusters.
 
@@ -202,14 +443,10 @@ def by_kmeans(
         raise ValueError(f"`num_clusters` (={list(chosen)}) {rule}")
     check_falling(chosen)
     cluster = partial(kmeans_levels, num_clusters=chosen, seed=seed, over_ranks=True)
-    return OfflineCriteria(num_samples, number, cluster, warmup_epochs, every)
+    return OfflineCriteria(num_samples, number, cluster)
 
 
-Kind = Literal["online", "kmeans", "dbscan"]
-Retrieval = Literal["hierarchy", "each", "nearest"]
-
-
-class RCL(SupportFramework):
+class RCL(ClusteringFramework, SupportFramework):
     """Retrieves keys from the anchor's cluster, attracts them under the criteria where they share
     its cluster, and repels them otherwise.
 
@@ -228,39 +465,16 @@ class RCL(SupportFramework):
     Args:
         encoder, head: encoder and head of the queries, which are evaluated and exported.
         num_samples: N. A queue that is not smaller causes a warning.
-        criteria: H. None: one more than there are `radii` or `num_clusters`, because criterion 1
-            has none of them; 3 without either.
-        hierarchy: "online", or clustered before each epoch, each level separately, by "kmeans" or
-            "dbscan" (Table 4).
-        retrieval: where keys are drawn: "hierarchy" from the anchor's cluster under the last
-            criterion, "each" from its cluster under each of the criteria 2 … H, `num_keys` from
-            each. "nearest", with one criterion, takes the entry nearest to the key of the other
-            view as the only key, which is positive: `NNCLR`.
-        num_keys: K entries retrieved for each anchor.
-        own_key: whether the other view is always a key too. False: only for an anchor without a
-            retrieved key, as in Figure 2.
-        shared_predictor: one predictor for all criteria instead of H (Table 3).
-        queue_size, momentum, momentum_schedule, predictor_size: see `NNCLR`.
-        warmup_epochs: epochs before the first clustering.
-        radii, min_samples: settings of DBSCAN; merge_similarity, parts, max_units,
-            feature_momentum: settings of the refinement; see `Hierarchy`.
-        num_clusters: clusters of k-means for the criteria 2 … H, or for H … 2 as the paper prints
-            them. None: see `by_kmeans`.
-        every: epochs between two offline clusterings.
-        cluster_seed: seed of k-means.
-        temperature, detector, action, min_negatives, kin_weight, block_rows: see
-            `RelativeContrastLoss`. The detector applies to the negatives in the queue. It does not
-            choose keys.
+        criteria and all others: see docs/methods/rcl.md; `Hierarchy` for the clusters, `NNCLR` for
+            the queue, and `RelativeContrastLoss` for the loss. The detector applies to the
+            negatives in the queue. It does not choose keys.
 
     State: the momentum copy, the predictors, the queue, the clusters, the count of draws, and the
     state of the detector.
 
-    A setting that has no effect, such as `radii` with k-means, is refused if it differs from its
-    default; `warmup_epochs` alone is accepted with one criterion, so that H can be varied.
-
-    Deviates from the paper in: by default the other view is a key beside the retrieved ones
+    Deviates from the paper in: by default the other view is a key too
     (`own_key`), and keys come from the last criterion alone (`retrieval`); Figure 2 retrieves all
-    keys, with all criteria. Old entries of the anchor's own sample are neither keys nor negatives.
+    keys, with all criteria. Old entries of the anchor's sample are neither keys nor negatives.
     A retrieved key is also in the sum as an entry of the queue, as in equation 3. The paper states
     neither the number of retrieved keys nor the momentum. See `Hierarchy` for the clusters.
     """
@@ -302,9 +516,21 @@ class RCL(SupportFramework):
             criteria = (
                 1 if retrieval == "nearest" else count_levels(radii if given is None else given)
             )
-        _check(
-            criteria, hierarchy, retrieval, num_keys, warmup_epochs, every, shared.get("detector")
-        )
+        for name, number, least in (
+            ("criteria", criteria, 1),
+            ("num_keys", num_keys, 1),
+            ("warmup_epochs", warmup_epochs, 0),
+            ("every", every, 1),
+        ):
+            whole = (
+                isinstance(number, Integral) and not isinstance(number, bool) and number >= least
+            )
+            require(whole, name, number, f"a whole number of at least {least}")
+        kinds, retrievals = get_args(Kind), get_args(Retrieval)
+        require(hierarchy in kinds, "hierarchy", hierarchy, f"one of {', '.join(kinds)}")
+        require(retrieval in retrievals, "retrieval", retrieval, f"one of {', '.join(retrievals)}")
+        only = "1 with `retrieval` 'nearest', where the nearest entry is the only positive"
+        require(retrieval != "nearest" or criteria == 1, "criteria", criteria, only)
         clusters = criteria > 1
         online = clusters and hierarchy == "online"
         by_density = clusters and hierarchy != "kmeans"
@@ -345,19 +571,15 @@ class RCL(SupportFramework):
             predictor_size,
             momentum_schedule,
         )
-        self.num_samples, self.num_criteria, self.num_keys, self.warmup_epochs = (
-            num_samples,
-            criteria,
-            num_keys,
-            warmup_epochs,
-        )
-        self.retrieval, self.own_key, self.epoch, self._warned = retrieval, own_key, 0, False
+        if clusters:
+            self.require_projected("criteria")
+        self.set_schedule(warmup_epochs if clusters else 0, every)
+        self.num_samples, self.num_criteria, self.num_keys = num_samples, criteria, num_keys
+        self.retrieval, self.own_key, self.online = retrieval, own_key, online
         self.chance = RowRandom()
         self.criteria: Criteria | None = None
         if criteria > 1 and hierarchy == "kmeans":
-            self.criteria = by_kmeans(
-                num_samples, criteria, warmup_epochs, every, num_clusters, cluster_seed
-            )
+            self.criteria = by_kmeans(num_samples, criteria, num_clusters, cluster_seed)
         elif criteria > 1:
             density = Hierarchy(
                 num_samples=num_samples,
@@ -370,7 +592,7 @@ class RCL(SupportFramework):
                 max_units=max_units,
                 feature_momentum=feature_momentum,
             )
-            self.criteria = OnlineCriteria(density) if online else by_dbscan(density, every)
+            self.criteria = OnlineCriteria(density) if online else by_dbscan(density)
 
     @property
     def labels(self) -> Tensor | None:
@@ -458,64 +680,17 @@ class RCL(SupportFramework):
     def space(self) -> Space:
         return "projected" if self.criteria is not None else super().space
 
-    @property
-    def collects(self) -> bool:
-        return super().collects and not self._clusters_in(self.epoch)
+    def clusters_in(self, epoch: int) -> bool:
+        if self.criteria is None:
+            return False
+        return epoch == self.warmup_epochs if self.online else super().clusters_in(epoch)
 
-    def due(self, epoch: int) -> bool:
-        return self._clusters_in(epoch) or super().due(epoch)
-
-    def refresh(self, features: Tensor | None, progress: float) -> None:
-        for detector in self.detectors:
-            if detector.due(self.epoch):
-                detector.refresh(None if detector.collects else features, progress)
-        if self.criteria is not None and self._clusters_in(self.epoch):
-            assert features is not None, "`collects` is False in such an epoch"
-            self.criteria.refresh(features)
+    def cluster(self, features: Tensor | None, progress: float) -> None:
+        assert features is not None, "`collects` is False in such an epoch"
+        assert self.criteria is not None
+        self.criteria.refresh(features)
 
     def set_progress(self, epoch: float, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)
         if self.criteria is not None:
-            self._warned = self._warned or warn_if_warmup_too_long(
-                self.warmup_epochs, num_epochs, "clusters"
-            )
             self.criteria.follow(int(epoch))
-        self.epoch = int(epoch)
-
-    def _clusters_in(self, epoch: int) -> bool:
-        return self.criteria is not None and self.criteria.due(epoch)
-
-
-def _check(
-    criteria: int,
-    hierarchy: Kind,
-    retrieval: Retrieval,
-    num_keys: int,
-    warmup_epochs: int,
-    every: int,
-    detector: Detector | None,
-) -> None:
-    for name, value, least in (
-        ("criteria", criteria, 1),
-        ("num_keys", num_keys, 1),
-        ("warmup_epochs", warmup_epochs, 0),
-        ("every", every, 1),
-    ):
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-            raise ValueError(f"`{name}` (={value}) must be a whole number of at least {least}")
-    if hierarchy not in ("online", "kmeans", "dbscan"):
-        raise ValueError(f"`hierarchy` (={hierarchy!r}) must be 'online', 'kmeans' or 'dbscan'")
-    if retrieval not in get_args(Retrieval):
-        raise ValueError(
-            f"`retrieval` (={retrieval!r}) must be one of {', '.join(get_args(Retrieval))}"
-        )
-    if retrieval == "nearest" and criteria > 1:
-        raise ValueError(
-            f"`criteria` (={criteria}) must be 1 with `retrieval` 'nearest', where the nearest"
-            " entry is the only positive"
-        )
-    if criteria > 1 and detector is not None and detector.space != "projected":
-        raise ValueError(
-            f"`detector` (with `space` {detector.space!r}) must use projected embeddings, as the"
-            " criteria do; remove its `space`"
-        )
