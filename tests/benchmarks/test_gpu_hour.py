@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import IO
 
 import pytest
 import torch
 
 from tests.benchmarks.loading import load
+from tests.ranks import run_program, start
 
 ROOT = Path(__file__).parents[2]
 gpu_hour = load("gpu_hour")
 
 
-def run(tmp_path: Path, only: str) -> tuple[int, str]:
+def run(tmp_path: Path, only: str, python: str = sys.executable) -> tuple[int, str]:
     out = tmp_path / "gpu-hour.md"
     given = {
         "QUICK": "1",
         "ONLY": only,
-        "PYTHON": sys.executable,
+        "PYTHON": python,
         "OUT": str(out),
         "WORK": str(tmp_path / "work"),
     }
@@ -43,14 +47,88 @@ def run(tmp_path: Path, only: str) -> tuple[int, str]:
     return ended.returncode, out.read_text(encoding="utf-8")
 
 
-def test_ranks_and_resume_on_a_cpu(tmp_path: Path) -> None:
-    code, page = run(tmp_path, "ranks resume")
+def commands(tmp_path: Path, only: str) -> list[list[str]]:
+    """The arguments that the shell script gives to Python for these checks, by a stand-in for the
+    interpreter that writes them down."""
+    stand_in, written = tmp_path / "python", tmp_path / "commands"
+    stand_in.write_text(f'#!/bin/sh\necho "$@" >> {written}\n', encoding="utf-8")
+    stand_in.chmod(0o755)
+    code, page = run(tmp_path, only, str(stand_in))
     assert code == 0, page
-    assert "2 ranks, gloo" in page
-    assert page.count("| equal |") == len(gpu_hour.LOSSES)
+    assert page.count("\npassed after ") == len(only.split())
+    machine, *others = (line.split() for line in written.read_text(encoding="utf-8").splitlines())
+    assert machine == ["benchmarks/gpu_hour.py", "machine"]
+    return others
+
+
+def rank_of(environment: dict[str, str], words: list[str]) -> None:
+    """One rank of the script, as torchrun starts it."""
+    os.environ.update(environment)
+    sys.argv = words
+    load("gpu_hour").main()
+
+
+def test_two_ranks_equal_one_process_on_a_cpu(tmp_path: Path) -> None:
+    (words,) = commands(tmp_path, "ranks")
+    script = words.index("benchmarks/gpu_hour.py")
+    assert words[:script] == "-m torch.distributed.run --standalone --nproc-per-node 2".split()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    meeting |= {"CUDA_VISIBLE_DEVICES": ""}
+    other = start(rank_of, {**meeting, "RANK": "1", "LOCAL_RANK": "1"}, words[script:])
+    ended = run_program(
+        rank_of, tmp_path, {**meeting, "RANK": "0", "LOCAL_RANK": "0"}, words[script:]
+    )
+    other.join()
+    assert (ended.code, other.exitcode) == (0, 0), ended.err
+    assert "2 ranks, gloo" in ended.out
+    assert ended.out.count("| equal |") == len(gpu_hour.LOSSES)
+
+
+def command_line(log: str, words: list[str]) -> None:
+    """`python -m kinfolk` in a session that can be killed as a whole."""
+    from kinfolk.cli import main
+
+    os.setsid()
+    for number in (1, 2):
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    main(words)
+
+
+class Forked:
+    """Stands for `subprocess.Popen`, and starts in a fork what would import torch anew."""
+
+    def __init__(self, command: list[str], stdout: IO[bytes], **more: object) -> None:
+        assert command[:3] == [sys.executable, "-m", "kinfolk"]
+        assert more == {"stderr": subprocess.STDOUT, "start_new_session": True}
+        self.process = start(command_line, stdout.name, command[3:])
+        self.pid = self.process.pid
+        stdout.close()
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def wait(self) -> int | None:
+        self.process.join()
+        return self.process.exitcode
+
+
+def test_a_killed_and_resumed_training_equals_one_never_killed_on_a_cpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (words,) = commands(tmp_path, "resume")
+    monkeypatch.setattr(sys, "argv", words)
+    popen = SimpleNamespace(Popen=Forked, STDOUT=subprocess.STDOUT)
+    monkeypatch.setattr(gpu_hour, "subprocess", popen)
+    with pytest.raises(SystemExit) as left:
+        gpu_hour.main()
+    page = capsys.readouterr().out
+    assert left.value.code == 0, page
     assert "ended by -9, resumed" in page
     assert "The losses differ by 0.0e+00" in page
-    assert page.count("\npassed after ") == 2
 
 
 def test_a_check_that_fails_is_marked_and_other_files_stay(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -211,10 +212,8 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_answer_gets_one_sentence(name: str) -> None:
-    for warm_up in [False, True]:
-        answer, kind, message = WRONG[name]
+def test_a_wrong_answer_gets_one_sentence() -> None:
+    for (answer, kind, message), warm_up in itertools.product(WRONG.values(), (False, True)):
         detector: kf.Detector = Answers(answer)
         if warm_up:
             detector = kf.StartAt(detector, epoch=1, update_from=0)

@@ -30,29 +30,31 @@ SHARED = {"temperature", "detector", "action", "min_negatives", "kin_weight", "o
 SHARED |= {"block_rows", "gather", "compile"}
 
 
-@pytest.mark.parametrize("name", DETECTORS)
-def test_arguments_of_a_detector_are_keyword_only_but_what_it_is_built_around(name: str) -> None:
-    parameters = list(inspect.signature(DETECTORS[name].__init__).parameters.values())[1:]
-    by_position = [p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY]
-    assert by_position == ([MAIN[name]] if name in MAIN else [])
-    assert not {"fraction", "share"} & {p.name for p in parameters}, "a share to flag is `alpha`"
+def test_arguments_of_a_detector_are_keyword_only_but_what_it_is_built_around() -> None:
+    for name, detector in DETECTORS.items():
+        parameters = list(inspect.signature(detector.__init__).parameters.values())[1:]
+        by_position = [p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY]
+        assert by_position == ([MAIN[name]] if name in MAIN else []), name
+        shares = {"fraction", "share"} & {p.name for p in parameters}
+        assert not shares, f"{name}: a share to flag is `alpha`"
 
 
-@pytest.mark.parametrize("wrapper", [kf.Graded, kf.StartAt, kf.StopAt])
-def test_arguments_of_a_wrapper_are_keyword_only_but_the_detector(wrapper: type[Detector]) -> None:
-    parameters = inspect.signature(wrapper).parameters.values()
-    by_position = [p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY]
-    assert by_position == ["detector"]
+def test_arguments_of_a_wrapper_are_keyword_only_but_the_detector() -> None:
+    for wrapper in (kf.Graded, kf.StartAt, kf.StopAt):
+        parameters = inspect.signature(wrapper).parameters.values()
+        by_position = [p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY]
+        assert by_position == ["detector"], wrapper
 
 
-@pytest.mark.parametrize("kind", LOSSES)
-def test_a_loss_shows_all_its_arguments_and_all_are_keyword_only(kind: type) -> None:
-    parameters = inspect.signature(kind).parameters
-    assert set(parameters) >= SHARED
-    assert {p.kind for p in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
-    assert parameters["detector"].default is None
-    assert parameters["action"].default in ("eliminate", "attract")
-    assert [name for name, p in parameters.items() if p.default is p.empty] in ([], ["num_samples"])
+def test_a_loss_shows_all_its_arguments_and_all_are_keyword_only() -> None:
+    for kind in LOSSES:
+        parameters = inspect.signature(kind).parameters
+        assert set(parameters) >= SHARED, kind
+        assert {p.kind for p in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}, kind
+        assert parameters["detector"].default is None, kind
+        assert parameters["action"].default in ("eliminate", "attract"), kind
+        required = [name for name, p in parameters.items() if p.default is p.empty]
+        assert required in ([], ["num_samples"]), kind
 
 
 def test_every_loss_is_public() -> None:
@@ -61,17 +63,16 @@ def test_every_loss_is_public() -> None:
     assert len(LOSSES) == 9
 
 
-@pytest.mark.parametrize("name", DETECTORS)
-def test_a_registered_detector_is_public_and_says_where_it_comes_from(name: str) -> None:
-    kind = DETECTORS[name]
-    assert getattr(kf, kind.__name__) is kind
-    assert kind.paper
-    assert kind.needs
-    assert parse(f"simclr+{name}").action == kind.default_action
-    for variant, arguments in kind.variants.items():
-        method = parse(f"simclr+{name}:{variant}")
-        assert method.named_arguments == arguments
-        assert arguments.keys() <= detector_arguments(method).keys()
+def test_a_registered_detector_is_public_and_names_its_paper() -> None:
+    for name, kind in DETECTORS.items():
+        assert getattr(kf, kind.__name__) is kind, name
+        assert kind.paper, name
+        assert kind.needs, name
+        assert parse(f"simclr+{name}").action == kind.default_action, name
+        for variant, arguments in kind.variants.items():
+            method = parse(f"simclr+{name}:{variant}")
+            assert method.named_arguments == arguments, method
+            assert arguments.keys() <= detector_arguments(method).keys(), method
 
 
 def test_an_argument_by_position_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 
 import pytest
@@ -104,21 +105,20 @@ HEARD += [
 ]
 
 
-@pytest.mark.parametrize(("make", "words"), SILENT)
-def test_a_silent_detector_says_why(make: Callable[[], Detector], words: str) -> None:
-    detector = make()
-    detector.set_progress(0, EPOCHS)
-    reason = detector.silent_reason()
-    assert reason is not None
-    with pytest.raises(ValueError, match=words):
-        raise ValueError(reason)
+def test_a_detector_that_can_flag_nothing_has_a_reason() -> None:
+    for make, words in SILENT:
+        detector = make()
+        detector.set_progress(0, EPOCHS)
+        reason = detector.silent_reason()
+        assert reason is not None, f"{detector}: {words}"
+        assert re.search(words, reason), detector
 
 
-@pytest.mark.parametrize("make", HEARD)
-def test_one_that_can_flag_says_nothing(make: Callable[[], Detector]) -> None:
-    detector = make()
-    detector.set_progress(0, EPOCHS)
-    assert detector.silent_reason() is None
+def test_a_detector_that_can_flag_has_no_reason() -> None:
+    for make in HEARD:
+        detector = make()
+        detector.set_progress(0, EPOCHS)
+        assert detector.silent_reason() is None, detector
 
 
 @pytest.mark.parametrize(

@@ -176,8 +176,8 @@ FAULTS = (
     Fault(
         "resume: draws repeat those of the first step",
         "stores/per_sample.py",
-        "counted(int(self.seed), int(self.count))",
-        "counted(int(self.seed), 0)",
+        "step_generator(int(self.seed), int(self.count))",
+        "step_generator(int(self.seed), 0)",
         ["tests/stores/test_memory_bank_draw.py"],
     ),
     Fault(
