@@ -71,7 +71,13 @@ def rank_of(environment: dict[str, str], words: list[str]) -> None:
 def test_two_ranks_equal_one_process_on_a_cpu(tmp_path: Path) -> None:
     (words,) = commands(tmp_path, "ranks")
     script = words.index("benchmarks/gpu_hour.py")
-    assert words[:script] == "-m torch.distributed.run --standalone --nproc-per-node 2".split()
+    assert words[:script] == [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
