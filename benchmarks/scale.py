@@ -285,8 +285,7 @@ def sample_list(N: int) -> Samples:
     import numpy as np
     import pyarrow as pa
 
-    from kinfolk.data.captions import TextColumn
-    from kinfolk.data.sample_table import Samples
+    from kinfolk.data.sample_table import Samples, TextColumn
 
     parts = [
         pa.array(
@@ -323,8 +322,7 @@ def open_list(file: str) -> dict[str, int]:
     process."""
     import numpy as np
 
-    from kinfolk.data.captions import TextColumn
-    from kinfolk.data.sample_table import Samples
+    from kinfolk.data.sample_table import Samples, TextColumn
 
     # what the libraries load when they are first used is not of the list
     with tempfile.TemporaryDirectory() as folder:

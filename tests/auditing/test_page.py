@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import kinfolk as kf
-from kinfolk.data.exclude import read_excluded
+from kinfolk.data.source import read_excluded
 from kinfolk.detectors.known import read_pairs
 from tests.report.browser import open_page
 from tests.report.synthetic import HOSTILE, features, images

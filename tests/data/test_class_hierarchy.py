@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from kinfolk.data.arrays import array_source
-from kinfolk.data.cifar_and_mnist import SUPERCLASSES
-from kinfolk.data.class_hierarchy import Hierarchy, at_depth, open_hierarchy
+from kinfolk.data.class_hierarchy import SUPERCLASSES, Hierarchy, at_depth, open_hierarchy
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
 from kinfolk.errors import KinfolkError, UsageError

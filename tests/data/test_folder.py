@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from kinfolk.data.folder import FileSource
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
+from kinfolk.data.source import FileSource
 from kinfolk.errors import KinfolkError, UsageError
 from tests.data.images import noise, save
 

@@ -25,6 +25,7 @@ from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import ImageData, hand_over, prepare, take_over
 from kinfolk.errors import KinfolkError, UsageError
 from tests.data.images import noise, save, smooth
+from tests.data.test_stream import crashing_program
 from tests.ranks import exit_codes
 
 
@@ -80,18 +81,10 @@ def test_workers_are_really_used_and_gone_afterwards(
 def test_a_worker_that_dies_costs_one_image(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A decoder that takes its process down must not take the pass down, nor the images beside
-    it."""
-    for name in ("decode_worker.py", "decode.py"):
-        source = Path(workers.__file__).with_name(name).read_text()
-        if name == "decode.py":
-            source += "\n_read_file = read_file\n\n\ndef read_file(path, *rest):\n"
-            source += (
-                "    if path.endswith('33.jpg'):\n        os.kill(os.getpid(), 9)\n    return"
-                " _read_file(path, *rest)\n"
-            )
-        (tmp_path / name).write_text(source)
-    monkeypatch.setattr(workers, "__file__", str(tmp_path / "workers.py"))
+    """A decoder that takes its process down must not take the pass down, nor the other
+    images."""
+    crashing_program(tmp_path / "decode.py", "33.jpg")
+    monkeypatch.setattr(workers, "_PROGRAM", str(tmp_path / "decode.py"))
     data = prepare(open_source(folder), image_size=16, workers=2)
     assert ("33.jpg", "the decoder crashed on this file") in data.quarantine
     assert len(data.quarantine) == 4
@@ -101,8 +94,8 @@ def test_a_worker_that_dies_costs_one_image(
 def test_a_worker_that_does_not_start(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "decode_worker.py").write_text("raise ImportError('no numpy here')")
-    monkeypatch.setattr(workers, "__file__", str(tmp_path / "workers.py"))
+    (tmp_path / "decode.py").write_text("raise ImportError('no numpy here')")
+    monkeypatch.setattr(workers, "_PROGRAM", str(tmp_path / "decode.py"))
     with pytest.raises(
         KinfolkError,
         match=(

@@ -142,7 +142,6 @@ def test_the_first_of_several_is_named() -> None:
 def test_packed_and_mapped_tables_are_the_same(tmp_path: Path, changes: dict[str, Any]) -> None:
     before = samples(**changes)
     for after in (
-        before.packed(),
         before.mapped(tmp_path),
         Samples.open(next(tmp_path.glob("*.arrow"))),
     ):

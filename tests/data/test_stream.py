@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from kinfolk.data import stream_index, workers
+from kinfolk.data import decode, workers
 from kinfolk.data.images import ImageData
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import add_to_quarantine, prepare, read_quarantine
@@ -80,18 +80,17 @@ def test_every_sample_once_an_epoch_in_another_order_each_time(
 
 @pytest.mark.parametrize("kind", ["shards", "folder"])
 def test_files_of_an_interrupted_index_go_away(tmp_path: Path, kind: str) -> None:
-    data, left = tmp_path / "data", []
+    data = tmp_path / "data"
     data.mkdir()
     if kind == "shards":
         make_shards(data, 3, 2)
     else:
         (data / "a.jpg").write_bytes(jpg(0))
-    for folder in ("streams", "shards") if kind == "shards" else ("streams",):
-        (tmp_path / "cache" / folder).mkdir(parents=True)
-        left += [
-            tmp_path / "cache" / folder / name
-            for name in ("0a.1b2c3d.unfinished.json", "samples-0.1b2c3d.unfinished.arrow")
-        ]
+    (tmp_path / "cache" / "streams").mkdir(parents=True)
+    left = [
+        tmp_path / "cache" / "streams" / name
+        for name in ("0a.1b2c3d.unfinished.json", "samples-0.1b2c3d.unfinished.arrow")
+    ]
     for path in left:
         path.write_text("half")
     streamed(data, tmp_path / "cache")
@@ -177,19 +176,11 @@ def test_where_memory_for_files_is_short_the_disk_serves(
 def test_a_decoder_that_takes_its_process_down_costs_one_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("decode_worker.py", "decode.py"):
-        source = Path(workers.__file__).with_name(name).read_text()
-        if name == "decode.py":
-            source += "\n_read_file = read_file\n\n\ndef read_file(path, *rest, **more):\n"
-            source += (
-                "    if path.endswith('07.png'):\n        os.kill(os.getpid(), 9)\n    return"
-                " _read_file(path, *rest, **more)\n"
-            )
-        (tmp_path / name).write_text(source)
+    crashing_program(tmp_path / "decode.py", "07.png")
     for n in range(20):
         save(tmp_path / "data" / f"{n:02d}.png", noise(8, 8, n))
     alone = streamed(tmp_path / "data", tmp_path / "cache")
-    monkeypatch.setattr(workers, "__file__", str(tmp_path / "workers.py"))
+    monkeypatch.setattr(workers, "_PROGRAM", str(tmp_path / "decode.py"))
     data = streamed(tmp_path / "data", tmp_path / "cache", processes=1)
     assert data.stream is not None
     pixels, _, kept = data.stream.read(torch.arange(20))
@@ -197,6 +188,15 @@ def test_a_decoder_that_takes_its_process_down_costs_one_image(
     assert torch.equal(pixels, alone.pixels(kept))
     assert data.stream.quarantine == [("07.png", "the decoder crashed on this file")]
     data.stream.pool.close()
+
+
+def crashing_program(path: Path, name: str) -> None:
+    """Writes a program of decoding workers that ends its process at the file `name`."""
+    source, start, end = Path(decode.__file__).read_text().partition("if __name__")
+    source += "_read_file = read_file\n\n\ndef read_file(path, *rest, **more):\n"
+    source += f"    if path.endswith({name!r}):\n        os.kill(os.getpid(), 9)\n"
+    source += "    return _read_file(path, *rest, **more)\n\n\n"
+    path.write_text(source + start + end)
 
 
 def joined(found: list[dict[str, Any]], name: str) -> Tensor:
@@ -278,26 +278,21 @@ def streamed_again(data: ImageData) -> ImageData:
     return ImageData(data.samples, data.stream, None, [])  # type: ignore[arg-type]
 
 
-def test_a_folder_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_has_splits_and_labels_and_is_listed_at_each_start(tmp_path: Path) -> None:
     for split, kind, name in (
         ("train", "cats", "a"),
         ("train", "dogs", "b"),
         ("test", "cats", "c"),
     ):
         save(tmp_path / "data" / split / kind / f"{name}.png", noise(8, 8, ord(name)))
-    listed: list[Path] = []
-    original = stream_index.open_folder  # type: ignore[attr-defined]
-
-    def counted(root: Path, **more: Any) -> Any:
-        listed.append(root)
-        return original(root, **more)
-
-    monkeypatch.setattr(stream_index, "open_folder", counted)
+    files: list[str] = []
     for _ in range(2):
         data = streamed(tmp_path / "data", tmp_path / "cache", labels_from_folders=True)
         assert data.samples.keys == ["train/cats/a.png", "train/dogs/b.png", "test/cats/c.png"]
         assert data.samples.splits == ["train", "train", "test"]
-        assert (data.classes, data.num_train, len(listed)) == (["cats", "dogs"], 2, 1)
+        assert (data.classes, data.num_train) == (["cats", "dogs"], 2)
+        files.append(str(data.samples.file))
+    assert files[0] == files[1], "both starts map the same table"
     cached = prepare(open_source(tmp_path / "data"), image_size=16, workers=0)
     assert torch.equal(data.pixels(torch.arange(3)), cached.pixels(torch.arange(3)))
     save(tmp_path / "data" / "train" / "dogs" / "d.png", noise(8, 8, 4))

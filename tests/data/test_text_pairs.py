@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from kinfolk.data.change_detection import check_unchanged
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
+from kinfolk.data.source import check_unchanged
 from kinfolk.data.text import train_tokenizer
 from kinfolk.data.text_pairs import NumberedTexts, TextViews, cut
 from kinfolk.errors import KinfolkError, UsageError

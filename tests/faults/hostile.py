@@ -237,7 +237,7 @@ class _Evil:
 
 
 def _idx(path: Path) -> object:
-    from kinfolk.data.cifar_and_mnist import read_idx
+    from kinfolk.data.arrays import read_idx
 
     return read_idx(path)
 
@@ -317,7 +317,7 @@ def _pairs(path: Path) -> object:
 
 
 def _excluded(path: Path) -> object:
-    from kinfolk.data.exclude import read_excluded
+    from kinfolk.data.source import read_excluded
 
     return read_excluded(path)
 

@@ -254,7 +254,7 @@ def _with_images_of_rows(
 def _open_run(path: Path, progress: bool) -> AuditInput:
     """The training samples of a run, embedded by its encoder. An image with several captions is one
     sample, with all of them as its text."""
-    from kinfolk.data.captions import captions_of
+    from kinfolk.data.labels import captions_of
     from kinfolk.training.build import learns_from_text
     from kinfolk.training.load_run import open_run
     from kinfolk.training.run_folder import Run, open_data

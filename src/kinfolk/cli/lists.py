@@ -186,7 +186,7 @@ def data(
 
 
 def _show(found: ImageData) -> None:
-    from kinfolk.data.captions import captions_of
+    from kinfolk.data.labels import captions_of
 
     console, samples = screen(), found.samples
     widths, heights = samples.widths, samples.heights

@@ -1,15 +1,21 @@
-"""Images as arrays: in memory, in a `.npz`, or in a memory-mapped `.npy`.
+"""Images as arrays: in memory, in a `.npz`, in a memory-mapped `.npy`, and in the official files of
+CIFAR and MNIST.
 
 The axis of the channels and the range of the values are found out, and all values are converted to
-uint8 by one rule per array.
+uint8 by one rule per array. No file can run code.
 """
 
 from __future__ import annotations
 
+import gzip
+import io
 import math
+import pickle
+import struct
+import tarfile
 import zipfile
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,7 +125,13 @@ _PAIRS = {"x_train": ("train", "y_train"), "x_val": ("val", "y_val"), "x_test": 
 
 @final
 class ArraySource(Source):
-    """Rows of one array per split, all of one height and width."""
+    """Rows of one array per split.
+
+    Args:
+        parts: the images of each split, and how their values are converted.
+        items: of all splits, in their order.
+        modified_ns: time of the file.
+    """
 
     def __init__(
         self,
@@ -129,22 +141,20 @@ class ArraySource(Source):
         classes: list[str] | None,
         modified_ns: int = 0,
     ) -> None:
-        sizes = sorted({images.shape[1:3] for images, _ in parts})
-        self.name, self.classes, self.refused = name, classes, []
-        self.native_size = (int(sizes[0][0]), int(sizes[0][1])) if len(sizes) == 1 else None
-        self._parts, self._items = parts, items
-        self._starts = [
-            sum(len(images) for images, _ in parts[:part]) for part in range(len(parts))
-        ]
-        self._stats = [(math.prod(images.shape[1:]), modified_ns) for images, _ in parts]
+        sizes = {images.shape[1:3] for images, _ in parts}
+        native = next(iter(sizes)) if len(sizes) == 1 else None
+        super().__init__(name, items, classes=classes, native_size=native)
+        self._parts, self._modified_ns = parts, modified_ns
 
     def load(self, index: int) -> Pixels:
-        part = bisect_right(self._starts, index) - 1
+        part, row = self._items[index].origin
         images, scale = self._parts[part]
-        return scale(images[index - self._starts[part]])
+        pixels: Pixels = images[row]
+        return scale(pixels)
 
     def stat(self, index: int) -> tuple[int, int]:
-        return self._stats[bisect_right(self._starts, index) - 1]
+        images, _ = self._parts[self._items[index].origin[0]]
+        return math.prod(images.shape[1:]), self._modified_ns
 
 
 def array_source(
@@ -164,26 +174,25 @@ def array_source(
         what = f"`{split}` of {name}" if len(splits) > 1 else name
         images = find_layout(images, what)
         parts.append((images, find_scale(images, what)))
-    counts = [len(images) for images, _ in parts]
-    if sum(counts) == 0:
+    if not any(len(images) for images, _ in parts):
         raise KinfolkError(f"{name} holds no images")
-    given = [None if labels is None else np.asarray(labels) for _, labels in splits.values()]
-    for split, labels, count in zip(splits, given, counts, strict=True):
-        if labels is not None and labels.size != count:
+    values: list[Any] = []
+    origins: list[tuple[str, int, int]] = []
+    for part, (split, (images, given)) in enumerate(splits.items()):
+        count = len(images)
+        labels = np.full(count, None) if given is None else np.asarray(given)
+        if labels.size != count:
             raise KinfolkError(
                 f"{name} has {count:,} images but labels of the shape {labels.shape} in `{split}`;"
                 " one label for each is needed"
             )
-    values: list[Any] = []
-    for labels, count in zip(given, counts, strict=True):
-        values += [None] * count if labels is None else labels.ravel().tolist()
+        values += labels.ravel().tolist()
+        origins += [(split, part, row) for row in range(count)]
     encoded, classes = encode_labels(values, name, classes)
-    keys = [
-        (split, f"{split}/{row}")
-        for split, count in zip(splits, counts, strict=True)
-        for row in range(count)
+    items = [
+        Item(f"{split}/{row}", label, split, origin=(part, row))
+        for (split, part, row), label in zip(origins, encoded, strict=True)
     ]
-    items = [Item(key, label, split) for (split, key), label in zip(keys, encoded, strict=True)]
     return ArraySource(name, parts, items, classes, modified_ns)
 
 
@@ -206,18 +215,18 @@ def open_arrays(path: Path, labels: npt.ArrayLike | None = None) -> ArraySource:
                 _check_size(arrays.zip, array)
                 return np.asarray(arrays[array])
 
-        wanted = {"train": ("images", "labels")} if "images" in names else {}
-        wanted = wanted or {
+        members = {"train": ("images", "labels")} if "images" in names else {}
+        members = members or {
             split: (images, labels_)
             for images, (split, labels_) in _PAIRS.items()
             if images in names
         }
-        if not wanted:
+        if not members:
             needed = "`x_train` (and `y_train`, `x_test`, `y_test`) or `images` (and `labels`)"
             raise KinfolkError(f"{name} must hold {needed}; it holds {sorted(names)}")
         splits = {
             split: (read(images), read(labels_) if labels_ in names else None)
-            for split, (images, labels_) in wanted.items()
+            for split, (images, labels_) in members.items()
         }
         if "classes" in names:
             classes = [str(value) for value in read("classes").ravel()]
@@ -247,9 +256,218 @@ def _clear_errors(what: str) -> Iterator[None]:
         raise
     except Exception as error:  # readers raise nearly anything on a broken file
         if "object" in str(error).lower() or "pickle" in str(error).lower():
-            hint = "save it as one array of numbers"
             raise KinfolkError(
                 f"{what} holds Python objects, not numbers, and is not loaded, because it could run"
-                f" code; {hint}"
+                " code; save it as one array of numbers"
             ) from error
         raise KinfolkError(f"{what} is not a readable array: {first_line(error)}") from error
+
+
+# The official files of CIFAR-10 and CIFAR-100
+#
+# CIFAR (Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009) comes as pickles,
+# and a pickle is a program. Here it can only call the stand-ins below, which record the bytes of an
+# array.
+
+_MAX_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the parts of an archive are."""
+
+    folder: str
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    meta: str
+    labels: bytes
+    classes: bytes
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (*self.train, *self.test, self.meta)
+
+
+_CIFAR = (
+    Layout(
+        "cifar-10-batches-py",
+        tuple(f"data_batch_{n}" for n in range(1, 6)),
+        ("test_batch",),
+        "batches.meta",
+        b"labels",
+        b"label_names",
+    ),
+    Layout("cifar-100-python", ("train",), ("test",), "meta", b"fine_labels", b"fine_label_names"),
+)
+
+
+def find_cifar(path: Path) -> tuple[Path, Layout] | None:
+    """Finds the archive, the extracted folder or the folder above it. None if `path` is none of
+    these.
+
+    Also None for a `.tar` that can't be read to its end, because shards are read as far as
+    possible.
+    """
+    if path.is_dir():
+        for layout in _CIFAR:
+            for folder in (path, path / layout.folder):
+                if all((folder / name).is_file() for name in layout.files):
+                    return folder, layout
+        return None
+    try:
+        with tarfile.open(path) as archive:
+            names = set(archive.getnames())
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        if path.suffix.lower() == ".tar":
+            return None
+        raise KinfolkError(
+            f"`{path}` is not a readable archive: {error}; download it again"
+        ) from error
+    for layout in _CIFAR:
+        if names >= {f"{layout.folder}/{name}" for name in layout.files}:
+            return path, layout
+    return None
+
+
+def open_cifar(path: Path, layout: Layout) -> ArraySource:
+    """The source for what `find_cifar` found. CIFAR-100 gets its fine labels."""
+    if path.is_dir():
+        contents = {name: (path / name).read_bytes() for name in layout.files}
+    else:
+        with tarfile.open(path) as archive:
+            contents = {name: _member(archive, f"{layout.folder}/{name}") for name in layout.files}
+    try:
+        loaded = {name: _unpickle(data) for name, data in contents.items()}
+        classes = [bytes(name).decode() for name in loaded[layout.meta][layout.classes]]
+        splits: dict[str, tuple[Pixels, Any]] = {}
+        for split, parts in (("train", layout.train), ("test", layout.test)):
+            images = np.concatenate([_images(loaded[part][b"data"]) for part in parts])
+            labels = [int(label) for part in parts for label in loaded[part][layout.labels]]
+            splits[split] = images, labels
+    except KinfolkError:
+        raise
+    except Exception as error:  # a broken pickle raises nearly anything
+        raise KinfolkError(
+            f"`{path}` is not an official CIFAR archive: {type(error).__name__}: {error}; download"
+            " it again"
+        ) from error
+    return array_source(splits, name=f"`{path}`", classes=classes)
+
+
+def _unpickle(data: bytes) -> Any:
+    """Plain values and arrays of bytes; anything else is refused before it is called."""
+    return _Unpickler(io.BytesIO(data), encoding="bytes").load()
+
+
+class _Array:
+    """Stand-in for an array: records its pickled state."""
+
+    state: tuple[Any, ...] = ()
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.state = state
+
+
+class _DataType:
+    """Stand-in for a data type: records its code, such as "u1"."""
+
+    def __init__(self, code: str | bytes, *_: object) -> None:
+        self.code = code if isinstance(code, str) else code.decode()
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+_ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
+    ("numpy.core.multiarray", "_reconstruct"): lambda *_: _Array(),
+    ("numpy._core.multiarray", "_reconstruct"): lambda *_: _Array(),
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _DataType,
+    ("_codecs", "encode"): lambda text, *_: text.encode("latin1"),
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ALLOWED:
+            raise KinfolkError(
+                f"the archive asks to run `{module}.{name}`, which no CIFAR archive does; it is"
+                " refused, download it again"
+            )
+        return _ALLOWED[module, name]
+
+
+def _images(array: Any) -> Pixels:
+    _, shape, kind, column_major, raw = array.state
+    if kind.code != "u1" or len(shape) != 2 or shape[1] != 3072:
+        raise ValueError(f"images of type {kind.code} and shape {shape}")
+    rows = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if column_major else "C")
+    images: Pixels = rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return images
+
+
+def _member(archive: tarfile.TarFile, name: str) -> bytes:
+    member = archive.getmember(name)
+    file = archive.extractfile(member)
+    if file is None or member.size > _MAX_BYTES:
+        raise KinfolkError(
+            f"`{name}` in the archive is not a file of a CIFAR archive; download it again"
+        )
+    return file.read()
+
+
+# MNIST's idx files
+#
+# `train-images-idx3-ubyte` and so on, possibly compressed with gzip: two zero bytes, a type code,
+# the number of dimensions, each dimension as a big-endian 32-bit number, then the values.
+# Fashion-MNIST and KMNIST use the same format.
+
+_TRAIN_AND_TEST = {"train": ("train",), "test": ("t10k", "test")}
+
+
+def find_idx(path: Path) -> Path | None:
+    """The folder of MNIST's files: `path`, or the `raw` folder that torchvision makes in it. None
+    if there are no such files."""
+    if path.is_file() and path.name.removesuffix(".gz").endswith("-ubyte"):
+        raise KinfolkError(f"`{path}` is one of MNIST's idx files; give the folder of all of them")
+    folders = (path, path / "raw", *sorted(path.glob("*MNIST/raw")))
+    return next((folder for folder in folders if _idx_file(folder, "train", "images")), None)
+
+
+def open_idx(folder: Path, name: str) -> ArraySource:
+    """The source for what `find_idx` found."""
+    arrays: dict[str, tuple[Pixels, Pixels | None]] = {}
+    newest = 0
+    for split in _TRAIN_AND_TEST:
+        images, labels = (_idx_file(folder, split, kind) for kind in ("images", "labels"))
+        if images is not None:
+            arrays[split] = read_idx(images), None if labels is None else read_idx(labels)
+            newest = max(newest, *(file.stat().st_mtime_ns for file in (images, labels or images)))
+    return array_source(arrays, name=name, modified_ns=newest)
+
+
+def _idx_file(folder: Path, split: str, kind: str) -> Path | None:
+    """The file of images or labels of a split; of a file and its .gz, the file."""
+    for start in _TRAIN_AND_TEST[split]:
+        found = sorted(folder.glob(f"{start}-{kind}[-.]idx[13]-ubyte*"))
+        if found:
+            return found[0]
+    return None
+
+
+def read_idx(path: Path) -> Pixels:
+    """The array of bytes of an idx file."""
+    try:
+        with gzip.open(path) if path.suffix.lower() == ".gz" else open(path, "rb") as file:
+            zero, code, dimensions = struct.unpack(">HBB", file.read(4))
+            if zero or code != 0x08 or not 1 <= dimensions <= 3:
+                raise ValueError("it does not begin with the header of bytes in 1 to 3 dimensions")
+            shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
+            data = file.read(min(math.prod(shape), _MAX_BYTES) + 1)
+        if len(data) != math.prod(shape):
+            raise ValueError(f"its bytes do not fit the shape {shape} of its header")
+        return np.frombuffer(data, np.uint8).reshape(shape)
+    except Exception as error:  # readers raise nearly anything on a broken file
+        raise KinfolkError(
+            f"`{path}` is not a readable idx file: {first_line(error)}; download it again"
+        ) from error

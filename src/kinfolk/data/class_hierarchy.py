@@ -18,19 +18,39 @@ numbers if they have no names.
 
 from __future__ import annotations
 
+import copy
 import csv
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import final
 
-from kinfolk.data.cifar_and_mnist import SUPERCLASSES
-from kinfolk.data.decode import Place
-from kinfolk.data.source import Item, Pixels, Source
+from kinfolk.data.source import AnySource, Source
 from kinfolk.errors import KinfolkError, UsageError, shown
 
-BUILT_IN = ("cifar100",)
 CIFAR100 = "the hierarchy of CIFAR-100"
+SUPERCLASSES: dict[str, tuple[str, ...]] = {
+    "aquatic_mammals": ("beaver", "dolphin", "otter", "seal", "whale"),
+    "fish": ("aquarium_fish", "flatfish", "ray", "shark", "trout"),
+    "flowers": ("orchid", "poppy", "rose", "sunflower", "tulip"),
+    "food_containers": ("bottle", "bowl", "can", "cup", "plate"),
+    "fruit_and_vegetables": ("apple", "mushroom", "orange", "pear", "sweet_pepper"),
+    "household_electrical_devices": ("clock", "keyboard", "lamp", "telephone", "television"),
+    "household_furniture": ("bed", "chair", "couch", "table", "wardrobe"),
+    "insects": ("bee", "beetle", "butterfly", "caterpillar", "cockroach"),
+    "large_carnivores": ("bear", "leopard", "lion", "tiger", "wolf"),
+    "large_man-made_outdoor_things": ("bridge", "castle", "house", "road", "skyscraper"),
+    "large_natural_outdoor_scenes": ("cloud", "forest", "mountain", "plain", "sea"),
+    "large_omnivores_and_herbivores": ("camel", "cattle", "chimpanzee", "elephant", "kangaroo"),
+    "medium_mammals": ("fox", "porcupine", "possum", "raccoon", "skunk"),
+    "non-insect_invertebrates": ("crab", "lobster", "snail", "spider", "worm"),
+    "people": ("baby", "boy", "girl", "man", "woman"),
+    "reptiles": ("crocodile", "dinosaur", "lizard", "snake", "turtle"),
+    "small_mammals": ("hamster", "mouse", "rabbit", "shrew", "squirrel"),
+    "trees": ("maple_tree", "oak_tree", "palm_tree", "pine_tree", "willow_tree"),
+    "vehicles_1": ("bicycle", "bus", "motorcycle", "pickup_truck", "train"),
+    "vehicles_2": ("lawn_mower", "rocket", "streetcar", "tank", "tractor"),
+}
 
 
 @final
@@ -116,8 +136,7 @@ def open_hierarchy(spec: str | os.PathLike[str]) -> Hierarchy:
     path = Path(spec)
     if not path.is_file():
         raise UsageError(
-            f"there is no hierarchy file `{spec}`; give a table of child and parent, or"
-            f" {' or '.join(BUILT_IN)}"
+            f"there is no hierarchy file `{spec}`; give a table of child and parent, or cifar100"
         )
     name, parents = f"`{path}`", {}
     try:
@@ -151,54 +170,21 @@ def open_hierarchy(spec: str | os.PathLike[str]) -> Hierarchy:
     return Hierarchy(parents, name)
 
 
-def at_depth(source: Source, hierarchy: str | None, depth: int | None) -> Source:
+def at_depth(source: AnySource, hierarchy: str | None, depth: int | None) -> AnySource:
     """The source with labels at `depth` of `hierarchy` (see `open_hierarchy`); unchanged if neither
     is given."""
     if hierarchy is None and depth is None:
         return source
     if hierarchy is None or depth is None:
         raise UsageError("`hierarchy` and `depth` must be given together")
-    return AtDepth(source, open_hierarchy(hierarchy), depth)
-
-
-@final
-class AtDepth(Source):
-    """A source whose labels are replaced by those at a depth of a hierarchy. Everything else is
-    passed through."""
-
-    def __init__(self, source: Source, hierarchy: Hierarchy, depth: int) -> None:
-        self._source = source
-        classes = _classes(source, hierarchy)
-        self._place, self.classes = hierarchy.at(classes, depth)
-        self.name, self.refused, self.native_size = source.name, source.refused, source.native_size
-        self.has_texts = source.has_texts
-
-    def items(self) -> Sequence[Item]:
-        return self._source.items()
-
-    def load(self, index: int) -> bytes | Pixels:
-        return self._source.load(index)
-
-    def label(self, index: int) -> int | None:
-        label = self._source.label(index)
-        return None if label is None or label < 0 else self._place[label]
-
-    def path(self, index: int) -> Place | None:
-        return self._source.path(index)
-
-    def stat(self, index: int) -> tuple[int, int] | None:
-        return self._source.stat(index)
-
-    def keep(self, folder: str | Path) -> None:
-        self._source.keep(folder)
-
-    def release(self) -> None:
-        self._source.release()
+    tree, found = open_hierarchy(hierarchy), copy.copy(source)
+    found.class_of_label, found.classes = tree.at(_classes(source, tree), depth)
+    return found
 
 
 def _classes(source: Source, hierarchy: Hierarchy) -> list[str]:
-    """The names of the source's classes: its own, or the numbers of its labels. The numbers of
-    CIFAR-100 are those of its class names in alphabetical order."""
+    """The names of the source's classes or, without names, the numbers of its labels. The numbers
+    of CIFAR-100 are those of its class names in alphabetical order."""
     if source.classes is not None:
         return source.classes
     labels = [item.label for item in source.items() if item.label is not None]
@@ -212,7 +198,7 @@ def _classes(source: Source, hierarchy: Hierarchy) -> list[str]:
     fine = sorted(name for members in SUPERCLASSES.values() for name in members)
     if len(numbers) > len(fine):
         raise KinfolkError(
-            f"{source.name} has the label {numbers[-1]}, and CIFAR-100 has 100 classes; use a"
-            " hierarchy of its own"
+            f"{source.name} has the label {numbers[-1]}, and CIFAR-100 has 100 classes; use"
+            " another hierarchy"
         )
     return fine[: len(numbers)]

@@ -1,14 +1,22 @@
 """Decoding an image file to uint8 pixels: the header is checked first, and the image is decoded at
 reduced scale if the format allows it.
 
-Only numpy and Pillow are imported, so that a worker process starts in a fraction of a second.
+This file is also the program of a decoding worker. It is started by its path instead of by
+`multiprocessing`, which would import the user's main script again in every worker (and run it if it
+has no `__main__` guard), and PyTorch too. Only numpy and Pillow are imported, so that a worker
+starts in a fraction of a second.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import json
+import mmap
 import os
+import pickle
+import signal
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,19 +29,8 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 # Only formats that are decoded in this process; PostScript, for example, would start another
 # program.
 _FORMATS = (
-    "JPEG",
-    "PNG",
-    "WEBP",
-    "GIF",
-    "BMP",
-    "DIB",
-    "TIFF",
-    "PPM",
-    "JPEG2000",
-    "AVIF",
-    "TGA",
-    "ICO",
-    "MPO",
+    *("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF"),
+    *("PPM", "JPEG2000", "AVIF", "TGA", "ICO", "MPO"),
 )
 _MAX_FILE_BYTES = 1 << 30
 _ORIENTATION = 0x0112
@@ -69,50 +66,44 @@ class Read(NamedTuple):
 
     size_bytes: int
     modified_ns: int
-    digest: str
-    width: int
-    height: int
-    pixels: npt.NDArray[np.uint8] | None
-    reason: str | None
+    digest: str = ""
+    width: int = 0
+    height: int = 0
+    pixels: npt.NDArray[np.uint8] | None = None
+    reason: str | None = None
+
+
+def read_bytes(place: Place) -> bytes:
+    """The bytes of a file, or of a part of one."""
+    path, offset, length = (place, 0, -1) if isinstance(place, str) else place
+    with open(path, "rb") as file:
+        file.seek(offset)
+        data = file.read(length)
+    if len(data) < length:
+        raise RefusedError("truncated: the archive ends within it")
+    return data
 
 
 def read_file(
     place: Place, height: int, width: int, pixel_cap: int, with_digest: bool = True
 ) -> Read:
     """Reads and decodes one file, or part of one."""
-    path, offset, length = (place, 0, None) if isinstance(place, str) else place
     size_bytes = modified_ns = 0
     try:
-        with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-            size_bytes, modified_ns = (
-                status.st_size if length is None else length,
-                status.st_mtime_ns,
-            )
-            if size_bytes > _MAX_FILE_BYTES:
-                raise RefusedError(
-                    f"the file has {size_bytes:,} bytes, more than {_MAX_FILE_BYTES:,}"
-                )
-            file.seek(offset)
-            data = file.read() if length is None else file.read(length)
-            if length is not None and len(data) < length:
-                raise RefusedError("truncated: the archive ends within it")
-        decoded = decode(data, height, width, pixel_cap)
+        status = os.stat(place if isinstance(place, str) else place[0])
+        size_bytes = status.st_size if isinstance(place, str) else place[2]
+        modified_ns = status.st_mtime_ns
+        if size_bytes > _MAX_FILE_BYTES:
+            raise RefusedError(f"the file has {size_bytes:,} bytes, more than {_MAX_FILE_BYTES:,}")
+        data = read_bytes(place)
+        found = decode(data, height, width, pixel_cap)
     except OSError as error:
-        return Read(
-            size_bytes, modified_ns, "", 0, 0, None, f"can't be read: {error.strerror or error}"
-        )
+        reason = f"can't be read: {error.strerror or error}"
+        return Read(size_bytes, modified_ns, reason=reason)
     except RefusedError as error:
-        return Read(size_bytes, modified_ns, "", 0, 0, None, str(error))
-    return Read(
-        size_bytes,
-        modified_ns,
-        digest(data) if with_digest else "",
-        decoded.width,
-        decoded.height,
-        decoded.pixels,
-        None,
-    )
+        return Read(size_bytes, modified_ns, reason=str(error))
+    name = digest(data) if with_digest else ""
+    return Read(size_bytes, modified_ns, name, found.width, found.height, found.pixels)
 
 
 def decode(data: bytes | npt.NDArray[Any], height: int, width: int, pixel_cap: int) -> Decoded:
@@ -125,7 +116,7 @@ def decode(data: bytes | npt.NDArray[Any], height: int, width: int, pixel_cap: i
         image: Image.Image = Image.fromarray(
             np.ascontiguousarray(data[..., 0] if data.shape[2:] == (1,) else data)
         )
-        return _finish(image, image.size, height, width)
+        return squash(image, height, width)
     if not data:
         raise RefusedError("the file is empty (0 bytes)")
     try:
@@ -136,26 +127,33 @@ def decode(data: bytes | npt.NDArray[Any], height: int, width: int, pixel_cap: i
             image.draft(None, (height, width) if swapped else (width, height))
             drafted = image.size
             image.load()
-            return _finish(image, stored if image.size == drafted else image.size, height, width)
+            return squash(image, height, width, stored if image.size == drafted else None)
     except RefusedError:
         raise
     except UnidentifiedImageError as error:
         raise RefusedError("not an image in a known format") from error
     except Exception as error:  # decoders raise nearly anything on a broken file
         text = " ".join(str(error).split()) or type(error).__name__
-        raise RefusedError(
-            text
-            if text.startswith("truncated")
-            else f"truncated: {text}"
-            if "truncated" in text
-            else f"can't be decoded: {text}"
-        ) from error
+        if not text.startswith("truncated"):
+            fault = "truncated" if "truncated" in text else "can't be decoded"
+            text = f"{fault}: {text}"
+        raise RefusedError(text) from error
 
 
-def squash(image: Image.Image, height: int, width: int) -> Decoded:
-    """Pixels of `height` × `width` (squashed, not cropped) of a Pillow image, as `decode` returns
-    them for its file."""
-    return _finish(image, image.size, height, width)
+def squash(
+    image: Image.Image, height: int, width: int, size: tuple[int, int] | None = None
+) -> Decoded:
+    """Pixels of `height` × `width` (squashed, not cropped) of a Pillow image. `size`: (width,
+    height) of its file, if it was decoded at reduced scale."""
+    orientation, target, size = _orientation(image), (width, height), size or image.size
+    if orientation >= 5:
+        size, target = (size[1], size[0]), (height, width)
+    rgb = to_rgb(image)
+    if rgb.size != target:
+        rgb = rgb.resize(target, Image.Resampling.BICUBIC, reducing_gap=3.0)
+    if orientation > 1:
+        rgb = rgb.transpose(_TURNS[orientation])
+    return Decoded(np.array(rgb, dtype=np.uint8), *size)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -195,20 +193,6 @@ def strict_pillow() -> Iterator[None]:
         Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = cap, truncated
 
 
-def _finish(image: Image.Image, size: tuple[int, int], height: int, width: int) -> Decoded:
-    orientation = _orientation(image)
-    if orientation >= 5:
-        size, target = (size[1], size[0]), (height, width)
-    else:
-        target = (width, height)
-    rgb = to_rgb(image)
-    if rgb.size != target:
-        rgb = rgb.resize(target, Image.Resampling.BICUBIC, reducing_gap=3.0)
-    if orientation > 1:
-        rgb = rgb.transpose(_TURNS[orientation])
-    return Decoded(np.array(rgb, dtype=np.uint8), *size)
-
-
 def _orientation(image: Image.Image) -> int:
     try:
         value = image.getexif().get(_ORIENTATION, 1)
@@ -237,3 +221,41 @@ def _check_cap(width: int, height: int, pixel_cap: int) -> None:
 def _known_formats() -> list[str]:
     Image.init()
     return [name for name in _FORMATS if name in Image.OPEN]
+
+
+def main() -> None:
+    """The worker: reads places of images from standard input, writes pixels to a shared file and
+    the other results to standard output, until standard input ends (also when the parent dies).
+
+    A request is a list of places, a file that the parent maps too, and the row of it from which on
+    pixels are written; the answers have no pixels.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    setting = json.loads(sys.argv[3])
+    size = setting[0] * setting[1] * 3
+    boards: dict[str, mmap.mmap] = {}
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a decoder prints must not mix with the answers
+    answers.write(b"ready\n")
+    answers.flush()
+    with strict_pillow():
+        while True:
+            try:
+                places, board, first = pickle.load(requests)
+            except EOFError:
+                return
+            if board not in boards:
+                with open(board, "r+b") as file:
+                    boards[board] = mmap.mmap(file.fileno(), 0)
+            found = []
+            for row, place in enumerate(places, first):
+                read = read_file(place, *setting)
+                if read.pixels is not None:
+                    boards[board][row * size : (row + 1) * size] = read.pixels.reshape(-1).data
+                found.append(tuple(read._replace(pixels=None)))
+            pickle.dump(found, answers, protocol=5)
+            answers.flush()
+
+
+if __name__ == "__main__":
+    main()

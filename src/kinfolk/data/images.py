@@ -11,8 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from kinfolk.data.captions import TextColumn
-from kinfolk.data.sample_table import Samples
+from kinfolk.data.sample_table import Samples, TextColumn
 
 if TYPE_CHECKING:
     from kinfolk.data.stream import StreamedPixels
@@ -58,23 +57,18 @@ class ImageData:
         self.height, self.width = int(cache.shape[1]), int(cache.shape[2])
         self.num_train = samples.num_train
         self.classes = samples.classes
-        self.labels = (
-            None if samples.labels is None else torch.from_numpy(samples.labels.astype(np.int64))
-        )
-        self.groups = (
-            None
-            if samples.group_ids is None
-            else torch.from_numpy(samples.group_ids.astype(np.int64))
+        self.labels, self.groups = (
+            None if numbers is None else torch.from_numpy(numbers.astype(np.int64))
+            for numbers in (samples.labels, samples.group_ids)
         )
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def __repr__(self) -> str:
-        size, refused = f"{self.height} × {self.width}", f"{len(self.quarantine):,} refused"
         return (
-            f"<ImageData of {len(self):,} images ({self.num_train:,} for training), {size},"
-            f" {refused}>"
+            f"<ImageData of {len(self):,} images ({self.num_train:,} for training),"
+            f" {self.height} × {self.width}, {len(self.quarantine):,} refused>"
         )
 
     @property
@@ -118,12 +112,8 @@ class ImageData:
             return torch.arange(len(ids)), torch.arange(len(ids))
         contents = TextColumn.of(self.samples.digests).numbers[ids.cpu().numpy()]
         numbers, of_B = torch.unique(torch.from_numpy(contents), return_inverse=True)
-        return (
-            torch.full_like(numbers, len(ids)).scatter_reduce(
-                0, of_B, torch.arange(len(ids)), "amin"
-            ),
-            of_B,
-        )
+        first = torch.full_like(numbers, len(ids))
+        return first.scatter_reduce(0, of_B, torch.arange(len(ids)), "amin"), of_B
 
     def once(self, ids: Tensor) -> Tensor:
         """`ids` without later copies of the same image, in their order: copies must not test each
@@ -134,9 +124,6 @@ class ImageData:
         """(B,) width / height of the original images, before they were squashed into the cache."""
         if self.stream is not None:
             return self.stream.aspect(ids.cpu())
-        rows = ids.cpu().numpy()
-        widths, heights = (
-            torch.from_numpy(sides[rows].astype(np.float32))
-            for sides in (self.samples.widths, self.samples.heights)
-        )
-        return widths / heights
+        rows, samples = ids.cpu().numpy(), self.samples
+        widths = torch.from_numpy(samples.widths[rows].astype(np.float32))
+        return widths / torch.from_numpy(samples.heights[rows].astype(np.float32))

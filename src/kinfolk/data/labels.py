@@ -1,5 +1,5 @@
-"""Annotations of samples: the names of splits, labels as class indices, and groups of known
-positives.
+"""Annotations of samples: names of splits, labels as class indices, which captions can be used, and
+groups of known positives.
 
 Samples that share an image, a caption or a group given by the user form one group and are never
 negatives of each other.
@@ -7,14 +7,18 @@ negatives of each other.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kinfolk.data.captions import Caption, captions_of, normalised
 from kinfolk.errors import KinfolkError, shown
+
+Ints = npt.NDArray[np.int64]
+Caption = str | tuple[str, ...]
+"""The caption of a sample, or several, of which one is drawn each time the sample is used."""
 
 SPLITS = {
     "train": "train",
@@ -45,6 +49,8 @@ def split_name(given: str) -> str:
     return _ALIASES.get(name, name)
 
 
+# Labels
+
 _MOST = 1 << 31
 
 
@@ -68,26 +74,24 @@ def encode_labels(
     present = {value for value in values if not _is_missing(value)}
     numbers = {value: number for value in present if (number := _as_int(value)) is not None}
     if len(numbers) == len(present):
+        end = _MOST if classes is None else len(classes)
         for value, number in numbers.items():
-            if number < -1 or number >= (_MOST if classes is None else len(classes)):
-                limit = (
-                    f"0 … {len(classes) - 1} ({len(classes)} classes)"
-                    if classes is not None
-                    else f"0 … {_MOST - 1}"
-                )
+            if not -1 <= number < end:
+                limit = "" if classes is None else f" ({end} classes)"
                 raise KinfolkError(
-                    f"{what} has the label {value!r}; labels must be {limit}, or -1 for unlabelled"
+                    f"{what} has the label {value!r}; labels must be 0 … {end - 1}{limit}, or -1"
+                    " for unlabelled"
                 )
         index = {value: number for value, number in numbers.items() if number >= 0}
     else:
-        names = sorted({str(value) for value in present}) if classes is None else classes
-        position = {name: number for number, name in enumerate(names)}
+        classes = sorted({str(value) for value in present}) if classes is None else classes
+        position = {name: number for number, name in enumerate(classes)}
         unknown = sorted({str(value) for value in present} - set(position))
         if unknown:
             raise KinfolkError(
                 f"{what} has the label {unknown[0]!r}, which is not among its classes"
             )
-        index, classes = {value: position[str(value)] for value in present}, names
+        index = {value: position[str(value)] for value in present}
     return [None if _is_missing(value) else index.get(value) for value in values], classes
 
 
@@ -104,7 +108,70 @@ def _as_int(value: Any) -> int | None:
     return int(value) if isinstance(value, float) and value.is_integer() else None
 
 
-Ints = npt.NDArray[np.int64]
+# Captions
+
+LONGEST = 10_000
+"""A caption of at least this many characters is a document or a mistake."""
+
+
+def captions_of(caption: Caption | None) -> tuple[str, ...]:
+    """The captions of one sample, none or more."""
+    return () if caption is None else (caption,) if isinstance(caption, str) else caption
+
+
+def same_type(captions: Sequence[Caption | None]) -> list[Caption | None]:
+    """The captions in one type: if any sample has several, a single caption becomes a tuple too."""
+    if not any(isinstance(caption, tuple) for caption in captions):
+        return list(captions)
+    return [None if caption is None else captions_of(caption) for caption in captions]
+
+
+def normalise_caption(caption: str) -> str:
+    """The form in which equal captions are the same: composed Unicode (NFC), lower case, single
+    spaces."""
+    return " ".join(unicodedata.normalize("NFC", caption).lower().split())
+
+
+def to_text(value: Any) -> str | None:
+    """A cell as text. Bytes are read as UTF-8; those that are not UTF-8 become lone surrogates."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "surrogateescape")
+    return None if value is None or value != value else str(value)
+
+
+def why_refused(
+    text: str | None, what: str = "the caption", longest: int | None = LONGEST
+) -> str | None:
+    """The reason why a caption, or another text called `what`, can't be used; None if it can."""
+    if text is None or not text.strip():
+        return f"{what} is empty"
+    if longest is not None and len(text) >= longest:
+        return f"{what} has {len(text):,} characters; it must have fewer than {longest:,}"
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        return f"{what} is not valid UTF-8"
+    if not any(letter.isprintable() and not letter.isspace() for letter in text):
+        return f"{what} is empty: it has no visible characters"
+    return None
+
+
+def usable_captions(value: Any) -> tuple[Caption | None, list[tuple[int, str]]]:
+    """The usable captions of a cell, and (number, reason) of each caption that can't be used;
+    number 0 is the cell as a whole."""
+    if not isinstance(value, list | tuple):
+        text = to_text(value)
+        reason = why_refused(text)
+        return (text, []) if reason is None else (None, [(0, reason)])
+    good: list[str] = []
+    faults: list[tuple[int, str]] = []
+    for number, text in enumerate(map(to_text, value), 1):
+        if (reason := why_refused(text)) is not None:
+            faults.append((number, reason))
+        elif text is not None:
+            good.append(text)
+    return (tuple(good), faults) if good else (None, [*faults, (0, "it has no caption")])
+
+
+# Groups
 
 
 def group_ids(
@@ -130,7 +197,8 @@ def group_ids(
     _join(parents, ((digest,) for digest in digests))
     if captions is not None:
         _join(
-            parents, ({normalised(text) for text in captions_of(caption)} for caption in captions)
+            parents,
+            ({normalise_caption(text) for text in captions_of(caption)} for caption in captions),
         )
     if groups is not None:
         _join(parents, (() if group is None or group == "" else (group,) for group in groups))
@@ -140,8 +208,8 @@ def group_ids(
 def _join(parents: list[int], keys: Iterable[Iterable[Hashable]]) -> None:
     """Joins all samples that share a key."""
     first: dict[Hashable, int] = {}
-    for sample, own in enumerate(keys):
-        for key in own:
+    for sample, shared in enumerate(keys):
+        for key in shared:
             a, b = _root(parents, sample), _root(parents, first.setdefault(key, sample))
             parents[max(a, b)] = min(a, b)  # the first member stays the root
 

@@ -17,15 +17,25 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL import Image
 
-from kinfolk.data.arrays import ArraySource, array_source, find_layout, find_scale, open_arrays
-from kinfolk.data.cifar_and_mnist import find_cifar, find_idx, open_cifar, open_idx
+from kinfolk.data.arrays import (
+    ArraySource,
+    array_source,
+    find_cifar,
+    find_idx,
+    find_layout,
+    find_scale,
+    open_arrays,
+    open_cifar,
+    open_idx,
+)
+from kinfolk.data.decode import to_rgb
 from kinfolk.data.folder import is_image_name, open_folder
-from kinfolk.data.hugging_face import find_hugging_face, open_hugging_face
 from kinfolk.data.labels import split_name
 from kinfolk.data.shards import expand, find_shards, open_shards
 from kinfolk.data.source import Item, Pixels, Source
-from kinfolk.data.table import Columns, open_table
+from kinfolk.data.table import Columns, find_hugging_face, open_hugging_face, open_table
 from kinfolk.errors import KinfolkError, UsageError, shown
 
 _NUM_PROBED = 16
@@ -171,8 +181,6 @@ def typical_side(source: Source) -> int | None:
 
 def _shorter_side(source: Source, index: int) -> int | None:
     """The shorter side of one image; None for a bad file, which `prepare` will report."""
-    from PIL import Image
-
     try:
         loaded = source.load(index)
         if not isinstance(loaded, bytes):
@@ -213,44 +221,34 @@ class DatasetSource(Source):
     """
 
     def __init__(self, splits: Mapping[str, Any]) -> None:
-        self.name = f"the {type(next(iter(splits.values()))).__name__}"
-        self.refused, self.native_size = [], None
-        self._items = [
-            Item(f"{split}/{row}", None, split_name(split))
+        first = next(iter(splits.values()))
+        classes = getattr(first, "classes", None)
+        items = [
+            Item(f"{split}/{row}", None, split_name(split), origin=(data, row))
             for split, data in splits.items()
             for row in range(len(data))
         ]
-        self._places = [(data, row) for data in splits.values() for row in range(len(data))]
-        self._labels: dict[int, int] = {}
-        classes = getattr(next(iter(splits.values())), "classes", None)
-        self.classes = (
-            [str(name) for name in classes] if isinstance(classes, list | tuple) else None
+        super().__init__(
+            f"the {type(first).__name__}",
+            items,
+            classes=list(map(str, classes)) if isinstance(classes, list | tuple) else None,
         )
-
-    def items(self) -> list[Item]:
-        return self._items
+        self._labels: dict[str, int] = {}
 
     def load(self, index: int) -> Pixels:
-        data, row = self._places[index]
-        item = data[row]
-        image, label = (
-            (item[0], item[1] if len(item) > 1 else None)
-            if isinstance(item, tuple | list)
-            else (item, None)
-        )
+        data, row = self._items[index].origin
+        image, label = data[row], None
+        if isinstance(image, tuple | list):
+            image, label = image[0], image[1] if len(image) > 1 else None
         if label is not None:
-            self._labels[index] = _whole_number(label, self.name)
+            self._labels[self._items[index].key] = _whole_number(label, self.name)
         return _to_pixels(image, self.name)
 
     def label(self, index: int) -> int | None:
-        label = self._labels.get(index, -1)
-        return None if label < 0 else label
-
-    def path(self, index: int) -> None:
-        return None
-
-    def stat(self, index: int) -> None:
-        return None
+        label = self._labels.get(self._items[index].key, -1)
+        if label < 0:
+            return None
+        return label if self.class_of_label is None else self.class_of_label[label]
 
 
 def dataset_source(splits: Mapping[str, Any]) -> DatasetSource:
@@ -270,10 +268,6 @@ def _to_pixels(image: Any, name: str) -> Pixels:
     if isinstance(image, torch.Tensor):
         image = image.detach().cpu().numpy()
     if not isinstance(image, np.ndarray):
-        from PIL import Image
-
-        from kinfolk.data.decode import to_rgb
-
         if not isinstance(image, Image.Image):
             raise KinfolkError(
                 f"{name} gives a {type(image).__name__}; an item must be an image (PIL, array,"

@@ -13,10 +13,10 @@ import hashlib
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
@@ -24,11 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfolk.data.captions import same_type
-from kinfolk.data.change_detection import arrange, content_change
 from kinfolk.data.decode import Read, RefusedError, decode, digest, read_file, strict_pillow
 from kinfolk.data.images import ImageData
-from kinfolk.data.labels import group_ids
+from kinfolk.data.labels import group_ids, same_type
 from kinfolk.data.pixel_cache import (
     CacheFolder,
     Contents,
@@ -38,7 +36,7 @@ from kinfolk.data.pixel_cache import (
     map_cache,
 )
 from kinfolk.data.sample_table import Samples
-from kinfolk.data.source import Source
+from kinfolk.data.source import Refusals, Source, all_refused, arrange, content_change
 from kinfolk.data.text_pairs import read_pairs
 from kinfolk.data.workers import default_workers, read_files
 from kinfolk.errors import KinfolkError, UsageError, csv_text, show_progress, shown, unescaped
@@ -57,7 +55,6 @@ LOG = logging.getLogger("kinfolk.data")
 _FEW = 64
 _SMALL_BYTES = 64 << 20
 _NATIVE_SIDE = 64
-Refusals = list[tuple[str, str]]
 
 
 def prepare(
@@ -96,16 +93,12 @@ def prepare(
     if shared and cache_dir is None:
         raise UsageError("`shared` needs a `cache_dir` that all processes can read")
     listing = Listing(source)
-    if cache_dir is not None:
-        source.keep(cache_dir)
+    folder = None
     height, width = cached_size(source.native_size, image_size)
-    folder = (
-        None
-        if cache_dir is None
-        else CacheFolder(
-            cache_dir, source=source.name, height=height, width=width, pixel_cap=pixel_cap
-        )
-    )
+    if cache_dir is not None:
+        source.keep(Path(cache_dir))
+        setting: dict[str, int | str] = {"source": source.name, "height": height, "width": width}
+        folder = CacheFolder(cache_dir, **setting, pixel_cap=pixel_cap)
     num_bytes = len(listing.images) * height * width * 3
     in_memory = (
         num_bytes < available_memory() // 2
@@ -114,27 +107,20 @@ def prepare(
     )
     with ExitStack() as held:
         found = None if folder is None else folder.find(listing.agrees)
-        if found is None and folder is not None and not in_memory:
+        if found is None and in_memory:
+            folder = None
+        elif found is None and folder is not None:
             held.enter_context(one_writer(folder.path))
             found = folder.find(listing.agrees)  # another process may have written it meanwhile
-        if found is not None or not in_memory:
-            keep = Samples.packed if folder is None else partial(Samples.mapped, folder=folder.path)
-        else:
-            keep, folder = Samples.packed, None
         if found is None:
-            results = _read_all(source, listing.images, height, width, pixel_cap, workers)
             store = (
                 MemoryStore(len(listing.images), height, width)
                 if in_memory
-                else FileStore(
-                    None if folder is None else folder.path, len(listing.images), height, width
-                )
+                else FileStore(folder and folder.path, len(listing.images), height, width)
             )
-            found = _decode(listing, results, store, folder, progress)
-    data = listing.image_data(*found, keep)
-    if folder is not None:
-        data.folder, data.verify = folder.path, folder.verify
-    return data
+            reads = _read_all(source, listing.images, height, width, pixel_cap, workers)
+            found = _decode(listing, reads, store, folder, progress)
+    return listing.image_data(*found, folder)
 
 
 def _decode(
@@ -145,25 +131,20 @@ def _decode(
     progress: bool,
 ) -> tuple[Contents, Tensor]:
     """Adds every decoded image to the store; returns what the cache records and the pixels."""
+    number, reads = len(listing.images), []
     try:
-        reads = []
         with strict_pillow(), closing(results):
-            for read in show_progress(
-                results, len(listing.images), "Reading images", enabled=progress
-            ):
+            for read in show_progress(results, number, "Reading images", enabled=progress):
                 if read.pixels is not None:
                     store.add(read.pixels)
                 reads.append(read._replace(pixels=None))
         contents = listing.contents(reads)
-        cache = (
-            folder.publish(store, contents)
-            if folder is not None and isinstance(store, FileStore)
-            else store.finish()
-        )
+        if folder is not None and isinstance(store, FileStore):
+            return contents, folder.publish(store, contents)
+        return contents, store.finish()
     except BaseException:
         store.abandon()
         raise
-    return contents, cache
 
 
 @contextmanager
@@ -188,11 +169,9 @@ def one_writer(folder: Path) -> Iterator[None]:
 def cached_size(native: tuple[int, int] | None, image_size: int) -> tuple[int, int]:
     """(height, width) of the pixels that are kept. `native`: the size of arrays of one size, else
     None."""
-    return (
-        native
-        if native is not None and max(native) <= max(image_size, _NATIVE_SIDE)
-        else (image_size, image_size)
-    )
+    if native is not None and max(native) <= max(image_size, _NATIVE_SIDE):
+        return native
+    return image_size, image_size
 
 
 def _read_all(
@@ -237,12 +216,12 @@ def _load(source: Source, index: int) -> tuple[Any, tuple[int, int]]:
 
 def _decoded(data: Any, size: tuple[int, int], height: int, width: int, pixel_cap: int) -> Read:
     if isinstance(data, str):
-        return Read(*size, "", 0, 0, None, data)
+        return Read(*size, reason=data)
     try:
         found = decode(data, height, width, pixel_cap)
     except Exception as error:
-        return Read(*size, "", 0, 0, None, _why(error))
-    return Read(*size, digest(data), found.width, found.height, found.pixels, None)
+        return Read(*size, reason=_why(error))
+    return Read(*size, digest(data), found.width, found.height, found.pixels)
 
 
 def _why(error: Exception) -> str:
@@ -319,71 +298,52 @@ class Listing:
         )
 
     def image_data(
-        self, contents: Contents, cache: Tensor, keep: Callable[[Samples], Samples]
+        self, contents: Contents, cache: Tensor, folder: CacheFolder | None
     ) -> ImageData:
-        """All samples with their pixels. `keep` makes the compact form of the table."""
+        """All samples with their pixels; the table is mapped if the pixels are in a folder."""
         reasons = {path: reason for path, reason, *_ in contents.refused}
         row_of = {key: row for row, key in enumerate(contents.samples.keys)}
-        image_keys = [self._items[self._image_of(index)].key for index in self._order]
-        good = [index for index, key in zip(self._order, image_keys, strict=True) if key in row_of]
-        rows = np.array([row_of[key] for key in image_keys if key in row_of])
-        bad = [
-            (self._items[index].key, reasons[key])
-            for index, key in zip(self._order, image_keys, strict=True)
-            if key in reasons
-        ]
-        items, table = [self._items[index] for index in good], contents.samples
-        labels = [self._source.label(index) for index in good]
-        captions = (
-            None
-            if all(item.caption is None for item in items)
-            else same_type([item.caption for item in items])
-        )
-        groups = (
-            None if all(item.group is None for item in items) else [item.group for item in items]
-        )
-        known = list(table.digests)
-        digests = [known[row] for row in rows]
-        unlabelled = all(label is None for label in labels)
-        alone = captions is None and groups is None
-        samples = Samples(
-            ids=np.arange(len(good)),
+        good: list[int] = []
+        places: list[int] = []
+        quarantine = list(contents.unread)
+        for index in self._order:
+            image_key = self._items[self._image_of(index)].key
+            if image_key in row_of:
+                good.append(index)
+                places.append(row_of[image_key])
+            else:
+                quarantine.append((self._items[index].key, reasons[image_key]))
+        items, rows = [self._items[index] for index in good], np.array(places)
+        labels = np.array([-1 if (x := self._source.label(index)) is None else x for index in good])
+        captions = same_type([item.caption for item in items])
+        groups = [item.group for item in items]
+        table = contents.samples.at(rows)
+        samples = replace(
+            table,
             keys=[item.key for item in items],
-            widths=table.widths[rows],
-            heights=table.heights[rows],
-            labels=None
-            if unlabelled
-            else np.array([-1 if label is None else label for label in labels]),
-            classes=self._source.classes,
             splits=[item.split for item in items],
-            sizes_bytes=table.sizes_bytes[rows],
-            modified_ns=table.modified_ns[rows],
-            digests=digests,
-            captions=captions,
-            groups=groups,
-            group_ids=None if alone else group_ids(digests, captions, groups),
+            labels=labels if (labels >= 0).any() else None,
+            classes=self._source.classes,
+            captions=captions if any(each is not None for each in captions) else None,
+            groups=groups if any(each is not None for each in groups) else None,
         )
+        if samples.captions is not None or samples.groups is not None:
+            known = group_ids(table.digests, samples.captions, samples.groups)
+            samples = replace(samples, group_ids=known)
         is_plain = len(rows) == len(cache) and bool((rows == np.arange(len(rows))).all())
-        return ImageData(
-            keep(samples),
+        data = ImageData(
+            samples if folder is None else samples.mapped(folder.path),
             cache,
             None if is_plain else torch.from_numpy(rows),
-            [*contents.unread, *bad],
+            quarantine,
         )
+        if folder is not None:
+            data.folder, data.verify = folder.path, folder.verify
+        return data
 
     def _image_of(self, index: int) -> int:
         same_as = self._items[index].same_as
         return index if same_as is None else same_as
-
-
-def all_refused(name: str, refused: Sequence[tuple[str, str]]) -> KinfolkError:
-    """The error for a source without any good image."""
-    if not refused:
-        return KinfolkError(f"{name} holds no images")
-    path, reason = refused[0]
-    return KinfolkError(
-        f"all {len(refused):,} images of {name} were refused; the first is {shown(path)}: {reason}"
-    )
 
 
 # Other processes of the same training
@@ -395,16 +355,10 @@ def hand_over(data: ImageData, note: Path) -> None:
     if data.folder is None or data.samples.file is None:
         note.unlink(missing_ok=True)
         return
-    places = {
-        "folder": str(data.folder),
-        "samples": str(data.samples.file),
-        "rows": None,
-        "digest": None,
-    }
-    if data.rows is not None:
-        rows, file = data.rows.numpy().astype("<i8"), data.samples.file.with_suffix(".i8")
-        write_atomically(file, lambda opened: opened.write(rows.tobytes()))
-        places |= {"rows": str(file), "digest": _digest(rows)}
+    rows = b"" if data.rows is None else data.rows.numpy().astype("<i8").tobytes()
+    file = data.samples.file.with_suffix(".i8")
+    write_atomically(file, lambda opened: opened.write(rows))
+    places = [str(data.folder), str(data.samples.file), str(file), _digest(rows)]
     write_sealed_text(note, json.dumps(places))
 
 
@@ -412,27 +366,30 @@ def take_over(note: Path) -> ImageData | None:
     """The data that `hand_over` recorded; None if it is missing (e.g. on another machine with its
     own cache folder) or damaged."""
     try:
-        places = json.loads(read_sealed_text(note))
-        found = map_cache(Path(places["folder"]))
-        rows = None if places["rows"] is None else np.fromfile(places["rows"], dtype="<i8")
-        samples = Samples.open(places["samples"])
-    except (OSError, ValueError, KeyError, TypeError, KinfolkError):
+        folder, table, file, digest_of_rows = json.loads(read_sealed_text(note))
+        found, samples, content = (
+            map_cache(Path(folder)),
+            Samples.open(table),
+            Path(file).read_bytes(),
+        )
+    except (OSError, ValueError, TypeError, KinfolkError):
         return None
-    if found is None or (rows is not None and _digest(rows) != places["digest"]):
+    if found is None or _digest(content) != digest_of_rows:
         return None
     cache, verify = found
+    rows = torch.from_numpy(np.frombuffer(content, dtype="<i8").copy()) if content else None
     if (len(samples) if rows is None else int(rows.max()) + 1) > len(cache):
         return None
-    data = ImageData(samples, cache, None if rows is None else torch.from_numpy(rows), [])
-    data.folder, data.verify = Path(places["folder"]), verify
+    data = ImageData(samples, cache, rows, [])
+    data.folder, data.verify = Path(folder), verify
     return data
 
 
-def _digest(rows: Any) -> str:
-    return hashlib.blake2b(rows.tobytes(), digest_size=16).hexdigest()
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-# Refused images, and the progress bar
+# Refused images
 
 
 def write_quarantine(refused: Sequence[tuple[str, str]], path: str | Path) -> None:

@@ -1,30 +1,169 @@
 """The table of samples: one row per sample, with the id that addresses all per-sample state.
 
 Also a sentence on the first difference between two tables, and a digest of a whole table, which
-tells whether per-sample state belongs to it.
+shows whether per-sample state belongs to it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, final, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from kinfolk.data.captions import Caption, TextColumn
+from kinfolk.data.labels import Caption
 from kinfolk.errors import KinfolkError, shown
-from kinfolk.files import DamagedFileError, explain_write_errors, first_line, write_atomically
+from kinfolk.files import (
+    UNFINISHED,
+    DamagedFileError,
+    explain_write_errors,
+    first_line,
+    move_into_place,
+    write_atomically,
+)
 
 Ints = npt.NDArray[np.int64]
-_CLASSES = b"kinfolk.classes"
-_ARCHIVES = b"kinfolk.archives"
-_PIECE = 1 << 24
+
+# Columns of texts
+
+_CHUNK = 1 << 16
+_LONGEST = (1 << 31) - 1
+_DIGEST = re.compile("[0-9a-f]{16}")
+
+
+@final
+class TextColumn(Sequence[Any]):
+    """A column that reads like a list of texts, with None for a missing one: one block of
+    characters in Arrow's layout instead of a Python object per text. Processes share it if the
+    block is a memory-mapped file.
+
+    Lists of texts read as tuples, eight bytes as 16 hex digits.
+
+    Args:
+        array: of strings, dictionary-encoded strings, lists of strings, or eight bytes each.
+
+    Example:
+        >>> column = TextColumn.of(["a", None, "b"])
+        >>> column[2], list(column[:2]), column == ["a", None, "b"]
+        ('b', ['a', None], True)
+    """
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    @classmethod
+    def of(cls, values: Sequence[Any], *, few: bool = False) -> TextColumn:
+        """The compact form of any sequence of texts. `few`: there are few different ones, so each
+        is stored as a number."""
+        import pyarrow as pa
+
+        if isinstance(values, TextColumn):
+            return values
+        if any(isinstance(value, tuple) for value in values):
+            return cls(_one_chunk(pa.array(values, pa.large_list(pa.large_string()))))
+        if len(values) and all(
+            isinstance(value, str) and _DIGEST.fullmatch(value) for value in values
+        ):
+            return cls(
+                _one_chunk(pa.array([bytes.fromhex(value) for value in values], pa.binary(8)))
+            )
+        array = _one_chunk(pa.array(values, pa.large_string()))
+        if few:
+            coded = _one_chunk(array.dictionary_encode())
+            narrow = pa.int8() if len(coded.dictionary) < 128 else pa.int32()
+            return cls(pa.DictionaryArray.from_arrays(coded.indices.cast(narrow), coded.dictionary))
+        return cls(array.cast(pa.string()) if array.nbytes < _LONGEST else array)
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    @overload
+    def __getitem__(self, place: int) -> Any: ...
+    @overload
+    def __getitem__(self, place: slice) -> TextColumn: ...
+    def __getitem__(self, place: int | slice) -> Any:
+        if not isinstance(place, slice):
+            return _value(self.array[int(place)].as_py())
+        start, stop, step = place.indices(len(self))
+        if step == 1:
+            return TextColumn(self.array.slice(start, max(0, stop - start)))
+        return self.take(np.arange(start, stop, step))
+
+    def __iter__(self) -> Iterator[Any]:
+        for start in range(0, len(self), _CHUNK):
+            yield from map(_value, self.array.slice(start, _CHUNK).to_pylist())
+
+    def __eq__(self, other: object) -> bool:
+        if (
+            isinstance(other, TextColumn)
+            and self.array.type == other.array.type
+            and self.array.equals(other.array)  # much faster than the comparison below
+        ):
+            return True
+        if not isinstance(other, Sequence) or isinstance(other, str):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"TextColumn({list(self[:4])!r}{'…' if len(self) > 4 else ''})"
+
+    def take(self, rows: npt.NDArray[np.int64]) -> TextColumn:
+        """The texts at `rows`."""
+        import pyarrow as pa
+
+        return TextColumn(_one_chunk(self.array.take(pa.array(rows))))
+
+    def rows_of(self, value: str) -> npt.NDArray[np.int64]:
+        """The rows whose text is `value`, in order."""
+        import pyarrow.compute as pc
+
+        return np.flatnonzero(
+            pc.fill_null(pc.equal(self.array, value), False).to_numpy(zero_copy_only=False)
+        )
+
+    @cached_property
+    def numbers(self) -> npt.NDArray[np.int64]:
+        """A number for each text, equal where the texts are equal; for eight bytes, the bytes
+        themselves, without a copy."""
+        if _is_digest(self.array):
+            content, start = self.array.buffers()[1], 8 * self.array.offset
+            return np.frombuffer(content, dtype=np.int64, count=len(self), offset=start)
+        texts = np.asarray([value or "" for value in self])
+        return np.unique(texts, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _is_digest(array: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_fixed_size_binary(array.type))
+
+
+def _one_chunk(column: Any) -> Any:
+    """A column as one array, without a copy if it has a single chunk."""
+    import pyarrow as pa
+
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+# The table
 
 
 @dataclass(frozen=True)
@@ -47,7 +186,7 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where the images of streamed data are stored.
+    """Where the images of shards, or of a streamed folder, are stored.
 
     Args:
         archives: the shards, or the folder whose files the keys name.
@@ -64,14 +203,27 @@ class Places:
         return Places(self.archives, self.archive[rows], self.offsets[rows])
 
 
+_INT_COLUMNS = {
+    "ids": "id",
+    "widths": "width",
+    "heights": "height",
+    "sizes_bytes": "size_bytes",
+    "modified_ns": "modified_ns",
+}
+_TEXT_COLUMNS = {"keys": "key", "splits": "split", "digests": "digest"}
+_OPTIONAL_TEXTS = {"captions": "caption", "groups": "group"}
+_CLASSES = b"kinfolk.classes"
+_ARCHIVES = b"kinfolk.archives"
+_PIECE = 1 << 24
+
+
 @dataclass(frozen=True, eq=False)
 class Samples:
     """The table of samples, by column. Training samples come first; their ids are 0 … `num_train` −
     1.
 
-    Columns of texts are lists, or `TextColumn`s in tables that are kept for long (`packed`,
-    `mapped`). These take about 45 bytes per sample plus the key instead of about 900, and processes
-    that map the same file share them.
+    Columns of texts become `TextColumn`s. The table takes about 45 bytes per sample plus the key,
+    and processes that map the same file share them.
 
     Args:
         ids: (N,) sample ids.
@@ -86,7 +238,7 @@ class Samples:
             several.
         group_ids: (N,) known positives: samples with the same group id share an image, a caption or
             a group; see `labels.group_ids`.
-        places: where each image is stored, for streamed data.
+        places: where each image is stored, for shards and streamed data.
         file: the file that the columns are mapped from, if any.
     """
 
@@ -105,6 +257,11 @@ class Samples:
     group_ids: Ints | None = None
     places: Places | None = None
     file: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name in (*_TEXT_COLUMNS, *_OPTIONAL_TEXTS):
+            if (texts := getattr(self, name)) is not None:
+                object.__setattr__(self, name, TextColumn.of(texts, few=name == "splits"))
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -132,7 +289,7 @@ class Samples:
     @property
     def num_train(self) -> int:
         """Number of samples in the split "train"."""
-        return self.splits.count("train")
+        return len(self.rows_of("train"))
 
     def of(self, split: str) -> Samples:
         """The samples of one split, with their ids."""
@@ -140,53 +297,58 @@ class Samples:
 
     def rows_of(self, split: str) -> Ints:
         """The rows of one split, in order."""
-        if isinstance(self.splits, TextColumn):
-            return self.splits.rows_of(split)
-        return np.array(
-            [row for row, name in enumerate(self.splits) if name == split], dtype=np.int64
-        )
+        return TextColumn.of(self.splits).rows_of(split)
 
     def at(self, rows: Ints) -> Samples:
         """The samples at `rows`, with new ids."""
         return replace(self._take(rows), ids=np.arange(len(rows)))
 
-    def with_group_ids(self, group_ids: Ints) -> Samples:
-        """The same samples with these group ids."""
-        return replace(self, group_ids=group_ids, file=None)
+    def place(self, row: int) -> str | tuple[str, int, int]:
+        """Where the image of a row is stored: a file, or (shard, offset, length)."""
+        assert self.places is not None
+        archives, archive = self.places.archives, int(self.places.archive[row])
+        if archive < 0:
+            return f"{archives[0]}/{self.keys[row]}"
+        return archives[archive], int(self.places.offsets[row]), int(self.sizes_bytes[row])
 
     def first_difference(self, other: Samples) -> str | None:
-        """A sentence on the first difference from `other` (the present state), or None.
-        `modified_ns` is not compared."""
-        return first_difference(self, other)
+        """A sentence on the first difference from `other` (the present state), or None: order and
+        presence first, then classes, then row by row. `modified_ns` is not compared."""
+        found = key_difference(self.keys, other.keys)
+        return found or annotation_difference(self, other.classes, _compared(other))
 
     def to_parquet(self, path: str | Path, metadata: dict[str, str] | None = None) -> None:
-        """Writes the table to a Parquet file, with the class names in its metadata."""
+        """Writes the table to a Parquet file that other programs can read, with the class names in
+        its metadata."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         columns: dict[str, Any] = {
-            "id": pa.array(self.ids, pa.int64()),
-            "key": _strings(self.keys),
-            "width": pa.array(self.widths, pa.int64()),
-            "height": pa.array(self.heights, pa.int64()),
+            "id": self.ids,
+            "key": _plain(self.keys),
+            "width": self.widths,
+            "height": self.heights,
             "label": pa.nulls(len(self), pa.int64())
             if self.labels is None
             else pa.array(self.labels.astype(np.int64), mask=self.labels < 0),
-            "split": _strings(self.splits),
-            "size_bytes": pa.array(self.sizes_bytes, pa.int64()),
-            "modified_ns": pa.array(self.modified_ns, pa.int64()),
-            "digest": _strings(self.digests),
+            "split": _plain(self.splits),
+            "size_bytes": self.sizes_bytes,
+            "modified_ns": self.modified_ns,
+            "digest": _plain(self.digests),
         }
-        if self.captions is not None:
-            columns["caption"] = _strings(self.captions)
-        if self.groups is not None:
-            columns["group"] = _strings(self.groups)
+        for plural, name in _OPTIONAL_TEXTS.items():
+            if getattr(self, plural) is not None:
+                columns[name] = _plain(getattr(self, plural))
         if self.group_ids is not None:
-            columns["group_id"] = pa.array(self.group_ids, pa.int64())
-        noted: dict[Any, Any] = dict(metadata or {})
+            columns["group_id"] = self.group_ids
+        columns = {
+            name: pa.array(column, pa.int64()) if isinstance(column, np.ndarray) else column
+            for name, column in columns.items()
+        }
+        header: dict[Any, Any] = dict(metadata or {})
         if self.classes is not None:
-            noted[_CLASSES] = json.dumps(self.classes).encode()
-        table = pa.table(columns).replace_schema_metadata(noted or None)
+            header[_CLASSES] = json.dumps(self.classes).encode()
+        table = pa.table(columns).replace_schema_metadata(header or None)
         write_atomically(Path(path), lambda file: pq.write_table(table, file))
 
     @classmethod
@@ -195,35 +357,33 @@ class Samples:
         import pyarrow.parquet as pq
 
         try:
-            return cls._of_table(pq.read_table(Path(path)))
+            found = cls._of_table(pq.read_table(Path(path)))
+            return replace(found, digests=list(found.digests), splits=list(found.splits))
         except FileNotFoundError:
             raise KinfolkError(
                 f"there is no table of samples at `{path}`; restore it, or start a new run"
             ) from None
         except Exception as error:  # readers raise nearly anything on a broken file
-            raise KinfolkError(
-                f"`{path}` is not a readable table of samples: {first_line(error)}"
-            ) from error
-
-    def packed(self) -> Samples:
-        """The same table in its compact form, in memory."""
-        return self._of_table(self._compact())
+            raise _unreadable(path, error) from error
 
     def mapped(self, folder: str | Path) -> Samples:
         """The same table, mapped from a file in `folder` that all processes of the machine share.
 
-        The file is named by the digest of its bytes; a damaged one is written again.
+        The file is named by the digest of its bytes.
         """
-        table = self._compact()
-        name = hashlib.blake2b(digest_size=8)
-        _write_table(table, _Digested(name))
-        path = Path(folder) / f"samples-{name.hexdigest()}.arrow"
-        if path.exists():
-            with contextlib.suppress(KinfolkError):
-                return self.open(path)
-        with explain_write_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, lambda file: _write_table(table, file))
+        import pyarrow as pa
+
+        def write(file: Any) -> None:
+            table = self._compact()
+            with pa.ipc.new_file(file, table.schema) as writer:
+                writer.write_table(table)
+
+        draft = Path(folder) / f"samples-{secrets.token_hex(4)}{UNFINISHED}.arrow"
+        with explain_write_errors(draft):
+            draft.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(draft, write)
+            path = draft.with_name(f"samples-{_file_digest(draft)}.arrow")
+            move_into_place(draft, path)
         return self.open(path)
 
     @classmethod
@@ -233,148 +393,93 @@ class Samples:
 
         path = Path(path)
         try:
-            with open(path, "rb") as file:
-                digest = hashlib.blake2b(digest_size=8)
-                while piece := file.read(_PIECE):
-                    digest.update(piece)
-            if path.stem != f"samples-{digest.hexdigest()}":
+            if path.stem != f"samples-{_file_digest(path)}":
                 raise DamagedFileError("its bytes do not match the digest in its name")
             table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
             return replace(cls._of_table(table), file=path)
         except Exception as error:  # readers raise nearly anything on a broken file
-            raise KinfolkError(
-                f"`{path}` is not a readable table of samples: {first_line(error)}"
-            ) from error
+            raise _unreadable(path, error) from error
 
     def _compact(self) -> Any:
-        """The table as one record batch: 32 bits if they suffice, splits as numbers, digests as
-        eight bytes."""
+        """The table in Arrow's layout, with 32 bits for numbers if they suffice."""
         import pyarrow as pa
 
         columns: dict[str, Any] = {
-            "key": TextColumn.of(self.keys).array,
-            "split": TextColumn.of(self.splits, few=True).array,
-        }
-        columns["digest"] = TextColumn.of(self.digests).array
-        columns |= {name: _narrow(getattr(self, plural)) for plural, name in _INT_COLUMNS.items()}
-        columns |= {
-            name: _narrow(numbers)
-            for name, numbers in (("label", self.labels), ("group_id", self.group_ids))
-            if numbers is not None
-        }
-        columns |= {
             name: TextColumn.of(texts).array
-            for name, texts in (("caption", self.captions), ("group", self.groups))
-            if texts is not None
+            for plural, name in {**_TEXT_COLUMNS, **_OPTIONAL_TEXTS}.items()
+            if (texts := getattr(self, plural)) is not None
         }
+        numbers = {name: getattr(self, plural) for plural, name in _INT_COLUMNS.items()}
+        numbers |= {"label": self.labels, "group_id": self.group_ids}
         metadata = {} if self.classes is None else {_CLASSES: json.dumps(self.classes).encode()}
         if self.places is not None:
-            columns |= {
-                "archive": _narrow(self.places.archive),
-                "offset": _narrow(self.places.offsets),
-            }
+            numbers |= {"archive": self.places.archive, "offset": self.places.offsets}
             metadata[_ARCHIVES] = json.dumps(self.places.archives).encode()
+        columns |= {name: _narrow(each) for name, each in numbers.items() if each is not None}
         return pa.table(columns).replace_schema_metadata(metadata or None)
 
     @classmethod
     def _of_table(cls, table: Any) -> Samples:
-        column = {name: table[name] for name in table.column_names}
-        labels = column.get("label")
+        columns = {name: _one_chunk(table[name]) for name in table.column_names}
         metadata = table.schema.metadata or {}
-        classes = metadata.get(_CLASSES)
-        places = None
+        classes, labels, places = metadata.get(_CLASSES), columns.get("label"), None
         if _ARCHIVES in metadata:
             places = Places(
                 json.loads(metadata[_ARCHIVES]),
-                _numbers(column["archive"]),
-                _numbers(column["offset"]),
+                columns["archive"].to_numpy(),
+                columns["offset"].to_numpy(),
             )
-
-        def texts(name: str) -> TextColumn | None:
-            return TextColumn(_one_chunk(column[name])) if name in column else None
-
+        if labels is not None:
+            unlabelled = labels.null_count == len(table)
+            labels = labels.fill_null(-1) if labels.null_count else labels
+            labels = None if unlabelled else labels.to_numpy()
+        texts = {
+            plural: TextColumn(columns[name])
+            for plural, name in {**_TEXT_COLUMNS, **_OPTIONAL_TEXTS}.items()
+            if name in columns or name in _TEXT_COLUMNS.values()
+        }
         return cls(
-            **{plural: _numbers(column[name]) for plural, name in _INT_COLUMNS.items()},
-            keys=TextColumn(_one_chunk(column["key"])),
-            splits=TextColumn(_one_chunk(column["split"])),
-            digests=TextColumn(_one_chunk(column["digest"])),
-            labels=None
-            if labels is None or labels.null_count == len(table)
-            else _numbers(labels.fill_null(-1) if labels.null_count else labels),
+            **{plural: columns[name].to_numpy() for plural, name in _INT_COLUMNS.items()},
+            **texts,  # type: ignore[arg-type]
+            labels=labels,
             classes=None if classes is None else json.loads(classes),
-            captions=texts("caption"),
-            groups=texts("group"),
-            group_ids=_numbers(column["group_id"]) if "group_id" in column else None,
+            group_ids=columns["group_id"].to_numpy() if "group_id" in columns else None,
             places=places,
         )
 
     def _take(self, rows: Sequence[int] | Ints) -> Samples:
         index = np.asarray(rows, dtype=np.int64)
-        taken: dict[str, Any] = {name: getattr(self, name)[index] for name in _INT_COLUMNS}
-        for name in (*_TEXT_COLUMNS, "captions", "groups"):
-            values = getattr(self, name)
-            taken[name] = (
-                values.take(index)
-                if isinstance(values, TextColumn)
-                else values and [values[row] for row in rows]
-            )
-        for name in ("labels", "group_ids"):
-            numbers = getattr(self, name)
-            taken[name] = None if numbers is None else numbers[index]
-        return replace(
-            self, **taken, places=None if self.places is None else self.places[index], file=None
-        )
+        taken: dict[str, Any] = {}
+        for name in (*_INT_COLUMNS, "labels", "group_ids", "places"):
+            column = getattr(self, name)
+            taken[name] = None if column is None else column[index]
+        for name in (*_TEXT_COLUMNS, *_OPTIONAL_TEXTS):
+            texts = getattr(self, name)
+            taken[name] = None if texts is None else texts.take(index)
+        return replace(self, **taken, file=None)
 
 
-def _strings(values: Sequence[Any]) -> Any:
-    """A column of plain strings or lists of strings, which other programs can read."""
+def _file_digest(path: Path) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    with open(path, "rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _unreadable(path: str | Path, error: Exception) -> KinfolkError:
+    return KinfolkError(f"`{path}` is not a readable table of samples: {first_line(error)}")
+
+
+def _plain(values: Sequence[Any]) -> Any:
+    """A column of plain strings or lists of strings."""
     import pyarrow as pa
 
-    if isinstance(values, TextColumn) and (
-        pa.types.is_string(values.array.type) or pa.types.is_dictionary(values.array.type)
-    ):
-        return values.array.cast(pa.string())
-    several = any(isinstance(value, tuple) for value in values)
+    array = TextColumn.of(values).array
+    if pa.types.is_string(array.type) or pa.types.is_dictionary(array.type):
+        return array.cast(pa.string())
+    several = pa.types.is_list(array.type) or pa.types.is_large_list(array.type)
     return pa.array(list(values), pa.list_(pa.string()) if several else pa.string())
-
-
-class _Digested:
-    """A file object that keeps only the digest of what is written."""
-
-    closed = False
-
-    def __init__(self, state: hashlib.blake2b) -> None:
-        self._state, self._written = state, 0
-
-    def write(self, data: Any) -> int:
-        self._state.update(data)
-        self._written += len(data)
-        return len(data)
-
-    def tell(self) -> int:
-        return self._written
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-def _write_table(table: Any, file: Any) -> None:
-    import pyarrow as pa
-
-    with pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)
-
-
-def _one_chunk(column: Any) -> Any:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
-def _numbers(column: Any) -> Any:
-    """A column as a numpy view, or as a copy if it has several chunks."""
-    return _one_chunk(column).to_numpy()
 
 
 def _narrow(numbers: Ints) -> Any:
@@ -385,51 +490,13 @@ def _narrow(numbers: Ints) -> Any:
     return pa.array(numbers, pa.int32() if fits else pa.int64(), safe=False)
 
 
-_INT_COLUMNS = {
-    "ids": "id",
-    "widths": "width",
-    "heights": "height",
-    "sizes_bytes": "size_bytes",
-    "modified_ns": "modified_ns",
-}
-_TEXT_COLUMNS = ("keys", "splits", "digests")
-
-
 # Differences between two tables
-
-
-def first_difference(was: Samples, now: Samples) -> str | None:
-    """The first difference between two tables of samples: order and presence first, then classes,
-    then row by row."""
-    if (found := key_difference(was.keys, now.keys)) is not None:
-        return found
-    if was.classes != now.classes:
-        return f"the classes were {_shorten(was.classes)}, are now {_shorten(now.classes)}"
-    columns: list[tuple[str, Sequence[Any], Sequence[Any]]] = [
-        ("split", was.splits, now.splits),
-        ("label", _labels(was), _labels(now)),
-        ("caption", was.captions or [None] * len(was), now.captions or [None] * len(now)),
-        ("group", was.groups or [None] * len(was), now.groups or [None] * len(now)),
-        ("bytes", was.sizes_bytes, now.sizes_bytes),  # type: ignore[list-item]
-        ("width", was.widths, now.widths),  # type: ignore[list-item]
-        ("height", was.heights, now.heights),  # type: ignore[list-item]
-        ("digest", was.digests, now.digests),
-    ]
-    differing = [
-        (row, name, a[row], b[row])
-        for name, a, b in columns
-        if (row := first_unequal(a, b)) is not None
-    ]
-    if not differing:
-        return None
-    row, name, before, after = min(differing, key=lambda found: found[0])
-    return value_difference(row, was.keys[row], name, before, after)
 
 
 def key_difference(was: Sequence[str], now: Sequence[str]) -> str | None:
     """A sentence on the first sample that is missing, was added or has moved; None if there is
     none."""
-    row = first_unequal(was, now)
+    row = _first_unequal(was, now)
     if row is None and len(was) == len(now):
         return None
     row = min(len(was), len(now)) if row is None else row
@@ -444,6 +511,25 @@ def key_difference(was: Sequence[str], now: Sequence[str]) -> str | None:
     return f"there were {len(was):,} samples, there are now {len(now):,}"
 
 
+def annotation_difference(
+    was: Samples, classes: list[str] | None, columns: Mapping[str, Sequence[Any]]
+) -> str | None:
+    """A sentence on classes that have changed, or on the first row in which one of `columns` (the
+    present ones, by name) has; None if there is none."""
+    if was.classes != classes:
+        return f"the classes were {_shorten(was.classes)}, are now {_shorten(classes)}"
+    before = _compared(was)
+    differing = [
+        (row, name)
+        for name, column in columns.items()
+        if (row := _first_unequal(before[name], column)) is not None
+    ]
+    if not differing:
+        return None
+    row, name = min(differing, key=lambda found: found[0])
+    return value_difference(row, was.keys[row], name, before[name][row], columns[name][row])
+
+
 def value_difference(row: int, key: str, name: str, before: object, after: object) -> str:
     """A sentence on a changed value of one sample."""
     subject = f"sample {row} ({shown(key)})"
@@ -454,7 +540,23 @@ def value_difference(row: int, key: str, name: str, before: object, after: objec
     return f"{subject} had {name} {_shorten(before)}, now has {_shorten(after)}"
 
 
-def first_unequal(was: Sequence[Any], now: Sequence[Any]) -> int | None:
+def _compared(samples: Samples) -> dict[str, Any]:
+    labels, missing = samples.labels, [None] * len(samples)
+    return {
+        "split": samples.splits,
+        "label": missing
+        if labels is None
+        else [None if label < 0 else label for label in labels.tolist()],
+        "caption": missing if samples.captions is None else samples.captions,
+        "group": missing if samples.groups is None else samples.groups,
+        "bytes": samples.sizes_bytes,
+        "width": samples.widths,
+        "height": samples.heights,
+        "digest": samples.digests,
+    }
+
+
+def _first_unequal(was: Sequence[Any], now: Sequence[Any]) -> int | None:
     """The first position, within the shorter of both, where they differ."""
     if isinstance(was, np.ndarray):
         places = np.flatnonzero(was[: len(now)] != now[: len(was)])
@@ -462,14 +564,6 @@ def first_unequal(was: Sequence[Any], now: Sequence[Any]) -> int | None:
     if was == now:
         return None
     return next((row for row, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), None)
-
-
-def _labels(samples: Samples) -> list[int | None]:
-    return (
-        [None] * len(samples)
-        if samples.labels is None
-        else [None if label < 0 else label for label in samples.labels.tolist()]
-    )
 
 
 def _shorten(value: object) -> str:
@@ -481,34 +575,47 @@ def _shorten(value: object) -> str:
 
 # Digest of a table
 
-_DIGESTED_ROWS = 1 << 16
-
 
 def samples_digest(samples: Samples) -> str:
     """32 hexadecimal digits of keys, splits, contents, sizes, labels, classes, captions and groups,
     in the order of ids.
 
-    For streamed data, whose contents are not known, only the sizes count. The digest does not
-    depend on whether columns are lists.
+    For streamed data, whose contents are not known, only the sizes count.
     """
     state = hashlib.blake2b(digest_size=16)
     state.update(repr(samples.classes).encode("utf-8", "surrogatepass"))
     for texts in (samples.keys, samples.splits, samples.digests, samples.captions, samples.groups):
-        _add(state, texts)
+        if texts is None:
+            state.update(b"none")
+            continue
+        column = TextColumn.of(texts)
+        state.update(b"column" + len(column).to_bytes(8, "little"))
+        for start in range(0, len(column), _CHUNK):
+            for part in _bytes_of(column[start : start + _CHUNK].array):
+                state.update(part)
     labels = np.full(len(samples), -1) if samples.labels is None else samples.labels
     for numbers in (labels, samples.sizes_bytes):
         state.update(np.ascontiguousarray(numbers, dtype="<i8").tobytes())
     return state.hexdigest()
 
 
-def _add(state: hashlib.blake2b, texts: Sequence[Any] | None) -> None:
-    """Adds a column to the digest. Lengths come before the texts, so that different columns never
-    have the same bytes."""
-    if texts is None:
-        state.update(b"none")
-        return
-    column = TextColumn.of(texts)
-    state.update(b"column" + len(column).to_bytes(8, "little"))
-    for start in range(0, len(column), _DIGESTED_ROWS):
-        for part in column[start : start + _DIGESTED_ROWS].plain():
-            state.update(part)
+def _bytes_of(array: Any) -> list[bytes]:
+    """The lengths of all texts (−1 for a missing one) and their characters, which do not depend on
+    the layout of the column; for lists of texts, the lengths of the lists come first.
+
+    Lengths come before the texts, so that different columns never have the same bytes.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    def to_bytes(lengths: Any) -> bytes:
+        numbers = lengths.fill_null(-1).to_numpy(zero_copy_only=False)
+        return np.ascontiguousarray(numbers, dtype="<i8").tobytes()
+
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        return [to_bytes(pc.list_value_length(array)), *_bytes_of(array.flatten())]
+    if _is_digest(array):
+        array = pa.array([value.hex() for value in array.to_pylist()])
+    texts = array.cast(pa.large_string())
+    lengths = to_bytes(pc.binary_length(texts))
+    return [lengths, "".join(pc.fill_null(texts, "").to_pylist()).encode()]

@@ -1,11 +1,11 @@
 """Webdataset shards: `.tar` files of images, captions (`.txt`, or `.json` with "caption") and
 labels (`.cls`), read in place.
 
-The first pass reads the archives' headers and captions and records where each image is stored.
-Nothing is unpacked and nothing in an archive is run. `ShardIndex` keeps the result in index files,
-so that a shard is read through only once; an index file is valid while its shard has the same size
-and modification time. Several shards can be named by a pattern: `shards/{000..331}.tar`,
-`shards/*.tar`.
+The first pass reads the archives' headers and captions, one archive after the other, and makes the
+table of samples, which records where each image is stored. Nothing is unpacked and nothing in an
+archive is run. The table is kept in a file that later runs and all ranks map; its name is a digest
+of the path, size, modification time and readability of each shard, so a table of another state is
+never used. Several shards can be named by a pattern: `shards/{000..331}.tar`, `shards/*.tar`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ import os
 import re
 import tarfile
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, final
+from typing import Any, BinaryIO, NamedTuple
 
-from kinfolk.data.captions import usable_captions
-from kinfolk.data.labels import SPLITS, encode_labels
-from kinfolk.data.prepare import Refusals, one_writer
-from kinfolk.data.source import Item, Source
+import numpy as np
+
+from kinfolk.data.labels import SPLITS, encode_labels, group_ids, same_type, usable_captions
+from kinfolk.data.prepare import one_writer
+from kinfolk.data.sample_table import Places, Samples, TextColumn
+from kinfolk.data.source import SPLIT_RANK, FileSource, Item, Refusals, all_refused
 from kinfolk.errors import KinfolkError, shown
 from kinfolk.files import read_sealed_text, remove_unfinished, write_sealed_text
 
@@ -52,46 +54,6 @@ def expand(pattern: str) -> list[Path]:
     )
 
 
-@final
-class ShardSource(Source):
-    """Images inside archives."""
-
-    def __init__(
-        self,
-        name: str,
-        items: list[Item],
-        places: list[tuple[str, int, int]],
-        classes: list[str] | None,
-        refused: Refusals,
-        index: ShardIndex,
-    ) -> None:
-        self.name, self.classes, self.refused, self.native_size = name, classes, refused, None
-        self._items, self._places, self._index = items, places, index
-        self._times = {
-            path: os.stat(path).st_mtime_ns for path in dict.fromkeys(path for path, *_ in places)
-        }
-
-    def load(self, index: int) -> bytes:
-        path, offset, length = self._places[index]
-        with open(path, "rb") as file:
-            file.seek(offset)
-            return file.read(length)
-
-    def path(self, index: int) -> tuple[str, int, int]:
-        return self._places[index]
-
-    def stat(self, index: int) -> tuple[int, int]:
-        path, _, length = self._places[index]
-        return length, self._times[path]
-
-    def keep(self, folder: str | Path) -> None:
-        self._index.keep(folder)
-
-    def release(self) -> None:
-        super().release()
-        self._places = []
-
-
 def find_shards(path: Path) -> dict[str, list[Path]]:
     """The archives of each split: a single `.tar`, or those of a folder or of its `train/`, `test/`
     …, if it contains no image files."""
@@ -112,41 +74,6 @@ def find_shards(path: Path) -> dict[str, list[Path]]:
     images = any(entry.suffix.lower().lstrip(".") in IMAGES for entry in entries)
     whole = all(name in SPLITS and _tars(folder) for name, folder in folders.items())
     return {split: tars for split, tars in found.items() if tars} if whole and not images else {}
-
-
-def open_shards(
-    splits: dict[str, list[Path]], name: str, index_dir: str | Path | None = None
-) -> ShardSource:
-    """The samples of all archives, in the order of archives and of keys within them; keys are
-    `archive/key`.
-
-    A sample without an image, with two images, or (if any sample has a caption) without a usable
-    caption is refused by name, and so is an archive that can't be read. Archives that have not
-    changed since their index was written to `index_dir` are not read.
-    """
-    rows: list[tuple[str, str, tuple[str, int, int], Entry]] = []
-    refused: Refusals = []
-    names = shard_names([path for tars in splits.values() for path in tars])
-    index = ShardIndex(index_dir)
-    for split, tars in splits.items():
-        for path in tars:
-            for key, entry in index.usable(path, names[path], refused):
-                assert entry.image is not None
-                rows.append((key, split, (os.path.abspath(path), *entry.image), entry))
-    captioned = any(entry.caption is not None for *_, entry in rows)
-    labels, classes = encode_labels([entry.label for *_, entry in rows], name)
-    items: list[Item] = []
-    places: list[tuple[str, int, int]] = []
-    for (key, split, place, entry), label in zip(rows, labels, strict=True):
-        caption, faults = usable_captions(entry.caption) if captioned else (None, [])
-        refused += [(f"{key}[{number}]" if number else key, fault) for number, fault in faults]
-        if captioned and caption is None:
-            continue
-        items.append(Item(key, label, split, caption))
-        places.append(place)
-    if not items and not refused:
-        raise KinfolkError(f"{name} holds no images")
-    return ShardSource(name, items, places, classes, refused, index)
 
 
 def _tars(folder: Path) -> list[Path]:
@@ -171,9 +98,198 @@ def shard_names(paths: list[Path]) -> dict[Path, str]:
     return {path: shown(name) for path, name in chosen.items()}
 
 
+# The table of samples
+
+_VERSION = 3
+Splits = dict[str, list[Path]]
+"""The shards of each split."""
+
+
+def open_shards(splits: Splits, name: str, index_dir: str | Path | None = None) -> FileSource:
+    """The samples of all archives, in the order of archives and of keys within them; keys are
+    `archive/key`.
+
+    A sample without an image, with two images, or (if any sample has a caption) without a usable
+    caption is refused by name, and so is an archive that can't be read.
+
+    Args:
+        name: used in messages.
+        index_dir: a cache folder that may have the table of samples.
+    """
+    index = _index_of(splits)
+    found = None if index_dir is None else _read_index(Path(index_dir) / index)
+    samples, refused = found or _read_shards(splits, name)
+    assert samples.places is not None
+    rows = zip(
+        samples.keys,
+        samples.splits,
+        samples.captions or [None] * len(samples),
+        [-1] * len(samples) if samples.labels is None else samples.labels.tolist(),
+        samples.places.archive.tolist(),
+        samples.places.offsets.tolist(),
+        samples.sizes_bytes.tolist(),
+        strict=True,
+    )
+    items = [
+        Item(key, label, split, caption, origin=(samples.places.archives[archive], offset, size))
+        for key, split, caption, label, archive, offset, size in rows
+    ]
+
+    def keep(folder: Path) -> None:
+        if found is None:
+            with one_writer((folder / index).parent):
+                _write(folder / index, samples, refused)
+
+    return FileSource(name, items, classes=samples.classes, refused=refused, keep=keep)
+
+
+def index_shards(splits: Splits, name: str, folder: Path) -> tuple[Samples, Refusals]:
+    """The table of samples of all shards, mapped from a file in `folder`, and what was refused."""
+    note = folder / _index_of(splits)
+    found = _read_index(note)
+    if found is None:
+        with one_writer(note.parent):
+            found = _read_index(note)  # another process may have written it meanwhile
+            if found is None:
+                found = _write(note, *_read_shards(splits, name))
+    return found
+
+
+def _write(note: Path, samples: Samples, refused: Refusals) -> tuple[Samples, Refusals]:
+    """Writes a table of samples next to `note`, which names it; returns the mapped table."""
+    remove_unfinished(note.parent)
+    kept = samples.mapped(note.parent)
+    assert kept.file is not None
+    write_sealed_text(note, json.dumps([kept.file.name, refused]))
+    return kept, refused
+
+
+def _read_index(note: Path) -> tuple[Samples, Refusals] | None:
+    """What `_write` wrote; None if it is missing or damaged."""
+    try:
+        name, refused = json.loads(read_sealed_text(note))
+        return Samples.open(note.parent / name), [(path, reason) for path, reason in refused]
+    except (OSError, ValueError, KinfolkError):
+        return None
+
+
+def _in_order(splits: Splits) -> list[tuple[str, Path]]:
+    ordered = sorted(splits.items(), key=lambda item: (SPLIT_RANK.get(item[0], 3), item[0]))
+    return [(split, path) for split, paths in ordered for path in paths]
+
+
+def _index_of(splits: Splits) -> str:
+    """The name of the note on the table of these shards in their present state."""
+    state: list[Any] = [_VERSION]
+    for split, path in _in_order(splits):
+        try:
+            found = path.stat()
+            status = [found.st_size, found.st_mtime_ns, os.access(path, os.R_OK)]
+        except OSError:
+            status = []
+        state.append([split, os.path.abspath(path), *status])
+    digest = hashlib.blake2b(json.dumps(state).encode(), digest_size=8)
+    return f"streams/{digest.hexdigest()}.json"
+
+
+def _read_shards(splits: Splits, name: str) -> tuple[Samples, Refusals]:
+    """Reads one shard after the other, and keeps only compact columns of each."""
+    import pyarrow as pa
+
+    shards, refused = _in_order(splits), list[tuple[str, str]]()
+    names = shard_names([path for _, path in shards])
+    label_of: dict[str | None, int] = {}
+    faults: list[tuple[str, str, bool]] = []
+    columns: dict[str, list[Any]] = {}
+    for number, (split, path) in enumerate(shards):
+        entries = _usable(path, names[path], refused)
+        if not entries:
+            continue
+        captions = []
+        for key, entry in entries:
+            caption, wrong = usable_captions(entry.caption)
+            captions.append(caption)
+            is_missing = entry.caption is None
+            faults += [(f"{key}[{part}]" if part else key, why, is_missing) for part, why in wrong]
+        status = path.stat()
+        for column, values in {
+            "key": TextColumn.of([key for key, _ in entries]),
+            "caption": TextColumn.of(same_type(captions)),
+            "split": [split] * len(entries),
+            "archive": np.full(len(entries), number, dtype=np.int32),
+            "image": np.array([entry.image for _, entry in entries], dtype=np.int64),
+            "time": np.full(len(entries), status.st_mtime_ns),
+            "label": np.array(
+                [label_of.setdefault(entry.label, len(label_of)) for _, entry in entries]
+            ),
+        }.items():
+            columns.setdefault(column, []).append(values)
+    if not columns:
+        raise all_refused(name, refused)
+    captioned = any(column.array.null_count < len(column) for column in columns["caption"])
+    refused += [(key, fault) for key, fault, missing in faults if captioned or not missing]
+    codes, classes = encode_labels(list(label_of), name)
+    labels = np.array([-1 if label is None else label for label in codes])
+    labels = labels[np.concatenate(columns["label"])]
+    images = np.concatenate(columns["image"])
+    number = len(images)
+    unknown = np.zeros(number, dtype=np.int64)
+    samples = Samples(
+        ids=np.arange(number),
+        keys=TextColumn(
+            pa.concat_arrays([each.array.cast(pa.large_string()) for each in columns["key"]])
+        ),
+        widths=unknown,
+        heights=unknown,
+        labels=labels if (labels >= 0).any() else None,
+        classes=classes,
+        splits=[split for part in columns["split"] for split in part],
+        sizes_bytes=images[:, 1],
+        modified_ns=np.concatenate(columns["time"]),
+        digests=TextColumn(pa.nulls(number, pa.string())),
+        captions=(
+            same_type([caption for column in columns["caption"] for caption in column])
+            if captioned
+            else None
+        ),
+        places=Places(
+            [os.path.abspath(path) for _, path in shards],
+            np.concatenate(columns["archive"]),
+            images[:, 0],
+        ),
+    )
+    if samples.captions is not None:
+        has_caption = np.array([caption is not None for caption in samples.captions])
+        samples = samples.at(np.flatnonzero(has_caption))
+        groups = group_ids(list(samples.keys), samples.captions, None)
+        samples = replace(samples, group_ids=groups)
+    return samples, refused
+
+
+def _usable(path: Path, name: str, refused: Refusals) -> list[tuple[str, Entry]]:
+    """The entries of an archive that have a complete image, with their keys; adds the others to
+    `refused`."""
+    shard, found = read_shard(path), []
+    if shard.fault is not None:
+        refused.append((name, shard.fault))
+    end = path.stat().st_size if shard.entries else 0
+    for entry in shard.entries:
+        key, fault = f"{name}/{entry.key}", entry.fault
+        if fault is None and entry.image is None:
+            fault = "there is no image"
+        if fault is None and sum(entry.image or ()) > end:
+            fault = "truncated: the archive ends within it"
+        if fault is None:
+            found.append((key, entry))
+        else:
+            refused.append((key, fault))
+    return found
+
+
+# One archive
+
 IMAGES = frozenset(("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm"))
 _LONGEST_TEXT = 1 << 20
-_VERSION = 4
 
 
 class Entry(NamedTuple):
@@ -200,56 +316,6 @@ class Shard(NamedTuple):
 
     entries: list[Entry]
     fault: str | None
-
-
-@final
-class ShardIndex:
-    """The entries of shards, from index files in `folder` or by reading the shard.
-
-    Args:
-        folder: of the index files; None: there are none.
-    """
-
-    def __init__(self, folder: str | Path | None) -> None:
-        self._folder = None if folder is None else Path(folder)
-        self._new: dict[Path, tuple[list[int], Shard]] = {}
-
-    def of(self, path: Path) -> Shard:
-        """The entries of an archive."""
-        try:
-            status = path.stat()
-        except OSError as error:
-            return Shard([], f"not a readable archive: {error}")
-        state = [status.st_size, status.st_mtime_ns]
-        known = None if self._folder is None else _read(_place(self._folder, path), state)
-        if known is None:
-            known = read_shard(path)
-            self._new[path] = state, known
-        return known
-
-    def usable(self, path: Path, name: str, refused: Refusals) -> list[tuple[str, Entry]]:
-        """The entries of an archive that have an image, with their keys; adds the others to
-        `refused`."""
-        shard, found = self.of(path), []
-        if shard.fault is not None:
-            refused.append((name, shard.fault))
-        for entry in shard.entries:
-            if entry.fault is not None or entry.image is None:
-                refused.append((f"{name}/{entry.key}", entry.fault or "there is no image"))
-            else:
-                found.append((f"{name}/{entry.key}", entry))
-        return found
-
-    def keep(self, folder: str | Path) -> None:
-        """Writes index files for the shards that had to be read, and forgets them."""
-        if not self._new:
-            return
-        with one_writer(Path(folder) / "shards"):
-            remove_unfinished(Path(folder) / "shards")
-            for path, (state, shard) in self._new.items():
-                text = json.dumps([_VERSION, state, shard.fault, shard.entries])
-                write_sealed_text(_place(Path(folder), path), text)
-        self._new.clear()
 
 
 def read_shard(path: Path) -> Shard:
@@ -322,27 +388,3 @@ def _entry(key: str, files: _Files) -> Entry:
     raw = files.texts.get("cls")
     label = None if raw is None else raw.decode("utf-8", "replace").strip()
     return Entry(key, files.image, caption, label, fault)
-
-
-def _place(folder: Path, shard: Path) -> Path:
-    name = hashlib.blake2b(
-        os.path.abspath(shard).encode("utf-8", "surrogateescape"), digest_size=8
-    ).hexdigest()
-    return folder / "shards" / f"{name}.json"
-
-
-def _read(place: Path, state: list[int]) -> Shard | None:
-    """The contents of an index file, if it is intact and belongs to this state of the shard."""
-    try:
-        version, of, fault, entries = json.loads(read_sealed_text(place))
-        if (version, of) != (_VERSION, state):
-            return None
-        return Shard(
-            [
-                Entry(key, None if image is None else tuple(image), *rest)
-                for key, image, *rest in entries
-            ],
-            fault,
-        )
-    except (KinfolkError, OSError, ValueError, TypeError):
-        return None

@@ -1,20 +1,34 @@
-"""The interface of all data sources: samples with keys, splits, labels and image bytes or
-pixels."""
+"""Data sources: samples with keys, splits, labels and image bytes or pixels. Also samples that are
+left out by a list, and whether a source has changed since a run began."""
 
 from __future__ import annotations
 
+import copy
+import csv
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, final
 
 import numpy.typing as npt
 
-from kinfolk.data.captions import Caption
-from kinfolk.data.decode import Place
+from kinfolk.data.decode import Place, digest, read_bytes
+from kinfolk.data.labels import Caption, encode_labels, same_type, split_name, usable_captions
+from kinfolk.data.sample_table import (
+    Samples,
+    annotation_difference,
+    key_difference,
+    value_difference,
+)
+from kinfolk.errors import KinfolkError, UsageError, shown, unescaped, utf8_key
+from kinfolk.files import first_line
 
 Pixels = npt.NDArray[Any]
+Refusals = list[tuple[str, str]]
+"""(path or key, reason) of everything that was refused."""
+SPLIT_RANK = {"train": 0, "val": 1, "test": 2}
 
 
 @dataclass(frozen=True)
@@ -23,10 +37,11 @@ class Item:
 
     Args:
         key: unique within the source and stable.
-        label: index of the class; None if there is none or if only `Source.label` knows it.
+        label: index of the class; None if there is none or if it is known only after `load`.
         caption: a text, or several as a tuple.
         same_as: index of the earlier item whose image this one shares (several captions of one
             image).
+        origin: where the source finds the image.
     """
 
     key: str
@@ -35,28 +50,38 @@ class Item:
     caption: Caption | None = None
     group: str | None = None
     same_as: int | None = None
+    origin: Any = None
 
 
 class Source(ABC):
     """Images with keys, splits and perhaps labels. Nothing is read before `load`.
 
-    Attributes:
+    Args:
         name: used in messages.
+        items: all samples, in a stable order.
         classes: names of the labels, if known.
-        refused: (path, reason) of what was refused without being read, e.g. because it is missing
-            or not a regular file.
-        native_size: (height, width) if all images have the same size, else None.
+        refused: what was refused without being read, e.g. because it is missing.
+        native_size: (height, width) if all images have the same size.
     """
 
     has_texts: bool = False
     """Whether its samples are text pairs instead of images; see `text_pairs`."""
 
-    name: str
-    classes: list[str] | None
-    refused: list[tuple[str, str]]
-    native_size: tuple[int, int] | None
+    class_of_label: Sequence[int] | None = None
+    """The class that replaces each label; see `class_hierarchy`."""
 
-    _items: list[Item]
+    def __init__(
+        self,
+        name: str,
+        items: list[Item],
+        *,
+        classes: list[str] | None = None,
+        refused: Refusals | None = None,
+        native_size: tuple[int, int] | None = None,
+    ) -> None:
+        self.name, self.classes, self.native_size = name, classes, native_size
+        self.refused: Refusals = refused or []
+        self._items: Sequence[Item] = items
 
     @abstractmethod
     def load(self, index: int) -> bytes | Pixels:
@@ -69,21 +94,259 @@ class Source(ABC):
 
     def label(self, index: int) -> int | None:
         """The label of item `index`; called after `load(index)`."""
-        return self._items[index].label
+        label = self._items[index].label
+        if label is None or label < 0:
+            return None
+        return label if self.class_of_label is None else self.class_of_label[label]
 
     def path(self, index: int) -> Place | None:
-        """The file, or part of a file, that holds item `index`, for workers to read; None if there
-        is none."""
+        """The file, or part of a file, that holds item `index`, for workers to read."""
         return None
 
     def stat(self, index: int) -> tuple[int, int] | None:
-        """(size in bytes, modification time in ns) of the file of item `index`, without reading it;
-        None if unknown."""
+        """(size in bytes, modification time in ns) of the file of item `index`, if known."""
         return None
 
-    def keep(self, folder: str | Path) -> None:  # noqa: B027
+    def keep(self, folder: Path) -> None:  # noqa: B027
         """Writes to a cache folder what makes the next opening faster. Default: nothing."""
 
     def release(self) -> None:
         """Frees the items once the table of samples has been made."""
         self._items = []
+
+
+@final
+class FileSource(Source):
+    """Images in files or in parts of files: the origin of an item is its `Place`.
+
+    Args:
+        keep: see `Source.keep`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        items: list[Item],
+        *,
+        classes: list[str] | None = None,
+        refused: Refusals | None = None,
+        keep: Callable[[Path], object] | None = None,
+    ) -> None:
+        super().__init__(name, items, classes=classes, refused=refused)
+        self._keep = keep
+
+    def load(self, index: int) -> bytes:
+        return read_bytes(self.path(index))
+
+    def path(self, index: int) -> Place:
+        place: Place = self._items[index].origin
+        return place
+
+    def stat(self, index: int) -> tuple[int, int] | None:
+        place = self.path(index)
+        try:
+            found = os.stat(place if isinstance(place, str) else place[0])
+        except OSError:
+            return None
+        return found.st_size if isinstance(place, str) else place[2], found.st_mtime_ns
+
+    def keep(self, folder: Path) -> None:
+        if self._keep is not None:
+            self._keep(folder)
+
+
+def arrange(items: Sequence[Item]) -> list[int]:
+    """The items in the order of their ids: split "train" first, then "val", "test" and others by
+    name; within a split in source order."""
+    return sorted(
+        range(len(items)),
+        key=lambda index: (SPLIT_RANK.get(items[index].split, 3), items[index].split),
+    )
+
+
+def all_refused(
+    name: str, refused: Sequence[tuple[str, str]], what: str = "images"
+) -> KinfolkError:
+    """The error for a source without any good image."""
+    if not refused:
+        return KinfolkError(f"{name} holds no {what}")
+    path, reason = refused[0]
+    return KinfolkError(
+        f"all {len(refused):,} {what} of {name} were refused; the first is {shown(path)}: {reason}"
+    )
+
+
+@final
+class TableRows:
+    """Makes items of the rows of a table.
+
+    Args:
+        number: of rows.
+        columns: the values of the columns label, caption, group and split; None where there is
+            none.
+        name: of the source, for messages.
+        classes: names of the labels, if known.
+
+    Attributes:
+        items, refused: of the rows that were added.
+        classes: names of the labels, if known.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        columns: Mapping[str, Sequence[Any] | None],
+        name: str,
+        classes: list[str] | None = None,
+    ) -> None:
+        self.items: list[Item] = []
+        self.refused: Refusals = []
+        self._columns = columns
+        labels = columns["label"] or [None] * number
+        self._labels, self.classes = encode_labels(labels, name, classes)
+
+    def add(
+        self,
+        row: int,
+        key: str,
+        origin: Any,
+        *,
+        split: str = "train",
+        same_as: int | None = None,
+        caption: Caption | None = None,
+    ) -> bool:
+        """Adds the item of a row; returns False if the row is refused for its caption.
+
+        Args:
+            split: without a column of splits.
+            caption: without a column of captions.
+        """
+        captions, groups, splits = (self._columns[role] for role in ("caption", "group", "split"))
+        if captions is not None:
+            caption, faults = usable_captions(captions[row])
+            self.refused += [(f"{key}[{part}]" if part else key, why) for part, why in faults]
+            if caption is None:
+                return False
+        if splits is not None:
+            split = str(splits[row] or "")
+        group = None if groups is None or groups[row] is None else as_utf8(str(groups[row]))
+        label = self._labels[row]
+        self.items.append(Item(key, label, split_name(split), caption, group, same_as, origin))
+        return True
+
+
+def as_utf8(text: str) -> str:
+    """Text that any table can store: bytes that are not UTF-8 are written as \\xNN."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+# Samples that are left out, such as the marked samples of an audit
+
+AnySource = TypeVar("AnySource", bound=Source)
+
+
+def exclude(source: AnySource, path: str | None) -> AnySource:
+    """The source without the samples that a file names in its column `key`; unchanged without a
+    file. An image that is left out takes all its captions with it."""
+    if path is None:
+        return source
+    keys, items = {utf8_key(key) for key in read_excluded(Path(path))}, source.items()
+    out = {at for at, item in enumerate(items) if utf8_key(item.key) in keys}
+    kept = [at for at, item in enumerate(items) if at not in out and item.same_as not in out]
+    if keys and len(kept) == len(items):
+        raise UsageError(
+            f"none of the {len(keys):,} samples that `{path}` excludes is in {source.name}: it"
+            f" has {shown(min(keys))}, the data has"
+            f" {shown(items[0].key) if items else 'no samples'}; give a list of these samples"
+        )
+    row_of = {at: row for row, at in enumerate(kept)}
+    smaller = copy.copy(source)
+    smaller._items = [
+        item if item.same_as is None else replace(item, same_as=row_of[item.same_as])
+        for item in (items[at] for at in kept)
+    ]
+    return smaller
+
+
+def read_excluded(path: Path) -> list[str]:
+    """The keys in the column `key` of a .csv file or in the lines of a .txt file."""
+    if not path.is_file():
+        raise UsageError(
+            f"there is no file `{path}` of samples to exclude; give a .csv with the column `key`,"
+            " such as marked.csv of an audit, or a .txt with a key in each line"
+        )
+    try:
+        if path.suffix.lower() == ".txt":
+            return [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line]
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = csv.DictReader(file)
+            if "key" not in (rows.fieldnames or ()):
+                raise UsageError(
+                    f"`{path}` has no column `key` with the samples to exclude; its columns are"
+                    f" {', '.join(rows.fieldnames or ()) or 'none'}"
+                )
+            return [unescaped(row["key"]) for row in rows if row["key"]]
+    except (csv.Error, OSError, UnicodeDecodeError) as error:
+        raise KinfolkError(
+            f"`{path}` is not a readable list of samples ({first_line(error)})"
+        ) from error
+
+
+# Changes since a run began
+
+
+def check_unchanged(
+    samples: Samples, source: Source, refused: Iterable[tuple[str, str]] = ()
+) -> None:
+    """Raises `KinfolkError` naming the first difference between `samples` (as stored) and `source`
+    (as it is).
+
+    Files whose size and modification time are unchanged are not read.
+
+    Args:
+        refused: the stored quarantine; the source still lists these files, but they do not count as
+            added.
+    """
+    known, out = set(samples.keys), {path for path, _ in refused}
+    items = source.items()
+    order = [at for at in arrange(items) if items[at].key in known or items[at].key not in out]
+    found = key_difference(samples.keys, [items[at].key for at in order])
+    if found is None:
+        found = content_change(samples, source, order)
+    if found is None:  # only now, because some labels are known only after `load`
+        columns: dict[str, Sequence[Any]] = {
+            "split": [items[at].split for at in order],
+            "label": [source.label(at) for at in order],
+            "caption": same_type([items[at].caption for at in order]),
+            "group": [items[at].group for at in order],
+        }
+        found = annotation_difference(samples, source.classes, columns)
+    if found is not None:
+        raise KinfolkError(
+            f"the data has changed since the run began: {found}; restore it, or start a new run"
+        )
+
+
+def content_change(samples: Samples, source: Source, order: Sequence[int]) -> str | None:
+    """A sentence on the first sample whose bytes have changed, or None; row r of `samples` is item
+    `order[r]` of `source`."""
+    items = source.items()
+    sizes, times = samples.sizes_bytes.tolist(), samples.modified_ns.tolist()
+    for row, index in enumerate(order):
+        if items[index].same_as is not None:
+            continue
+        status = source.stat(index)
+        if status is not None and times[row] != 0 and status == (sizes[row], times[row]):
+            continue
+        key = samples.keys[row]
+        if status is None and source.path(index) is not None:
+            return f"sample {row} ({shown(key)}) is now missing"
+        if status is not None and status[0] != sizes[row]:
+            return value_difference(row, key, "bytes", sizes[row], status[0])
+        try:
+            now = digest(source.load(index))
+        except Exception as error:  # a Dataset may raise anything
+            return f"sample {row} ({shown(key)}) can't be read any more: {error}"
+        if now != samples.digests[row]:
+            return value_difference(row, key, "digest", samples.digests[row], now)
+    return None

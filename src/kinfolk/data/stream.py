@@ -1,7 +1,7 @@
 """Streamed data: images that are read and decoded whenever they are needed, for data whose decoded
 pixels do not fit on a disk.
 
-The table of samples (`stream_index.py`) records where each image is stored, so any sample can be
+The table of samples records where each image is stored, so any sample can be
 read at any time by its id. Shards are visited in a random order, and samples in a random order
 within a window of consecutive shards, so that reads stay close together. The order is a function of
 seed and epoch and is computed window by window.
@@ -10,8 +10,9 @@ seed and epoch and is computed window by window.
 from __future__ import annotations
 
 import logging
+import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, final
@@ -21,14 +22,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kinfolk.data.decode import Place, Read
+from kinfolk.data.decode import Place, Read, read_bytes
+from kinfolk.data.folder import open_folder
 from kinfolk.data.images import ImageData
-from kinfolk.data.prepare import add_to_quarantine
-from kinfolk.data.sample_table import Samples
-from kinfolk.data.shards import expand
-from kinfolk.data.source import Item, Source
+from kinfolk.data.prepare import add_to_quarantine, one_writer
+from kinfolk.data.sample_table import Places, Samples
+from kinfolk.data.shards import expand, find_shards, index_shards
+from kinfolk.data.source import Item, Refusals, Source, all_refused, arrange
 from kinfolk.data.workers import DecodePool, default_workers
 from kinfolk.errors import KinfolkError, UsageError, shown
+from kinfolk.files import remove_unfinished
 from kinfolk.seeding import generator
 
 LOG = logging.getLogger("kinfolk.data")
@@ -111,14 +114,8 @@ class StreamedPixels:
         window: int,
     ) -> None:
         assert samples.places is not None
-        self.samples, self.places, self.height, self.width, self.window = (
-            samples,
-            samples.places,
-            height,
-            width,
-            window,
-        )
-        self.num_train = samples.num_train
+        self.samples, self.places, self.num_train = samples, samples.places, samples.num_train
+        self.height, self.width, self.window = height, width, window
         self.pool = DecodePool(
             height, width, pixel_cap, default_workers() if workers is None else workers
         )
@@ -143,9 +140,9 @@ class StreamedPixels:
     def read(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(G, H, W, 3) pixels, (G,) aspects and (G,) positions within `ids` (B,) of the good
         images."""
-        wanted = [place for place, id_ in enumerate(ids.tolist()) if id_ not in self._bad]
-        rows = ids[wanted].numpy()
-        pixels, reads = self.pool.read(self._places(rows))
+        readable = [place for place, id_ in enumerate(ids.tolist()) if id_ not in self._bad]
+        rows = ids[readable]
+        pixels, reads = self.pool.read([self.samples.place(row) for row in rows.tolist()])
         good = []
         for place, (id_, read) in enumerate(zip(rows.tolist(), reads, strict=True)):
             if read.reason is None:
@@ -155,7 +152,7 @@ class StreamedPixels:
                 self._refuse(id_, read)
         if len(good) < len(pixels):
             pixels = pixels[good]
-        kept = torch.tensor(wanted, dtype=torch.int64)[good]
+        kept = torch.tensor(readable, dtype=torch.int64)[good]
         return (
             torch.from_numpy(np.asarray(pixels)),
             torch.from_numpy(self._aspects[ids[kept].numpy()]),
@@ -179,18 +176,6 @@ class StreamedPixels:
             self.read(unknown)
         found = torch.from_numpy(self._aspects[rows])
         return found.where(found > 0, 1.0)
-
-    def _places(self, rows: npt.NDArray[np.int64]) -> list[Place]:
-        archives, numbers = self.places.archives, self.places.archive[rows].tolist()
-        if numbers and numbers[0] < 0:
-            return [f"{archives[0]}/{self.samples.keys[row]}" for row in rows.tolist()]
-        spans = zip(
-            numbers,
-            self.places.offsets[rows].tolist(),
-            self.samples.sizes_bytes[rows].tolist(),
-            strict=True,
-        )
-        return [(archives[number], offset, length) for number, offset, length in spans]
 
     def _refuse(self, id_: int, read: Read) -> None:
         key, reason = self.samples.keys[id_], str(read.reason)
@@ -227,36 +212,28 @@ class StreamSource(Source):
     def __init__(
         self, spec: object, index_dir: Path, *, labels_from_folders: bool | None = False
     ) -> None:
-        from kinfolk.data.shards import find_shards
-        from kinfolk.data.stream_index import index_folder, index_shards
-
-        path = Path(str(spec))
-        self.name = f"`{shown(str(spec))}`"
-        if not path.exists() and (shards := expand(str(spec))):
-            self.samples, self.refused = index_shards({"train": shards}, self.name, index_dir)
-        elif path.is_dir() or (path.is_file() and path.suffix.lower() == ".tar"):
-            found = find_shards(path)
-            if found and labels_from_folders:
+        path, name = Path(str(spec)), f"`{shown(str(spec))}`"
+        shards = {} if path.exists() else {"train": expand(str(spec))}
+        if path.is_dir() or (path.is_file() and path.suffix.lower() == ".tar"):
+            shards = find_shards(path)
+            if shards and labels_from_folders:
                 raise UsageError(
-                    f"`labels_from_folders` needs a folder of images; {self.name} holds shards,"
+                    f"`labels_from_folders` needs a folder of images; {name} holds shards,"
                     " whose labels are .cls files"
                 )
-            self.samples, self.refused = (
-                index_shards(found, self.name, index_dir)
-                if found
-                else index_folder(path, labels_from_folders is not False, index_dir)
-            )
-        elif not path.exists() and str(spec) != "digits":
-            raise UsageError(
-                f"there is no file or folder {self.name}; `data.streaming` needs webdataset shards"
-                " (.tar) or a folder of images"
-            )
+        if any(shards.values()):
+            self.samples, refused = index_shards(shards, name, index_dir)
+        elif path.is_dir():
+            self.samples, refused = _list_folder(path, labels_from_folders is not False, index_dir)
         else:
+            missing = not path.exists() and str(spec) != "digits"
             raise UsageError(
-                "`data.streaming` needs webdataset shards (.tar) or a folder of images, not"
-                f" {self.name}"
+                (f"there is no file or folder {name}; " if missing else "")
+                + "`data.streaming` needs webdataset shards (.tar) or a folder of images"
+                + ("" if missing else f", not {name}")
             )
-        self.classes, self.native_size = self.samples.classes, None
+        super().__init__(name, [], classes=self.samples.classes, refused=refused)
+        self._items = _Items(self.samples)
 
     def image_data(
         self, *, image_size: int, workers: int | None, pixel_cap: int, window: int
@@ -272,28 +249,11 @@ class StreamSource(Source):
         )
         return ImageData(self.samples, stream, None, list(self.refused))
 
-    def items(self) -> Sequence[Item]:
-        return _Items(
-            len(self.samples),
-            lambda row: Item(self.samples.keys[row], self.label(row), self.samples.splits[row]),
-        )
-
     def load(self, index: int) -> bytes:
-        places = self.samples.places
-        assert places is not None
-        number = int(places.archive[index])
-        path = (
-            places.archives[number]
-            if number >= 0
-            else f"{places.archives[0]}/{self.samples.keys[index]}"
-        )
-        with open(path, "rb") as file:
-            file.seek(int(places.offsets[index]))
-            return file.read(int(self.samples.sizes_bytes[index]) if number >= 0 else -1)
+        return read_bytes(self.path(index))
 
-    def label(self, index: int) -> int | None:
-        label = -1 if self.samples.labels is None else int(self.samples.labels[index])
-        return None if label < 0 else label
+    def path(self, index: int) -> Place:
+        return self.samples.place(index)
 
     def stat(self, index: int) -> tuple[int, int]:
         return int(self.samples.sizes_bytes[index]), int(self.samples.modified_ns[index])
@@ -301,15 +261,48 @@ class StreamSource(Source):
 
 @final
 class _Items(Sequence[Item]):
-    """A sequence of items that are created on access."""
+    """The items of a table, made on access."""
 
-    def __init__(self, number: int, make: Callable[[int], Item]) -> None:
-        self._number, self._make = number, make
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
 
     def __len__(self) -> int:
-        return self._number
+        return len(self._samples)
 
-    def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, slice):
-            return [self._make(row) for row in range(*place.indices(self._number))]
-        return self._make(range(self._number)[place])
+    def __getitem__(self, row: Any) -> Any:
+        if isinstance(row, slice):
+            return [self[at] for at in range(*row.indices(len(self)))]
+        sample = self._samples[range(len(self))[row]]
+        return Item(sample.key, sample.label, sample.split)
+
+
+def _list_folder(root: Path, labels_from_folders: bool, folder: Path) -> tuple[Samples, Refusals]:
+    """The image files below `root` (see `open_folder`) as a table that all ranks map."""
+    source = open_folder(root, labels_from_folders=labels_from_folders)
+    items = [source.items()[index] for index in arrange(source.items())]
+    if not items:
+        raise all_refused(source.name, source.refused)
+    for item in items:
+        if os.path.relpath(item.origin, root).replace(os.sep, "/") != item.key:
+            raise KinfolkError(
+                f"the file `{item.key}` has a name that is not UTF-8, which streaming cannot read;"
+                " rename it"
+            )
+    labels = np.array([-1 if item.label is None else item.label for item in items])
+    unknown = np.zeros(len(items), dtype=np.int64)
+    samples = Samples(
+        ids=np.arange(len(items)),
+        keys=[item.key for item in items],
+        widths=unknown,
+        heights=unknown,
+        labels=None if source.classes is None else labels,
+        classes=source.classes,
+        splits=[item.split for item in items],
+        sizes_bytes=unknown,
+        modified_ns=unknown,
+        digests=[None] * len(items),  # type: ignore[list-item]
+        places=Places([os.path.abspath(root)], unknown - 1, unknown),
+    )
+    with one_writer(folder / "streams"):
+        remove_unfinished(folder / "streams")
+        return samples.mapped(folder / "streams"), source.refused

@@ -1,29 +1,32 @@
-"""Tables of image paths or of text pairs (CSV, TSV, Parquet), with columns for captions, labels,
-groups and splits."""
+"""Tables of images or of text pairs (CSV, TSV, Parquet), with columns for captions, labels, groups
+and splits; and folders and Parquet files of Hugging Face that contain their images.
+
+`load_dataset` and `load_from_disk` of the package `datasets` find files, splits and class names of
+the latter. Images must be stored as bytes; a row that only names a file is refused, because a data
+set from elsewhere must not choose files of this machine.
+"""
 
 from __future__ import annotations
 
 import codecs
 import csv
+import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, final
 
-from kinfolk.data.captions import decoded, usable_captions
-from kinfolk.data.folder import FileSource
-from kinfolk.data.labels import encode_labels, split_name
-from kinfolk.data.source import Item
+from kinfolk.data.decode import RefusedError
+from kinfolk.data.labels import split_name, to_text
+from kinfolk.data.source import FileSource, Source, TableRows, as_utf8
 from kinfolk.data.text_pairs import PairSource, open_pairs, require_both, text_columns
-from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.errors import KinfolkError, UsageError, install_hint
 from kinfolk.files import first_line
 
 _LONGEST_CELL = 1 << 27
-_NAMED = (
-    "; a table of text pairs has the columns anchor and positive, or names them (--set"
-    " data.anchor_column=NAME, data.positive_column=NAME)"
-)
+_ROLES = ("caption", "label", "group", "split")
 
 
 def read_columns(path: Path) -> dict[str, list[Any]]:
@@ -38,12 +41,9 @@ def _read_csv(path: Path) -> dict[str, list[Any]]:
             if start.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
                 raise KinfolkError(f"`{path}` is UTF-16; save it as UTF-8")
         with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-            rows = list(
-                filter(
-                    None,
-                    map(_cells, file) if path.suffix.lower() == ".tsv" else _comma_rows(file, path),
-                )
-            )
+            is_tsv = path.suffix.lower() == ".tsv"
+            lines = map(_split_tabs, file) if is_tsv else _comma_rows(file, path)
+            rows = [row for row in lines if row]
     except OSError as error:
         raise KinfolkError(f"`{path}` is not a readable table: {error}") from error
     finally:
@@ -78,7 +78,7 @@ def _comma_rows(file: TextIO, path: Path) -> Iterator[list[str]]:
         ) from error
 
 
-def _cells(line: str) -> list[str]:
+def _split_tabs(line: str) -> list[str]:
     """A row of tab-separated cells. If the quotes do not match, the line is taken as unquoted, as
     many programs write it."""
     try:
@@ -92,12 +92,12 @@ def _read_parquet(path: Path) -> dict[str, list[Any]]:
 
     try:
         table = pq.read_table(path, partitioning=None)
-        return {name: column_values(table[name]) for name in table.column_names}
+        return {name: _values(table[name]) for name in table.column_names}
     except Exception as error:  # readers raise nearly anything on a broken file
         raise KinfolkError(f"`{path}` is not a readable table: {first_line(error)}") from error
 
 
-def column_values(column: Any) -> list[Any]:
+def _values(column: Any) -> list[Any]:
     """A column as Python values; bytes of texts that are not UTF-8 become lone surrogates."""
     import pyarrow as pa
 
@@ -105,18 +105,16 @@ def column_values(column: Any) -> list[Any]:
         return list(column.to_pylist())
     except UnicodeDecodeError:
         several = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
-        values = column.cast(
-            pa.large_list(pa.large_binary()) if several else pa.large_binary()
-        ).to_pylist()
+        kind = pa.large_list(pa.large_binary()) if several else pa.large_binary()
         return [
-            [decoded(each) for each in value] if isinstance(value, list) else decoded(value)
-            for value in values
+            [to_text(each) for each in value] if isinstance(value, list) else to_text(value)
+            for value in column.cast(kind).to_pylist()
         ]
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the columns; None: the column with the default name, if it exists."""
+    """Names of the columns; None: the column that is named like its role, if it exists."""
 
     image: str = "image"
     caption: str | None = None
@@ -125,6 +123,28 @@ class Columns:
     split: str | None = None
     anchor: str | None = None
     positive: str | None = None
+
+    def find(self, role: str, names: Collection[str], table: str) -> str | None:
+        """The column for a role, of a table with the columns `names`; None if there is none and
+        the user has named none."""
+        chosen = getattr(self, role)
+        column: str = chosen or role
+        if column in names:
+            return column
+        if chosen is None:
+            return None
+        hint = f"another is chosen by `{role}_column` (--set data.{role}_column=NAME)"
+        if len(names) == 1 and ";" in next(iter(names)):
+            hint = f"its cells must be separated by commas; {hint}"
+        if role == "image":
+            hint += (
+                "; a table of text pairs has the columns anchor and positive, or names them (--set"
+                " data.anchor_column=NAME, data.positive_column=NAME)"
+            )
+        raise UsageError(
+            f"{table} has no column {column!r} for `{role}_column`; its columns are"
+            f" {', '.join(map(repr, names))}; {hint}"
+        )
 
 
 def open_table(path: Path, columns: Columns | None = None) -> FileSource | PairSource:
@@ -138,88 +158,43 @@ def open_table(path: Path, columns: Columns | None = None) -> FileSource | PairS
     """
     name = f"`{path}`"
     rows, columns = read_columns(path), columns or Columns()
+
+    def pick(role: str) -> list[Any] | None:
+        column = columns.find(role, rows, name)
+        return None if column is None else rows[column]
+
     for role in ("anchor", "positive"):
-        _pick(rows, role, getattr(columns, role), name)
+        pick(role)
     texts = text_columns(list(rows), columns.anchor, columns.positive)
     if texts is not None and columns.image not in rows:
-        return open_pairs(
-            path, rows, texts, lambda role: _pick(rows, role, getattr(columns, role), name)
-        )
+        return open_pairs(path, rows, texts, pick)
     if columns.image not in rows:
         require_both(name, list(rows), columns.image, columns.anchor, columns.positive)
-    found = {
-        role: _pick(rows, role, getattr(columns, role), name)
-        for role in ("image", "caption", "label", "group", "split")
-    }
-    images = found["image"]
+    images = pick("image")
     assert images is not None
     if not images:
         raise KinfolkError(f"{name} has no rows")
-    bad_type = next(
-        (value for value in images if value is not None and not isinstance(value, str)), None
-    )
-    if bad_type is not None:
-        raise KinfolkError(
-            f"the image column of {name} holds {type(bad_type).__name__}; it must hold file paths,"
-            " or (in Parquet) the bytes of image files"
-        )
-    labels, classes = encode_labels(found["label"] or [None] * len(images), name)
-    captions, groups = found["caption"], found["group"]
-    if groups is None and len(set(images)) < len(images):
-        groups = images
-    items: list[Item] = []
-    paths: list[str] = []
-    refused: list[tuple[str, str]] = []
+    for value in images:
+        if value is not None and not isinstance(value, str):
+            raise KinfolkError(
+                f"the image column of {name} holds {type(value).__name__}; it must hold file paths,"
+                " or (in Parquet) the bytes of image files"
+            )
+    found = {role: pick(role) for role in _ROLES}
+    if found["group"] is None and len(set(images)) < len(images):
+        found["group"] = images
+    made = TableRows(len(images), found, name)
     first: dict[str, int] = {}
     seen: dict[str, int] = {}
     for row, image in enumerate(images):
         seen[image] = number = seen.get(image, 0) + 1
-        key = _text(image or f"(row {row + 1})") + (f"#{number}" if number > 1 else "")
+        key = as_utf8(image or f"(row {row + 1})") + (f"#{number}" if number > 1 else "")
         file = os.path.join(path.parent, image or "")
-        reason = _why_missing(image, file)
-        caption, faults = (
-            (None, []) if captions is None or reason is not None else usable_captions(captions[row])
-        )
-        refused += (
-            [(key, reason)]
-            if reason is not None
-            else [(f"{key}[{number}]" if number else key, fault) for number, fault in faults]
-        )
-        if reason is not None or (captions is not None and caption is None):
-            continue
-        split = split_name(_cell(found["split"], row) or "")
-        group = _cell(groups, row)
-        items.append(
-            Item(
-                key,
-                labels[row],
-                split,
-                caption,
-                None if group is None else _text(group),
-                first.get(image),
-            )
-        )
-        first.setdefault(image, len(items) - 1)
-        paths.append(file)
-    return FileSource(name, items, paths, classes, refused)
-
-
-def _pick(rows: dict[str, list[Any]], role: str, wanted: str | None, name: str) -> list[Any] | None:
-    column = wanted or role
-    if column in rows:
-        return rows[column]
-    if wanted is None:
-        return None
-    parted = (
-        "; its cells must be separated by commas"
-        if len(rows) == 1 and ";" in next(iter(rows))
-        else ""
-    )
-    raise UsageError(
-        f"{name} has no column {column!r} for `{role}_column`; its columns are"
-        f" {', '.join(map(repr, rows))}{parted}; another is chosen by `{role}_column` (--set"
-        f" data.{role}_column=NAME)" + (_NAMED if role == "image" else "")
-    )
+        if (reason := _why_missing(image, file)) is not None:
+            made.refused.append((key, reason))
+        elif made.add(row, key, file, same_as=first.get(image)):
+            first.setdefault(image, len(made.items) - 1)
+    return FileSource(name, made.items, classes=made.classes, refused=made.refused)
 
 
 def _why_missing(image: str | None, file: str) -> str | None:
@@ -232,10 +207,151 @@ def _why_missing(image: str | None, file: str) -> str | None:
     return "not a file" if os.path.lexists(file) else "there is no such file"
 
 
-def _cell(column: list[Any] | None, row: int) -> str | None:
-    return None if column is None or column[row] is None else str(column[row])
+# Folders and Parquet files of Hugging Face
+
+_LABELS = ("label", "labels", "fine_label")
 
 
-def _text(value: str) -> str:
-    """Text that any table can store: bytes that are not UTF-8 are written as \\xNN."""
-    return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+def find_hugging_face(path: Path, image_column: str) -> Path | None:
+    """`path` if it is a folder of `save_to_disk`, or Parquet files that contain images, in the
+    folder or in one below it; otherwise None."""
+    if path.is_file():
+        is_table = path.suffix.lower() == ".parquet"
+        return path if is_table and _has_images(path, image_column) else None
+    if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        return path
+    tables = (file for pattern in ("*", "*/*") for file in path.glob(f"{pattern}.parquet"))
+    return path if any(_has_images(file, image_column) for file in islice(tables, 8)) else None
+
+
+def _has_images(path: Path, image_column: str) -> bool:
+    """Whether a Parquet file has a column of images: structs with `bytes`, or bytes in
+    `image_column`. False for a file that can't be read, which other readers report."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        kinds = {field.name: field.type for field in pq.read_schema(path)}
+    except Exception:
+        return False
+    plain = kinds.get(image_column, pa.null())
+    if pa.types.is_string(plain):
+        return False
+    structs = [kind for kind in kinds.values() if pa.types.is_struct(kind)]
+    return pa.types.is_binary(plain) or any(kind.get_field_index("bytes") >= 0 for kind in structs)
+
+
+def open_hugging_face(path: Path, name: str, columns: Columns) -> HuggingFaceSource:
+    """The source for what `find_hugging_face` found. Keys are `split/row`.
+
+    Args:
+        columns: names of the columns. Without a column `image`, the only column of images is used;
+            without `label`, a column `labels` or `fine_label`, or the only one with class names.
+    """
+    try:
+        package = importlib.import_module("datasets")
+    except ImportError as error:
+        raise UsageError(
+            f"{name} needs the package datasets; {install_hint('datasets', 'hf')}"
+        ) from error
+    try:
+        return _open(package, path, name, columns)
+    except KinfolkError:
+        raise
+    except Exception as error:  # readers raise nearly anything on a broken file
+        why = first_line(error.__cause__ or error)
+        raise KinfolkError(f"{name} can't be read by `datasets`: {why}") from error
+
+
+def _open(package: Any, path: Path, name: str, columns: Columns) -> HuggingFaceSource:
+    if path.is_dir() and not any(path.rglob("*.parquet")):
+        found = package.load_from_disk(str(path))
+    else:
+        package.disable_progress_bars()
+        where = {"data_dir": str(path)} if path.is_dir() else {"data_files": str(path)}
+        found = package.load_dataset("parquet", **where)
+    splits = found if isinstance(found, Mapping) else {str(found.split or "train"): found}
+    splits = {split: data for split, data in splits.items() if len(data)}
+    if not splits:
+        raise KinfolkError(f"{name} holds no images")
+    features = next(iter(splits.values())).features
+    image = _image_column(package, features, columns.image, name)
+    roles = {role: columns.find(role, features, name) for role in _ROLES if role != "label"}
+    roles["label"] = _label_column(features, columns, name)
+    splits = {
+        split: data.cast_column(image, package.Image(decode=False))
+        for split, data in splits.items()
+    }
+    origins = [(split, row) for split, data in splits.items() for row in range(len(data))]
+    values = {
+        role: None if column is None else [v for data in splits.values() for v in data[column]]
+        for role, column in roles.items()
+    }
+    names = getattr(features.get(roles["label"]), "names", None)
+    made = TableRows(len(origins), values, name, names)
+    for at, (split, row) in enumerate(origins):
+        made.add(at, f"{split_name(split)}/{row}", (splits[split], row), split=split)
+    files = [path] if path.is_file() else [*path.rglob("*.parquet"), *path.rglob("*.arrow")]
+    stats = [file.stat() for file in files]
+    stat = sum(each.st_size for each in stats), max(each.st_mtime_ns for each in stats)
+    return HuggingFaceSource(name, made, image, stat)
+
+
+@final
+class HuggingFaceSource(Source):
+    """Images of a Hugging Face folder.
+
+    Args:
+        made: the items; the origin of each is (data set, row).
+        image: the column of images.
+        stat: size and time of all files.
+    """
+
+    def __init__(self, name: str, made: TableRows, image: str, stat: tuple[int, int]) -> None:
+        super().__init__(name, made.items, classes=made.classes, refused=made.refused)
+        self._image, self._stat = image, stat
+
+    def load(self, index: int) -> bytes:
+        data, row = self._items[index].origin
+        value = data[row][self._image]
+        found = None if value is None else value.get("bytes")
+        if not isinstance(found, bytes):
+            raise RefusedError(
+                "the row has no bytes of an image; save the data set with its images embedded"
+            )
+        return found
+
+    def stat(self, index: int) -> tuple[int, int]:
+        return self._stat
+
+
+def _image_column(package: Any, features: Any, chosen: str, name: str) -> str:
+    found = [
+        column
+        for column, kind in features.items()
+        if isinstance(kind, package.Image)
+        or (column == chosen and getattr(kind, "dtype", "") in ("binary", "large_binary"))
+        or (isinstance(kind, dict) and "bytes" in kind)
+    ]
+    if chosen in found:
+        return chosen
+    if chosen == "image" and len(found) == 1:
+        return str(found[0])
+    raise UsageError(
+        f"{name} has no column {chosen!r} of images; its columns are"
+        f" {', '.join(map(repr, features))}; choose one by `image_column` (--set"
+        " data.image_column=NAME)"
+    )
+
+
+def _label_column(features: Any, columns: Columns, name: str) -> str | None:
+    if columns.label is not None:
+        return columns.find("label", features, name)
+    coded = [column for column, kind in features.items() if getattr(kind, "names", None)]
+    found = [column for column in _LABELS if column in features] or coded
+    if len(found) > 1 and found == coded:
+        raise UsageError(
+            f"{name} has several columns of labels ({', '.join(map(repr, coded))}); choose one by"
+            " `label_column` (--set data.label_column=NAME)"
+        )
+    return found[0] if found else None

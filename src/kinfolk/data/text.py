@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfolk.data.captions import captions_of
+from kinfolk.data.labels import captions_of
 from kinfolk.data.sample_table import Samples
 from kinfolk.errors import KinfolkError, UsageError, install_hint
 from kinfolk.files import write_text

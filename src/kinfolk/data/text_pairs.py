@@ -21,13 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfolk.data.captions import Caption, decoded, normalised, why_refused
-from kinfolk.data.change_detection import arrange
 from kinfolk.data.decode import digest
 from kinfolk.data.images import ImageData
-from kinfolk.data.labels import encode_labels, group_ids, split_name
+from kinfolk.data.labels import Caption, group_ids, normalise_caption, to_text, why_refused
 from kinfolk.data.sample_table import Samples
-from kinfolk.data.source import Item, Source
+from kinfolk.data.source import Source, TableRows, all_refused, arrange
 from kinfolk.data.text import Tokenizer
 from kinfolk.errors import KinfolkError, UsageError, shown
 
@@ -69,43 +67,13 @@ def require_both(
 
 @final
 class PairSource(Source):
-    """The rows of a table of texts; see `open_pairs`.
-
-    Attributes:
-        scores: (N,) similarity of the two texts by people, NaN where unknown; None without.
-    """
+    """The rows of a table of texts; see `open_pairs`. The origin of an item is its score: the
+    similarity of the two texts by people, NaN where unknown, or None."""
 
     has_texts = True
 
-    def __init__(
-        self,
-        name: str,
-        items: list[Item],
-        classes: list[str] | None,
-        refused: list[tuple[str, str]],
-        scores: list[float] | None,
-    ) -> None:
-        self.name, self.classes, self.refused, self.scores = name, classes, refused, scores
-        self.native_size = None
-        self._items = items
-
-    def items(self) -> list[Item]:
-        return self._items
-
     def load(self, index: int) -> bytes:
         return texts_of(self._items[index].caption)[0].encode()
-
-    def label(self, index: int) -> int | None:
-        return self._items[index].label
-
-    def path(self, index: int) -> None:
-        return None
-
-    def stat(self, index: int) -> None:
-        return None
-
-    def release(self) -> None:
-        self._items = []
 
 
 def texts_of(caption: Caption | None) -> tuple[str, ...]:
@@ -134,36 +102,27 @@ def open_pairs(
     number = len(rows[texts[0]])
     if not number:
         raise KinfolkError(f"{name} has no rows")
-    labels, classes = encode_labels(pick("label") or [None] * number, name)
-    groups, splits = pick("group"), pick("split")
-    scores = None if "score" not in rows else [_score(cell, name) for cell in rows["score"]]
-    items: list[Item] = []
-    refused: list[tuple[str, str]] = []
-    kept: list[int] = []
+    annotations = {role: pick(role) for role in ("label", "group", "split")}
+    made = TableRows(number, {**annotations, "caption": None}, name)
+    scores = [_score(cell, name) for cell in rows["score"]] if "score" in rows else [None] * number
     for row in range(number):
         key = f"row/{row + 1}"
-        values = [rows[column][row] for column in columns]
-        cells = [decoded(value) for value in values]
-        faults = [
-            reason
-            for column, value, cell in zip(columns, values, cells, strict=True)
-            if (reason := _fault(value, cell, f"the text in the column {column!r}")) is not None
-        ]
-        if faults:
-            refused.append((key, faults[0]))
-            continue
-        group = None if groups is None or groups[row] is None else shown(str(groups[row]))
-        split = split_name("" if splits is None or splits[row] is None else str(splits[row]))
-        items.append(Item(key, labels[row], split, tuple(map(str, cells)), group))
-        kept.append(row)
-    chosen = None if scores is None else [scores[row] for row in kept]
-    return PairSource(name, items, classes, refused, chosen)
+        cells = [rows[column][row] for column in columns]
+        reasons = (
+            _fault(cell, f"the text in the column {column!r}")
+            for column, cell in zip(columns, cells, strict=True)
+        )
+        if (reason := next(filter(None, reasons), None)) is not None:
+            made.refused.append((key, reason))
+        else:
+            made.add(row, key, scores[row], caption=tuple(str(to_text(cell)) for cell in cells))
+    return PairSource(name, made.items, classes=made.classes, refused=made.refused)
 
 
-def _fault(value: Any, cell: str | None, what: str) -> str | None:
-    if isinstance(value, list | tuple | dict):
-        return f"{what} is a {type(value).__name__}, not one text"
-    return why_refused(cell, what, None)
+def _fault(cell: Any, what: str) -> str | None:
+    if isinstance(cell, list | tuple | dict):
+        return f"{what} is a {type(cell).__name__}, not one text"
+    return why_refused(to_text(cell), what, None)
 
 
 def _order(column: str) -> int:
@@ -183,27 +142,20 @@ def read_pairs(source: Source) -> ImageData:
     """The samples of a `PairSource`. Nothing is tokenised before `PairTexts.tokenizer` is set."""
     items = source.items()
     if not items:
-        key, reason = source.refused[0]
-        raise KinfolkError(
-            f"all {len(source.refused):,} rows of {source.name} were refused; the first is {key}:"
-            f" {reason}"
-        )
+        raise all_refused(source.name, source.refused, "rows")
     order = arrange(items)
     pairs = [texts_of(items[index].caption) for index in order]
-    labels = [source.label(index) for index in order]
+    labels = [-1 if (label := source.label(index)) is None else label for index in order]
     digests = [digest(texts[0].encode()) for texts in pairs]
     groups = [items[index].group for index in order]
+    scores = [items[index].origin for index in order]
     given = groups if any(group is not None for group in groups) else None
     samples = Samples(
         ids=np.arange(len(order)),
         keys=[items[index].key for index in order],
         widths=np.ones(len(order), dtype=np.int64),
         heights=np.ones(len(order), dtype=np.int64),
-        labels=(
-            np.array([-1 if label is None else label for label in labels])
-            if any(label is not None for label in labels)
-            else None
-        ),
+        labels=np.array(labels) if max(labels) >= 0 else None,
         classes=source.classes,
         splits=[items[index].split for index in order],
         sizes_bytes=np.array([len(texts[0].encode()) for texts in pairs]),
@@ -212,11 +164,9 @@ def read_pairs(source: Source) -> ImageData:
         captions=pairs,
         groups=given,
         group_ids=group_ids(digests, [texts[:2] for texts in pairs], given),
-    ).packed()
-    scores = getattr(source, "scores", None)
-    found = None if scores is None else torch.tensor([scores[index] for index in order])
+    )
     data = ImageData(samples, torch.empty((0, 1, 1, 3), dtype=torch.uint8), None, source.refused)
-    data.texts = PairTexts(samples, found)
+    data.texts = PairTexts(samples, None if None in scores else torch.tensor(scores))
     return data
 
 
@@ -282,13 +232,13 @@ class PairTexts:
         known: dict[str, int] = {}
         for part in (1, 0):
             for sample, texts in enumerate(pairs):
-                known.setdefault(normalised(texts[part]), sample)
+                known.setdefault(normalise_caption(texts[part]), sample)
         others: list[str] = []
         ids: list[list[int]] = []
         for texts in pairs:
             row = []
             for text in texts[2:]:
-                place = known.setdefault(normalised(text), self.num_train + len(others))
+                place = known.setdefault(normalise_caption(text), self.num_train + len(others))
                 if place == self.num_train + len(others):
                     others.append(text)
                 row.append(place)

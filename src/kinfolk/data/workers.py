@@ -14,17 +14,22 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
 
+from kinfolk.data import decode
 from kinfolk.data.decode import Place, Read, read_file, strict_pillow
 from kinfolk.errors import KinfolkError
 
 _CHUNK = 16
-_CRASHED = Read(0, 0, "", 0, 0, None, "the decoder crashed on this file")
+_CRASHED = Read(0, 0, reason="the decoder crashed on this file")
+_PROGRAM = decode.__file__
+_START = (
+    "import json, runpy, sys; sys.path[:] = json.loads(sys.argv[2]);"
+    " runpy.run_path(sys.argv[1], run_name='__main__')"
+)
 
 
 def default_workers() -> int:
@@ -147,9 +152,9 @@ class _SharedRows:
     def __init__(self, rows: int, height: int, width: int) -> None:
         size = max(1, rows) * height * width * 3
         try:
-            self._handle, self.path = _reserved("/dev/shm", size)
+            self._handle, self.path = _reserve("/dev/shm", size)
         except OSError:
-            self._handle, self.path = _reserved(tempfile.gettempdir(), size)
+            self._handle, self.path = _reserve(tempfile.gettempdir(), size)
         opened = f"/proc/{os.getpid()}/fd/{self._handle}"
         self._named = not os.path.exists(opened)
         if not self._named:
@@ -170,7 +175,7 @@ class _SharedRows:
                 os.unlink(self.path)
 
 
-def _reserved(folder: str, size: int) -> tuple[int, str]:
+def _reserve(folder: str, size: int) -> tuple[int, str]:
     """A new open file with reserved space; writing to a mapped file without space on the device
     would crash the process."""
     handle, path = tempfile.mkstemp(prefix="kinfolk-", dir=folder)
@@ -199,8 +204,7 @@ class _Worker:
     """One worker process, used by one thread at a time and restarted when it dies."""
 
     def __init__(self, setting: tuple[int, ...], closing: threading.Event) -> None:
-        self._setting = json.dumps([[entry for entry in sys.path if entry], *setting])
-        self._closing = closing
+        self._setting, self._closing = json.dumps(setting), closing
         self._start()
 
     def read(self, places: Sequence[Place], board: str, first: int) -> list[Read]:
@@ -228,11 +232,11 @@ class _Worker:
         self._errors.close()
 
     def _start(self) -> None:
-        program = Path(__file__).with_name("decode_worker.py")
+        paths = json.dumps([entry for entry in sys.path if entry])
         # closed by stop; decoders write warnings there, which would spoil the progress bar
         self._errors: Any = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, "-I", str(program), self._setting],
+            [sys.executable, "-I", "-c", _START, _PROGRAM, paths, self._setting],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -21,8 +21,8 @@ from torch import nn
 
 from kinfolk.data.augmentation.presets import augmentations
 from kinfolk.data.augmentation.views import Views
-from kinfolk.data.captions import captions_of
 from kinfolk.data.images import ImageData
+from kinfolk.data.labels import captions_of
 from kinfolk.data.open_source import typical_side
 from kinfolk.data.sample_table import Samples
 from kinfolk.data.text import (

@@ -20,14 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from kinfolk.data.change_detection import check_unchanged
 from kinfolk.data.class_hierarchy import at_depth
-from kinfolk.data.exclude import exclude
 from kinfolk.data.images import ImageData
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare, read_quarantine, summary, write_quarantine
 from kinfolk.data.sample_table import Samples, samples_digest
-from kinfolk.data.source import Source
+from kinfolk.data.source import Source, check_unchanged, exclude
 from kinfolk.data.stream import StreamSource
 from kinfolk.data.text import StreamedText, TextData
 from kinfolk.data.text_pairs import PairTexts, read_pairs

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from kinfolk.data.captions import TextColumn
+from kinfolk.data.sample_table import TextColumn
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import kinfolk as kf
-from kinfolk.data.exclude import exclude, read_excluded
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
 from kinfolk.data.sample_table import Samples
+from kinfolk.data.source import exclude, read_excluded
 from kinfolk.errors import KinfolkError, UsageError, csv_text
 from kinfolk.training.load_run import open_run
 from tests.data.images import noise, save

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kinfolk.data import change_detection
-from kinfolk.data.change_detection import check_unchanged
+from kinfolk.data import source as source_module
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import ImageData, prepare
+from kinfolk.data.source import check_unchanged
 from kinfolk.errors import KinfolkError
 from tests.data.images import noise, save
 
@@ -38,7 +38,7 @@ def test_unchanged_reads_no_file(root: Path, monkeypatch: pytest.MonkeyPatch) ->
     def never(*_: object) -> str:
         raise AssertionError("a file was read")
 
-    monkeypatch.setattr(change_detection, "digest", never)
+    monkeypatch.setattr(source_module, "digest", never)
     check_unchanged(data.samples, open_source(root), data.quarantine)
 
 
@@ -79,7 +79,7 @@ def test_a_refused_file_does_not_count_as_added(root: Path) -> None:
 def test_changed_labels_are_named(root: Path) -> None:
     data = prepared(root, labels_from_folders=True)
     check_unchanged(data.samples, open_source(root, labels_from_folders=True), data.quarantine)
-    refuses(data, root, r"the classes were \['cats', 'dogs'\], are now None")
+    refuses(data, root, r"the classes were \['cats', 'dogs'\], are now none")
     x = np.zeros((3, 8, 8), np.uint8)
     refuses(
         prepared(x, labels=[0, 1, 2]),
