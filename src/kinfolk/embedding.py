@@ -77,9 +77,8 @@ def embed(
     """(N, F) float32 on the CPU: the features of all samples in data order, or of `ids` in their
     order.
 
-    The model is in evaluation mode meanwhile; afterwards, also after an error, each of its modules
-    has the mode it had. Neither statistics nor random state change. The next batch is read, and on
-    a GPU copied, while the current one is computed.
+    The model is in evaluation mode meanwhile (see `evaluating`). Neither statistics nor random
+    state change. The next batch is read, and on a GPU copied, while the current one is computed.
 
     Args:
         model: a framework, or a bare encoder that maps (B, 3, H, W) to (B, F).
@@ -99,15 +98,10 @@ def embed(
     if len(ids) == 0:
         raise KinfolkError("There are no samples to embed.")
     forward = embedding_function(model, projected)
-    if device is None:
-        device = next(
-            (tensor.device for tensor in (*model.parameters(), *model.buffers())),
-            torch.device("cpu"),
-        )
-    else:
-        device = torch.device(device)
+    if device is not None:
         model.to(device)
-    features_NF, done = torch.empty(0), 0
+    tensor = next(iter((*model.parameters(), *model.buffers())), torch.empty(0, device=device))
+    device, features_NF, done = tensor.device, torch.empty(0), 0
     # Without the cache: weights cast under no_grad must not be reused by the caller's own training
     # step.
     computing = torch.autocast(
@@ -120,11 +114,8 @@ def embed(
 
     def write(features_BF: Tensor) -> None:
         nonlocal features_NF, done
-        features_NF = (
-            features_NF
-            if done
-            else torch.empty(len(ids), features_BF.shape[1], dtype=torch.float32)
-        )
+        if not done:
+            features_NF = torch.empty(len(ids), features_BF.shape[1], dtype=torch.float32)
         features_NF[done : done + len(features_BF)] = features_BF
         done += len(features_BF)
 
@@ -142,7 +133,7 @@ def embed(
             transferred(read, starts, transfer, threads=2 if transfer.is_ahead else 1)
         ) as batches,
     ):
-        for _, batch in zip(_shown(starts, progress), batches, strict=True):
+        for _, batch in zip(_track(starts, progress), batches, strict=True):
             with computing:
                 features_BF = forward(batch["images"]).float()
             returning.add(features_BF)
@@ -177,7 +168,7 @@ def embedding_function(model: nn.Module, projected: bool) -> Callable[[Tensor], 
     return model
 
 
-def _shown(starts: range, progress: bool | Tracker) -> Iterable[int]:
+def _track(starts: range, progress: bool | Tracker) -> Iterable[int]:
     if callable(progress):
         return progress(starts)
     if not progress:
@@ -207,34 +198,23 @@ def embed_in_parts(
     arguments see `embed`.
     """
     world = distributed.world_size()
-    if world == 1:
-        ids = torch.arange(num_samples)
-        return embed(
-            model,
-            data,
-            views,
-            ids,
-            batch_size=batch_size,
-            autocast=autocast,
-            progress=progress,
-            projected=projected,
-        )
     share_statistics(model)
     sizes = [num_samples // world + (rank < num_samples % world) for rank in range(world)]
-    rank = dist.get_rank()
+    rank = dist.get_rank() if world > 1 else 0
     first = sum(sizes[:rank])
-    own_ids = torch.arange(first, first + sizes[rank])
-    own_MF = embed(
+    features_MF = embed(
         model,
         data,
         views,
-        own_ids,
+        torch.arange(first, first + sizes[rank]),
         batch_size=batch_size,
         autocast=autocast,
         progress=progress,
         projected=projected,
     )
-    return distributed.gather_rows(own_MF if device is None else own_MF.to(device), sizes).cpu()
+    if world == 1:
+        return features_MF
+    return distributed.gather_rows(features_MF.to(device or "cpu"), sizes).cpu()
 
 
 def share_statistics(model: nn.Module) -> None:
@@ -254,11 +234,7 @@ def own_normalisation(data: Images, views: Views, ids: Tensor, *, batch_size: in
     A constant channel gets a standard deviation of 1.
     """
     plain = Views(**{**views.config(), "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})
-    number, sum_C, square_C = (
-        0,
-        torch.zeros(3, dtype=torch.float64),
-        torch.zeros(3, dtype=torch.float64),
-    )
+    number, (sum_C, square_C) = 0, torch.zeros(2, 3, dtype=torch.float64)
     for ids_B in ids.cpu().split(batch_size):  # type: ignore[no-untyped-call]
         x_BCSS = plain.evaluate(data.pixels(ids_B), data.aspect(ids_B)).double()
         number += x_BCSS.numel() // 3
@@ -326,15 +302,8 @@ def take_parts(
         ids = _once(images, known)
         return Parts(ids, features_NF[ids], labels[ids], None, None, None, "")
     ids, test_ids = _once(images, train), _once(images, known & (splits == present[0]))
-    return Parts(
-        ids,
-        features_NF[ids],
-        labels[ids],
-        test_ids,
-        features_NF[test_ids],
-        labels[test_ids],
-        present[0],
-    )
+    test = test_ids, features_NF[test_ids], labels[test_ids]
+    return Parts(ids, features_NF[ids], labels[ids], *test, present[0])
 
 
 def _once(images: ImageData, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -346,9 +315,8 @@ def require_labels(labels: NDArray[np.int64] | None) -> NDArray[np.int64]:
     """The labels; raises if there are none."""
     if labels is None or not (labels >= 0).any():
         raise UsageError(
-            "the data has no labels to measure with; give labelled data, or --labels-from-folders "
-            "if its "
-            "folders are the classes (`labels_from_folders=True` in Python)"
+            "the data has no labels to measure with; give labelled data, or --labels-from-folders"
+            " if its folders are the classes (`labels_from_folders=True` in Python)"
         )
     return labels
 
@@ -356,25 +324,18 @@ def require_labels(labels: NDArray[np.int64] | None) -> NDArray[np.int64]:
 def divide(parts: Parts, seed: int, what: str) -> Divided:
     """The parts, with a fifth of each class held out if there is no test split. `what` names the
     caller in errors."""
+    train = parts.train_ids, parts.train_x, parts.train_y
     if parts.test_ids is not None and parts.test_x is not None and parts.test_y is not None:
-        train = parts.train_ids, parts.train_x, parts.train_y
-        return Divided(
-            *train, parts.test_ids, parts.test_x, parts.test_y, f"{parts.test_split} split"
-        )
-    strata = (
-        parts.train_y if parts.train_y.ndim == 1 else np.zeros(len(parts.train_y), dtype=np.int64)
-    )
+        test = parts.test_ids, parts.test_x, parts.test_y
+        return Divided(*train, *test, f"{parts.test_split} split")
+    several = parts.train_y.ndim > 1
+    strata = np.zeros(len(parts.train_y), dtype=np.int64) if several else parts.train_y
     held = held_out_part(strata, HELD_OUT, seed)
     if not held.any():
         raise UsageError(f"{what} needs at least two samples of a class, or a test split")
-    kept, tested = (
-        (parts.train_ids[part], parts.train_x[part], parts.train_y[part]) for part in (~held, held)
-    )
-    return Divided(
-        *kept,
-        *tested,
-        f"{HELD_OUT:.0%} of {'each class' if parts.train_y.ndim == 1 else 'the samples'}, held out",
-    )
+    (ids, x, y), what = train, "the samples" if several else "each class"
+    kept, tested = (ids[~held], x[~held], y[~held]), (ids[held], x[held], y[held])
+    return Divided(*kept, *tested, f"{HELD_OUT:.0%} of {what}, held out")
 
 
 def held_out_part(y: np.ndarray, share: float, seed: int, repeat: int = 0) -> np.ndarray:

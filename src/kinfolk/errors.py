@@ -41,11 +41,9 @@ def shown(text: str, longest: int = LONGEST) -> str:
 def printable(text: str) -> str:
     """A text of any length with all characters escaped that are not printable, including line
     breaks."""
-    return (
-        text
-        if text.isprintable()
-        else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    )
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def without_controls(value: object) -> object:
@@ -56,11 +54,9 @@ def without_controls(value: object) -> object:
         >>> without_controls("a\\x1b[2Jb")
         'a\\\\x1b[2Jb'
     """
-    return (
-        _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), value)
-        if type(value) is str
-        else value
-    )
+    if type(value) is not str:
+        return value
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), value)
 
 
 def escaped(text: str) -> str:
@@ -76,9 +72,14 @@ def escaped(text: str) -> str:
 
 def unescaped(cell: str) -> str:
     """The text from which `escaped` made this cell."""
-    if "\\" not in cell:
-        return cell
-    return _ESCAPES.sub(lambda found: _letter(*found.groups()), cell)
+
+    def letter(found: re.Match[str]) -> str:
+        number = found[1] or found[2] or found[3]
+        if number is None:
+            return _LETTERS.get(found[4], found[4])
+        return chr(int(number, 16)) if int(number, 16) < 0x110000 else "\ufffd"
+
+    return _ESCAPES.sub(letter, cell)
 
 
 def utf8_key(key: str) -> str:
@@ -95,13 +96,6 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         [escaped(cell) if isinstance(cell, str) else cell for cell in row] for row in rows
     )
     return file.getvalue()
-
-
-def _letter(two: str | None, four: str | None, eight: str | None, other: str | None) -> str:
-    if (number := two or four or eight) is not None:
-        return chr(int(number, 16)) if int(number, 16) < 0x110000 else "\ufffd"
-    assert other is not None
-    return _LETTERS.get(other, other)
 
 
 class KinfolkError(ValueError):
@@ -143,23 +137,20 @@ def counted(number: int, noun: str) -> str:
         >>> counted(1, "epoch"), counted(1200, "class")
         ('1 epoch', '1,200 classes')
     """
-    return (
-        f"{number:,} {noun}"
-        if number == 1
-        else f"{number:,} {noun}{'es' if noun.endswith('s') else 's'}"
-    )
+    plural = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{plural}"
 
 
 def install_hint(packages: str, extra: str | None = None) -> str:
     """How to install optional packages, by the names they have on the package index. kinfolk
-    itself is on none, so its own extra is installed from a clone.
+    itself is on none, so its extra is installed from a clone.
 
     Example:
         >>> install_hint("timm")
         'install it with `pip install timm`'
     """
-    own = "" if extra is None else f", or with `pip install '.[{extra}]'` in a clone of kinfolk"
-    return f"install it with `pip install {packages}`{own}"
+    clone = "" if extra is None else f", or with `pip install '.[{extra}]'` in a clone of kinfolk"
+    return f"install it with `pip install {packages}`{clone}"
 
 
 def did_you_mean(name: str, names: Iterable[str], limit: int = 3) -> str:
@@ -179,15 +170,18 @@ class KinfolkWarning(UserWarning):
     line."""
 
 
+def _warn(message: str) -> None:
+    """For constructors: the warning names the line that calls them."""
+    warnings.warn(message, KinfolkWarning, stacklevel=4)
+
+
 def warn_if_queue_too_large(queue_size: int, num_samples: int) -> None:
     """Warns about a queue that is not smaller than the data set."""
     if queue_size >= num_samples:
-        warnings.warn(
+        _warn(
             f"`queue_size` (={queue_size}) is not smaller than the data set (={num_samples}"
             " samples): the queue then contains several keys of one sample, some older than an"
-            " epoch, and each of them is a separate negative; choose a smaller queue",
-            KinfolkWarning,
-            stacklevel=3,
+            " epoch, and each of them is a separate negative; choose a smaller queue"
         )
 
 
@@ -196,24 +190,19 @@ def warn_if_warmup_too_long(warmup_epochs: int, num_epochs: int, what: str) -> b
     whether it did. One epoch is a trial."""
     too_long = warmup_epochs >= num_epochs > 1
     if too_long:
-        warnings.warn(
+        _warn(
             f"`warmup_epochs` (={warmup_epochs}) is as long as the training (={num_epochs} epochs):"
-            f" there will be no {what}; choose a shorter warm-up",
-            KinfolkWarning,
-            stacklevel=3,
+            f" there will be no {what}; choose a shorter warm-up"
         )
     return too_long
 
 
 def warn_if_most_are_flagged(alpha: float | None) -> None:
-    """Warns about an α that leaves few negatives. For constructors: the warning names the line that
-    calls them."""
+    """Warns about an α that leaves few negatives."""
     if alpha is not None and alpha > 0.5:
-        warnings.warn(
+        _warn(
             f"`alpha` (={alpha:g}) flags most of the negatives; it is the share of negatives that"
-            " are false, about 1 / number of classes, so values are small, such as 0.01 to 0.1",
-            KinfolkWarning,
-            stacklevel=3,
+            " are false, about 1 / number of classes, so values are small, such as 0.01 to 0.1"
         )
 
 
@@ -221,21 +210,16 @@ def warn_if_silent(method: str, reason: str | None) -> None:
     """Warns about a detector that cannot flag anything in this training, so that the method is the
     framework alone."""
     if reason is not None:
-        warnings.warn(
-            f"the detector of {method} will flag nothing in this training: {reason}",
-            KinfolkWarning,
-            stacklevel=3,
-        )
+        _warn(f"the detector of {method} will flag nothing in this training: {reason}")
 
 
-def warn_about_dropped_settings(own: str, method: str, dropped: Sequence[str]) -> None:
-    """Names the settings of a recipe that do not apply to another method than its own."""
+def warn_about_dropped_settings(recipe: str, method: str, dropped: Sequence[str]) -> None:
+    """Names the settings of a recipe that do not apply to another method than that of the
+    recipe."""
     if dropped:
         settings = ", ".join(f"`{name}`" for name in dropped)
-        warnings.warn(
-            f"the recipe is for {own}; for {method} these settings of it are dropped: {settings}",
-            KinfolkWarning,
-            stacklevel=3,
+        _warn(
+            f"the recipe is for {recipe}; for {method} these settings of it are dropped: {settings}"
         )
 
 
@@ -251,9 +235,8 @@ def show_progress(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     console = Console(stderr=True)
-    if not console.is_terminal:
-        yield from values
-        return
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
         yield from bar.track(values, total, description=title)

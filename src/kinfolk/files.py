@@ -101,8 +101,7 @@ def move_into_place(unfinished: Path, path: Path) -> None:
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether a file name is a temporary one that a killed process has left behind, by this version
-    or an earlier one."""
+    """Whether a file name is a temporary one that a killed process has left behind."""
     return UNFINISHED in name or name.endswith((".partial", ".part"))
 
 
@@ -171,17 +170,13 @@ def explain_file_errors(folder: Path) -> Iterator[None]:
     Their threads run into the same error; its traceback is suppressed there.
     """
     previous = threading.excepthook
-
     place = os.path.abspath(folder)
 
     def is_about_folder(error: object) -> bool:
         if not isinstance(error, OSError):
             return False
-        name = (
-            os.path.abspath(os.fsdecode(error.filename))
-            if isinstance(error.filename, str | bytes)
-            else ""
-        )
+        has_name = isinstance(error.filename, str | bytes)
+        name = os.path.abspath(os.fsdecode(error.filename)) if has_name else ""
         return error.errno in _UNWRITABLE or (error.errno in _GONE and name.startswith(place))
 
     def hook(args: threading.ExceptHookArgs) -> None:
@@ -232,13 +227,9 @@ def why_failed(error: BaseException) -> str:
     """Describes an unexpected error in one line: file and reason for an error of the file system,
     otherwise type and message."""
     if isinstance(error, OSError) and error.errno in _REASONS and error.filename is not None:
-        # the error does not say whether for reading or for writing
-        denied = error.errno in (errno.EACCES, errno.EPERM)
-        reason = (
-            "this user may not use it; change its rights, or give another place"
-            if denied
-            else _REASONS[error.errno]
-        )
+        reason = _REASONS[error.errno]
+        if error.errno in (errno.EACCES, errno.EPERM):  # it may have been for reading
+            reason = "this user may not use it; change its rights, or give another place"
         return f"{shown(os.fsdecode(error.filename))} cannot be used: {reason}"
     text = first_line(error)
     return text if text == type(error).__name__ else f"{type(error).__name__}: {text}"
@@ -248,7 +239,7 @@ def write_sealed_zip(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Writes a zip archive atomically, with the digest of its bytes as the comment of the archive.
     `write` must not seek."""
 
-    def sealed(file: BinaryIO) -> None:
+    def write_with_seal(file: BinaryIO) -> None:
         hashing = _Hashing(file)
         write(hashing)  # type: ignore[arg-type]
         if hashing.failed is not None:
@@ -257,7 +248,7 @@ def write_sealed_zip(path: Path, write: Callable[[BinaryIO], object]) -> None:
         file.seek(-2, os.SEEK_END)  # a zip archive ends with the length of its comment, zero so far
         file.write(len(seal).to_bytes(2, "little") + seal)
 
-    write_atomically(path, sealed)
+    write_atomically(path, write_with_seal)
 
 
 def check_sealed_zip(path: Path) -> None:
@@ -316,8 +307,7 @@ def check_safetensors(path: Path, metadata: Mapping[str, str], own: bool = False
     Files of other programs have no digest and are not checked. A file with other kinfolk keys, or
     one that is known to be the run's `own`, must have a digest.
     """
-    digest = metadata.get(DIGEST)
-    if digest is None:
+    if (digest := metadata.get(DIGEST)) is None:
         if own or any(key.startswith("kinfolk") for key in metadata):
             raise DamagedFileError(
                 "its metadata has no digest: it was changed, or written by an older version"
@@ -345,8 +335,8 @@ def npy_header(file: Any) -> tuple[tuple[int, ...], bool, Any]:
     at its first value."""
     from numpy.lib import format as npy
 
-    first = npy.read_magic(file) == (1, 0)
-    return npy.read_array_header_1_0(file) if first else npy.read_array_header_2_0(file)
+    is_first = npy.read_magic(file) == (1, 0)
+    return npy.read_array_header_1_0(file) if is_first else npy.read_array_header_2_0(file)
 
 
 def _make_folder(folder: Path) -> None:
@@ -364,14 +354,13 @@ def _hash(file: BinaryIO, length: int) -> hashlib.blake2b:
 
 
 class _Hashing:
-    """A file that hashes what is written to it. It keeps an OSError, because torch reports it as an
-    error of its own."""
+    """A file that hashes what is written to it. It keeps an OSError, because torch replaces it by
+    another error."""
+
+    failed: OSError | None = None
 
     def __init__(self, file: BinaryIO) -> None:
-        self.file, self.failed = file, None
-        self.state = hashlib.blake2b(digest_size=_HEX // 2)
-
-    failed: OSError | None
+        self.file, self.state = file, hashlib.blake2b(digest_size=_HEX // 2)
 
     def write(self, data: Any) -> int:
         try:
@@ -400,12 +389,9 @@ def is_running(pid: int) -> bool:
     """Whether a process of this machine is running."""
     try:
         os.kill(pid, 0)
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+        return status.rpartition(")")[2].split()[0] not in ("Z", "X")  # a zombie has ended too
     except ProcessLookupError:
         return False
-    except OSError:
+    except (OSError, IndexError):
         return True
-    with contextlib.suppress(OSError, IndexError):  # a zombie has ended too
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[
-            0
-        ] not in ("Z", "X")
-    return True

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 class LARS(Optimizer):
     """Layer-wise adaptive rate scaling: SGD whose step on each weight is proportional to that
-    weight's own norm.
+    weight's norm.
 
         d = g + weight_decay · w
         d ← trust · ‖w‖ / ‖d‖ · d
@@ -20,19 +20,19 @@ class LARS(Optimizer):
         w ← w − lr · m            (nesterov: w − lr · (d + momentum · m))
 
     You et al., Large Batch Training of Convolutional Networks, 2017. Biases and norms (ndim ≤ 1)
-    take the plain SGD step with neither decay nor adaptation; so does a weight with ‖w‖ = 0 or ‖d‖
+    take the plain SGD step without decay and adaptation; so does a weight with ‖w‖ = 0 or ‖d‖
     = 0 (without the factor). State kept: `momentum_buffer`.
 
     Deviates from the paper as SimCLR's, MoCo v3's and SogCLR's code do: the norm is taken of the
-    decayed gradient, not of the two apart; and as torch's SGD does, the learning rate multiplies
-    the momentum rather than what goes into it.
+    decayed gradient, not of gradient and decay separately; and as in torch's SGD, the learning rate
+    multiplies the momentum rather than what goes into it.
 
     Args:
         params: parameters or groups.
         lr: learning rate.
         momentum, nesterov: as in `torch.optim.SGD`.
         weight_decay: ℓ2 penalty on parameters with ndim > 1.
-        trust: η, how much of its own norm a weight moves by at lr 1.
+        trust: η, the share of its norm that a weight moves by at lr 1.
     """
 
     def __init__(
@@ -48,14 +48,8 @@ class LARS(Optimizer):
         check_not_negative(lr=lr, momentum=momentum, weight_decay=weight_decay, trust=trust)
         if nesterov and momentum == 0:
             raise ValueError("`momentum` (=0) must be above 0 with `nesterov`")
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "trust": trust,
-            "nesterov": nesterov,
-        }
-        super().__init__(params, defaults)
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
+        super().__init__(params, {**defaults, "nesterov": nesterov})
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -74,7 +68,7 @@ class LARS(Optimizer):
             if kernels:
                 grads = [param.grad for param in kernels]
                 self._move(
-                    kernels, _adapted(kernels, grads, group["weight_decay"], group["trust"]), group
+                    kernels, _adapt(kernels, grads, group["weight_decay"], group["trust"]), group
                 )
             if others:
                 self._move(others, [param.grad for param in others], group)
@@ -97,16 +91,15 @@ class LARS(Optimizer):
         torch._foreach_add_(params, directions, alpha=-group["lr"])
 
 
-def _adapted(
+def _adapt(
     params: list[Tensor], grads: list[Tensor], weight_decay: float, trust: float
 ) -> list[Tensor]:
     """Decayed gradients, each scaled to `trust` times the norm of its weight."""
     directions = list(torch._foreach_add(grads, params, alpha=weight_decay))
     ratios = []
-    for own, moved in zip(
-        torch._foreach_norm(params), torch._foreach_norm(directions), strict=True
-    ):
-        ratios.append(torch.where((own > 0) & (moved > 0), trust * own / moved, 1.0))
+    norms = zip(torch._foreach_norm(params), torch._foreach_norm(directions), strict=True)
+    for size, moved in norms:
+        ratios.append(torch.where((size > 0) & (moved > 0), trust * size / moved, 1.0))
     torch._foreach_mul_(directions, ratios)
     return directions
 

@@ -24,6 +24,7 @@ from kinfolk.data import workers
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import ImageData, hand_over, prepare, take_over
 from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.files import read_sealed_text
 from tests.data.images import noise, save, smooth
 from tests.data.test_stream import crashing_program
 from tests.ranks import exit_codes
@@ -335,7 +336,7 @@ def test_two_processes_map_the_same_file(small: Path, tmp_path: Path) -> None:
 def test_the_index_names_what_was_refused(small: Path, tmp_path: Path) -> None:
     cached(small, tmp_path / "cache")
     (index,) = (tmp_path / "cache").glob("*/index.json")
-    assert json.loads(index.read_text())["refused"][0][:2] == [
+    assert json.loads(read_sealed_text(index))["refused"][0][:2] == [
         "cats/bad.png",
         "not an image in a known format",
     ]

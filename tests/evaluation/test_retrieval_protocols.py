@@ -14,7 +14,7 @@ from kinfolk.data.prepare import prepare
 from kinfolk.data.text import every_caption, train_tokenizer
 from kinfolk.errors import UsageError
 from kinfolk.evaluation.retrieval import Towers, evaluated_ids, run_retrieval, run_zero_shot
-from kinfolk.models.towers import Pair
+from kinfolk.models.weights import Pair
 from tests.data.images import noise, save
 
 NAMES = ("dog", "cat", "cow")

@@ -75,7 +75,7 @@ def test_a_large_cache_is_verified_where_it_is_read(tmp_path: Path) -> None:
     data = (tmp_path / "pixels").read_bytes()
     (tmp_path / "pixels").write_bytes(flipped(data, 50 * 3072 * 8 + 5))
     cache = map_pixels(tmp_path / "pixels", 100, 32, 32)
-    verify = Verify(tmp_path / "pixels", cache, store.checksums.rows, store.checksums.values())
+    verify = Verify(tmp_path / "pixels", cache, store.chunk, np.array(store.checksums))
     verify(torch.tensor([0, 1, 99]))
     with pytest.raises(
         KinfolkError,

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.errors import UsageError
-from kinfolk.models import HuggingFaceText, OpenClipText, TextTransformer, build_encoder, build_text
+from kinfolk.models import OpenClipText, TextTransformer, build_encoder, build_text
 
 END = 2
 
@@ -137,40 +136,20 @@ def test_the_adapter_of_open_clip_keeps_its_names_and_drops_the_images() -> None
     assert list(adapted.state_dict()) == ["model.token_embedding.weight"]
 
 
-class FakeBert(nn.Module):
-    """What is used of a model of transformers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.config = SimpleNamespace(hidden_size=6)
-        self.embedding = nn.Embedding(40, 6)
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> SimpleNamespace:
-        return SimpleNamespace(last_hidden_state=self.embedding(input_ids))
-
-
-def test_the_adapter_of_transformers_averages_up_to_the_end() -> None:
-    bert, tokens = FakeBert(), texts(3, 6)
-    adapted = HuggingFaceText(bert, END)
-    expected = torch.stack(
-        [bert.embedding(tokens[0, :5]).mean(0), bert.embedding(tokens[1, :8]).mean(0)]
-    )
-    torch.testing.assert_close(adapted(tokens), expected)
-    assert adapted.output_size == 6
-
-
 def test_text_encoders_are_built_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual: dict[str, Any] = {"vocab_size": 40, "context": 10, "end_id": END}
+    settings: dict[str, Any] = {"vocab_size": 40, "context": 10, "end_id": END}
     assert isinstance(
-        build_text("transformer", **usual, width=16, layers=1, heads=2), TextTransformer
+        build_text("transformer", **settings, width=16, layers=1, heads=2), TextTransformer
     )
     with pytest.raises(UsageError, match="no text encoder 'transformr'"):
-        build_text("transformr", **usual)
-    with pytest.raises(UsageError, match="needs CLIP's own tokenizer"):
-        build_text("open_clip/RN50", **usual)
+        build_text("transformr", **settings)
+    with pytest.raises(UsageError, match="needs CLIP's tokenizer"):
+        build_text("open_clip/RN50", **settings)
+    with pytest.raises(UsageError, match="use transformer, open_clip/NAME or st/NAME"):
+        build_text("huggingface/bert", **settings)
     for name, module, package in (
         ("open_clip/RN50", "open_clip", "open_clip_torch"),
-        ("huggingface/bert", "transformers", "transformers"),
+        ("st/bert", "sentence_transformers", "sentence-transformers"),
     ):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(UsageError, match=f"pip install {package}"):

@@ -15,7 +15,7 @@ from kinfolk.models import (
     projection_head,
     save_encoder,
 )
-from kinfolk.models.towers import PARTS, TOWERS, Pair, begin_from, save_towers
+from kinfolk.models.weights import PARTS, TOWERS, Pair, begin_from, save_towers
 
 
 def pair(seed: int) -> Pair:

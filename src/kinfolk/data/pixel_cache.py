@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.data.sample_table import Samples
+from kinfolk.data.source import Refusals
 from kinfolk.errors import KinfolkError
 from kinfolk.files import (
     UNFINISHED,
@@ -38,42 +39,31 @@ from kinfolk.files import (
     explain_write_errors,
     is_running,
     move_into_place,
+    read_sealed_text,
     write_atomically,
-    write_text,
+    write_sealed_text,
 )
+
+_CHUNK = 1 << 16
+_LONG_AGO = 3600.0
+_VERSION = 3
+_VERIFIED_AT_ONCE = 1 << 30
 
 
 def available_memory() -> int:
     """Bytes of memory this process can still use: what the system reports, or less if a control
     group limits it."""
-    return min(_of_system(), _of_group(Path("/sys/fs/cgroup")))
-
-
-def _of_system() -> int:
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    except (AttributeError, OSError, ValueError):
-        return 4 << 30
-
-
-def _of_group(folder: Path) -> int:
-    try:
-        limit = (folder / "memory.max").read_text().strip()
-        return (
-            int(limit) - int((folder / "memory.current").read_text()) if limit != "max" else 1 << 62
-        )
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        (free,) = (int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, ValueError):
-        return 1 << 62
-
-
-_CHUNK = 1 << 16
-_LONG_AGO = 3600.0
+        free = 4 << 30
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text())  # "max" if there is none
+        return min(free, limit - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):
+        return free
 
 
 @final
@@ -104,22 +94,27 @@ class FileStore:
 
     The file is written instead of mapped while it grows, so that a full disk causes an error
     message and not a crash.
+
+    Attributes:
+        checksums: CRC-32 of every chunk of `chunk` rows.
     """
 
     def __init__(self, folder: Path | None, rows: int, height: int, width: int) -> None:
         self._shape, self.rows = (height, width), 0
         folder = Path(tempfile.gettempdir()) if folder is None else folder
         folder.mkdir(parents=True, exist_ok=True)
-        _sweep(folder)
+        _remove_left_behind(folder)
         needed, free = rows * height * width * 3, shutil.disk_usage(folder).free
         if needed > free:
-            sizes = f"needs {needed / 1e9:.1f} GB and `{folder}` has {free / 1e9:.1f} GB"
             raise KinfolkError(
-                f"the pixel cache {sizes}; give another `cache_dir` or a smaller image size"
+                f"the pixel cache needs {needed / 1e9:.1f} GB and `{folder}` has {free / 1e9:.1f}"
+                " GB; give another `cache_dir` or a smaller image size"
             )
         self.path = folder / f"kinfolk-{_host()}-{os.getpid()}-{secrets.token_hex(4)}.part"
         self._file = open(self.path, "wb")  # noqa: SIM115 - closed by close_as, finish or abandon
-        self.checksums = Checksums(chunk_rows(height * width * 3))
+        # so that reading one image does not mean reading many
+        self.chunk = max(1, _CHUNK // (height * width * 3))
+        self.checksums: list[int] = []
 
     def add(self, pixels: npt.NDArray[np.uint8]) -> None:
         """Appends one image (H, W, 3)."""
@@ -132,7 +127,8 @@ class FileStore:
                 f"the pixel cache in `{self.path.parent}` can't be written: {error.strerror}; give"
                 " another `cache_dir`"
             ) from error
-        self.checksums.add(data)
+        before = self.checksums.pop() if self.rows % self.chunk else 0
+        self.checksums.append(zlib.crc32(data, before))
         self.rows += 1
 
     def close_as(self, target: Path) -> tuple[int, int, int]:
@@ -157,26 +153,21 @@ class FileStore:
         self.path.unlink(missing_ok=True)
 
 
-class Checksums:
-    """CRC-32 of every chunk of `rows` rows."""
+def _remove_left_behind(folder: Path) -> None:
+    """Removes half-written files of killed processes of this machine."""
+    prefix = f"kinfolk-{_host()}-"
+    for path in folder.glob(f"{prefix}*.part"):
+        pid = path.name.removeprefix(prefix).split("-")[0]
+        if pid.isdigit() and int(pid) != os.getpid() and not is_running(int(pid)):
+            path.unlink(missing_ok=True)
+    for path in folder.glob(f"*{UNFINISHED}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _LONG_AGO:
+                path.unlink()
 
-    def __init__(self, rows: int) -> None:
-        self.rows, self._added, self._last = rows, 0, 0
-        self._done: list[int] = []
 
-    def add(self, data: memoryview) -> None:
-        """Appends one row."""
-        self._last = zlib.crc32(data, self._last)
-        self._added += 1
-        if self._added % self.rows == 0:
-            self._done.append(self._last)
-            self._last = 0
-
-    def values(self) -> npt.NDArray[np.uint32]:
-        """The checksums of all chunks; the last chunk may be shorter."""
-        return np.array(
-            [*self._done, *([self._last] if self._added % self.rows else [])], dtype="<u4"
-        )
+def _host() -> str:
+    return "".join(c for c in socket.gethostname() if c.isalnum()) or "host"
 
 
 @final
@@ -202,26 +193,12 @@ class Verify:
         for chunk in chunks[~self._good[chunks]].tolist():
             start = chunk * self._rows
             if zlib.crc32(self._array[start : start + self._rows].data) != self._checksums[chunk]:
-                raise KinfolkError(
+                raise DamagedFileError(
                     f"the pixel cache {self.path} is damaged around image {start}; remove the"
                     f" folder {self.path.parent} and start again (with --resume in a run): the"
                     " images are then read again"
                 )
             self._good[chunk] = True
-
-    def all(self) -> bool:
-        """Whether all chunks are intact."""
-        try:
-            self(torch.arange(0, len(self._array), self._rows))
-        except KinfolkError:
-            return False
-        return True
-
-
-def chunk_rows(row_bytes: int) -> int:
-    """Number of rows in a chunk of about 64 KiB, so that reading one image does not mean reading
-    many."""
-    return max(1, _CHUNK // max(1, row_bytes))
 
 
 def map_pixels(path: Path, rows: int, height: int, width: int) -> Tensor:
@@ -235,26 +212,6 @@ def map_pixels(path: Path, rows: int, height: int, width: int) -> Tensor:
         return torch.from_numpy(array)
 
 
-def _sweep(folder: Path) -> None:
-    """Removes half-written files of killed processes of this machine."""
-    for path in folder.glob(f"kinfolk-{_host()}-*.part"):
-        pid = path.name[len(f"kinfolk-{_host()}-") :].split("-")[0]
-        if pid.isdigit() and int(pid) != os.getpid() and not is_running(int(pid)):
-            path.unlink(missing_ok=True)
-    for path in folder.glob(f"*{UNFINISHED}*"):
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > _LONG_AGO:
-                path.unlink()
-
-
-def _host() -> str:
-    return "".join(c for c in socket.gethostname() if c.isalnum()) or "host"
-
-
-_VERSION = 2
-_VERIFIED_AT_ONCE = 1 << 30
-
-
 @dataclass(frozen=True)
 class Contents:
     """The contents of a finished cache.
@@ -266,7 +223,7 @@ class Contents:
     """
 
     samples: Samples
-    unread: list[tuple[str, str]]
+    unread: Refusals
     refused: list[tuple[str, str, int, int]]
 
 
@@ -275,96 +232,76 @@ class CacheFolder:
     """The folder below `root` for one combination of source, size and pixel cap."""
 
     def __init__(self, root: str | Path, **setting: int | str) -> None:
-        name = hashlib.blake2b(
-            json.dumps([_VERSION, setting], sort_keys=True).encode(), digest_size=8
-        ).hexdigest()
+        name = _digest(json.dumps([_VERSION, setting], sort_keys=True).encode())[:16]
         self.path = Path(root) / f"pixels-{name}"
         self.verify: Verify | None = None
 
     def find(self, agrees: Callable[[Contents], bool]) -> tuple[Contents, Tensor] | None:
         """The contents and the memory-mapped pixels (R, H, W, 3), if the cache is complete and
         `agrees` accepts its contents."""
-        index = self._index()
-        if index is None:
-            return None
         try:
-            cache = map_pixels(self.path / index["pixels"], *index["shape"])
-            if _digest((self.path / index["samples"]).read_bytes()) != index["digests"]["samples"]:
+            index = _read_index(self.path)
+            cache, verify = _map(self.path, index)
+            table = self.path / index["samples"]
+            if _digest(table.read_bytes()) != index["digests"]["samples"]:
                 return None
-            samples = Samples.read(self.path / index["samples"])
-            verify = _verify(self.path, index, cache)
-            if cache.nbytes <= _VERIFIED_AT_ONCE and not verify.all():
-                return None
-        except (KinfolkError, OSError, ValueError):  # missing, cut short or damaged
+            samples = Samples.read(table)
+            if cache.nbytes <= _VERIFIED_AT_ONCE:
+                verify(torch.arange(0, len(cache), int(index["chunk"])))
+        except (KinfolkError, OSError, ValueError, KeyError, TypeError):
+            return None  # missing, cut short or damaged
+        unread = [(path, reason) for path, reason in index["unread"]]
+        refused = [(path, reason, size, time) for path, reason, size, time in index["refused"]]
+        contents = Contents(samples, unread, refused)
+        if len(samples) != len(cache) or not agrees(contents):
             return None
         self.verify = verify
-        refused = [(path, reason, size, time) for path, reason, size, time in index["refused"]]
-        contents = Contents(samples, [(path, reason) for path, reason in index["unread"]], refused)
-        return (contents, cache) if len(samples) == len(cache) and agrees(contents) else None
+        return contents, cache
 
     def publish(self, store: FileStore, contents: Contents) -> Tensor:
         """Replaces the cache by a filled store."""
-        old = self._index()
-        content = hashlib.blake2b(
-            "".join(contents.samples.digests).encode(), digest_size=8
-        ).hexdigest()
+        content = _digest("".join(contents.samples.digests).encode())[:16]
         names = {
             "pixels": f"{content}.u8",
             "samples": f"{content}.parquet",
             "checksums": f"{content}.crc32",
         }
         shape = store.close_as(self.path / names["pixels"])
-        checksums = store.checksums.values().tobytes()
+        checksums = np.array(store.checksums, dtype="<u4").tobytes()
         write_atomically(self.path / names["checksums"], lambda file: file.write(checksums))
         contents.samples.to_parquet(self.path / names["samples"])
         digests = {
             name: _digest((self.path / names[name]).read_bytes())
             for name in ("samples", "checksums")
         }
-        index = {**names, "shape": shape, "chunk": store.checksums.rows, "digests": digests}
+        index = {**names, "shape": shape, "chunk": store.chunk, "digests": digests}
         index |= {"unread": contents.unread, "refused": contents.refused}
-        write_text(
-            self.path / "index.json",
-            json.dumps({"digest": _digest(json.dumps(index).encode()), **index}),
-        )
-        for name in {old[kind] for kind in names} - set(names.values()) if old is not None else ():
-            (self.path / name).unlink(missing_ok=True)
-        cache = map_pixels(self.path / names["pixels"], *shape)
-        self.verify = _verify(self.path, index, cache)
+        write_sealed_text(self.path / "index.json", json.dumps(index))
+        for kind in names.values():
+            for old in self.path.glob(f"*{Path(kind).suffix}"):
+                if old.name != kind:
+                    old.unlink(missing_ok=True)
+        cache, self.verify = _map(self.path, index)
         return cache
 
-    def _index(self) -> dict[str, Any] | None:
-        return _index_of(self.path)
 
-
-def map_cache(folder: Path) -> tuple[Tensor, Verify] | None:
-    """The memory-mapped pixels (R, H, W, 3) of a complete cache and their `Verify`; None if there
+def map_cache(folder: Path) -> tuple[Tensor, Verify]:
+    """The memory-mapped pixels (R, H, W, 3) of a complete cache and their `Verify`; raises if there
     is no such cache."""
-    index = _index_of(folder)
-    if index is None:
-        return None
-    cache = map_pixels(folder / index["pixels"], *index["shape"])
-    return cache, _verify(folder, index, cache)
+    return _map(folder, _read_index(folder))
 
 
-def _verify(folder: Path, index: dict[str, Any], cache: Tensor) -> Verify:
-    checksums = (folder / index["checksums"]).read_bytes()
+def _map(folder: Path, index: dict[str, Any]) -> tuple[Tensor, Verify]:
+    pixels, file = folder / index["pixels"], folder / index["checksums"]
+    cache, checksums = map_pixels(pixels, *index["shape"]), file.read_bytes()
     if _digest(checksums) != index["digests"]["checksums"]:
-        raise DamagedFileError(
-            f"{folder / index['checksums']} is damaged: its bytes do not match its digest"
-        )
-    return Verify(
-        folder / index["pixels"], cache, int(index["chunk"]), np.frombuffer(checksums, dtype="<u4")
-    )
+        raise DamagedFileError(f"{file} is damaged: its bytes do not match its digest")
+    return cache, Verify(pixels, cache, int(index["chunk"]), np.frombuffer(checksums, dtype="<u4"))
 
 
-def _index_of(folder: Path) -> dict[str, Any] | None:
-    try:
-        index: dict[str, Any] = json.loads((folder / "index.json").read_text(encoding="utf-8"))
-        digest = index.pop("digest")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-    return index if digest == _digest(json.dumps(index).encode()) else None
+def _read_index(folder: Path) -> dict[str, Any]:
+    index: dict[str, Any] = json.loads(read_sealed_text(folder / "index.json"))
+    return index
 
 
 def _digest(data: bytes) -> str:

@@ -367,16 +367,12 @@ def take_over(note: Path) -> ImageData | None:
     own cache folder) or damaged."""
     try:
         folder, table, file, digest_of_rows = json.loads(read_sealed_text(note))
-        found, samples, content = (
-            map_cache(Path(folder)),
-            Samples.open(table),
-            Path(file).read_bytes(),
-        )
-    except (OSError, ValueError, TypeError, KinfolkError):
+        (cache, verify), samples = map_cache(Path(folder)), Samples.open(table)
+        content = Path(file).read_bytes()
+    except (OSError, ValueError, KeyError, TypeError, KinfolkError):
         return None
-    if found is None or _digest(content) != digest_of_rows:
+    if _digest(content) != digest_of_rows:
         return None
-    cache, verify = found
     rows = torch.from_numpy(np.frombuffer(content, dtype="<i8").copy()) if content else None
     if (len(samples) if rows is None else int(rows.max()) + 1) > len(cache):
         return None

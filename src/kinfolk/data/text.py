@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any, final
@@ -64,9 +65,9 @@ class TextData:
 
     def rows(self, ids: Tensor) -> Tensor:
         """(M',) the rows of `tokens` that belong to the samples `ids`."""
-        wanted = torch.zeros(len(self._counts), dtype=torch.bool)
-        wanted[ids] = True
-        return wanted[self.owners].nonzero()[:, 0]
+        chosen = torch.zeros(len(self._counts), dtype=torch.bool)
+        chosen[ids] = True
+        return chosen[self.owners].nonzero()[:, 0]
 
 
 @final
@@ -115,8 +116,8 @@ def require_captions(samples: Samples) -> None:
 
 def every_caption(samples: Samples, split: str | None = None) -> Iterator[str]:
     """Yields the captions of all samples, or of one split."""
-    for caption, own in zip(samples.captions or (), samples.splits, strict=True):
-        if split is None or own == split:
+    for caption, name in zip(samples.captions or (), samples.splits, strict=True):
+        if split is None or name == split:
             yield from captions_of(caption)
 
 
@@ -148,10 +149,14 @@ class Tokenizer:
             )
         self._inner, self.context = inner, context
         self.vocab_size = int(inner.get_vocab_size(with_added_tokens=True))
-        self.end_id = self._id_of(_ENDS, "end")
-        self.pad_id = next(
-            (found for name in _PADS if (found := inner.token_to_id(name)) is not None), self.end_id
-        )
+        end_id = self._find(_ENDS)
+        if end_id is None:
+            raise KinfolkError(
+                "the tokenizer has no token for the end of a text; it must know one of"
+                f" {', '.join(_ENDS)}"
+            )
+        pad_id = self._find(_PADS)
+        self.end_id, self.pad_id = end_id, end_id if pad_id is None else pad_id
         inner.encode_special_tokens = True  # "<end>" in a caption is plain text, not the end token
         inner.no_padding()
         inner.enable_truncation(context)
@@ -163,13 +168,12 @@ class Tokenizer:
         """(M, T) int32."""
         tokens_MT = torch.full((len(texts), self.context), self.pad_id, dtype=torch.int32)
         for start in range(0, len(texts), _CHUNK):
-            for row, found in enumerate(
-                self._inner.encode_batch(list(texts[start : start + _CHUNK])), start
-            ):
-                own = found.ids
-                if not own or own[-1] != self.end_id:  # a given tokenizer that adds no end token
-                    own = [*own[: self.context - 1], self.end_id]
-                tokens_MT[row, : len(own)] = torch.tensor(own, dtype=torch.int32)
+            encoded = self._inner.encode_batch(list(texts[start : start + _CHUNK]))
+            for row, found in enumerate(encoded, start):
+                ids = found.ids
+                if not ids or ids[-1] != self.end_id:  # a given tokenizer that adds no end token
+                    ids = [*ids[: self.context - 1], self.end_id]
+                tokens_MT[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
         return tokens_MT
 
     def decode(self, tokens: Tensor) -> str:
@@ -180,14 +184,10 @@ class Tokenizer:
         """Writes tokenizer.json atomically."""
         write_text(Path(path), self._inner.to_str(pretty=False))
 
-    def _id_of(self, names: Iterable[str], what: str) -> int:
-        for name in names:
-            if (found := self._inner.token_to_id(name)) is not None:
-                return int(found)
-        raise KinfolkError(
-            f"the tokenizer has no token for the {what} of a text; it must know one of"
-            f" {', '.join(names)}"
-        )
+    def _find(self, names: Iterable[str]) -> int | None:
+        """The id of the first of these tokens that the tokenizer knows."""
+        found = (self._inner.token_to_id(name) for name in names)
+        return next((token for token in found if token is not None), None)
 
 
 def train_tokenizer(captions: Iterable[str], *, vocab_size: int, context: int) -> Tokenizer:
@@ -220,7 +220,8 @@ def train_tokenizer(captions: Iterable[str], *, vocab_size: int, context: int) -
         initial_alphabet=sorted(pre.ByteLevel.alphabet()),
         show_progress=False,
     )
-    inner.train_from_iterator(_batches(captions), trainer)
+    texts = iter(captions)
+    inner.train_from_iterator(iter(lambda: list(islice(texts, _CHUNK)), []), trainer)
     ends = [(name, inner.token_to_id(name)) for name in (START, END)]
     inner.post_processor = library.processors.TemplateProcessing(
         single=f"{START} $A {END}", special_tokens=ends
@@ -247,16 +248,6 @@ def read_tokenizer(path: str | Path, context: int) -> Tokenizer:
 def parse_tokenizer(text: str, context: int) -> Tokenizer:
     """The tokenizer of the text of a tokenizer.json that a library wrote."""
     return Tokenizer(_library().Tokenizer.from_str(text), context)
-
-
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    for text in texts:
-        batch.append(text)
-        if len(batch) == _CHUNK:
-            yield batch
-            batch = []
-    yield batch
 
 
 def _library() -> ModuleType:

@@ -1,5 +1,5 @@
 """Batches on their way to the training device: read ahead in threads, pinned, and copied on a
-stream of their own.
+separate stream.
 
 On a CPU nothing is copied. On a GPU the next batch is copied, and prepared there, while the current
 one is computed; the host never waits.
@@ -25,6 +25,10 @@ class Sent(NamedTuple):
 
     batch: Batch
     event: Any
+
+
+def _map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
+    return {k: change(value) if isinstance(value, Tensor) else value for k, value in batch.items()}
 
 
 @final
@@ -60,21 +64,13 @@ class Transfer:
     def pin(self, batch: Batch) -> Batch:
         """The batch in pinned memory, from which a copy need not wait. Called in the thread that
         read the batch."""
-        if not self.has_streams:
-            return batch
-        return {
-            name: value.pin_memory() if isinstance(value, Tensor) else value
-            for name, value in batch.items()
-        }
+        return _map_tensors(batch, Tensor.pin_memory) if self.has_streams else batch
 
     def send(self, batch: Batch) -> Sent:
         """Starts copying and preparing the batch; returns at once on a GPU."""
         with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
             if self.device.type != "cpu":
-                batch = {
-                    k: v.to(self.device, non_blocking=True) if isinstance(v, Tensor) else v
-                    for k, v in batch.items()
-                }
+                batch = _map_tensors(batch, lambda x: x.to(self.device, non_blocking=True))
             if self.prepare is not None:
                 batch = self.prepare(batch)
             event = None if self.stream is None else self.stream.record_event()

@@ -34,10 +34,8 @@ _START = (
 
 def default_workers() -> int:
     """The number of processors this process may use, at most 32."""
-    count = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    )
-    return min(count, 32)
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return min(len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1, 32)
 
 
 def read_files(

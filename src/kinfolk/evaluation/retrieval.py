@@ -23,7 +23,7 @@ from kinfolk.data.labels import TEST_SPLITS
 from kinfolk.data.text import TextData, Tokenizer
 from kinfolk.embedding import Preparation, embed, evaluating
 from kinfolk.errors import KinfolkError, UsageError
-from kinfolk.models.towers import Pair
+from kinfolk.models.weights import Pair
 from kinfolk.seeding import generator
 
 KS = (1, 5, 10)

@@ -11,6 +11,7 @@ Dimension key: B batch, F features, H × W positions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from kinfolk.models.heads import SplitEncoder
 from kinfolk.models.resnet import (
     ResNet,
     Stem,
+    require_memory,
     resnet10,
     resnet18,
     resnet34,
@@ -28,7 +30,7 @@ from kinfolk.models.resnet import (
     resnet101,
     resnet152,
 )
-from kinfolk.models.text import needed, open_clip_model
+from kinfolk.models.text import import_optional, open_clip_model
 
 ENCODERS: dict[str, Callable[..., ResNet]] = {
     "resnet10": resnet10,
@@ -120,10 +122,15 @@ def build_encoder(
                 f"`pretrained` has no weights for {name!r}; load a file with `load_weights`, or"
                 f" take 'torchvision/{name}'."
             )
-        chosen = {} if width is None else {"width": width}
-        encoder = ENCODERS[name](
-            stem=stem, zero_init_residual=zero_init_residual, in_channels=in_channels, **chosen
+        build = partial(
+            ENCODERS[name],
+            stem=stem,
+            zero_init_residual=zero_init_residual,
+            in_channels=in_channels,
+            **({} if width is None else {"width": width}),
         )
+        require_memory(build, f"`width` (={width})")
+        encoder = build()
         width = encoder.bn1.num_features
     encoder.config = {"name": name}
     if isinstance(encoder, ResNet):
@@ -139,14 +146,14 @@ def adapt(module: nn.Module, output_size: int | None = None, *, input_size: int 
     A module that already has the right `output_size` is returned unchanged. If `output_size` is
     None, it is measured on one black image of `input_size`, in evaluation mode.
     """
-    own = getattr(module, "output_size", None)
-    if isinstance(own, int) and output_size in (None, own):
+    known = getattr(module, "output_size", None)
+    if isinstance(known, int) and output_size in (None, known):
         return module
     return Adapted(module, _measure(module, input_size) if output_size is None else output_size)
 
 
 def _torchvision(model: str, pretrained: bool) -> Adapted:
-    models = needed("torchvision.models", "torchvision", "vision")
+    models = import_optional("torchvision.models", "torchvision", "vision")
     names = models.list_models(module=models)
     if model not in names:
         raise UsageError(f"torchvision has no model {model!r}{_nearest(model, names)}.")
@@ -165,7 +172,7 @@ def _torchvision(model: str, pretrained: bool) -> Adapted:
 
 
 def _timm(model: str, pretrained: bool) -> Adapted:
-    timm = needed("timm", "timm", "vision")
+    timm = import_optional("timm", "timm", "vision")
     if not timm.is_model(model.partition(".")[0]) and not model.startswith("hf"):
         raise UsageError(f"timm has no model {model!r}{_nearest(model, timm.list_models())}.")
     module: nn.Module = timm.create_model(model, pretrained=pretrained, num_classes=0)
@@ -234,8 +241,6 @@ _POOLS = ("AdaptiveAvgPool2d", "FastAdaptiveAvgPool", "SelectAdaptivePool2d")
 class FeatureMap(nn.Module):
     """The output of an encoder before its last average pooling: (B, 3, H, W) → (B, F·H·W), the
     flattened feature map of each tower.
-
-    The encoder itself is not changed.
 
     Args:
         encoder: ends in an average pooling or returns a feature map; others are refused.

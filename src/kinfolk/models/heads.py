@@ -1,5 +1,5 @@
 """Projection and prediction heads: small perceptrons on top of the encoder, discarded after
-training; and heads for split encoders.
+training; and encoders and heads of which each part sees some of the channels of an image.
 
 | paper | call |
 |---|---|
@@ -12,9 +12,6 @@ training; and heads for split encoders.
 | NNCLR, RCL | `projection_head(f, 2048, 256, layers=3, last_norm=True)`, predictor as BYOL |
 
 `plain` is `{"last_norm": True, "last_affine": False}`.
-
-`SplitEncoder` joins the features of several encoders, each of which sees some of the channels of an
-image.
 
 Dimension key: B batch, C channels, F features, T towers.
 """
@@ -50,12 +47,8 @@ def projection_head(
         last_affine: whether that last BatchNorm has weight and bias.
         bias: of all linear layers. None: only where no BatchNorm with a bias of its own follows.
     """
-    for name, value in (
-        ("in_size", in_size),
-        ("hidden_size", hidden_size),
-        ("out_size", out_size),
-        ("layers", layers),
-    ):
+    numbers = {"in_size": in_size, "hidden_size": hidden_size, "out_size": out_size}
+    for name, value in {**numbers, "layers": layers}.items():
         if value < 1:
             raise ValueError(f"`{name}` (={value}) must be at least 1")
     sizes = [in_size, *[hidden_size] * (layers - 1), out_size]
@@ -73,25 +66,10 @@ def projection_head(
     return nn.Sequential(*modules)
 
 
-def prediction_head(
-    size: int,
-    hidden_size: int,
-    out_size: int | None = None,
-    *,
-    layers: int = 2,
-    norm: bool = True,
-    bias: bool | None = None,
-) -> nn.Sequential:
+def prediction_head(size: int, hidden_size: int, out_size: int | None = None) -> nn.Sequential:
     """The predictor of BYOL, SimSiam, NNCLR and RCL: (B, size) → (B, out_size), by default of the
     same size."""
-    return projection_head(
-        size,
-        hidden_size,
-        size if out_size is None else out_size,
-        layers=layers,
-        norm=norm,
-        bias=bias,
-    )
+    return projection_head(size, hidden_size, size if out_size is None else out_size)
 
 
 @torch.no_grad()
@@ -115,12 +93,8 @@ def embedding_size(encoder: nn.Module, head: nn.Module) -> int:
         >>> embedding_size(nn.Flatten(), projection_head(32, 64, 16))
         16
     """
-    for module in (
-        head,
-        *reversed(list(head.modules())),
-        encoder,
-        *reversed(list(encoder.modules())),
-    ):
+    layers = [head, *reversed(list(head.modules()))]
+    for module in (*layers, encoder, *reversed(list(encoder.modules()))):
         for name in ("output_size", "out_features", "num_features"):
             size = getattr(module, name, None)
             if isinstance(size, int):

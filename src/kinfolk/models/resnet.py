@@ -11,10 +11,11 @@ torchvision's network without `fc`, and state dicts can be exchanged.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor, nn
 
 Stem = Literal["cifar", "imagenet"]
@@ -101,19 +102,14 @@ class ResNet(nn.Module):
         super().__init__()
         if stem not in get_args(Stem):
             raise ValueError(f"`stem` (={stem!r}) must be one of {', '.join(get_args(Stem))}")
-        if width < 1:
-            raise ValueError(f"`width` (={width}) must be at least 1")
-        if in_channels < 1:
-            raise ValueError(f"`in_channels` (={in_channels}) must be at least 1")
-        require_memory(num_weights(block, depths, width), f"`width` (={width})")
+        for name, value in (("width", width), ("in_channels", in_channels)):
+            if value < 1:
+                raise ValueError(f"`{name}` (={value}) must be at least 1")
         self.config: dict[str, Any] | None = None
-        """Set by `build_encoder`: its arguments, so that `load_encoder` can build the same
-        again."""
+        """The arguments of `build_encoder`, so that `load_encoder` can build the same again."""
         self.output_size = width * 8 * block.expansion
-        if stem == "imagenet":
-            self.conv1 = nn.Conv2d(in_channels, width, 7, 2, 3, bias=False)
-        else:
-            self.conv1 = nn.Conv2d(in_channels, width, 3, 1, 1, bias=False)
+        kernel, stride, padding = (7, 2, 3) if stem == "imagenet" else (3, 1, 1)
+        self.conv1 = nn.Conv2d(in_channels, width, kernel, stride, padding, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, 2, 1) if stem == "imagenet" else nn.Identity()
@@ -141,35 +137,14 @@ class ResNet(nn.Module):
                 nn.init.zeros_(module.last_norm.weight)
 
 
-def num_weights(
-    block: type[BasicBlock] | type[Bottleneck], depths: Sequence[int], width: int
-) -> int:
-    """Number of weights of the convolutions of all stages, from the sizes alone.
-
-    Example:
-        >>> num_weights(BasicBlock, (2, 2, 2, 2), 64)
-        11157504
-    """
-    number, in_size = 0, width
-    for stage, depth in enumerate(depths):
-        size = width * 2**stage
-        out_size = size * block.expansion
-        for _ in range(depth):
-            if block is BasicBlock:
-                number += 9 * (in_size * size + size * size)
-            else:
-                number += in_size * size + 9 * size * size + size * out_size
-            number += in_size * out_size if in_size != out_size else 0
-            in_size = out_size
-    return number
-
-
-def require_memory(weights: int, what: str) -> None:
+def require_memory(build: Callable[[], ResNet], what: str) -> None:
     """Refuses a network whose weights are larger than the memory of this machine, before any of it
     is allocated."""
+    with torch.device("meta"):
+        weights = sum(parameter.numel() for parameter in build().parameters())
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # the system does not tell
+    except (AttributeError, ValueError, OSError):  # unknown on this system
         memory = 1 << 40
     if 4 * weights > memory:
         raise ValueError(

@@ -1,8 +1,8 @@
-"""Text towers, which map token ids to a vector: a transformer of our own, and those of other
-libraries if installed.
+"""Text towers, which map token ids to a vector: a transformer, and those of other libraries if
+installed.
 
 Radford et al., Learning Transferable Visual Models From Natural Language Supervision (CLIP), ICML
-2021, section 2.4 and appendix F. 12 layers, width 512 and 8 heads are its text encoder beside a
+2021, section 2.4 and appendix F. 12 layers, width 512 and 8 heads are its text encoder for a
 ResNet-50.
 
 Dimension key: B batch, T tokens, W width, H heads.
@@ -61,13 +61,8 @@ class TextTransformer(nn.Module):
         causal: bool = True,
     ) -> None:
         super().__init__()
-        for name, value in (
-            ("vocab_size", vocab_size),
-            ("context", context),
-            ("width", width),
-            ("layers", layers),
-            ("heads", heads),
-        ):
+        numbers = {"vocab_size": vocab_size, "context": context}
+        for name, value in {**numbers, "width": width, "layers": layers, "heads": heads}.items():
             if value < 1:
                 raise ValueError(f"`{name}` (={value}) must be at least 1")
         if width % heads:
@@ -113,8 +108,7 @@ class TextTransformer(nn.Module):
 
 
 class TextBlock(nn.Module):
-    """Attention and a perceptron four times as wide, each after a norm of its own and with a
-    shortcut."""
+    """Attention and a perceptron four times as wide, each after a norm and with a shortcut."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -174,31 +168,6 @@ class OpenClipText(nn.Module):
         return out
 
 
-class HuggingFaceText(nn.Module):
-    """An encoder of Hugging Face's transformers, (B, T) → (B, output_size): the mean of its last
-    hidden states over a text's tokens.
-
-    Args:
-        model: called with `input_ids` and `attention_mask`; its `config.hidden_size` is the length
-            of its vectors.
-        end_id: the token at which a text ends.
-    """
-
-    def __init__(self, model: nn.Module, end_id: int) -> None:
-        super().__init__()
-        config: Any = model.config
-        self.model, self.end_id, self.output_size = model, end_id, int(config.hidden_size)
-
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        end_B = ends(tokens_BT, self.end_id)
-        length = _longest(tokens_BT, end_B)
-        seen_BT = (torch.arange(length, device=end_B.device) <= end_B[:, None]).long()
-        hidden_BTW: Tensor = self.model(
-            input_ids=tokens_BT[:, :length].long(), attention_mask=seen_BT
-        ).last_hidden_state
-        return (hidden_BTW * seen_BT[:, :, None]).sum(1) / seen_BT.sum(1, keepdim=True)
-
-
 SENTENCE = "st/"
 """Prefix of the names of sentence-transformers models."""
 
@@ -216,7 +185,8 @@ class SentenceEncoder(nn.Module):
         super().__init__()
         tokenizer: Any = model.tokenizer
         self.adds_end = tokenizer("a")["input_ids"][-1:] == [end_id]
-        size: Any = _first_of(model, "get_embedding_dimension", "get_sentence_embedding_dimension")
+        names = ("get_embedding_dimension", "get_sentence_embedding_dimension")  # new and old
+        size: Any = next(getattr(model, name) for name in names if hasattr(model, name))
         self.model, self.end_id, self.output_size = model, end_id, int(size())
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
@@ -243,7 +213,7 @@ class SentenceEncoder(nn.Module):
 def sentence_transformer(name: str) -> Any:
     """The model st/NAME on the CPU: a folder of sentence-transformers or transformers, or a name
     that is downloaded."""
-    library = needed("sentence_transformers", "sentence-transformers", "sentence")
+    library = import_optional("sentence_transformers", "sentence-transformers", "sentence")
     place = name.removeprefix(SENTENCE)
     try:
         with _without_bars():
@@ -285,10 +255,6 @@ def sentence_tokenizer(model: Any) -> tuple[str, int]:
     return text, int(model.max_seq_length or 512)
 
 
-def _first_of(target: object, *names: str) -> Any:
-    return next(getattr(target, name) for name in names if hasattr(target, name))
-
-
 def build_text(
     name: str,
     *,
@@ -304,8 +270,8 @@ def build_text(
     """Builds the text tower called `name`; its `output_size` is the length of its vectors.
 
     Args:
-        name: transformer; open_clip/NAME, huggingface/NAME or st/NAME (sentence-transformers,
-            always with its weights) where these packages are installed.
+        name: transformer; open_clip/NAME, or st/NAME (sentence-transformers or transformers, always
+            with its weights) where these packages are installed.
         vocab_size, context, end_id: of the tokenizer.
         width, layers, heads, causal: of `transformer`; see `TextTransformer`.
         pretrained: use the package's published weights, which it downloads.
@@ -328,13 +294,10 @@ def build_text(
         )
     if slash and package == "open_clip":
         return _open_clip(model, vocab_size, end_id, context, pretrained)
-    if slash and package == "huggingface":
-        return _huggingface(model, vocab_size, end_id, pretrained)
     if slash and name.startswith(SENTENCE):
         return SentenceEncoder(sentence_transformer(name), end_id)
     raise UsageError(
-        f"There is no text encoder {name!r}; use transformer, open_clip/NAME, huggingface/NAME or"
-        " st/NAME."
+        f"There is no text encoder {name!r}; use transformer, open_clip/NAME or st/NAME."
     )
 
 
@@ -343,7 +306,7 @@ def _open_clip(
 ) -> OpenClipText:
     if (vocab_size, end_id) != (CLIP_VOCAB, CLIP_END):
         raise UsageError(
-            f"'open_clip/{name}' needs CLIP's own tokenizer ({CLIP_VOCAB:,} tokens, end"
+            f"'open_clip/{name}' needs CLIP's tokenizer ({CLIP_VOCAB:,} tokens, end"
             f" {CLIP_END}), not one of {vocab_size:,} tokens; give its tokenizer.json as"
             " `text.tokenizer`"
         )
@@ -357,44 +320,19 @@ def _open_clip(
 
 def open_clip_model(name: str, pretrained: bool = False) -> Any:
     """A model of open_clip with both towers."""
-    library = needed("open_clip", "open_clip_torch")
+    library = import_optional("open_clip", "open_clip_torch")
     if name not in library.list_models():
         raise UsageError(
             f"open_clip has no model {name!r} (there are"
             f" {', '.join(library.list_models()[:8])}, …)."
         )
-    tag = (
-        next((tag for model, tag in library.list_pretrained() if model == name), None)
-        if pretrained
-        else None
-    )
-    return library.create_model(name, pretrained=tag)
+    tags = (tag for model, tag in library.list_pretrained() if pretrained and model == name)
+    return library.create_model(name, pretrained=next(tags, None))
 
 
-def _huggingface(name: str, vocab_size: int, end_id: int, pretrained: bool) -> HuggingFaceText:
-    library = needed("transformers", "transformers")
-    try:
-        kind: Any = library.AutoModel
-        model = (
-            kind.from_pretrained(name)
-            if pretrained
-            else kind.from_config(library.AutoConfig.from_pretrained(name))
-        )
-    except (OSError, ValueError) as error:
-        raise KinfolkError(
-            f"'huggingface/{name}' can't be loaded: {' '.join(str(error).split())}"
-        ) from error
-    if vocab_size > model.config.vocab_size:
-        raise UsageError(
-            f"'huggingface/{name}' knows {model.config.vocab_size:,} tokens, the tokenizer has"
-            f" {vocab_size:,}; give its own tokenizer.json as `text.tokenizer`"
-        )
-    return HuggingFaceText(model, end_id)
-
-
-def needed(module: str, package: str, extra: str | None = None) -> ModuleType:
-    """Imports a module of an optional library; raises an error that says how to install it.
-    `extra`: of kinfolk, that installs it too."""
+def import_optional(module: str, package: str, extra: str | None = None) -> ModuleType:
+    """Imports a module of an optional library; raises an error that says how to install it, also by
+    the `extra` of kinfolk."""
     try:
         return importlib.import_module(module)
     except (ImportError, RuntimeError) as error:

@@ -1,5 +1,6 @@
-"""Encoders on disk: `model.safetensors` with the weights under the encoder's own names, and
-`model.json` with how to build it.
+"""Weights on disk: `model.safetensors` with those of an encoder under its own names, and
+`model.json` with how to build it; `towers.safetensors` with two towers, for images and texts, each
+with an encoder and a head.
 
 Loading never runs code: files are read by safetensors or by `torch.load(weights_only=True)`. The
 content of `model.json` is also in the header of `model.safetensors`, so the two can't disagree
@@ -14,12 +15,13 @@ import os
 import pickle
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kinfolk.errors import KinfolkError, KinfolkWarning
@@ -32,6 +34,7 @@ from kinfolk.files import (
 )
 from kinfolk.models.build import Adapted, build_encoder
 from kinfolk.models.heads import SplitEncoder
+from kinfolk.models.text import OpenClipText
 
 WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"
@@ -41,6 +44,10 @@ would download weights."""
 _WIDEST = 1 << 14
 _NESTED = ("state_dict", "model_state_dict", "model", "net")
 """Keys under which programs put the state dict of a network in their checkpoints."""
+
+
+TOWERS = "towers.safetensors"
+PARTS = ("encoder", "head", "text_encoder", "text_head")
 
 
 def save_encoder(
@@ -103,7 +110,7 @@ def load_encoder(
                 " encoder=module)`."
             )
         try:
-            encoder = _built(config)
+            encoder = _build(config)
         except KinfolkError:
             raise
         except (TypeError, KeyError, ValueError, RuntimeError, AttributeError) as error:
@@ -112,19 +119,14 @@ def load_encoder(
             ) from error
     load_state(encoder, read_state(file), source=str(file))
     meta = _meta(description)
-    _warn_if_unfinished(meta, file)
-    return encoder.eval(), meta
-
-
-def _warn_if_unfinished(meta: Mapping[str, Any], file: Path) -> None:
-    """Warns if the encoder was exported before the last epoch, with the epoch."""
     epoch, epochs = meta.get("epoch"), meta.get("epochs")
     if isinstance(epoch, int) and isinstance(epochs, int) and epoch < epochs:
         message = (
             f"the training was interrupted: {file} is the encoder after epoch {epoch} of {epochs}"
             f" (step {meta.get('step')})"
         )
-        warnings.warn(message, KinfolkWarning, stacklevel=3)
+        warnings.warn(message, KinfolkWarning, stacklevel=2)
+    return encoder.eval(), meta
 
 
 def meta_of(file: Path) -> dict[str, Any]:
@@ -169,7 +171,7 @@ def why_unreadable(error: Exception) -> str:
     safety check."""
     if isinstance(error, pickle.UnpicklingError):
         return (
-            "it holds Python objects besides tensors, which could run code, or is damaged; only"
+            "it holds Python objects sidecars tensors, which could run code, or is damaged; only"
             " tensors are loaded"
         )
     if isinstance(error, DamagedFileError):
@@ -188,41 +190,43 @@ def load_state(
     unchanged.
     """
     inner = _inner(encoder)
-    own = inner.state_dict()
+    needed = inner.state_dict()
     given = {
-        name: value for name, value in state.items() if name in own or not name.startswith("fc.")
+        name: value for name, value in state.items() if name in needed or not name.startswith("fc.")
     }
-    given |= {
-        name: value
-        for name, value in own.items()
-        if name not in given and name.endswith("num_batches_tracked")
-    }
-    missing = [name for name in own if name not in given]
-    foreign = [name for name in given if name not in own]
-    unlike = [name for name in own if name in given and own[name].shape != given[name].shape]
+    for name, value in needed.items():
+        if name.endswith("num_batches_tracked"):
+            given.setdefault(name, value)
+    missing = [name for name in needed if name not in given]
+    foreign = [name for name in given if name not in needed]
+    unlike = [name for name in needed if name in given and needed[name].shape != given[name].shape]
     if missing or foreign or unlike:
         shapes = [
-            f"{name} is {tuple(given[name].shape)} and must be {tuple(own[name].shape)}"
+            f"{name} is {tuple(given[name].shape)} and must be {tuple(needed[name].shape)}"
             for name in unlike
         ]
         faults = [
-            _count("missing", missing),
-            _count("not of this network", foreign),
-            _count("of another shape", shapes),
+            f"{len(names)} {what} ({', '.join(names[:2])}{', …' if len(names) > 2 else ''})"
+            for what, names in (
+                ("missing", missing),
+                ("not of this network", foreign),
+                ("of another shape", shapes),
+            )
+            if names
         ]
         hint = "; the files' stems differ, try the other `stem`" if "conv1.weight" in unlike else ""
         config = getattr(encoder, "config", None) or type(inner).__name__
         raise KinfolkError(
-            f"The weights of {source} don't fit {config}: {'; '.join(filter(None, faults))}{hint}."
+            f"The weights of {source} don't fit {config}: {'; '.join(faults)}{hint}."
         )
     inner.load_state_dict(given)
 
 
-def _built(config: dict[str, Any]) -> nn.Module:
+def _build(config: dict[str, Any]) -> nn.Module:
     """The encoder that a file describes, built without downloads: a file must not be able to cause
     one."""
     if "towers" in config:
-        return SplitEncoder([_built(tower) for tower in config["towers"]], config["channels"])
+        return SplitEncoder([_build(tower) for tower in config["towers"]], config["channels"])
     name, width = config["name"], config.get("width")
     foreign = [key for key in config if key not in _BUILT_BY]
     if foreign:
@@ -261,17 +265,8 @@ def _inner(encoder: nn.Module) -> nn.Module:
     return encoder.module if isinstance(encoder, Adapted) else encoder
 
 
-def _count(what: str, names: Iterable[str]) -> str:
-    names = list(names)
-    return (
-        f"{len(names)} {what} ({', '.join(names[:2])}{', …' if len(names) > 2 else ''})"
-        if names
-        else ""
-    )
-
-
 def _describe(file: Path) -> dict[str, Any]:
-    """The description in the header of `file` or in the `.json` beside it; empty if there is
+    """The description in the header of `file` or in the `.json` next to it; empty if there is
     none."""
     text = ""
     if file.suffix == ".safetensors":
@@ -281,16 +276,16 @@ def _describe(file: Path) -> dict[str, Any]:
             raise KinfolkError(
                 f"{file} can't be read as weights: {why_unreadable(error)}."
             ) from error
-    beside = file.with_suffix(".json")
-    if not text and beside.is_file():
+    sidecar = file.with_suffix(".json")
+    if not text and sidecar.is_file():
         try:
-            text = beside.read_text(encoding="utf-8")
+            text = sidecar.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise KinfolkError(f"{beside} is not valid JSON: {first_line(error)}.") from error
+            raise KinfolkError(f"{sidecar} is not valid JSON: {first_line(error)}.") from error
     try:
         description = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:
-        raise KinfolkError(f"{beside} is not valid JSON: {first_line(error)}.") from error
+        raise KinfolkError(f"{sidecar} is not valid JSON: {first_line(error)}.") from error
     return description if isinstance(description, dict) else {}
 
 
@@ -304,3 +299,101 @@ def _metadata(file: Path) -> dict[str, str]:
 
     with safe_open(file, "pt") as opened:
         return dict(opened.metadata() or {})
+
+
+# Two towers with one embedding space
+#
+# Dimension key: B batch, T tokens, F features, D embedding.
+
+
+class Pair(nn.Module):
+    """An image tower and a text tower.
+
+    Args:
+        encoder, head: (B, 3, H, W) → (B, F) → (B, D).
+        text_encoder, text_head: (B, T) token ids → (B, F') → (B, D).
+    """
+
+    def __init__(
+        self, encoder: nn.Module, head: nn.Module, text_encoder: nn.Module, text_head: nn.Module
+    ) -> None:
+        super().__init__()
+        self.encoder, self.head, self.text_encoder, self.text_head = (
+            encoder,
+            head,
+            text_encoder,
+            text_head,
+        )
+
+    def features(self, images: Tensor) -> Tensor:
+        """(B, F) features of images (B, 3, H, W)."""
+        out: Tensor = self.encoder(images)
+        return out
+
+    def embed(self, images: Tensor) -> Tensor:
+        """(B, D) unit-norm embeddings of images."""
+        return F.normalize(self.head(self.encoder(images)), dim=-1)
+
+    def embed_text(self, tokens: Tensor) -> Tensor:
+        """(B, D) unit-norm embeddings of texts (B, T)."""
+        return F.normalize(self.text_head(self.text_encoder(tokens)), dim=-1)
+
+
+def save_towers(
+    model: nn.Module, directory: Path | str, meta: Mapping[str, Any] | None = None
+) -> Path:
+    """Writes the four parts of `model` to `towers.safetensors` atomically; `meta` is stored in the
+    header."""
+    path = Path(directory) / TOWERS
+    state = {
+        name: value for name, value in plain_state(model).items() if name.partition(".")[0] in PARTS
+    }
+    text = json.dumps({"format": 1, "kind": "towers", "meta": dict(meta or {})})
+    write_safetensors(path, state, {"kinfolk": text})
+    return path
+
+
+def begin_from(model: nn.Module, path: Path | str) -> list[str]:
+    """Loads the parts that `path` has weights for, and returns their names; the other parts stay
+    unchanged.
+
+    Args:
+        model: has some of the parts `encoder`, `head`, `text_encoder`, `text_head`.
+        path: a `.safetensors` file or a state dict of `torch.save`, read without running code, of
+            two towers (`towers.safetensors`, a checkpoint of a run), of a whole open_clip model, or
+            of an encoder.
+    """
+    state = _strip_prefixes(read_state(path))
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, value in state.items():
+        part, _, rest = name.partition(".")
+        found.setdefault(part, {})[rest] = value
+    if set(found) & {"text_encoder", "encoder"}:
+        chosen = {part: found[part] for part in PARTS if part in found and hasattr(model, part)}
+    elif "visual" in found and isinstance(getattr(model, "text_encoder", None), OpenClipText):
+        others = {
+            f"model.{name}": value
+            for name, value in state.items()
+            if not name.startswith(("visual.", "logit_"))
+        }
+        chosen = {"encoder": found["visual"], "text_encoder": others}
+    else:
+        chosen = {"encoder": found.get("visual", state)}
+    for part, weights in chosen.items():
+        load_state(getattr(model, part), weights, source=f"{part} in {path}")
+    if not chosen:
+        raise KinfolkError(
+            f"{path} has no weights for {type(model).__name__}; it must hold an encoder, or the"
+            f" parts {', '.join(PARTS)}."
+        )
+    return list(chosen)
+
+
+def _strip_prefixes(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights without the prefixes that training adds; of a checkpoint only the four parts."""
+    for prefix in ("framework.", "module."):
+        if all(name.startswith(prefix) for name in state):
+            state = {name.removeprefix(prefix): value for name, value in state.items()}
+            if prefix == "framework.":
+                state = {name: v for name, v in state.items() if name.partition(".")[0] in PARTS}
+    return dict(state)

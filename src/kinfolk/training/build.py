@@ -51,7 +51,7 @@ from kinfolk.frameworks.registry import (
 from kinfolk.models import SplitEncoder, SplitHead, build_encoder, build_text, projection_head
 from kinfolk.models.build import adapt
 from kinfolk.models.text import SENTENCE, sentence_tokenizer, sentence_transformer
-from kinfolk.models.towers import TOWERS, begin_from
+from kinfolk.models.weights import TOWERS, begin_from
 from kinfolk.plugins import load_plugins
 from kinfolk.seeding import derive_seed
 from kinfolk.training.config import (

@@ -140,7 +140,7 @@ class TextConfig(Section):
     """The tokenizer and the text tower, for methods that learn from captions."""
 
     name: str = "transformer"
-    """transformer, open_clip/NAME or huggingface/NAME."""
+    """transformer, open_clip/NAME or st/NAME."""
     layers: int | None = Field(None, ge=1, le=1000)
     """Layers of the transformer; null: 1 for up to 100,000 captions, 4 for up to a million and on a
     CPU, else 12."""

@@ -33,8 +33,15 @@ from kinfolk.frameworks import Framework
 from kinfolk.frameworks.clip import Bimodal
 from kinfolk.models.build import FeatureMap, adapt
 from kinfolk.models.text import SENTENCE
-from kinfolk.models.towers import TOWERS, Pair, begin_from
-from kinfolk.models.weights import DESCRIPTION, WEIGHTS, load_encoder, meta_of
+from kinfolk.models.weights import (
+    DESCRIPTION,
+    TOWERS,
+    WEIGHTS,
+    Pair,
+    begin_from,
+    load_encoder,
+    meta_of,
+)
 from kinfolk.pairs import OUT, Block
 from kinfolk.seeding import kept_random_state
 from kinfolk.training.build import (

@@ -27,8 +27,7 @@ from kinfolk.detectors.base import Detector
 from kinfolk.errors import KinfolkError, UsageError, counted, shown, warn_if_silent
 from kinfolk.files import explain_file_errors
 from kinfolk.models.text import SentenceEncoder
-from kinfolk.models.towers import save_towers
-from kinfolk.models.weights import save_encoder
+from kinfolk.models.weights import save_encoder, save_towers
 from kinfolk.seeding import kept_random_state
 from kinfolk.training.build import (
     NO_PARTS,

@@ -61,27 +61,15 @@ class Augmentation:
             _check(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "in [0, 1]")
         for name in ("brightness", "contrast", "saturation", "strength"):
             _check(name, getattr(self, name), getattr(self, name) >= 0, "at least 0")
-        _check(
-            "hue",
-            self.hue,
-            0 <= self.hue * self.strength <= 0.5,
-            "in [0, 0.5] when multiplied by `strength`",
-        )
+        rule = "in [0, 0.5] when multiplied by `strength`"
+        _check("hue", self.hue, 0 <= self.hue * self.strength <= 0.5, rule)
         _check("kernel", self.kernel, 0 < self.kernel <= 1, "in (0, 1]")
-        _check(
-            "scale",
-            self.scale,
-            0 < self.scale[0] <= self.scale[1] <= 1,
-            "two numbers in (0, 1], the lower first",
-        )
+        rule = "two numbers in (0, 1], the lower first"
+        _check("scale", self.scale, 0 < self.scale[0] <= self.scale[1] <= 1, rule)
         for name in ("ratio", "sigma"):
             low, high = getattr(self, name)
-            _check(
-                name,
-                (low, high),
-                0 < low <= high < float("inf"),
-                "two numbers above 0, the lower first",
-            )
+            is_good = 0 < low <= high < float("inf")
+            _check(name, (low, high), is_good, "two numbers above 0, the lower first")
 
 
 _BYOL = Augmentation(brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1)

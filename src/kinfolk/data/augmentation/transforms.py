@@ -132,25 +132,15 @@ def _ranges(hows: tuple[Augmentation, ...], device: torch.device) -> tuple[Tenso
         low[view, 0, _AREA], high[view, 0, _AREA] = how.scale
         low[view, 0, _RATIO], high[view, 0, _RATIO] = map(math.log, how.ratio)
         low[view, 0, _SIGMA], high[view, 0, _SIGMA] = how.sigma
-        for place, value in enumerate(
-            (how.brightness, how.contrast, how.saturation), _FACTORS.start
-        ):
-            low[view, 0, place], high[view, 0, place] = (
-                max(0.0, 1 - how.strength * value),
-                1 + how.strength * value,
-            )
-        low[view, 0, _FACTORS.stop - 1], high[view, 0, _FACTORS.stop - 1] = (
-            -how.strength * how.hue,
-            how.strength * how.hue,
-        )
-        for place, share in (
-            (_FLIP, how.flip),
-            (_JITTER, how.jitter),
-            (_GREY, how.grey),
-            (_BLUR, how.blur),
-            (_SOLARISE, how.solarise),
-        ):
-            probability[view, 0, place] = share
+        values = (how.brightness, how.contrast, how.saturation)
+        for place, value in enumerate(values, _FACTORS.start):
+            low[view, 0, place] = max(0.0, 1 - how.strength * value)
+            high[view, 0, place] = 1 + how.strength * value
+        hue = how.strength * how.hue
+        low[view, 0, _FACTORS.stop - 1], high[view, 0, _FACTORS.stop - 1] = -hue, hue
+        shares = (how.flip, how.jitter, how.grey, how.blur, how.solarise)
+        places = (_FLIP, _JITTER, _GREY, _BLUR, _SOLARISE)
+        probability[view, 0, places] = torch.tensor(shares, dtype=torch.float64)
     span = (high - low).float()
     span[..., _FACTORS] = high[..., _FACTORS].float() - low[..., _FACTORS].float()
     return low.float().to(device), span.to(device), probability.float().to(device)
@@ -190,14 +180,11 @@ def crop_boxes(
             None: the pixels are the originals.
     """
     size_2 = constant((height, width), area_BT.device, area_BT.dtype)
-    aspect_B1 = (
-        constant((width / height,), area_BT.device, area_BT.dtype)
-        if aspect_B is None
-        else aspect_B.to(area_BT)[..., None]
-    )
-    share_B2T = torch.stack(
-        [area_BT / ratio_BT * aspect_B1, area_BT * ratio_BT / aspect_B1], dim=-2
-    )
+    aspect_B1 = constant((width / height,), area_BT.device, area_BT.dtype)
+    if aspect_B is not None:
+        aspect_B1 = aspect_B.to(area_BT)[..., None]
+    shares = [area_BT / ratio_BT * aspect_B1, area_BT * ratio_BT / aspect_B1]
+    share_B2T = torch.stack(shares, dim=-2)
     sides_B2T = torch.round(size_2[:, None] * share_B2T.sqrt())
     fits_BT = ((sides_B2T > 0) & (sides_B2T <= size_2[:, None])).all(dim=-2)
     first_B1 = fits_BT.to(torch.uint8).argmax(dim=-1, keepdim=True)
@@ -221,11 +208,10 @@ def centred_boxes(
         x if isinstance(x, Tensor) else constant(float(x), aspect_B.device, aspect_B.dtype)
         for x in limits
     )
-    wanted_B = aspect_B.clamp(low, high)
-    part_B2 = torch.stack([aspect_B / wanted_B, wanted_B / aspect_B], dim=-1).clamp(max=1)
-    sides_B2 = torch.round(
-        constant((share * height, share * width), aspect_B.device, aspect_B.dtype) * part_B2
-    ).clamp(min=1)
+    ratio_B = aspect_B.clamp(low, high)
+    part_B2 = torch.stack([aspect_B / ratio_B, ratio_B / aspect_B], dim=-1).clamp(max=1)
+    whole_2 = constant((share * height, share * width), aspect_B.device, aspect_B.dtype)
+    sides_B2 = torch.round(whole_2 * part_B2).clamp(min=1)
     return torch.cat([torch.floor((size_2 - sides_B2) / 2), sides_B2], dim=-1)
 
 
@@ -237,12 +223,10 @@ def resize_weights(
     start_B1, length_B1 = start_B[..., None], length_B[..., None]
     step_B1 = length_B1 / out_size
     reach_B1 = step_B1.clamp(min=1)
-    place_S = _centres(out_size, start_B.device)
-    place_BS = (
-        place_S
-        if flip_B is None
-        else torch.where(flip_B[..., None], _centres(out_size, start_B.device, True), place_S)
-    )
+    place_BS = _centres(out_size, start_B.device)
+    if flip_B is not None:
+        reverse_S = _centres(out_size, start_B.device, reverse=True)
+        place_BS = torch.where(flip_B[..., None], reverse_S, place_BS)
     centre_BS = (start_B1 + place_BS * step_B1) / reach_B1
     pixel_I = _centres(in_size, start_B.device)
     inside_BI = (pixel_I > start_B1) & (pixel_I < start_B1 + length_B1)
@@ -261,15 +245,11 @@ def box_weights(
     them left to right where `flip_B`."""
     top_B, left_B, tall_B, wide_B = box_B4.unbind(-1)
     if height != width:
-        return resize_weights(top_B, tall_B, height, size), resize_weights(
-            left_B, wide_B, width, size, flip_B
-        )
+        rows_BSH = resize_weights(top_B, tall_B, height, size)
+        return rows_BSH, resize_weights(left_B, wide_B, width, size, flip_B)
     sides = box_B4.movedim(-1, 0).contiguous()  # both axes in one go
-    flips = (
-        None
-        if flip_B is None
-        else flip_B & constant(((False,), (True,)), box_B4.device, torch.bool)
-    )
+    second_only = constant(((False,), (True,)), box_B4.device, torch.bool)
+    flips = None if flip_B is None else flip_B & second_only
     rows_BSH, columns_BSW = resize_weights(sides[:2], sides[2:], height, size, flips)
     return rows_BSH, columns_BSW
 
@@ -289,12 +269,9 @@ def resample(pixels_BHWC: Tensor, rows_BSH: Tensor, columns_BSW: Tensor) -> Tens
     image = pixels_BHWC.permute(0, 3, 1, 2).contiguous().float()
     if len(rows_BSH) > batch:
         image = image.repeat(len(rows_BSH) // batch, 1, 1, 1)
-    across = torch.bmm(
-        image.view(len(image), channels * height, width), columns_BSW.transpose(1, 2)
-    )
-    return torch.matmul(
-        rows_BSH[:, None], across.view(len(image), channels, height, columns_BSW.shape[1])
-    )
+    lines = image.view(len(image), channels * height, width)
+    across = torch.bmm(lines, columns_BSW.transpose(1, 2))
+    return torch.matmul(rows_BSH[:, None], across.view(len(image), channels, height, -1))
 
 
 def resample_each(
@@ -308,14 +285,13 @@ def resample_each(
     """
     out = torch.empty(len(pixels_BHWC), pixels_BHWC.shape[3], size, size, dtype=torch.float32)
     flips = [False] * len(out) if flip_B is None else flip_B.tolist()
-    for image_HWC, (top, left, tall, wide), flip, one in zip(
-        pixels_BHWC, box_B4.long().tolist(), flips, out, strict=True
+    boxes = box_B4.long().tolist()
+    for image_HWC, (top, left, tall, wide), flip, target in zip(
+        pixels_BHWC, boxes, flips, out, strict=True
     ):
         part = image_HWC[None, top : top + tall, left : left + wide].permute(0, 3, 1, 2)
-        resized = interpolate(part, size=(size, size), mode="bilinear", antialias=True)[
-            0
-        ].contiguous()
-        one.copy_(resized.flip(2) if flip else resized)
+        resized = interpolate(part, size=(size, size), mode="bilinear", antialias=True)
+        target.copy_((resized.flip(3) if flip else resized)[0].contiguous())
     return out
 
 
@@ -433,17 +409,12 @@ def _adjustments(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tens
     rotation about the grey axis."""
     root = 1 / math.sqrt(3)
     cross = torch.tensor([[0.0, -root, root], [root, 0.0, -root], [-root, root, 0.0]], dtype=dtype)
-    identity, third, nothing = (
-        torch.eye(3, dtype=dtype),
-        torch.full((3, 3), 1 / 3, dtype=dtype),
-        torch.zeros(3, 3, dtype=dtype),
-    )
+    identity, zero = torch.eye(3, dtype=dtype), torch.zeros(3, 3, dtype=dtype)
+    third = torch.full((3, 3), 1 / 3, dtype=dtype)
     grey = torch.tensor(LUMA, dtype=dtype).expand(3, 3)  # every channel gets the same grey
-    base = torch.stack([nothing, nothing, nothing, third]).expand(2, 4, 3, 3)
+    base = torch.stack([zero, zero, zero, third]).expand(2, 4, 3, 3)
     first = torch.stack([identity, identity, identity, identity - third]).expand(2, 4, 3, 3)
-    second = torch.stack(
-        [torch.stack([nothing, contrast, grey, cross]) for contrast in (nothing, grey)]
-    )
+    second = torch.stack([torch.stack([zero, contrast, grey, cross]) for contrast in (zero, grey)])
     return base.to(device), first.to(device), second.to(device)
 
 
@@ -490,9 +461,8 @@ def to_lab(rgb_BCHW: Tensor) -> Tensor:
     linear = torch.where(rgb_BCHW <= 0.04045, rgb_BCHW / 12.92, ((rgb_BCHW + 0.055) / 1.055) ** 2.4)
     _, _, to_share = _xyz(rgb_BCHW.device, rgb_BCHW.dtype)
     share = torch.einsum("kc,bchw->bkhw", to_share, linear)
-    bent = torch.where(
-        share > _KNEE**3, share.clamp_min(_KNEE**3) ** (1 / 3), share / (3 * _KNEE**2) + 4 / 29
-    )
+    root, line = share.clamp_min(_KNEE**3) ** (1 / 3), share / (3 * _KNEE**2) + 4 / 29
+    bent = torch.where(share > _KNEE**3, root, line)
     x, y, z = bent.unbind(1)
     return torch.stack((116 * y - 16, 500 * (x - y), 200 * (y - z)), 1)
 
@@ -514,8 +484,5 @@ def _xyz(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tens
     """The inverse of M, XYZ of white, and M divided by white."""
     matrix = torch.tensor(_TO_XYZ, dtype=dtype)
     white_C = matrix.sum(1)
-    return (
-        torch.linalg.inv(matrix).to(device),
-        white_C.to(device),
-        (matrix / white_C[:, None]).to(device),
-    )
+    inverse, share = torch.linalg.inv(matrix), matrix / white_C[:, None]
+    return inverse.to(device), white_C.to(device), share.to(device)

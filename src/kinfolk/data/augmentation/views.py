@@ -186,22 +186,18 @@ class Views:
         randomness."""
         _check(pixels, aspect)
         batch, height, width, _ = pixels.shape
-        aspect_B = (
-            constant((width / height,), pixels.device).expand(batch)
-            if aspect is None
-            else aspect.float()
-        )
+        aspect_B = constant((width / height,), pixels.device).expand(batch)
+        if aspect is not None:
+            aspect_B = aspect.float()
         box_B4 = centred_boxes(aspect_B, height, width, (1.0, 1.0), share=self.evaluate_share)
         images = torch.empty(
             batch, 3, self.size, self.size, device=pixels.device, dtype=torch.float32
         )
-        identity, nothing = (
-            constant(((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)), pixels.device),
-            constant((0.0,) * 3, pixels.device),
-        )
+        identity = constant(((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)), pixels.device)
+        zero = constant((0.0,) * 3, pixels.device)
         for part in self._parts(pixels):
             image = resize(pixels[part], box_B4[part], self.size)
-            maps = identity.expand(len(image), 3, 3), nothing.expand(len(image), 3)
+            maps = identity.expand(len(image), 3, 3), zero.expand(len(image), 3)
             normalise(image, *maps, *self._rgb_normalisation, out_RCSS=images[part])
             self._convert(images[part])
         return images
@@ -211,28 +207,23 @@ class Views:
         shown."""
         mean_C11, std_C11 = constant((self.mean, self.std), views.device)[:, :, None, None]
         values = views * std_C11 + mean_C11
-        return (
-            values.clamp(0, 1)
-            if self.space == "rgb"
-            else from_lab(values.flatten(0, -4)).view_as(values)
-        )
+        if self.space == "rgb":
+            return values.clamp(0, 1)
+        return from_lab(values.flatten(0, -4)).view_as(values)
 
     def config(self) -> dict[str, Any]:
         """All resolved settings: `Views(**views.config())` makes the same views."""
         settings: dict[str, Any] = {}
         for field in fields(Augmentation):
             values = [getattr(how, field.name) for how in self.augmentations]
-            same = all(value == values[0] for value in values)
-            settings[field.name] = (
-                (list(values[0]) if isinstance(values[0], tuple) else values[0]) if same else values
-            )
-        named = {
-            "preset": self.preset,
-            "size": self.size,
-            "mean": list(self.mean),
-            "std": list(self.std),
-            "space": self.space,
-        }
+            if any(value != values[0] for value in values):
+                settings[field.name] = values
+            else:
+                settings[field.name] = (
+                    list(values[0]) if isinstance(values[0], tuple) else values[0]
+                )
+        named = {"preset": self.preset, "size": self.size, "space": self.space}
+        named |= {"mean": list(self.mean), "std": list(self.std)}
         return {**named, "evaluate_share": self.evaluate_share, **settings}
 
     def __repr__(self) -> str:
@@ -312,15 +303,12 @@ def resize(
         image_RCSS = resample_each(pixels_BHWC, box_R4, size, flip_R)
         if draws is not None and chosen_X is not None:
             sigma_X = draws.sigma[chosen_X]
-            for one, sigma, blur_SS in zip(
-                chosen_X.tolist(),
-                sigma_X.tolist(),
-                blur_matrices(sigma_X, size, num_taps),
-                strict=True,
+            blur_XSS = blur_matrices(sigma_X, size, num_taps)
+            for at, sigma, blur_SS in zip(
+                chosen_X.tolist(), sigma_X.tolist(), blur_XSS, strict=True
             ):
-                image_RCSS[one] = apply_blur(
-                    image_RCSS[one], blur_SS, radius=min(num_taps // 2, int(CUT * sigma))
-                )
+                radius = min(num_taps // 2, int(CUT * sigma))
+                image_RCSS[at] = apply_blur(image_RCSS[at], blur_SS, radius)
         return image_RCSS
 
     rows_RSH, columns_RSW = box_weights(box_R4, height, width, size, flip_R)
@@ -329,11 +317,9 @@ def resize(
         rows_RSH[chosen_X] = blur_XSS @ rows_RSH[chosen_X]
         columns_RSW[chosen_X] = blur_XSS @ columns_RSW[chosen_X]
     elif draws is not None and num_taps and not is_cpu:
-        blur_RSS = blur_matrices(
-            torch.where(draws.blur, draws.sigma, constant(NO_BLUR, draws.sigma.device)),
-            size,
-            num_taps,
-        )
+        no_blur = constant(NO_BLUR, draws.sigma.device)
+        sigma_R = torch.where(draws.blur, draws.sigma, no_blur)
+        blur_RSS = blur_matrices(sigma_R, size, num_taps)
         rows_RSH, columns_RSW = blur_RSS @ rows_RSH, blur_RSS @ columns_RSW
     return resample(pixels_BHWC, rows_RSH, columns_RSW)
 
@@ -374,10 +360,8 @@ def _scale_and_limits(
     1)."""
     scale_C1 = 255 * torch.tensor(std, dtype=torch.float32)[:, None]
     pairs = list(zip(mean, std, strict=True))
-    low, high = (
-        torch.tensor(values)[:, None, None]
-        for values in ([-m / s for m, s in pairs], [(1 - m) / s for m, s in pairs])
-    )
+    low = torch.tensor([-m / s for m, s in pairs])[:, None, None]
+    high = torch.tensor([(1 - m) / s for m, s in pairs])[:, None, None]
     return scale_C1.to(device), low.float().to(device), high.float().to(device)
 
 
