@@ -149,8 +149,8 @@ class ArraySource(Source):
     def load(self, index: int) -> Pixels:
         part, row = self._items[index].origin
         images, scale = self._parts[part]
-        pixels: Pixels = images[row]
-        return scale(pixels)
+        pixels: Pixels = scale(images[row])
+        return pixels
 
     def stat(self, index: int) -> tuple[int, int]:
         images, _ = self._parts[self._items[index].origin[0]]

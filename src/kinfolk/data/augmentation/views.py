@@ -206,7 +206,7 @@ class Views:
         """Undoes the normalisation: views (…, 3, H, W) as red, green and blue in [0, 1], to be
         shown."""
         mean_C11, std_C11 = constant((self.mean, self.std), views.device)[:, :, None, None]
-        values = views * std_C11 + mean_C11
+        values: Tensor = views * std_C11 + mean_C11
         if self.space == "rgb":
             return values.clamp(0, 1)
         return from_lab(values.flatten(0, -4)).view_as(values)
