@@ -75,16 +75,16 @@ import numpy as np
 import yaml
 from study_queue import Job, Results, corrupted, folder_name, jobs, version
 
-from kinfolk.comparing.runs import figures_of, measured
-from kinfolk.comparing.statistics import base_of, gap_closed, p_value, spread
-from kinfolk.report.run_summary import Record, read_record
+from kinfolk.comparing.runs import figures_of, figures_of_result
+from kinfolk.comparing.table import base_of, gap_closed, p_value, spread
+from kinfolk.report.record import Record, read_record
 from kinfolk.training.settings import flat
 
 __all__ = [
     "base_of",
+    "figures_of_result",
     "gap_closed",
     "main",
-    "measured",
     "merged",
     "method_of",
     "recall_table",

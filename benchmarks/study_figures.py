@@ -32,7 +32,7 @@ from typing import Any
 
 import yaml
 
-from kinfolk.comparing.statistics import gap_closed, p_value, spread
+from kinfolk.comparing.table import gap_closed, p_value, spread
 
 BASE, ELIMINATED, ATTRACTED = "simclr", "simclr+oracle", "simclr+oracle:attract"
 ACTIONS = {"eliminate": "Eliminate", "attract": "Attract"}
@@ -263,7 +263,7 @@ def claims_table(
     claims: Sequence[Mapping[str, Any]], results: Mapping[str, Mapping[str, Rows]]
 ) -> str:
     """Markdown: each claim, what was run, what was measured, and the verdict."""
-    head = ["paper", "claim", "what was run here", "measured", "verdict"]
+    head = ["paper", "claim", "what was run here", "figures_of_result", "verdict"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for claim in claims:
         asked = [(one, answer(one, results)) for one in comparisons(claim)]

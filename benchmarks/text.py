@@ -32,7 +32,7 @@ from study_queue import version
 from torch import Tensor, nn
 
 import kinfolk as kf
-from kinfolk.comparing.statistics import p_value
+from kinfolk.comparing.table import p_value
 
 HERE = Path(__file__).parent
 STUDY, RESULTS = HERE / "text.yaml", HERE / "results" / "text"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import kinfolk as kf
-from kinfolk.comparing.page import _gain_panel, _value_panel, curve_panels
+from kinfolk.comparing.page import _gain_panel, _value_panel, overlay_panels
 from tests.comparing.runs import make_run
 
 ACCURACIES = {"simclr": (0.50, 0.52, 0.54), "simclr+glofnd": (0.55, 0.56, 0.60)}
@@ -39,7 +39,7 @@ def test_one_seed_has_no_dot_next_to_its_mean(tmp_path: Path) -> None:
 
 
 def test_curves_of_all_methods_are_in_one_panel(study: Path) -> None:
-    panels = {panel.id: panel for panel in curve_panels(kf.compare(study).rows)}
+    panels = {panel.id: panel for panel in overlay_panels(kf.compare(study).rows)}
     assert list(panels) == ["curve-loss", "curve-flagged"]
     means = [trace for trace in panels["curve-loss"].figure["data"] if trace["showlegend"]]
     assert [trace["name"] for trace in means] == ["simclr", "simclr+glofnd"]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import kinfolk as kf
-from kinfolk.comparing.runs import measured
-from kinfolk.comparing.statistics import p_value, spread
+from kinfolk.comparing.runs import figures_of_result
+from kinfolk.comparing.table import p_value, spread
 from kinfolk.errors import UsageError
 from kinfolk.evaluation.protocols import write_result
 from tests.comparing.runs import make_run
@@ -279,7 +279,7 @@ def test_features_and_normalisers_must_be_the_same(tmp_path: Path) -> None:
 
 
 def test_each_protocol_gives_its_columns_in_percent() -> None:
-    assert measured(
+    assert figures_of_result(
         "linear", {"accuracy": 0.5, "strength": 0.01, "converged": True, "test": 10}
     ) == {"linear": 50.0}
     parts = [
@@ -287,9 +287,9 @@ def test_each_protocol_gives_its_columns_in_percent() -> None:
         {"fraction": 1.0, "accuracy": 0.5, "deviation": None},
     ]
     sets = [{"name": "cifar100", "accuracy": 0.5, "top1": 0.5, "map": None}]
-    assert measured("transfer", {"accuracy": 0.5, "sets": sets, "measured_on": "test split"}) == {
-        "transfer cifar100": 50.0
-    }
+    assert figures_of_result(
+        "transfer", {"accuracy": 0.5, "sets": sets, "measured_on": "test split"}
+    ) == {"transfer cifar100": 50.0}
     kin = {
         "f1": 0.25,
         "precision": None,
@@ -298,33 +298,37 @@ def test_each_protocol_gives_its_columns_in_percent() -> None:
         "tp_similarity": 0.9,
         "alpha": 0.01,
     }
-    assert measured("kin", kin) == {
+    assert figures_of_result("kin", kin) == {
         "kin F1": 25.0,
         "kin threshold MAE": 0.02,
         "kin TP similarity": 90.0,
     }
     semi = {"semi 0.1 %": 25.0, "semi 100 %": 50.0, "semi average": 37.5}
-    assert measured("semi", {"accuracy": 0.375, "fractions": parts}) == semi
-    assert measured("semi", {"accuracy": 0.5, "fractions": parts[1:]}) == {"semi 100 %": 50.0}, (
-        "of one share there is no average"
-    )
+    assert figures_of_result("semi", {"accuracy": 0.375, "fractions": parts}) == semi
+    assert figures_of_result("semi", {"accuracy": 0.5, "fractions": parts[1:]}) == {
+        "semi 100 %": 50.0
+    }, "of one share there is no average"
     five = {"fraction": 0.0999, "subset": "10percent", "accuracy": 0.5, "top5": 0.75}
-    assert measured("finetune", {"accuracy": 0.5, "top5": 0.75, "fractions": [five]}) == {
+    assert figures_of_result("finetune", {"accuracy": 0.5, "top5": 0.75, "fractions": [five]}) == {
         "finetune 10percent": 50.0,
         "finetune 10percent top 5": 75.0,
     }
-    assert measured("linear", {"accuracy": 0.5, "top5": 0.75}) == {
+    assert figures_of_result("linear", {"accuracy": 0.5, "top5": 0.75}) == {
         "linear": 50.0,
         "linear top 5": 75.0,
     }
-    assert measured("kin", {"anchor_f1": 0.5}) == {"kin F1 per anchor": 50.0}
+    assert figures_of_result("kin", {"anchor_f1": 0.5}) == {"kin F1 per anchor": 50.0}
     recalls = {
         "image_to_text": {"R@1": 0.1},
         "text_to_image": {"R@1": 0.2},
         "mean": 0.15,
         "images": 5,
     }
-    assert measured("retrieval", recalls) == {"i→t R@1": 10.0, "t→i R@1": 20.0, "retrieval": 15.0}
+    assert figures_of_result("retrieval", recalls) == {
+        "i→t R@1": 10.0,
+        "t→i R@1": 20.0,
+        "retrieval": 15.0,
+    }
 
 
 def test_few_seeds_are_not_significant_in_words(tmp_path: Path) -> None:

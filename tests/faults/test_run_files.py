@@ -19,7 +19,7 @@ from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
 from kinfolk.errors import InterruptedRunError, KinfolkError, KinfolkWarning, UsageError
 from kinfolk.files import write_atomically
-from kinfolk.report.run_summary import read_record
+from kinfolk.report.record import read_record
 from kinfolk.training.checkpoint import CheckpointSaver, read_checkpoint
 from kinfolk.training.load_run import open_run
 from kinfolk.training.metrics_log import MetricsLog

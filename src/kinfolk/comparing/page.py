@@ -16,14 +16,14 @@ from kinfolk.report.curves import CURVES, Curve, curve_figure
 from kinfolk.report.html import Panel, figure
 
 if TYPE_CHECKING:
-    from kinfolk.comparing.runs import One
+    from kinfolk.comparing.runs import ComparedRun
     from kinfolk.comparing.table import Comparison
 
 
 def render(comparison: Comparison, folder: str | os.PathLike[str] = ".") -> str:
     """The text of the page; links to the runs are relative to `folder`."""
     panels = [*_gain_panel(comparison), _value_panel(comparison)]
-    curves = curve_panels(comparison.rows)
+    curves = overlay_panels(comparison.rows)
     present = [("comparison", "Comparison"), ("intervals", "Intervals"), ("table", "Table")]
     present += [("curves", "Curves")] if curves else []
     return html.compose(
@@ -60,32 +60,30 @@ def caption(comparison: Comparison) -> str:
     """What the numbers of the table are."""
     numbers = {len(record["seeds"]) for record in comparison.records}
     seeds = "seeds" if len(numbers) > 1 else f"{max(numbers)} seeds"
-    spread = f"Mean ± standard deviation over {seeds}, in percent"
-    text = "One seed each, in percent" if numbers == {1} else spread
-    kinds = {column.kind for column in comparison.columns if column.section == "tests"}
+    text = f"Mean ± standard deviation over {seeds}, in percent."
+    if numbers == {1}:
+        text = "One seed each, in percent."
+    oracles = sorted({record["oracle"] for record in comparison.records} - {None})
     explained = {
         "gain": "gain is method − base, so + is better",
         "gain_low": "the interval is the 95% confidence interval of the gain",
         "pairs": "n is the number of seeds that both have",
         "p": "p is of a two-sided paired t-test",
         "p_holm": "p (Holm) is corrected for the number of methods",
-        "to_oracle": f"to oracle is method − oracle ({_oracles(comparison)}), so − is below it",
+        "to_oracle": f"to oracle is method − oracle ({' or '.join(oracles)}), so − is below it",
     }
+    kinds = {column.kind for column in comparison.columns if column.section == "tests"}
     used = [words for kind, words in explained.items() if kind in kinds]
-    return f"{text}." + (f" Tests are of {comparison.figure}: {'; '.join(used)}." if used else "")
-
-
-def _oracles(comparison: Comparison) -> str:
-    return " or ".join(sorted({record["oracle"] for record in comparison.records} - {None}))
+    return text + (f" Tests are of {comparison.figure}: {'; '.join(used)}." if used else "")
 
 
 def _runs(comparison: Comparison, folder: Path) -> list[dict[str, Any]]:
-    """One entry for each run: method, seed, figure, and a link to its report, or to its folder."""
+    """An entry for each run: method, seed, figure, and a link to its report, or to its folder."""
     found = []
     for name, runs in comparison.rows.items():
         for run in runs:
             report = run.path / "report.html"
-            target = report if report.is_file() else run.path
+            target = os.path.relpath(report if report.is_file() else run.path, folder)
             value = run.figures.get(comparison.figure)
             found.append(
                 {
@@ -94,7 +92,7 @@ def _runs(comparison: Comparison, folder: Path) -> list[dict[str, Any]]:
                     "value": "–" if value is None else f"{value:.2f}",
                     "epochs": len(run.epochs),
                     "path": str(run.path),
-                    "link": quote(os.path.relpath(target, folder).replace(os.sep, "/")),
+                    "link": quote(target.replace(os.sep, "/")),
                 }
             )
     return found
@@ -111,17 +109,12 @@ def _gain_panel(comparison: Comparison) -> list[Panel]:
     compared = [record for record in comparison.records if record[f"{key}_gain"] is not None]
     if not compared:
         return []
-    halves = [_half(record, f"{key}_gain_low", f"{key}_gain_high") for record in compared]
     seeds = []
     for record in compared:
         base = dict(_by_seed(comparison, record["base"]))
-        ours = _by_seed(comparison, record["method"])
-        seeds.append([(seed, value - base[seed]) for seed, value in ours if seed in base])
-    names, values = (
-        [record["method"] for record in compared],
-        [record[f"{key}_gain"] for record in compared],
-    )
-    drawn = _points(names, values, halves, seeds, "points")
+        values = _by_seed(comparison, record["method"])
+        seeds.append([(seed, value - base[seed]) for seed, value in values if seed in base])
+    drawn = _points(compared, f"{key}_gain", seeds, "points")
     zero = {"type": "line", "x0": 0, "x1": 0, "y0": 0, "y1": 1, "yref": "paper"}
     drawn["layout"]["shapes"] = [zero | {"line": {"width": 1, "dash": "dot", "color": "#888888"}}]
     note = (
@@ -134,13 +127,11 @@ def _gain_panel(comparison: Comparison) -> list[Panel]:
 def _value_panel(comparison: Comparison) -> Panel:
     key = comparison.figure
     present = [record for record in comparison.records if record[key] is not None]
-    names, values = [record["method"] for record in present], [record[key] for record in present]
-    halves = [_half(record, f"{key}_low", f"{key}_high") for record in present]
-    seeds = [_by_seed(comparison, name) for name in names]
-    drawn = _points(names, values, halves, seeds, "percent")
+    seeds = [_by_seed(comparison, record["method"]) for record in present]
     described = "; ".join(f"{record['method']} {record[key]:.1f}" for record in present)
     note = "mean over seeds with its 95% confidence interval, and each seed as a dot"
-    return Panel("value", _words(key)[:1].upper() + _words(key)[1:], note, described, drawn)
+    title = _words(key)[:1].upper() + _words(key)[1:]
+    return Panel("value", title, note, described, _points(present, key, seeds, "percent"))
 
 
 def _by_seed(comparison: Comparison, row: str) -> list[tuple[int, float]]:
@@ -149,24 +140,23 @@ def _by_seed(comparison: Comparison, row: str) -> list[tuple[int, float]]:
     return [(run.seed, run.figures[key]) for run in comparison.rows[row] if key in run.figures]
 
 
-def _half(record: Mapping[str, Any], low: str, high: str) -> float:
-    return 0.0 if record[low] is None else (record[high] - record[low]) / 2
-
-
 def _points(
-    names: Sequence[str],
-    values: Sequence[float],
-    halves: Sequence[float],
+    records: Sequence[Mapping[str, Any]],
+    key: str,
     seeds: Sequence[Sequence[tuple[int, float]]],
     axis: str,
 ) -> dict[str, Any]:
-    """One point with its interval in each row, the first row at the top, and a dot for each seed
+    """A point with its interval in each row, the first row at the top, and a dot for each seed
     below it."""
+    names, halves = [record["method"] for record in records], []
+    for record in records:
+        low, high = record[f"{key}_low"], record[f"{key}_high"]
+        halves.append(0.0 if low is None else (high - low) / 2)
     labels = [name if len(name) <= 34 else f"{name[:33]}…" for name in names]
     mean = {
         "type": "scatter",
         "mode": "markers",
-        "x": [round(value, 4) for value in values],
+        "x": [round(record[key], 4) for record in records],
         "y": list(range(len(names))),
         "customdata": [[half] for half in halves],
         "hovertemplate": "%{x:.2f} ± %{customdata[0]:.2f}<extra></extra>",
@@ -216,17 +206,17 @@ OVERLAID = ("loss", "knn", "flagged", "f1", "temperature")
 """Metrics of the epochs that are drawn over each other, one panel for each."""
 
 
-def curve_panels(rows: Mapping[str, Sequence[One]]) -> list[Panel]:
+def overlay_panels(rows: Mapping[str, Sequence[ComparedRun]]) -> list[Panel]:
     """For each metric that a run has, the mean over the seeds of each row as a line, and each run
     as a thin line."""
     panels = []
     for curve in CURVES:
-        for metric, label, _ in curve.lines:
+        for metric, label in curve.lines.items():
             if metric not in OVERLAID:
                 continue
             traces, described = [], []
             for at, (name, runs) in enumerate(rows.items()):
-                found = [_curve_of(run, metric) for run in runs]
+                found = [_curve_values(run, metric) for run in runs]
                 found = [values for values in found if values]
                 if not found:
                     continue
@@ -234,8 +224,8 @@ def curve_panels(rows: Mapping[str, Sequence[One]]) -> list[Panel]:
                     epoch: statistics.mean(values[epoch] for values in found if epoch in values)
                     for epoch in sorted(set().union(*found))
                 }
-                single = found if len(found) > 1 else []
-                traces += [_line(name, values, str(at), curve, thin=True) for values in single]
+                if len(found) > 1:
+                    traces += [_line(name, values, str(at), curve, thin=True) for values in found]
                 traces.append(_line(name, mean, str(at), curve))
                 described.append(f"{name} ends at {mean[max(mean)]:.4g}")
             if traces:
@@ -247,7 +237,7 @@ def curve_panels(rows: Mapping[str, Sequence[One]]) -> list[Panel]:
     return panels
 
 
-def _curve_of(run: One, metric: str) -> dict[int, float]:
+def _curve_values(run: ComparedRun, metric: str) -> dict[int, float]:
     rows = [row for row in run.epochs if math.isfinite(row.get(metric, math.nan))]
     return {int(row["epoch"]): row[metric] for row in rows}
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinfolk.errors import UsageError, shown
-from kinfolk.report.format import DETECTION_NAMES
-from kinfolk.report.run_summary import read_record
+from kinfolk.report.record import DETECTION_NAMES, read_record
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.load_run import FOREIGN, exported_meta
 from kinfolk.training.settings import (
@@ -28,8 +27,9 @@ from kinfolk.training.settings import (
 )
 
 if TYPE_CHECKING:
-    from kinfolk.report.run_summary import Record
+    from kinfolk.report.record import Record
 
+# ---- the figures of a run
 
 DIRECTIONS = {
     "image_to_text": "i→t",
@@ -41,29 +41,27 @@ MAIN = {"accuracy", "nmi", "mean", "spearman"}
 """Main figures of protocols, which are named after the protocol alone; others are named as in `kin
 F1`."""
 AVERAGE = "average"
+CLUSTERS = {"mtpr": "MTPR", "mtnr": "MTNR"}
+SIMILARITIES = {"tp_similarity": "TP similarity", "fn_similarity": "FN similarity"}
 SHARES = {
     "top5": "top 5",
     "label_map": "mAP by label",
     "label_ndcg": "nDCG@10 by label",
     **DETECTION_NAMES,
-    "mtpr": "MTPR",
-    "mtnr": "MTNR",
-    "tp_similarity": "TP similarity",
-    "fn_similarity": "FN similarity",
+    **CLUSTERS,
+    **SIMILARITIES,
 }
-NOT_OF_THE_METHOD = ("exact",)
-"""Results of another rule than the method's own."""
+OTHER_RULES = ("exact",)
+"""Results of another rule than the method's."""
 DISTANCES = {"mae": "MAE", "rmse": "RMSE"}
 """Errors of thresholds, in similarity; lower is better."""
 TRAINING_METRICS = {
     **DETECTION_NAMES,
     "flagged": "flagged",
-    "mtpr": "MTPR",
-    "mtnr": "MTNR",
+    **CLUSTERS,
     "nmi": "NMI",
     "features_nmi": "NMI of features",
-    "tp_similarity": "TP similarity",
-    "fn_similarity": "FN similarity",
+    **SIMILARITIES,
 }
 SECONDS = "seconds"
 
@@ -74,55 +72,56 @@ def figures_of(record: Record) -> dict[str, float]:
     last = record.epochs[-1] if record.epochs else {}
     found = {name: 100 * last[name] for name in TRAINING_METRICS if name in last}
     for result in record.results:
-        found |= measured(str(result["protocol"]), result)
+        found |= figures_of_result(str(result["protocol"]), result)
     seconds = [epoch[SECONDS] for epoch in record.epochs if SECONDS in epoch]
     return found | ({SECONDS: statistics.median(seconds)} if seconds else {})
 
 
-def measured(protocol: str, result: Mapping[str, Any]) -> dict[str, float]:
+def figures_of_result(protocol: str, result: Mapping[str, Any]) -> dict[str, float]:
     """The figures of a protocol: the main figure under the protocol's name, others under both
     names. For a protocol with parts, the main figure and top-5 of each part, and the average over
     several parts, as in the papers' tables.
 
     Example:
-        >>> measured("semi", {"accuracy": 0.5, "fractions": [{"fraction": 0.1, "accuracy": 0.5}]})
+        >>> of_parts = {"accuracy": 0.5, "fractions": [{"fraction": 0.1, "accuracy": 0.5}]}
+        >>> figures_of_result("semi", of_parts)
         {'semi 10 %': 50.0}
         >>> shares = [{"fraction": 1, "accuracy": 0.75}, {"fraction": 0.5, "accuracy": 0.5}]
-        >>> measured("semi", {"accuracy": 0.625, "fractions": shares})
+        >>> figures_of_result("semi", {"accuracy": 0.625, "fractions": shares})
         {'semi 100 %': 75.0, 'semi 50 %': 50.0, 'semi average': 62.5}
-        >>> measured("kin", {"f1": 0.25, "threshold": {"mae": 0.02}})
+        >>> figures_of_result("kin", {"f1": 0.25, "threshold": {"mae": 0.02}})
         {'kin F1': 25.0, 'kin threshold MAE': 0.02}
     """
-    if parts := parts_of(protocol, result):
-        several = {f"{protocol} {AVERAGE}": result} if len(parts) > 1 else {}
-        found = {
-            (name if key in MAIN else f"{name} {SHARES[key]}"): 100 * float(value)
-            for name, part in (parts | several).items()
-            for key, value in part.items()
-            if (key in MAIN or key == "top5") and _is_number(value)
-        }
-        return found
-    return dict(_walk(protocol, result))
+    parts = parts_of(protocol, result)
+    if len(parts) > 1:
+        parts[f"{protocol} {AVERAGE}"] = result
+    if not parts:
+        return dict(_walk(protocol, result))
+    return {
+        (name if key in MAIN else f"{name} {SHARES[key]}"): 100 * float(value)
+        for name, part in parts.items()
+        for key, value in part.items()
+        if (key in MAIN or key == "top5") and _is_number(value)
+    }
 
 
 def parts_of(protocol: str, result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """The parts of a result by name: shares of the labels (`semi 10 %`, or `semi 10percent` by a
     list), or data sets (`transfer cifar100`); empty where it has none."""
-    shares = {
-        f"{protocol} {part.get('subset') or format(100 * part['fraction'], 'g') + ' %'}": part
-        for part in result.get("fractions", ())
-    }
-    return shares | {f"{protocol} {part['name']}": part for part in result.get("sets", ())}
+    parts = {}
+    for part in result.get("fractions", ()):
+        name = part.get("subset") or f"{100 * part['fraction']:g} %"
+        parts[f"{protocol} {name}"] = part
+    return parts | {f"{protocol} {part['name']}": part for part in result.get("sets", ())}
 
 
 def _walk(name: str, result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for key, value in result.items():
         # recalls, not the detection of a direction
         if key in DIRECTIONS and all(map(_is_number, value.values())):
-            yield from (
-                (f"{DIRECTIONS[key]} {rank}", 100 * float(share)) for rank, share in value.items()
-            )
-        elif isinstance(value, Mapping) and key not in NOT_OF_THE_METHOD:
+            for rank, share in value.items():
+                yield f"{DIRECTIONS[key]} {rank}", 100 * float(share)
+        elif isinstance(value, Mapping) and key not in OTHER_RULES:
             yield from _walk(f"{name} {key}", value)
         elif not _is_number(value):
             continue
@@ -138,7 +137,9 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-ASIDE = ("method", "seed", "trainer", *WITHOUT_EFFECT)
+# ---- reading
+
+NOT_IN_ROWS = ("method", "seed", "trainer", *WITHOUT_EFFECT)
 """Settings that do not distinguish rows."""
 OF_DATA = ("data.image_size", "data.depth")
 """Settings of the data that do; whether the data are the same is checked by the samples
@@ -148,7 +149,7 @@ DEPTH = 3
 
 
 @dataclass(frozen=True)
-class One:
+class ComparedRun:
     """A run with its figures, its flattened settings, what each protocol was measured on, the parts
     of each average, and the metrics of its epochs."""
 
@@ -163,44 +164,45 @@ class One:
     epochs: Sequence[Mapping[str, float]]
 
 
-def read_runs(paths: Iterable[Path | str]) -> tuple[list[One], list[str]]:
+def read_runs(paths: Iterable[Path | str]) -> tuple[list[ComparedRun], list[str]]:
     """The runs at or below `paths`, and notes on what was left out."""
-    runs, left_out = [], []
+    runs: dict[Path, ComparedRun] = {}
+    left_out = []
     for given in map(Path, paths):
-        folders = _folders(given)
-        for folder in folders:
+        for folder in _find_runs(given):
             run = _read(folder)
             if run.measured_on:
-                runs.append(run)
+                runs.setdefault(folder.resolve(), run)
             elif folder == given:
                 raise UsageError(
                     f"{folder} has no results to compare; measure it with `kinfolk eval {folder}`"
                 )
             else:
                 left_out.append(str(folder))
-    runs = list({run.path.resolve(): run for run in runs}.values())
     if not runs:
         raise UsageError(
             "none of the runs has results to compare; measure them with `kinfolk eval`"
         )
-    require_same_data(runs)
-    notes = [f"Left out because nothing was measured: {_few(left_out)}."] if left_out else []
-    for name in dict.fromkeys(name for run in runs for name in run.averaged):
-        if len({run.averaged[name] for run in runs if name in run.averaged}) > 1:
-            runs = [
-                replace(
-                    run,
-                    figures={
-                        key: value for key, value in run.figures.items() if not key.startswith(name)
-                    },
-                )
-                for run in runs
-            ]
+    found = list(runs.values())
+    require_same_data(found)
+    notes = []
+    if left_out:
+        more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
+        names = ", ".join(left_out[:3])
+        notes.append(f"Left out because nothing was measured: {names}{more}.")
+    for name in dict.fromkeys(name for run in found for name in run.averaged):
+        if len({run.averaged[name] for run in found if name in run.averaged}) > 1:
+            found = [_without(run, name) for run in found]
             notes.append(f"{name} is left out: the runs were not measured on the same parts.")
-    return runs, notes
+    return found, notes
 
 
-def _folders(path: Path) -> list[Path]:
+def _without(run: ComparedRun, name: str) -> ComparedRun:
+    kept = {key: value for key, value in run.figures.items() if not key.startswith(name)}
+    return replace(run, figures=kept)
+
+
+def _find_runs(path: Path) -> list[Path]:
     if not path.is_dir():
         raise UsageError(
             f"there is no folder {path}; give the folder that `kinfolk train --out` wrote, or one"
@@ -220,49 +222,49 @@ def _folders(path: Path) -> list[Path]:
     return found
 
 
-def _read(folder: Path) -> One:
+def _read(folder: Path) -> ComparedRun:
     record = read_record(folder)
     config = TrainConfig.of(record.config, str(folder / "config.yaml"))
     require_unedited(folder, config)
     framework, _, detector = config.method.partition("+")
-    named = {  # as a run of today has them, so that it shares a row with an earlier one
+    renamed = {  # as a run of today has them, so that it shares a row with an earlier one
         "framework": current_names(config.framework, framework),
         "detector": current_names(config.detector, detector.partition(":")[0]),
     }
-    settings = {
-        key: value
-        for key, value in flat(config.model_dump(mode="json") | named).items()
-        if _tells_apart(key)
-    }
+    settings = flat(config.model_dump(mode="json") | renamed)
+    settings = {key: value for key, value in settings.items() if _distinguishes_rows(key)}
     if (folder / FOREIGN).is_file():  # the settings of its training are unknown
         settings = {key: value for key, value in settings.items() if key in OF_DATA}
     results = {str(result["protocol"]): result for result in record.results}
-    results = {name: result for name, result in results.items() if measured(name, result)}
-    sets = {
-        name: part
-        for protocol, result in results.items()
-        if "sets" in result
-        for name, part in parts_of(protocol, result).items()
-    }
-    whole = {name: result for name, result in results.items() if "sets" not in result}
-    measured_on = {
-        name: where_measured(result, config.data.source) for name, result in (whole | sets).items()
-    }
-    parts = {
-        f"{name} {AVERAGE}": frozenset(parts_of(name, result)) for name, result in results.items()
-    }
-    averaged = {name: each for name, each in parts.items() if len(each) > 1}
-    return One(
+    results = {name: result for name, result in results.items() if figures_of_result(name, result)}
+    parts = {name: parts_of(name, result) for name, result in results.items()}
+    by_name: dict[str, Mapping[str, Any]] = {}
+    for name, result in results.items():
+        by_name |= parts[name] if "sets" in result else {name: result}
+    return ComparedRun(
         path=folder,
         method=config.method,
         seed=config.seed,
         settings=settings,
         source=config.data.source,
         figures=figures_of(record),
-        measured_on=measured_on,
-        averaged=averaged,
+        measured_on={
+            name: where_measured(result, config.data.source) for name, result in by_name.items()
+        },
+        averaged={
+            f"{name} {AVERAGE}": frozenset(each) for name, each in parts.items() if len(each) > 1
+        },
         epochs=record.epochs,
     )
+
+
+def _distinguishes_rows(key: str) -> bool:
+    if key.startswith("data."):
+        return key in OF_DATA
+    return not any(key == name or key.startswith(f"{name}.") for name in NOT_IN_ROWS)
+
+
+# ---- checks
 
 
 def require_unedited(folder: Path, config: TrainConfig) -> None:
@@ -271,72 +273,63 @@ def require_unedited(folder: Path, config: TrainConfig) -> None:
     meta = exported_meta(folder)
     if meta.get("settings") in (None, settings_digest(result_settings(config))):
         return
-    known = {"seed": config.seed, "method": config.method}
     changed = [
         f"`{key}` is {now} and was {meta.get(key)}"
-        for key, now in known.items()
+        for key, now in (("seed", config.seed), ("method", config.method))
         if meta.get(key) != now
     ]
     what = "; ".join(changed) or "the digest of the settings differs"
     raise UsageError(
-        f"{folder / 'config.yaml'} was changed after the training ({shown(what)}), so the run "
-        "cannot be "
-        "compared; restore the file, or train a run with these settings"
+        f"{folder / 'config.yaml'} was changed after the training ({shown(what)}), so the run"
+        " cannot be compared; restore the file, or train a run with these settings"
     )
-
-
-def _tells_apart(key: str) -> bool:
-    if key.startswith("data."):
-        return key in OF_DATA
-    return not any(key == aside or key.startswith(f"{aside}.") for aside in ASIDE)
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 HOW = ("probe", "k", "temperature", "normaliser", "finetuning", "features", "normalised_by")
 """Settings of a protocol that must be equal in all results."""
-USUAL = {"normaliser": "arithmetic", "finetuning": "ifnd"}
+EARLIER_DEFAULTS = {"normaliser": "arithmetic", "finetuning": "ifnd"}
 """Settings of results of earlier versions, which do not record them."""
 
 
-def where_measured(result: Mapping[str, Any], own: str | None) -> tuple[str, ...]:
-    """Everything that must be equal for two results to be comparable; the run's own data is
-    identified by its samples, not by its path."""
-    data = "the run's own data" if result.get("data") == own else str(result.get("data"))
+def where_measured(result: Mapping[str, Any], source: str | None) -> tuple[str, ...]:
+    """Everything that must be equal for two results to be comparable; the data of the run, from
+    `source`, is identified by its samples, not by its path."""
+    data = "the run's own data" if result.get("data") == source else str(result.get("data"))
     counts = [
         f"{result[key]:,} to {key}" for key in ("train", "test") if isinstance(result.get(key), int)
     ]
     how = [
         f"{key.replace('_', ' ')} {result[key]}"
         for key in HOW
-        if key in result and result[key] != USUAL.get(key)
+        if key in result and result[key] != EARLIER_DEFAULTS.get(key)
     ]
     return data, str(result.get("measured_on", "")), *counts, *how
 
 
-def require_same_data(runs: Sequence[One]) -> None:
+def require_same_data(runs: Sequence[ComparedRun]) -> None:
     """Refuses runs with other training samples than the first, or measured in another way."""
     import pyarrow.parquet as pq
 
-    def samples(run: One) -> Any:
+    def samples(run: ComparedRun) -> Any:
         path = run.path / "samples.parquet"
         return pq.read_table(path, columns=["key", "split", "digest"]) if path.is_file() else None
 
-    first, its = runs[0], samples(runs[0])
+    first, expected = runs[0], samples(runs[0])
     for run in runs[1:]:
-        ours = samples(run)
-        if not (run.source == first.source if its is None or ours is None else ours.equals(its)):
-            sizes = ["" if table is None else f" ({len(table):,} samples)" for table in (its, ours)]
+        found = samples(run)
+        unknown = expected is None or found is None
+        if not (run.source == first.source if unknown else found.equals(expected)):
+            sizes = [
+                "" if each is None else f" ({len(each):,} samples)" for each in (expected, found)
+            ]
             raise UsageError(
                 f"{first.path} learnt from {first.source}{sizes[0]} and {run.path} from"
                 f" {run.source}{sizes[1]}, which are different data; compare runs on the same data"
             )
+        if run.settings.get("data.depth") != first.settings.get("data.depth"):
+            continue
         for name in first.measured_on.keys() & run.measured_on.keys():
-            if run.measured_on[name] != first.measured_on[name] and run.settings.get(
-                "data.depth"
-            ) == first.settings.get("data.depth"):
+            if run.measured_on[name] != first.measured_on[name]:
                 was, now = (
                     ", ".join(filter(None, each.measured_on[name])) for each in (first, run)
                 )

@@ -1,71 +1,133 @@
-"""The table over runs and seeds: rows by method and settings, one record for each row, and its text
-as Markdown, LaTeX and CSV."""
+"""The table over runs and seeds: rows by method and settings, one record for each row with mean and
+deviation, confidence interval, paired t-test with Holm's correction and the share of the gap to the
+oracle, and its text as Markdown, LaTeX and CSV.
+
+A row is a method, or a method with a setting in brackets: `simclr+glofnd (alpha 0.01)`.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kinfolk.comparing.runs import DISTANCES, SECONDS, TRAINING_METRICS, One
-from kinfolk.comparing.statistics import (
-    LEVEL,
-    base_of,
-    counterpart,
-    gap_closed,
-    holm,
-    interval,
-    oracle_of,
-    p_value,
-)
+from kinfolk.comparing.runs import DISTANCES, SECONDS, TRAINING_METRICS, ComparedRun, read_runs
 from kinfolk.errors import UsageError, csv_text
 from kinfolk.files import write_text
+from kinfolk.training.load_run import FOREIGN
+
+LEVEL = 0.95
+"""Of confidence intervals; a difference is significant if p is below 1 − LEVEL."""
+ORACLES = ("oracle:attract", "oracle")
+ENDINGS = {".csv": "csv", ".md": "markdown", ".tex": "latex", ".html": "html"}
+
+Records = Sequence[Mapping[str, Any]]
+Rows = Mapping[str, Sequence[ComparedRun]]
+Figures = Mapping[str, Sequence[Mapping[str, float]]]
+"""Row name → the figures of each of its runs."""
 
 
-def rows_of(runs: Sequence[One]) -> dict[str, list[One]]:
+def compare(
+    runs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    base: str | None = None,
+    oracle: str | None = None,
+    figure: str | None = None,
+    columns: Sequence[str] | None = None,
+) -> Comparison:
+    """One table over runs and seeds: mean ± deviation, paired tests against the base with
+    confidence intervals, the gap to the oracle.
+
+    Runs of one method that differ only in their seed form a row. Other settings in which runs of a
+    method differ are in the row's name, as in `simclr+glofnd (alpha 0.01)`. Tests pair runs of the
+    same seed; with several methods the p-values are corrected by Holm's method.
+
+    Args:
+        runs: one or several run folders, or folders that contain several; evaluated, and all on the
+            same data.
+        base: the row or method to compare with; by default each method's framework, `simclr` for
+            `simclr+glofnd`.
+        oracle: the row or method that uses the labels; by default the base with `+oracle:attract`
+            or `+oracle`, if there is one.
+        figure: the figure for gains and tests; by default `linear`, or the first result.
+        columns: the columns to show, by their headers; by default all. `records` always contain
+            everything.
+
+    Returns:
+        The table, with `records`, `sentences()`, `to_csv()`, `to_markdown()`, `to_latex()`,
+        `to_html()` and `save(path)`.
+    """
+    paths = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
+    found, notes = read_runs([os.fspath(path) for path in paths])
+    rows = group_rows(found)
+    notes += _differences(rows)
+    for option, row in (("base", base), ("oracle", oracle)):
+        if row is not None and not any(row in (name, name.partition(" ")[0]) for name in rows):
+            raise UsageError(f"`{option}` (={row}) must be one of the rows: {', '.join(rows)}")
+    present = dict.fromkeys(key for runs in rows.values() for run in runs for key in run.figures)
+    training = [key for key in (*TRAINING_METRICS, SECONDS) if key in present]
+    results = [key for key in present if key not in training]
+    chosen = figure or next(key for key in ("linear", *results) if key in results)
+    if chosen not in results:
+        raise UsageError(f"`figure` (={figure}) was not measured; there are: {', '.join(results)}")
+    records = [_record(name, rows, base, oracle, results, training) for name in rows]
+    for key in results:
+        _add_verdicts(records, key)
+        if any(record[f"{key}_runs"] not in (0, len(record["seeds"])) for record in records):
+            notes.append(f"{key} is missing in some runs of a row: its mean is over the others.")
+    shown = _columns(records, results, training, chosen)
+    if columns is not None:
+        shown = _pick(shown, columns)
+    return Comparison(records, shown, chosen, notes, rows)
+
+
+# ---- rows
+
+
+def group_rows(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRun]]:
     """Groups runs of one method and configuration into rows, one run for each seed; settings in
     which rows of a method differ are in the name."""
-    kinds: dict[str, list[list[One]]] = {}
+    by_method: dict[str, list[list[ComparedRun]]] = {}
     for run in runs:
-        groups = kinds.setdefault(run.method, [])
-        same = next((group for group in groups if group[0].settings == run.settings), None)
-        if same is None:
+        groups = by_method.setdefault(run.method, [])
+        group = next((group for group in groups if group[0].settings == run.settings), None)
+        if group is None:
             groups.append([run])
-        elif (twin := next((other for other in same if other.seed == run.seed), None)) is not None:
+            continue
+        same = next((other for other in group if other.seed == run.seed), None)
+        if same is not None:
             raise UsageError(
-                f"{twin.path} and {run.path} are of the same method, settings and seed"
+                f"{same.path} and {run.path} are of the same method, settings and seed"
                 f" ({run.seed}); leave one of them out"
             )
-        else:
-            same.append(run)
-    frameworks = list(dict.fromkeys(method.partition("+")[0] for method in kinds))
-    rows: dict[str, list[One]] = {}
-    for method, groups in sorted(
-        kinds.items(),
-        key=lambda kind: (frameworks.index(kind[0].partition("+")[0]), _place(kind[0])),
-    ):
-        apart = differing([group[0].settings for group in groups])
-        for group in groups:
-            text = ", ".join(
-                f"{_short(key, apart)} {_value(group[0].settings.get(key))}" for key in apart
-            )
-            rows[f"{method} ({text})" if text else method] = sorted(group, key=lambda run: run.seed)
+        group.append(run)
+    frameworks = list(dict.fromkeys(method.partition("+")[0] for method in by_method))
+
+    def order(method: str) -> tuple[int, int]:
+        """The framework alone, then its detectors, then the oracle."""
+        place = 0 if "+" not in method else 2 if "+oracle" in method else 1
+        return frameworks.index(method.partition("+")[0]), place
+
+    rows: dict[str, list[ComparedRun]] = {}
+    for method in sorted(by_method, key=order):
+        keys = differing_keys([group[0].settings for group in by_method[method]])
+        for group in by_method[method]:
+            values = [f"{_short(key, keys)} {_text(group[0].settings.get(key))}" for key in keys]
+            name = f"{method} ({', '.join(values)})" if values else method
+            rows[name] = sorted(group, key=lambda run: run.seed)
     return rows
 
 
-def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+def differing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Keys whose values differ."""
     keys = dict.fromkeys(key for each in settings for key in each)
     return [key for key in keys if any(each.get(key) != settings[0].get(key) for each in settings)]
-
-
-def _place(method: str) -> int:
-    """Order of rows: the framework alone, then its detectors, then the oracle."""
-    return 0 if "+" not in method else 2 if "+oracle" in method else 1
 
 
 def _short(key: str, keys: Sequence[str]) -> str:
@@ -74,20 +136,336 @@ def _short(key: str, keys: Sequence[str]) -> str:
     return last if [other.rpartition(".")[2] for other in keys].count(last) == 1 else key
 
 
-def _value(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, list):
-        return "[" + " ".join(_value(part) for part in value) + "]"
+        return "[" + " ".join(map(_text, value)) + "]"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value).lower() if isinstance(value, bool | None) else str(value)
+
+
+def _differences(rows: Rows) -> list[str]:
+    """A note on settings, other than those of method and detector, in which the rows differ."""
+    known = [runs[0].settings for runs in rows.values() if not (runs[0].path / FOREIGN).is_file()]
+    keys = [
+        key
+        for key in (differing_keys(known) if known else [])
+        if key.partition(".")[0] not in ("framework", "detector")
+        and not any(f"{key.rpartition('.')[2]} " in name.partition(" ")[2] for name in rows)
+    ]
+    if not keys:
+        return []
+    return [f"The methods were not trained with the same settings: {', '.join(keys)}."]
+
+
+# ---- statistics
+
+
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    """Mean ± standard deviation (n − 1), the mean alone of a single value, – of none.
+
+    Example:
+        >>> spread([50.0, 52.0]), spread([50.0]), spread([])
+        ('51.0 ± 1.4', '50.0', '–')
+    """
+    if not values:
+        return "–"
+    mean = f"{statistics.mean(values):.{digits}f}"
+    return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % confidence interval of the mean by Student's t distribution; None for fewer than two
+    values.
+
+    Example:
+        >>> low, high = interval([4.0, 5.0, 6.0])
+        >>> round(low, 2), round(high, 2)
+        (2.52, 7.48)
+    """
+    if len(values) < 2:
+        return None
+    from scipy.stats import sem, t
+
+    mean = statistics.mean(values)
+    half = float(t.ppf((1 + LEVEL) / 2, len(values) - 1) * sem(values))
+    return mean - half, mean + half
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """The p-values adjusted by Holm's method for the number of tests; None stays None and is not
+    counted.
+
+    Example:
+        >>> holm([0.01, None, 0.04, 0.03])
+        [0.03, None, 0.06, 0.06]
+    """
+    tested = sorted((p, at) for at, p in enumerate(p_values) if p is not None)
+    adjusted: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for rank, (p, at) in enumerate(tested):
+        largest = max(largest, min(1.0, p * (len(tested) - rank)))
+        adjusted[at] = largest
+    return adjusted
+
+
+def p_value(
+    values: Sequence[float], base: Sequence[float], alternative: str = "greater"
+) -> float | None:
+    """Paired t-test over seeds: that the method is above its base, as in Tables 5 and 6 of the
+    GloFND paper, or with "two-sided" that they differ. None for fewer than two pairs, for lists of
+    different length, and where all differences are 0."""
+    if len(values) < 2 or len(values) != len(base):
+        return None
+    from scipy.stats import ttest_rel
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # raised where all differences are equal
+        p = float(ttest_rel(values, base, alternative=alternative).pvalue)
+    return None if math.isnan(p) else p
+
+
+def counterpart(name: str, method: str, rows: Container[str]) -> str | None:
+    """The row of `method` with the same setting in brackets as `name`, or else without one; None if
+    there is neither."""
+    setting = name.partition(" ")[2]
+    return next((row for row in (f"{method} {setting}".strip(), method) if row in rows), None)
+
+
+def base_of(name: str, rows: Container[str], base: str | None = None) -> str | None:
+    """The row that `name` is compared with: the row of `base`, or else of its framework alone; None
+    for the base itself."""
+    found = counterpart(name, base or name.partition(" ")[0].partition("+")[0], rows)
+    return None if found == name else found
+
+
+def oracle_of(
+    name: str, rows: Container[str], base: str | None = None, kinds: Sequence[str] = ORACLES
+) -> str | None:
+    """The row of the base's method with the oracle: the first of `kinds` that exists."""
+    method = (base_of(name, rows, base) or name).partition(" ")[0]
+    found = (counterpart(name, f"{method}+{kind}", rows) for kind in kinds)
+    return next((row for row in found if row is not None), None)
+
+
+def gap_closed(
+    name: str,
+    figures: Figures,
+    base: str | None = None,
+    figure: str = "linear",
+    oracle: str | None = None,
+) -> float | None:
+    """(method − base) / (oracle − base), seeds averaged; None for the base, and where the oracle is
+    missing or not above the base.
+
+    `oracle` is the row of the oracle; by default SupCon, `base+oracle:attract`."""
+    low, high = base_of(name, figures, base), oracle or oracle_of(name, figures, base, ORACLES[:1])
+    if low is None or high is None:
+        return None
+    values = [[run[figure] for run in figures[row] if figure in run] for row in (name, low, high)]
+    if not all(values):
+        return None
+    method, bottom, top = (statistics.mean(each) for each in values)
+    return (method - bottom) / (top - bottom) if top > bottom else None
+
+
+# ---- records
+
+
+def _record(
+    name: str,
+    rows: Rows,
+    base: str | None,
+    oracle: str | None,
+    results: Sequence[str],
+    training: Sequence[str],
+) -> dict[str, Any]:
+    runs, low = rows[name], base_of(name, rows, base)
+    high = oracle_of(name, rows, base) if oracle is None else counterpart(name, oracle, rows)
+    seeds = [run.seed for run in runs]
+    record: dict[str, Any] = {"method": name, "seeds": seeds, "base": low, "oracle": high}
+    for key in (*results, *training):
+        values = _values(runs, key)
+        record[key] = statistics.mean(values) if values else None
+        record[f"{key}_deviation"] = statistics.stdev(values) if len(values) > 1 else None
+        record[f"{key}_runs"] = len(values)
+        record[f"{key}_low"], record[f"{key}_high"] = interval(values) or (None, None)
+        if key in training:
+            continue
+        pairs = [] if low is None else _pair(runs, rows[low], key)
+        differences = [one - other for one, other in pairs]
+        gain_low, gain_high = interval(differences) or (None, None)
+        p = p_value([one for one, _ in pairs], [other for _, other in pairs], "two-sided")
+        clear = high is not None and _is_clear_gap(rows[high], rows[low or name], key)
+        figures = {row: [run.figures for run in each] for row, each in rows.items()}
+        closed = gap_closed(name, figures, base, key, high) if clear else None
+        record |= {
+            f"{key}_gain": None if low is None else _difference(runs, rows[low], key),
+            f"{key}_pairs": len(pairs),
+            f"{key}_gain_low": gain_low,
+            f"{key}_gain_high": gain_high,
+            f"{key}_p": p,
+            f"{key}_to_oracle": (
+                None if high is None or high == name else _difference(runs, rows[high], key)
+            ),
+            f"{key}_gap_closed": None if closed is None else 100 * closed,
+        }
+    return record
+
+
+def _values(runs: Sequence[ComparedRun], key: str) -> list[float]:
+    return [run.figures[key] for run in runs if key in run.figures]
+
+
+def _pair(
+    runs: Sequence[ComparedRun], base: Sequence[ComparedRun], key: str
+) -> list[tuple[float, float]]:
+    """The figure in both rows, for the seeds that both have."""
+    other = {run.seed: run.figures[key] for run in base if key in run.figures}
+    return [
+        (run.figures[key], other[run.seed])
+        for run in runs
+        if key in run.figures and run.seed in other
+    ]
+
+
+def _difference(
+    runs: Sequence[ComparedRun], other: Sequence[ComparedRun], key: str
+) -> float | None:
+    both = _values(runs, key), _values(other, key)
+    return statistics.mean(both[0]) - statistics.mean(both[1]) if all(both) else None
+
+
+def _is_clear_gap(oracle: Sequence[ComparedRun], base: Sequence[ComparedRun], key: str) -> bool:
+    """Whether the oracle differs from the base by more than noise: the interval of their difference
+    does not contain 0. Unknown, and so not clear, for fewer than two seeds."""
+    found = interval([one - other for one, other in _pair(oracle, base, key)])
+    return found is not None and (found[0] > 0 or found[1] < 0)
+
+
+def _add_verdicts(records: list[dict[str, Any]], key: str) -> None:
+    """Adds the corrected p-values and the verdicts. The oracle is a reference, so its test does not
+    count for the correction."""
+    tested = [record for record in records if record["oracle"] != record["method"]]
+    corrected = holm([record[f"{key}_p"] for record in tested])
+    by_name = {record["method"]: p for record, p in zip(tested, corrected, strict=True)}
+    for record in records:
+        p = record[f"{key}_p_holm"] = by_name.get(record["method"], record[f"{key}_p"])
+        gain, verdict = record[f"{key}_gain"], None
+        if gain is not None and p is None:
+            verdict = "no test"
+        elif gain is not None and p >= 1 - LEVEL:
+            verdict = "not significant"
+        elif gain is not None:
+            verdict = "better" if (gain > 0) != _is_distance(key) else "worse"
+        record[f"{key}_verdict"] = verdict
+
+
+def sentence(record: Mapping[str, Any], key: str) -> str:
+    """How a method compares with its base, in words."""
+    gain, pairs, p = record[f"{key}_gain"], record[f"{key}_pairs"], record[f"{key}_p_holm"]
+    digits, unit = (4, "") if _is_distance(key) else (1, " points")
+    text = f"{record['method']}: {gain:+.{digits}f}{unit} of {key} against {record['base']}"
+    if p is None:
+        why = {0: "no seed in common", 1: "one seed in common"}
+        return f"{text}; {why.get(pairs, 'no variation between seeds')}, so there is no test."
+    low, high = record[f"{key}_gain_low"], record[f"{key}_gain_high"]
+    verdict = record[f"{key}_verdict"]
+    ending = f"significantly {verdict}"
+    if verdict == "not significant":
+        ending = "not significant, so it may be noise"
     return (
-        f"{value:g}"
-        if isinstance(value, float)
-        else str(value).lower()
-        if isinstance(value, bool | None)
-        else str(value)
+        f"{text} (95% interval {low:+.{digits}f} to {high:+.{digits}f}, n = {pairs} seeds,"
+        f" {'p < 0.001' if p < 0.0005 else f'p = {p:.3f}'}): {ending}."
     )
 
 
-ORACLES = ("oracle:attract", "oracle")
-ENDINGS = {".csv": "csv", ".md": "markdown", ".tex": "latex", ".html": "html"}
+def _is_distance(key: str) -> bool:
+    """Whether lower values are better."""
+    return key.rpartition(" ")[2] in DISTANCES.values()
+
+
+# ---- columns and the table
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Args:
+        key: key of the records.
+        head: text of the header.
+        kind: "spread" (mean ± deviation), "distance" (the same with more digits), "count", or the
+            kind of a test.
+        section: "results", "tests" or "training"; on a narrow terminal each section is a table of
+            its own.
+    """
+
+    key: str
+    head: str
+    kind: str
+    section: str
+
+    def text(self, record: Mapping[str, Any]) -> str:
+        """The value of this column in `record`, – if it is missing."""
+        value = record[self.key]
+        if value is None or (self.kind == "pairs" and record["base"] is None):
+            return "–"
+        if self.kind in ("spread", "distance"):
+            digits, deviation = 1 if self.kind == "spread" else 4, record[f"{self.key}_deviation"]
+            more = "" if deviation is None else f" ± {deviation:.{digits}f}"
+            return f"{value:.{digits}f}{more}"
+        if self.kind == "count":
+            return str(len(value))
+        if self.kind in ("p", "p_holm"):
+            return f"{value:.3f}" if value >= 0.0005 else "<0.001"
+        if self.kind in ("pairs", "verdict"):
+            return str(value)
+        if self.kind == "gain_low":
+            return f"{value:+.1f} to {record[self.key.removesuffix('_low') + '_high']:+.1f}"
+        return f"{value:.0f} %" if self.kind == "gap_closed" else f"{value:+.1f}"
+
+
+TESTS = {
+    "gain": "gain",
+    "gain_low": "95% interval",
+    "pairs": "n",
+    "p": "p",
+    "p_holm": "p (Holm)",
+    "verdict": "verdict",
+    "to_oracle": "to oracle",
+    "gap_closed": "gap closed",
+}
+
+
+def _columns(
+    records: Records, results: Sequence[str], training: Sequence[str], chosen: str
+) -> list[Column]:
+    tested = [record for record in records if record["oracle"] != record["method"]]
+    several = sum(record[f"{chosen}_p"] is not None for record in tested) > 1
+    has_base = any(record["base"] is not None for record in records)
+    columns = []
+    if len({tuple(record["seeds"]) for record in records}) > 1:
+        columns.append(Column("seeds", "seeds", "count", "results"))
+    kinds = {key: "distance" if _is_distance(key) else "spread" for key in results}
+    columns += [Column(key, key, kind, "results") for key, kind in kinds.items()]
+    for kind, head in TESTS.items():
+        if (kind != "p_holm" or several) and (kind != "pairs" or has_base):
+            columns.append(Column(f"{chosen}_{kind}", head, kind, "tests"))
+    heads = {**TRAINING_METRICS, SECONDS: "s / epoch"}
+    columns += [Column(key, heads[key], "spread", "training") for key in training]
+    return [each for each in columns if any(record[each.key] is not None for record in records)]
+
+
+def _pick(columns: Sequence[Column], names: Sequence[str]) -> list[Column]:
+    by_name = {column.head.lower(): column for column in columns}
+    for name in names:
+        if name.strip().lower() not in by_name:
+            raise UsageError(
+                f"there is no column {name!r} in this table; there are:"
+                f" {', '.join(column.head for column in columns)}"
+            )
+    return [by_name[name.strip().lower()] for name in names]
 
 
 @dataclass(frozen=True)
@@ -112,7 +490,7 @@ class Comparison:
     columns: list[Column]
     figure: str
     notes: list[str]
-    rows: Mapping[str, Sequence[One]]
+    rows: Rows
 
     def to(self, kind: str, folder: str | os.PathLike[str] = ".") -> str:
         """As text: "csv", "markdown", "latex" or "html". Links of the page are relative to
@@ -167,231 +545,8 @@ class Comparison:
         return str(self)
 
 
-def tabulate(
-    rows: Mapping[str, Sequence[One]],
-    base: str | None,
-    oracle: str | None,
-    figure: str | None,
-    chosen_columns: Sequence[str] | None,
-    notes: Sequence[str],
-) -> Comparison:
-    """The table of `rows`; see `compare`."""
-    for option, row in (("base", base), ("oracle", oracle)):
-        if row is not None and not any(row in (name, name.partition(" ")[0]) for name in rows):
-            raise UsageError(f"`{option}` (={row}) must be one of the rows: {', '.join(rows)}")
-    present = dict.fromkeys(key for runs in rows.values() for run in runs for key in run.figures)
-    training = [key for key in (*TRAINING_METRICS, SECONDS) if key in present]
-    results = [key for key in present if key not in training]
-    chosen = figure or next(key for key in ("linear", *results) if key in results)
-    if chosen not in results:
-        raise UsageError(f"`figure` (={figure}) was not measured; there are: {', '.join(results)}")
-    records = [_record(name, rows, base, oracle, results, training) for name in rows]
-    for key in results:
-        _add_verdicts(records, key)
-    short = [
-        key
-        for key in results
-        if any(record[f"{key}_runs"] not in (0, len(record["seeds"])) for record in records)
-    ]
-    missing = [
-        f"{key} is missing in some runs of a row: its mean is over the others." for key in short
-    ]
-    columns = _columns(records, results, training, chosen)
-    columns = columns if chosen_columns is None else _chosen(columns, chosen_columns)
-    return Comparison(records, columns, chosen, [*notes, *missing], rows)
+# ---- as text
 
-
-def _record(
-    name: str,
-    rows: Mapping[str, Sequence[One]],
-    base: str | None,
-    oracle: str | None,
-    results: Sequence[str],
-    training: Sequence[str],
-) -> dict[str, Any]:
-    figures = {row: [run.figures for run in runs] for row, runs in rows.items()}
-    low = base_of(name, rows, base)
-    high = (
-        oracle_of(name, rows, base, ORACLES) if oracle is None else counterpart(name, oracle, rows)
-    )
-    record: dict[str, Any] = {
-        "method": name,
-        "seeds": [run.seed for run in rows[name]],
-        "base": low,
-        "oracle": high,
-    }
-    for key in (*results, *training):
-        ours = [run[key] for run in figures[name] if key in run]
-        record[key] = statistics.mean(ours) if ours else None
-        low_high = interval(ours) or (None, None)
-        record |= {
-            f"{key}_deviation": statistics.stdev(ours) if len(ours) > 1 else None,
-            f"{key}_runs": len(ours),
-        }
-        record |= {f"{key}_low": low_high[0], f"{key}_high": low_high[1]}
-        if key in training:
-            continue
-        pairs = [] if low is None else _paired(rows[name], rows[low], key)
-        record[f"{key}_gain"] = (
-            None if low is None else _difference(figures[name], figures[low], key)
-        )
-        gain_low, gain_high = interval([one - other for one, other in pairs]) or (None, None)
-        record |= {
-            f"{key}_pairs": len(pairs),
-            f"{key}_gain_low": gain_low,
-            f"{key}_gain_high": gain_high,
-        }
-        record[f"{key}_p"] = p_value(
-            [one for one, _ in pairs], [other for _, other in pairs], "two-sided"
-        )
-        record[f"{key}_to_oracle"] = (
-            None if high in (None, name) else _difference(figures[name], figures[str(high)], key)
-        )
-        clear = high is not None and _is_clear_gap(rows[high], rows[low or name], key)
-        closed = gap_closed(name, figures, base, key, high) if clear else None
-        record[f"{key}_gap_closed"] = None if closed is None else 100 * closed
-    return record
-
-
-def _is_clear_gap(oracle: Sequence[One], base: Sequence[One], key: str) -> bool:
-    """Whether the oracle differs from the base by more than noise: the interval of their difference
-    does not contain 0. Unknown, and so not clear, for fewer than two seeds."""
-    found = interval([one - other for one, other in _paired(oracle, base, key)])
-    return found is not None and (found[0] > 0 or found[1] < 0)
-
-
-def _add_verdicts(records: list[dict[str, Any]], key: str) -> None:
-    """Adds the corrected p-values and the verdicts. The oracle is a reference, so its test does not
-    count for the correction."""
-    tested = [record for record in records if record["oracle"] != record["method"]]
-    corrected = dict(
-        zip(
-            (record["method"] for record in tested),
-            holm([record[f"{key}_p"] for record in tested]),
-            strict=True,
-        )
-    )
-    for record in records:
-        p = corrected.get(record["method"], record[f"{key}_p"])
-        record[f"{key}_p_holm"] = p
-        gain = record[f"{key}_gain"]
-        if gain is None:
-            record[f"{key}_verdict"] = None
-        elif p is None:
-            record[f"{key}_verdict"] = "no test"
-        elif p >= 1 - LEVEL:
-            record[f"{key}_verdict"] = "not significant"
-        else:
-            record[f"{key}_verdict"] = "better" if (gain > 0) != _is_distance(key) else "worse"
-
-
-def sentence(record: Mapping[str, Any], key: str) -> str:
-    """How a method compares with its base, in words."""
-    gain, pairs, p = record[f"{key}_gain"], record[f"{key}_pairs"], record[f"{key}_p_holm"]
-    digits = 4 if _is_distance(key) else 1
-    unit = "" if _is_distance(key) else " points"
-    text = f"{record['method']}: {gain:+.{digits}f}{unit} of {key} against {record['base']}"
-    if p is None:
-        few = (
-            "no seed in common"
-            if not pairs
-            else "one seed in common"
-            if pairs == 1
-            else "no variation between seeds"
-        )
-        return f"{text}; {few}, so there is no test."
-    low, high = record[f"{key}_gain_low"], record[f"{key}_gain_high"]
-    found = (
-        f"95% interval {low:+.{digits}f} to {high:+.{digits}f}, n = {pairs} seeds,"
-        f" {'p < 0.001' if p < 0.0005 else f'p = {p:.3f}'}"
-    )
-    verdict = record[f"{key}_verdict"]
-    ending = (
-        "not significant, so it may be noise"
-        if verdict == "not significant"
-        else f"significantly {verdict}"
-    )
-    return f"{text} ({found}): {ending}."
-
-
-def _paired(ours: Sequence[One], base: Sequence[One], key: str) -> list[tuple[float, float]]:
-    """The figure in both rows, for the seeds that both have."""
-    other = {run.seed: run.figures[key] for run in base if key in run.figures}
-    return [
-        (run.figures[key], other[run.seed])
-        for run in ours
-        if key in run.figures and run.seed in other
-    ]
-
-
-def _difference(
-    ours: Sequence[Mapping[str, float]], other: Sequence[Mapping[str, float]], key: str
-) -> float | None:
-    lists = [[run[key] for run in runs if key in run] for runs in (ours, other)]
-    return statistics.mean(lists[0]) - statistics.mean(lists[1]) if all(lists) else None
-
-
-def _columns(
-    records: Sequence[Mapping[str, Any]],
-    results: Sequence[str],
-    training: Sequence[str],
-    chosen: str,
-) -> list[Column]:
-    several = (
-        sum(
-            record[f"{chosen}_p"] is not None and record["oracle"] != record["method"]
-            for record in records
-        )
-        > 1
-    )
-    tests = {
-        "gain": "gain",
-        "gain_low": "95% interval",
-        "pairs": "n",
-        "p": "p",
-        "p_holm": "p (Holm)",
-        "verdict": "verdict",
-    }
-    tests |= {"to_oracle": "to oracle", "gap_closed": "gap closed"}
-    if not several:
-        del tests["p_holm"]
-    alike = len({tuple(record["seeds"]) for record in records}) == 1
-    columns = [
-        *([] if alike else [Column("seeds", "seeds", "count", "results")]),
-        *(
-            Column(key, key, "distance" if _is_distance(key) else "spread", "results")
-            for key in results
-        ),
-        *(Column(f"{chosen}_{kind}", head, kind, "tests") for kind, head in tests.items()),
-        *(
-            Column(key, {**TRAINING_METRICS, SECONDS: "s / epoch"}[key], "spread", "training")
-            for key in training
-        ),
-    ]
-    present = [
-        column for column in columns if any(record[column.key] is not None for record in records)
-    ]
-    has_base = any(record["base"] is not None for record in records)
-    return [column for column in present if has_base or column.kind != "pairs"]
-
-
-def _chosen(columns: Sequence[Column], names: Sequence[str]) -> list[Column]:
-    by_name = {column.head.lower(): column for column in columns}
-    unknown = next((name for name in names if name.strip().lower() not in by_name), None)
-    if unknown is not None:
-        raise UsageError(
-            f"there is no column {unknown!r} in this table; there are:"
-            f" {', '.join(column.head for column in columns)}"
-        )
-    return [by_name[name.strip().lower()] for name in names]
-
-
-def _is_distance(key: str) -> bool:
-    """Whether lower values are better."""
-    return key.rpartition(" ")[2] in DISTANCES.values()
-
-
-Records = Sequence[Mapping[str, Any]]
 _LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -403,79 +558,30 @@ _LATEX = {
 _LATEX |= {character: f"\\{character}" for character in "&%$#_{}"}
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of a table.
-
-    Args:
-        key: key of the records.
-        head: text of the header.
-        kind: "spread" (mean ± deviation), "distance" (the same with more digits), "count", or the
-            kind of a test.
-        section: "results", "tests" or "training"; on a narrow terminal each section is a table of
-            its own.
-    """
-
-    key: str
-    head: str
-    kind: str
-    section: str
-
-    def text(self, record: Mapping[str, Any]) -> str:
-        """The value of this column in `record`, – if it is missing."""
-        value = record[self.key]
-        if value is None:
-            return "–"
-        if self.kind in ("spread", "distance"):
-            digits = 1 if self.kind == "spread" else 4
-            deviation = record[f"{self.key}_deviation"]
-            return f"{value:.{digits}f}" + (
-                "" if deviation is None else f" ± {deviation:.{digits}f}"
-            )
-        if self.kind == "count":
-            return str(len(value))
-        if self.kind in ("p", "p_holm"):
-            return f"{value:.3f}" if value >= 0.0005 else "<0.001"
-        if self.kind == "pairs":
-            return "–" if record["base"] is None else str(value)
-        if self.kind == "verdict":
-            return str(value)
-        if self.kind == "gain_low":
-            return f"{value:+.1f} to {record[self.key.removesuffix('_low') + '_high']:+.1f}"
-        return f"{value:.0f} %" if self.kind == "gap_closed" else f"{value:+.1f}"
-
-
 def write_csv(records: Records, columns: Sequence[Column]) -> str:
     """All values of the records, whatever the columns; missing values are empty."""
-    rows = ({**record, "seeds": " ".join(map(str, record["seeds"]))} for record in records)
+    rows = [
+        record | {"seeds": " ".join(map(str, record["seeds"]))} for record in map(dict, records)
+    ]
     return csv_text(list(records[0]), [[row[key] for key in records[0]] for row in rows])
 
 
 def write_markdown(records: Records, columns: Sequence[Column]) -> str:
     lines = [["method", *(column.head for column in columns)], ["---", *("---:" for _ in columns)]]
-    lines += [
-        [record["method"], *(column.text(record) for column in columns)] for record in records
-    ]
-    return "".join(
-        "| " + " | ".join(text.replace("|", r"\|") for text in line) + " |\n" for line in lines
-    )
+    lines += [[record["method"], *(each.text(record) for each in columns)] for record in records]
+    escaped = ([text.replace("|", r"\|") for text in line] for line in lines)
+    return "".join(f"| {' | '.join(line)} |\n" for line in escaped)
 
 
 def write_latex(records: Records, columns: Sequence[Column]) -> str:
-    heads = " & ".join(["method", *(_latex(column.head) for column in columns)])
-    lines = [
-        f"\\begin{{tabular}}{{l{'r' * len(columns)}}}",
-        r"\toprule",
-        heads + r" \\",
-        r"\midrule",
-    ]
-    lines += [
-        " & ".join(
-            [_latex(record["method"]), *(_number(column.text(record)) for column in columns)]
-        )
-        + r" \\"
-        for record in records
-    ]
+    def row(cells: list[str]) -> str:
+        return " & ".join(cells) + r" \\"
+
+    lines = [f"\\begin{{tabular}}{{l{'r' * len(columns)}}}", r"\toprule"]
+    lines += [row(["method", *(_latex(column.head) for column in columns)]), r"\midrule"]
+    for record in records:
+        cells = [_number(column.text(record)) for column in columns]
+        lines.append(row([_latex(record["method"]), *cells]))
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -24,6 +24,16 @@ Space = Literal["projected", "features"]
 """What is clustered: the unit-norm embeddings that are contrasted, or the encoder's features."""
 Answer = Kin | tuple[Kin, ...]
 """One `Kin`, or one for each level: the loss is then the mean over the levels."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A bound on the similarity that the report draws: `above` is the share of an anchor's
+    negatives above it, `learned` (M,) the learned values, if there are any."""
+
+    name: str
+    above: float
+    learned: Tensor | None = None
 
 
 class Detector(Exact, ABC):
@@ -125,6 +135,11 @@ class Detector(Exact, ABC):
     def swap_towers(self) -> None:
         """Called on the copy for the second direction of a loss of two towers, whose anchors are
         the first direction's candidates. Default: both directions are alike."""
+
+    def bounds(self, ids: Tensor) -> list[Bound]:
+        """The bounds that the report draws, for the samples `ids` (M,): one named "threshold", or
+        "lower" and "upper". Default: none."""
+        return []
 
     @property
     def inner(self) -> Detector:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
-from kinfolk.detectors.base import Detector, register
+from kinfolk.detectors.base import Bound, Detector, register
 from kinfolk.errors import warn_if_most_are_flagged
 from kinfolk.kinship import Kin, above
 from kinfolk.pairs import OUT, Block
@@ -68,6 +69,9 @@ class FNC(Detector):
             if impossible
             else None
         )
+
+    def bounds(self, ids: Tensor) -> list[Bound]:
+        return [] if self.alpha is None else [Bound("threshold", self.alpha)]
 
     @torch.no_grad()
     def find(self, block: Block) -> Kin:

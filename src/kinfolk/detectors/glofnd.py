@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors import thresholds
-from kinfolk.detectors.base import Detector, register
+from kinfolk.detectors.base import Bound, Detector, register
 from kinfolk.detectors.thresholds import Init, Rule, ThresholdRule
 from kinfolk.errors import warn_if_most_are_flagged
 from kinfolk.kinship import Kin, above
@@ -118,6 +118,10 @@ class GloFND(Detector):
     def thresholds(self) -> Tensor:
         """(N,) λ of each sample."""
         return self.store.rows[:, 0].clamp(-1, 1).expand(self.num_samples)
+
+    def bounds(self, ids: Tensor) -> list[Bound]:
+        one_alpha = self.alpha > 0 and self.alphas is None
+        return [Bound("threshold", self.alpha, self.thresholds[ids])] if one_alpha else []
 
     @torch.no_grad()
     def find(self, block: Block) -> Kin:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.clustering.labels import PseudoLabels
-from kinfolk.detectors.base import Detector, register
+from kinfolk.detectors.base import Bound, Detector, register
 from kinfolk.detectors.ring_learned import Boundaries
 from kinfolk.detectors.shared_labels import cluster_again, same_cluster
 from kinfolk.kinship import Kin, above
@@ -185,6 +185,15 @@ class Ring(Detector):
     def metrics(self) -> dict[str, float]:
         moving = {} if self.anneal.policy == "none" else {"ring_lower": self.lower}
         return moving if self.start_upper is None else {**moving, "ring_upper": self.upper}
+
+    def bounds(self, ids: Tensor) -> list[Bound]:
+        learned = {} if self.boundaries is None else self.boundaries.store.read(ids)
+        shares = {"lower": self.lower, "upper": self.upper}
+        return [
+            Bound(name, 1 - share, learned.get(f"{name}_level"))
+            for name, share in shares.items()
+            if 0 < share < 1
+        ]
 
     def prepare(self, ids_C: Tensor, candidates_CD: Tensor, guide_CG: Tensor | None) -> Tensor:
         """(2,) the present shares, as a tensor: they change with every step."""

@@ -1,6 +1,6 @@
-"""Figures of the report: curves over the epochs, and the distribution of the samples' thresholds.
+"""Figures of the report: curves over the epochs, and the bounds of the detector.
 
-The threshold panel shows learned thresholds, exact quantiles, and what FNC would use in a batch
+The panel of the bounds shows learned values, exact quantiles, and what FNC would use in a batch
 (GloFND paper, Figure 3a); for rings it shows both bounds.
 
 Dimension key: M samples that are compared, R rows of a block.
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from kinfolk.detectors import FNC, GloFND, Ring
+from kinfolk.detectors.base import Bound
 from kinfolk.detectors.thresholds import batch_quantile
 from kinfolk.report.html import Panel, figure, outlines
 from kinfolk.seeding import generator
@@ -24,35 +24,15 @@ from kinfolk.seeding import generator
 if TYPE_CHECKING:
     from kinfolk.report.gallery import Compared
 
+COLOURS = ("accent", "second", "third")
 
-@dataclass(frozen=True)
-class Bound:
-    """A bound on the similarity: `above` is the share of an anchor's negatives above it, `learned`
-    (M,) the learned values if there are any."""
 
-    name: str
-    above: float
-    learned: Tensor | None
+# ---- the bounds of the detector
 
 
 def bounds_of(compared: Compared) -> list[Bound]:
     """The bounds of the run's detector; empty for a detector without bounds."""
-    detector = None if compared.detector is None else compared.detector.inner
-    if isinstance(detector, GloFND) and detector.alpha > 0 and detector.alphas is None:
-        return [Bound("threshold", detector.alpha, detector.thresholds[compared.ids])]
-    if isinstance(detector, FNC) and detector.alpha is not None:
-        return [Bound("threshold", detector.alpha, None)]
-    if isinstance(detector, Ring):
-        shares = {
-            name: share
-            for name, share in (("lower", detector.lower), ("upper", detector.upper))
-            if 0 < share < 1
-        }
-        state = {} if detector.boundaries is None else detector.boundaries.store.read(compared.ids)
-        return [
-            Bound(name, 1 - share, state.get(f"{name}_level")) for name, share in shares.items()
-        ]
-    return []
+    return [] if compared.detector is None else compared.detector.inner.bounds(compared.ids)
 
 
 def level_panels(compared: Compared, batch_size: int, seed: int) -> list[Panel]:
@@ -63,50 +43,29 @@ def level_panels(compared: Compared, batch_size: int, seed: int) -> list[Panel]:
         return []
     exact = exact_levels(compared, bounds)
     if bounds[0].name == "threshold":
-        return [
-            _thresholds(
-                bounds[0],
-                exact[0],
-                batch_levels(compared, bounds[0].above, batch_size, seed),
-                batch_size,
-            )
-        ]
-    colours = {"lower": "accent", "upper": "second"}
-    groups = [
-        (f"{bound.name}, exact", level_M, colours[bound.name], "solid")
-        for bound, level_M in zip(bounds, exact, strict=True)
-    ]
-    learned = [
-        (bound.name, bound.learned)
-        for bound in bounds
-        if bound.learned is not None and bool(bound.learned.isfinite().any())
-    ]
-    groups += [
-        (f"{name}, learned", level_M[level_M.isfinite()], colours[name], "dot")
-        for name, level_M in learned
-    ]
+        batch = batch_levels(compared, bounds[0].above, batch_size, seed)
+        return [_threshold_panel(bounds[0], exact[0], batch, batch_size)]
+    groups = []
+    for bound, level_M in zip(bounds, exact, strict=True):
+        groups.append((f"{bound.name}, exact", level_M, _ring_colour(bound), "solid"))
+    for bound in bounds:
+        if bound.learned is not None and bool((finite_M := bound.learned.isfinite()).any()):
+            learned = bound.learned[finite_M]
+            groups.append((f"{bound.name}, learned", learned, _ring_colour(bound), "dot"))
     shares = " and ".join(f"{1 - bound.above:.4g}" for bound in bounds)
     note = f"similarities at the shares {shares} of each sample's negatives"
-    return [
-        Panel(
-            "levels",
-            "Ring",
-            note,
-            _medians(groups),
-            figure(outlines(groups), "similarity", share=True),
-        )
-    ]
+    drawn = figure(outlines(groups), "similarity", share=True)
+    return [Panel("levels", "Ring", note, _medians(groups), drawn)]
 
 
 def exact_levels(compared: Compared, bounds: list[Bound]) -> list[Tensor]:
     """(M,) for each bound, the exact quantile over all other samples."""
     levels: list[list[Tensor]] = [[] for _ in bounds]
-    number = len(compared.ids) - 1
     for _, sim_RM, _ in compared.blocks():
-        n_R = torch.full((len(sim_RM),), number)
-        for found, bound in zip(levels, bounds, strict=True):
-            found.append(batch_quantile(sim_RM, n_R, bound.above))
-    return [torch.cat(found) for found in levels]
+        n_R = torch.full((len(sim_RM),), len(compared.ids) - 1)
+        for level, bound in zip(levels, bounds, strict=True):
+            level.append(batch_quantile(sim_RM, n_R, bound.above))
+    return [torch.cat(level) for level in levels]
 
 
 def batch_levels(compared: Compared, alpha: float, batch_size: int, seed: int) -> Tensor:
@@ -120,42 +79,51 @@ def batch_levels(compared: Compared, alpha: float, batch_size: int, seed: int) -
     return levels
 
 
-def _thresholds(bound: Bound, exact_M: Tensor, batch_M: Tensor, batch_size: int) -> Panel:
-    groups = [] if bound.learned is None else [("learned", bound.learned, "accent", "solid")]
-    groups += [("exact", exact_M, "second", "solid"), ("FNC", batch_M, "third", "dot")]
+def _threshold_panel(bound: Bound, exact_M: Tensor, batch_M: Tensor, batch_size: int) -> Panel:
+    groups = [("exact", exact_M, "second", "solid"), ("FNC", batch_M, "third", "dot")]
+    if bound.learned is not None:
+        groups.insert(0, ("learned", bound.learned, "accent", "solid"))
     described = _medians(groups)
     for name, level_M, *_ in groups:
         if name != "exact":
-            described += (
-                f"; {name} differ from the exact ones by {(level_M - exact_M).abs().mean():.3f} on"
-                " average"
-            )
+            error = (level_M - exact_M).abs().mean()
+            described += f"; {name} differ from the exact ones by {error:.3f} on average"
     note = (
         f"a share of {bound.above:.4g} lies above; exact over {len(exact_M):,} samples, FNC in"
         f" batches of {batch_size:,}"
     )
-    return Panel(
-        "levels",
-        "Thresholds of the samples",
-        note,
-        described,
-        figure(outlines(groups), "similarity", share=True),
-    )
+    drawn = figure(outlines(groups), "similarity", share=True)
+    return Panel("levels", "Thresholds of the samples", note, described, drawn)
+
+
+def _ring_colour(bound: Bound) -> str:
+    return "accent" if bound.name == "lower" else "second"
 
 
 def _medians(groups: list[tuple[str, Tensor, str, str]]) -> str:
     return "Medians: " + ", ".join(f"{name} {level_M.median():.3f}" for name, level_M, *_ in groups)
 
 
+# ---- curves over the epochs
+
+
 @dataclass(frozen=True)
 class Curve:
-    """One panel of curves over the epochs; `lines` holds metric name, name in the legend and
-    palette colour of each. `alone` is the note if only the first line has values."""
+    """One panel of curves over the epochs.
+
+    Args:
+        id, title, note: of the panel.
+        lines: name in the legend of each metric.
+        percent: whether the values are shares.
+        from_zero: whether the axis begins at zero.
+        needs_labels: whether it is measured with labels.
+        alone: the note if only the first line has values.
+    """
 
     id: str
     title: str
     note: str
-    lines: tuple[tuple[str, str, str], ...]
+    lines: dict[str, str] = field(default_factory=dict)
     percent: bool = False
     from_zero: bool = False
     needs_labels: bool = False
@@ -163,32 +131,28 @@ class Curve:
 
 
 CURVES = (
-    Curve("loss", "Loss", "mean over the epoch", (("loss", "Loss", "accent"),)),
+    Curve("loss", "Loss", "mean over the epoch", {"loss": "Loss"}),
     Curve(
         "knn",
         "kNN accuracy",
         "weighted kNN on the encoder's features",
-        (("knn", "kNN", "accent"),),
-        True,
+        {"knn": "kNN"},
+        percent=True,
         needs_labels=True,
     ),
     Curve(
         "flagged",
         "Flagged pairs",
         "share of the negatives flagged as kin",
-        (("flagged", "Flagged", "accent"),),
-        True,
-        True,
+        {"flagged": "Flagged"},
+        percent=True,
+        from_zero=True,
     ),
     Curve(
         "detection",
         "Detection",
         "flagged pairs against the labels",
-        (
-            ("precision", "Precision", "accent"),
-            ("recall", "Recall", "second"),
-            ("f1", "F1", "third"),
-        ),
+        {"precision": "Precision", "recall": "Recall", "f1": "F1"},
         percent=True,
         needs_labels=True,
     ),
@@ -196,11 +160,7 @@ CURVES = (
         "anchor_detection",
         "Detection per anchor",
         "computed for each anchor, mean over the anchors",
-        (
-            ("anchor_precision", "Precision", "accent"),
-            ("anchor_recall", "Recall", "second"),
-            ("anchor_f1", "F1", "third"),
-        ),
+        {"anchor_precision": "Precision", "anchor_recall": "Recall", "anchor_f1": "F1"},
         percent=True,
         needs_labels=True,
     ),
@@ -208,7 +168,7 @@ CURVES = (
         "clusters",
         "Clusters",
         "pseudo-labels of the first level against the labels; NMI is normalised by {entropy}",
-        (("mtpr", "MTPR", "accent"), ("mtnr", "MTNR", "second"), ("nmi", "NMI", "third")),
+        {"mtpr": "MTPR", "mtnr": "MTNR", "nmi": "NMI"},
         percent=True,
         needs_labels=True,
     ),
@@ -216,10 +176,7 @@ CURVES = (
         "similarity",
         "Similarity",
         "of anchors to their positives, and to negatives with the same label",
-        (
-            ("tp_similarity", "True positives", "accent"),
-            ("fn_similarity", "False negatives", "second"),
-        ),
+        {"tp_similarity": "True positives", "fn_similarity": "False negatives"},
         alone="of anchors to their positives",
     ),
     Curve(
@@ -227,7 +184,7 @@ CURVES = (
         "NMI of the features",
         "k-means on the encoder's features against the labels, mean over seeds, normalised by"
         " {entropy}",
-        (("features_nmi", "NMI", "accent"),),
+        {"features_nmi": "NMI"},
         percent=True,
         needs_labels=True,
     ),
@@ -236,18 +193,14 @@ CURVES = (
         "Hierarchy",
         "share of samples that conform to it, are clustered at its top level, and are in the"
         " largest cluster there",
-        (
-            ("conforming", "Conforming", "accent"),
-            ("clustered", "Clustered", "second"),
-            ("largest_cluster", "Largest", "third"),
-        ),
+        {"conforming": "Conforming", "clustered": "Clustered", "largest_cluster": "Largest"},
         percent=True,
     ),
     Curve(
         "keys",
         "Retrieved keys",
         "share of anchors with a key from the queue, and of these keys with the anchor's label",
-        (("with_key", "Anchors with a key", "accent"), ("key_precision", "Same label", "second")),
+        {"with_key": "Anchors with a key", "key_precision": "Same label"},
         percent=True,
         from_zero=True,
         alone="share of anchors with a key from the queue",
@@ -256,36 +209,28 @@ CURVES = (
         "accepted",
         "Accepted labels",
         "share of the samples whose cluster label is accepted, mean over the levels",
-        (("accepted", "Accepted", "accent"),),
+        {"accepted": "Accepted"},
         percent=True,
         from_zero=True,
     ),
     Curve(
-        "temperature",
-        "Temperature",
-        "of the loss",
-        (("temperature", "Temperature", "accent"),),
-        from_zero=True,
+        "temperature", "Temperature", "of the loss", {"temperature": "Temperature"}, from_zero=True
     ),
     Curve(
-        "lr",
-        "Learning rate",
-        "at the end of the epoch",
-        (("lr", "Learning rate", "accent"),),
-        from_zero=True,
+        "lr", "Learning rate", "at the end of the epoch", {"lr": "Learning rate"}, from_zero=True
     ),
     Curve(
         "speed",
         "Images per second",
         "training only",
-        (("images_per_second", "Images/s", "accent"),),
+        {"images_per_second": "Images/s"},
         from_zero=True,
     ),
     Curve(
         "cost",
         "Cost of an epoch",
         "seconds of the steps, and of embedding and clustering before them",
-        (("seconds", "Steps", "accent"), ("refresh_seconds", "Refresh", "second")),
+        {"seconds": "Steps", "refresh_seconds": "Refresh"},
         from_zero=True,
         alone="seconds of the steps",
     ),
@@ -312,75 +257,51 @@ def curve_panels(
     for curve in CURVES:
         if curve.needs_labels and not labelled:
             continue
-        lines = {name: _points(epochs, name) for name, _, _ in curve.lines}
-        if any(x for x, _ in lines.values()):
-            traces = [
-                _trace(curve, label, colour, *lines[name])
-                for name, label, colour in curve.lines
-                if lines[name][0]
-            ]
-            description = "; ".join(
-                _in_words(curve, label, *lines[name])
-                for name, label, _ in curve.lines
-                if lines[name][0]
-            )
+        traces, described = [], []
+        for (metric, label), colour in zip(curve.lines.items(), COLOURS, strict=False):
+            rows = [row for row in epochs if math.isfinite(row.get(metric, math.nan))]
+            if rows:
+                x, y = [int(row["epoch"]) for row in rows], [row[metric] for row in rows]
+                traces.append(_trace(curve, label, colour, x, y))
+                described.append(_in_words(curve, label, x, y))
+        if traces:
             alone = bool(curve.alone) and len(traces) == 1
-            note = (curve.alone if alone else curve.note).format(
-                entropy=ENTROPIES.get(normaliser, normaliser)
-            )
-            panels.append(
-                Panel(curve.id, curve.title, note, description, curve_figure(curve, traces))
-            )
+            entropy = ENTROPIES.get(normaliser, normaliser)
+            note = (curve.alone if alone else curve.note).format(entropy=entropy)
+            drawn = curve_figure(curve, traces)
+            panels.append(Panel(curve.id, curve.title, note, "; ".join(described), drawn))
     return panels
 
 
-def _points(epochs: Sequence[dict[str, float]], name: str) -> tuple[list[int], list[float]]:
-    rows = [
-        (int(row["epoch"]), row[name]) for row in epochs if name in row and math.isfinite(row[name])
-    ]
-    return [x for x, _ in rows], [y for _, y in rows]
-
-
 def _trace(curve: Curve, label: str, colour: str, x: list[int], y: list[float]) -> dict[str, Any]:
-    few = len(x) <= 40
+    name = "<extra></extra>" if len(curve.lines) == 1 else ""
     return {
         "type": "scatter",
-        "mode": "lines+markers" if few else "lines",
+        "mode": "lines+markers" if len(x) <= 40 else "lines",
         "name": label,
         "x": x,
         "y": y,
         "line": {"color": colour, "width": 2},
         "marker": {"color": colour, "size": 5},
-        "hovertemplate": (
-            f"%{{y:{_format(curve)}}}" + ("<extra></extra>" if len(curve.lines) == 1 else "")
-        ),
+        "hovertemplate": f"%{{y:{'.2%' if curve.percent else '.4~g'}}}{name}",
     }
 
 
 def curve_figure(curve: Curve, traces: list[dict[str, Any]]) -> dict[str, Any]:
-    """The figure of curves over the epochs, with ticks at whole epochs."""
-    made = figure(traces, "epoch")
+    """The figure of curves over the epochs, with ticks at whole epochs, also in short runs."""
+    drawn = figure(traces, "epoch")
     first, last = min(trace["x"][0] for trace in traces), max(trace["x"][-1] for trace in traces)
-    step = max(1, math.ceil((last - first) / 6))  # whole epochs, also in short runs
-    made["layout"]["xaxis"] |= {
-        "tickformat": "d",
-        "tickmode": "linear",
-        "tick0": first,
-        "dtick": step,
-    }
-    made["layout"]["yaxis"] |= {
+    step = max(1, math.ceil((last - first) / 6))
+    ticks = {"tickformat": "d", "tickmode": "linear", "tick0": first, "dtick": step}
+    drawn["layout"]["xaxis"] |= ticks
+    drawn["layout"]["yaxis"] |= {
         "tickformat": ".2~%" if curve.percent else "~g",
         "rangemode": "tozero" if curve.from_zero else "normal",
     }
-    return made
-
-
-def _format(curve: Curve) -> str:
-    return ".2%" if curve.percent else ".4~g"
+    return drawn
 
 
 def _in_words(curve: Curve, label: str, x: list[int], y: list[float]) -> str:
     first, last = (f"{value:.1%}" if curve.percent else f"{value:.4g}" for value in (y[0], y[-1]))
-    return f"{label}: {first} in epoch {x[0]}" + (
-        f", {last} in epoch {x[-1]}" if len(x) > 1 else ""
-    )
+    text = f"{label}: {first} in epoch {x[0]}"
+    return f"{text}, {last} in epoch {x[-1]}" if len(x) > 1 else text

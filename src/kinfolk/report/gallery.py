@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +25,8 @@ from torch import Tensor
 
 from kinfolk.data.text import TextData, every_caption
 from kinfolk.embedding import embed
-from kinfolk.errors import shown, without_controls
+from kinfolk.errors import shown
+from kinfolk.report import html
 from kinfolk.report.maps import choose, data_uri, square_images
 from kinfolk.seeding import generator, kept_random_state
 from kinfolk.training.build import learns_from_text
@@ -70,12 +70,9 @@ class Compared:
         itself, and the (R, M) mask of those."""
         for start in range(0, len(self.ids), ROWS):
             rows = slice(start, start + ROWS)
-            own_RM = self.ids[rows].unsqueeze(1) == self.ids
-            yield (
-                rows,
-                (self.embedding[rows] @ self.embedding.T).masked_fill(own_RM, -torch.inf),
-                own_RM,
-            )
+            same_RM = self.ids[rows].unsqueeze(1) == self.ids
+            sim_RM = self.embedding[rows] @ self.embedding.T
+            yield rows, sim_RM.masked_fill(same_RM, -torch.inf), same_RM
 
 
 @dataclass(frozen=True)
@@ -110,46 +107,41 @@ class Gallery:
     @property
     def intro(self) -> str:
         """The sentences above the gallery."""
-        number = f"{len(self.anchors):,} training samples"
-        marks = " ✓ marks the anchor's label, ✗ another label." if self.has_labels else ""
+        text = f"{len(self.anchors):,} training samples, "
         if self.flagged is None:
-            same = (
-                ""
-                if self.same is None
-                else f" For {self.same:.1%} of the anchors the nearest has their label."
+            text += (
+                "each with its nearest neighbours by the encoder's features of the images as they"
+                " are, and their cosine similarity."
             )
-            what = (
-                f"{number}, each with its nearest neighbours by the encoder's features of the"
-                f" images as they are, and their cosine similarity.{same}"
-            )
+            if self.same is not None:
+                text += f" For {self.same:.1%} of the anchors the nearest has their label."
         else:
-            what = (
-                f"{number}, each embedded from one augmented view, with the closest samples that"
-                " the detector flags as its kin, and their similarity. Kin are samples flagged as"
-                " likely false negatives."
+            text += (
+                "each embedded from one augmented view, with the closest samples that the detector"
+                " flags as its kin, and their similarity. Kin are samples flagged as likely false"
+                " negatives."
             )
-        return f"{what}{marks} Click an image to make it the anchor, or use the arrow keys."
+        if self.has_labels:
+            text += " ✓ marks the anchor's label, ✗ another label."
+        return f"{text} Click an image to make it the anchor, or use the arrow keys."
 
     def as_json(self) -> dict[str, Any]:
         """Data for the page's script."""
         # samples are often sorted by class
         order = torch.randperm(len(self.anchors), generator=generator(0, "gallery")).numpy()
-        kin, similarity = self.kin[order], self.similarity[order]
-        rows = list(zip(kin, similarity, kin >= 0, strict=True))
-        flagged, right, levels = (
-            None if each is None else each[order]
-            for each in (self.flagged, self.right, self.thresholds)
-        )
+
+        def rounded(values: Any) -> list[float]:
+            return [round(float(value), 3) for value in values]
+
+        kin = [row[row >= 0] for row in self.kin[order]]
+        similarity = [row[np.isfinite(row)] for row in self.similarity[order]]
         return {
             "anchors": self.anchors[order].tolist(),
-            "kin": [kin[keep].tolist() for kin, _, keep in rows],
-            "similarity": [
-                [round(float(value), 3) for value in similarity[keep]]
-                for _, similarity, keep in rows
-            ],
-            "flagged": None if flagged is None else flagged.tolist(),
-            "right": None if right is None else right.tolist(),
-            "thresholds": None if levels is None else [round(float(level), 3) for level in levels],
+            "kin": [row.tolist() for row in kin],
+            "similarity": [rounded(row) for row in similarity],
+            "flagged": None if self.flagged is None else self.flagged[order].tolist(),
+            "right": None if self.right is None else self.right[order].tolist(),
+            "thresholds": None if self.thresholds is None else rounded(self.thresholds[order]),
         }
 
 
@@ -181,24 +173,17 @@ def find_kin(
     detector, ids_M = compared.detector, compared.ids
     label_M = None if labels is None else labels[ids_M]
     kin, similarity, flagged, right = [], [], [], []
-    for rows, sim_RM, own_RM in compared.blocks():
-        kin_RM = (
-            ~own_RM
-            if detector is None
-            else flagged_candidates(detector, sim_RM, ids_M[rows], ids_M, own_RM)
-        )
+    for rows, sim_RM, same_RM in compared.blocks():
+        kin_RM = ~same_RM
+        if detector is not None:
+            kin_RM = flagged_candidates(detector, sim_RM, ids_M[rows], ids_M, same_RM)
         nearest = sim_RM.masked_fill(~kin_RM, -torch.inf).topk(min(SHOWN, len(ids_M)), dim=1)
         kin.append(nearest.indices.masked_fill(nearest.values == -torch.inf, -1))
         similarity.append(nearest.values)
         flagged.append(kin_RM.sum(1))
         if label_M is not None:
-            right.append(
-                (
-                    kin_RM
-                    & (label_M[rows].unsqueeze(1) == label_M)
-                    & (label_M[rows] >= 0).unsqueeze(1)
-                ).sum(1)
-            )
+            label_R1 = label_M[rows].unsqueeze(1)
+            right.append((kin_RM & (label_R1 == label_M) & (label_R1 >= 0)).sum(1))
     kin_MK, same = torch.cat(kin).numpy(), None
     if label_M is not None and detector is None and bool((known_M := label_M >= 0).any()):
         nearest_M = label_M[torch.from_numpy(kin_MK[:, 0])]
@@ -290,8 +275,8 @@ def draw_retrieval(opened: OpenedRun, data: ImageData, *, progress: bool = False
     texts = Side(towers.texts(words), text.owners[rows_M], lambda at: Shown(words[at]))
     by_image, by_text = _detectors(opened, data, towers)
     return render(
-        _found(images, texts, text.groups, by_image, seed),
-        _found(texts, images, text.groups, by_text, seed),
+        _search(images, texts, text.groups, by_image, seed),
+        _search(texts, images, text.groups, by_text, seed),
         method=opened.config.method,
         detects=by_image is not None,
     )
@@ -325,15 +310,15 @@ def _draw_pairs(opened: OpenedRun, data: ImageData, towers: Towers) -> Markup:
     anchors, positives, groups = side(0), side(1), data.texts.groups
     by_anchor, by_positive = _detectors(opened, data, towers)
     return render(
-        _found(anchors, positives, groups, by_anchor, config.seed),
-        _found(positives, anchors, groups, by_positive, config.seed),
+        _search(anchors, positives, groups, by_anchor, config.seed),
+        _search(positives, anchors, groups, by_positive, config.seed),
         method=config.method,
         detects=by_anchor is not None,
         titles=("Positives for an anchor", "Anchors for a positive"),
     )
 
 
-def _found(
+def _search(
     queries: Side, others: Side, groups: Tensor, detector: Detector | None, seed: int
 ) -> list[Query]:
     """Nearest candidates on the other side for random queries of one side."""
@@ -341,24 +326,16 @@ def _found(
     ids_Q, sim_QC = queries.ids[at_Q], queries.embeddings[at_Q] @ others.embeddings.T
     own_QC = groups[ids_Q][:, None] == groups[others.ids]
     pos_Q1 = sim_QC.masked_fill(~own_QC, -torch.inf).amax(1, keepdim=True)
-    kin_QC = (
-        torch.zeros_like(own_QC)
-        if detector is None
-        else flagged_candidates(detector, sim_QC, ids_Q, others.ids, own_QC, pos_Q1)
-    )
+    kin_QC = torch.zeros_like(own_QC)
+    if detector is not None:
+        kin_QC = flagged_candidates(detector, sim_QC, ids_Q, others.ids, own_QC, pos_Q1)
     nearest = sim_QC.topk(min(NUM_RESULTS, len(others.ids)), dim=1)
     found = []
-    for row, (at, similarities, columns) in enumerate(
-        zip(at_Q.tolist(), nearest.values.tolist(), nearest.indices.tolist(), strict=True)
-    ):
-        marks = [
-            "own" if own_QC[row, column] else "kin" if kin_QC[row, column] else ""
-            for column in columns
-        ]
-        results = [
-            Result(others.show(column), sim, mark)
-            for column, sim, mark in zip(columns, similarities, marks, strict=True)
-        ]
+    for row, at in enumerate(at_Q.tolist()):
+        results = []
+        for column in nearest.indices[row].tolist():
+            mark = "own" if own_QC[row, column] else "kin" if kin_QC[row, column] else ""
+            results.append(Result(others.show(column), float(sim_QC[row, column]), mark))
         found.append(Query(queries.show(at), results, int(kin_QC[row].sum())))
     return found
 
@@ -371,30 +348,11 @@ def render(
     detects: bool,
     titles: tuple[str, str] = ("Captions for an image", "Images for a caption"),
 ) -> Markup:
-    """The section as HTML; all text of the run is escaped."""
-    from jinja2 import Environment, StrictUndefined
-    from markupsafe import Markup
-
-    files = resources.files("kinfolk.report")
-    template, style = (
-        files.joinpath(f"retrieval.{kind}").read_text(encoding="utf-8") for kind in ("html", "css")
-    )
-    environment = Environment(
-        autoescape=True,
-        finalize=without_controls,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    """The section as HTML."""
     detector = method.partition("+")[2].partition(":")[0] if detects else ""
-    return Markup(
-        environment.from_string(template).render(
-            by_image=by_image,
-            by_text=by_text,
-            titles=titles,
-            detector=detector,
-            style=Markup(style),
-        )
+    template = (html.HERE, "retrieval.html")
+    return html.render_template(
+        template, by_image=by_image, by_text=by_text, titles=titles, detector=detector
     )
 
 

@@ -17,12 +17,15 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib import metadata, resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kinfolk.errors import without_controls
 from kinfolk.files import write_text
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 Part = tuple[str, str]
 """Package and name of a file of a page."""
@@ -50,28 +53,14 @@ def compose(
         sheet: data URI of the sprite sheet with the images of the tiles.
         words: other variables of the template.
     """
-    from jinja2 import Environment, FunctionLoader, StrictUndefined
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
-    package, name = template
-    files = {"shell.html": HERE, "parts.html": HERE, name: package}
-    environment = Environment(
-        loader=FunctionLoader(lambda name: _file(files[name], name)),
-        autoescape=True,
-        finalize=without_controls,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["code"] = code_marked
     parts = [_file(*part) for part in ((HERE, "shell.js"), *scripts)]
-    early, script, plotly = (
-        _file(HERE, "theme.js"),
-        "\n".join([*parts, "page.start();\n"]),
-        get_plotlyjs(),
-    )
-    return environment.get_template(name).render(
+    early, script = _file(HERE, "theme.js"), "\n".join([*parts, "page.start();\n"])
+    plotly = get_plotlyjs()
+    return render_template(
+        template,
         title=title,
         sections=sections,
         sheet=sheet,
@@ -87,7 +76,26 @@ def compose(
     )
 
 
-def code_marked(text: str) -> Any:
+def render_template(template: Part, **words: Any) -> Markup:
+    """A template, or a part of a page, with all text of the data escaped."""
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+    from markupsafe import Markup
+
+    package, name = template
+    files = {"shell.html": HERE, "parts.html": HERE, name: package}
+    environment = Environment(
+        loader=FunctionLoader(lambda name: _file(files[name], name)),
+        autoescape=True,
+        finalize=without_controls,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["code"] = mark_code
+    return Markup(environment.get_template(name).render(**words))
+
+
+def mark_code(text: str) -> Markup:
     """A text as HTML in which what stands between backticks is code."""
     from markupsafe import Markup, escape
 
@@ -179,32 +187,19 @@ def histogram(name: str, values: Any, colour: str) -> dict[str, Any]:
 def outlines(groups: Sequence[tuple[str, Any, str, str]]) -> list[dict[str, Any]]:
     """Histograms of several groups, given as (name, values, colour, dash), as lines over the same
     bins; each is normalised to its group."""
-    arrays = [(name, np.asarray(values), colour, dash) for name, values, colour, dash in groups]
-    finite = [
-        (name, array[np.isfinite(array)], colour, dash) for name, array, colour, dash in arrays
-    ]
-    finite = [group for group in finite if len(group[1])]
-    if not finite:
+    arrays = [np.asarray(values) for _, values, _, _ in groups]
+    arrays = [array[np.isfinite(array)] for array in arrays]
+    whole = np.concatenate(arrays) if arrays else np.empty(0)
+    if not len(whole):
         return []
-    low, high = (
-        min(float(each[1].min()) for each in finite),
-        max(float(each[1].max()) for each in finite),
-    )
-    edges = np.linspace(low - 1e-3, high + 1e-3, BINS + 1)
+    edges = np.linspace(whole.min() - 1e-3, whole.max() + 1e-3, BINS + 1)
     centre = (edges[:-1] + edges[1:]) / 2
     traces = []
-    for name, values, colour, dash in finite:
-        share = np.histogram(values, bins=edges)[0] / len(values)
-        traces.append(
-            line(
-                name,
-                centre,
-                share,
-                colour,
-                dash,
-                line={"color": colour, "width": 2, "dash": dash, "shape": "hvh"},
-            )
-        )
+    for (name, _, colour, dash), array in zip(groups, arrays, strict=True):
+        if len(array):
+            share = np.histogram(array, bins=edges)[0] / len(array)
+            style = {"color": colour, "width": 2, "dash": dash, "shape": "hvh"}
+            traces.append(line(name, centre, share, colour, dash, line=style))
     return traces
 
 

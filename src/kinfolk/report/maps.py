@@ -57,8 +57,7 @@ def strip(
 
     size = int(views_VHW3.shape[1])
     gap = max(1, round(size * GAP))
-    num_views = len(views_VHW3)
-    width = size * (num_views + 1) + gap * (num_views + 1)
+    width = (size + gap) * (len(views_VHW3) + 1)
     sheet = Image.new("RGBA", (width, size), (0, 0, 0, 0))
     first = Image.fromarray(original_HW3)
     if first.size != (size, size):
@@ -66,7 +65,7 @@ def strip(
     sheet.paste(first, (0, 0))
     for i, view in enumerate(views_VHW3):
         sheet.paste(Image.fromarray(view), (size + 2 * gap + i * (size + gap), 0))
-    return Strip(key, label, data_uri(sheet, quality=88), width, size, pixelated=size <= 64)
+    return Strip(key, label, data_uri(sheet, quality=88), width, size, size <= 64)
 
 
 @dataclass(frozen=True)
@@ -102,24 +101,20 @@ class Stages:
     @property
     def intro(self) -> str:
         """The sentences above the maps."""
-        colour = (
-            "coloured by pseudo-label (grey where none was accepted)"
-            if self.clusters
-            else "coloured by label" * self.has_labels
-        )
-        samples = f"{len(self.place):,} random training samples"
+        colour = ", coloured by label" if self.has_labels else ""
+        if self.clusters:
+            colour = ", coloured by pseudo-label (grey where none was accepted)"
         return (
-            f"{self.method} of the projected embeddings of"
-            f" {samples}{', ' + colour if colour else ''}. Point at a sample to mark it in all"
-            " maps."
+            f"{self.method} of the projected embeddings of {len(self.place):,} random training"
+            f" samples{colour}. Point at a sample to mark it in all maps."
         )
 
     def as_json(self) -> dict[str, Any]:
         """Data for the page's script."""
-        maps = []
-        for stage in self.maps:
-            x, y = ([round(float(value), 3) for value in axis] for axis in stage.points.T)
-            maps.append({"epoch": stage.epoch, "x": x, "y": y, "pseudo": stage.pseudo})
+        maps = [
+            {"epoch": stage.epoch, **_coordinates(stage.points), "pseudo": stage.pseudo}
+            for stage in self.maps
+        ]
         return {"maps": maps, "place": self.place, "clusters": self.clusters}
 
 
@@ -166,12 +161,9 @@ def draw_map(
     keys = [samples.keys[i] for i in ids_N]
     if data.texts is not None:
         keys = [shown(texts[0]) for texts in data.texts.of(torch.from_numpy(ids_N))]
-    starts = range(0, len(ids_N) if data.texts is None else 0, CHUNK)
-    thumbnails = [
-        square
-        for start in starts
-        for square in square_images(data, ids_N[start : start + CHUNK], MAX_TILE)
-    ]
+    thumbnails = []
+    for start in range(0, len(ids_N) if data.texts is None else 0, CHUNK):
+        thumbnails += square_images(data, ids_N[start : start + CHUNK], MAX_TILE)
     return EmbeddingMap(
         method=method,
         total=len(samples),
@@ -219,19 +211,11 @@ def square_images(data: ImageData, ids: NDArray[np.int64], size: int) -> list[ND
     side = min(size, max(data.height, data.width))
     squares = []
     for pixels_HW3, aspect in zip(pixels_BHW3, aspect_B, strict=True):
-        width, height = (
-            (side, max(1, round(side / aspect)))
-            if aspect >= 1
-            else (max(1, round(side * aspect)), side)
-        )
-        image = Image.fromarray(pixels_HW3)
-        square = Image.new("RGB", (side, side))
-        resized = (
-            image
-            if image.size == (width, height)
-            else image.resize((width, height), Image.Resampling.LANCZOS)
-        )
-        square.paste(resized, ((side - width) // 2, (side - height) // 2))
+        width, height = (max(1, round(side * min(1, ratio))) for ratio in (aspect, 1 / aspect))
+        image, square = Image.fromarray(pixels_HW3), Image.new("RGB", (side, side))
+        if image.size != (width, height):
+            image = image.resize((width, height), Image.Resampling.LANCZOS)
+        square.paste(image, ((side - width) // 2, (side - height) // 2))
         squares.append(np.asarray(square))
     return squares
 
@@ -283,13 +267,17 @@ class EmbeddingMap:
         """Data for the page's script. Label −1 is a sample without a label."""
         sprites = self.sprites
         return {
-            "x": [round(float(x), 3) for x in self.points[:, 0]],
-            "y": [round(float(y), 3) for y in self.points[:, 1]],
+            **_coordinates(self.points),
             "keys": self.keys,
             "labels": self.labels,
             "classes": self.classes,
             "tile": None if sprites is None else sprites.layout,
         }
+
+
+def _coordinates(points_N2: NDArray[np.float32]) -> dict[str, list[float]]:
+    x, y = ([round(float(value), 3) for value in axis] for axis in points_N2.T)
+    return {"x": x, "y": y}
 
 
 def choose(

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kinfolk.data.sample_table import Samples, key_difference, samples_digest
-from kinfolk.report import format, html
+from kinfolk.report import html
+from kinfolk.report import record as texts
 from kinfolk.report.curves import bounds_of, curve_panels, level_panels
-from kinfolk.report.format import facts_of, fraction_panels, normaliser_of, papers_of
 from kinfolk.report.gallery import Gallery, compare, draw_retrieval, find_kin
 from kinfolk.report.html import Panel, write_page
 from kinfolk.report.maps import (
@@ -25,7 +25,7 @@ from kinfolk.report.maps import (
     draw_stages,
     draw_strips,
 )
-from kinfolk.report.run_summary import Record, read_record
+from kinfolk.report.record import Record, fraction_panels, normaliser_of, read_record
 from kinfolk.training.build import learns_from_text
 from kinfolk.training.epoch_end import read_snapshots
 from kinfolk.training.load_run import OpenedRun, open_run, restore
@@ -56,11 +56,7 @@ COSTS = ("lr", "speed", "cost")
 
 def render(
     record: Record,
-    panels: Sequence[Panel],
     *,
-    papers: Sequence[tuple[str, str]] = (),
-    facts: Sequence[tuple[str, str]] = (),
-    measured: Sequence[Panel] = (),
     levels: Sequence[Panel] = (),
     gallery: Gallery | None = None,
     gallery_missing: str = "",
@@ -69,33 +65,32 @@ def render(
     embedding_missing: str = "",
     stages: Stages | None = None,
     strips: Sequence[Strip] = (),
-    num_views: int = 0,
 ) -> str:
     """The text of report.html. Sections without data are left out."""
-    panels = [
-        *(panel for panel in panels if panel.id not in COSTS),
-        *levels,
-        *(panel for panel in panels if panel.id in COSTS),
-    ]
-    tables, refused, results = (
-        format.data_tables(record),
-        format.quarantine(record),
-        format.results(record),
+    curves = curve_panels(record.epochs, normaliser_of(record), record.labelled)
+    costs = [panel for panel in curves if panel.id in COSTS]
+    panels = [*(panel for panel in curves if panel not in costs), *levels, *costs]
+    measured, tables, refused = (
+        fraction_panels(record.results),
+        texts.data_tables(record),
+        texts.quarantine(record),
     )
+    results = texts.results(record)
     present: dict[str, Any] = {
         "curves": panels,
         "results": results or measured,
+        "gallery": gallery or gallery_missing,
+        "retrieval": retrieval,
+        "map": embedding or embedding_missing,
         "stages": stages,
         "views": strips,
-    }
-    present["retrieval"] = retrieval
-    present |= {
-        "gallery": gallery or gallery_missing,
-        "map": embedding or embedding_missing,
         "data": tables or refused,
     }
+    names = dict(SECTIONS)
+    if gallery is not None and gallery.flagged is None:
+        names["gallery"] = "Neighbours"
+    sections = [(id, names[id]) for id in names if present[id]]
     sprites = None if embedding is None else embedding.sprites
-    named = {"gallery": "Neighbours"} if gallery is not None and gallery.flagged is None else {}
     return html.compose(
         (html.HERE, "page.html"),
         [(html.HERE, "map.js"), (html.HERE, "gallery.js")],
@@ -106,18 +101,14 @@ def render(
             "stages": None if stages is None else stages.as_json(),
         },
         title=record.path.name,
-        sections=[
-            ("run", "Run"),
-            *((id, named.get(id, name)) for id, name in SECTIONS if present[id]),
-            ("config", "Configuration"),
-        ],
+        sections=[("run", "Run"), *sections, ("config", "Configuration")],
         sheet=None if sprites is None else sprites.uri,
         name=record.path.name,
-        method=str(record.config.get("method", "")),
-        summary=format.summary(record),
-        papers=papers,
-        tiles=format.tiles(record),
-        facts=facts,
+        method=record.method,
+        summary=texts.summary(record),
+        papers=texts.papers_of(record),
+        tiles=texts.tiles(record),
+        facts=texts.facts_of(record),
         panels=panels,
         results=results,
         measured=measured,
@@ -128,26 +119,25 @@ def render(
         map_missing=embedding_missing,
         stages=stages,
         strips=strips,
-        num_views=num_views,
+        num_views=NUM_VIEWS,
         splits=tables,
         quarantine=refused,
-        config=format.configuration(record.config, record.labelled),
+        config=texts.configuration(record.config, record.labelled),
     )
 
 
 def _caption(embedding: EmbeddingMap, linked: bool) -> str:
-    count = len(embedding.keys)
-    which = (
-        f"{count:,} samples"
-        if count == embedding.total
-        else f"{count:,} of {embedding.total:,} samples at random"
-    )
+    count, of = len(embedding.keys), ""
+    if count < embedding.total:
+        of = f" of {embedding.total:,}"
+    which = f"{count:,}{of} samples{' at random' if of else ''}"
     colour = ", coloured by label" if embedding.labels is not None else ""
-    kin = " and click it to see its kin" if linked else ""
+    what, kin = "image" if embedding.sprites else "text", ""
+    if linked:
+        kin = " and click it to see its kin"
     return (
-        f"{embedding.method} of the encoder's features of {which}{colour}. "
-        f"Point at a sample to see its {'image' if embedding.sprites else 'text'}{kin}. Drag to"
-        " move, double-click to reset."
+        f"{embedding.method} of the encoder's features of {which}{colour}. Point at a sample to see"
+        f" its {what}{kin}. Drag to move, double-click to reset."
     )
 
 
@@ -200,17 +190,8 @@ def write_report(
     for missing in ("embedding_missing", "gallery_missing"):
         if on_missing is not None and missing in parts:
             on_missing(parts[missing])
-    page = render(
-        record,
-        curve_panels(record.epochs, normaliser_of(record), record.labelled),
-        papers=papers_of(record),
-        facts=facts_of(record),
-        measured=fraction_panels(record.results),
-        num_views=NUM_VIEWS,
-        **parts,
-    )
     path = run / "report.html"
-    write_page(path, page)
+    write_page(path, render(record, **parts))
     return path
 
 
@@ -226,10 +207,10 @@ def _draw_images(
     seed = opened.config.seed
     if data.texts is None:
         parts["strips"] = draw_strips(data, opened.views(), seed)
-    digest = _digest_of_own_samples(opened, data)
+    digest = _samples_digest(opened, data)
     snapshots = [] if digest is None else read_snapshots(Run(opened.path).snapshots, digest)
     ids = choose(len(data), seed, include=snapshots[0].ids if snapshots else None)
-    features_NF = with_known(
+    features_NF = add_missing(
         features, ids, lambda missing: opened.features(data, missing, progress=progress)
     )
     parts["embedding"] = draw_map(data, ids, features_NF, seed)
@@ -237,7 +218,7 @@ def _draw_images(
     return ids
 
 
-def with_known(
+def add_missing(
     known: tuple[NDArray[np.int64], NDArray[np.float32]] | None,
     ids: NDArray[np.int64],
     compute: Callable[[NDArray[np.int64]], NDArray[np.float32]],
@@ -273,7 +254,7 @@ def _draw_kin(
     parts["gallery"] = find_kin(compared, data.labels, learned)
 
 
-def _digest_of_own_samples(opened: OpenedRun, data: ImageData) -> str | None:
+def _samples_digest(opened: OpenedRun, data: ImageData) -> str | None:
     """Digest of the run's samples if `data` are its own training samples, to which its snapshots
     belong; else None."""
     file = Run(opened.path).samples

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kinfolk.report.format import fraction_panels
+from kinfolk.report.record import fraction_panels
 
 
 def test_a_line_for_each_protocol() -> None:

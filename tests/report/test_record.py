@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kinfolk.errors import KinfolkWarning, UsageError
-from kinfolk.report import format as report_format
-from kinfolk.report.run_summary import read_record
+from kinfolk.report import record as texts
+from kinfolk.report.record import read_record
 from tests.report.synthetic import images, make_run
 
 
@@ -31,7 +31,7 @@ from tests.report.synthetic import images, make_run
     ],
 )
 def test_numbers_are_rounded_to_what_is_readable(value: Any, text: str) -> None:
-    assert report_format.number(value) == text
+    assert texts.number(value) == text
 
 
 @pytest.mark.parametrize(
@@ -39,12 +39,12 @@ def test_numbers_are_rounded_to_what_is_readable(value: Any, text: str) -> None:
     [(12.4, "12 s"), (200, "3 min 20 s"), (7500, "2 h 05 min"), (59.7, "1 min 00 s")],
 )
 def test_durations_are_shown_in_their_largest_units(seconds: float, text: str) -> None:
-    assert report_format.duration(seconds) == text
+    assert texts.duration(seconds) == text
 
 
 def test_a_full_run_has_all_tiles_and_tables(tmp_path: Path) -> None:
     record = read_record(make_run(tmp_path / "run", data=images(classes=["cat", "dog"])))
-    assert [name for name, _, _ in report_format.tiles(record)] == [
+    assert [name for name, _, _ in texts.tiles(record)] == [
         "kNN accuracy",
         "Linear probe",
         "Detection F1",
@@ -52,11 +52,11 @@ def test_a_full_run_has_all_tiles_and_tables(tmp_path: Path) -> None:
         "Loss",
         "Training time",
     ]
-    assert report_format.summary(record) == "trained for 12 epochs on 60 images"
-    assert [row["accuracy"] for row in report_format.results(record)] == ["93.0%", "95.0%"]
+    assert texts.summary(record) == "trained for 12 epochs on 60 images"
+    assert [row["accuracy"] for row in texts.results(record)] == ["93.0%", "95.0%"]
     assert record.splits == {"train": 60, "test": 20}
     assert record.classes == {"cat": 40, "dog": 40}
-    refused = report_format.quarantine(record)
+    refused = texts.quarantine(record)
     assert refused is not None
     assert [(row["name"], row["count"]) for row in refused["reasons"]] == [
         ("truncated", "2"),
@@ -70,7 +70,7 @@ def test_several_data_sets_are_named_and_fractions_have_their_own_figure(tmp_pat
     (run / "eval" / "transfer.json").write_text(
         '{"accuracy": 0.5, "sets": [{"name": "pets", "accuracy": 0.25}, 3], "fractions": [{}]}'
     )
-    (row,) = report_format.results(read_record(run))
+    (row,) = texts.results(read_record(run))
     assert row["details"] == [("pets", "25.0%")]
 
 
@@ -90,7 +90,7 @@ def test_top5_averages_and_figures_per_anchor(tmp_path: Path) -> None:
     for name, result in results.items():
         (run / "eval" / f"{name}.json").write_text(json.dumps(result))
     record = read_record(run)
-    rows = {row["title"]: dict(row["details"]) for row in report_format.results(record)}
+    rows = {row["title"]: dict(row["details"]) for row in texts.results(record)}
     assert rows["Few labels, average"] == {
         "10 %": "50.0% (top-5 75.0%)",
         "1percent": "25.0%",
@@ -103,9 +103,7 @@ def test_top5_averages_and_figures_per_anchor(tmp_path: Path) -> None:
         "exact": "F1 per anchor 12.5%",
     }
     assert rows["Clusters"] == {"NMI": "50.0%", "normaliser": "geometric"}
-    assert report_format.tiles(record) == [
-        ("Linear probe", "90.0%", "on frozen features, top-5 99.0%")
-    ]
+    assert texts.tiles(record) == [("Linear probe", "90.0%", "on frozen features, top-5 99.0%")]
 
 
 def test_retrieval_is_recall_in_percent(tmp_path: Path) -> None:
@@ -119,24 +117,24 @@ def test_retrieval_is_recall_in_percent(tmp_path: Path) -> None:
     }
     (run / "eval" / "retrieval.json").write_text(json.dumps(found))
     record = read_record(run)
-    (row,) = report_format.results(record)
+    (row,) = texts.results(record)
     assert (row["title"], row["accuracy"], row["share"]) == ("Retrieval, mean recall", "9.8%", 9.8)
     assert row["details"] == [
         ("image to text", "R@1 3.1%, R@5 10.0%"),
         ("images", "1000"),
         ("chance", "0.1%"),
     ]
-    assert report_format.tiles(record) == [
+    assert texts.tiles(record) == [
         ("Mean recall", "9.8%", "at 1, 5 and 10, both ways, of 1000 images")
     ]
 
 
 def test_a_run_without_results_has_no_tiles_and_tables(tmp_path: Path) -> None:
     record = read_record(make_run(tmp_path / "run", bare=True))
-    assert not report_format.tiles(record)
-    assert report_format.results(record) == report_format.data_tables(record) == []
-    assert report_format.quarantine(record) is None
-    assert report_format.summary(record) == "trained for 0 of 12 epochs"
+    assert not texts.tiles(record)
+    assert texts.results(record) == texts.data_tables(record) == []
+    assert texts.quarantine(record) is None
+    assert texts.summary(record) == "trained for 0 of 12 epochs"
 
 
 def test_a_killed_and_resumed_run_counts_each_epoch_once(tmp_path: Path) -> None:
@@ -171,12 +169,12 @@ def test_sections_without_effect_are_not_shown() -> None:
         "detector": {},
     }
     config["python"] = {"model": None, "detector": None}
-    assert [name for name, _ in report_format.configuration(config)] == ["run", "knn", "optimizer"]
-    assert [name for name, _ in report_format.configuration(config, labelled=False)] == [
+    assert [name for name, _ in texts.configuration(config)] == ["run", "knn", "optimizer"]
+    assert [name for name, _ in texts.configuration(config, labelled=False)] == [
         "run",
         "optimizer",
     ]
-    assert [name for name, _ in report_format.configuration({**config, "method": "clip"})] == [
+    assert [name for name, _ in texts.configuration({**config, "method": "clip"})] == [
         "run",
         "text",
         "knn",
@@ -187,7 +185,7 @@ def test_sections_without_effect_are_not_shown() -> None:
 def test_an_unlabelled_run_has_no_figures_of_labels(tmp_path: Path) -> None:
     record = read_record(make_run(tmp_path / "run", data=images()))
     assert not record.labelled
-    names = [name for name, _, _ in report_format.tiles(record)]
+    names = [name for name, _, _ in texts.tiles(record)]
     assert "kNN accuracy" not in names
     assert "Detection F1" not in names
     assert read_record(make_run(tmp_path / "labelled", data=images(classes=["a", "b"]))).labelled

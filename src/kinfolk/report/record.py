@@ -1,0 +1,501 @@
+"""What a run folder records, without the model and the images, and its text for the page: papers,
+facts, tiles, results, data, configuration.
+
+`fraction_panels` draws the accuracy at fractions of the labels (GloFND paper, Figure 4).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from kinfolk.data.prepare import read_quarantine
+from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, counted
+from kinfolk.files import first_line
+from kinfolk.report.html import Panel, figure, line
+from kinfolk.training.documents import (
+    describe_torn_lines,
+    first_warnings,
+    read_rows,
+    read_yaml,
+)
+
+# ---- reading
+
+
+@dataclass(frozen=True)
+class Record:
+    """The small files of a run.
+
+    Args:
+        path: the run folder.
+        config: `config.yaml`, fully resolved.
+        meta: `model.json`; empty before the first epoch has ended.
+        epochs: `metrics.jsonl`, one entry for each epoch, in order; an epoch repeated after a
+            resume counts once, the last time.
+        results: `eval/*.json`.
+        quarantine: (path, reason) of each refused file.
+        splits: number of samples of each split, empty where `samples.parquet` is missing.
+        classes: number of samples of each label, largest first; empty without labels.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    meta: dict[str, Any]
+    epochs: list[dict[str, float]]
+    results: list[dict[str, Any]]
+    quarantine: list[tuple[str, str]]
+    splits: dict[str, int]
+    classes: dict[str, int]
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the samples have labels; True if it is not known, without `samples.parquet`."""
+        return bool(self.classes) or not self.splits
+
+    @property
+    def method(self) -> str:
+        return str(self.config.get("method", ""))
+
+    def section(self, name: str) -> Mapping[str, Any]:
+        """A section of the configuration; empty if there is none."""
+        section = self.config.get(name)
+        return section if isinstance(section, Mapping) else {}
+
+    def values(self, metric: str) -> list[float]:
+        """The finite values of a metric."""
+        values = (row.get(metric, math.nan) for row in self.epochs)
+        return [value for value in values if math.isfinite(value)]
+
+    def last(self, metric: str) -> float | None:
+        """The last finite value of a metric."""
+        values = self.values(metric)
+        return values[-1] if values else None
+
+
+def read_record(run: Path) -> Record:
+    """Reads the run folder; every file but `config.yaml` may be missing."""
+    hint = "give the folder that `kinfolk train --out` wrote"
+    if not run.is_dir():
+        raise UsageError(f"there is no run folder at {run}; {hint}")
+    if not (run / "config.yaml").is_file():
+        raise UsageError(f"{run} is not a run folder: it holds no config.yaml; {hint}")
+    quarantine = run / "quarantine.csv"
+    splits, classes = _read_samples(run / "samples.parquet")
+    return Record(
+        path=run.resolve(),
+        config=read_yaml(run / "config.yaml"),
+        meta=_read_json(run / "model.json"),
+        epochs=_read_epochs(run / "metrics.jsonl"),
+        results=[
+            {"protocol": file.stem, **_read_json(file)}
+            for file in sorted((run / "eval").glob("*.json"))
+        ],
+        quarantine=read_quarantine(quarantine) if quarantine.is_file() else [],
+        splits=splits,
+        classes=classes,
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise KinfolkError(
+            f"{path} is not valid JSON ({first_line(error)}); restore it, or remove it"
+        ) from error
+    return value if isinstance(value, dict) else {}
+
+
+def _read_epochs(path: Path) -> list[dict[str, float]]:
+    """Reads the metrics. A line that was cut off, as by a killed run, is skipped with a warning."""
+    rows, torn = read_rows(path)
+    if torn:
+        warnings.warn(describe_torn_lines(path, torn), KinfolkWarning, stacklevel=2)
+    by_epoch: dict[int, dict[str, float]] = {}
+    for row in rows:
+        numbers = {name: float(value) for name, value in row.items() if _is_number(value)}
+        by_epoch[row["epoch"]] = numbers
+    return [by_epoch[epoch] for epoch in sorted(by_epoch)]
+
+
+def _read_samples(path: Path) -> tuple[dict[str, int], dict[str, int]]:
+    if not path.is_file():
+        return {}, {}
+    from kinfolk.data.sample_table import Samples
+
+    samples = Samples.read(path)
+    splits = dict(Counter(samples.splits))
+    if samples.labels is None:
+        return splits, {}
+    counts = Counter(int(label) for label in samples.labels if label >= 0).most_common()
+    names = samples.classes
+    return splits, {names[label] if names else str(label): count for label, count in counts}
+
+
+# ---- numbers in words
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_finite(value: Any) -> bool:
+    return _is_number(value) and math.isfinite(value)
+
+
+def number(value: Any) -> str:
+    """A setting or a result in readable form."""
+    if value is None or value in ("", [], {}, ()):
+        return "—"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return "—" if math.isnan(value) else f"{value:.4g}"
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) >= 10_000 else str(value)
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(number, value))
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {number(entry)}" for key, entry in value.items())
+    return str(value)
+
+
+def percent(value: Any) -> str:
+    """A share with one decimal, more where it is tiny."""
+    if not _is_finite(value):
+        return "—"
+    return f"{value:.3%}" if 0 < abs(value) < 0.001 else f"{value:.1%}"
+
+
+def duration(seconds: float) -> str:
+    """12 s, 3 min 20 s, 2 h 05 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600:,} h {whole % 3600 // 60:02d} min"
+
+
+# ---- the head of the page
+
+
+def papers_of(record: Record) -> list[tuple[str, str]]:
+    """Name and paper of the framework and the detector; empty for a method unknown to this
+    version."""
+    from kinfolk.detectors import DETECTORS
+    from kinfolk.frameworks import FRAMEWORKS
+    from kinfolk.frameworks.registry import parse
+
+    try:
+        method = parse(record.method)
+    except ValueError:
+        return []
+    papers = [(method.framework, FRAMEWORKS[method.framework].paper)]
+    if method.detector is not None:
+        papers.append((method.detector, DETECTORS[method.detector].paper))
+    return papers
+
+
+def learns_from(modality: str, method: str) -> bool:
+    """Whether a method learns from "image" or "text"; True for a method unknown to this version."""
+    from kinfolk.frameworks import FRAMEWORKS
+
+    framework = FRAMEWORKS.get(method.partition("+")[0].strip().lower())
+    return framework is None or modality in framework.modalities
+
+
+def summary(record: Record) -> str:
+    """The sentence under the title."""
+    epochs, planned = len(record.epochs), record.config.get("epochs")
+    unfinished = isinstance(planned, int) and planned != epochs
+    trained = f"{epochs} of {planned} epochs" if unfinished else counted(epochs, "epoch")
+    samples = record.splits.get("train", 0)
+    what = "images" if learns_from("image", record.method) else "text pairs"
+    return f"trained for {trained}" + (f" on {samples:,} {what}" if samples else "")
+
+
+def facts_of(record: Record) -> list[tuple[str, str]]:
+    """Label and value of the main settings, as far as the run records them."""
+    config, meta = record.config, record.meta
+    model, optimizer, views = (record.section(name) for name in ("model", "optimizer", "views"))
+    encoder, parameters = str(model.get("name", "")), meta.get("parameters")
+    if encoder and model.get("width"):
+        encoder += f", width {model['width']}"
+    if encoder and isinstance(parameters, int):
+        encoder += f", {parameters / 1e6:.2g} M parameters"
+    size, speed = views.get("size"), record.last("images_per_second")
+    facts = [
+        ("Data", record.section("data").get("source")),
+        ("Encoder", encoder),
+        ("Views", f"{views.get('preset', '')}, {size} × {size}" if size else None),
+        ("Batch size", config.get("batch_size")),
+        (
+            "Optimiser",
+            f"{optimizer['name']}, learning rate {_rate(record)}" if "name" in optimizer else None,
+        ),
+        ("Seed", config.get("seed")),
+        ("Speed", None if speed is None else f"{speed:,.0f} samples/s"),
+        ("Software", _versions(meta)),
+        *(("Warning", message) for message in first_warnings(record.epochs).values()),
+    ]
+    return [(label, str(value)) for label, value in facts if value not in (None, "")]
+
+
+def _rate(record: Record) -> str:
+    """The learning rate that is used, and the setting if it was scaled by the batch size."""
+    from kinfolk.training.optimizers import scaled_lr
+
+    optimizer, trainer = record.section("optimizer"), record.section("trainer")
+    try:
+        batch_size = record.config["batch_size"] * trainer.get("accumulate", 1)
+        used = scaled_lr(optimizer["lr"], batch_size, optimizer["lr_scaling"])
+    except (KeyError, TypeError, ValueError):
+        return str(optimizer.get("lr"))
+    if used == optimizer["lr"]:
+        return f"{used:.4g}"
+    return f"{used:.4g} ({optimizer['lr']:g}, scaling {optimizer['lr_scaling']})"
+
+
+def _versions(meta: Mapping[str, Any]) -> str:
+    """Versions that the run recorded, or else those installed now."""
+    inner = meta.get("meta")
+    recorded = inner.get("versions") if isinstance(inner, Mapping) else None
+    if not isinstance(recorded, Mapping):
+        recorded = {name: metadata.version(name) for name in ("kinfolk", "torch")}
+        recorded["Python"] = platform.python_version()
+    return ", ".join(f"{name} {version}" for name, version in recorded.items())
+
+
+def normaliser_of(record: Record) -> str:
+    """The normaliser of the run's NMI; runs of earlier versions do not record it and used the
+    arithmetic mean."""
+    return str(record.section("knn").get("nmi_normaliser", "arithmetic"))
+
+
+def tiles(record: Record) -> list[tuple[str, str, str]]:
+    """Name, value and note of the tiles at the top, for the metrics that the run has."""
+    found = []
+    if record.labelled and (knn := record.values("knn")):
+        found.append(("kNN accuracy", percent(knn[-1]), f"best {percent(max(knn))}"))
+    for result in record.results:
+        if result["protocol"] == "linear" and _is_number(result.get("accuracy")):
+            more = f", top-5 {percent(result['top5'])}" if _is_number(result.get("top5")) else ""
+            found.append(("Linear probe", percent(result["accuracy"]), f"on frozen features{more}"))
+        if result["protocol"] == "retrieval":
+            images = "images" in result
+            of = number(result["images"] if images else result.get("anchors"))
+            note = f"at 1, 5 and 10, both ways, of {of} {'images' if images else 'texts'}"
+            found.append(("Mean recall", percent(result.get("mean")), note))
+    if record.labelled and (f1 := record.last("f1")) is not None:
+        precision, recall = (percent(record.last(name)) for name in ("precision", "recall"))
+        note = f"precision {precision}, recall {recall}"
+        if (by_anchor := record.last("anchor_f1")) is not None:
+            note += f"; per anchor F1 {percent(by_anchor)}"
+        found.append(("Detection F1", percent(f1), note))
+    if (flagged := record.last("flagged")) is not None:
+        found.append(("Pairs flagged", percent(flagged), "of the negatives"))
+    epochs = len(record.epochs)
+    if (loss := record.last("loss")) is not None:
+        found.append(("Loss", f"{loss:.3f}", f"epoch {epochs}"))
+    if seconds := sum(row.get("seconds", 0.0) for row in record.epochs):
+        found.append(("Training time", duration(seconds), f"{seconds / epochs:.3g} s per epoch"))
+    return found
+
+
+# ---- results
+
+PROTOCOLS = {
+    "knn": "Weighted kNN",
+    "linear": "Linear probe",
+    "finetune": "Fine-tuning",
+    "semi": "Few labels",
+    "transfer": "Transfer",
+    "kin": "False negatives",
+    "clusters": "Clusters",
+    "retrieval": "Retrieval, mean recall",
+    "zero-shot": "Zero-shot",
+    "sts": "Text similarity, Spearman",
+}
+MAIN = {"retrieval": "mean", "sts": "spearman"}
+"""Main figures of protocols that measure no accuracy."""
+DETECTION_NAMES = {
+    "precision": "precision",
+    "recall": "recall",
+    "f1": "F1",
+    "anchor_precision": "precision per anchor",
+    "anchor_recall": "recall per anchor",
+    "anchor_f1": "F1 per anchor",
+}
+"""Names of how well false negatives are detected, over pairs and per anchor."""
+NAMES = {
+    "top5": "top-5",
+    "flagged": "flagged",
+    **DETECTION_NAMES,
+    "mtpr": "MTPR",
+    "mtnr": "MTNR",
+    "nmi": "NMI",
+    "label_map": "mAP by label",
+    "label_ndcg": "nDCG@10 by label",
+}
+"""Names of results that are shares."""
+
+
+def results(record: Record) -> list[dict[str, Any]]:
+    """Rows of the table of results."""
+    rows = []
+    for result in record.results:
+        protocol = result["protocol"]
+        value = result.get(MAIN.get(protocol, "accuracy"))
+        several = any(len(_parts(result, name)) > 1 for name in ("fractions", "sets"))
+        share = round(100 * min(max(float(value), 0.0), 1.0), 1) if _is_finite(value) else None
+        rows.append(
+            {
+                "title": PROTOCOLS.get(protocol, protocol) + (", average" if several else ""),
+                "accuracy": percent(value),
+                "share": share,
+                "details": _details(result),
+            }
+        )
+    return rows
+
+
+def _details(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Everything else in a result: accuracies at fractions of the labels or on several data sets,
+    other metrics, settings."""
+    details = [(str(s.get("name")), percent(s.get("accuracy"))) for s in _parts(result, "sets")]
+    for part in _parts(result, "fractions"):
+        if _is_number(part.get("fraction")):
+            five = f" (top-5 {percent(part['top5'])})" if _is_number(part.get("top5")) else ""
+            name = part.get("subset") or f"{100 * part['fraction']:g} %"
+            details.append((name, percent(part.get("accuracy")) + five))
+    main = MAIN.get(str(result.get("protocol")), "accuracy")
+    hidden = ("protocol", "accuracy", "fractions", "sets", main)
+    for key, value in result.items():
+        if key not in hidden:
+            details.append((NAMES.get(key) or key.replace("_", " "), _detail(key, value)))
+    return details
+
+
+def _parts(result: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    parts = result.get(name)
+    return [each for each in parts if isinstance(each, Mapping)] if isinstance(parts, list) else []
+
+
+def _detail(key: str, value: Any) -> str:
+    if isinstance(value, Mapping) and any(str(name).startswith("R@") for name in value):
+        return ", ".join(f"{name} {percent(share)}" for name, share in value.items())
+    if key == "exact" and isinstance(value, Mapping):
+        return ", ".join(f"{NAMES.get(name, name)} {_detail(name, v)}" for name, v in value.items())
+    return percent(value) if key == "chance" or key in NAMES else number(value)
+
+
+FRACTION_LINES = {"semi": ("linear probe", "accent"), "finetune": ("fine-tuning", "second")}
+
+
+def fraction_panels(results: Sequence[Mapping[str, Any]]) -> list[Panel]:
+    """One panel with a line for each protocol that measured at fractions of the labels; empty
+    without such results."""
+    traces, described, fractions = [], [], set[float]()
+    for protocol, (label, colour) in FRACTION_LINES.items():
+        parts = [
+            part
+            for result in results
+            if result.get("protocol") == protocol
+            for part in _parts(result, "fractions")
+            if _is_finite(part.get("fraction")) and part["fraction"] > 0
+            if _is_finite(part.get("accuracy"))
+        ]
+        if not parts:
+            continue
+        parts.sort(key=lambda part: float(part["fraction"]))
+        x, y = [part["fraction"] for part in parts], [part["accuracy"] for part in parts]
+        deviations = [part.get("deviation") for part in parts]
+        bars = [each if _is_finite(each) else 0 for each in deviations]
+        more: dict[str, Any] = {"mode": "lines+markers", "hovertemplate": "%{y:.2%}"}
+        if any(bars):
+            more["error_y"] = {"type": "data", "array": bars, "color": "soft", "thickness": 1}
+        traces.append(line(label, x, y, colour, **more))
+        values = [f"{b:.1%} with {a:.4g} of the labels" for a, b in zip(x, y, strict=True)]
+        described.append(f"{label}: {', '.join(values)}")
+        fractions.update(x)
+    if not traces:
+        return []
+    drawn, ticks = figure(traces, "fraction of the labels", share=True), sorted(fractions)
+    names = [f"{100 * share:.4g} %" for share in ticks]
+    drawn["layout"]["xaxis"] |= {"type": "log", "tickvals": ticks, "ticktext": names}
+    drawn["layout"]["yaxis"]["rangemode"] = "normal"
+    title = "Accuracy at fractions of the labels"
+    note = "mean and standard deviation over draws"
+    return [Panel("fractions", title, note, "; ".join(described), drawn)]
+
+
+# ---- data and configuration
+
+MAX_ROWS = 12
+MAX_FILES = 200
+
+
+def bars(counts: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:
+    """Rows of a bar list; the largest value fills its bar."""
+    rows = list(counts)[:MAX_ROWS]
+    largest = max((count for _, count in rows), default=1)
+    return [
+        {"name": name, "count": f"{count:,}", "share": round(100 * count / largest, 1)}
+        for name, count in rows
+    ]
+
+
+def data_tables(record: Record) -> list[dict[str, Any]]:
+    """Samples per split and per class."""
+    tables = []
+    if record.splits:
+        tables.append({"title": "Samples", "rows": bars(record.splits.items()), "rest": ""})
+    if record.classes:
+        more, title = len(record.classes) - MAX_ROWS, counted(len(record.classes), "class")
+        rest = f"and {more:,} more" if more > 0 else ""
+        tables.append({"title": title, "rows": bars(record.classes.items()), "rest": rest})
+    return tables
+
+
+def quarantine(record: Record) -> dict[str, Any] | None:
+    """Number of refused files and the reasons; None if all were read."""
+    if not record.quarantine:
+        return None
+    count = len(record.quarantine)
+    files = "1 file was" if count == 1 else f"{count:,} files were"
+    rest = f"and {count - MAX_FILES:,} more in quarantine.csv" if count > MAX_FILES else ""
+    return {
+        "sentence": f"{files} refused and not used for training.",
+        "reasons": bars(Counter(reason for _, reason in record.quarantine).most_common()),
+        "files": record.quarantine[:MAX_FILES],
+        "rest": rest,
+    }
+
+
+def configuration(
+    config: Mapping[str, Any], labelled: bool = True
+) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The settings by section, general settings first. Sections without effect are left out: the
+    text tower of a method without one, and the kNN accuracy of a run without labels."""
+    unused = set() if labelled else {"knn"}
+    if not learns_from("text", str(config.get("method", ""))):
+        unused.add("text")
+    sections: dict[str, list[tuple[str, str]]] = {"run": []}
+    for key, value in config.items():
+        if not isinstance(value, Mapping):
+            sections["run"].append((key, number(value)))
+        elif key not in unused and any(entry not in (None, [], {}) for entry in value.values()):
+            sections[key] = [(name, number(entry)) for name, entry in value.items()]
+    return list(sections.items())
