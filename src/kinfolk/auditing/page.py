@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from kinfolk.auditing.verdict import UNKNOWN, Provenance, alpha_to_try, verdict
 from kinfolk.errors import KinfolkError
 from kinfolk.features import Ints
-from kinfolk.report import html
-from kinfolk.report.html import Panel, figure, histogram, line
-from kinfolk.seeding import generator
+from kinfolk.report.html import HERE as REPORT
+from kinfolk.report.html import Panel, compose, figure, histogram, line
+from kinfolk.report.html import write_page as write_text_of_page
 
 if TYPE_CHECKING:
     from kinfolk.auditing.run_audit import Audit
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from kinfolk.report.maps import Sprites
 
 HERE = "kinfolk.auditing"
-SCRIPTS = ((HERE, "audit_marks.js"), (html.HERE, "gallery.js"), (HERE, "audit.js"))
+SCRIPTS = ((HERE, "audit_marks.js"), (REPORT, "gallery.js"), (HERE, "audit.js"))
 TILE = 160
 _PIXEL_CAP = 500_000_000
 ANCHORS, WRONG, HUBS, GROUPS, MEMBERS, DOUBTFUL = 60, 20, 12, 24, 8, 24
@@ -104,7 +103,7 @@ def write_page(
     sections = [("audit", "Audit"), ("measured", "Figures"), ("gallery", "Kin")]
     sections += [(id, title) for id, title in SHOWN_IF_FOUND.items() if found[id]]
     sections += [("batches", "Batches")] if basis else []
-    page = html.compose(
+    page = compose(
         (HERE, "audit.html"),
         SCRIPTS,
         data={"figures": {panel.id: panel.figure for panel in panels}, "gallery": shown},
@@ -125,7 +124,7 @@ def write_page(
         num_anchors=len(shown["anchors"]),
         has_labels=audit.labels is not None,
     )
-    html.write_page(path, page)
+    write_text_of_page(path, page)
 
 
 # ---- the samples that are shown
@@ -201,17 +200,17 @@ def _rounded(values: Any) -> list[float]:
 def _choose_anchors(audit: Audit) -> Ints:
     """Random anchors and, with labels, anchors whose closest kin has another label; in random
     order."""
-    random = generator(0, "gallery")
+    random = np.random.default_rng(0)
     with_kin = np.unique(audit.pairs["anchor"])
-    chosen = with_kin[torch.randperm(len(with_kin), generator=random)[:ANCHORS].numpy()]
+    chosen = random.permutation(with_kin)[:ANCHORS]
     if audit.labels is not None:
         first = audit.pairs[audit.pairs["rank"] == 1]
         one, other = audit.labels[first["anchor"]], audit.labels[first["kin"]]
         wrong = first[(one >= 0) & (other >= 0) & (one != other)]
         closest = np.argsort(-wrong["similarity"], kind="stable")[:WRONG]
         chosen = np.unique(np.concatenate([chosen, wrong["anchor"][closest]]))
-    shuffled: Ints = chosen[torch.randperm(len(chosen), generator=random).numpy()]
-    return shuffled.astype(np.int64)
+    shuffled: Ints = random.permutation(chosen).astype(np.int64)
+    return shuffled
 
 
 def _describe(audit: Audit, samples: list[int]) -> dict[str, Any]:

@@ -17,9 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kinfolk.auditing.duplicates import find_groups, find_hubs, verify_groups
 from kinfolk.auditing.inputs import encode, open_input
-from kinfolk.auditing.label_errors import NEIGHBOURS, LabelCheck, check_labels, find_outliers
 from kinfolk.auditing.page import write_page
 from kinfolk.auditing.search import Check, Kin, approximate_kin, exact_kin
 from kinfolk.auditing.survey import (
@@ -37,6 +35,14 @@ from kinfolk.auditing.survey import (
     measure_standing_out,
     score,
     take_survey,
+)
+from kinfolk.auditing.suspects import (
+    NEIGHBOURS,
+    LabelCheck,
+    check_labels,
+    find_groups,
+    find_hubs,
+    find_outliers,
 )
 from kinfolk.auditing.verdict import UNKNOWN, Provenance, verdict
 from kinfolk.errors import UsageError, escaped, utf8_key
@@ -141,10 +147,11 @@ def audit(
         kin = exact_kin(checked, alpha, nearest, labels_N, workers=workers, progress=progress)
     else:
         kin, check = approximate_kin(checked, alpha, nearest, workers=workers, progress=progress)
-    if images is None:
-        groups = find_groups(checked, kin.near_NK, kin.near_sim_NK)
-    else:
-        groups = verify_groups(checked, kin.near_NK, images, progress)
+    copies_M2 = None
+    if images is not None:
+        from kinfolk.auditing.pixel_copies import find_copies
+
+        copies_M2 = find_copies(images, kin.near_NK, progress)
     precision, recall, f1 = NAN, NAN, NAN
     if labels_N is not None and check is None:
         precision, recall, f1 = score(kin.hits, kin.num_known, kin_pairs(labels_N))
@@ -158,7 +165,7 @@ def audit(
         pairs=_list_pairs(kin, pairs),
         flagged=kin.flagged_N,
         occurrence=kin.occurrence_N,
-        groups=groups,
+        groups=find_groups(checked, kin.near_NK, kin.near_sim_NK, copies_M2),
         hubs=find_hubs(kin.occurrence_N),
         label_check=check_labels(checked, labels_N, kin.near_NK),
         outliers=find_outliers(kin.near_sim_NK),

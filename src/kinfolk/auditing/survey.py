@@ -93,7 +93,7 @@ def take_survey(
     density, same_density = np.zeros((2, BINS), dtype=np.int64)
     # flagged pairs, those with known labels, those with equal labels
     counts = np.zeros((3, len(alphas)), dtype=np.int64)
-    kin = 0
+    kin, all_known = 0, labels_N is not None and bool((labels_N >= 0).all())
     for ids_R, sim_RN in full_rows(features, anchors_S, progress, "Surveying some anchors"):
         density += np.histogram(sim_RN, BINS, (-1, 1))[0]
         if labels_N is None:
@@ -105,7 +105,8 @@ def take_survey(
             if labels_N[anchor] >= 0:
                 same = np.sort(sim_N[labels_N == labels_N[anchor]])
                 same_density += np.histogram(same, BINS, (-1, 1))[0]
-                counts[1] += _above(np.sort(sim_N[labels_N >= 0]), bounds)
+                known_N = order_N if all_known else np.sort(sim_N[labels_N >= 0])
+                counts[1] += _above(known_N, bounds)
                 counts[2] += _above(same, bounds)
                 kin += len(same) - 1
     edges = np.linspace(-1, 1, BINS + 1, dtype=np.float32)

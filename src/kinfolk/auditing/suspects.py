@@ -1,4 +1,4 @@
-"""Likely label errors, and outliers.
+"""Samples to check: likely label errors, outliers, duplicates and hubs.
 
 A label is checked by a classifier that has not seen it: a ridge regression on the principal
 components with its exact leave-one-out scores, plus the votes of the nearest neighbours, as a
@@ -12,12 +12,15 @@ that is among the likely ones, so they lower the confidence of q; labels that ar
 q are what raises ε. If ε is zero, nothing is listed. Errors that follow the similarity of classes
 (a leopard labelled as a jaguar) resemble hard samples and are not found.
 
-Dimension key: N data set, R rows of a block, K nearest neighbours, C classes, F components.
+Dimension key: N data set, R rows of a block, K nearest neighbours, C classes, F components, M
+pairs.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -29,6 +32,8 @@ MISLABEL = np.dtype(
     [("sample", np.int64), ("label", np.int64), ("suggested", np.int64), ("probability", "f4")]
 )
 OUTLIER = np.dtype([("sample", np.int64), ("similarity", np.float32), ("median", np.float32)])
+GROUP = np.dtype([("group", np.int64), ("sample", np.int64), ("kind", "U14")])
+HUB = np.dtype([("sample", np.int64), ("occurrence", np.int64), ("times_expected", np.float32)])
 NEIGHBOURS = 10
 CERTAIN = 0.9
 """Probability of an error with the suggested label from which a sample is listed."""
@@ -225,3 +230,72 @@ def find_outliers(near_sim_NK: Floats) -> NDArray[Any]:
     rows = np.empty(len(found), dtype=OUTLIER)
     rows["sample"], rows["similarity"], rows["median"] = found, mean_N[found], median
     return rows
+
+
+# ---- duplicates and hubs
+
+NEAR = 0.1
+"""Largest distance of near-duplicates without images, relative to that of the nearest neighbour."""
+_ROUNDING = 1e-6
+"""A smaller distance counts as zero."""
+
+
+def find_groups(
+    features: Features, near_NK: Ints, near_sim_NK: Floats, copies_M2: Ints | None = None
+) -> NDArray[Any]:
+    """Rows of group, sample and kind, largest groups first: connected components of copies and of
+    samples with equal features. A group in which all rows are equal is of the kind "duplicate".
+
+    Args:
+        copies_M2: pairs of images that are copies by their pixels. None: neighbours whose distance
+            (1 − similarity) is at most `NEAR` times the median distance to the nearest sample that
+            is not a duplicate.
+    """
+    if copies_M2 is None:
+        distance_NK = 1 - near_sim_NK
+        nearest_N = np.where(distance_NK > _ROUNDING, distance_NK, np.inf).min(1)
+        nearest_N = nearest_N[np.isfinite(nearest_N)]
+        limit = max(NEAR * float(np.median(nearest_N)) if len(nearest_N) else 0.0, _ROUNDING)
+        row_M, rank_M = np.nonzero((distance_NK <= limit) & (near_NK >= 0))
+        copies_M2 = np.stack([row_M, near_NK[row_M, rank_M]], 1)
+    equal = equal_rows(features)
+    equal_pairs = [(members[0], member) for members in equal for member in members[1:]]
+    equal_M2 = np.asarray(equal_pairs, dtype=np.int64).reshape(-1, 2)
+    groups = _connect(np.concatenate([copies_M2, equal_M2]), len(features))
+    whole = {tuple(members) for members in equal}
+    rows = []
+    for group, members in enumerate(sorted(groups, key=len, reverse=True)):
+        kind = "duplicate" if tuple(members) in whole else "near-duplicate"
+        rows += [(group, sample, kind) for sample in members]
+    return np.array(rows, dtype=GROUP)
+
+
+def equal_rows(features: Features) -> list[list[int]]:
+    """Groups of samples whose features are exactly equal."""
+    seen: dict[bytes, list[int]] = defaultdict(list)
+    for start in range(0, len(features), 4096):
+        for at, row in enumerate(np.ascontiguousarray(features.array[start : start + 4096])):
+            seen[blake2b(row.tobytes(), digest_size=16).digest()].append(start + at)
+    return [members for members in seen.values() if len(members) > 1]
+
+
+def _connect(pairs_M2: Ints, num_samples: int) -> list[list[int]]:
+    """The connected components of the pairs."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    ones, shape = np.ones(len(pairs_M2), np.int8), (num_samples, num_samples)
+    component_N = connected_components(coo_array((ones, tuple(pairs_M2.T)), shape=shape), False)[1]
+    groups: dict[int, list[int]] = defaultdict(list)
+    for sample in np.flatnonzero(np.bincount(component_N)[component_N] > 1).tolist():
+        groups[int(component_N[sample])].append(sample)
+    return list(groups.values())
+
+
+def find_hubs(occurrence_N: Ints) -> NDArray[Any]:
+    """Samples that very many anchors flag: more than three standard deviations above the mean, the
+    largest first."""
+    mean, deviation = float(occurrence_N.mean()), float(occurrence_N.std())
+    order = np.argsort(-occurrence_N, kind="stable")
+    found = order[occurrence_N[order] > mean + 3 * deviation] if deviation else order[:0]
+    return np.array([(i, occurrence_N[i], occurrence_N[i] / mean) for i in found], dtype=HUB)

@@ -1,4 +1,4 @@
-"""Groups of duplicates and near-duplicates, checked by their pixels, and hubs.
+"""Finds pairs of images that are the same up to size, compression, a slight crop and mirroring.
 
 Both images lose their uniform borders (bars, frames, plain sky) and are reduced to small grey
 thumbnails without their low frequencies, so that a shared background does not count. One is cropped
@@ -12,9 +12,7 @@ Dimension key: N data set, K nearest, M pairs, P pairs of a block, S side of a t
 
 from __future__ import annotations
 
-from collections import defaultdict
-from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kinfolk.errors import show_progress
-from kinfolk.features import Features, Floats, Ints
+from kinfolk.features import Ints
 
 if TYPE_CHECKING:
     from kinfolk.data.images import ImageData
@@ -42,8 +40,23 @@ _SCALES = (1.0, 0.95, 0.9, 0.84)
 _BLUR = 9
 _PAIRS, _IMAGES = 512, 1024
 _STEPS = (0.04, 0.02, 0.01)
+CANDIDATES = 4
+"""Number of nearest neighbours whose pixels are compared."""
 SEARCH_UP_TO = 20_000
 """Number of images up to which the most similar thumbnails are candidates too."""
+
+
+def find_copies(images: ImageData, near_NK: Ints, progress: bool = False) -> NDArray[np.int64]:
+    """(M, 2) pairs of copies among each sample's nearest neighbours in the features and, in data
+    sets that are not too large, the most similar thumbnails."""
+    small = thumbnails(images, len(near_NK))
+    row_M, rank_M = np.nonzero(near_NK[:, :CANDIDATES] >= 0)
+    pairs = [np.stack([row_M, near_NK[row_M, rank_M]], 1)]
+    if len(near_NK) <= SEARCH_UP_TO:
+        pairs.append(similar_thumbnails(small))
+    pairs_M2 = np.unique(np.sort(np.concatenate(pairs), axis=1), axis=0)
+    copies_M2: NDArray[np.int64] = pairs_M2[are_copies(small, pairs_M2, progress)]
+    return copies_M2
 
 
 def thumbnails(images: ImageData, number: int) -> Tensor:
@@ -206,87 +219,3 @@ def _normalise(images: Tensor) -> Tensor:
     flat = flat - flat.mean(1, keepdim=True)
     norm = flat.norm(dim=1, keepdim=True)
     return torch.where(norm > 1e-3, flat / norm.clamp_min(1e-6), 0.0)
-
-
-GROUP = np.dtype([("group", np.int64), ("sample", np.int64), ("kind", "U14")])
-HUB = np.dtype([("sample", np.int64), ("occurrence", np.int64), ("times_expected", np.float32)])
-NEAR = 0.1
-"""Largest distance of near-duplicates without images, relative to that of the nearest neighbour."""
-CANDIDATES = 4
-"""Number of nearest neighbours whose pixels are compared."""
-_ROUNDING = 1e-6
-"""A smaller distance counts as zero."""
-
-
-def find_groups(features: Features, near_NK: Ints, near_sim_NK: Floats) -> NDArray[Any]:
-    """Rows of group, sample and kind, largest groups first, from the features alone.
-
-    A group is a connected component of neighbours whose distance (1 − similarity) is at most `NEAR`
-    times the median distance to the nearest sample that is not a duplicate. A group in which all
-    rows are equal is of the kind "duplicate".
-    """
-    distance_NK = 1 - near_sim_NK
-    nearest_N = np.where(distance_NK > _ROUNDING, distance_NK, np.inf).min(1)
-    nearest_N = nearest_N[np.isfinite(nearest_N)]
-    limit = max(NEAR * float(np.median(nearest_N)) if len(nearest_N) else 0.0, _ROUNDING)
-    row_M, rank_M = np.nonzero((distance_NK <= limit) & (near_NK >= 0))
-    return _components(features, row_M, near_NK[row_M, rank_M])
-
-
-def verify_groups(
-    features: Features, near_NK: Ints, images: ImageData, progress: bool = False
-) -> NDArray[Any]:
-    """Rows of group, sample and kind, largest groups first, verified by the pixels of the images.
-
-    Candidates are each sample's nearest neighbours in the features and, in data sets that are not
-    too large, the most similar thumbnails; see `are_copies`.
-    """
-    small = thumbnails(images, len(features))
-    row_M, rank_M = np.nonzero(near_NK[:, :CANDIDATES] >= 0)
-    pairs = [np.stack([row_M, near_NK[row_M, rank_M]], 1)]
-    if len(features) <= SEARCH_UP_TO:
-        pairs.append(similar_thumbnails(small))
-    pairs_M2 = np.unique(np.sort(np.concatenate(pairs), axis=1), axis=0)
-    copies_M2 = pairs_M2[are_copies(small, pairs_M2, progress)]
-    return _components(features, copies_M2[:, 0], copies_M2[:, 1])
-
-
-def equal_rows(features: Features) -> list[list[int]]:
-    """Groups of samples whose features are exactly equal."""
-    seen: dict[bytes, list[int]] = defaultdict(list)
-    for start in range(0, len(features), 4096):
-        for at, row in enumerate(np.ascontiguousarray(features.array[start : start + 4096])):
-            seen[blake2b(row.tobytes(), digest_size=16).digest()].append(start + at)
-    return [members for members in seen.values() if len(members) > 1]
-
-
-def _components(features: Features, one_M: Ints, other_M: Ints) -> NDArray[Any]:
-    """Groups that are connected by the given pairs or by equal features."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    num, equal = len(features), equal_rows(features)
-    pairs = [(members[0], member) for members in equal for member in members[1:]]
-    pairs_M2 = np.concatenate(
-        [np.stack([one_M, other_M], 1), np.asarray(pairs, dtype=np.int64).reshape(-1, 2)]
-    )
-    edges = coo_array((np.ones(len(pairs_M2), np.int8), tuple(pairs_M2.T)), shape=(num, num))
-    component_N = connected_components(edges, directed=False)[1]
-    groups: dict[int, list[int]] = defaultdict(list)
-    for sample in np.flatnonzero(np.bincount(component_N)[component_N] > 1).tolist():
-        groups[int(component_N[sample])].append(sample)
-    whole = {tuple(members) for members in equal}
-    rows = []
-    for group, members in enumerate(sorted(groups.values(), key=len, reverse=True)):
-        kind = "duplicate" if tuple(members) in whole else "near-duplicate"
-        rows += [(group, sample, kind) for sample in members]
-    return np.array(rows, dtype=GROUP)
-
-
-def find_hubs(occurrence_N: Ints) -> NDArray[Any]:
-    """Samples that very many anchors flag: more than three standard deviations above the mean, the
-    largest first."""
-    mean, deviation = float(occurrence_N.mean()), float(occurrence_N.std())
-    order = np.argsort(-occurrence_N, kind="stable")
-    found = order[occurrence_N[order] > mean + 3 * deviation] if deviation else order[:0]
-    return np.array([(i, occurrence_N[i], occurrence_N[i] / mean) for i in found], dtype=HUB)
