@@ -13,7 +13,7 @@ import kinfolk as kf
 from kinfolk.data.augmentation.views import Views
 from kinfolk.embedding import embed
 from kinfolk.report.curves import batch_levels, bounds_of, exact_levels, level_panels
-from kinfolk.report.gallery import Compared, compare, find_kin
+from kinfolk.report.gallery import Compared, embed_samples, find_kin
 from tests.report.synthetic import images, method
 
 NUM = 40
@@ -64,7 +64,7 @@ def test_nearest_neighbours_are_of_clean_features_with_their_figure() -> None:
     plain = method(data)
     plain.objective.detector = None
     views, ids = Views("simclr", 16), np.arange(30)
-    found = compare(plain, data, views, ids, seed=3)
+    found = embed_samples(plain, data, views, ids, seed=3)
     features = F.normalize(embed(plain, data, views, torch.arange(30)), dim=1)
     torch.testing.assert_close(found.embedding, features)
     labels = torch.arange(60) % 2
@@ -81,7 +81,7 @@ def test_only_training_samples_are_compared_and_each_run_of_the_report_alike() -
     data = images(classes=["cat", "dog"])
     ids = np.arange(0, 80, 3)
     first, second = (
-        compare(method(data), data, Views("simclr", 16), ids, seed=3) for _ in range(2)
+        embed_samples(method(data), data, Views("simclr", 16), ids, seed=3) for _ in range(2)
     )
     assert first.ids.tolist() == [i for i in range(0, 80, 3) if i < 60]
     assert first.places.tolist() == list(range(20))

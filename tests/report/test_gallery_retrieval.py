@@ -11,7 +11,7 @@ import torch
 
 from kinfolk.detectors import FNC, GloFND, Oracle, StartAt
 from kinfolk.report import write_report
-from kinfolk.report.gallery import Query, Result, Shown, draw_retrieval, render
+from kinfolk.report.gallery import Query, Result, Shown, draw_retrieval, retrieval_section
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.load_run import flagged_candidates, load_framework, open_run
 from kinfolk.training.run_folder import Run
@@ -49,7 +49,7 @@ def test_the_section_shows_what_was_found(run: Run) -> None:
     section = draw_retrieval(opened, opened.data())
     assert section is not None
     assert section.count("<figure>") == 12
-    assert 'class="mark own"' in section
+    assert 'class="mark positive"' in section
     assert 'class="mark kin"' in section
     assert "<script>" not in section
     assert "&lt;b&gt;the&lt;/b&gt;" in section
@@ -101,8 +101,8 @@ def test_candidates_that_a_detector_treats_as_kin_are_flagged(
 
 
 def test_without_a_detector_nothing_is_said_of_kin() -> None:
-    query = Query(Shown("a.png", "data:,"), [Result(Shown("a wall"), 0.5, "own")], 0)
-    section = render([query], [query], method="clip", detects=False)
+    query = Query(Shown("a.png", "data:,"), [Result(Shown("a wall"), 0.5, "positive")], 0)
+    section = retrieval_section([query], [query], method="clip", detects=False)
     assert "kin" not in section
     assert "a wall" in section
 

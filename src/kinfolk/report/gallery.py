@@ -145,7 +145,7 @@ class Gallery:
         }
 
 
-def compare(
+def embed_samples(
     framework: Framework,
     data: ImageData,
     views: Views,
@@ -224,7 +224,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Result:
-    """One of the nearest candidates: `mark` is "own" for a known positive, "kin" for a flagged
+    """One of the nearest candidates: `mark` is "positive" for a known positive, "kin" for a flagged
     candidate, or empty."""
 
     shown: Shown
@@ -274,7 +274,7 @@ def draw_retrieval(opened: OpenedRun, data: ImageData, *, progress: bool = False
     )
     texts = Side(towers.texts(words), text.owners[rows_M], lambda at: Shown(words[at]))
     by_image, by_text = _detectors(opened, data, towers)
-    return render(
+    return retrieval_section(
         _search(images, texts, text.groups, by_image, seed),
         _search(texts, images, text.groups, by_text, seed),
         method=opened.config.method,
@@ -304,12 +304,12 @@ def _draw_pairs(opened: OpenedRun, data: ImageData, towers: Towers) -> Markup:
     def side(at: int) -> Side:
         first = {texts[at]: row for row, texts in reversed(list(enumerate(pairs)))}
         words = list(first)
-        own = ids[torch.tensor(list(first.values()))]
-        return Side(towers.texts(words), own, lambda row: Shown(shown(words[row], LONGEST)))
+        owners = ids[torch.tensor(list(first.values()))]
+        return Side(towers.texts(words), owners, lambda row: Shown(shown(words[row], LONGEST)))
 
     anchors, positives, groups = side(0), side(1), data.texts.groups
     by_anchor, by_positive = _detectors(opened, data, towers)
-    return render(
+    return retrieval_section(
         _search(anchors, positives, groups, by_anchor, config.seed),
         _search(positives, anchors, groups, by_positive, config.seed),
         method=config.method,
@@ -324,23 +324,23 @@ def _search(
     """Nearest candidates on the other side for random queries of one side."""
     at_Q = torch.from_numpy(choose(len(queries.ids), seed, NUM_QUERIES))
     ids_Q, sim_QC = queries.ids[at_Q], queries.embeddings[at_Q] @ others.embeddings.T
-    own_QC = groups[ids_Q][:, None] == groups[others.ids]
-    pos_Q1 = sim_QC.masked_fill(~own_QC, -torch.inf).amax(1, keepdim=True)
-    kin_QC = torch.zeros_like(own_QC)
+    positive_QC = groups[ids_Q][:, None] == groups[others.ids]
+    pos_Q1 = sim_QC.masked_fill(~positive_QC, -torch.inf).amax(1, keepdim=True)
+    kin_QC = torch.zeros_like(positive_QC)
     if detector is not None:
-        kin_QC = flagged_candidates(detector, sim_QC, ids_Q, others.ids, own_QC, pos_Q1)
+        kin_QC = flagged_candidates(detector, sim_QC, ids_Q, others.ids, positive_QC, pos_Q1)
     nearest = sim_QC.topk(min(NUM_RESULTS, len(others.ids)), dim=1)
     found = []
     for row, at in enumerate(at_Q.tolist()):
         results = []
         for column in nearest.indices[row].tolist():
-            mark = "own" if own_QC[row, column] else "kin" if kin_QC[row, column] else ""
+            mark = "positive" if positive_QC[row, column] else "kin" if kin_QC[row, column] else ""
             results.append(Result(others.show(column), float(sim_QC[row, column]), mark))
         found.append(Query(queries.show(at), results, int(kin_QC[row].sum())))
     return found
 
 
-def render(
+def retrieval_section(
     by_image: Sequence[Query],
     by_text: Sequence[Query],
     *,

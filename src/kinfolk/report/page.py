@@ -13,7 +13,7 @@ from kinfolk.data.sample_table import Samples, key_difference, samples_digest
 from kinfolk.report import html
 from kinfolk.report import record as texts
 from kinfolk.report.curves import bounds_of, curve_panels, level_panels
-from kinfolk.report.gallery import Gallery, compare, draw_retrieval, find_kin
+from kinfolk.report.gallery import Gallery, draw_retrieval, embed_samples, find_kin
 from kinfolk.report.html import Panel, write_page
 from kinfolk.report.maps import (
     NUM_VIEWS,
@@ -247,7 +247,7 @@ def _draw_kin(
     """Draws the gallery of kin and the thresholds of its samples."""
     config = opened.config
     framework = restore(opened.path, config, data) if framework is None else framework
-    compared = compare(framework, data, opened.views(), ids, config.seed, progress=progress)
+    compared = embed_samples(framework, data, opened.views(), ids, config.seed, progress=progress)
     bounds = bounds_of(compared)
     learned = bounds[0].learned if bounds and bounds[0].name == "threshold" else None
     parts["levels"] = level_panels(compared, config.batch_size, config.seed)
@@ -255,14 +255,17 @@ def _draw_kin(
 
 
 def _samples_digest(opened: OpenedRun, data: ImageData) -> str | None:
-    """Digest of the run's samples if `data` are its own training samples, to which its snapshots
+    """Digest of the run's samples if `data` are its training samples, to which its snapshots
     belong; else None."""
     file = Run(opened.path).samples
     if not file.is_file():
         return None
-    own = Samples.read(file)
-    same = key_difference(own.keys[: own.num_train], data.samples.keys[: data.num_train]) is None
-    return samples_digest(own) if same else None
+    recorded = Samples.read(file)
+    same = (
+        key_difference(recorded.keys[: recorded.num_train], data.samples.keys[: data.num_train])
+        is None
+    )
+    return samples_digest(recorded) if same else None
 
 
 def _why(error: Exception) -> str:
