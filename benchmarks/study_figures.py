@@ -5,7 +5,8 @@
 
 Prints one Markdown table for each data set of each study; with `--page` they replace what stands in
 that page between `<!-- table NAME -->` and `<!-- end -->`: NAME is the data set for `gain.json`,
-`long DATASET` for `long.json`, `good DATASET` for `good_encoder.json`. `<!-- table claims -->` is
+`long DATASET` for `long.json`, `good DATASET` for `good_encoder.json`, `text DATASET` for the
+records of `text.py` in `results/text/`. `<!-- table claims -->` is
 the table of claims of `claims.yaml`, whose measured cells and verdicts come from the records. What
 has no record yet is said to be not run.
 
@@ -30,6 +31,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import text as text_contest
 import yaml
 
 from kinfolk.comparing.table import gap_closed, p_value, spread
@@ -790,7 +792,7 @@ def main() -> None:
         for study in REGIMES
         if (path := HERE / "results" / f"{study}.json").exists()
     }
-    results["text"] = read_text(HERE / "results" / "text")
+    results["text"] = read_text(text_contest.RESULTS)
     claims = yaml.safe_load((HERE / "claims.yaml").read_text(encoding="utf-8"))
     tables = {"claims": claims_table(claims, results)}
     if "good_encoder" in results:
@@ -801,6 +803,9 @@ def main() -> None:
                 tables[prefix + dataset] = table(
                     rows, oracle=ATTRACTED if study == "gain" else ELIMINATED
                 )
+    protocol = yaml.safe_load(text_contest.STUDY.read_text(encoding="utf-8"))
+    found = text_contest.tables(protocol, text_contest.RESULTS)
+    tables |= {f"text {data}": text for data, text in found.items()}
     for name, text in tables.items():
         print(f"\n{name}; percent\n\n{text}")
     if options.page is not None:

@@ -2,7 +2,9 @@
 questions.
 
     python benchmarks/text.py run --data-root DATA --model FOLDER       # all runs that have no record yet; may be started twice
-    python benchmarks/text.py table                                     # the records as a table
+    python benchmarks/text.py table                                     # the records as tables, also of a part of them
+
+`study_figures.py` writes the tables into docs/results.md, and the rows into its figure of gains.
 
 The protocol is `text.yaml`. One JSON record per run in `results/text/`.
 
@@ -16,6 +18,7 @@ import csv
 import gzip
 import itertools
 import json
+import math
 import os
 import statistics
 import tempfile
@@ -40,6 +43,8 @@ CHOOSING_SEED, SCREENING_EPOCHS, HELD_OUT, NEIGHBOURS, DEPTH = 100, 10, 0.2, 10,
 METRICS = ("knn", "map", "recall@1")
 Split = tuple[list[str], Tensor]
 """Texts and their (N,) labels."""
+Records = Mapping[str, Mapping[int, Mapping[str, Any]]]
+"""Method → seed → record."""
 
 
 def read(path: Path, names: list[str]) -> Split:
@@ -446,47 +451,103 @@ def run(
     return made
 
 
-def table(study: Mapping[str, Any], results: Path) -> str:
-    """Means and standard deviations over the seeds, in Markdown. "Gain" is the share of what the
-    oracle gains by eliminating; p is of the paired one-sided t-test over seeds."""
-    lines = list[str]()
-    for data in study["data"]:
-        rows = {
-            name: {seed: json.loads(path.read_text(encoding="utf-8")) for seed, path in paths}
-            for name in study["methods"]
-            if (
-                paths := [
-                    (seed, path)
-                    for seed in study["seeds"]
-                    if (path := record_path(results, "final", data, name, seed, {})).is_file()
-                ]
-            )
+def read_records(study: Mapping[str, Any], results: Path, data: str) -> Records:
+    """Method → seed → record, in the order of the protocol. Methods without records are absent."""
+    paths = {
+        name: {seed: record_path(results, "final", data, name, seed, {}) for seed in study["seeds"]}
+        for name in study["methods"]
+    }
+    found = {
+        name: {
+            seed: json.loads(path.read_text(encoding="utf-8"))
+            for seed, path in of_name.items()
+            if path.is_file()
         }
-        heads = ["", "kNN", "gain", "p", "p against GIST", "mAP", "gain", "p", "p against GIST"]
-        heads += ["recall@1", "flagged, precision, recall", "s / epoch", "seeds"]
-        lines += [f"\n**{data}**\n", _line(heads), _line("---" for _ in heads)]
-        for name, records in rows.items():
-            cells = [name]
-            for key in METRICS[:2]:
-                tests = [_p(rows, name, base, key) for base in ("plain", "gist")]
-                cells += [
-                    _spread([r[key] for r in records.values()]),
-                    _gain(rows, name, key),
-                    *tests,
-                ]
-            found = records.values()
-            shown = ["flagged", "precision", "recall"] if "flagged" in next(iter(found)) else []
-            cells += [
-                _spread([record["recall@1"] for record in found]),
-                ", ".join(f"{statistics.fmean(r[key] for r in found):.3f}" for key in shown),
-                f"{statistics.fmean(r.get('seconds', 0) for r in found):.0f}",
-                str(len(records)),
-            ]
-            lines.append(_line(cells))
+        for name, of_name in paths.items()
+    }
+    return {name: records for name, records in found.items() if records}
+
+
+def tables(study: Mapping[str, Any], results: Path) -> dict[str, str]:
+    """A table in Markdown and a sentence on the goal for each data set that has records.
+
+    "Gain" is the share of what the oracle gains by eliminating, over the seeds that all three rows
+    have; p is of the paired one-sided t-test over the seeds that both rows have."""
+    found = {data: read_records(study, results, data) for data in study["data"]}
+    return {
+        data: f"{_table(study, rows)}\n\n{_goal(study, rows)}"
+        for data, rows in found.items()
+        if rows
+    }
+
+
+def _table(study: Mapping[str, Any], rows: Records) -> str:
+    heads = ["", "kNN", "gain", "p", "p against GIST", "mAP", "gain", "p", "p against GIST"]
+    heads += ["recall@1", "flagged, precision, recall", "chosen", "s / epoch", "seeds"]
+    lines = [_line(heads), _line("---" for _ in heads)]
+    for name, records in rows.items():
+        cells, found = [name], list(records.values())
+        for key in METRICS[:2]:
+            tests = [_p(rows, name, base, key) for base in ("plain", "gist")]
+            cells += [_spread([r[key] for r in found]), _gain(rows, name, key), *tests]
+        flags = [r for r in found if "flagged" in r]
+        shown = [
+            f"{statistics.fmean(values):.3f}"
+            if (values := [r[k] for r in flags if k in r])
+            else "–"
+            for k in (("flagged", "precision", "recall") if flags else ())
+        ]
+        seconds = [r["seconds"] for r in found if "seconds" in r]
+        cells += [
+            _spread([r["recall@1"] for r in found]),
+            ", ".join(shown),
+            _chosen(study["methods"][name], found[0]),
+            f"{statistics.fmean(seconds):.0f}" if seconds else "",
+            f"{len(records)} of {len(study['seeds'])}",
+        ]
+        lines.append(_line(cells))
     return "\n".join(lines)
 
 
-Records = Mapping[str, Mapping[int, Mapping[str, Any]]]
+def _chosen(method: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    """The settings that were chosen, and the detector of "best"."""
+    settings = [
+        f"{k} {v}" for k, v in record["settings"].items() if k not in method.get("fixed", {})
+    ]
+    best = [str(record["detector"])] if "best_of" in method else []
+    return ", ".join((*best, *settings))
+
+
+def _goal(study: Mapping[str, Any], rows: Records) -> str:
+    """What the goal says of the best row without labels, for each measure: half of what the oracle
+    gains by eliminating, p < 0.01, and ahead of GIST."""
+    own = [name for name, method in study["methods"].items() if name in rows and _is_ours(method)]
+    sentences = list[str]()
+    for key, title in zip(METRICS[:2], ("kNN", "mAP"), strict=True):
+        shares = {name: share for name in own if (share := _share(rows, name, key)) is not None}
+        if not shares:
+            continue
+        best = max(shares, key=shares.__getitem__)
+        p = _p(rows, best, "plain", key) or "unknown"
+        both = sorted(rows[best].keys() & rows.get("gist", {}).keys())
+        ahead = (
+            statistics.fmean(rows[best][seed][key] - rows["gist"][seed][key] for seed in both)
+            if both
+            else math.nan
+        )
+        # the tests of the goal, which one seed does not decide
+        reached = shares[best] >= 0.5 and p != "unknown" and ahead > 0
+        reached = reached and (p.startswith("<") or float(p) < 0.01)
+        sentences.append(
+            f"{title}: `{best}` gains {shares[best]:.0%} of what `oracle` gains (p {p}), and is"
+            f" {ahead:+.1f} points from GIST; {len(rows[best])} of {len(study['seeds'])} seeds."
+            f" The goal is {'reached' if reached else 'not reached'}."
+        )
+    return " ".join(sentences).replace("-", "−") if sentences else "No row has a gain yet."
+
+
+def _is_ours(method: Mapping[str, Any]) -> bool:
+    return method.get("loss") is None and method.get("detector") != "oracle" and method != {}
 
 
 def _line(cells: Iterable[str]) -> str:
@@ -504,13 +565,21 @@ def _p(rows: Records, name: str, base: str, key: str) -> str:
 
 
 def _gain(rows: Records, name: str, key: str) -> str:
-    if name in ("frozen", "plain") or not {"plain", "oracle"} <= rows.keys():
-        return ""
+    share = None if name in ("frozen", "plain") else _share(rows, name, key)
+    return "" if share is None else f"{share:.0%}".replace("-", "−")
+
+
+def _share(rows: Records, name: str, key: str) -> float | None:
+    """The share of what the oracle gains, over the seeds that all three have; None if it gains
+    nothing."""
+    seeds = set.intersection(*(set(rows.get(each, ())) for each in (name, "plain", "oracle")))
+    if not seeds:
+        return None
     value, plain, oracle = (
-        statistics.fmean(record[key] for record in rows[row].values())
+        statistics.fmean(rows[row][seed][key] for seed in seeds)
         for row in (name, "plain", "oracle")
     )
-    return f"{(value - plain) / (oracle - plain):.0%}" if oracle > plain else ""
+    return (value - plain) / (oracle - plain) if oracle > plain else None
 
 
 def _spread(values: list[float]) -> str:
@@ -535,7 +604,8 @@ def main(arguments: list[str] | None = None) -> None:
     study = yaml.safe_load(given.study.read_text(encoding="utf-8"))
     study["data"] = given.data or study["data"]
     if given.what == "table":
-        print(table(study, given.results))
+        for data, text in tables(study, given.results).items():
+            print(f"\n**{data}**\n\n{text}")
         return
     if given.data_root is None or given.model is None:
         parser.error("run needs --data-root and --model")

@@ -318,7 +318,7 @@ def _save(found: Audit, out: Path, given: AuditInput) -> None:
     for sentence in result.sentences:
         console.print(Text(printable(sentence)), soft_wrap=False)
     for purpose, command in result.commands:
-        console.print(Text(printable(f"\n{purpose}:"), "dim"), soft_wrap=False)
+        console.print(Text("\n" + printable(f"{purpose}:"), "dim"), soft_wrap=False)
         console.print(f"  {command}", markup=False)
     console.print(f"\nPage: {out / 'audit.html'}", markup=False)
     if not given.origin.captions:

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from kinfolk.errors import KinfolkError, UsageError, counted, shown
 from kinfolk.frameworks import FRAMEWORKS
 from kinfolk.frameworks.registry import framework_arguments, parse
+from kinfolk.models.text import SENTENCE
 from kinfolk.training.config import TrainConfig, suggest, validation_message
 from kinfolk.training.optimizers import scaled_lr
 
@@ -171,6 +172,7 @@ def describe_settings(config: TrainConfig, origins: Mapping[str, str], num_train
             ]
             if "text" in FRAMEWORKS[parse(config.method).framework].modalities
             and config.text.name == "transformer"
+            and not (config.model.name or "").startswith(SENTENCE)
             else []
         ),
         (
