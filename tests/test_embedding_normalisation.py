@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kinfolk.data.augmentation.views import Views
-from kinfolk.embedding import own_normalisation
+from kinfolk.embedding import normalise_by
 from tests.data.images import PixelData
 
 
@@ -24,7 +24,7 @@ class Dark(PixelData):
 def test_mean_and_deviation_of_the_samples(space: str) -> None:
     data, ids = Dark(), torch.arange(20)
     usual = Views("mild", 8, space=space)
-    views = own_normalisation(data, usual, ids, batch_size=7)
+    views = normalise_by(data, usual, ids, batch_size=7)
     x = views.evaluate(data.pixels(ids), data.aspect(ids))
     assert x.mean((0, 2, 3)).tolist() == pytest.approx([0, 0, 0], abs=1e-4)
     assert x.std((0, 2, 3), correction=0).tolist() == pytest.approx([1, 1, 1], abs=1e-3)
@@ -37,5 +37,5 @@ def test_mean_and_deviation_of_the_samples(space: str) -> None:
 
 def test_one_colour_is_not_divided_by_nothing() -> None:
     data = Dark()
-    views = own_normalisation(data, Views("mild", 8), torch.tensor([20]))
+    views = normalise_by(data, Views("mild", 8), torch.tensor([20]))
     assert views.evaluate(data.pixels(torch.tensor([20])), torch.ones(1)).abs().max() < 1e-4

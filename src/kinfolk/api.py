@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from kinfolk.data.decode import decode, squash
 from kinfolk.data.prepare import cached_size
-from kinfolk.data.text_pairs import cut
+from kinfolk.data.text import cut
 from kinfolk.embedding import require_labels, take_parts
 from kinfolk.errors import UsageError, did_you_mean
 from kinfolk.evaluation import protocols

@@ -1,7 +1,7 @@
 """Features of a whole data set, and their division into parts that train and test a classifier.
 
 `embed` computes features in data order, in evaluation mode, without augmentation or gradient;
-`embed_in_parts` shares the work among ranks. `own_normalisation` follows the Ring paper, section 5,
+`embed_in_parts` shares the work among ranks. `normalise_by` follows the Ring paper, section 5,
 on transfer: "we compute mean and variance from a training split to normalize input images, which we
 found important for generalization to new visual domains".
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from kinfolk import distributed
 from kinfolk.data.augmentation.views import Views
 from kinfolk.data.labels import TEST_SPLITS
-from kinfolk.data.transfer import Returning, Transfer, transferred
+from kinfolk.data.transfer import Returning, Transfer, transfer_batches
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.seeding import generator
 
@@ -130,7 +130,7 @@ def embed(
         torch.no_grad(),
         torch.autocast(device.type, enabled=False),  # views are made in full precision
         closing(
-            transferred(read, starts, transfer, threads=2 if transfer.is_ahead else 1)
+            transfer_batches(read, starts, transfer, threads=2 if transfer.is_ahead else 1)
         ) as batches,
     ):
         for _, batch in zip(_track(starts, progress), batches, strict=True):
@@ -227,7 +227,7 @@ def share_statistics(model: nn.Module) -> None:
                 dist.broadcast(buffer, 0)
 
 
-def own_normalisation(data: Images, views: Views, ids: Tensor, *, batch_size: int = 512) -> Views:
+def normalise_by(data: Images, views: Views, ids: Tensor, *, batch_size: int = 512) -> Views:
     """The same views, normalised by the mean and standard deviation of the channels over the
     evaluation images of the samples `ids`.
 

@@ -4,7 +4,7 @@ as names of files and classes.
 The command line shows the message of a `KinfolkError` without a traceback. Text from outside may
 contain line breaks or escape sequences of a terminal, or look like a formula of a spreadsheet.
 Messages, logs and tables on the screen show it with `shown` and pages with `without_controls`. CSV
-files contain it as `escaped` returns it, and `unescaped` restores the exact text.
+files contain it as `escape_cell` returns it, and `unescape_cell` restores the exact text.
 """
 
 from __future__ import annotations
@@ -59,19 +59,19 @@ def without_controls(value: object) -> object:
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), value)
 
 
-def escaped(text: str) -> str:
+def escape_cell(text: str) -> str:
     """A text for a cell of a CSV file: printable, not a formula, and different for every text.
 
     Example:
-        >>> escaped("=1+1"), escaped("a\\rb")
+        >>> escape_cell("=1+1"), escape_cell("a\\rb")
         ('\\\\=1+1', 'a\\\\rb')
     """
     text = printable(text.replace("\\", "\\\\"))
     return f"\\{text}" if text[:1] and text[0] in _FORMULA else text
 
 
-def unescaped(cell: str) -> str:
-    """The text from which `escaped` made this cell."""
+def unescape_cell(cell: str) -> str:
+    """The text from which `escape_cell` made this cell."""
 
     def letter(found: re.Match[str]) -> str:
         number = found[1] or found[2] or found[3]
@@ -93,7 +93,7 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(header)
     writer.writerows(
-        [escaped(cell) if isinstance(cell, str) else cell for cell in row] for row in rows
+        [escape_cell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows
     )
     return file.getvalue()
 

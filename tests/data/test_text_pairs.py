@@ -12,8 +12,7 @@ import torch
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
 from kinfolk.data.source import check_unchanged
-from kinfolk.data.text import train_tokenizer
-from kinfolk.data.text_pairs import NumberedTexts, TextViews, cut
+from kinfolk.data.text import NumberedTexts, TextViews, cut, train_tokenizer
 from kinfolk.errors import KinfolkError, UsageError
 from tests.training.text_table import rows, write_table
 

@@ -18,10 +18,10 @@ from kinfolk.errors import (
     InterruptedRunError,
     KinfolkError,
     csv_text,
-    escaped,
+    escape_cell,
     printable,
     shown,
-    unescaped,
+    unescape_cell,
 )
 from kinfolk.report import write_report
 from kinfolk.training.checkpoint import CheckpointSaver
@@ -45,22 +45,24 @@ texts = st.text(st.characters(exclude_categories=()), max_size=20)
 
 @given(texts)
 def test_a_cell_gives_its_text_back_and_is_no_formula(text: str) -> None:
-    cell = escaped(text)
-    assert unescaped(cell) == text
+    cell = escape_cell(text)
+    assert unescape_cell(cell) == text
     assert cell.isprintable()
     assert cell[:1] not in ("=", "+", "-", "@")
 
 
 @given(texts, texts)
 def test_no_two_texts_have_one_cell(one: str, other: str) -> None:
-    assert (escaped(one) == escaped(other)) == (one == other)
+    assert (escape_cell(one) == escape_cell(other)) == (one == other)
 
 
 @given(st.lists(st.tuples(texts, texts), max_size=5))
 def test_a_csv_file_has_a_line_for_each_row(rows: list[tuple[str, str]]) -> None:
     text = csv_text(("path", "reason"), rows)
     assert text.count("\n") == len(rows) + 1
-    assert [tuple(map(unescaped, row)) for row in list(csv.reader(io.StringIO(text)))[1:]] == rows
+    assert [
+        tuple(map(unescape_cell, row)) for row in list(csv.reader(io.StringIO(text)))[1:]
+    ] == rows
 
 
 @given(texts)

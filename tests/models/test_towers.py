@@ -15,7 +15,7 @@ from kinfolk.models import (
     projection_head,
     save_encoder,
 )
-from kinfolk.models.weights import PARTS, TOWERS, Pair, begin_from, save_towers
+from kinfolk.models.weights import PARTS, TOWERS, Pair, load_parts, save_towers
 
 
 def pair(seed: int) -> Pair:
@@ -56,14 +56,14 @@ def test_saved_towers_are_begun_from(kind: str, tmp_path: Path) -> None:
         path = tmp_path / "last.ckpt"
         names = {f"framework.{name}": value for name, value in one.state_dict().items()}
         torch.save({"state_dict": names | {"framework.objective.scale": torch.zeros(())}}, path)
-    assert begin_from(other, path) == list(PARTS)
+    assert load_parts(other, path) == list(PARTS)
     assert same(one, other)
 
 
 def test_a_saved_encoder_alone_is_begun_from(tmp_path: Path) -> None:
     one, other = pair(0), pair(1)
     path = save_encoder(one.encoder, tmp_path)
-    assert begin_from(other, path) == ["encoder"]
+    assert load_parts(other, path) == ["encoder"]
     assert same(one.encoder, other.encoder)
     assert not same(one.text_encoder, other.text_encoder)
 
@@ -72,7 +72,7 @@ def test_towers_into_a_model_without_text(tmp_path: Path) -> None:
     one = pair(0)
     model = nn.Module()
     model.encoder, model.head = pair(1).encoder, pair(1).head
-    assert begin_from(model, save_towers(one, tmp_path)) == ["encoder", "head"]
+    assert load_parts(model, save_towers(one, tmp_path)) == ["encoder", "head"]
     assert same(one.encoder, model.encoder)
 
 
@@ -94,7 +94,7 @@ def test_a_whole_model_of_open_clip(tmp_path: Path) -> None:
     fresh_visual = fresh.visual
     encoder = adapt(fresh_visual, 4)
     model = Pair(encoder, nn.Identity(), OpenClipText(fresh, 4), nn.Identity())
-    assert begin_from(model, tmp_path / "clip.pt") == ["encoder", "text_encoder"]
+    assert load_parts(model, tmp_path / "clip.pt") == ["encoder", "text_encoder"]
     assert torch.equal(fresh.token_embedding.weight, whole.token_embedding.weight)
     assert same(fresh_visual, whole.visual)
 
@@ -103,7 +103,7 @@ def test_weights_that_don_t_fit_or_run_code(tmp_path: Path) -> None:
     path = save_towers(pair(0), tmp_path)
     other = Pair(build_encoder("resnet10", width=16), nn.Identity(), nn.Identity(), nn.Identity())
     with pytest.raises(KinfolkError, match="don't fit"):
-        begin_from(other, path)
+        load_parts(other, path)
     torch.save({"a": print}, tmp_path / "code.pt")
     with pytest.raises(KinfolkError, match="can't be read as weights"):
-        begin_from(pair(0), tmp_path / "code.pt")
+        load_parts(pair(0), tmp_path / "code.pt")

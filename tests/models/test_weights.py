@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from kinfolk.errors import KinfolkError
-from kinfolk.models.build import adapt, build_encoder
+from kinfolk.models.encoders import adapt, build_encoder
 from kinfolk.models.weights import load_encoder, load_state, load_weights, read_state, save_encoder
 
 

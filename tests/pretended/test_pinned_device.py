@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.data.transfer import Transfer, transferred
+from kinfolk.data.transfer import Transfer, transfer_batches
 
 SECOND = torch.device("cuda:1")
 
@@ -32,7 +32,7 @@ def test_reading_threads_choose_the_device_before_they_pin(
     monkeypatch.setattr(Tensor, "to", lambda self, *args, **kwargs: self)
     transfer = Transfer(SECOND)
     batches = list(
-        transferred(lambda step: {"ids": torch.tensor([step])}, range(5), transfer, threads=2)
+        transfer_batches(lambda step: {"ids": torch.tensor([step])}, range(5), transfer, threads=2)
     )
     assert [int(batch["ids"]) for batch in batches] == list(range(5))
     assert pinned == [SECOND] * 5
@@ -45,7 +45,7 @@ def test_nothing_is_chosen_on_a_cpu(chosen_devices: dict[str, torch.device]) -> 
     assert (
         len(
             list(
-                transferred(
+                transfer_batches(
                     lambda step: {"step": step}, range(3), Transfer(torch.device("cpu")), threads=1
                 )
             )

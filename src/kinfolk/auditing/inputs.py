@@ -331,7 +331,7 @@ def _embed_images(
     patches (None)."""
     from kinfolk.data.open_source import open_source
     from kinfolk.data.prepare import prepare
-    from kinfolk.models.build import PACKAGES
+    from kinfolk.models.encoders import PACKAGES
     from kinfolk.training.guides import PATCHES, guide_features
     from kinfolk.training.load_run import open_run
 
@@ -380,7 +380,7 @@ def _embed_texts(data: str, encoder: str, progress: bool) -> AuditInput:
     import torch
 
     from kinfolk.data.open_source import open_source
-    from kinfolk.data.text_pairs import read_pairs
+    from kinfolk.data.text import read_pairs
     from kinfolk.models.text import sentence_transformer
 
     source = open_source(data)
@@ -426,7 +426,7 @@ def _require_encoder_for_texts(path: Path) -> None:
     """Refuses a table of texts without an encoder, which would be read as features."""
     if path.suffix.lower() in TABLES and path.is_file():
         from kinfolk.data.table import read_columns
-        from kinfolk.data.text_pairs import text_columns
+        from kinfolk.data.text import text_columns
 
         try:
             names = list(read_columns(path))

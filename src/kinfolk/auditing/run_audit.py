@@ -45,7 +45,7 @@ from kinfolk.auditing.suspects import (
     find_outliers,
 )
 from kinfolk.auditing.verdict import UNKNOWN, Provenance, verdict
-from kinfolk.errors import UsageError, escaped, utf8_key
+from kinfolk.errors import UsageError, escape_cell, utf8_key
 from kinfolk.features import Features, Floats, Ints, open_features
 from kinfolk.files import write_by_name
 
@@ -429,5 +429,5 @@ def _escape(column: Any) -> Any:
     if not pa.types.is_string(column.type):
         return column
     coded = column.combine_chunks().dictionary_encode()
-    texts = [None if text is None else escaped(text) for text in coded.dictionary.to_pylist()]
+    texts = [None if text is None else escape_cell(text) for text in coded.dictionary.to_pylist()]
     return pa.array(texts, pa.string()).take(coded.indices)

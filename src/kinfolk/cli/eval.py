@@ -429,12 +429,12 @@ class Features:
     def views(self) -> Views:
         import torch
 
-        from kinfolk.embedding import own_normalisation
+        from kinfolk.embedding import normalise_by
 
         if not self.own_mean:
             return self.opened.views()
         ids = torch.arange(self.images.num_train or len(self.images))
-        return own_normalisation(self.images, self.opened.views(), ids)
+        return normalise_by(self.images, self.opened.views(), ids)
 
     @cached_property
     def values(self) -> NDArray[np.float32]:

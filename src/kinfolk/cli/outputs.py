@@ -167,7 +167,7 @@ def _write(path: Path, features: NDArray[np.float32], images: ImageData) -> None
     …"""
     import numpy as np
 
-    from kinfolk.errors import escaped
+    from kinfolk.errors import escape_cell
     from kinfolk.files import write_atomically, write_by_name
 
     if path.suffix == ".csv":
@@ -184,14 +184,14 @@ def _write(path: Path, features: NDArray[np.float32], images: ImageData) -> None
             (
                 None
                 if label is None
-                else escaped(samples.classes[label])
+                else escape_cell(samples.classes[label])
                 if samples.classes
                 else str(label)
             )
             for label in labels
         ]
         columns = {
-            "key": pa.array([escaped(str(key)) for key in samples.keys]),
+            "key": pa.array([escape_cell(str(key)) for key in samples.keys]),
             "split": pa.array(list(samples.splits)),
         }
         columns |= {"label": pa.array(named, pa.string())} | {

@@ -15,7 +15,7 @@ from kinfolk.data.sample_table import Samples, TextColumn
 
 if TYPE_CHECKING:
     from kinfolk.data.stream import StreamedPixels
-    from kinfolk.data.text_pairs import PairTexts
+    from kinfolk.data.text import PairTexts
 
 
 @final

@@ -37,9 +37,9 @@ from kinfolk.data.pixel_cache import (
 )
 from kinfolk.data.sample_table import Samples
 from kinfolk.data.source import Refusals, Source, all_refused, arrange, content_change
-from kinfolk.data.text_pairs import read_pairs
+from kinfolk.data.text import read_pairs
 from kinfolk.data.workers import default_workers, read_files
-from kinfolk.errors import KinfolkError, UsageError, csv_text, show_progress, shown, unescaped
+from kinfolk.errors import KinfolkError, UsageError, csv_text, show_progress, shown, unescape_cell
 from kinfolk.files import (
     append_line,
     first_line,
@@ -413,7 +413,7 @@ def read_quarantine(path: str | Path) -> Refusals:
         raise KinfolkError(
             f"`{shown(str(path))}` is not a quarantine file; its columns must be path and reason"
         )
-    return [(unescaped(row[0]), unescaped(row[1])) for row in rows[1:]]
+    return [(unescape_cell(row[0]), unescape_cell(row[1])) for row in rows[1:]]
 
 
 def summary(

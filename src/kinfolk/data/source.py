@@ -22,7 +22,7 @@ from kinfolk.data.sample_table import (
     key_difference,
     value_difference,
 )
-from kinfolk.errors import KinfolkError, UsageError, shown, unescaped, utf8_key
+from kinfolk.errors import KinfolkError, UsageError, shown, unescape_cell, utf8_key
 from kinfolk.files import first_line
 
 Pixels = npt.NDArray[Any]
@@ -65,7 +65,7 @@ class Source(ABC):
     """
 
     has_texts: bool = False
-    """Whether its samples are text pairs instead of images; see `text_pairs`."""
+    """Whether its samples are text pairs instead of images; see `text`."""
 
     class_of_label: Sequence[int] | None = None
     """The class that replaces each label; see `class_hierarchy`."""
@@ -285,7 +285,7 @@ def read_excluded(path: Path) -> list[str]:
                     f"`{path}` has no column `key` with the samples to exclude; its columns are"
                     f" {', '.join(rows.fieldnames or ()) or 'none'}"
                 )
-            return [unescaped(row["key"]) for row in rows if row["key"]]
+            return [unescape_cell(row["key"]) for row in rows if row["key"]]
     except (csv.Error, OSError, UnicodeDecodeError) as error:
         raise KinfolkError(
             f"`{path}` is not a readable list of samples ({first_line(error)})"

@@ -21,7 +21,7 @@ from typing import Any, TextIO, final
 from kinfolk.data.decode import RefusedError
 from kinfolk.data.labels import split_name, to_text
 from kinfolk.data.source import FileSource, Source, TableRows, as_utf8
-from kinfolk.data.text_pairs import PairSource, open_pairs, require_both, text_columns
+from kinfolk.data.text import PairSource, open_pairs, require_both, text_columns
 from kinfolk.errors import KinfolkError, UsageError, install_hint
 from kinfolk.files import first_line
 
@@ -149,7 +149,7 @@ class Columns:
 
 def open_table(path: Path, columns: Columns | None = None) -> FileSource | PairSource:
     """Opens a CSV, TSV or Parquet table: of images, whose paths are relative to it, or of text
-    pairs, if it has the columns `anchor` and `positive` and none of images (see `text_pairs`).
+    pairs, if it has the columns `anchor` and `positive` and none of images (see `text`).
 
     Rows with the same image share it: it is decoded once, their keys are `path`, `path#2`, `path#3`
     …, and they form a group if the table has no group column. A row is refused by name if its image

@@ -87,7 +87,7 @@ class Transfer:
         return sent.batch
 
 
-def transferred(
+def transfer_batches(
     read: Callable[[int], Batch], steps: Sequence[int], transfer: Transfer, threads: int
 ) -> Generator[Batch, None, None]:
     """The batches `read(step)` of all `steps`, in order, on the device.

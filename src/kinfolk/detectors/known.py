@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors.base import Detector, register
-from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, shown, unescaped, utf8_key
+from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, shown, unescape_cell, utf8_key
 from kinfolk.files import first_line
 from kinfolk.kinship import Kin
 from kinfolk.pairs import Block
@@ -240,7 +240,9 @@ def _by_key(
     table."""
     place = {utf8_key(key): at for at, key in enumerate(keys)}
     if path.suffix.lower() == ".csv":
-        anchors, kin = ([utf8_key(unescaped(str(key))) for key in each] for each in (anchors, kin))
+        anchors, kin = (
+            [utf8_key(unescape_cell(str(key))) for key in each] for each in (anchors, kin)
+        )
     listed = enumerate(zip(anchors, kin, strict=True))
     found = [
         (row, place[one], place[other])

@@ -53,7 +53,7 @@ from kinfolk.errors import KinfolkError, UsageError, show_progress
 from kinfolk.evaluation.detection import spread
 from kinfolk.evaluation.probes import Array, labelled, linear_probe, top5
 from kinfolk.lars import LARS
-from kinfolk.models.build import adapt
+from kinfolk.models.encoders import adapt
 from kinfolk.seeding import derive_seed, generator, kept_random_state
 
 # Linear probes

@@ -41,8 +41,7 @@ from kinfolk.seeding import generator
 
 if TYPE_CHECKING:
     from kinfolk.data.images import ImageData
-    from kinfolk.data.text import StreamedText, TextData
-    from kinfolk.data.text_pairs import PairTexts
+    from kinfolk.data.text import PairTexts, StreamedText, TextData
     from kinfolk.detectors import Detector
     from kinfolk.frameworks.base import Framework
     from kinfolk.frameworks.clip import Bimodal

@@ -32,7 +32,7 @@ from kinfolk.files import (
     write_safetensors,
     write_text,
 )
-from kinfolk.models.build import Adapted, build_encoder
+from kinfolk.models.encoders import Adapted, build_encoder
 from kinfolk.models.heads import SplitEncoder
 from kinfolk.models.text import OpenClipText
 
@@ -353,7 +353,7 @@ def save_towers(
     return path
 
 
-def begin_from(model: nn.Module, path: Path | str) -> list[str]:
+def load_parts(model: nn.Module, path: Path | str) -> list[str]:
     """Loads the parts that `path` has weights for, and returns their names; the other parts stay
     unchanged.
 

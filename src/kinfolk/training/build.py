@@ -26,8 +26,10 @@ from kinfolk.data.labels import captions_of
 from kinfolk.data.open_source import typical_side
 from kinfolk.data.sample_table import Samples
 from kinfolk.data.text import (
+    PairTexts,
     StreamedText,
     TextData,
+    TextViews,
     Tokenizer,
     every_caption,
     parse_tokenizer,
@@ -35,7 +37,6 @@ from kinfolk.data.text import (
     require_captions,
     train_tokenizer,
 )
-from kinfolk.data.text_pairs import PairTexts, TextViews
 from kinfolk.detectors import DETECTORS, Guide
 from kinfolk.detectors.base import Detector
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, warn_about_dropped_settings
@@ -49,9 +50,9 @@ from kinfolk.frameworks.registry import (
     stored_method,
 )
 from kinfolk.models import SplitEncoder, SplitHead, build_encoder, build_text, projection_head
-from kinfolk.models.build import adapt
+from kinfolk.models.encoders import adapt
 from kinfolk.models.text import SENTENCE, sentence_tokenizer, sentence_transformer
-from kinfolk.models.weights import TOWERS, begin_from
+from kinfolk.models.weights import TOWERS, load_parts
 from kinfolk.plugins import load_plugins
 from kinfolk.seeding import derive_seed
 from kinfolk.training.config import (
@@ -771,7 +772,7 @@ def load_initial_weights(
     parts.encoder, parts.head = encoder, head
     if text is not None:
         parts.text_encoder, parts.text_head = text
-    filled = begin_from(parts, path)
+    filled = load_parts(parts, path)
     if (
         "text_encoder" in filled
         and config.text.tokenizer is None

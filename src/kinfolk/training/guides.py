@@ -22,7 +22,7 @@ from kinfolk.detectors.guide import read_features
 from kinfolk.embedding import embed
 from kinfolk.errors import KinfolkError, UsageError, shown
 from kinfolk.files import write_atomically
-from kinfolk.models.build import PACKAGES, build_encoder
+from kinfolk.models.encoders import PACKAGES, build_encoder
 from kinfolk.models.text import SENTENCE, sentence_transformer
 from kinfolk.models.weights import load_encoder
 from kinfolk.training.config import TrainConfig

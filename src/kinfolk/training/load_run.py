@@ -21,8 +21,14 @@ from kinfolk.data.images import ImageData
 from kinfolk.data.prepare import prepare
 from kinfolk.data.sample_table import Samples, key_difference, samples_digest
 from kinfolk.data.source import Source
-from kinfolk.data.text import StreamedText, TextData, Tokenizer, read_tokenizer
-from kinfolk.data.text_pairs import PairTexts, read_pairs
+from kinfolk.data.text import (
+    PairTexts,
+    StreamedText,
+    TextData,
+    Tokenizer,
+    read_pairs,
+    read_tokenizer,
+)
 from kinfolk.detectors.base import Detector
 from kinfolk.embedding import Preparation, embed
 from kinfolk.errors import KinfolkError, UsageError, shown
@@ -31,15 +37,15 @@ from kinfolk.evaluation.protocols import run_caption_kin, run_kin
 from kinfolk.evaluation.retrieval import Towers
 from kinfolk.frameworks import Framework
 from kinfolk.frameworks.clip import Bimodal
-from kinfolk.models.build import FeatureMap, adapt
+from kinfolk.models.encoders import FeatureMap, adapt
 from kinfolk.models.text import SENTENCE
 from kinfolk.models.weights import (
     DESCRIPTION,
     TOWERS,
     WEIGHTS,
     Pair,
-    begin_from,
     load_encoder,
+    load_parts,
     meta_of,
 )
 from kinfolk.pairs import OUT, Block
@@ -116,7 +122,7 @@ class OpenedRun:
         )
         text = text_networks(bare, tokenizer)
         pair = Pair(*(text if contrasts_texts(bare) else networks(bare, (3,))), *text)
-        begin_from(pair, file)
+        load_parts(pair, file)
         return Towers(
             pair.eval(), self.views(), tokenizer, "cuda" if torch.cuda.is_available() else "cpu"
         )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.data.stream import StreamedPixels, StreamOrder
-from kinfolk.data.transfer import Transfer, transferred
+from kinfolk.data.transfer import Transfer, transfer_batches
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.seeding import generator
 
@@ -122,7 +122,9 @@ class BatchLoader:
         epoch, order = self.epoch, self._order(self.epoch)
         threads = 1 if self._stream is None and not self.transfer.is_ahead else NUM_READERS
         steps = range(self.position, len(self))
-        for batch in transferred(partial(self._read, order, epoch), steps, self.transfer, threads):
+        for batch in transfer_batches(
+            partial(self._read, order, epoch), steps, self.transfer, threads
+        ):
             self.position += 1
             yield batch
 

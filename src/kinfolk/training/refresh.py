@@ -15,7 +15,7 @@ from torch import Tensor
 from kinfolk import distributed
 from kinfolk.data.augmentation.views import Views
 from kinfolk.data.images import ImageData
-from kinfolk.data.text_pairs import NumberedTexts
+from kinfolk.data.text import NumberedTexts
 from kinfolk.data.transfer import Returning
 from kinfolk.embedding import (
     Tracker,

@@ -27,8 +27,7 @@ from kinfolk.data.prepare import prepare, read_quarantine, summary, write_quaran
 from kinfolk.data.sample_table import Samples, samples_digest
 from kinfolk.data.source import Source, check_unchanged, exclude
 from kinfolk.data.stream import StreamSource
-from kinfolk.data.text import StreamedText, TextData
-from kinfolk.data.text_pairs import PairTexts, read_pairs
+from kinfolk.data.text import PairTexts, StreamedText, TextData, read_pairs
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, counted, shown
 from kinfolk.files import DamagedFileError, is_unfinished, write_text
 from kinfolk.training.checkpoint import read_complete_checkpoint

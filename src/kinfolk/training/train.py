@@ -22,7 +22,7 @@ from kinfolk.data.images import ImageData
 from kinfolk.data.prepare import hand_over, take_over
 from kinfolk.data.sample_table import Samples, samples_digest
 from kinfolk.data.source import Source
-from kinfolk.data.text_pairs import NumberedTexts
+from kinfolk.data.text import NumberedTexts
 from kinfolk.detectors.base import Detector
 from kinfolk.errors import KinfolkError, UsageError, counted, shown, warn_if_silent
 from kinfolk.files import explain_file_errors

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.errors import KinfolkError, UsageError
-from kinfolk.models.build import Adapted, adapt, build_encoder
-from kinfolk.models.resnet import ResNet
+from kinfolk.models.encoders import Adapted, ResNet, adapt, build_encoder
 
 
 def test_builds_by_name_and_remembers_how() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from kinfolk.models.resnet import ResNet, resnet10, resnet18, resnet34, resnet50
+from kinfolk.models.encoders import ResNet, resnet10, resnet18, resnet34, resnet50
 from kinfolk.models.weights import load_state
 
 Shapes = dict[str, tuple[int, ...]]
@@ -83,7 +83,7 @@ def test_names_and_shapes_are_torchvisions(
 def test_equals_torchvision(name: str) -> None:
     from torchvision import models
 
-    from kinfolk.models.build import build_encoder
+    from kinfolk.models.encoders import build_encoder
 
     theirs = models.get_model(name).eval()
     ours = build_encoder(name, stem="imagenet").eval()

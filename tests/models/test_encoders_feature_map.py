@@ -9,7 +9,7 @@ from torch import nn
 
 from kinfolk.errors import UsageError
 from kinfolk.models import build_encoder
-from kinfolk.models.build import FeatureMap, adapt
+from kinfolk.models.encoders import FeatureMap, adapt
 from kinfolk.models.heads import SplitEncoder
 
 X = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
