@@ -183,11 +183,11 @@ def test_every_rank_makes_the_expected_collectives_in_a_step(ranks: list[dict[st
             assert rank[name]["collectives"] == MOST[name]
 
 
-@pytest.mark.parametrize("name", [name for name in MOST if name != "simclr+hierarchy"])
-def test_the_documentation_has_the_number_of_collectives(name: str) -> None:
-    shown = f"`{name}`" if "," not in name else "`rcl` with k-means"
-    rows = [row for row in TABLE.splitlines() if f" {shown}" in row]
-    assert [int(row.split("|")[2]) for row in rows] == [MOST[name]]
+def test_the_documentation_has_the_number_of_collectives() -> None:
+    for name in MOST.keys() - {"simclr+hierarchy"}:
+        shown = f"`{name}`" if "," not in name else "`rcl` with k-means"
+        rows = [row for row in TABLE.splitlines() if f" {shown}" in row]
+        assert [int(row.split("|")[2]) for row in rows] == [MOST[name]], name
 
 
 @pytest.mark.parametrize(

@@ -57,32 +57,32 @@ def test_every_type_gives_the_same_pixels() -> None:
     assert np.array_equal(all_pixels(prepared(x > 99)), (x > 99) * np.uint8(255))
 
 
-@pytest.mark.parametrize(
-    ("array", "match"),
-    [
-        (images() / 100, r"float64 values in \[0, 2.5.*; floats must be in \[0, 1\]"),
-        (images() / 255 - 0.5, r"floats must be in \[0, 1\]"),
-        (np.full((3, 6, 5, 3), np.nan), "NaN or infinite values, first in image 0"),
-        (
-            np.where(np.arange(3)[:, None, None] == 2, np.inf, 0.5) * np.ones((3, 6, 5)),
-            "first in image 2",
-        ),
-        (images().astype(np.int32) * 300, r"int32 values in .*; integers must be in \[0, 255\]"),
-        (images().astype(np.int16) - 200, "integers must be in"),
-        (images().astype(complex), "has the type complex128"),
-        (np.array([["a", "b"]] * 3)[:, :, None].repeat(5, 2), "images must be numbers"),
-        (np.zeros((3, 3, 9, 3), np.uint8), "second or the last axis"),
-        (np.zeros((3, 9, 9, 2), np.uint8), "neither the second nor the last"),
-        (np.zeros((9, 9, 3), np.uint8), r"has the shape \(9, 9, 3\)"),
-        (np.zeros((9, 9), np.uint8), r"has the shape \(9, 9\)"),
-        (np.zeros((3, 0, 9, 3), np.uint8), "no pixels"),
-        (np.zeros((0, 9, 9, 3), np.uint8), "holds no images"),
-    ],
-)
-def test_arrays_that_are_no_images_are_refused_in_one_sentence(array: Any, match: str) -> None:
-    with pytest.raises(KinfolkError, match=match) as caught:
-        open_source(array)
-    assert "\n" not in str(caught.value)
+NO_IMAGES: list[tuple[Any, str]] = [
+    (images() / 100, r"float64 values in \[0, 2.5.*; floats must be in \[0, 1\]"),
+    (images() / 255 - 0.5, r"floats must be in \[0, 1\]"),
+    (np.full((3, 6, 5, 3), np.nan), "NaN or infinite values, first in image 0"),
+    (
+        np.where(np.arange(3)[:, None, None] == 2, np.inf, 0.5) * np.ones((3, 6, 5)),
+        "first in image 2",
+    ),
+    (images().astype(np.int32) * 300, r"int32 values in .*; integers must be in \[0, 255\]"),
+    (images().astype(np.int16) - 200, "integers must be in"),
+    (images().astype(complex), "has the type complex128"),
+    (np.array([["a", "b"]] * 3)[:, :, None].repeat(5, 2), "images must be numbers"),
+    (np.zeros((3, 3, 9, 3), np.uint8), "second or the last axis"),
+    (np.zeros((3, 9, 9, 2), np.uint8), "neither the second nor the last"),
+    (np.zeros((9, 9, 3), np.uint8), r"has the shape \(9, 9, 3\)"),
+    (np.zeros((9, 9), np.uint8), r"has the shape \(9, 9\)"),
+    (np.zeros((3, 0, 9, 3), np.uint8), "no pixels"),
+    (np.zeros((0, 9, 9, 3), np.uint8), "holds no images"),
+]
+
+
+def test_arrays_that_are_no_images_are_refused_in_one_sentence() -> None:
+    for array, match in NO_IMAGES:
+        with pytest.raises(KinfolkError, match=match) as caught:
+            open_source(array)
+        assert "\n" not in str(caught.value)
 
 
 def test_small_arrays_keep_their_size_and_large_ones_do_not() -> None:

@@ -155,29 +155,29 @@ def test_palette_transparency_is_laid_on_white() -> None:
         assert (result[:, 8:] == 255).all()
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [
-        "1",
-        "L",
-        "LA",
-        "La",
-        "P",
-        "PA",
-        "RGB",
-        "RGBA",
-        "RGBa",
-        "CMYK",
-        "YCbCr",
-        "HSV",
-        "I",
-        "I;16",
-        "F",
-    ],
-)
-def test_every_mode_becomes_rgb(mode: str) -> None:
-    image = Image.new("L", (4, 4), 0).convert("PA") if mode == "PA" else Image.new(mode, (4, 4))
-    assert to_rgb(image).mode == "RGB"
+MODES: list[str] = [
+    "1",
+    "L",
+    "LA",
+    "La",
+    "P",
+    "PA",
+    "RGB",
+    "RGBA",
+    "RGBa",
+    "CMYK",
+    "YCbCr",
+    "HSV",
+    "I",
+    "I;16",
+    "F",
+]
+
+
+def test_every_mode_becomes_rgb() -> None:
+    for mode in MODES:
+        image = Image.new("L", (4, 4), 0).convert("PA") if mode == "PA" else Image.new(mode, (4, 4))
+        assert to_rgb(image).mode == "RGB"
 
 
 def test_empty_files_are_refused() -> None:

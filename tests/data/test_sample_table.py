@@ -80,44 +80,44 @@ def test_not_a_table_of_samples(tmp_path: Path) -> None:
             Samples.read(path)
 
 
-@pytest.mark.parametrize(
-    ("now", "sentence"),
-    [
-        (samples(), None),
-        (samples(modified_ns=np.array([9, 9, 9, 9])), None),
-        (
-            samples(sizes_bytes=np.array([3200, 200, 300, 400])),
-            "sample 0 (a.png) was 3,112 bytes, is now 3,200",
-        ),
-        (
-            samples(digests=["00", "xx", "02", "03"]),
-            "sample 1 (b\\n.png) has the same size as before but other content",
-        ),
-        (samples(labels=np.array([1, -1, 1, 1])), "sample 2 (<c>.png) had label 0, now has 1"),
-        (samples(labels=None), "sample 0 (a.png) had label 1, now has none"),
-        (
-            samples(splits=["train", "train", "test", "test"]),
-            "sample 2 (<c>.png) had split 'val', now has 'test'",
-        ),
-        (samples(captions=["x", None, "", "z"]), "sample 3 (d.png) had caption 'y', now has 'z'"),
-        (samples(groups=None), "sample 0 (a.png) had group 'g', now has none"),
-        (samples(widths=np.array([3, 4, 5, 9])), "sample 3 (d.png) had width 6, now has 9"),
-        (
-            samples(classes=["cat", "cow"]),
-            "the classes were ['cat', 'dog'], are now ['cat', 'cow']",
-        ),
-        (taken([0, 2, 3]), "sample 1 (b\\n.png) is now missing"),
-        (taken([0, 1, 2]), "sample 3 (d.png) is now missing"),
-        (taken([0, 2, 1, 3]), "the order has changed: sample 1 was b\\n.png, is now <c>.png"),
-        (
-            samples(keys=["a.png", "new.png", "<c>.png", "d.png"]),
-            "sample 1 (b\\n.png) is now missing",
-        ),
-        (taken([0, 1, 2, 3, 3]), "there were 4 samples, there are now 5"),
-    ],
-)
-def test_the_first_difference_of_two_tables_is_named(now: Samples, sentence: str | None) -> None:
-    assert samples().first_difference(now) == sentence
+DIFFERENCES: list[tuple[Samples, str | None]] = [
+    (samples(), None),
+    (samples(modified_ns=np.array([9, 9, 9, 9])), None),
+    (
+        samples(sizes_bytes=np.array([3200, 200, 300, 400])),
+        "sample 0 (a.png) was 3,112 bytes, is now 3,200",
+    ),
+    (
+        samples(digests=["00", "xx", "02", "03"]),
+        "sample 1 (b\\n.png) has the same size as before but other content",
+    ),
+    (samples(labels=np.array([1, -1, 1, 1])), "sample 2 (<c>.png) had label 0, now has 1"),
+    (samples(labels=None), "sample 0 (a.png) had label 1, now has none"),
+    (
+        samples(splits=["train", "train", "test", "test"]),
+        "sample 2 (<c>.png) had split 'val', now has 'test'",
+    ),
+    (samples(captions=["x", None, "", "z"]), "sample 3 (d.png) had caption 'y', now has 'z'"),
+    (samples(groups=None), "sample 0 (a.png) had group 'g', now has none"),
+    (samples(widths=np.array([3, 4, 5, 9])), "sample 3 (d.png) had width 6, now has 9"),
+    (
+        samples(classes=["cat", "cow"]),
+        "the classes were ['cat', 'dog'], are now ['cat', 'cow']",
+    ),
+    (taken([0, 2, 3]), "sample 1 (b\\n.png) is now missing"),
+    (taken([0, 1, 2]), "sample 3 (d.png) is now missing"),
+    (taken([0, 2, 1, 3]), "the order has changed: sample 1 was b\\n.png, is now <c>.png"),
+    (
+        samples(keys=["a.png", "new.png", "<c>.png", "d.png"]),
+        "sample 1 (b\\n.png) is now missing",
+    ),
+    (taken([0, 1, 2, 3, 3]), "there were 4 samples, there are now 5"),
+]
+
+
+def test_the_first_difference_of_two_tables_is_named() -> None:
+    for now, sentence in DIFFERENCES:
+        assert samples().first_difference(now) == sentence
 
 
 def test_an_added_sample_is_named() -> None:

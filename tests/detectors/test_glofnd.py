@@ -480,40 +480,38 @@ def quantiles(sim: torch.Tensor, alpha: float) -> torch.Tensor:
     return sim.topk(k + 1, 1).values[:, k - 1 :].mean(1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"num_samples": 0, "alpha": 0.1}, r"`num_samples` \(=0\) must be at least 1"),
-        ({"num_samples": 3, "alpha": 1.3}, r"`alpha` \(=1.3\) must be in \[0, 1\]"),
-        (
-            {"num_samples": 3, "alpha": torch.tensor([0.1, 0.2])},
-            r"`alpha` \(=\(2,\)\) must be a number or have the shape \(3,\)",
-        ),
-        (
-            {"num_samples": 2, "alpha": torch.tensor([0.1, 1.2])},
-            r"`alpha` \(=0.1 to 1.2\) must be in \[0, 1\] for every sample",
-        ),
-        (
-            {"num_samples": 2, "alpha": torch.tensor([0.1, 0.2]), "shared": True},
-            r"`alpha` must be one number where `shared` is set",
-        ),
-        (
-            {"num_samples": 3, "alpha": 0.1, "rule": "rprop"},
-            r"`rule` \(='rprop'\) must be one of tracking, adam, sgd",
-        ),
-        (
-            {"num_samples": 3, "alpha": 0.1, "init": "zero"},
-            r"`init` \(='zero'\) must be one of one, quantile",
-        ),
-        ({"num_samples": 3, "alpha": 0.1, "lr": 0.0}, r"`lr` \(=0.0\) must be above 0"),
-        ({"num_samples": 3, "alpha": 0.1, "betas": (0.9, 1.0)}, r"`betas` \(=\(0.9, 1.0\)\)"),
-    ],
-)
-def test_wrong_arguments_are_refused_with_name_value_and_rule(
-    arguments: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        GloFND(**arguments)
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"num_samples": 0, "alpha": 0.1}, r"`num_samples` \(=0\) must be at least 1"),
+    ({"num_samples": 3, "alpha": 1.3}, r"`alpha` \(=1.3\) must be in \[0, 1\]"),
+    (
+        {"num_samples": 3, "alpha": torch.tensor([0.1, 0.2])},
+        r"`alpha` \(=\(2,\)\) must be a number or have the shape \(3,\)",
+    ),
+    (
+        {"num_samples": 2, "alpha": torch.tensor([0.1, 1.2])},
+        r"`alpha` \(=0.1 to 1.2\) must be in \[0, 1\] for every sample",
+    ),
+    (
+        {"num_samples": 2, "alpha": torch.tensor([0.1, 0.2]), "shared": True},
+        r"`alpha` must be one number where `shared` is set",
+    ),
+    (
+        {"num_samples": 3, "alpha": 0.1, "rule": "rprop"},
+        r"`rule` \(='rprop'\) must be one of tracking, adam, sgd",
+    ),
+    (
+        {"num_samples": 3, "alpha": 0.1, "init": "zero"},
+        r"`init` \(='zero'\) must be one of one, quantile",
+    ),
+    ({"num_samples": 3, "alpha": 0.1, "lr": 0.0}, r"`lr` \(=0.0\) must be above 0"),
+    ({"num_samples": 3, "alpha": 0.1, "betas": (0.9, 1.0)}, r"`betas` \(=\(0.9, 1.0\)\)"),
+]
+
+
+def test_wrong_arguments_are_refused_with_name_value_and_rule() -> None:
+    for arguments, message in WRONG:
+        with pytest.raises(ValueError, match=message):
+            GloFND(**arguments)
 
 
 def test_an_alpha_for_each_sample() -> None:

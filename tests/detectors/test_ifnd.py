@@ -335,32 +335,30 @@ def test_default_clusters_follow_the_number_of_samples(number: int, want: tuple[
     assert usual_clusters(number) == want == IFND(num_samples=number).num_clusters
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"num_samples": 1}, r"`num_samples` \(=1\) must be at least 2"),
-        (
-            {"num_clusters": (3, 30)},
-            r"`num_clusters` \(=30\) must be at least 1 and below the number of samples \(30\)",
-        ),
-        ({"schedule": "cosine"}, r"`schedule` \(='cosine'\) must be one of linear, step, constant"),
-        ({"confidence": "both"}, r"`confidence` \(='both'\) must be one of sample, cluster"),
-        ({"space": "pixels"}, r"`space` \(='pixels'\) must be one of projected, features"),
-        ({"source": "queue"}, r"`source` \(='queue'\) must be one of pass, bank"),
-        (
-            {"source": "bank", "space": "features"},
-            r"`space` \(='features'\) must be 'projected' with `source` \(='bank'\)",
-        ),
-        ({"final_rate": 1.1}, r"`final_rate` \(=1.1\) must be in \[0, 1\]"),
-        ({"every": 0}, r"`every` \(=0\) must be at least 1"),
-        ({"temperature": 0.0}, r"`temperature` \(=0.0\) must be above 0"),
-    ],
-)
-def test_wrong_arguments_are_refused_with_name_value_and_rule(
-    changed: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        made(None, **changed)
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"num_samples": 1}, r"`num_samples` \(=1\) must be at least 2"),
+    (
+        {"num_clusters": (3, 30)},
+        r"`num_clusters` \(=30\) must be at least 1 and below the number of samples \(30\)",
+    ),
+    ({"schedule": "cosine"}, r"`schedule` \(='cosine'\) must be one of linear, step, constant"),
+    ({"confidence": "both"}, r"`confidence` \(='both'\) must be one of sample, cluster"),
+    ({"space": "pixels"}, r"`space` \(='pixels'\) must be one of projected, features"),
+    ({"source": "queue"}, r"`source` \(='queue'\) must be one of pass, bank"),
+    (
+        {"source": "bank", "space": "features"},
+        r"`space` \(='features'\) must be 'projected' with `source` \(='bank'\)",
+    ),
+    ({"final_rate": 1.1}, r"`final_rate` \(=1.1\) must be in \[0, 1\]"),
+    ({"every": 0}, r"`every` \(=0\) must be at least 1"),
+    ({"temperature": 0.0}, r"`temperature` \(=0.0\) must be above 0"),
+]
+
+
+def test_wrong_arguments_are_refused_with_name_value_and_rule() -> None:
+    for changed, message in WRONG:
+        with pytest.raises(ValueError, match=message):
+            made(None, **changed)
 
 
 def test_features_are_needed() -> None:

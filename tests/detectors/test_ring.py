@@ -286,56 +286,54 @@ def test_members_of_a_cluster_are_kin_wherever_they_are() -> None:
     assert torch.equal(dropped(found, block), ~in_ring(block) & ~member)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"lower": -0.1, "upper": 1}, r"`lower` \(=-0.1\) must be in \[0, 1\]"),
-        ({"lower": 0, "upper": 1.5}, r"`upper` \(=1.5\) must be in \[0, 1\]"),
-        ({"lower": 0.5, "upper": 0.5}, r"`lower` \(=0.5\) must be below `upper` \(=0.5\)"),
-        ({"lower": 0, "upper": 1, "draw": 0}, r"`draw` \(=0\) must be at least 1"),
-        (
-            {"lower": 0, "upper": 1, "anneal": "cosine"},
-            r"`anneal` \(='cosine'\) must be one of none, linear",
-        ),
-        (
-            {"lower": 0.2, "upper": 1, "start_lower": 0.5},
-            r"`start_lower` \(=0.5\) must be in \[0, 0.2\]",
-        ),
-        (
-            {"lower": 0.2, "upper": 1, "start_upper": 0.5},
-            r"`start_upper` \(=0.5\) must be None with `anneal` \(='none'\)",
-        ),
-        (
-            {"lower": 0.5, "upper": 1, "start_lower": 0.3, "start_upper": 0.3, "anneal": "step"},
-            r"`start_upper` \(=0.3\) must be above",
-        ),
-        (
-            {"lower": 0.5, "upper": 1, "start_upper": 1.1, "anneal": "step"},
-            r"`start_upper` \(=1.1\) must be above .* and at most 1",
-        ),
-        (
-            {"lower": 0, "upper": 1, "anneal_epochs": 0},
-            r"`anneal_epochs` \(=0\) must be at least 1",
-        ),
-        ({"lower": 0, "upper": 1, "anneal_jumps": 0}, r"`anneal_jumps` \(=0\) must be at least 1"),
-        (
-            {"lower": 0, "upper": 1, "boundaries": "soft"},
-            r"`boundaries` \(='soft'\) must be one of exact, learned",
-        ),
-        ({"lower": 0, "upper": 1, "boundaries": "learned"}, "`num_samples` must be given"),
-        ({"lower": 0, "upper": 1, "num_clusters": 3}, "`num_samples` must be given"),
-        (
-            {"lower": 0, "upper": 1, "num_clusters": 9, "num_samples": 4},
-            r"`num_clusters` \(=9\) must be at least 1 and below",
-        ),
-        ({"lower": 0, "upper": 1, "every": 0}, r"`every` \(=0\) must be at least 1"),
-    ],
-)
-def test_wrong_arguments_are_refused_with_name_value_and_rule(
-    arguments: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        Ring(**arguments)
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"lower": -0.1, "upper": 1}, r"`lower` \(=-0.1\) must be in \[0, 1\]"),
+    ({"lower": 0, "upper": 1.5}, r"`upper` \(=1.5\) must be in \[0, 1\]"),
+    ({"lower": 0.5, "upper": 0.5}, r"`lower` \(=0.5\) must be below `upper` \(=0.5\)"),
+    ({"lower": 0, "upper": 1, "draw": 0}, r"`draw` \(=0\) must be at least 1"),
+    (
+        {"lower": 0, "upper": 1, "anneal": "cosine"},
+        r"`anneal` \(='cosine'\) must be one of none, linear",
+    ),
+    (
+        {"lower": 0.2, "upper": 1, "start_lower": 0.5},
+        r"`start_lower` \(=0.5\) must be in \[0, 0.2\]",
+    ),
+    (
+        {"lower": 0.2, "upper": 1, "start_upper": 0.5},
+        r"`start_upper` \(=0.5\) must be None with `anneal` \(='none'\)",
+    ),
+    (
+        {"lower": 0.5, "upper": 1, "start_lower": 0.3, "start_upper": 0.3, "anneal": "step"},
+        r"`start_upper` \(=0.3\) must be above",
+    ),
+    (
+        {"lower": 0.5, "upper": 1, "start_upper": 1.1, "anneal": "step"},
+        r"`start_upper` \(=1.1\) must be above .* and at most 1",
+    ),
+    (
+        {"lower": 0, "upper": 1, "anneal_epochs": 0},
+        r"`anneal_epochs` \(=0\) must be at least 1",
+    ),
+    ({"lower": 0, "upper": 1, "anneal_jumps": 0}, r"`anneal_jumps` \(=0\) must be at least 1"),
+    (
+        {"lower": 0, "upper": 1, "boundaries": "soft"},
+        r"`boundaries` \(='soft'\) must be one of exact, learned",
+    ),
+    ({"lower": 0, "upper": 1, "boundaries": "learned"}, "`num_samples` must be given"),
+    ({"lower": 0, "upper": 1, "num_clusters": 3}, "`num_samples` must be given"),
+    (
+        {"lower": 0, "upper": 1, "num_clusters": 9, "num_samples": 4},
+        r"`num_clusters` \(=9\) must be at least 1 and below",
+    ),
+    ({"lower": 0, "upper": 1, "every": 0}, r"`every` \(=0\) must be at least 1"),
+]
+
+
+def test_wrong_arguments_are_refused_with_name_value_and_rule() -> None:
+    for arguments, message in WRONG:
+        with pytest.raises(ValueError, match=message):
+            Ring(**arguments)
 
 
 def test_ids_are_needed_where_state_is_kept_by_them() -> None:

@@ -334,56 +334,56 @@ def test_a_queue_not_smaller_than_the_data_is_warned_of() -> None:
         made(queue_size=NUM_SAMPLES - 1)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"queue_size": 0}, r"`queue_size` \(=0\) must be at least 1"),
-        ({"criteria": 0}, r"`criteria` \(=0\) must be a whole number of at least 1"),
-        ({"num_keys": 0}, r"`num_keys` \(=0\) must be a whole number of at least 1"),
-        ({"hierarchy": "tree"}, r"`hierarchy` \(='tree'\) must be one of online, kmeans, dbscan"),
-        ({"retrieval": "all"}, r"`retrieval` \(='all'\) must be one of hierarchy, each, nearest"),
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"queue_size": 0}, r"`queue_size` \(=0\) must be at least 1"),
+    ({"criteria": 0}, r"`criteria` \(=0\) must be a whole number of at least 1"),
+    ({"num_keys": 0}, r"`num_keys` \(=0\) must be a whole number of at least 1"),
+    ({"hierarchy": "tree"}, r"`hierarchy` \(='tree'\) must be one of online, kmeans, dbscan"),
+    ({"retrieval": "all"}, r"`retrieval` \(='all'\) must be one of hierarchy, each, nearest"),
+    (
+        {"retrieval": "nearest", "criteria": 3},
+        r"`criteria` \(=3\) must be 1 with `retrieval` 'nearest'",
+    ),
+    (
+        {"hierarchy": "kmeans", "num_clusters": (5,), "criteria": 3},
         (
-            {"retrieval": "nearest", "criteria": 3},
-            r"`criteria` \(=3\) must be 1 with `retrieval` 'nearest'",
+            r"`num_clusters` \(=\[5\]\) must be one number below 40 for each of the criteria 2"
+            r" to 3"
         ),
-        (
-            {"hierarchy": "kmeans", "num_clusters": (5,), "criteria": 3},
-            (
-                r"`num_clusters` \(=\[5\]\) must be one number below 40 for each of the criteria 2"
-                r" to 3"
-            ),
-        ),
-        (
-            {"hierarchy": "kmeans", "num_clusters": (5, 5)},
-            r"`num_clusters` \(=\[5, 5\]\) must fall: higher levels have fewer clusters$",
-        ),
-        (
-            {"hierarchy": "kmeans", "criteria": 9},
-            r"`num_clusters` \(=\[32, 16, 8, 4, 2, 1, 0, 0\]\) must be one number below 40",
-        ),
-        (
-            {"radii": (0.7, 0.7)},
-            r"`radii` \(=\[0\.7, 0\.7\]\) must be above 0 and grow from one level to the next$",
-        ),
-        (
-            {"radii": (-0.2, 0.7), "hierarchy": "dbscan"},
-            r"`radii` \(=\[-0\.2, 0\.7\]\) must be above 0",
-        ),
-        ({"radii": (0.7, float("nan"))}, "must be above 0"),
-        ({"min_samples": 0}, r"`min_samples` \(=0\) must be at least 1"),
-        (
-            {"min_samples": 41},
-            r"`min_samples` \(=41\) must be at most the number of samples \(=40\)",
-        ),
-        (
-            {"detector": IFND(num_samples=NUM_SAMPLES, num_clusters=(3,), space="features")},
-            "must use projected embeddings",
-        ),
-    ],
-)
-def test_what_is_wrong_is_named(wrong: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        made(**wrong)
+    ),
+    (
+        {"hierarchy": "kmeans", "num_clusters": (5, 5)},
+        r"`num_clusters` \(=\[5, 5\]\) must fall: higher levels have fewer clusters$",
+    ),
+    (
+        {"hierarchy": "kmeans", "criteria": 9},
+        r"`num_clusters` \(=\[32, 16, 8, 4, 2, 1, 0, 0\]\) must be one number below 40",
+    ),
+    (
+        {"radii": (0.7, 0.7)},
+        r"`radii` \(=\[0\.7, 0\.7\]\) must be above 0 and grow from one level to the next$",
+    ),
+    (
+        {"radii": (-0.2, 0.7), "hierarchy": "dbscan"},
+        r"`radii` \(=\[-0\.2, 0\.7\]\) must be above 0",
+    ),
+    ({"radii": (0.7, float("nan"))}, "must be above 0"),
+    ({"min_samples": 0}, r"`min_samples` \(=0\) must be at least 1"),
+    (
+        {"min_samples": 41},
+        r"`min_samples` \(=41\) must be at most the number of samples \(=40\)",
+    ),
+    (
+        {"detector": IFND(num_samples=NUM_SAMPLES, num_clusters=(3,), space="features")},
+        "must use projected embeddings",
+    ),
+]
+
+
+def test_what_is_wrong_is_named() -> None:
+    for wrong, words in WRONG:
+        with pytest.raises(ValueError, match=words):
+            made(**wrong)
 
 
 @pytest.mark.parametrize("criteria", [2, 3, 4, 5, 6])

@@ -33,34 +33,34 @@ def test_radii_and_numbers_of_clusters_are_taken_as_the_paper_prints_them() -> N
     assert Hierarchy(num_samples=8, radii=(0.8, 0.7, 0.6)).clusters.levels == 4
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"radii": (0.8, 0.7, 0.6), "criteria": 3}, "3 radii need 4 levels"),
-        (
-            {"hierarchy": "kmeans", "num_clusters": (8, 16, 32), "criteria": 3},
-            r"3 numbers need `criteria` \(=4\)",
-        ),
-        ({"num_clusters": (20, 5)}, "`num_clusters` .* has no effect"),
-        ({"hierarchy": "dbscan", "num_clusters": (20, 5)}, "`num_clusters` .* has no effect"),
-        ({"hierarchy": "kmeans", "radii": (0.4, 0.9)}, "`radii` .* has no effect"),
-        ({"hierarchy": "kmeans", "merge_similarity": 0.5}, "`merge_similarity` .* has no effect"),
-        ({"hierarchy": "dbscan", "parts": 4}, "`parts` .* has no effect"),
-        ({"every": 2}, "`every` .* has no effect"),
-        ({"cluster_seed": 2}, "`cluster_seed` .* has no effect"),
-        ({"retrieval": "nearest", "criteria": 1, "num_keys": 2}, "`num_keys` .* has no effect"),
-        ({"retrieval": "nearest", "own_key": False}, "`own_key` .* has no effect"),
-        ({"criteria": 1, "radii": ()}, "`radii` .* has no effect"),
-        ({"criteria": 1, "retrieval": "each"}, "`retrieval` .* has no effect"),
-        ({"criteria": 1, "hierarchy": "kmeans"}, "`hierarchy` .* has no effect"),
-        ({"criteria": 1, "shared_predictor": True}, "`shared_predictor` .* has no effect"),
-        ({"num_keys": 1.5}, "`num_keys` .* must be a whole number"),
-        ({"criteria": True}, "`criteria` .* must be a whole number"),
-    ],
-)
-def test_what_has_no_effect_or_does_not_fit_is_refused(wrong: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        made(**wrong)
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"radii": (0.8, 0.7, 0.6), "criteria": 3}, "3 radii need 4 levels"),
+    (
+        {"hierarchy": "kmeans", "num_clusters": (8, 16, 32), "criteria": 3},
+        r"3 numbers need `criteria` \(=4\)",
+    ),
+    ({"num_clusters": (20, 5)}, "`num_clusters` .* has no effect"),
+    ({"hierarchy": "dbscan", "num_clusters": (20, 5)}, "`num_clusters` .* has no effect"),
+    ({"hierarchy": "kmeans", "radii": (0.4, 0.9)}, "`radii` .* has no effect"),
+    ({"hierarchy": "kmeans", "merge_similarity": 0.5}, "`merge_similarity` .* has no effect"),
+    ({"hierarchy": "dbscan", "parts": 4}, "`parts` .* has no effect"),
+    ({"every": 2}, "`every` .* has no effect"),
+    ({"cluster_seed": 2}, "`cluster_seed` .* has no effect"),
+    ({"retrieval": "nearest", "criteria": 1, "num_keys": 2}, "`num_keys` .* has no effect"),
+    ({"retrieval": "nearest", "own_key": False}, "`own_key` .* has no effect"),
+    ({"criteria": 1, "radii": ()}, "`radii` .* has no effect"),
+    ({"criteria": 1, "retrieval": "each"}, "`retrieval` .* has no effect"),
+    ({"criteria": 1, "hierarchy": "kmeans"}, "`hierarchy` .* has no effect"),
+    ({"criteria": 1, "shared_predictor": True}, "`shared_predictor` .* has no effect"),
+    ({"num_keys": 1.5}, "`num_keys` .* must be a whole number"),
+    ({"criteria": True}, "`criteria` .* must be a whole number"),
+]
+
+
+def test_what_has_no_effect_or_does_not_fit_is_refused() -> None:
+    for wrong, words in REFUSED:
+        with pytest.raises(ValueError, match=words):
+            made(**wrong)
 
 
 def retrieved(framework: RCL) -> tuple[Any, Any, Any]:

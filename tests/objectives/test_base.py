@@ -52,22 +52,22 @@ LOSSES: dict[str, Objective] = {
 }
 
 
-@pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.bool, torch.complex64]
 )
-def test_ids_that_are_no_integers_are_refused(name: str, dtype: torch.dtype) -> None:
+def test_ids_that_are_no_integers_are_refused(dtype: torch.dtype) -> None:
     """0.5 would become 0, and in float32 the ids 2²⁴ and 2²⁴ + 1 are one."""
     z, ids = F.normalize(torch.randn(2, 4), dim=1), torch.tensor([0, 1])
     message = rf"`ids` \(={dtype}\) must be an integer tensor"
-    with pytest.raises(ValueError, match=message):
-        LOSSES[name](z, z, ids.to(dtype))
-    with pytest.raises(ValueError, match=message):
-        LOSSES[name].on(Pairs(z, z, z.unsqueeze(1), ids.to(dtype), ids))
-    with pytest.raises(
-        ValueError, match=rf"`candidate_ids` \(={dtype}\) must be an integer tensor"
-    ):
-        LOSSES[name].on(Pairs(z, z, z.unsqueeze(1), ids, ids.to(dtype)))
+    for loss_fn in LOSSES.values():
+        with pytest.raises(ValueError, match=message):
+            loss_fn(z, z, ids.to(dtype))
+        with pytest.raises(ValueError, match=message):
+            loss_fn.on(Pairs(z, z, z.unsqueeze(1), ids.to(dtype), ids))
+        with pytest.raises(
+            ValueError, match=rf"`candidate_ids` \(={dtype}\) must be an integer tensor"
+        ):
+            loss_fn.on(Pairs(z, z, z.unsqueeze(1), ids, ids.to(dtype)))
     with pytest.raises(ValueError, match=message):
         CLIPLoss()(z, z, ids.to(dtype))
 

@@ -14,24 +14,23 @@ from kinfolk.report import record as texts
 from kinfolk.report.record import read_record
 from tests.report.synthetic import images, make_run
 
+NUMBERS: list[tuple[Any, str]] = [
+    (None, "—"),
+    (True, "yes"),
+    (0, "0"),
+    (0.00012345, "0.0001234"),
+    (12345, "12,345"),
+    ([0.1, 1], "0.1, 1"),
+    ({"a": 1}, "a 1"),
+    ({}, "—"),
+    (math.nan, "—"),
+    ("x", "x"),
+]
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (None, "—"),
-        (True, "yes"),
-        (0, "0"),
-        (0.00012345, "0.0001234"),
-        (12345, "12,345"),
-        ([0.1, 1], "0.1, 1"),
-        ({"a": 1}, "a 1"),
-        ({}, "—"),
-        (math.nan, "—"),
-        ("x", "x"),
-    ],
-)
-def test_numbers_are_rounded_to_what_is_readable(value: Any, text: str) -> None:
-    assert texts.number(value) == text
+
+def test_numbers_are_rounded_to_what_is_readable() -> None:
+    for value, text in NUMBERS:
+        assert texts.number(value) == text
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from tests.ranks import exit_codes
@@ -35,22 +36,22 @@ SETTINGS: dict[str, Any] = {
 OTHERS: dict[str, dict[str, Any]] = {
     "moco": {
         "method": "moco+glofnd",
-        "settings": {"framework.queue_size": 600, "framework.momentum": 0.9},
+        "settings": {"framework.queue_size": 75, "framework.momentum": 0.9},
     },
-    "ir": {"method": "ir+glofnd", "settings": {"framework.num_negatives": 700}},
+    "ir": {"method": "ir+glofnd", "settings": {"framework.num_negatives": 80}},
     "pcl": {
         "method": "pcl+glofnd",
         "settings": {
-            "framework.queue_size": 600,
+            "framework.queue_size": 75,
             "framework.warmup_epochs": 1,
             "framework.num_prototypes": 8,
-            "framework.num_clusters": [10, 40],
+            "framework.num_clusters": [5, 20],
         },
     },
     "rcl": {
         "method": "rcl+glofnd",
         "settings": {
-            "framework.queue_size": 600,
+            "framework.queue_size": 75,
             "framework.momentum": 0.9,
             "framework.warmup_epochs": 1,
             "framework.predictor_size": 32,
@@ -59,12 +60,23 @@ OTHERS: dict[str, dict[str, Any]] = {
     },
     "spcl": {
         "method": "spcl+glofnd",
-        "settings": {"framework.num_clusters": [30, 10], "framework.warmup_epochs": 1},
+        "settings": {"framework.num_clusters": [12, 5], "framework.warmup_epochs": 1},
     },
 }
-"""What else keeps state: a momentum copy and a queue that the batch does not divide; a bank and
-draws from it; prototypes and draws from them; clusters that every step refines and keys are drawn
-from; prototypes that the order of the samples goes by."""
+"""What else keeps state, for 170 samples: a momentum copy and a queue that the batch does not
+divide; a bank and draws from it; prototypes and draws from them; clusters that every step refines
+and keys are drawn from; prototypes that the order of the samples goes by."""
+
+
+def few_images(folder: Path) -> dict[str, Any]:
+    """Arguments of a training that has five steps an epoch too, but of 32 images each: three
+    classes of colours, 170 images for training and 30 for testing."""
+    rng, y = np.random.default_rng(0), np.arange(200) % 3
+    x = np.eye(3)[y][:, None, None] * 120 + rng.integers(0, 120, (200, 8, 8, 3))
+    x = x.astype(np.uint8)
+    path = folder / "images.npz"
+    np.savez(path, x_train=x[:170], y_train=y[:170], x_test=x[170:], y_test=y[170:])
+    return {"data": str(path), "batch_size": 32}
 
 
 def run_child(

@@ -51,29 +51,29 @@ def test_a_mapping_sets_the_same_as_texts() -> None:
     ) == TrainConfig().with_settings(["epochs=7", "detector.alpha=0.5"])
 
 
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        ("optimizer.lrr=1", ["`optimizer.lrr`", "did you mean lr", "weight_decay"]),
-        ("epoch=1", ["`epoch`", "did you mean epochs", "batch_size"]),
-        ("lr=1", ["`lr`", "did you mean optimizer.lr?"]),
-        ("optimzer.lr=1", ["`optimzer`", "did you mean optimizer"]),
-        ("epochs.lr=1", ["`epochs` is not a section"]),
-        ("optimizer=1", ["`optimizer` is a section"]),
-        ("optimizer.lr=-1", ["`optimizer.lr` (=-1)", "greater than 0"]),
-        ("optimizer.lr=fast", ["`optimizer.lr` (='fast')", "number"]),
-        ("optimizer.name=adam", ["`optimizer.name` (='adam')", "'sgd'"]),
-        ("trainer.devices=many", ["`trainer.devices` (='many')"]),
-        ("optimizer.lr", ["KEY=VALUE", "'optimizer.lr'"]),
-        ("optimizer.lr=[", ["`optimizer.lr`", "cannot be read"]),
-    ],
-)
-def test_wrong_settings_are_refused_in_one_sentence(setting: str, words: list[str]) -> None:
-    with pytest.raises(UsageError) as caught:
-        TrainConfig().with_settings([setting])
-    for word in words:
-        assert word in str(caught.value)
-    assert "\n" not in str(caught.value)
+REFUSED: list[tuple[str, list[str]]] = [
+    ("optimizer.lrr=1", ["`optimizer.lrr`", "did you mean lr", "weight_decay"]),
+    ("epoch=1", ["`epoch`", "did you mean epochs", "batch_size"]),
+    ("lr=1", ["`lr`", "did you mean optimizer.lr?"]),
+    ("optimzer.lr=1", ["`optimzer`", "did you mean optimizer"]),
+    ("epochs.lr=1", ["`epochs` is not a section"]),
+    ("optimizer=1", ["`optimizer` is a section"]),
+    ("optimizer.lr=-1", ["`optimizer.lr` (=-1)", "greater than 0"]),
+    ("optimizer.lr=fast", ["`optimizer.lr` (='fast')", "number"]),
+    ("optimizer.name=adam", ["`optimizer.name` (='adam')", "'sgd'"]),
+    ("trainer.devices=many", ["`trainer.devices` (='many')"]),
+    ("optimizer.lr", ["KEY=VALUE", "'optimizer.lr'"]),
+    ("optimizer.lr=[", ["`optimizer.lr`", "cannot be read"]),
+]
+
+
+def test_wrong_settings_are_refused_in_one_sentence() -> None:
+    for setting, words in REFUSED:
+        with pytest.raises(UsageError) as caught:
+            TrainConfig().with_settings([setting])
+        for word in words:
+            assert word in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 def test_written_and_read_again_is_equal(tmp_path: Path) -> None:

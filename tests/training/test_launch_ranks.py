@@ -19,7 +19,7 @@ from kinfolk.training.launch import global_rank
 from kinfolk.training.metrics_log import quiet_lightning
 from kinfolk.training.run_folder import Run
 from tests.ranks import exit_codes, run_program
-from tests.training.children import OTHERS, run_ranks
+from tests.training.children import OTHERS, few_images, run_ranks
 from tests.training.small import assert_same
 
 
@@ -27,7 +27,7 @@ from tests.training.small import assert_same
 def test_two_ranks_interrupted_and_resumed_are_the_same(
     tmp_path: Path, more: dict[str, Any]
 ) -> None:
-    whole, out = Run(tmp_path / "whole"), Run(tmp_path / "run")
+    whole, out, more = Run(tmp_path / "whole"), Run(tmp_path / "run"), few_images(tmp_path) | more
     assert run_ranks(whole.path, "", "", **more) == [0, 0]
     assert run_ranks(out.path, "", "terminate step 7", **more) == [
         1,

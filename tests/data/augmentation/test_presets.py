@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
-from kinfolk.data.augmentation.presets import PRESETS, Augmentation, Value, augmentations
+from kinfolk.data.augmentation.presets import PRESETS, Augmentation, augmentations
 from kinfolk.errors import UsageError
 
 
@@ -69,30 +70,30 @@ def test_override_for_all_views_or_for_each() -> None:
     assert augmentations("simclr", 32, {"blur": None}) == augmentations("simclr", 32, {})
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ({"flip": 1.3}, "`flip` (=1.3) must be in [0, 1]"),
-        ({"grey": -0.1}, "`grey` (=-0.1) must be in [0, 1]"),
-        ({"brightness": -1.0}, "`brightness` (=-1.0) must be at least 0"),
-        ({"hue": 0.6, "strength": 1.0}, "`hue` (=0.6) must be in [0, 0.5]"),
-        (
-            {"scale": (0.5, 0.2)},
-            "`scale` (=(0.5, 0.2)) must be two numbers in (0, 1], the lower first",
-        ),
-        ({"scale": (0.0, 1.0)}, "`scale` (=(0.0, 1.0)) must be two numbers in (0, 1]"),
-        ({"scale": 0.5}, "`scale` (=0.5) must be two numbers"),
-        ({"ratio": (-1.0, 1.0)}, "`ratio` (=(-1.0, 1.0)) must be two numbers above 0"),
-        ({"sigma": (0.0, 1.0)}, "`sigma` (=(0.0, 1.0)) must be two numbers above 0"),
-        ({"kernel": 0.0}, "`kernel` (=0.0) must be in (0, 1]"),
-        ({"blur": ()}, "`blur` (=()) must be a number, or one number per view"),
-        ({"blur": "often"}, "`blur` (=often) must be a number or a list of numbers"),
-        ({"blurr": 0.5}, "`blurr` is not a setting of the views; did you mean blur?"),
-    ],
-)
-def test_refuses_with_name_value_and_rule(overrides: dict[str, Value], message: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(message)):
-        augmentations("simclr", 32, overrides)
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"flip": 1.3}, "`flip` (=1.3) must be in [0, 1]"),
+    ({"grey": -0.1}, "`grey` (=-0.1) must be in [0, 1]"),
+    ({"brightness": -1.0}, "`brightness` (=-1.0) must be at least 0"),
+    ({"hue": 0.6, "strength": 1.0}, "`hue` (=0.6) must be in [0, 0.5]"),
+    (
+        {"scale": (0.5, 0.2)},
+        "`scale` (=(0.5, 0.2)) must be two numbers in (0, 1], the lower first",
+    ),
+    ({"scale": (0.0, 1.0)}, "`scale` (=(0.0, 1.0)) must be two numbers in (0, 1]"),
+    ({"scale": 0.5}, "`scale` (=0.5) must be two numbers"),
+    ({"ratio": (-1.0, 1.0)}, "`ratio` (=(-1.0, 1.0)) must be two numbers above 0"),
+    ({"sigma": (0.0, 1.0)}, "`sigma` (=(0.0, 1.0)) must be two numbers above 0"),
+    ({"kernel": 0.0}, "`kernel` (=0.0) must be in (0, 1]"),
+    ({"blur": ()}, "`blur` (=()) must be a number, or one number per view"),
+    ({"blur": "often"}, "`blur` (=often) must be a number or a list of numbers"),
+    ({"blurr": 0.5}, "`blurr` is not a setting of the views; did you mean blur?"),
+]
+
+
+def test_refuses_with_name_value_and_rule() -> None:
+    for overrides, message in REFUSED:
+        with pytest.raises(UsageError, match=re.escape(message)):
+            augmentations("simclr", 32, overrides)
 
 
 def test_refuses_an_unknown_preset() -> None:
