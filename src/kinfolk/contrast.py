@@ -129,14 +129,21 @@ def block_loss(
     """The summed loss of a block of anchors `a` against candidates `c` with positives `p`; its
     counts; and the state that detector, (b, …), and loss, (b, L), propose."""
     sim_RC, pos_RP, ids_b, views = a @ c.T, (a.unsqueeze(1) * p).sum(2), part.ids_b, part.num_views
-    own_bC = out_bC = part.keys_b.unsqueeze(1) == part.keys_C
+    out_bC = part.keys_b.unsqueeze(1) == part.keys_C
+    own_RC = out_RC = out_bC.repeat_interleave(views, 0)
     if part.owners_C is not None:
-        out_bC = own_bC | ((part.owners_C >= 0) & (part.owners_C != ids_b.unsqueeze(1)))
-    own_RC, out_RC = (x.repeat_interleave(views, 0) for x in (own_bC, out_bC))
+        out_bC = out_bC | ((part.owners_C >= 0) & (part.owners_C != ids_b.unsqueeze(1)))
+        out_RC = out_bC.repeat_interleave(views, 0)
     seen_RC, seen_RP = torch.where(out_RC, OUT, sim_RC.detach()), pos_RP.detach()
     if part.degree_RP is not None:
         seen_RP = seen_RP[:, :1]  # the first is the other view, the rest are retrieved keys
-    known = len(c) - out_bC.sum(1), seen_RP, part.guide_bG, part.guide_CG, part.prepared
+    known = (
+        len(c) - out_bC.sum(1, dtype=torch.int32),
+        seen_RP,
+        part.guide_bG,
+        part.guide_CG,
+        part.prepared,
+    )
     block = Block(seen_RC, ids_b, part.ids_C, views, *known)
     levels = (Kin(),) if how.find is None else check_answer(how.find(block), block)
     labels = None if how.labels_N is None else (how.labels_N[ids_b], how.labels_N[part.ids_C])

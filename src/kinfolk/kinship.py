@@ -134,11 +134,11 @@ def spare(sim_RC: Tensor, out_RC: Tensor, gone_RC: Tensor, min_negatives: int) -
     if number == 0:
         return torch.zeros_like(gone_RC)
     gone_sim_RC = torch.where(gone_RC, sim_RC, torch.inf)
-    missing_R1 = number - (~(out_RC | gone_RC)).sum(1, keepdim=True, dtype=torch.int32)
-    if number == 1:  # the default, and much faster than `topk`
-        cut_R1 = gone_sim_RC.amin(1, keepdim=True)
+    if number == 1:  # the default, and much faster
+        few_R1, cut_R1 = (out_RC | gone_RC).all(1, keepdim=True), gone_sim_RC.amin(1, keepdim=True)
     else:
+        missing_R1 = number - (~(out_RC | gone_RC)).sum(1, keepdim=True)
         least_RK = gone_sim_RC.topk(number, 1, largest=False).values
-        cut_R1 = least_RK.gather(1, (missing_R1 - 1).clamp(0, number - 1).long())
-    cut_R1 = torch.where(missing_R1 > 0, cut_R1 + 8 * torch.finfo(sim_RC.dtype).eps, OUT)
+        few_R1, cut_R1 = missing_R1 > 0, least_RK.gather(1, (missing_R1 - 1).clamp(0, number - 1))
+    cut_R1 = torch.where(few_R1, cut_R1 + 8 * torch.finfo(sim_RC.dtype).eps, OUT)
     return gone_RC & (sim_RC <= cut_R1)

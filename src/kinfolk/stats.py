@@ -126,7 +126,7 @@ def count(
     pos = (none, none)
     if positives and block.pos_RP is not None:
         pos = (none + block.pos_RP.numel(), _units(block.pos_RP))
-    flagged_b = none_b if kin_bVC is None else number(kin_bVC)
+    flagged = none if kin_bVC is None else kin_bVC.count_nonzero()
     judged_b, hits_b, kin = none_b, none_b, (none,) * 5
     if labels is not None:
         known_b = labels[0] >= 0
@@ -140,7 +140,7 @@ def count(
         recall_b = torch.where(same_b > 0, hits_b / same_b.clamp(min=1), 1.0)
         rates = _units(precision_b * known_b), _units(recall_b * known_b)
         kin = (same_b.sum(), _units(sim_b), known_b.sum(), *rates)
-    counts = (block.num_per_sample.sum(), flagged_b.sum(), judged_b.sum(), hits_b.sum(), *kin, *pos)
+    counts = (block.num_per_sample.sum(), flagged, judged_b.sum(), hits_b.sum(), *kin, *pos)
     return torch.stack([each.double() for each in counts]).to(torch.int64)
 
 

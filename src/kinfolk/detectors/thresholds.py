@@ -44,7 +44,7 @@ _MEAN_NOISE, _SPREAD_NOISE = 10.0, 4.0  # k: at least four standard errors; more
 _EVIDENCE = 6.0  # flags that past visits count for: fewer follow faster, more leave less noise
 _LARGEST = 1.5  # step up: steps down are at most 1, so a larger one would take long to undo
 _DRIFT = 0.3  # η: a larger one oscillates, a smaller one lags behind an encoder that moves fast
-_COLUMNS = 4096  # similarities suffice for mean and spread; of twice as many, every few are read
+_COLUMNS = 1024  # similarities suffice for mean and spread; of twice as many, every few are read
 
 
 @dataclass(frozen=True)
