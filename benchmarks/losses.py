@@ -165,6 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The loss alone, side by side.")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--batches", type=int, nargs="*", default=[256, 1024, 4096])
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
         "--peak",
         type=int,
@@ -172,7 +173,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    torch.set_num_threads(2)
+    torch.set_num_threads(options.threads)
     if options.peak:
         print(peak_memory(options.peak))
         return

@@ -26,6 +26,17 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _LETTERS = {"n": "\n", "r": "\r", "t": "\t"}
 
 
+def require(right: bool, name: str, value: object, must: str) -> None:
+    """Refuses a wrong argument: "`alpha` (=1.3) must be in [0, 1]"."""
+    if not right:
+        raise ValueError(f"`{name}` (={value!r}) must be {must}")
+
+
+def require_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Refuses a value that is none of the choices."""
+    require(value in choices, name, value, f"one of {', '.join(choices)}")
+
+
 def shown(text: str, longest: int = LONGEST) -> str:
     """A text for a message: control characters are escaped, and the middle of a long text is left
     out.

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from kinfolk.errors import require
 from kinfolk.kinship import Action, Kin, check_answer
 from kinfolk.pairs import OUT, Block
 from kinfolk.stores.per_sample import Exact, check_num_samples
@@ -162,12 +163,8 @@ def register(
     """Registers a detector under `name`, with what the tables of methods say about it."""
 
     def registered(kind: Kind) -> Kind:
-        kind.paper, kind.needs, kind.default_action, kind.variants = (
-            paper,
-            needs,
-            action,
-            variants or {},
-        )
+        kind.paper, kind.needs, kind.default_action = paper, needs, action
+        kind.variants = variants or {}
         DETECTORS[name] = kind
         return kind
 
@@ -322,8 +319,7 @@ class StartAt(Wrapped):
 
     def __init__(self, detector: Detector, *, epoch: int, update_from: int | None = None) -> None:
         super().__init__(detector)
-        if epoch < 0:
-            raise ValueError(f"`epoch` (={epoch}) must be at least 0")
+        require(epoch >= 0, "epoch", epoch, "at least 0")
         if update_from is not None and not 0 <= update_from <= epoch:
             raise ValueError(
                 f"`update_from` (={update_from}) must be in [0, {epoch}]: the state starts to move"

@@ -14,6 +14,7 @@ from torch import Tensor
 from kinfolk.clustering.labels import PseudoLabels
 from kinfolk.detectors.base import Detector, register
 from kinfolk.detectors.shared_labels import cluster_again, same_cluster
+from kinfolk.errors import require
 from kinfolk.kinship import Kin
 from kinfolk.pairs import Block
 
@@ -57,10 +58,8 @@ class Cave(Detector):
         points_per_cluster: int = 256,
     ) -> None:
         super().__init__()
-        if num_samples < 2:
-            raise ValueError(f"`num_samples` (={num_samples}) must be at least 2")
-        if every < 1:
-            raise ValueError(f"`every` (={every}) must be at least 1")
+        require(num_samples >= 2, "num_samples", num_samples, "at least 2")
+        require(every >= 1, "every", every, "at least 1")
         self.num_samples, self.every = num_samples, every
         self.clusters = PseudoLabels(
             num_samples,

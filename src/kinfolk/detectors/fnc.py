@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors.base import Bound, Detector, register
-from kinfolk.errors import warn_if_most_are_flagged
+from kinfolk.errors import require, warn_if_most_are_flagged
 from kinfolk.kinship import Kin, above
 from kinfolk.pairs import OUT, Block
 
@@ -49,12 +49,14 @@ class FNC(Detector):
             raise ValueError("FNC needs at least one of `alpha`, `top_k` and `min_similarity`")
         if alpha is not None and top_k is not None:
             raise ValueError(f"`alpha` (={alpha}) and `top_k` (={top_k}) exclude each other")
-        if alpha is not None and not 0 < alpha < 1:
-            raise ValueError(f"`alpha` (={alpha}) must be in (0, 1)")
-        if top_k is not None and top_k < 1:
-            raise ValueError(f"`top_k` (={top_k}) must be at least 1")
-        if min_similarity is not None and not -1 <= min_similarity <= 1:
-            raise ValueError(f"`min_similarity` (={min_similarity}) must be in [-1, 1]")
+        require(alpha is None or 0 < alpha < 1, "alpha", alpha, "in (0, 1)")
+        require(top_k is None or top_k >= 1, "top_k", top_k, "at least 1")
+        require(
+            min_similarity is None or -1 <= min_similarity <= 1,
+            "min_similarity",
+            min_similarity,
+            "in [-1, 1]",
+        )
         warn_if_most_are_flagged(alpha)
         self.alpha, self.top_k, self.min_similarity = alpha, top_k, min_similarity
 
@@ -63,11 +65,10 @@ class FNC(Detector):
         return {} if any(value is not None for value in given.values()) else {"alpha": 0.01}
 
     def silent_reason(self, first_epoch: int = 0) -> str | None:
-        impossible = self.min_similarity is not None and self.min_similarity >= 1
+        if self.min_similarity is None or self.min_similarity < 1:
+            return None
         return (
             f"no candidate is above `min_similarity` (={self.min_similarity}); choose one below 1"
-            if impossible
-            else None
         )
 
     def bounds(self, ids: Tensor) -> list[Bound]:

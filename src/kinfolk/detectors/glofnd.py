@@ -14,7 +14,7 @@ from torch import Tensor
 from kinfolk.detectors import thresholds
 from kinfolk.detectors.base import Bound, Detector, register
 from kinfolk.detectors.thresholds import Init, Rule, ThresholdRule
-from kinfolk.errors import warn_if_most_are_flagged
+from kinfolk.errors import require, warn_if_most_are_flagged
 from kinfolk.kinship import Kin, above
 from kinfolk.pairs import Block
 from kinfolk.stores import PerSample
@@ -73,16 +73,14 @@ class GloFND(Detector):
         shared: bool = False,
     ) -> None:
         super().__init__()
-        if num_samples < 1:
-            raise ValueError(f"`num_samples` (={num_samples}) must be at least 1")
+        require(num_samples >= 1, "num_samples", num_samples, "at least 1")
         each = _checked(alpha, num_samples) if isinstance(alpha, Tensor) and alpha.ndim else None
         if each is not None and shared:
             raise ValueError("`alpha` must be one number where `shared` is set: there is one λ")
         self.num_samples, self.shared = num_samples, shared
         self.alpha = float(alpha if each is None else each.mean())
         """The share of the negatives to flag; with one for each sample, their mean."""
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"`alpha` (={self.alpha}) must be in [0, 1]")
+        require(0 <= self.alpha <= 1, "alpha", self.alpha, "in [0, 1]")
         warn_if_most_are_flagged(self.alpha)
         self.register_buffer("alphas", each, persistent=False)
         default_lr = 0.01 / max(self.alpha, 1e-6) if rule == "sgd" else 0.05

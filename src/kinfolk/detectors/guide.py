@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from kinfolk.detectors.base import Detector, guide_similarities, register
 from kinfolk.detectors.positive_margin import level_below
-from kinfolk.errors import UsageError, warn_if_most_are_flagged
+from kinfolk.errors import UsageError, require, warn_if_most_are_flagged
 from kinfolk.kinship import Kin
 from kinfolk.pairs import OUT, Block
 
@@ -96,23 +96,18 @@ class Guide(Detector):
                 f"exactly one of `alpha` (={alpha}), `margin` (={margin}) and `temperature`"
                 f" (={temperature}) must be given"
             )
-        if alpha is not None and not 0 < alpha < 1:
-            raise ValueError(f"`alpha` (={alpha}) must be in (0, 1)")
-        if margin is not None and not 0 <= margin <= 2:
-            raise ValueError(f"`margin` (={margin}) must be in [0, 2]")
-        if temperature is not None and not 0 < temperature < math.inf:
-            raise ValueError(f"`temperature` (={temperature}) must be above 0")
+        require(alpha is None or 0 < alpha < 1, "alpha", alpha, "in (0, 1)")
+        require(margin is None or 0 <= margin <= 2, "margin", margin, "in [0, 2]")
+        require(
+            temperature is None or 0 < temperature < math.inf, "temperature", temperature, "above 0"
+        )
         if relative and margin is None:
             raise ValueError("`relative` (=True) needs `margin`")
         if positives is not None and features is None:
             raise ValueError("`positives` must be given with `features`, those of the anchors")
         warn_if_most_are_flagged(alpha)
-        self.alpha, self.margin, self.temperature, self.relative = (
-            alpha,
-            margin,
-            temperature,
-            relative,
-        )
+        self.alpha, self.margin = alpha, margin
+        self.temperature, self.relative = temperature, relative
         self.source = features if isinstance(features, str | Path) else None
         features_NF = None if features is None else _checked(features, num_samples)
         positives_MF = None if positives is None else _checked(positives, None, "positives")
@@ -137,11 +132,8 @@ class Guide(Detector):
 
     @classmethod
     def defaults(cls, given: Mapping[str, object]) -> Mapping[str, object]:
-        return (
-            {}
-            if any(given.get(name) is not None for name in ("alpha", "margin", "temperature"))
-            else {"alpha": 0.1}
-        )
+        names = ("alpha", "margin", "temperature")
+        return {} if any(given.get(name) is not None for name in names) else {"alpha": 0.1}
 
     @property
     def num_samples(self) -> int | None:  # type: ignore[override]
@@ -172,11 +164,10 @@ class Guide(Detector):
         sim_RC, pos_R1 = self._similarities(block)
         if self.temperature is not None:
             return Kin(((sim_RC - pos_R1) / self.temperature).clamp(max=0).exp())
-        level_R1 = (
-            self._quantile(sim_RC, block)
-            if self.margin is None
-            else level_below(pos_R1, self.margin, self.relative)
-        )
+        if self.margin is None:
+            level_R1 = self._quantile(sim_RC, block)
+        else:
+            level_R1 = level_below(pos_R1, self.margin, self.relative)
         kin_RC = sim_RC > level_R1.clamp(min=-2)
         return Kin(kin_RC * (1 + sim_RC).clamp(0, 2) / 2 if block.degrees else kin_RC)
 

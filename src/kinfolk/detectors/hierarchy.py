@@ -18,6 +18,7 @@ from kinfolk.clustering.dbscan import Radii, count_levels, dbscan, require_finit
 from kinfolk.clustering.hierarchy import Hierarchy as Levels
 from kinfolk.clustering.hierarchy import level_figures
 from kinfolk.detectors.base import Detector, register
+from kinfolk.errors import require
 from kinfolk.kinship import Kin, same_key
 from kinfolk.pairs import Block
 
@@ -77,14 +78,12 @@ class Hierarchy(Detector):
     ) -> None:
         super().__init__()
         levels = count_levels(radii) if levels is None else levels
-        if levels < 1:
-            raise ValueError(f"`levels` (={levels}) must be at least 1")
+        require(levels >= 1, "levels", levels, "at least 1")
         if level is not None and not 1 <= level <= levels:
             raise ValueError(
                 f"`level` (={level}) must be in [1, {levels}]: there are that many `levels`"
             )
-        if warmup_epochs < 0:
-            raise ValueError(f"`warmup_epochs` (={warmup_epochs}) must be at least 0")
+        require(warmup_epochs >= 0, "warmup_epochs", warmup_epochs, "at least 0")
         if min_samples > num_samples:
             raise ValueError(
                 f"`min_samples` (={min_samples}) must be at most the number of samples"

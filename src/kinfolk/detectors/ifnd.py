@@ -24,6 +24,7 @@ from kinfolk.clustering.confidence import (
 )
 from kinfolk.clustering.labels import PseudoLabels
 from kinfolk.detectors.base import Answer, Detector, Space, register
+from kinfolk.errors import require, require_choice
 from kinfolk.kinship import Kin, same_key
 from kinfolk.pairs import Block
 from kinfolk.stores.per_sample import Collected, size_differs
@@ -116,40 +117,22 @@ class IFND(Detector):
         points_per_cluster: int = 256,
     ) -> None:
         super().__init__()
-        if num_samples < 2:
-            raise ValueError(f"`num_samples` (={num_samples}) must be at least 2")
+        require(num_samples >= 2, "num_samples", num_samples, "at least 2")
         check_acceptance(schedule, final_rate, confidence, step_at)
-        for name, value, allowed in (
-            ("space", space, get_args(Space)),
-            ("source", source, get_args(Source)),
-        ):
-            if value not in allowed:
-                raise ValueError(f"`{name}` (={value!r}) must be one of {', '.join(allowed)}")
-        if every < 1:
-            raise ValueError(f"`every` (={every}) must be at least 1")
-        if temperature is not None and not temperature > 0:
-            raise ValueError(
-                f"`temperature` (={temperature}) must be above 0, or None for that of the loss"
-            )
-        if source == "bank" and space == "features":
-            raise ValueError(
-                "`space` (='features') must be 'projected' with `source` (='bank'), which collects"
-                " projected embeddings"
-            )
-        self.schedule, self.final_rate, self.measure, self.every, self.space = (
-            schedule,
-            final_rate,
-            confidence,
-            every,
-            space,
-        )
-        self.source, self.temperature, self.step_at, self.seed, self.warm_start = (
-            source,
+        require_choice("space", space, get_args(Space))
+        require_choice("source", source, get_args(Source))
+        require(every >= 1, "every", every, "at least 1")
+        require(
+            temperature is None or temperature > 0,
+            "temperature",
             temperature,
-            step_at,
-            seed,
-            warm_start,
+            "above 0, or None for that of the loss",
         )
+        projected = "'projected' with `source` (='bank'), which collects projected embeddings"
+        require(source != "bank" or space == "projected", "space", space, projected)
+        self.schedule, self.final_rate, self.measure = schedule, final_rate, confidence
+        self.every, self.space, self.source, self.temperature = every, space, source, temperature
+        self.step_at, self.seed, self.warm_start = step_at, seed, warm_start
         chosen = usual_clusters(num_samples, num_classes) if num_clusters is None else num_clusters
         self.clusters = PseudoLabels(
             num_samples,
@@ -276,23 +259,15 @@ class IFND(Detector):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         missing, (levels, num_samples) = others[2], self.labels.shape
         advice = "use the same data set and numbers of clusters"
-        labels, confidence = (
-            state_dict.pop(f"{prefix}{name}", None) for name in ("labels", "confidence")
-        )
-        if labels is None or confidence is None:
-            missing += [
-                f"{prefix}{name}"
-                for name, value in (("labels", labels), ("confidence", confidence))
-                if value is None
-            ]
-        elif size_differs(
-            f"{prefix}labels", labels, others[-1], advice, levels=levels, num_samples=num_samples
-        ):
+        names = (f"{prefix}labels", f"{prefix}confidence")
+        missing += [name for name in names if state_dict.get(name) is None]
+        labels, confidence = (state_dict.pop(name, None) for name in names)
+        sizes = {"levels": levels, "num_samples": num_samples}
+        if size_differs(names[0], labels, others[-1], advice, **sizes):
             return
-        else:
-            self.clusters.set_acceptance(
-                labels < labels.new_tensor(self.num_clusters).unsqueeze(1), confidence
-            )
+        if labels is not None and confidence is not None:
+            known = labels < labels.new_tensor(self.num_clusters).unsqueeze(1)
+            self.clusters.set_acceptance(known, confidence)
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def __repr__(self) -> str:

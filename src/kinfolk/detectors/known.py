@@ -17,7 +17,15 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors.base import Detector, register
-from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, shown, unescape_cell, utf8_key
+from kinfolk.errors import (
+    KinfolkError,
+    KinfolkWarning,
+    UsageError,
+    require,
+    shown,
+    unescape_cell,
+    utf8_key,
+)
 from kinfolk.files import first_line
 from kinfolk.kinship import Kin
 from kinfolk.pairs import Block
@@ -61,8 +69,7 @@ class Known(Detector):
         similarities: Tensor | None = None,
     ) -> None:
         super().__init__()
-        if num_samples < 1:
-            raise ValueError(f"`num_samples` (={num_samples}) must be at least 1")
+        require(num_samples >= 1, "num_samples", num_samples, "at least 1")
         self.num_samples, self.symmetric = num_samples, symmetric
         name = "`pairs`" if isinstance(pairs, Tensor) else f"`{pairs}`"
         pairs_P2, listed_P = (

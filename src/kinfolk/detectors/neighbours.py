@@ -14,6 +14,7 @@ from torch import Tensor
 from kinfolk.clustering.labels import PseudoLabels
 from kinfolk.detectors.base import Detector, Space, register
 from kinfolk.detectors.shared_labels import cluster_again, same_cluster
+from kinfolk.errors import require, require_choice
 from kinfolk.kinship import Kin
 from kinfolk.pairs import Block
 
@@ -70,19 +71,12 @@ class Neighbours(Detector):
             ("num_background", num_background),
             ("every", every),
         ):
-            if value is not None and value < 1:
-                raise ValueError(f"`{name}` (={value}) must be at least 1")
-        if space not in get_args(Space):
-            raise ValueError(f"`space` (={space!r}) must be one of {', '.join(get_args(Space))}")
-        self.num_samples, self.num_background, self.every, self.space = (
-            num_samples,
-            num_background,
-            every,
-            space,
-        )
-        self.num_clusters = (
-            max(1, num_samples // USUAL_SIZE) if num_clusters is None else num_clusters
-        )
+            require(value is None or value >= 1, name, value, "at least 1")
+        require_choice("space", space, get_args(Space))
+        self.num_samples, self.num_background = num_samples, num_background
+        self.every, self.space = every, space
+        usual = max(1, num_samples // USUAL_SIZE)
+        self.num_clusters = usual if num_clusters is None else num_clusters
         self.num_clusterings, self.warm_start, self.seed = num_clusterings, warm_start, seed
         self.clusters = PseudoLabels(
             num_samples,
@@ -108,12 +102,8 @@ class Neighbours(Detector):
         cluster_again(self.clusters, features)
 
     def __repr__(self) -> str:
-        shown: dict[str, object] = {
-            "num_samples": self.num_samples,
-            "num_clusters": self.num_clusters,
-            "num_clusterings": self.num_clusterings,
-        }
-        shown |= {"num_background": self.num_background}
+        always = ("num_samples", "num_clusters", "num_clusterings", "num_background")
+        shown: dict[str, object] = {name: getattr(self, name) for name in always}
         usual: dict[str, object] = {"every": 1, "space": "projected", "warm_start": True, "seed": 0}
         shown |= {
             name: getattr(self, name)

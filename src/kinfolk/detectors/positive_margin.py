@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors.base import Detector, register
+from kinfolk.errors import require
 from kinfolk.kinship import Kin, above
 from kinfolk.pairs import Block
 
@@ -49,8 +50,7 @@ class PositiveMargin(Detector):
 
     def __init__(self, *, margin: float = 0.05, relative: bool = True) -> None:
         super().__init__()
-        if not -1 <= margin <= 1:
-            raise ValueError(f"`margin` (={margin}) must be in [-1, 1]")
+        require(-1 <= margin <= 1, "margin", margin, "in [-1, 1]")
         self.margin, self.relative = margin, relative
 
     @torch.no_grad()

@@ -31,6 +31,7 @@ from kinfolk.clustering.labels import PseudoLabels
 from kinfolk.detectors.base import Bound, Detector, register
 from kinfolk.detectors.ring_learned import Boundaries
 from kinfolk.detectors.shared_labels import cluster_again, same_cluster
+from kinfolk.errors import require, require_choice
 from kinfolk.kinship import Kin, above
 from kinfolk.pairs import Block
 from kinfolk.stores.per_sample import Exact, sent
@@ -107,38 +108,26 @@ class Ring(Detector):
     ) -> None:
         super().__init__()
         for name, share in (("lower", lower), ("upper", upper)):
-            if not 0 <= share <= 1:
-                raise ValueError(f"`{name}` (={share}) must be in [0, 1]")
-        if not lower < upper:
-            raise ValueError(f"`lower` (={lower}) must be below `upper` (={upper})")
-        if draw is not None and draw < 1:
-            raise ValueError(f"`draw` (={draw}) must be at least 1")
-        if boundaries not in get_args(Bounds):
-            raise ValueError(
-                f"`boundaries` (={boundaries!r}) must be one of {', '.join(get_args(Bounds))}"
-            )
+            require(0 <= share <= 1, name, share, "in [0, 1]")
+        require(lower < upper, "lower", lower, f"below `upper` (={upper})")
+        require(draw is None or draw >= 1, "draw", draw, "at least 1")
+        require_choice("boundaries", boundaries, get_args(Bounds))
         if num_samples is None and (boundaries == "learned" or num_clusters is not None):
             raise ValueError(
                 "`num_samples` must be given for learned boundaries and for clusters: they are kept"
                 " by sample id"
             )
-        if every < 1:
-            raise ValueError(f"`every` (={every}) must be at least 1")
+        require(every >= 1, "every", every, "at least 1")
         self.final_upper, self.start_upper, self.draw, self.every = upper, start_upper, draw, every
         self.num_samples = (
             num_samples if boundaries == "learned" or num_clusters is not None else None
         )
         self.anneal = Anneal(anneal, start_lower, lower, anneal_epochs, anneal_jumps)
-        if start_upper is not None and anneal == "none":
-            raise ValueError(
-                f"`start_upper` (={start_upper}) must be None with `anneal` (='none'): the bounds"
-                " then never move"
-            )
-        if start_upper is not None and not start_lower < start_upper <= 1:
-            raise ValueError(
-                f"`start_upper` (={start_upper}) must be above `start_lower` (={start_lower}) and"
-                " at most 1"
-            )
+        if start_upper is not None:
+            never = "None with `anneal` (='none'): the bounds then never move"
+            require(anneal != "none", "start_upper", start_upper, never)
+            higher = f"above `start_lower` (={start_lower}) and at most 1"
+            require(start_lower < start_upper <= 1, "start_upper", start_upper, higher)
         self.boundaries = Boundaries(num_samples or 0) if boundaries == "learned" else None
         self.clusters = (
             None
@@ -151,17 +140,11 @@ class Ring(Detector):
         return {"lower": 0.9, "upper": 0.99, "anneal": "linear"}
 
     def silent_reason(self, first_epoch: int = 0) -> str | None:
-        whole = (
-            self.anneal.final == 0
-            and self.upper == 1
-            and self.draw is None
-            and self.clusters is None
-        )
-        return (
-            "the ring from `lower` (=0) to `upper` (=1) holds all negatives; choose a smaller ring"
-            if whole
-            else None
-        )
+        bounded = self.anneal.final != 0 or self.upper != 1
+        if bounded or self.draw is not None or self.clusters is not None:
+            return None
+        whole = "the ring from `lower` (=0) to `upper` (=1) holds all negatives"
+        return f"{whole}; choose a smaller ring"
 
     @property
     def lower(self) -> float:
@@ -171,11 +154,9 @@ class Ring(Detector):
     @property
     def upper(self) -> float:
         """The present upper share."""
-        return (
-            self.final_upper
-            if self.start_upper is None
-            else self.anneal.between(self.start_upper, self.final_upper)
-        )
+        if self.start_upper is None:
+            return self.final_upper
+        return self.anneal.between(self.start_upper, self.final_upper)
 
     @property
     def wanted_metrics(self) -> frozenset[str]:  # type: ignore[override]
@@ -338,23 +319,13 @@ class Anneal(Exact):
         self, policy: Policy, start: float, final: float, epochs: int | None, jumps: int
     ) -> None:
         super().__init__()
-        if policy not in get_args(Policy):
-            raise ValueError(f"`anneal` (={policy!r}) must be one of {', '.join(get_args(Policy))}")
-        if not 0 <= start <= final:
-            raise ValueError(
-                f"`start_lower` (={start}) must be in [0, {final}]: it rises to `lower`"
-            )
-        if epochs is not None and epochs < 1:
-            raise ValueError(f"`anneal_epochs` (={epochs}) must be at least 1")
-        if jumps < 1:
-            raise ValueError(f"`anneal_jumps` (={jumps}) must be at least 1")
-        self.policy, self.start, self.final, self.epochs, self.jumps = (
-            policy,
-            start,
-            final,
-            epochs,
-            jumps,
-        )
+        require_choice("anneal", policy, get_args(Policy))
+        rises = f"in [0, {final}]: it rises to `lower`"
+        require(0 <= start <= final, "start_lower", start, rises)
+        require(epochs is None or epochs >= 1, "anneal_epochs", epochs, "at least 1")
+        require(jumps >= 1, "anneal_jumps", jumps, "at least 1")
+        self.policy, self.start, self.final = policy, start, final
+        self.epochs, self.jumps = epochs, jumps
         self.epoch, self.num_epochs = 0, 1
         self.register_buffer(
             "done", torch.tensor(1.0 if policy == "none" else 0.0, dtype=torch.float64)
@@ -383,22 +354,15 @@ class Anneal(Exact):
         """Called with the epoch, counted from 0, and the length of the training."""
         self.epoch, self.num_epochs = epoch, num_epochs
         if self.policy == "loss" and epoch != int(self.counted[0]):
-            self.counted.copy_(
-                torch.stack(
-                    (torch.full_like(self.counted[0], epoch), self.counted[0] * 0, self.counted[1])
-                )
-            )
+            self.counted.copy_(torch.tensor([epoch, 0, int(self.counted[1])]))
 
     def on_metric(self, value: float) -> None:
         """Called with the number of epochs done (fractional), the accuracy of an epoch, or the loss
         of a step, as the policy needs."""
         if self.policy in ("linear", "step"):
             done = min(1.0, value / self._length())
-            self.done.fill_(
-                done
-                if self.policy == "linear"
-                else math.floor(done * self.jumps + 1e-9) / self.jumps
-            )
+            jumped = math.floor(done * self.jumps + 1e-9) / self.jumps
+            self.done.fill_(done if self.policy == "linear" else jumped)
             return
         last = float(self.reference)
         if self.policy == "knn":

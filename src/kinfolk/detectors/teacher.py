@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 
 from kinfolk.detectors.base import Detector, guide_similarities, register
+from kinfolk.errors import require
 from kinfolk.kinship import Kin
 from kinfolk.pairs import Block
 
@@ -56,14 +57,14 @@ class Teacher(Detector):
         self, *, temperature: float = 0.05, own_weight: float = 0.5, momentum: float | None = None
     ) -> None:
         super().__init__()
-        if not temperature > 0:
-            raise ValueError(f"`temperature` (={temperature}) must be above 0")
-        if not 0 <= own_weight <= 1:
-            raise ValueError(f"`own_weight` (={own_weight}) must be in [0, 1]")
-        if momentum is not None and not 0 <= momentum < 1:
-            raise ValueError(
-                f"`momentum` (={momentum}) must be in [0, 1): at 1 the teacher would never learn"
-            )
+        require(temperature > 0, "temperature", temperature, "above 0")
+        require(0 <= own_weight <= 1, "own_weight", own_weight, "in [0, 1]")
+        require(
+            momentum is None or 0 <= momentum < 1,
+            "momentum",
+            momentum,
+            "in [0, 1): at 1 the teacher would never learn",
+        )
         self.temperature, self.own_weight, self.momentum = temperature, own_weight, momentum
 
     @torch.no_grad()

@@ -29,6 +29,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kinfolk.errors import require, require_choice
+
 Number = float | Tensor
 State = dict[str, Tensor]
 Rule = Literal["tracking", "adam", "sgd"]
@@ -44,7 +46,7 @@ _MEAN_NOISE, _SPREAD_NOISE = 10.0, 4.0  # k: at least four standard errors; more
 _EVIDENCE = 6.0  # flags that past visits count for: fewer follow faster, more leave less noise
 _LARGEST = 1.5  # step up: steps down are at most 1, so a larger one would take long to undo
 _DRIFT = 0.3  # η: a larger one oscillates, a smaller one lags behind an encoder that moves fast
-_COLUMNS = 1024  # similarities suffice for mean and spread; of twice as many, every few are read
+_COLUMNS = 4096  # similarities suffice for mean and spread; of twice as many, every few are read
 
 
 @dataclass(frozen=True)
@@ -57,14 +59,11 @@ class ThresholdRule:
     init: Init
 
     def __post_init__(self) -> None:
-        for name, value, choices in (("rule", self.name, Rule), ("init", self.init, Init)):
-            if value not in get_args(choices):
-                known = ", ".join(get_args(choices))
-                raise ValueError(f"`{name}` (={value!r}) must be one of {known}")
-        if not self.lr > 0:
-            raise ValueError(f"`lr` (={self.lr}) must be above 0")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"`betas` (={self.betas}) must be two numbers in [0, 1)")
+        require_choice("rule", self.name, get_args(Rule))
+        require_choice("init", self.init, get_args(Init))
+        require(self.lr > 0, "lr", self.lr, "above 0")
+        right = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
+        require(right, "betas", self.betas, "two numbers in [0, 1)")
 
     def fields(self) -> dict[str, float]:
         """The state of a sample before its first visit."""

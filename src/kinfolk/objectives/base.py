@@ -22,6 +22,7 @@ from kinfolk.contrast import (
     contrast,
 )
 from kinfolk.detectors.base import Detector
+from kinfolk.errors import require
 from kinfolk.kinship import ACTIONS, Action, Policy
 from kinfolk.pairs import Pairs, integer_ids, two_views
 from kinfolk.stats import Stats
@@ -41,12 +42,6 @@ def may_read(calls: int, *tensors: Tensor) -> bool:
     """Whether the host may read these tensors now: always on a CPU, every `READ_EVERY` calls on an
     accelerator, where reading stops the step."""
     return all(x.device.type == "cpu" for x in tensors) or calls % READ_EVERY == 0
-
-
-def require(right: bool, name: str, value: object, must: str) -> None:
-    """Refuses a wrong argument: "`alpha` (=1.3) must be in [0, 1]"."""
-    if not right:
-        raise ValueError(f"`{name}` (={value!r}) must be {must}")
 
 
 class Shared(TypedDict, total=False):
@@ -78,7 +73,8 @@ class Settings(nn.Module):
         block_rows: rows of similarities held at a time; None: as many as fit into some megabytes.
         gather: use the candidates of all ranks; None: where a process group is initialised. State
             is merged over ranks in any case.
-        compile: compiles the loss of a block with `torch.compile`. Needs a C++ compiler.
+        compile: compiles the loss of a block with `torch.compile`, for GPUs: on a CPU it is
+            slower than eager. Needs a C++ compiler.
     """
 
     temperature: float = 0.1

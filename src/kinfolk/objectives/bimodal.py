@@ -28,7 +28,8 @@ from typing_extensions import Unpack
 from kinfolk import distributed
 from kinfolk.contrast import Rows, State
 from kinfolk.detectors.base import Detector
-from kinfolk.objectives.base import Objective, Settings, group_keys, require, unit
+from kinfolk.errors import require
+from kinfolk.objectives.base import Objective, Settings, group_keys, unit
 from kinfolk.objectives.ntxent import NTXentLoss
 from kinfolk.objectives.sogclr import AveragedLoss, SogCLRLoss
 from kinfolk.pairs import Pairs, integer_ids

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from kinfolk.contrast import Outcome, Rows, State
-from kinfolk.objectives.base import may_read, require
+from kinfolk.errors import require
+from kinfolk.objectives.base import may_read
 from kinfolk.objectives.bimodal import BimodalLoss, LearnedTemperature
 from kinfolk.objectives.sogclr import AveragedLoss
 from kinfolk.pairs import Pairs

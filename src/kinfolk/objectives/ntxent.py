@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from kinfolk.contrast import EMPTY, Rows, State
-from kinfolk.objectives.base import Objective, Shared, require
+from kinfolk.errors import require
+from kinfolk.objectives.base import Objective, Shared
 from kinfolk.pairs import OUT
 
 

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 from kinfolk import distributed
 from kinfolk.contrast import Contrast, Rows, State, contrast
+from kinfolk.errors import require
 from kinfolk.kinship import Action, Policy
-from kinfolk.objectives.base import Objective, require, unit
+from kinfolk.objectives.base import Objective, unit
 from kinfolk.pairs import OUT, Pairs
 
 

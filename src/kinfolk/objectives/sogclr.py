@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from kinfolk.contrast import Outcome, Rows, State
-from kinfolk.objectives.base import Objective, require
+from kinfolk.errors import require
+from kinfolk.objectives.base import Objective
 from kinfolk.stores.per_sample import PerSample
 
 

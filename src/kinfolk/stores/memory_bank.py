@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk import distributed
+from kinfolk.errors import require
 from kinfolk.stores.per_sample import (
     Exact,
     StepRandom,
@@ -38,8 +39,7 @@ class Draw(StepRandom):
 
     def __init__(self, num_samples: int, number: int | None) -> None:
         super().__init__()
-        if number is not None and number < 1:
-            raise ValueError(f"`num_negatives` (={number}) must be at least 1")
+        require(number is None or number >= 1, "num_negatives", number, "at least 1")
         self.num_samples, self.number = num_samples, number
 
     @property
@@ -119,12 +119,10 @@ class Bank(Exact):
         super().__init__()
         check_num_samples(num_samples)
         for name, value in (("num_samples", num_samples), ("dim", dim)):
-            if value < 1:
-                raise ValueError(f"`{name}` (={value}) must be at least 1")
-        if not 0 <= momentum < 1:
-            raise ValueError(
-                f"`momentum` (={momentum}) must be in [0, 1): at 1 the bank would never learn"
-            )
+            require(value >= 1, name, value, "at least 1")
+        require(
+            0 <= momentum < 1, "momentum", momentum, "in [0, 1): at 1 the bank would never learn"
+        )
         self.num_samples, self.dim, self.momentum, self.seed = num_samples, dim, momentum, seed
         first = torch.randn(num_samples, dim, generator=torch.Generator().manual_seed(seed))
         self.register_buffer("features", F.normalize(first, dim=1))

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from kinfolk.errors import require
 from kinfolk.seeding import step_generator
 
 COARSE = (torch.bfloat16, torch.float16)
@@ -221,8 +222,7 @@ class PerSample(Exact):
     def __init__(self, num_samples: int, **fields: float) -> None:
         super().__init__()
         check_num_samples(num_samples)
-        if num_samples < 1:
-            raise ValueError(f"`num_samples` (={num_samples}) must be at least 1")
+        require(num_samples >= 1, "num_samples", num_samples, "at least 1")
         self.num_samples, self.fields = num_samples, tuple(fields)
         first = torch.tensor([float(value) for value in fields.values()])
         self.register_buffer("rows", first.repeat(num_samples, 1), persistent=False)

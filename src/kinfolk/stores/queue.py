@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kinfolk import distributed
+from kinfolk.errors import require
 from kinfolk.stores.per_sample import Exact, kept, refuse_recomputation, size_differs, skips
 
 
@@ -46,8 +47,7 @@ class Queue(Exact):
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
         for name, value in (("size", size), ("dim", dim)):
-            if value < 1:
-                raise ValueError(f"`{name}` (={value}) must be at least 1")
+            require(value >= 1, name, value, "at least 1")
         self.size, self.dim = size, dim
         self.register_buffer("features", torch.zeros(size, dim))
         self.register_buffer("ids", torch.full((size,), -1))
