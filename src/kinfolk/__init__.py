@@ -1,4 +1,4 @@
-"""Contrastive representation learning that knows its false negatives."""
+"""Contrastive representation learning that detects false negatives."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def did_you_mean(name: str, names: Iterable[str], limit: int = 3) -> str:
         >>> did_you_mean("alhpa", ["alpha", "betas"])
         '; did you mean alpha?'
     """
-    close = difflib.get_close_matches(name, list(names), n=limit, cutoff=0.5)
+    close = difflib.get_close_matches(name, dict.fromkeys(names), n=limit, cutoff=0.5)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 

@@ -175,3 +175,30 @@ def test_image_and_text_get_their_own_methods_and_negatives() -> None:
 def test_an_alpha_that_flags_most_negatives_warns(alpha: float, warns: bool) -> None:
     x, _ = features(0.2)
     assert ("flags most negatives" in verdict(kf.audit(x, alpha)).alpha) == warns
+
+
+def test_no_alpha_is_suggested_at_which_most_flags_are_wrong() -> None:
+    x, labels = features(0.45)
+    limited = kf.audit(x, 0.02, labels)
+    assert limited.best_alpha is not None
+    at = {point.alpha: point for point in limited.survey.curve}
+    highest = max(at.values(), key=lambda point: point.f1)
+    assert highest.precision < 0.5 <= at[limited.best_alpha].precision
+    assert limited.best_alpha == max(alpha for alpha, point in at.items() if point.precision >= 0.5)
+    decided = verdict(limited, FOREIGN)
+    assert (
+        f"Suggested α: {limited.best_alpha:g}, the largest at which at least half" in decided.alpha
+    )
+    assert f"detector.alpha={limited.best_alpha:g}" in decided.commands[1][1]
+
+    x, labels = features(0.6)
+    weak = kf.audit(x, 0.02, labels)
+    assert weak.precision < 0.5
+    assert weak.best_alpha is None
+    decided = verdict(weak, FOREIGN)
+    assert decided.alpha.startswith("No α is suggested for a detector")
+    assert [method_of(command) for _, command in decided.commands] == [
+        "simclr",
+        "simclr+guide:attract",
+    ]
+    assert not any("detector.alpha" in command for _, command in decided.commands)

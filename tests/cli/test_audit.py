@@ -473,3 +473,13 @@ def test_options_of_a_trial_are_checked_first(
 ) -> None:
     assert run("advise", tmp_path, "--out", tmp_path / "advice", *words) == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_folder_with_one_image_is_refused_by_its_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "one").mkdir()
+    Image.new("RGB", (20, 14), (200, 0, 0)).save(tmp_path / "one" / "a.png")
+    assert run("audit", tmp_path / "one", "--out", tmp_path / "out") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "has 1 image; an audit compares images with each other and needs at least 2" in said

@@ -98,6 +98,18 @@ def test_comparison_has_columns_for_recall_of_texts(
     assert "a→p R@1" in capsys.readouterr().out
 
 
+def test_without_labels_eval_names_the_protocol_of_texts(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "unlabelled.csv"
+    with open(table, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(
+            [("anchor", "positive"), *((row["anchor"], row["positive"]) for row in rows())]
+        )
+    assert run("eval", trained, "--data", table) == 2
+    assert "evaluate this run with --protocol retrieval" in capsys.readouterr().err
+
+
 def test_images_are_refused_by_a_model_of_texts(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

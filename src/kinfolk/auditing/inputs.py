@@ -340,6 +340,11 @@ def _embed_images(
         source = open_source(data, labels_from_folders=labels_from_folders)
         size = PIXELS if encoder == PATCHES else 256
         images = prepare(source, image_size=size, workers=workers, progress=progress)
+        if images.num_train < 2:
+            raise UsageError(
+                f"`{data}` has {images.num_train} image; an audit compares images with each other"
+                " and needs at least 2, and better hundreds"
+            )
         features = guide_features(encoder, images).float().numpy()
         words = f"{encoder} with its pretrained weights"
         if encoder == PATCHES:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kinfolk.auditing.verdict import UNKNOWN, Provenance, alpha_to_try, verdict
+from kinfolk.auditing.survey import best_alpha
+from kinfolk.auditing.verdict import UNKNOWN, Provenance, alpha_to_try, is_limited, verdict
 from kinfolk.errors import KinfolkError
 from kinfolk.features import Ints
 from kinfolk.report.html import HERE as REPORT
@@ -282,7 +283,8 @@ def panels_of(audit: Audit) -> list[Panel]:
     curve = figure(traces, "α", share=True)
     ticks = {"tickvals": [0.001, 0.01, 0.1, 0.3], "tickformat": "~g"}
     curve["layout"]["xaxis"] |= {"type": "log", **ticks}
-    best = f"F1 is highest at α = {audit.best_alpha:g}" if audit.best_alpha else "No F1"
+    highest = best_alpha(audit.survey, precision=0)
+    best = f"F1 is highest at α = {highest:g}" if highest else "No F1"
     note = f"flagged pairs against the labels, {which}"
     return [Panel("curve", "Along α", note, best, curve), *panels]
 
@@ -314,11 +316,13 @@ def tiles(audit: Audit) -> list[tuple[str, str, str]]:
     """Label, value and note of the tiles at the top."""
     flagged, alpha = int(audit.flagged.sum()), alpha_to_try(audit)
     number = f"{flagged / 1e6:.3g} M" if flagged >= 1_000_000 else f"{flagged:,}"
-    suggested = ("Suggested α", "none", "no pairs stand out clearly")
-    if alpha is not None:
-        by_labels = audit.best_alpha is not None
-        note = "highest F1" if by_labels else "share of pairs that stands out"
-        suggested = ("Suggested α", f"{alpha:g}", note)
+    if math.isnan(audit.kin_share):
+        note = "no pairs stand out clearly" if alpha is None else "share of pairs that stands out"
+    elif alpha is None:
+        note = "most flags are wrong at every α"
+    else:
+        note = "half of the flags or more are right" if is_limited(audit) else "highest F1"
+    suggested = ("Suggested α", "none" if alpha is None else f"{alpha:g}", note)
     found = [
         ("Samples", f"{len(audit):,}", ""),
         ("Flagged pairs", number, f"α = {audit.alpha:g}; {len(audit.pairs):,} listed"),

@@ -225,7 +225,8 @@ class Audit:
         outliers: rows of sample, similarity, median: samples that are far from their nearest
             neighbours, and the median over all samples.
         outstanding: for several α the share of the flagged pairs that stands out.
-        best_alpha: the α with the highest F1 on the labels; None without labels.
+        best_alpha: the α with the highest F1 among those at which at least half of the flagged
+            pairs are right by the labels; None without labels or if there is none.
         kin_share: share of pairs with equal labels; NaN without labels.
         kin_share_range: its 95 % confidence interval, if a random part of the samples is labelled.
         precision, recall, f1: of all flagged pairs against the labels; NaN without labels.

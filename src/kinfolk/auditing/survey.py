@@ -42,6 +42,8 @@ from kinfolk.features import Features, Floats, Ints
 PAIRS, PAIRS_LABELLED = 10_000_000, 50_000_000
 FEWEST_ANCHORS = 256
 ALPHAS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3)
+MOSTLY_RIGHT = 0.5
+"""Precision below which an α is not suggested: a detector would flag mostly true negatives."""
 BINS = 80
 NAN = float("nan")
 
@@ -127,9 +129,10 @@ def score(hits: int, known: int, kin: int) -> tuple[float, float, float]:
     )
 
 
-def best_alpha(survey: Survey) -> float | None:
-    """The α of the curve with the highest F1; None without labels."""
-    points = [point for point in survey.curve if np.isfinite(point.f1)]
+def best_alpha(survey: Survey, precision: float = MOSTLY_RIGHT) -> float | None:
+    """The α of the curve with the highest F1 among those with at least this precision; None without
+    labels or without such an α."""
+    points = [p for p in survey.curve if np.isfinite(p.f1) and p.precision >= precision]
     return max(points, key=lambda point: point.f1).alpha if points else None
 
 

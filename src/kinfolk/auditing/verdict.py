@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kinfolk.auditing.survey import batch_lines, kin_shares
+from kinfolk.auditing.survey import batch_lines, best_alpha, kin_shares
 
 if TYPE_CHECKING:
     from kinfolk.auditing.run_audit import Audit
@@ -124,9 +124,14 @@ def verdict(audit: Audit, origin: Provenance = UNKNOWN) -> Verdict:
 
 
 def alpha_to_try(audit: Audit) -> float | None:
-    """The α of the commands: with labels that of the highest F1, otherwise the share that stands
+    """The α of the commands: with labels `Audit.best_alpha`, otherwise the share that stands
     out."""
-    return audit.suggested_alpha if audit.best_alpha is None else audit.best_alpha
+    return audit.suggested_alpha if math.isnan(audit.kin_share) else audit.best_alpha
+
+
+def is_limited(audit: Audit) -> bool:
+    """Whether the precision limits the suggested α: F1 is higher at a larger one."""
+    return best_alpha(audit.survey, precision=0) != audit.best_alpha
 
 
 def _amount(audit: Audit) -> str:
@@ -161,8 +166,18 @@ def _amount(audit: Audit) -> str:
 
 
 def _alpha(audit: Audit) -> str:
-    if audit.best_alpha is not None:
+    if audit.best_alpha is not None and is_limited(audit):
+        text = (
+            f"Suggested α: {audit.best_alpha:g}, the largest at which at least half of the flagged"
+            " pairs are right by the labels."
+        )
+    elif audit.best_alpha is not None:
         text = f"Suggested α: {audit.best_alpha:g}, where F1 is highest with these labels."
+    elif not math.isnan(audit.kin_share):
+        text = (
+            "No α is suggested for a detector: at every α, most of the flagged pairs are wrong by"
+            " the labels."
+        )
     elif audit.suggested_alpha is None:
         text = "No α is suggested, because no pairs stand out clearly."
     else:
@@ -192,9 +207,9 @@ def _precision(audit: Audit) -> str:
 def beats_chance(audit: Audit) -> bool:
     """Whether flagged pairs are clearly more than chance, at the audit's α or at the best one: by
     the labels, or by what stands out."""
-    if math.isnan(audit.precision) or audit.best_alpha is None:
+    if math.isnan(audit.precision):
         return audit.suggested_alpha is not None
-    alphas = (audit.alpha, audit.best_alpha)
+    alphas = (audit.alpha, audit.best_alpha or audit.alpha)
     least = ABOVE_CHANCE * audit.kin_share
     return any(audit.survey.point(alpha).precision >= least for alpha in alphas)
 
@@ -222,14 +237,17 @@ def candidates(audit: Audit, origin: Provenance = UNKNOWN) -> list[Candidate]:
     """The methods that are worth a try; the first has no detector, to compare with."""
     base, alpha = origin.framework, alpha_to_try(audit)
     found = [Candidate("Without a detector, to compare with", base, base)]
-    if alpha is None or not beats_chance(audit):
+    if not beats_chance(audit):
         return found
-    at = {"detector.alpha": alpha}
-    purpose = "False negatives found during the training"
-    found.append(Candidate(purpose, "glofnd", f"{base}+glofnd", at))
-    if origin.captions:
+    at = {} if alpha is None else {"detector.alpha": alpha}
+    if alpha is not None:
+        purpose = "False negatives found during the training"
+        found.append(Candidate(purpose, "glofnd", f"{base}+glofnd", at))
+    if origin.captions and alpha is not None:
         purpose = "The most similar ones of each batch"
-        return [*found, Candidate(purpose, "fnc", f"{base}+fnc", at)]
+        found.append(Candidate(purpose, "fnc", f"{base}+fnc", at))
+    if origin.captions:
+        return found
     purpose = "The pairs of these features as positives"
     settings = {"detector.features": origin.guide or "FEATURES.npy", **at}
     if origin.same_samples:

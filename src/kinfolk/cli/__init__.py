@@ -61,7 +61,7 @@ def _root(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Contrastive representation learning that knows its false negatives."""
+    """Contrastive representation learning that detects false negatives."""
 
 
 TRAIN, INSPECT = "Train and use", "Inspect"

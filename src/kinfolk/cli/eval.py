@@ -324,6 +324,11 @@ def evaluate(
         workers=workers,
     )
     print_refused(images)
+    if images.samples.captions is not None and images.samples.labels is None and "knn" in names:
+        raise UsageError(
+            "the data has texts and no labels, which knn measures with; evaluate this run with"
+            " --protocol retrieval"
+        )
     source = data or opened.config.data.source
     features = Features(opened, images, unpooled, own_mean)
 

@@ -39,7 +39,7 @@ else:
         from transformers import TrainerCallback
     except ImportError as error:  # pragma: no cover
         raise ImportError(
-            "kinfolk.integrations.sentence_transformers needs: pip install 'kinfolk[sentence]'"
+            "kinfolk.integrations.sentence_transformers needs: pip install '.[sentence]' in a clone"
         ) from error
 
 STATE_FILE = "kinfolk_loss.safetensors"

@@ -222,7 +222,8 @@ def summary(record: Record) -> str:
     unfinished = isinstance(planned, int) and planned != epochs
     trained = f"{epochs} of {planned} epochs" if unfinished else counted(epochs, "epoch")
     samples = record.splits.get("train", 0)
-    what = "images" if learns_from("image", record.method) else "text pairs"
+    images, texts = (learns_from(each, record.method) for each in ("image", "text"))
+    what = "text pairs" if not images else "captions" if texts else "images"
     return f"trained for {trained}" + (f" on {samples:,} {what}" if samples else "")
 
 

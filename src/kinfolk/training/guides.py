@@ -155,7 +155,7 @@ def patch_features(data: ImageData) -> Tensor:
     if bool((features_NF == 0).all(1).any()):
         raise UsageError(
             "the training images do not differ enough for a guide made from their patches; name"
-            " another one with --guide"
+            " another one with --guide (--encoder of `kinfolk audit`)"
         )
     return features_NF
 
