@@ -216,14 +216,21 @@ def learns_from(modality: str, method: str) -> bool:
     return framework is None or modality in framework.modalities
 
 
+def has_captions(method: str) -> bool:
+    """Whether a sample of the method is a caption of an image; False for an unknown method."""
+    unknown = learns_from("", method)
+    return not unknown and learns_from("image", method) and learns_from("text", method)
+
+
 def summary(record: Record) -> str:
     """The sentence under the title."""
     epochs, planned = len(record.epochs), record.config.get("epochs")
     unfinished = isinstance(planned, int) and planned != epochs
     trained = f"{epochs} of {planned} epochs" if unfinished else counted(epochs, "epoch")
     samples = record.splits.get("train", 0)
-    images, texts = (learns_from(each, record.method) for each in ("image", "text"))
-    what = "text pairs" if not images else "captions" if texts else "images"
+    what = "images" if learns_from("image", record.method) else "text pairs"
+    if has_captions(record.method):
+        what = "captions"
     return f"trained for {trained}" + (f" on {samples:,} {what}" if samples else "")
 
 
