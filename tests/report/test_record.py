@@ -188,3 +188,20 @@ def test_an_unlabelled_run_has_no_figures_of_labels(tmp_path: Path) -> None:
     assert "kNN accuracy" not in names
     assert "Detection F1" not in names
     assert read_record(make_run(tmp_path / "labelled", data=images(classes=["a", "b"]))).labelled
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("simclr+glofnd", "images"),
+        ("clip+glofnd", "captions"),
+        ("pairs", "text pairs"),
+        ("of-a-plugin", "images"),
+    ],
+)
+def test_the_summary_counts_what_the_method_learns_from(
+    tmp_path: Path, method: str, words: str
+) -> None:
+    record = read_record(make_run(tmp_path / "run", data=images(classes=["cat", "dog"])))
+    record.config["method"] = method
+    assert texts.summary(record) == f"trained for 12 epochs on 60 {words}"
