@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from timing import interleaved, median, verdict
 from torch import Tensor
 
-from kinfolk.clustering import Hierarchy
+from kinfolk.clustering import OnlineHierarchy
 from kinfolk.data.augmentation.views import Views
 from kinfolk.detectors import Hierarchy as Detector
 from kinfolk.frameworks.registry import Context, build, parse
@@ -51,7 +51,7 @@ class Updates:
 
     def __init__(self, number: int) -> None:
         labels, self.z = planted(number)
-        self.hierarchy = Hierarchy(number, 3, merge_similarity=SIMILARITY, dim=DIM)
+        self.hierarchy = OnlineHierarchy(number, 3, merge_similarity=SIMILARITY, dim=DIM)
         self.hierarchy.start(labels, self.z)
         self.g = torch.Generator().manual_seed(1)
 

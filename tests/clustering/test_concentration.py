@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kinfolk.clustering.confidence import concentration
+from kinfolk.clustering.labels import concentration
 from tests.reference import prototypes as slow
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.clustering import confidence, kmeans
+from kinfolk.clustering import kmeans
+from kinfolk.clustering import labels as pseudo_labels
 from tests.reference import ifnd, prototypes
 
 
@@ -22,12 +23,15 @@ def clustered(seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("block", [1 << 22, 20])
 def test_confidence_of_a_sample(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confidence, "_BLOCK_ELEMENTS", block)
+    monkeypatch.setattr(pseudo_labels, "_BLOCK_ELEMENTS", block)
     x, centroids, labels = clustered(0)
     unit = torch.nn.functional.normalize(centroids, dim=1)
     want = ifnd.confidence(x.double(), centroids.double(), labels.tolist(), 0.1)
     torch.testing.assert_close(
-        confidence.sample_confidence(x, unit, labels, 0.1), torch.tensor(want), rtol=1e-4, atol=1e-6
+        pseudo_labels.sample_confidence(x, unit, labels, 0.1),
+        torch.tensor(want),
+        rtol=1e-4,
+        atol=1e-6,
     )
 
 
@@ -39,7 +43,7 @@ def test_confidence_at_a_low_temperature() -> None:
         torch.eye(2),
         torch.tensor([0, 0, 1, 1, 1]),
     )
-    got = confidence.sample_confidence(x, centroids, labels, 0.001)
+    got = pseudo_labels.sample_confidence(x, centroids, labels, 0.001)
     want = torch.sigmoid((1 - 2 * labels) * (x[:, 0] - x[:, 1]).double() / 0.001)
     torch.testing.assert_close(got.double(), want, rtol=1e-3, atol=1e-5)
     assert ((got > 0.2) & (got < 0.8)).sum() == 3
@@ -51,7 +55,7 @@ def test_confidence_of_a_cluster() -> None:
     low, high = phi.quantile(torch.tensor([0.1, 0.9]))
     want = phi.clamp(low, high)
     torch.testing.assert_close(
-        confidence.cluster_confidence(x, centroids, labels), (want.mean() / want)[labels]
+        pseudo_labels.cluster_confidence(x, centroids, labels), (want.mean() / want)[labels]
     )
 
 
@@ -61,18 +65,20 @@ def test_clusters_without_a_spread_have_that_of_the_widest() -> None:
     labels = torch.tensor([0, 0, 1, 1, 2])
     centroids = torch.tensor([[1.0, 0.0], [0.0, 0.95], [0.6, 0.8], [5.0, 5.0]])
     torch.testing.assert_close(
-        confidence.cluster_confidence(x, centroids, labels),
+        pseudo_labels.cluster_confidence(x, centroids, labels),
         torch.ones(5),
         msg="one cluster has a spread",
     )
-    assert confidence.cluster_confidence(x[4:], centroids, labels[4:]).tolist() == [1.0], "none has"
+    assert pseudo_labels.cluster_confidence(x[4:], centroids, labels[4:]).tolist() == [1.0], (
+        "none has"
+    )
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 1 / 3, 0.5, 0.999, 1.0])
 def test_acceptance_is_exact(rate: float) -> None:
     # many ties
     values = torch.rand(40, generator=torch.Generator().manual_seed(0)).mul(8).round() / 8
-    got = confidence.accepted(values, rate)
+    got = pseudo_labels.accept_most_confident(values, rate)
     assert set(got.nonzero().flatten().tolist()) == ifnd.acceptance(values.tolist(), rate)
     assert int(got.sum()) == round(rate * 40)
 
@@ -83,7 +89,7 @@ def test_equally_confident_samples_are_accepted_by_distance_not_in_data_set_orde
         torch.tensor([2.0, 1.0, 1.0, 1.0, 1.0]),
         torch.tensor([9.0, 0.4, 0.3, 0.1, 0.2]),
     )
-    assert confidence.accepted(confidences, 0.6, distances).tolist() == [
+    assert pseudo_labels.accept_most_confident(confidences, 0.6, distances).tolist() == [
         True,
         False,
         False,
@@ -93,19 +99,19 @@ def test_equally_confident_samples_are_accepted_by_distance_not_in_data_set_orde
 
 
 def test_distance_to_the_own_centroid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confidence, "_BLOCK_ELEMENTS", 20)
+    monkeypatch.setattr(pseudo_labels, "_BLOCK_ELEMENTS", 20)
     x, centroids, labels = clustered(3)
     want = torch.cdist(x.double(), centroids.double()).gather(1, labels.unsqueeze(1)).squeeze(1)
     torch.testing.assert_close(
-        confidence.centroid_distance(x, centroids, labels).double(), want, rtol=1e-5, atol=1e-5
+        pseudo_labels.centroid_distance(x, centroids, labels).double(), want, rtol=1e-5, atol=1e-5
     )
 
 
 @pytest.mark.parametrize("num_epochs", [2, 3, 200])
 def test_the_last_epoch_of_a_linear_schedule_has_the_final_rate(num_epochs: int) -> None:
-    last = confidence.last_clustering(1, num_epochs)
+    last = pseudo_labels.last_clustering(1, num_epochs)
     rates = [
-        confidence.rate_at("linear", 0.8, epoch / num_epochs, last=last)
+        pseudo_labels.rate_at("linear", 0.8, epoch / num_epochs, last=last)
         for epoch in range(num_epochs)
     ]
     assert rates == pytest.approx([0.8 * epoch / (num_epochs - 1) for epoch in range(num_epochs)])
@@ -125,11 +131,11 @@ def test_the_last_epoch_of_a_linear_schedule_has_the_final_rate(num_epochs: int)
 )
 def test_when_the_last_clustering_is(every: int, num_epochs: int, first: int, want: int) -> None:
     """At the end of the training, where none but that before the first epoch is made earlier."""
-    assert confidence.last_clustering(every, num_epochs, first) == want / num_epochs
+    assert pseudo_labels.last_clustering(every, num_epochs, first) == want / num_epochs
 
 
 def test_without_ties_the_least_accepted_is_above_the_most_refused() -> None:
     values = torch.randn(101, generator=torch.Generator().manual_seed(1))
-    got = confidence.accepted(values, 0.4)
+    got = pseudo_labels.accept_most_confident(values, 0.4)
     assert values[got].min() > values[~got].max()
     assert math.isclose(got.float().mean().item(), 40 / 101, rel_tol=1e-6)

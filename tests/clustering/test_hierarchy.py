@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kinfolk.clustering import Hierarchy, conforming
+from kinfolk.clustering import OnlineHierarchy, conforming
 from tests.reference.hierarchy import check
 
 
@@ -40,7 +40,7 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 
 def run(
-    hierarchy: Hierarchy, z: Tensor, steps: int, batch: int, seed: int = 0, first: int = 0
+    hierarchy: OnlineHierarchy, z: Tensor, steps: int, batch: int, seed: int = 0, first: int = 0
 ) -> None:
     for step in range(first, first + steps):
         ids = torch.randperm(len(z), generator=torch.Generator().manual_seed(1000 * seed + step))[
@@ -65,7 +65,7 @@ def test_all_that_must_hold_holds_after_every_update(
     splits and merges in all."""
     g = torch.Generator().manual_seed(seed)
     similarity = torch.rand(levels - 1, generator=g).sort(descending=True).values.tolist()
-    hierarchy = Hierarchy(
+    hierarchy = OnlineHierarchy(
         num_samples, levels, merge_similarity=similarity, dim=3, parts=parts, max_units=max_units
     )
     check(hierarchy)
@@ -91,7 +91,7 @@ def test_all_that_must_hold_holds_after_every_update(
 @pytest.mark.parametrize("start", ["alone", "together"])
 def test_finds_planted_levels(start: str) -> None:
     labels, z = planted()
-    hierarchy = Hierarchy(len(z), 3, merge_similarity=(0.85, 0.5))
+    hierarchy = OnlineHierarchy(len(z), 3, merge_similarity=(0.85, 0.5))
     if start == "together":
         hierarchy.start(torch.stack((labels[0], *torch.zeros(2, len(z)).long())), z)
     run(hierarchy, z, steps=80, batch=24)
@@ -102,7 +102,7 @@ def test_finds_planted_levels(start: str) -> None:
 
 def test_follows_features_that_move() -> None:
     labels, z = planted()
-    hierarchy = Hierarchy(len(z), 3, merge_similarity=(0.85, 0.5))
+    hierarchy = OnlineHierarchy(len(z), 3, merge_similarity=(0.85, 0.5))
     hierarchy.start(labels, z)
     order = torch.randperm(len(z), generator=torch.Generator().manual_seed(5))
     run(hierarchy, z[order], steps=160, batch=24)
@@ -112,7 +112,7 @@ def test_follows_features_that_move() -> None:
 
 def test_what_is_planted_and_stays_is_left_alone() -> None:
     labels, z = planted()
-    hierarchy = Hierarchy(len(z), 3, merge_similarity=(0.85, 0.5))
+    hierarchy = OnlineHierarchy(len(z), 3, merge_similarity=(0.85, 0.5))
     hierarchy.start(labels, z)
     before = hierarchy.labels
     run(hierarchy, z, steps=30, batch=24)
@@ -122,7 +122,7 @@ def test_what_is_planted_and_stays_is_left_alone() -> None:
 def test_save_load_continue_equals_uninterrupted() -> None:
     _, z = planted(noise=1.0)
     whole, first, second = (
-        Hierarchy(len(z), 3, merge_similarity=(0.8, 0.4), max_units=5) for _ in range(3)
+        OnlineHierarchy(len(z), 3, merge_similarity=(0.8, 0.4), max_units=5) for _ in range(3)
     )
     run(whole, z, 20, 16)
     run(first, z, 10, 16)
@@ -135,7 +135,7 @@ def test_save_load_continue_equals_uninterrupted() -> None:
 
 def test_the_order_of_rows_is_of_no_consequence() -> None:
     _, z = planted(noise=1.0)
-    one, other = (Hierarchy(len(z), 3, merge_similarity=(0.8, 0.4)) for _ in range(2))
+    one, other = (OnlineHierarchy(len(z), 3, merge_similarity=(0.8, 0.4)) for _ in range(2))
     for step in range(20):
         g = torch.Generator().manual_seed(step)
         halves = torch.randint(0, len(z), (2, 12), generator=g)  # of two ranks, with repeated ids
@@ -148,7 +148,7 @@ def test_the_order_of_rows_is_of_no_consequence() -> None:
 
 
 def test_rows_of_one_id_count_as_their_mean_and_broken_rows_not_at_all() -> None:
-    hierarchy = Hierarchy(3, 2, merge_similarity=0.9)
+    hierarchy = OnlineHierarchy(3, 2, merge_similarity=0.9)
     hierarchy.update(
         torch.tensor([1, 1, 2, 0]),
         torch.tensor([[1.0, 0.0], [0.0, 1.0], [torch.nan, 0.0], [0.0, 2.0]]),
@@ -160,7 +160,7 @@ def test_rows_of_one_id_count_as_their_mean_and_broken_rows_not_at_all() -> None
 
 
 def test_features_are_moving_averages_and_the_first_counts_whole() -> None:
-    hierarchy = Hierarchy(2, 2, merge_similarity=0.9, feature_momentum=0.75)
+    hierarchy = OnlineHierarchy(2, 2, merge_similarity=0.9, feature_momentum=0.75)
     for new in ([[1.0, 0.0]], [[0.0, 5.0]]):
         hierarchy.update(torch.tensor([1]), torch.tensor(new))
     assert hierarchy.tree.features.tolist() == [[0, 0], pytest.approx([3 / 10**0.5, 1 / 10**0.5])]
@@ -168,7 +168,7 @@ def test_features_are_moving_averages_and_the_first_counts_whole() -> None:
 
 def test_centres_are_normalised_sums_of_their_members() -> None:
     labels, z = planted()
-    hierarchy = Hierarchy(len(z), 3, merge_similarity=0.5)
+    hierarchy = OnlineHierarchy(len(z), 3, merge_similarity=0.5)
     hierarchy.start(labels, z)
     label, centre = hierarchy.centres(3)
     for name, row in zip(label, centre, strict=True):
@@ -178,7 +178,7 @@ def test_centres_are_normalised_sums_of_their_members() -> None:
 def test_what_is_wrong_is_named() -> None:
     for words, arguments in (("num_samples", (0, 2)), ("levels", (3, 0))):
         with pytest.raises(ValueError, match=f"`{words}`"):
-            Hierarchy(*arguments, merge_similarity=0.5)
+            OnlineHierarchy(*arguments, merge_similarity=0.5)
     for name, value in (
         ("parts", 1),
         ("max_units", 1),
@@ -187,8 +187,8 @@ def test_what_is_wrong_is_named() -> None:
         ("feature_momentum", 1.0),
     ):
         with pytest.raises(ValueError, match=f"`{name}`"):
-            Hierarchy(3, 3, **{"merge_similarity": 0.5, name: value})  # type: ignore[arg-type]
-    hierarchy = Hierarchy(3, 2, merge_similarity=0.5, dim=4)
+            OnlineHierarchy(3, 3, **{"merge_similarity": 0.5, name: value})  # type: ignore[arg-type]
+    hierarchy = OnlineHierarchy(3, 2, merge_similarity=0.5, dim=4)
     with pytest.raises(ValueError, match="`ids`"):
         hierarchy.update(torch.tensor([3]), torch.zeros(1, 4))
     with pytest.raises(ValueError, match="`features`"):
@@ -200,7 +200,9 @@ def test_what_is_wrong_is_named() -> None:
     with pytest.raises(ValueError, match="and be finite"):
         hierarchy.start(torch.arange(3).expand(2, -1), torch.full((3, 4), torch.nan))
     with pytest.raises(ValueError, match="nested"):
-        Hierarchy(3, 3, merge_similarity=0.5).start(torch.tensor([[0, 1, 2], [0, 0, 1], [0, 1, 1]]))
+        OnlineHierarchy(3, 3, merge_similarity=0.5).start(
+            torch.tensor([[0, 1, 2], [0, 0, 1], [0, 1, 1]])
+        )
     with pytest.raises(
         RuntimeError,
         match=(
@@ -208,11 +210,11 @@ def test_what_is_wrong_is_named() -> None:
             " levels"
         ),
     ):
-        Hierarchy(4, 2, merge_similarity=0.5).load_state_dict(hierarchy.state_dict())
+        OnlineHierarchy(4, 2, merge_similarity=0.5).load_state_dict(hierarchy.state_dict())
 
 
 def test_mixed_precision_around_an_update_changes_nothing() -> None:
-    one, other = (Hierarchy(40, levels=3, merge_similarity=(0.9, 0.7)) for _ in range(2))
+    one, other = (OnlineHierarchy(40, levels=3, merge_similarity=(0.9, 0.7)) for _ in range(2))
     for step in range(3):
         g = torch.Generator().manual_seed(step)
         ids, rows = (
@@ -230,6 +232,6 @@ def test_mixed_precision_around_an_update_changes_nothing() -> None:
 
 
 def test_similarities_that_rise_with_the_level_are_refused() -> None:
-    Hierarchy(4, 3, merge_similarity=(0.8, 0.8))
+    OnlineHierarchy(4, 3, merge_similarity=(0.8, 0.8))
     with pytest.raises(ValueError, match=r"`merge_similarity` \(=\(0.3, 0.8\)\) must not rise"):
-        Hierarchy(4, 3, merge_similarity=(0.3, 0.8))
+        OnlineHierarchy(4, 3, merge_similarity=(0.3, 0.8))

@@ -12,7 +12,7 @@ from kinfolk.clustering.hierarchy_update import (
     Level,
     Rings,
     components,
-    merged,
+    merge_groups,
     peaks,
     select_units,
     split,
@@ -48,7 +48,7 @@ def test_merge_equals_the_loop(seed: int, number: int, similarity: float) -> Non
     g = torch.Generator().manual_seed(seed)
     centre = F.normalize(torch.randn(number, 3, generator=g, dtype=torch.float64), dim=1)
     border = torch.randint(0, 4, (number,), generator=g).sort().values
-    assert merged(centre, border, similarity).tolist() == slow.merge(
+    assert merge_groups(centre, border, similarity).tolist() == slow.merge(
         centre.tolist(), border.tolist(), similarity
     )
 
@@ -57,7 +57,7 @@ def test_merge_in_chunks_equals_the_whole() -> None:
     g = torch.Generator().manual_seed(0)
     centre = F.normalize(torch.randn(900, 4, generator=g), dim=1)
     border = torch.randint(0, 40, (900,), generator=g).sort().values
-    found = merged(centre, border, 0.9)
+    found = merge_groups(centre, border, 0.9)
     alike = (centre @ centre.T > 0.9) & (border.unsqueeze(0) == border.unsqueeze(1))
     assert found.tolist() == components(alike.triu(1).nonzero(), 900).tolist()
 

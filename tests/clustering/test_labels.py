@@ -65,8 +65,12 @@ def test_iterations_and_points_are_those_that_were_given() -> None:
     clusters.refresh(features(1))
     want = kmeans(features(1), 9, seed=4, init=before, iterations=2, points_per_cluster=4)
     assert torch.equal(clusters.level(1), want.centroids)
-    assert clusters.unusual == {"iterations": 1, "warm_iterations": 2, "points_per_cluster": 4}
-    for name in clusters.unusual:
+    assert clusters.changed_settings == {
+        "iterations": 1,
+        "warm_iterations": 2,
+        "points_per_cluster": 4,
+    }
+    for name in clusters.changed_settings:
         with pytest.raises(ValueError, match=rf"`{name}` \(=0\) must be at least 1"):
             made(**{name: 0})
 
@@ -165,11 +169,11 @@ def cosine(z: Tensor, centroids: Tensor, labels: Tensor, level: int) -> Tensor:
 def test_the_most_confident_clusters_become_labels(subset: bool) -> None:
     clusters, ids = made(accepts=True), torch.arange(59, 9, -1) if subset else torch.arange(60)
     everyone = torch.arange(60)
-    assert not clusters.some
+    assert not clusters.has_labels
     assert (clusters.of(everyone) == -1).all()
     z = features(0)[ids]
     clusters.refresh(z, ids if subset else None)
-    assert not clusters.some, "a cluster is no label before it is accepted"
+    assert not clusters.has_labels, "a cluster is no label before it is accepted"
     clusters.accept(z, 0.3, cosine, ids if subset else None)
     for level, number in enumerate((5, 9)):
         found, cluster = clusters.of(everyone)[level], clusters.labels[level]
@@ -185,7 +189,7 @@ def test_the_most_confident_clusters_become_labels(subset: bool) -> None:
         assert clusters.highest is not None
         assert clusters.highest[level].item() == pytest.approx(max(sure.values()))
     clusters.set_acceptance()
-    assert not clusters.some
+    assert not clusters.has_labels
     assert (clusters.of(everyone) == -1).all()
 
 

@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from kinfolk.clustering import Hierarchy
+from kinfolk.clustering import OnlineHierarchy
 
 
 def density_peaks(centres: list[list[float]], parts: int, rest: bool) -> list[int]:
@@ -52,7 +52,7 @@ def merge(centres: list[list[float]], borders: list[int], similarity: float) -> 
     return group
 
 
-def check(hierarchy: Hierarchy) -> None:
+def check(hierarchy: OnlineHierarchy) -> None:
     """Nested levels, sums and sizes equal to recomputed ones, every alive cluster once in its ring
     and none other, the rest free."""
     tree, labels = hierarchy.tree, hierarchy.labels

@@ -71,7 +71,7 @@ def dbscan(
     for start, block in blocks:
         sim_bN = block @ unit_ND.T
         for r, least in enumerate(near):
-            part_RN[r] = _joined(part_RN[r], sim_bN >= least, core_RN[r], start)
+            part_RN[r] = _join_parts(part_RN[r], sim_bN >= least, core_RN[r], start)
             best = sim_bN.masked_fill(~core_RN[r], -torch.inf).max(1)
             span = slice(start, start + rows)
             reached = (best.values >= least) & ~core_RN[r, span]
@@ -127,7 +127,7 @@ def require_finite(features: Tensor) -> None:
         )
 
 
-def _joined(part_N: Tensor, near_bN: Tensor, core_N: Tensor, start: int) -> Tensor:
+def _join_parts(part_N: Tensor, near_bN: Tensor, core_N: Tensor, start: int) -> Tensor:
     """The parts of the cores after joining those that are near each other; each named by its
     smallest."""
     stop = start + len(near_bN)
@@ -238,9 +238,9 @@ def fitting_radii(
 ) -> tuple[float, ...]:
     """`number` growing radii for (N, D) features.
 
-    At the last as many samples are cores as can be, at most half of them, without one cluster that
-    holds more than `largest` of all samples: when the radius grows, clusters join, until one has
-    swallowed the others. At each radius before it half as many are cores.
+    At the last, as many samples are cores as possible, at most half of them, without a cluster of
+    more than `largest` of all samples: when the radius grows, clusters join until one has absorbed
+    the others. At each radius before it half as many are cores.
 
     Args:
         number: R.

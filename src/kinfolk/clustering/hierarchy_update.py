@@ -228,7 +228,7 @@ def peaks(sim_KWW: Tensor, valid_KW: Tensor, rest_K: Tensor, parts: int) -> tupl
     return torch.cat((by_peak_Km, far_K1), 1), known_Km
 
 
-def merged(centre_nD: Tensor, border_n: Tensor, similarity: float) -> Tensor:
+def merge_groups(centre_nD: Tensor, border_n: Tensor, similarity: float) -> Tensor:
     """(n,) the group of every node, named by its first node: nodes connected by pairs that are more
     similar than `similarity`.
 
@@ -342,9 +342,9 @@ def _split(
     number_Km = cluster_K.new_zeros(len(cluster_K), limits.parts)
     sum_KmD = level.unit_sum.new_zeros(len(cluster_K), limits.parts, level.unit_sum.shape[1])
     part_m = torch.arange(limits.parts, device=cluster_K.device).view(1, -1, 1)
-    looked_K = valid_KW.sum(1)
+    used_K = valid_KW.sum(1)
     # large clusters form a separate group
-    for rows, width in by_width(torch.where(rest_K, max(2 * limits.max_units, 9), looked_K)):
+    for rows, width in by_width(torch.where(rest_K, max(2 * limits.max_units, 9), used_K)):
         width = min(width, unit_KW.shape[1])
         cluster, unit, valid, rest = (
             cluster_K[rows],
@@ -368,7 +368,7 @@ def _split(
         part_KW[rows, :width] = part[:, 1:] if large else part
         if not large:
             level.cluster_sum[cluster] = sum_KmD[rows].sum(1)
-    number_Km[:, 0] += torch.where(rest_K, level.units.units[cluster_K] - looked_K - 1, 0)
+    number_Km[:, 0] += torch.where(rest_K, level.units.units[cluster_K] - used_K - 1, 0)
     return part_KW, number_Km, sum_KmD
 
 
@@ -379,7 +379,9 @@ def _targets(
     first of equals, or −1 − g if none has."""
     border, order = border_n.sort(stable=True)
     group_n = torch.empty_like(order)
-    group_n[order] = order[merged(F.normalize(sum_nD[order], dim=1), border, limits.similarity)]
+    group_n[order] = order[
+        merge_groups(F.normalize(sum_nD[order], dim=1), border, limits.similarity)
+    ]
     weight_n = torch.where(slot_n >= 0, number_n, 0)
     most_n = torch.zeros_like(group_n).scatter_reduce(0, group_n, weight_n, "amax")
     best_n = torch.where(

@@ -68,16 +68,13 @@ def kmeans(
     distinct samples than clusters some stay empty.
 
     Args:
-        features: (N, F), any device and type.
         num_clusters: K, below N.
         seed: of the first centroids and of the samples that are drawn.
-        init: (K, F) centroids to start from (a warm start); None: K samples drawn by k-means++, see
-            `first_centroids`.
+        init: (K, F) centroids to start from (a warm start); None: `first_centroids`.
         iterations: of Lloyd's algorithm.
-        spherical: centroids of unit norm, and samples assigned by the inner product. For features
-            of unit norm.
-        points_per_cluster: centroids are learned from at most so many samples per cluster, drawn at
-            random; all are labelled.
+        spherical: centroids of unit norm, and samples assigned by the inner product.
+        points_per_cluster: centroids are learned from at most this many samples per cluster, drawn
+            at random; all are labelled.
         device: where to compute; None: where the features are. A CPU uses faiss.
         over_ranks: all ranks call this together with the same arguments and receive the same
             result. On an accelerator each takes its share of the samples; on the CPU rank zero does
@@ -88,7 +85,7 @@ def kmeans(
         >>> found.labels.unique(return_counts=True)[1]
         tensor([2, 2])
     """
-    check(features, (num_clusters,))
+    check_clusterable(features, (num_clusters,))
     if iterations < 1:
         raise ValueError(f"`iterations` (={iterations}) must be at least 1")
     if points_per_cluster < 1:
@@ -100,27 +97,14 @@ def kmeans(
         )
     device = features.device if device is None else device
     shared = over_ranks and distributed.world_size() > 1
+    given = (features, num_clusters, seed, init, iterations, spherical, points_per_cluster)
     if device.type != "cpu":
-        return torch_kmeans(
-            features,
-            num_clusters,
-            seed,
-            init,
-            iterations,
-            spherical,
-            points_per_cluster,
-            device,
-            shared,
-        )
+        return torch_kmeans(*given, device, shared)
     if not shared:
-        return _faiss_kmeans(
-            features, num_clusters, seed, init, iterations, spherical, points_per_cluster
-        )
+        return _faiss_kmeans(*given)
     if distributed.is_rank_zero():
         with distributed.threads_of_waiting_ranks():
-            found = _faiss_kmeans(
-                features, num_clusters, seed, init, iterations, spherical, points_per_cluster
-            )
+            found = _faiss_kmeans(*given)
     else:
         found = Clusters(
             torch.empty(len(features), dtype=torch.int64),
@@ -148,7 +132,9 @@ def _faiss_kmeans(
     if start_KF is None:
         generator = torch.Generator().manual_seed(seed % 2**63)
         start_KF = first_centroids(
-            _drawn(rows_NF, num_clusters * points_per_cluster, generator), num_clusters, generator
+            _draw_rows(rows_NF, num_clusters * points_per_cluster, generator),
+            num_clusters,
+            generator,
         )
     start_KF = start_KF.detach().to("cpu", torch.float32).contiguous()
     with _threads(faiss):
@@ -185,16 +171,13 @@ def torch_kmeans(
     device: torch.device,
     shared: bool,
 ) -> Clusters:
-    """See `kmeans`; on any device, by blocked products. `shared`: every rank takes a share of the
-    samples, and sums are added over ranks.
-
-    An iteration does not wait for the device. Rank zero draws the first centroids, and every rank
-    has the same sums, so all ranks have the same centroids although sums on an accelerator have no
-    fixed order.
-    """
+    """See `kmeans`; on any device, by blocked products, without waiting for the device in an
+    iteration. `shared`: every rank takes a share of the samples, and sums are added over ranks.
+    Rank zero draws the first centroids, so all ranks have the same centroids although sums on an
+    accelerator have no fixed order."""
     world, rank = (dist.get_world_size(), dist.get_rank()) if shared else (1, 0)
     generator = torch.Generator().manual_seed(seed % 2**63)
-    drawn_SF = _drawn(features.detach(), num_clusters * points_per_cluster, generator)
+    drawn_SF = _draw_rows(features.detach(), num_clusters * points_per_cluster, generator)
     start_KF = torch.zeros(num_clusters, features.shape[1], device=device)
     if init is not None:
         start_KF.copy_(init)
@@ -209,14 +192,8 @@ def torch_kmeans(
     sizes = [len(features) // world + (each < len(features) % world) for each in range(world)]
     first = sum(sizes[:rank])
     own_NF = features[first : first + sizes[rank]].detach()
-    labels_N = torch.cat(
-        [
-            label_R
-            for _, label_R in assignments(
-                own_NF, centroids_KF, block_of_scores(own_NF, centroids_KF)
-            )
-        ]
-    )
+    score_RK = block_of_scores(own_NF, centroids_KF)
+    labels_N = torch.cat([label_R for _, label_R in assignments(own_NF, centroids_KF, score_RK)])
     if shared:
         labels_N = distributed.gather_rows(labels_N, sizes)
     if bool((torch.bincount(labels_N, minlength=num_clusters) == 0).any()):
@@ -232,9 +209,8 @@ def lloyd_iterations(
     """(K, F) the centroids after some iterations of Lloyd's algorithm on (S, F) rows, this rank's
     where they are `shared`.
 
-    An empty cluster takes half of one of the largest: both halves start next to each other and part
-    in the next iteration. A CPU does that only if a cluster is empty, and ends when nothing changes
-    any more; on an accelerator the host would have to wait to know.
+    An empty cluster takes half of one of the largest. A CPU does that only if a cluster is empty,
+    and ends when nothing changes any more; on an accelerator the host would have to wait to know.
     """
     number, size = centroids_KF.shape
     on_cpu, score_RK = centroids_KF.device.type == "cpu", block_of_scores(rows_SF, centroids_KF)
@@ -250,7 +226,7 @@ def lloyd_iterations(
             dist.all_reduce(sums)
         centroids_KF = sums_KF / count_K.clamp(min=1).unsqueeze(1)
         if not on_cpu or not count_K.all():
-            centroids_KF = _refilled(centroids_KF, count_K)
+            centroids_KF = _refill(centroids_KF, count_K)
         if spherical:
             centroids_KF = F.normalize(centroids_KF, dim=1)
         if on_cpu and torch.equal(centroids_KF, before_KF):
@@ -258,7 +234,7 @@ def lloyd_iterations(
     return centroids_KF
 
 
-def _refilled(centroids_KF: Tensor, count_K: Tensor) -> Tensor:
+def _refill(centroids_KF: Tensor, count_K: Tensor) -> Tensor:
     """The centroids, with a half of one of the largest clusters for each that is empty."""
     empty_K = count_K == 0
     largest_K = count_K.argsort(descending=True, stable=True)
@@ -301,8 +277,7 @@ def _resident(rows: Tensor, device: torch.device) -> Tensor:
 
 def first_centroids(features: Tensor, num_clusters: int, generator: torch.Generator) -> Tensor:
     """(K, F) of the (S, F) `features`, drawn by k-means++: each with a probability in proportion to
-    its squared distance from the nearest centroid drawn before, so that groups that lie apart have
-    one each.
+    its squared distance from the nearest centroid drawn before.
 
     Of 16 samples drawn that way, the one that leaves the smallest sum of squared distances is
     taken. Above 256 clusters several centroids are drawn at a time, without such trials: all
@@ -317,21 +292,18 @@ def first_centroids(features: Tensor, num_clusters: int, generator: torch.Genera
     trials = _TRIALS if step == 1 else 1
     square_S = features.square().sum(1)
     chosen = torch.randint(len(features), (1,), generator=generator).to(features.device)
-    numbers = [min(step, num_clusters - done) for done in range(1, num_clusters, step)]
+    sizes = [trials * min(step, num_clusters - done) for done in range(1, num_clusters, step)] or [
+        0
+    ]
+    # for all rounds at once, so that the host does not wait in each
     uniform = torch.cat(
-        [
-            torch.rand(trials * number, generator=generator, dtype=torch.float64)
-            for number in (*numbers, 0)
-        ]
-    )
-    uniform = uniform.to(features.device)  # of all rounds at once, so that none waits for its own
+        [torch.rand(size, generator=generator, dtype=torch.float64) for size in sizes]
+    ).to(features.device)
     nearest_S = _nearest(
         features, square_S, chosen.view(1, 1), torch.full_like(square_S, torch.inf)
     )[0]
-    for uniform_TM in (
-        part.view(trials, -1)
-        for part in torch.split(uniform, [trials * number for number in numbers])
-    ):
+    for uniform_R in torch.split(uniform, sizes) if num_clusters > 1 else ():
+        uniform_TM = uniform_R.view(trials, -1)
         total_S = nearest_S.double().cumsum(0)
         drawn_TM = torch.searchsorted(total_S, uniform_TM * total_S[-1], right=True).clamp_(
             max=len(features) - 1
@@ -363,15 +335,15 @@ def _nearest(features: Tensor, square_S: Tensor, drawn_TM: Tensor, nearest_S: Te
     return nearest_TS
 
 
-def _drawn(features: Tensor, most: int, generator: torch.Generator) -> Tensor:
-    """At most so many of the rows, at random."""
+def _draw_rows(features: Tensor, most: int, generator: torch.Generator) -> Tensor:
+    """At most `most` of the rows, at random."""
     if len(features) <= most:
         return features
     return features[torch.randperm(len(features), generator=generator)[:most].to(features.device)]
 
 
-def check(features: Tensor, num_clusters: tuple[int, ...]) -> None:
-    """Raises if the features cannot be clustered into so many clusters."""
+def check_clusterable(features: Tensor, num_clusters: tuple[int, ...]) -> None:
+    """Raises if the features cannot be clustered into these numbers of clusters."""
     if features.ndim != 2:
         raise ValueError(
             f"`features` (={tuple(features.shape)}) must have the shape (samples, features)"
@@ -425,7 +397,7 @@ def _repair(rows_NF: Tensor, labels_N: Tensor, centroids_KF: Tensor, spherical: 
 
 @contextmanager
 def _threads(faiss: Any) -> Iterator[None]:
-    """faiss comes with its own OpenMP; within, it has as many threads as torch."""
+    """faiss has a separate OpenMP; within, it has as many threads as torch."""
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(torch.get_num_threads())
     try:

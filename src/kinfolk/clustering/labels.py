@@ -1,31 +1,204 @@
-"""Pseudo-labels of all samples: the state of every method that clusters them once per epoch.
+"""Pseudo-labels of all samples: the state of every method that clusters them once per epoch, and
+which of them are accepted.
 
-`kmeans_levels` and `dbscan_levels` cluster each level of a hierarchy separately, as RCL does for
-comparison (its Table 4). Their levels are not nested; `conforming` measures to what extent they
-are.
+- Confidence and growing acceptance: Chen et al., Incremental False Negative Detection for
+  Contrastive Learning (IFND), ICLR 2022, equation 2.
+- Concentration: Li et al., Prototypical Contrastive Learning of Unsupervised Representations (PCL),
+  ICLR 2021, equation 12.
+- `kmeans_levels` and `dbscan_levels` cluster each level of a hierarchy separately, as RCL does for
+  comparison (its Table 4). Their levels are not nested.
 
-Dimension key: N samples, S samples that are clustered, D features, L or H levels, K clusters.
+Dimension key: N samples, S samples that are clustered, D features, L or H levels, K clusters, R
+rows of a block.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from kinfolk import distributed
-from kinfolk.clustering.confidence import accepted, centroid_distance
 from kinfolk.clustering.dbscan import dbscan
-from kinfolk.clustering.kmeans import Clusters, check, kmeans
+from kinfolk.clustering.kmeans import Clusters, check_clusterable, kmeans
 from kinfolk.stores.per_sample import Exact, size_differs
 
+Schedule = Literal["linear", "step", "constant"]
+"""How the share of accepted samples grows."""
+Confidence = Literal["sample", "cluster"]
+"""By what samples are accepted."""
+_BLOCK_ELEMENTS = 1 << 22
 ConfidenceOf = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 """(S,) the confidence of (S, D) features with (K, D) centroids in their clusters (S,), at a
 level."""
+
+
+# Which labels are accepted
+
+
+def concentration(
+    features: Tensor,
+    labels: Tensor,
+    centroids: Tensor,
+    *,
+    temperature: float = 1.0,
+    alpha: float = 10.0,
+    clip: float = 0.0,
+) -> Tensor:
+    """(K,) the concentration φ of each cluster, scaled to the mean `temperature`: smaller is more
+    concentrated. 0 for an empty cluster.
+
+        φ_k = Σ_{i in k} ‖v_i − c_k‖ / (Z_k log(Z_k + α))        Z_k members
+
+    A cluster of one member, or of equal ones, would have φ = 0 and an infinite pull; it is given
+    the largest φ of the others, or where there are none, all have `temperature`.
+
+    Args:
+        features, labels, centroids: (N, D) v, (N,) cluster of each sample, (K, D) c.
+        temperature: mean of φ over the clusters that are not empty.
+        alpha: limits φ of small clusters.
+        clip: φ is cut at this quantile and at 1 − it, before it is scaled; 0.1 in the published
+            code, not in the paper.
+
+    Example:
+        >>> features = torch.tensor([[0.0], [2.0], [9.0], [9.0]])
+        >>> labels, centroids = torch.tensor([0, 0, 1, 1]), torch.tensor([[1.0], [9.0], [0.0]])
+        >>> concentration(features, labels, centroids, temperature=0.2)
+        tensor([0.2000, 0.2000, 0.0000])
+    """
+    if not temperature > 0:
+        raise ValueError(f"`temperature` (={temperature}) must be above 0")
+    if not (alpha >= 0 and math.isfinite(alpha)):
+        raise ValueError(f"`alpha` (={alpha}) must be at least 0")
+    if not 0 <= clip < 0.5:
+        raise ValueError(f"`clip` (={clip}) must be in [0, 0.5)")
+    distance_N = torch.linalg.vector_norm(features.double() - centroids.double()[labels], dim=1)
+    size_K = torch.bincount(labels, minlength=len(centroids))
+    total_K = torch.zeros(len(centroids), dtype=torch.float64, device=features.device).index_add_(
+        0, labels, distance_N
+    )
+    phi_K = total_K / (size_K * torch.log(size_K + alpha))
+    wide_K = (size_K > 1) & (phi_K > 1e-12)
+    present_K = size_K > 0
+    if not bool(wide_K.any()):
+        phi_K = torch.full_like(phi_K, temperature)
+    else:
+        phi_K = phi_K.where(wide_K, phi_K[wide_K].max())
+        low, high = (torch.quantile(phi_K[present_K], share) for share in (clip, 1 - clip))
+        phi_K = phi_K.clamp(low, high)
+        phi_K = phi_K * (temperature / phi_K[present_K].mean())
+    return phi_K.masked_fill(~present_K, 0.0).to(centroids.dtype)
+
+
+def check_acceptance(
+    schedule: Schedule, final_rate: float, confidence: Confidence, step_at: float = 0.0
+) -> None:
+    """Raises for settings that the functions below do not support."""
+    for name, value, allowed in (
+        ("schedule", schedule, get_args(Schedule)),
+        ("confidence", confidence, get_args(Confidence)),
+    ):
+        if value not in allowed:
+            raise ValueError(f"`{name}` (={value!r}) must be one of {', '.join(allowed)}")
+    for name, share in (("final_rate", final_rate), ("step_at", step_at)):
+        if not 0 <= share <= 1:
+            raise ValueError(f"`{name}` (={share}) must be in [0, 1]")
+
+
+def rate_at(
+    schedule: Schedule, final_rate: float, progress: float, step_at: float = 0.0, last: float = 1.0
+) -> float:
+    """The share of samples that is accepted after the share `progress` of the training:
+    `final_rate` from the beginning (constant), from `step_at` on (step), or growing with the
+    progress from 0 to `final_rate` at the progress `last` (linear).
+
+    `last` is that of the last clustering before an epoch, see `last_clustering`: the epochs after
+    it are trained with the final rate.
+
+    Example:
+        >>> last = last_clustering(1, 5)
+        >>> [round(rate_at("linear", 1.0, epoch / 5, last=last), 2) for epoch in range(6)]
+        [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
+    """
+    share = {
+        "linear": min(max(progress / last, 0.0), 1.0),
+        "step": float(progress >= step_at),
+        "constant": 1.0,
+    }[schedule]
+    return final_rate * share
+
+
+def last_clustering(every: int, num_epochs: int, first: int = 0) -> float:
+    """The progress at which the last of the clusterings before the epochs `first`, `first` +
+    `every`, … is made; 1 where there is none but that before the epoch 0."""
+    last = first + (num_epochs - 1 - first) // every * every
+    return last / num_epochs if last > 0 else 1.0
+
+
+def sample_confidence(
+    features_ND: Tensor, centroids_KD: Tensor, labels_N: Tensor, temperature: float
+) -> Tensor:
+    """(N,) κ_i = exp(z_i·c_{y_i} / t) / Σ_j exp(z_i·c_j / t) (IFND, equation 2), of unit-norm
+    features and centroids."""
+    parts = []
+    rows = max(1, _BLOCK_ELEMENTS // len(centroids_KD))
+    for features_RD, labels_R in zip(
+        torch.split(features_ND, rows), torch.split(labels_N, rows), strict=True
+    ):
+        logit_RK = (features_RD @ centroids_KD.T).div_(temperature)
+        parts.append(
+            torch.exp(logit_RK.gather(1, labels_R.unsqueeze(1)).squeeze(1) - logit_RK.logsumexp(1))
+        )
+    return torch.cat(parts)
+
+
+def cluster_confidence(features_ND: Tensor, centroids_KD: Tensor, labels_N: Tensor) -> Tensor:
+    """(N,) the mean φ over the φ of the sample's cluster (see `concentration`, cut at the 10th and
+    90th percentile as in the published code): one confidence for all samples of a cluster, higher
+    where it is concentrated."""
+    return concentration(features_ND, labels_N, centroids_KD, clip=0.1)[labels_N].reciprocal()
+
+
+def accept_most_confident(
+    confidence_N: Tensor, rate: float, distance_N: Tensor | None = None
+) -> Tensor:
+    """(N,) True for exactly round(rate · N) samples, the most confident; of equally confident ones,
+    those with the least `distance_N`.
+
+    Confidences of clusters are equal for all samples of a cluster. Samples are often sorted by
+    class, so without the distances the first classes would be accepted first.
+    """
+    count = round(rate * len(confidence_N))
+    order_N = (
+        torch.arange(len(confidence_N), device=confidence_N.device)
+        if distance_N is None
+        else distance_N.argsort(stable=True)
+    )
+    accepted_N = torch.zeros_like(confidence_N, dtype=torch.bool)
+    accepted_N[order_N[confidence_N[order_N].argsort(descending=True, stable=True)[:count]]] = True
+    return accepted_N
+
+
+def centroid_distance(features_ND: Tensor, centroids_KD: Tensor, labels_N: Tensor) -> Tensor:
+    """(N,) ‖v_i − c_{y_i}‖: how far each sample is from the centroid of its cluster."""
+    rows = max(1, _BLOCK_ELEMENTS // max(1, features_ND.shape[1]))
+    parts = zip(torch.split(features_ND, rows), torch.split(labels_N, rows), strict=True)
+    return torch.cat(
+        [
+            torch.linalg.vector_norm(features_RD - centroids_KD[labels_R], dim=1)
+            for features_RD, labels_R in parts
+        ]
+    )
+
+
+# The labels
+
+K_MEANS_DEFAULTS = {"iterations": 20, "warm_iterations": 5, "points_per_cluster": 256}
 
 
 class PseudoLabels(Exact):
@@ -38,12 +211,8 @@ class PseudoLabels(Exact):
         num_clusters: K of each level, each below N; a number means a single level.
         seed: of the clusterings; level l has seed + l.
         accepts: whether a cluster becomes a label only when `accept` chooses it.
-        warm_start: a refresh starts from the last centroids, with fewer iterations.
-        spherical: centroids of unit norm, samples assigned by the inner product.
-        iterations, warm_iterations: of Lloyd's algorithm, from new centroids and from the last
-            ones.
-        points_per_cluster: maximum number of samples per cluster from which centroids are learned,
-            see `kmeans`.
+        warm_start: a refresh starts from the last centroids, with `warm_iterations`.
+        spherical, iterations, points_per_cluster: see `kmeans`.
 
     State: `labels` (L, N), the clusters, where every sample is its own before the first refresh;
     `centroids` (ΣK, D), zero before it; `refreshed`. With `accepts` also `accepted` (L, N) and
@@ -94,26 +263,13 @@ class PseudoLabels(Exact):
                     f"`num_clusters` (={number}) must be at least 1 and below the number of samples"
                     f" ({num_samples})"
                 )
-        counts = (
-            ("iterations", iterations),
-            ("warm_iterations", warm_iterations),
-            ("points_per_cluster", points_per_cluster),
-        )
-        for name, value in counts:
-            if value < 1:
-                raise ValueError(f"`{name}` (={value}) must be at least 1")
-        self.num_samples, self.dim, self.seed, self.warm_start, self.spherical = (
-            num_samples,
-            dim,
-            seed,
-            warm_start,
-            spherical,
-        )
-        self.iterations, self.warm_iterations, self.points_per_cluster = (
-            iterations,
-            warm_iterations,
-            points_per_cluster,
-        )
+        self.num_samples, self.dim, self.seed = num_samples, dim, seed
+        self.warm_start, self.spherical = warm_start, spherical
+        self.iterations, self.warm_iterations = iterations, warm_iterations
+        self.points_per_cluster = points_per_cluster
+        for name in K_MEANS_DEFAULTS:
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` (={getattr(self, name)}) must be at least 1")
         self.register_buffer("labels", torch.arange(num_samples).repeat(len(self.num_clusters), 1))
         self.register_buffer("centroids", torch.zeros(sum(self.num_clusters), dim or 0))
         self.register_buffer("refreshed", torch.tensor(False))
@@ -125,26 +281,25 @@ class PseudoLabels(Exact):
             "confidence", torch.zeros(shape) if accepts else None, persistent=False
         )
         self.register_buffer("highest", torch.ones(shape[0]) if accepts else None, persistent=False)
-        self._some = False
+        self._has_labels = False
 
     @property
-    def unusual(self) -> dict[str, int]:
+    def changed_settings(self) -> dict[str, int]:
         """The settings of k-means that are not the default, for the `__repr__` of the owner."""
-        usual = {"iterations": 20, "warm_iterations": 5, "points_per_cluster": 256}
         return {
             name: getattr(self, name)
-            for name, value in usual.items()
-            if getattr(self, name) != value
+            for name, default in K_MEANS_DEFAULTS.items()
+            if getattr(self, name) != default
         }
 
     @property
-    def some(self) -> bool:
+    def has_labels(self) -> bool:
         """Whether any sample has a label. Known to the host."""
-        return self._some
+        return self._has_labels
 
     def of(self, ids: Tensor) -> Tensor:
         """(L, …) the labels of the samples `ids`; −1 for a sample that has none."""
-        if not self.some:
+        if not self.has_labels:
             return torch.full_like(ids, -1).expand(len(self.labels), *ids.shape)
         labels = self.labels[:, ids]
         return labels if self.accepted is None else labels.where(self.accepted[:, ids], -1)
@@ -157,7 +312,7 @@ class PseudoLabels(Exact):
             self.num_clusters
         ).unsqueeze(1)
         if self.accepted is None:
-            return self.labels if self.some else own_LN
+            return self.labels if self.has_labels else own_LN
         return self.labels.where(self.accepted, own_LN)
 
     def level(self, level: int) -> Tensor:
@@ -185,7 +340,7 @@ class PseudoLabels(Exact):
                 f"`features` (={tuple(features.shape)}) must have the shape {wanted}: all samples"
                 " in data-set order"
             )
-        check(features, self.num_clusters)
+        check_clusterable(features, self.num_clusters)
         warm = (
             self.warm_start
             and bool(self.refreshed)
@@ -206,7 +361,7 @@ class PseudoLabels(Exact):
             torch.cat([each.centroids for each in found]).to(self.centroids.dtype),
         )
         self.refreshed.fill_(True)
-        self._some = self.accepted is None or self._some
+        self._has_labels = self.accepted is None or self._has_labels
 
     @torch.no_grad()
     def accept(
@@ -230,7 +385,7 @@ class PseudoLabels(Exact):
         for level, clusters_N in enumerate(self.labels):
             cluster_S, centroids_KD = clusters_N[ids_S], self.level(level).to(features.dtype)
             confidence_S = confidence(features, centroids_KD, cluster_S, level)
-            accepted_LN[level, ids_S] = accepted(
+            accepted_LN[level, ids_S] = accept_most_confident(
                 confidence_S, rate, centroid_distance(features, centroids_KD, cluster_S)
             )
             confidence_LN[level, ids_S] = confidence_S.to(confidence_LN.dtype)
@@ -256,7 +411,7 @@ class PseudoLabels(Exact):
             if confidence is None
             else confidence.to(self.confidence)
         )
-        self._some, highest_L = bool(self.accepted.any()), self.confidence.amax(1)
+        self._has_labels, highest_L = bool(self.accepted.any()), self.confidence.amax(1)
         self.highest = highest_L.where(highest_L > 0, torch.ones_like(highest_L))
 
     def _clusters(self, features: Tensor, level: int, seed: int, warm: bool) -> Clusters:
@@ -293,7 +448,7 @@ class PseudoLabels(Exact):
             self.centroids = self.centroids.new_zeros(centroids.shape)
         super()._load_from_state_dict(state_dict, prefix, *others)
         if self.accepted is None:
-            self._some = bool(self.refreshed)
+            self._has_labels = bool(self.refreshed)
 
 
 def kmeans_levels(

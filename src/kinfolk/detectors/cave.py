@@ -100,7 +100,7 @@ class Cave(Detector):
         own = {"every": self.every} if self.every != 1 else {}
         own |= {"seed": self.clusters.seed} if self.clusters.seed else {}
         more = "".join(
-            f", {name}={value}" for name, value in {**own, **self.clusters.unusual}.items()
+            f", {name}={value}" for name, value in {**own, **self.clusters.changed_settings}.items()
         )
         levels = self.clusters.num_clusters
         return (

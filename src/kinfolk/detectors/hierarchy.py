@@ -15,8 +15,7 @@ from torch import Tensor
 
 from kinfolk import distributed
 from kinfolk.clustering.dbscan import Radii, count_levels, dbscan, require_finite
-from kinfolk.clustering.hierarchy import Hierarchy as Levels
-from kinfolk.clustering.hierarchy import level_figures
+from kinfolk.clustering.hierarchy import OnlineHierarchy, level_figures
 from kinfolk.detectors.base import Detector, register
 from kinfolk.errors import require
 from kinfolk.kinship import Kin, same_key
@@ -46,7 +45,8 @@ class Hierarchy(Detector):
         merge_similarity: σ_m, a number or one for each level from 2; None: the larger of 1 − ¾ r²
             and 0.95 (1 − r² / 2), r the radius. In every epoch, fitted radii are set to those at
             which as many samples are cores as at the start.
-        parts, max_units, feature_momentum: of the refinement; see `kinfolk.clustering.Hierarchy`.
+        parts, max_units, feature_momentum: of the refinement; see
+            `kinfolk.clustering.OnlineHierarchy`.
 
     State: the hierarchy, its radii if they are fitted, and whether it has started.
 
@@ -101,7 +101,7 @@ class Hierarchy(Detector):
             warmup_epochs,
             min_samples,
         )
-        self.clusters = Levels(
+        self.clusters = OnlineHierarchy(
             num_samples,
             levels,
             merge_similarity=similarity,

@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kinfolk.clustering.confidence import (
+from kinfolk.clustering.labels import (
     Confidence,
+    PseudoLabels,
     Schedule,
     check_acceptance,
     cluster_confidence,
@@ -22,7 +23,6 @@ from kinfolk.clustering.confidence import (
     rate_at,
     sample_confidence,
 )
-from kinfolk.clustering.labels import PseudoLabels
 from kinfolk.detectors.base import Answer, Detector, Space, register
 from kinfolk.errors import require, require_choice
 from kinfolk.kinship import Kin, same_key
@@ -200,7 +200,7 @@ class IFND(Detector):
 
     @torch.no_grad()
     def find(self, block: Block) -> Answer:
-        if not self.clusters.some:
+        if not self.clusters.has_labels:
             return Kin()
         keys_LR, keys_LC = self.clusters.of(block.row_ids), self.clusters.of(block.candidate_ids)
         same = [same_key(key_R, key_C) for key_R, key_C in zip(keys_LR, keys_LC, strict=True)]

@@ -110,7 +110,7 @@ class Neighbours(Detector):
             for name, value in usual.items()
             if getattr(self, name) != value
         }
-        shown |= self.clusters.unusual
+        shown |= self.clusters.changed_settings
         return f"Neighbours({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 

@@ -20,7 +20,7 @@ from typing_extensions import Unpack
 
 from kinfolk import distributed
 from kinfolk.clustering import PseudoLabels
-from kinfolk.clustering.confidence import (
+from kinfolk.clustering.labels import (
     Confidence,
     Schedule,
     check_acceptance,

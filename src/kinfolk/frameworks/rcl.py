@@ -56,12 +56,8 @@ class RowRandom(StepRandom):
         if distributed.world_size() > 1:
             sizes = distributed.batch_sizes(number, device)
             first, total = sum(sizes[: dist.get_rank()]), sum(sizes)
-        return sent(
-            torch.rand(total, generator=self.generator(), dtype=torch.float64)[
-                first : first + number
-            ],
-            device,
-        )
+        everywhere = torch.rand(total, generator=self.generator(), dtype=torch.float64)
+        return sent(everywhere[first : first + number], device)
 
 
 def cluster_mates(
@@ -95,26 +91,17 @@ def cluster_mates(
     # sorted by cluster, then by sample
     names_S, order_S = (support_labels * num_samples + support_ids).sort(stable=True)
     start_A = labels * num_samples
-    first_A, own_A, after_A, end_A = (
-        torch.searchsorted(names_S, name, right=right)
-        for name, right in (
-            (start_A, False),
-            (start_A + ids, False),
-            (start_A + ids, True),
-            (start_A + num_samples, False),
-        )
-    )
+    first_A = torch.searchsorted(names_S, start_A)
+    own_A = torch.searchsorted(names_S, start_A + ids)
+    after_A = torch.searchsorted(names_S, start_A + ids, right=True)
+    end_A = torch.searchsorted(names_S, start_A + num_samples)
     count_A = (own_A - first_A) + (end_A - after_A)
-    step_A1 = (count_A // number).clamp(min=1).unsqueeze(1)
-    turn_K = torch.arange(number, device=ids.device)
-    within_AK = ((random * count_A).long().unsqueeze(1) + turn_K * step_A1) % count_A.clamp(
-        min=1
-    ).unsqueeze(1)
-    place_AK = first_A.unsqueeze(1) + within_AK
-    place_AK = torch.where(
-        place_AK < own_A.unsqueeze(1), place_AK, place_AK + (after_A - own_A).unsqueeze(1)
-    )
-    there_AK = turn_K < count_A.unsqueeze(1)
+    turn_K, count_A1 = torch.arange(number, device=ids.device), count_A.unsqueeze(1)
+    drawn_A1 = (random * count_A).long().unsqueeze(1)
+    place_AK = drawn_A1 + turn_K * (count_A1 // number).clamp(min=1)
+    place_AK = first_A.unsqueeze(1) + place_AK % count_A1.clamp(min=1)
+    skipped_AK = (after_A - own_A).unsqueeze(1) * (place_AK >= own_A.unsqueeze(1))
+    place_AK, there_AK = place_AK + skipped_AK, turn_K < count_A1
     return torch.where(there_AK, order_S[place_AK.where(there_AK, 0)], -1)
 
 
@@ -131,11 +118,8 @@ def nearest(keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor) -> 
     rows = max(1, _BLOCK_ELEMENTS // len(support))
     for keys_RD, ids_R in zip(torch.split(keys, rows), torch.split(ids, rows), strict=True):
         with torch.autocast(keys.device.type, enabled=False):
-            best = (
-                (keys_RD @ support.T)
-                .masked_fill_(ids_R.unsqueeze(1) == support_ids, -torch.inf)
-                .max(1)
-            )
+            sim_RS = keys_RD @ support.T
+            best = sim_RS.masked_fill_(ids_R.unsqueeze(1) == support_ids, -torch.inf).max(1)
         found.append(best.indices.masked_fill(best.values == -torch.inf, -1))
     return torch.cat(found).unsqueeze(1)
 
@@ -164,7 +148,7 @@ class SupportFramework(MomentumFramework, ABC):
     Args:
         encoder, head: encoder and head of the queries, which are evaluated and exported.
         objective: equation 3.
-        num_samples, queue_size, momentum, momentum_schedule: see `MomentumFramework.add_queue`.
+        queue: arguments of `add_queue`.
         num_predictors: P.
         predictor_size: width of the hidden layer of the predictors.
     """
@@ -176,20 +160,16 @@ class SupportFramework(MomentumFramework, ABC):
         encoder: nn.Module,
         head: nn.Module,
         objective: RelativeContrastLoss,
-        num_samples: int,
-        queue_size: int,
-        momentum: float,
+        queue: tuple[int, int, float, MomentumSchedule],
         num_predictors: int,
         predictor_size: int,
-        momentum_schedule: MomentumSchedule,
     ) -> None:
         super().__init__(encoder, head, objective)
-        require(queue_size >= 1, "queue_size", queue_size, "at least 1")
         size = embedding_size(encoder, head)
         self.predictors = nn.ModuleList(
             prediction_head(size, predictor_size) for _ in range(num_predictors)
         )
-        self.add_queue(num_samples, queue_size, momentum, momentum_schedule)
+        self.add_queue(*queue)
 
     @abstractmethod
     def retrieve(
@@ -285,17 +265,8 @@ class NNCLR(SupportFramework):
         **shared: Unpack[Shared],
     ) -> None:
         objective = RelativeContrastLoss(temperature=temperature, **shared)
-        super().__init__(
-            encoder,
-            head,
-            objective,
-            num_samples,
-            queue_size,
-            momentum,
-            1,
-            predictor_size,
-            momentum_schedule,
-        )
+        queue = (num_samples, queue_size, momentum, momentum_schedule)
+        super().__init__(encoder, head, objective, queue, 1, predictor_size)
 
     def retrieve(
         self, keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor
@@ -303,31 +274,9 @@ class NNCLR(SupportFramework):
         return nearest_keys(keys, ids, support, support_ids)
 
 
-class Criteria(OnHost, ABC):
-    """Abstract. The cluster of every sample under each of H criteria, equal on all ranks. Under the
-    first, every sample is a cluster."""
-
-    started: Tensor
-
-    @abstractmethod
-    def labels_of(self, ids: Tensor) -> Tensor:
-        """(H, …) clusters of the samples `ids`, in [0, N)."""
-
-    @abstractmethod
-    def refresh(self, features: Tensor) -> None:
-        """Sets all levels from the unit-norm embeddings (N, D) of all samples, in data-set
-        order."""
-
-    def update(self, ids: Tensor, features: Tensor, is_finite: Tensor) -> None:
-        """Called in every step with the (B, D) embeddings of the samples (B,) of all ranks, and
-        whether the loss is finite. Default: does nothing."""
-
-    def follow(self, epoch: int) -> None:
-        """Called at the start of an epoch, and after a resume. Default: does nothing."""
-
-
-class OnlineCriteria(Criteria):
-    """Initialised once by DBSCAN, then refined in every step.
+class OnlineCriteria(nn.Module):
+    """The cluster of every sample under each of H criteria, set once by DBSCAN, then refined in
+    every step. Equal on all ranks.
 
     Args:
         hierarchy: a `Hierarchy` detector, used only for its labels.
@@ -338,26 +287,22 @@ class OnlineCriteria(Criteria):
         self.hierarchy = hierarchy
 
     @property
-    def started(self) -> Tensor:  # type: ignore[override]
+    def started(self) -> Tensor:
+        """Whether the levels are set. Before that, every sample is a cluster."""
         return self.hierarchy.started
 
     def labels_of(self, ids: Tensor) -> Tensor:
+        """(H, …) clusters of the samples `ids`, in [0, N)."""
         return self.hierarchy.clusters.labels_of(ids)
 
     def refresh(self, features: Tensor) -> None:
+        """Sets all levels from the unit-norm embeddings (N, D) of all samples."""
         self.hierarchy.refresh(features, 0.0)
 
-    def follow(self, epoch: int) -> None:
-        self.hierarchy.follow(epoch)
 
-    def update(self, ids: Tensor, features: Tensor, is_finite: Tensor) -> None:
-        if self.started:
-            self.hierarchy.collect(ids, features, is_finite)
-
-
-class OfflineCriteria(Criteria):
-    """Recomputed every few epochs, each level separately, so that levels need not be nested (Table
-    4).
+class OfflineCriteria(OnHost):
+    """As `OnlineCriteria`, but recomputed every few epochs, each level separately, so that levels
+    need not be nested (Table 4).
 
     Args:
         num_samples: N.
@@ -371,6 +316,7 @@ class OfflineCriteria(Criteria):
 
     on_host = ("started",)
     labels: Tensor
+    started: Tensor
 
     def __init__(self, num_samples: int, number: int, cluster: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -379,6 +325,7 @@ class OfflineCriteria(Criteria):
         self.register_buffer("started", torch.tensor(False))
 
     def labels_of(self, ids: Tensor) -> Tensor:
+        """(H, …) clusters of the samples `ids`."""
         return self.labels[:, ids]
 
     @torch.no_grad()
@@ -560,24 +507,15 @@ class RCL(ClusteringFramework, SupportFramework):
                 )
         objective = RelativeContrastLoss(temperature=temperature, **shared)
         predictors = 1 if shared_predictor else criteria
-        super().__init__(
-            encoder,
-            head,
-            objective,
-            num_samples,
-            queue_size,
-            momentum,
-            predictors,
-            predictor_size,
-            momentum_schedule,
-        )
+        queue = (num_samples, queue_size, momentum, momentum_schedule)
+        super().__init__(encoder, head, objective, queue, predictors, predictor_size)
         if clusters:
             self.require_projected("criteria")
         self.set_schedule(warmup_epochs if clusters else 0, every)
         self.num_samples, self.num_criteria, self.num_keys = num_samples, criteria, num_keys
-        self.retrieval, self.own_key, self.online = retrieval, own_key, online
+        self.retrieval, self.own_key = retrieval, own_key
         self.chance = RowRandom()
-        self.criteria: Criteria | None = None
+        self.criteria: OnlineCriteria | OfflineCriteria | None = None
         if criteria > 1 and hierarchy == "kmeans":
             self.criteria = by_kmeans(num_samples, criteria, num_clusters, cluster_seed)
         elif criteria > 1:
@@ -673,7 +611,8 @@ class RCL(ClusteringFramework, SupportFramework):
     def learn(self, keys: Tensor, ids: Tensor, is_finite: Tensor) -> None:
         if self.criteria is not None and self.criteria.started:
             all_keys, all_ids = distributed.joined(keys, ids)
-            self.criteria.update(all_ids, all_keys, is_finite)
+            if isinstance(self.criteria, OnlineCriteria):
+                self.criteria.hierarchy.collect(all_ids, all_keys, is_finite)
             self.chance.advance()
 
     @property
@@ -683,7 +622,9 @@ class RCL(ClusteringFramework, SupportFramework):
     def clusters_in(self, epoch: int) -> bool:
         if self.criteria is None:
             return False
-        return epoch == self.warmup_epochs if self.online else super().clusters_in(epoch)
+        if isinstance(self.criteria, OnlineCriteria):
+            return epoch == self.warmup_epochs
+        return super().clusters_in(epoch)
 
     def cluster(self, features: Tensor | None, progress: float) -> None:
         assert features is not None, "`collects` is False in such an epoch"
@@ -692,5 +633,5 @@ class RCL(ClusteringFramework, SupportFramework):
 
     def set_progress(self, epoch: float, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)
-        if self.criteria is not None:
-            self.criteria.follow(int(epoch))
+        if isinstance(self.criteria, OnlineCriteria):
+            self.criteria.hierarchy.follow(int(epoch))

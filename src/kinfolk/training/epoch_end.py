@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from kinfolk.clustering.hierarchy import Hierarchy
+from kinfolk.clustering.hierarchy import OnlineHierarchy
 from kinfolk.clustering.labels import PseudoLabels
 from kinfolk.data.augmentation.views import Views
 from kinfolk.data.images import ImageData
@@ -243,7 +243,9 @@ def accepted_labels(framework: Framework) -> Tensor | None:
         used_N, clusters_N = (levels_LN[0] for levels_LN in found)
         labels_N = used_N.where(used_N == clusters_N, -1)
     else:
-        tree = next((part for part in framework.modules() if isinstance(part, Hierarchy)), None)
+        tree = next(
+            (part for part in framework.modules() if isinstance(part, OnlineHierarchy)), None
+        )
         if tree is None or tree.levels < 2:
             return None
         labels_N = tree.labels[1]
