@@ -22,7 +22,6 @@ from kinfolk.embedding import require_labels, take_parts
 from kinfolk.errors import UsageError, did_you_mean
 from kinfolk.evaluation import protocols
 from kinfolk.report import write_report
-from kinfolk.training.build import contrasts_texts
 from kinfolk.training.config import parse_settings
 from kinfolk.training.load_run import OpenedRun, measure_kin, open_run
 from kinfolk.training.run_folder import Run, open_data, read_data
@@ -172,7 +171,7 @@ class Encoder(nn.Module):
                 or a sequence of these, whose sizes may differ. Pillow images are turned by their
                 EXIF tag.
         """
-        if contrasts_texts(self.run.config):
+        if "image" not in self.run.modalities:
             raise UsageError(f"{self.run.path} was trained on texts; use `tokenize`")
         if isinstance(pixels, Sequence):
             if not pixels:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from kinfolk.data.images import ImageData
     from kinfolk.training.config import TrainConfig
+    from kinfolk.training.load_run import OpenedRun
 
 GUIDES = (".npy", ".safetensors")
 """Files of features that `kinfolk train --guide` takes."""
@@ -255,18 +256,17 @@ def _open_run(path: Path, progress: bool) -> AuditInput:
     """The training samples of a run, embedded by its encoder. An image with several captions is one
     sample, with all of them as its text."""
     from kinfolk.data.labels import captions_of
-    from kinfolk.training.build import learns_from_text
     from kinfolk.training.load_run import open_run
     from kinfolk.training.run_folder import Run, open_data
 
     opened = open_run(path)
     opened.encoder()  # a run without a model is refused before any image is read
     images = opened.data(progress=progress)
-    origin = run_origin(path, opened.config, None)
+    origin = run_origin(opened, None)
     if images.texts is not None:
         return _from_texts(images, origin, partial(opened.features, images, progress=progress))
     source = None if images.stream is not None else open_data(None, opened.config, Run(path))
-    if not learns_from_text(opened.config):
+    if "text" not in opened.modalities:
         features = opened.features(images, np.arange(images.num_train), progress=progress)
         return _from_images(features, images, source, origin)
     keys = images.samples.keys
@@ -282,22 +282,20 @@ def _open_run(path: Path, progress: bool) -> AuditInput:
     return replace(found, texts=[" / ".join(each) for each in texts], views=1)
 
 
-def run_origin(path: Path, config: TrainConfig, data: str | None) -> Provenance:
+def run_origin(opened: OpenedRun, data: str | None) -> Provenance:
     """The origin of features by the encoder of a run, of its training data or of other `data`."""
-    from kinfolk.training.build import learns_from_text
-
-    source = config.data.source
+    config, source = opened.config, opened.config.data.source
     same = data is None or (
         source is not None and (source == data or Path(source).absolute() == Path(data).absolute())
     )
     return Provenance(
         data=source if data is None else data,
         labels_from_folders=bool(config.data.labels_from_folders) and data is None,
-        encoder=f"the encoder of the run {path}",
+        encoder=f"the encoder of the run {opened.path}",
         same_samples=same and not _has_outside_knowledge(config),
-        guide=str(path),
+        guide=str(opened.path),
         framework=config.method.partition("+")[0],
-        captions=learns_from_text(config),
+        captions="text" in opened.modalities,
     )
 
 
@@ -356,7 +354,7 @@ def _embed_images(
     images = opened.data(
         data, labels_from_folders=labels_from_folders, workers=workers, progress=progress
     )
-    origin = run_origin(Path(encoder), opened.config, data)
+    origin = run_origin(opened, data)
     origin = replace(origin, labels_from_folders=labels_from_folders)
     if images.texts is not None:
         return _from_texts(images, origin, partial(opened.features, images, progress=progress))

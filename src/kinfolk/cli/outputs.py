@@ -105,12 +105,11 @@ def embed(
         )
     from kinfolk.auditing.inputs import ORIGIN, run_origin
     from kinfolk.cli.options import print_refused, screen
-    from kinfolk.training.build import learns_from_text
     from kinfolk.training.load_run import open_run, restore
 
     opened = open_run(run)
     opened.encoder()  # fails before any image is read if the run has no model
-    if projected and learns_from_text(opened.config):
+    if projected and "text" in opened.modalities:
         raise UsageError(
             f"--projected does not support image–text runs, and {run} was trained with"
             f" {opened.config.method}; leave it out"
@@ -127,7 +126,7 @@ def embed(
         _write(path, features, images)
     if out.suffix == ".npy":
         origin = replace(
-            run_origin(opened.path, opened.config, data),
+            run_origin(opened, data),
             has_labels=images.samples.labels is not None,
         )
         images.samples.to_parquet(table, {ORIGIN: json.dumps(asdict(origin))})

@@ -29,7 +29,6 @@ from kinfolk.errors import shown
 from kinfolk.report import html
 from kinfolk.report.maps import choose, data_uri, square_images
 from kinfolk.seeding import generator, kept_random_state
-from kinfolk.training.build import learns_from_text
 from kinfolk.training.load_run import flagged_candidates, load_framework
 from kinfolk.training.run_folder import Run
 
@@ -257,7 +256,7 @@ def draw_retrieval(opened: OpenedRun, data: ImageData, *, progress: bool = False
     Queries and candidates are training samples, because a detector has state for these only: a
     random part of the images, each once, and all their captions.
     """
-    if not learns_from_text(opened.config):
+    if "text" not in opened.modalities:
         return None
     towers, seed = opened.towers(), opened.config.seed
     if data.texts is not None:

@@ -26,7 +26,6 @@ from kinfolk.report.maps import (
     draw_strips,
 )
 from kinfolk.report.record import Record, fraction_panels, normaliser_of, read_record
-from kinfolk.training.build import learns_from_text
 from kinfolk.training.epoch_end import read_snapshots
 from kinfolk.training.load_run import OpenedRun, open_run, restore
 from kinfolk.training.run_folder import Run
@@ -180,7 +179,7 @@ def write_report(
         parts["embedding_missing"] = f"There is no map in this report: {_why(error)}."
     else:
         try:
-            if framework is None and learns_from_text(opened.config):
+            if framework is None and "text" in opened.modalities:
                 parts["retrieval"] = draw_retrieval(opened, data, progress=progress)
             else:
                 _draw_kin(opened, data, ids, framework, parts, progress)

@@ -35,8 +35,9 @@ from kinfolk.errors import KinfolkError, UsageError, shown
 from kinfolk.evaluation.detection import flagged
 from kinfolk.evaluation.protocols import run_caption_kin, run_kin
 from kinfolk.evaluation.retrieval import Towers
-from kinfolk.frameworks import Framework
+from kinfolk.frameworks import FRAMEWORKS, Framework
 from kinfolk.frameworks.clip import Bimodal
+from kinfolk.frameworks.registry import parse
 from kinfolk.models.encoders import FeatureMap, adapt
 from kinfolk.models.text import SENTENCE
 from kinfolk.models.weights import (
@@ -53,7 +54,6 @@ from kinfolk.seeding import kept_random_state
 from kinfolk.training.build import (
     build_framework,
     build_views,
-    contrasts_texts,
     learns_from_text,
     networks,
     text_networks,
@@ -79,6 +79,14 @@ class OpenedRun:
     model: nn.Module | None = None
     """The encoder module to fill, for a run that was trained with a module passed from Python."""
 
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """What the method learns from: "image", "text" or both. Weights from elsewhere have no
+        method and encode images."""
+        if (self.path / FOREIGN).is_file():
+            return ("image",)
+        return FRAMEWORKS[parse(self.config.method).framework].modalities
+
     def encoder(self) -> nn.Module:
         """The encoder, in evaluation mode. A file that another run has exported is refused."""
         if self.config.python.model is not None and self.model is None:
@@ -87,7 +95,7 @@ class OpenedRun:
                 " open it there, with `kf.load(run, model=module)`"
             )
         own: nn.Module | None = None
-        if contrasts_texts(self.config):
+        if "image" not in self.modalities:
             own = text_networks(_with_own_model(self.config, self.path), self.tokenizer())[0]
         elif self.model is not None:
             own = adapt(self.model, input_size=self.config.views.size or 32)
@@ -104,7 +112,7 @@ class OpenedRun:
     def towers(self) -> Towers:
         """Both towers of a run that learnt from captions, in evaluation mode, on the GPU if there
         is one."""
-        if not learns_from_text(self.config):
+        if "text" not in self.modalities:
             raise UsageError(
                 f"{self.path} was trained with {self.config.method}, which has no text tower; this"
                 " needs a method such as clip"
@@ -121,7 +129,7 @@ class OpenedRun:
             {"model.pretrained": False, "text.pretrained": False}
         )
         text = text_networks(bare, tokenizer)
-        pair = Pair(*(text if contrasts_texts(bare) else networks(bare, (3,))), *text)
+        pair = Pair(*(text if "image" not in self.modalities else networks(bare, (3,))), *text)
         load_parts(pair, file)
         return Towers(
             pair.eval(), self.views(), tokenizer, "cuda" if torch.cuda.is_available() else "cpu"
@@ -187,7 +195,7 @@ class OpenedRun:
             data = read_data(opened, config, Run(self.path), several=False, progress=progress)
             return self._with_tokenizer(data)
         opened = self._opened(source, labels_from_folders, own)
-        if opened.has_texts != contrasts_texts(self.config):
+        if opened.has_texts != ("image" not in self.modalities):
             raise UsageError(
                 f"{opened.name} holds {'texts' if opened.has_texts else 'images'}, and {self.path}"
                 f" was trained with {self.config.method} on"
