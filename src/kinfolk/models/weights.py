@@ -171,7 +171,7 @@ def why_unreadable(error: Exception) -> str:
     safety check."""
     if isinstance(error, pickle.UnpicklingError):
         return (
-            "it holds Python objects sidecars tensors, which could run code, or is damaged; only"
+            "it holds Python objects besides tensors, which could run code, or is damaged; only"
             " tensors are loaded"
         )
     if isinstance(error, DamagedFileError):
