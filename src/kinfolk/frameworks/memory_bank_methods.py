@@ -26,10 +26,11 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from kinfolk.detectors import Neighbours, StartAt
+from kinfolk.errors import require
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import LocalAggregationLoss, NTXentLoss, Objective
-from kinfolk.objectives.base import Shared, require
+from kinfolk.objectives.base import Shared
 from kinfolk.objectives.ntxent import Estimate, without_estimate
 from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stores import Bank, Draw

@@ -26,11 +26,11 @@ from typing_extensions import Unpack
 
 from kinfolk.detectors import Teacher
 from kinfolk.detectors.base import Detector
-from kinfolk.errors import warn_if_queue_too_large
+from kinfolk.errors import require, warn_if_queue_too_large
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size, projection_head
 from kinfolk.objectives import NTXentLoss, Objective
-from kinfolk.objectives.base import require, unit
+from kinfolk.objectives.base import unit
 from kinfolk.objectives.ntxent import Estimate
 from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stats import Stats

@@ -30,11 +30,11 @@ from kinfolk.clustering.labels import (
     sample_confidence,
 )
 from kinfolk.detectors.base import Space
+from kinfolk.errors import require
 from kinfolk.frameworks.base import ClusteringFramework
 from kinfolk.frameworks.moco import MomentumFramework
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import NTXentLoss
-from kinfolk.objectives.base import require
 from kinfolk.objectives.ntxent import Estimate
 from kinfolk.objectives.prototypes import proto_nce
 from kinfolk.pairs import Pairs, integer_ids, two_views

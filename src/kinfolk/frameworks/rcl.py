@@ -33,11 +33,12 @@ from kinfolk.clustering.hierarchy import level_figures
 from kinfolk.clustering.labels import check_falling
 from kinfolk.detectors import Hierarchy
 from kinfolk.detectors.base import Space
+from kinfolk.errors import require
 from kinfolk.frameworks.base import ClusteringFramework
 from kinfolk.frameworks.moco import MomentumFramework, MomentumSchedule, both_orders
 from kinfolk.models.heads import embedding_size, prediction_head
 from kinfolk.objectives import RelativeContrastLoss
-from kinfolk.objectives.base import Shared, require
+from kinfolk.objectives.base import Shared
 from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stores.per_sample import OnHost, StepRandom, check_ids, sent, skips
 

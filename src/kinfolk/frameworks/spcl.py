@@ -23,11 +23,11 @@ from typing_extensions import Unpack
 from kinfolk import distributed
 from kinfolk.clustering import PseudoLabels
 from kinfolk.detectors.base import Detector, Space
-from kinfolk.errors import UsageError
+from kinfolk.errors import UsageError, require
 from kinfolk.frameworks.base import ClusteringFramework
 from kinfolk.models.heads import embedding_size, embeddings, projection_head
 from kinfolk.objectives import NTXentLoss
-from kinfolk.objectives.base import Shared, require
+from kinfolk.objectives.base import Shared
 from kinfolk.objectives.prototypes import PrototypeCrossEntropy
 from kinfolk.objectives.siamese import SiameseMetric, draw_partners
 from kinfolk.pairs import integer_ids
