@@ -260,9 +260,9 @@ def test_the_table_of_recalls_has_means_and_gains() -> None:
         "image_to_text": {"R@1": 0.05, "R@5": 0.2, "R@10": 0.3},
         "text_to_image": {"R@1": 0.04, "R@5": 0.15, "R@10": 0.26},
     }
-    plain = {**study.measured("retrieval", {**directions, "mean": 1 / 6}), "seconds": 2.0}
+    plain = {**study.figures_of_result("retrieval", {**directions, "mean": 1 / 6}), "seconds": 2.0}
     better = {
-        **study.measured("retrieval", {**directions, "mean": 0.2}),
+        **study.figures_of_result("retrieval", {**directions, "mean": 0.2}),
         "seconds": 2.0,
         "flagged": 0.19,
     }
@@ -277,7 +277,7 @@ def test_the_table_of_recalls_has_means_and_gains() -> None:
     assert rows[0][1:9] == ["5.0", "20.0", "30.0", "4.0", "15.0", "26.0", "16.7", "–"]
     assert rows[2][header.index("against its base")] == "+3.3"
     assert rows[2][header.index("flagged")] == "0.19"
-    assert study.measured("knn", {"accuracy": 0.5}) == {"knn": 50.0}
+    assert study.figures_of_result("knn", {"accuracy": 0.5}) == {"knn": 50.0}
 
 
 def document() -> dict[str, Any]:
