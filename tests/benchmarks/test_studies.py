@@ -15,7 +15,8 @@ import torch
 import yaml
 
 from kinfolk.data.text import train_tokenizer
-from kinfolk.training.build import assemble, build_framework, learns_from_text
+from kinfolk.training.build import build_framework
+from kinfolk.training.defaults import assemble, learns_from_text
 from kinfolk.training.settings import recipe_path
 from tests.benchmarks.loading import BENCHMARKS, load
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import yaml
 
-from kinfolk.training.build import assemble
+from kinfolk.training.defaults import assemble
 from tests.benchmarks.loading import BENCHMARKS, load
 
 STUDIES = sorted((BENCHMARKS / "studies").glob("*.yaml"))

@@ -20,7 +20,8 @@ from kinfolk.embedding import take_parts
 from kinfolk.errors import UsageError
 from kinfolk.evaluation.gradient_training import FinetuneResult
 from kinfolk.evaluation.protocols import Augmented, run_finetune, run_kin
-from kinfolk.training.build import assemble, build_framework, build_views, fit_to_data
+from kinfolk.training.build import build_framework, build_views
+from kinfolk.training.defaults import assemble, fit_to_data
 from kinfolk.training.epoch_end import ClusterQuality
 
 

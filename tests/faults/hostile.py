@@ -274,8 +274,8 @@ def _image(path: Path) -> object:
 
 
 def _yaml(path: Path) -> object:
-    from kinfolk.training.build import resolve
     from kinfolk.training.config import TrainConfig
+    from kinfolk.training.defaults import resolve
 
     return resolve(TrainConfig.load(path))
 

@@ -160,7 +160,7 @@ def test_a_model_of_other_samples_is_refused(run: Run, stopped: Path, tmp_path: 
     ):
         open_run(done.path).encoder()
     with pytest.raises(KinfolkError, match=r"towers\.safetensors does not belong to this run"):
-        open_run(done.path)._require_own(meta_of(other.model), "towers.safetensors")
+        open_run(done.path)._require_exported(meta_of(other.model), "towers.safetensors")
 
 
 def test_snapshots_of_other_samples_are_left_out(tmp_path: Path) -> None:

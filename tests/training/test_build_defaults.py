@@ -15,7 +15,8 @@ import pytest
 from rich.console import Console
 
 from kinfolk.errors import KinfolkWarning, UsageError
-from kinfolk.training.build import (
+from kinfolk.training.config import TrainConfig
+from kinfolk.training.defaults import (
     assemble,
     fit_batch,
     fit_text,
@@ -23,7 +24,6 @@ from kinfolk.training.build import (
     setting_origins,
     warn_if_large,
 )
-from kinfolk.training.config import TrainConfig
 from kinfolk.training.documents import read_yaml
 from kinfolk.training.run_folder import Run
 from kinfolk.training.settings import describe_settings, flat, recipe_names, recipe_path

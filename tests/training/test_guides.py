@@ -21,8 +21,8 @@ from kinfolk.clustering import PatchFeatures
 from kinfolk.data.images import ImageData
 from kinfolk.errors import UsageError
 from kinfolk.training import guides
-from kinfolk.training.build import fit_to_data, resolve, with_absolute_paths
 from kinfolk.training.config import TrainConfig
+from kinfolk.training.defaults import fit_to_data, resolve, with_absolute_paths
 from kinfolk.training.guides import guide_features
 from kinfolk.training.module import TrainingModule
 from kinfolk.training.train import train

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kinfolk.report.page import write_report
-from kinfolk.training.build import assemble
+from kinfolk.training.defaults import assemble
 from kinfolk.training.documents import first_warnings, row_warnings
 from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train

@@ -19,14 +19,9 @@ from kinfolk.data.text import train_tokenizer
 from kinfolk.errors import UsageError
 from kinfolk.frameworks import Framework
 from kinfolk.frameworks.registry import parse
-from kinfolk.training.build import (
-    assemble,
-    build_framework,
-    build_optimizers,
-    build_views,
-    learns_from_text,
-)
+from kinfolk.training.build import build_framework, build_optimizers, build_views
 from kinfolk.training.config import TrainConfig
+from kinfolk.training.defaults import assemble, learns_from_text
 from kinfolk.training.settings import load_recipe, recipe_names, recipe_path, recipe_summary
 from kinfolk.training.train import train
 from tests.training.pairs_of import write_pairs

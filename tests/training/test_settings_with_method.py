@@ -15,8 +15,8 @@ from kinfolk.detectors import DETECTORS
 from kinfolk.errors import KinfolkWarning, UsageError
 from kinfolk.frameworks import FRAMEWORKS
 from kinfolk.frameworks.registry import detector_arguments, framework_arguments, parse
-from kinfolk.training.build import assemble
 from kinfolk.training.config import TrainConfig
+from kinfolk.training.defaults import assemble
 from kinfolk.training.settings import load_recipe, recipe_names, with_method
 from kinfolk.training.train import train
 from tests.training.small import BARE

@@ -72,7 +72,7 @@ class DataConfig(Section):
 
     source: str | None = None
     """Folder, array file, table, archive, shards, or the name of a bundled data set."""
-    image_size: int | None = Field(None, ge=1)
+    image_size: int | None = Field(default=None, ge=1)
     """Side of the cached images; null: 8/7 of `views.size`, or their own size if smaller."""
     labels_from_folders: bool | None = False
     """Use sub-folders as classes; null: in a folder of images, and other data by their labels."""
@@ -80,7 +80,7 @@ class DataConfig(Section):
     """Samples to leave out: a .csv with the column `key`, or a .txt of keys."""
     hierarchy: str | None = None
     """File of child and parent classes, or cifar100; used with `depth`."""
-    depth: int | None = Field(None, ge=0)
+    depth: int | None = Field(default=None, ge=0)
     """Replace labels by their ancestors at this depth of `hierarchy`; 0 is the root."""
     image_column: str = "image"
     """Column of a table with the images."""
@@ -96,13 +96,13 @@ class DataConfig(Section):
     """Column with groups of samples that are never negatives of each other; null: `group`."""
     split_column: str | None = None
     """Column with the splits; null: `split`, if there is one."""
-    pixel_cap: int = Field(50_000_000, ge=1)
+    pixel_cap: int = Field(default=50_000_000, ge=1)
     """Images with more pixels are refused by their header."""
-    workers: int | None = Field(None, ge=0)
+    workers: int | None = Field(default=None, ge=0)
     """Processes that decode images; null: one per core."""
     streaming: bool = False
     """Read shards or files in every epoch, for data whose pixels are larger than the disk."""
-    shuffle_buffer: int = Field(10_000, ge=1)
+    shuffle_buffer: int = Field(default=10_000, ge=1)
     """Samples of consecutive shards that are shuffled together when streaming."""
     cache_dir: str | None = None
     """Folder of decoded pixels; null: memory, or the run folder if memory is too small."""
@@ -114,7 +114,7 @@ class ViewsConfig(Section):
     preset: str | None = None
     """Set of augmentations, see the page Data; null: simclr, and for captions clip with crops from
     half the image and flips."""
-    size: int | None = Field(None, ge=1)
+    size: int | None = Field(default=None, ge=1)
     """Side in pixels; null: that of the images, from 16 to 224, at most 64 on a CPU."""
     options: Arguments = Field(default_factory=dict)
     """Single settings of the preset to replace, as in `views.options.blur=0`."""
@@ -128,7 +128,7 @@ class ModelConfig(Section):
     text pairs: transformer (auto), or st/NAME of sentence-transformers."""
     stem: Literal["cifar", "imagenet"] | None = None
     """First layers of a ResNet; null: cifar for views up to 64 pixels, on a CPU up to 40."""
-    width: int | None = Field(None, ge=1, le=WIDEST)
+    width: int | None = Field(default=None, ge=1, le=WIDEST)
     """Channels of the first stage of a ResNet; null: 64, or 16 for resnet10."""
     pretrained: bool = False
     """Start from the published weights of timm or torchvision."""
@@ -141,21 +141,21 @@ class TextConfig(Section):
 
     name: str = "transformer"
     """transformer, open_clip/NAME or st/NAME."""
-    layers: int | None = Field(None, ge=1, le=1000)
+    layers: int | None = Field(default=None, ge=1, le=1000)
     """Layers of the transformer; null: 1 for up to 100,000 captions, 4 for up to a million and on a
     CPU, else 12."""
-    width: int | None = Field(None, ge=1, le=WIDEST)
+    width: int | None = Field(default=None, ge=1, le=WIDEST)
     """Width of the transformer; null: 128, 256 or 512, by the same rule."""
-    heads: int | None = Field(None, ge=1)
+    heads: int | None = Field(default=None, ge=1)
     """Attention heads of each layer; null: up to 8, each at least 32 wide."""
     causal: bool = True
     """Whether a token attends to earlier tokens only."""
     pretrained: bool = False
     """Start from the published weights."""
-    context: int | None = Field(None, ge=4)
+    context: int | None = Field(default=None, ge=4)
     """Largest number of tokens of a text, with start and end; null: fits 99 % of the captions, at
     most 77."""
-    vocab_size: int | None = Field(None, ge=259)
+    vocab_size: int | None = Field(default=None, ge=259)
     """Largest number of tokens that the tokenizer learns; null: 4,096, 16,384 or 49,408, by the
     rule of `text.layers`."""
     tokenizer: str | None = None
@@ -165,11 +165,11 @@ class TextConfig(Section):
 class HeadConfig(Section):
     """The projection head on top of the encoder."""
 
-    hidden_size: int | None = Field(None, ge=1, le=WIDEST)
+    hidden_size: int | None = Field(default=None, ge=1, le=WIDEST)
     """Width of hidden layers; null: that of the features."""
-    out_size: int = Field(128, ge=1, le=WIDEST)
+    out_size: int = Field(default=128, ge=1, le=WIDEST)
     """Size of the embeddings that the loss compares."""
-    layers: int | None = Field(None, ge=0)
+    layers: int | None = Field(default=None, ge=0)
     """Linear layers; with 0 the loss compares the features themselves; null: 1 for captions, 3 for
     rcl and nnclr, else 2."""
     norm: bool = True
@@ -187,30 +187,30 @@ class OptimizerConfig(Section):
 
     name: Literal["sgd", "lars", "adamw"] = "adamw"
     """The optimiser."""
-    lr: float | None = Field(None, gt=0)
+    lr: float | None = Field(default=None, gt=0)
     """Learning rate before scaling; null: 0.003 for adamw, with captions 0.001, and 0.03 for sgd
     and lars."""
     lr_scaling: Literal["none", "linear", "sqrt"] | None = None
     """Scaling with the batch size: linear is lr·batch/256, sqrt is lr·√batch; null: none for adamw,
     linear for sgd and lars."""
-    momentum: float = Field(0.9, ge=0, lt=1)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
     """Momentum of sgd and lars."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Both decay rates of adamw."""
     nesterov: bool = False
     """Nesterov's momentum, for sgd."""
-    trust: float = Field(0.001, gt=0)
+    trust: float = Field(default=0.001, gt=0)
     """Trust coefficient of lars."""
-    weight_decay: float | None = Field(None, ge=0)
+    weight_decay: float | None = Field(default=None, ge=0)
     """Weight decay, none for biases and norms; null: 0.01 for adamw, with captions 0.1, and 0.0005
     for sgd and lars."""
     schedule: Literal["cosine", "steps", "constant"] = "cosine"
     """Course of the learning rate after the warm-up."""
-    warmup_epochs: float | None = Field(None, ge=0)
+    warmup_epochs: float | None = Field(default=None, ge=0)
     """Epochs in which the learning rate rises from 0; null: 0, with captions 1."""
     milestones: tuple[float, ...] = ()
     """Epochs at which the learning rate falls, for the schedule steps."""
-    factor: float = Field(0.1, gt=0)
+    factor: float = Field(default=0.1, gt=0)
     """What the learning rate is multiplied by at a milestone."""
 
 
@@ -226,13 +226,13 @@ class TrainerConfig(Section):
     bf16 or 16 bits."""
     devices: int | Literal["auto"] = "auto"
     """Devices of each machine."""
-    num_nodes: int = Field(1, ge=1)
+    num_nodes: int = Field(default=1, ge=1)
     """Number of machines."""
     strategy: str = "auto"
     """Strategy of Lightning; auto: ddp with several devices."""
-    accumulate: int = Field(1, ge=1)
+    accumulate: int = Field(default=1, ge=1)
     """Batches for each step of the optimiser; adds no negatives."""
-    chunk_size: int | None = Field(None, ge=1)
+    chunk_size: int | None = Field(default=None, ge=1)
     """Samples per device whose activations are held at a time (GradCache); null: all."""
     channels_last: bool = True
     """Memory layout of views and encoder."""
@@ -244,30 +244,30 @@ class TrainerConfig(Section):
     """Let cuDNN try its algorithms on the first batches; CUDA only."""
     sync_batchnorm: bool | Literal["auto"] = "auto"
     """BatchNorm over the joined batch of all devices; auto: with several GPUs."""
-    timeout_minutes: float = Field(240, gt=0)
+    timeout_minutes: float = Field(default=240, gt=0)
     """How long ranks wait for each other before the training fails."""
-    gradient_clip: float | None = Field(None, gt=0)
+    gradient_clip: float | None = Field(default=None, gt=0)
     """Largest norm of the gradient; null: it is not clipped."""
     loggers: Annotated[
         tuple[Literal["tensorboard", "wandb", "mlflow"], ...], BeforeValidator(_split_name)
     ] = ("tensorboard",)
     """Loggers next to metrics.jsonl; none for no logger."""
-    log_every: int = Field(10, ge=1)
+    log_every: int = Field(default=10, ge=1)
     """Steps between two entries in the loggers."""
 
 
 class KnnConfig(Section):
     """The nearest-neighbour accuracy measured during training, where there are labels."""
 
-    every: int = Field(1, ge=0)
+    every: int = Field(default=1, ge=0)
     """Epochs between two measurements; 0: never."""
-    k: int = Field(20, ge=1)
+    k: int = Field(default=20, ge=1)
     """Number of neighbours."""
-    temperature: float = Field(0.1, gt=0)
+    temperature: float = Field(default=0.1, gt=0)
     """Temperature of the votes."""
-    max_samples: int = Field(20_000, ge=1)
+    max_samples: int = Field(default=20_000, ge=1)
     """Largest number of training samples that vote."""
-    nmi_seeds: int = Field(0, ge=0)
+    nmi_seeds: int = Field(default=0, ge=0)
     """Number of k-means runs whose NMI with the labels is measured."""
     nmi_normaliser: Literal["arithmetic", "geometric", "min", "max"] = "arithmetic"
     """What NMI is divided by: a mean of both entropies, the smaller or the larger one."""
@@ -276,11 +276,11 @@ class KnnConfig(Section):
 class CheckpointConfig(Section):
     """When a checkpoint is saved. The end of the training and an interruption always save one."""
 
-    every_epochs: int = Field(1, ge=1)
+    every_epochs: int = Field(default=1, ge=1)
     """Epochs between two checkpoints."""
-    every_minutes: float | None = Field(10, gt=0)
+    every_minutes: float | None = Field(default=10, gt=0)
     """Minutes between two checkpoints within an epoch; null: none."""
-    keep: int = Field(2, ge=1)
+    keep: int = Field(default=2, ge=1)
     """Number of newest checkpoints to keep: last.ckpt, last-1.ckpt, …"""
     best: bool = False
     """Also keep best.ckpt, of the epoch with the highest kNN accuracy."""
@@ -289,9 +289,9 @@ class CheckpointConfig(Section):
 class SnapshotConfig(Section):
     """Embeddings of a few training samples at a few epochs, for the maps of the report."""
 
-    epochs: int = Field(4, ge=0)
+    epochs: int = Field(default=4, ge=0)
     """Number of snapshots, from the first epoch to the last; 0: none."""
-    samples: int = Field(1000, ge=1)
+    samples: int = Field(default=1000, ge=1)
     """Samples of each snapshot."""
 
 
@@ -318,9 +318,9 @@ class TrainConfig(Section):
 
     method: str = "simclr"
     """`framework[+detector[:variant][:action]]`; `kinfolk methods` lists them."""
-    epochs: int = Field(100, ge=1)
+    epochs: int = Field(default=100, ge=1)
     """Epochs of the whole training; 30 on a CPU if it is not given."""
-    batch_size: int = Field(256, ge=2)
+    batch_size: int = Field(default=256, ge=2)
     """Samples of a batch over all devices; less for small data sets if it is not given."""
     seed: int = 0
     """Seed of weights, order, views and all other draws."""

@@ -8,7 +8,6 @@ from the file.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -24,11 +23,12 @@ from kinfolk.errors import KinfolkError, UsageError, shown
 from kinfolk.files import write_text
 from kinfolk.models import build_encoder
 from kinfolk.models.weights import load_state, plain_state, read_state, save_encoder
-from kinfolk.training.build import LARGEST, SMALLEST, build_views, with_absolute_paths
+from kinfolk.training.build import build_views
 from kinfolk.training.config import TrainConfig
+from kinfolk.training.defaults import LARGEST, SMALLEST, with_absolute_paths
 from kinfolk.training.load_run import FOREIGN, open_run
 from kinfolk.training.run_folder import Run, open_data, read_data
-from kinfolk.training.settings import result_settings, settings_digest
+from kinfolk.training.settings import digest_of, result_settings, settings_digest
 
 DEPTHS: dict[tuple[bool, tuple[int, ...]], str] = {
     (False, (1, 1, 1, 1)): "resnet10",
@@ -156,7 +156,7 @@ def import_weights(
             f"{file} names no data to measure it on; give --data, or --like RUN for a run's"
         )
     network = find_network(read_state(file), str(file), model)
-    digest = _digest(file)
+    digest = digest_of(file)
     _require_same_weights(out, file, digest)
     config = _config(file, network, data, labels_from_folders, like, name, image_size, seed)
     run = Run(out)
@@ -232,11 +232,3 @@ def _require_same_weights(out: Path, file: Path, digest: str) -> None:
         known = None
     if known != digest:
         raise UsageError(f"{out} holds the results of other weights than {file}; give --out")
-
-
-def _digest(file: Path) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    with file.open("rb") as opened:
-        while piece := opened.read(1 << 22):
-            digest.update(piece)
-    return digest.hexdigest()

@@ -6,7 +6,7 @@ Dimension key: Q queries, C candidates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,7 @@ from kinfolk.data.augmentation.views import Views
 from kinfolk.data.images import ImageData
 from kinfolk.data.prepare import prepare
 from kinfolk.data.sample_table import Samples, key_difference, samples_digest
-from kinfolk.data.source import Source
-from kinfolk.data.text import (
-    PairTexts,
-    StreamedText,
-    TextData,
-    Tokenizer,
-    read_pairs,
-    read_tokenizer,
-)
+from kinfolk.data.text import PairTexts, StreamedText, TextData, Tokenizer, read_tokenizer
 from kinfolk.detectors.base import Detector
 from kinfolk.embedding import Preparation, embed
 from kinfolk.errors import KinfolkError, UsageError, shown
@@ -51,23 +43,15 @@ from kinfolk.models.weights import (
 )
 from kinfolk.pairs import OUT, Block
 from kinfolk.seeding import kept_random_state
-from kinfolk.training.build import (
-    build_framework,
-    build_views,
-    learns_from_text,
-    networks,
-    text_networks,
-)
+from kinfolk.training.build import build_framework, build_views, networks, text_networks
 from kinfolk.training.checkpoint import read_complete_checkpoint, restore_error
 from kinfolk.training.config import DataConfig, TrainConfig
+from kinfolk.training.defaults import learns_from_text
 from kinfolk.training.run_folder import Run, open_data, read_data
 from kinfolk.training.settings import require_identity, result_settings, settings_digest
 
 FOREIGN = "weights.json"
 """The file that marks a folder as weights from elsewhere; see `foreign_weights`."""
-UNUSED = (".detector.store.tail", ".boundaries.turn")
-"""State of learned thresholds in checkpoints of earlier versions, by which they moved. Their values
-are enough to evaluate; to train on, such a checkpoint is refused."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +78,13 @@ class OpenedRun:
                 f"{self.path} was trained with a {self.config.python.model} passed from Python;"
                 " open it there, with `kf.load(run, model=module)`"
             )
-        own: nn.Module | None = None
+        module: nn.Module | None = None
         if "image" not in self.modalities:
-            own = text_networks(_with_own_model(self.config, self.path), self.tokenizer())[0]
+            module = text_networks(_with_saved_model(self.config, self.path), self.tokenizer())[0]
         elif self.model is not None:
-            own = adapt(self.model, input_size=self.config.views.size or 32)
-        encoder, meta = load_encoder(self.path, own)
-        self._require_own(meta, WEIGHTS)
+            module = adapt(self.model, input_size=self.config.views.size or 32)
+        encoder, meta = load_encoder(self.path, module)
+        self._require_exported(meta, WEIGHTS)
         return encoder
 
     def tokenizer(self) -> Tokenizer:
@@ -122,40 +106,36 @@ class OpenedRun:
             raise UsageError(
                 f"there is no {TOWERS} in {self.path}; the training has not finished an epoch yet"
             )
-        self._require_own(meta_of(file), TOWERS)
+        self._require_exported(meta_of(file), TOWERS)
         tokenizer = self.tokenizer()
         # the file contains all weights
-        bare = _with_own_model(self.config, self.path).with_settings(
+        bare = _with_saved_model(self.config, self.path).with_settings(
             {"model.pretrained": False, "text.pretrained": False}
         )
         text = text_networks(bare, tokenizer)
         pair = Pair(*(text if "image" not in self.modalities else networks(bare, (3,))), *text)
         load_parts(pair, file)
-        return Towers(
-            pair.eval(), self.views(), tokenizer, "cuda" if torch.cuda.is_available() else "cpu"
-        )
+        return Towers(pair.eval(), self.views(), tokenizer, _device())
 
-    def _require_own(self, meta: Mapping[str, Any], name: str) -> None:
+    def _require_exported(self, meta: Mapping[str, Any], name: str) -> None:
         """Refuses a file that a run with other settings or other samples has exported. `meta`: the
         metadata of the file."""
-        checks: dict[str, tuple[Callable[[], str], str]] = {
-            "settings": (lambda: settings_digest(result_settings(self.config)), "config.yaml")
-        }
-        if Run(self.path).samples.is_file():
-            checks["samples"] = (
-                lambda: samples_digest(Samples.read(Run(self.path).samples)),
-                "samples.parquet",
-            )
-        for what, (digest, source) in checks.items():
-            if what in meta and meta[what] != (wanted := digest()):
+        run = Run(self.path)
+        digests = {}
+        if "settings" in meta:
+            settings = settings_digest(result_settings(self.config))
+            digests["settings"] = (settings, run.config.name)
+        if "samples" in meta and run.samples.is_file():
+            digests["samples"] = (samples_digest(Samples.read(run.samples)), run.samples.name)
+        for what, (digest, source) in digests.items():
+            if meta[what] != digest:
                 raise KinfolkError(
                     f"{self.path / name} does not belong to this run: it was exported with other"
-                    f" {what} (digest {shown(str(meta[what]))[:8]}, {source} has {wanted[:8]}); put"
+                    f" {what} (digest {shown(str(meta[what]))[:8]}, {source} has {digest[:8]}); put"
                     f" the run's own file or {source} back"
                 )
 
     def views(self) -> Views:
-        """The views of the run."""
         return build_views(self.config)
 
     def data(
@@ -171,73 +151,53 @@ class OpenedRun:
         """The images of the run or of another source, at the resolution of the run. `hierarchy` and
         `depth` choose the depth of the labels, each with the run's value as default. Otherwise data
         of the run has the depth of the run, and another source its own labels."""
-        own = self.config.data
-        own = own.model_copy(update={"workers": own.workers if workers is None else workers})
-        if hierarchy is not None or depth is not None:
-            chosen = {
-                "hierarchy": hierarchy or own.hierarchy,
-                "depth": own.depth if depth is None else depth,
-            }
-            own = own.model_copy(update=chosen)
-        elif source is not None:
-            own = own.model_copy(update={"hierarchy": None, "depth": None})
-        if source is None:
-            if own.source is None:
-                raise UsageError(
-                    f"{self.path} was trained on data passed from Python; give the images with"
-                    " --data"
-                )
-            own = own.model_copy(
-                update={"labels_from_folders": labels_from_folders or own.labels_from_folders}
-            )
-            config = self.config.model_copy(update={"data": own})
-            opened = open_data(None, config, Run(self.path))
-            data = read_data(opened, config, Run(self.path), several=False, progress=progress)
-            return self._with_tokenizer(data)
-        opened = self._opened(source, labels_from_folders, own)
-        if opened.has_texts != ("image" not in self.modalities):
+        stored = self.config.data
+        if source is None and stored.source is None:
             raise UsageError(
-                f"{opened.name} holds {'texts' if opened.has_texts else 'images'}, and {self.path}"
-                f" was trained with {self.config.method} on"
-                f" {'images' if opened.has_texts else 'texts'}"
+                f"{self.path} was trained on data passed from Python; give the images with --data"
             )
-        if opened.has_texts:
-            return self._with_tokenizer(read_pairs(opened))
-        assert own.image_size is not None, "a run's configuration is complete"
-        return prepare(
-            opened,
-            image_size=own.image_size,
-            workers=own.workers,
-            pixel_cap=own.pixel_cap,
-            progress=progress,
-        )
-
-    def _with_tokenizer(self, data: ImageData) -> ImageData:
+        changed: dict[str, Any] = {
+            "workers": stored.workers if workers is None else workers,
+            "hierarchy": hierarchy or stored.hierarchy,
+            "depth": stored.depth if depth is None else depth,
+            "labels_from_folders": labels_from_folders,
+        }
+        if source is None:
+            changed["labels_from_folders"] |= bool(stored.labels_from_folders)
+            config = self._with_data(stored, changed)
+            opened = open_data(None, config, Run(self.path))
+        else:
+            if hierarchy is None and depth is None:
+                changed |= {"hierarchy": None, "depth": None}
+            changed |= {"source": source, "streaming": False, "exclude": None}
+            config = self._with_data(stored, changed)
+            try:  # a table has the column names of the run, or the default ones
+                opened = open_data(None, config)
+            except KinfolkError:
+                opened = open_data(None, self._with_data(DataConfig(), changed))
+        if opened.has_texts != ("image" not in self.modalities):
+            kinds = ("texts", "images") if opened.has_texts else ("images", "texts")
+            raise UsageError(
+                f"{opened.name} holds {kinds[0]}, and {self.path} was trained with"
+                f" {self.config.method} on {kinds[1]}"
+            )
+        if source is None or opened.has_texts:
+            data = read_data(opened, config, Run(self.path), several=False, progress=progress)
+        else:  # nothing is cached in the run folder
+            assert stored.image_size is not None, "a run's configuration is complete"
+            data = prepare(
+                opened,
+                image_size=stored.image_size,
+                workers=config.data.workers,
+                pixel_cap=stored.pixel_cap,
+                progress=progress,
+            )
         if data.texts is not None:
             data.texts.tokenizer = self.tokenizer()
         return data
 
-    def _opened(self, source: str, labels_from_folders: bool, own: DataConfig) -> Source:
-        """Opens another source: a table with the column names of the run, or with the usual
-        ones."""
-        changed = {
-            "source": source,
-            "labels_from_folders": labels_from_folders,
-            "streaming": False,
-            "exclude": None,
-        }
-        try:
-            return open_data(
-                None, self.config.model_copy(update={"data": own.model_copy(update=changed)})
-            )
-        except KinfolkError:
-            usual = DataConfig(
-                source=source,
-                labels_from_folders=labels_from_folders,
-                hierarchy=own.hierarchy,
-                depth=own.depth,
-            )
-            return open_data(None, self.config.model_copy(update={"data": usual}))
+    def _with_data(self, data: DataConfig, changed: Mapping[str, Any]) -> TrainConfig:
+        return self.config.model_copy(update={"data": data.model_copy(update=changed)})
 
     def features(
         self,
@@ -252,16 +212,18 @@ class OpenedRun:
         replaces the run's views; `unpooled` takes the features before the average pooling of the
         encoder."""
         chosen = None if ids is None else torch.from_numpy(ids)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
         encoder = FeatureMap(self.encoder()).eval() if unpooled else self.encoder()
-        found = embed(
-            encoder, data, views or self.views(), chosen, device=device, progress=progress
-        )
+        views = views or self.views()
+        found = embed(encoder, data, views, chosen, device=_device(), progress=progress)
         return require_finite_features(np.asarray(found.numpy(), dtype=np.float32), self.path)
 
 
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def exported_meta(path: Path) -> dict[str, Any]:
-    """What the training has noted in the encoder of a run: method, seed and a digest of its
+    """The metadata of the encoder of a run: method, seed and a digest of its
     settings; empty without an encoder."""
     file = path / WEIGHTS if (path / WEIGHTS).is_file() else path / DESCRIPTION
     return meta_of(file) if file.is_file() else {}
@@ -269,8 +231,7 @@ def exported_meta(path: Path) -> dict[str, Any]:
 
 def require_finite_features(features_NF: NDArray[np.float32], path: Path) -> NDArray[np.float32]:
     """The features; raises if any of them is not finite, as after a training that diverged."""
-    bad = int((~np.isfinite(features_NF).all(1)).sum())
-    if bad:
+    if bad := int((~np.isfinite(features_NF).all(1)).sum()):
         raise KinfolkError(
             f"the encoder of {path} gives features that are not finite, for {bad:,} of "
             f"{len(features_NF):,} samples; the training has "
@@ -322,23 +283,14 @@ def measure_kin(
 ) -> dict[str, Any]:
     """The result of the protocol kin: see `run_kin`, and `run_caption_kin` for a method that learns
     from captions."""
-    framework, tokenizer = (
-        restore(opened.path, opened.config, data),
-        _tokenizer(Run(opened.path), opened.config),
-    )
+    framework, views = restore(opened.path, opened.config, data), opened.views()
     if not isinstance(framework, Bimodal):
-        return run_kin(framework, data, opened.views(), seed, alpha=alpha, progress=progress)
-    assert tokenizer is not None
-    text: TextData | StreamedText | PairTexts = (
-        data.texts
-        if data.texts is not None
-        else TextData(data.samples, tokenizer)
-        if data.stream is None
-        else StreamedText(data.samples, tokenizer)
-    )
-    return run_caption_kin(
-        framework, data, opened.views(), text, seed, alpha=alpha, progress=progress
-    )
+        return run_kin(framework, data, views, seed, alpha=alpha, progress=progress)
+    text: TextData | StreamedText | PairTexts | None = data.texts
+    if text is None:
+        kind = TextData if data.stream is None else StreamedText
+        text = kind(data.samples, opened.tokenizer())
+    return run_caption_kin(framework, data, views, text, seed, alpha=alpha, progress=progress)
 
 
 def _tokenizer(run: Run, config: TrainConfig) -> Tokenizer | None:
@@ -353,14 +305,14 @@ def load_framework(
 ) -> Framework:
     """The framework with its state from the last checkpoint, in evaluation mode."""
     checkpoint = read_complete_checkpoint(run.checkpoint)
-    require_identity(checkpoint["kinfolk"], config, *_samples_of(run), run.checkpoint)
-    own = _with_own_model(config, run.path)
-    framework = build_framework(own, data, tokenizer, resumed=True, cache=run.cache)
+    samples = Samples.read(run.samples)
+    digest, number = samples_digest(samples), samples.num_train
+    require_identity(checkpoint["kinfolk"], config, digest, number, run.checkpoint)
+    saved = _with_saved_model(config, run.path)
+    framework = build_framework(saved, data, tokenizer, resumed=True, cache=run.cache)
     framework.set_progress(max(int(checkpoint["kinfolk"]["epoch"]) - 1, 0), config.epochs)
-    saved = {
-        name: value for name, value in checkpoint["state_dict"].items() if not name.endswith(UNUSED)
-    }
-    state = {name.removeprefix("framework."): value for name, value in saved.items()}
+    weights = checkpoint["state_dict"].items()
+    state = {name.removeprefix("framework."): value for name, value in weights}
     try:
         framework.load_state_dict(state)
     except RuntimeError as error:
@@ -368,19 +320,13 @@ def load_framework(
     return framework.eval()
 
 
-def _with_own_model(config: TrainConfig, path: Path) -> TrainConfig:
+def _with_saved_model(config: TrainConfig, path: Path) -> TrainConfig:
     """The configuration with the run's copy of a model of sentence-transformers, if it has one: the
     folder that it started from may be gone."""
     own = Run(path).sentence_transformer
     if not own.is_dir():
         return config
     return config.with_settings({"model.name": f"{SENTENCE}{own}"})
-
-
-def _samples_of(run: Run) -> tuple[str, int]:
-    """The digest of the samples of the run, and the number of training samples."""
-    samples = Samples.read(run.samples)
-    return samples_digest(samples), samples.num_train
 
 
 @torch.no_grad()

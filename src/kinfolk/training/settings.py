@@ -88,8 +88,7 @@ def with_method(config: TrainConfig, name: str) -> tuple[TrainConfig, list[str]]
         ['framework.queue_size', 'detector.every']
     """
     old, new = parse(config.method), parse(name)
-    framework = current_names(config.framework, old.framework)
-    detector, options = current_names(config.detector, old.detector or ""), config.views.options
+    framework, detector, options = config.framework, config.detector, config.views.options
     had = flat({"framework": framework, "detector": detector, "views": {"options": options}})
     if new.framework != old.framework:
         before, after = framework_arguments(old), framework_arguments(new)
@@ -124,97 +123,62 @@ def with_method(config: TrainConfig, name: str) -> tuple[TrainConfig, list[str]]
 def describe_settings(config: TrainConfig, origins: Mapping[str, str], num_train: int) -> list[str]:
     """The main settings of a training, one per line, each with its origin, and what a GPU would get
     where a CPU has reduced it."""
-    model, trainer, optimizer = config.model, config.trainer, config.optimizer
-    on_cpu = trainer.accelerator == "cpu"
+    model, text, trainer, optimizer = config.model, config.text, config.trainer, config.optimizer
+    modalities = FRAMEWORKS[parse(config.method).framework].modalities
+    of_images, on_cpu = "image" in modalities, trainer.accelerator == "cpu"
     assert optimizer.lr is not None
     assert optimizer.lr_scaling is not None
     lr = scaled_lr(optimizer.lr, config.batch_size * trainer.accumulate, optimizer.lr_scaling)
     scaled = "" if lr == optimizer.lr else f" ({optimizer.lr:g}, scaling {optimizer.lr_scaling})"
     width = "" if model.width is None else f", width {model.width}"
-    of_images = "image" in FRAMEWORKS[parse(config.method).framework].modalities
     stem = f"{width}, {model.stem} stem" if of_images else ""
-    encoder = config.python.model or f"{model.name}{stem}"
-    by_model = (
-        "passed from Python"
-        if config.python.model
-        else f"fits views of {config.views.size} pixels"
-        if of_images
-        else "default"
-    )
-    by_device = "fits a CPU" if on_cpu and of_images else "default"
-    features = config.detector.get("features")
-    rows = [
-        ("method", config.method, origins.get("method", "default")),
-        *(
-            [("detector", config.python.detector, "passed from Python")]
-            if config.python.detector is not None
-            else []
-        ),
-        *(
-            [
-                (
-                    "guide",
-                    str(features),
-                    origins.get("detector.features", "default, from these images alone"),
-                )
-            ]
-            if features
-            else []
-        ),
-        ("encoder", encoder, origins.get("model.name", by_model)),
-        *(
-            [
-                (
-                    "text tower",
-                    f"{counted(config.text.layers or 0, 'layer')}, width {config.text.width}",
-                    origins.get("text.layers", "fits the captions"),
-                )
-            ]
-            if "text" in FRAMEWORKS[parse(config.method).framework].modalities
-            and config.text.name == "transformer"
-            and not (config.model.name or "").startswith(SENTENCE)
-            else []
-        ),
+    fits = f"fits views of {config.views.size} pixels" if of_images else "default"
+    machine = "found on this machine"
+    rows = [("method", config.method, "method", "default")]
+    if config.python.detector is not None:
+        rows.append(("detector", config.python.detector, "", "passed from Python"))
+    if guide := config.detector.get("features"):
+        rows.append(("guide", str(guide), "detector.features", "default, from these images alone"))
+    if config.python.model is None:
+        rows.append(("encoder", f"{model.name}{stem}", "model.name", fits))
+    else:
+        rows.append(("encoder", config.python.model, "model.name", "passed from Python"))
+    is_sentence_model = (model.name or "").startswith(SENTENCE)
+    if "text" in modalities and text.name == "transformer" and not is_sentence_model:
+        tower = f"{counted(text.layers or 0, 'layer')}, width {text.width}"
+        rows.append(("text tower", tower, "text.layers", "fits the captions"))
+    if of_images:
+        fits = "fits images and " + ("CPU" if on_cpu else "GPU")
+        rows.append(("view size", f"{config.views.size} pixels", "views.size", fits))
+    else:
+        rows.append(("texts", f"up to {text.context} tokens", "text.context", "default"))
+    rows += [
+        ("batch size", f"{config.batch_size}", "batch_size", f"fits {num_train:,} samples"),
         (
-            "view size",
-            f"{config.views.size} pixels",
-            origins.get("views.size", "fits images and " + ("CPU" if on_cpu else "GPU")),
-        )
-        if of_images
-        else (
-            "texts",
-            f"up to {config.text.context} tokens",
-            origins.get("text.context", "default"),
+            "epochs",
+            f"{config.epochs}",
+            "epochs",
+            "fits a CPU" if on_cpu and of_images else "default",
         ),
-        (
-            "batch size",
-            f"{config.batch_size}",
-            origins.get("batch_size", f"fits {num_train:,} samples"),
-        ),
-        ("epochs", f"{config.epochs}", origins.get("epochs", by_device)),
-        ("optimiser", optimizer.name, origins.get("optimizer.name", "default")),
-        (
-            "learning rate",
-            f"{lr:.4g}{scaled}",
-            origins.get("optimizer.lr", "default"),
-        ),
+        ("optimiser", optimizer.name, "optimizer.name", "default"),
+        ("learning rate", f"{lr:.4g}{scaled}", "optimizer.lr", "default"),
         (
             "device",
             f"{trainer.accelerator} × {trainer.devices}",
-            _from(origins, "trainer.accelerator"),
+            "trainer.accelerator",
+            machine,
         ),
-        ("precision", trainer.precision, _from(origins, "trainer.precision")),
+        ("precision", trainer.precision, "trainer.precision", machine),
     ]
     first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
-    lines = [f"  {name:<{first}}  {value:<{second}}  {origin}" for name, value, origin in rows]
+    lines = [
+        f"  {name:<{first}}  {value:<{second}}  {origins.get(key, default)}"
+        for name, value, key, default in rows
+    ]
     reduced = [key for key in ("model.name", "views.size", "epochs") if key not in origins]
     if on_cpu and reduced and of_images:
         lines.append("on a GPU the defaults are resnet18, views of up to 224 pixels and 100 epochs")
     return lines
-
-
-def _from(origins: Mapping[str, str], key: str) -> str:
-    return origins.get(key, "found on this machine")
 
 
 def checked_arguments(
@@ -234,8 +198,8 @@ def checked_arguments(
         section: the name of the section, for messages: "detector".
         owner: the name of the class, for messages: "glofnd".
     """
-    filled = _filled(target, parameters, given, section, owner)
-    return {name: getattr(filled, name) for name in parameters}
+    model = _validated(target, parameters, given, section, owner)
+    return {name: getattr(model, name) for name in parameters}
 
 
 def written_arguments(
@@ -246,62 +210,24 @@ def written_arguments(
     owner: str,
 ) -> dict[str, Any]:
     """As `checked_arguments`, in the plain types of config.yaml, where a tuple is a list."""
-    return _filled(target, parameters, given, section, owner).model_dump(mode="json")
+    return _validated(target, parameters, given, section, owner).model_dump(mode="json")
 
 
-RENAMED = {"framework": {"positive_in_denominator", "rule"}, "detector": {"fraction", "rule"}}
-"""Arguments of earlier versions, by section; see `current_names`."""
-
-
-def current_names(given: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """Arguments of a configuration or recipe of an earlier version by their present names:
-    `fraction` of fnc is `alpha`, `positive_in_denominator` of simclr and spcl is the opposite of
-    `decoupled`, and `rule` of rcl and hierarchy, of which "centres" is left, is gone.
-
-    Example:
-        >>> current_names({"fraction": 0.05, "top_k": None}, "fnc")
-        {'top_k': None, 'alpha': 0.05}
-        >>> current_names({"positive_in_denominator": False, "decoupled": False}, "spcl")
-        {'decoupled': True}
-    """
-    given = dict(given)
-    if owner == "fnc" and "fraction" in given:
-        fraction = given.pop("fraction")
-        given.setdefault("alpha", fraction)
-    if owner in ("simclr", "spcl") and "positive_in_denominator" in given:
-        given["decoupled"] = not given.pop("positive_in_denominator") or given.get(
-            "decoupled", False
-        )
-    if owner in ("rcl", "hierarchy") and given.get("rule") == "centres":
-        del given["rule"]
-    return given
-
-
-def _filled(
+def _validated(
     target: Callable[..., Any],
     parameters: Mapping[str, inspect.Parameter],
     given: Mapping[str, Any],
     section: str,
     owner: str,
 ) -> BaseModel:
-    given = current_names(given, owner)
-    for key in given:
-        if key in getattr(target, "refused", {}):
+    refused: Mapping[str, str] = getattr(target, "refused", {})
+    for key, value in given.items():
+        if key in refused:
             raise UsageError(
-                f"`{section}.{key}` (={given[key]!r}) must be left out with {owner}:"
-                f" {target.refused[key]}"  # type: ignore[attr-defined]
+                f"`{section}.{key}` (={value!r}) must be left out with {owner}: {refused[key]}"
             )
         if key not in parameters:
             raise UsageError(f"unknown key `{section}.{key}` for {owner}{suggest(key, parameters)}")
-    try:
-        return _model_of(target, parameters, section)(**given)
-    except ValidationError as error:
-        raise UsageError(validation_message(error, f"{section}.")) from None
-
-
-def _model_of(
-    target: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], section: str
-) -> type[BaseModel]:
     hints = typing.get_type_hints(
         inspect.getattr_static(target, "__init__") if isinstance(target, type) else target
     )
@@ -312,13 +238,12 @@ def _model_of(
         )
         for name, parameter in parameters.items()
     }
-    return create_model(
-        section.title(),
-        __config__=ConfigDict(
-            extra="forbid", arbitrary_types_allowed=True, protected_namespaces=()
-        ),
-        **fields,
-    )
+    settings = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
+    try:
+        model: BaseModel = create_model(section.title(), __config__=settings, **fields)(**given)
+        return model
+    except ValidationError as error:
+        raise UsageError(validation_message(error, f"{section}.")) from None
 
 
 WITHOUT_EFFECT = (
@@ -358,40 +283,25 @@ They count only if they have another value, so that earlier run folders keep loa
 def result_settings(config: TrainConfig) -> dict[str, Any]:
     """The settings that determine the result, by key. All others may change on resuming."""
     settings = flat(config.model_dump(mode="json"))
-    settings["method"] = config.method.removesuffix(":eliminate")  # earlier runs never named it
     devices, nodes = settings.pop("trainer.devices"), settings.pop("trainer.num_nodes")
-    settings[PROCESSES] = devices * nodes if isinstance(devices, int) else devices
+    settings |= {
+        "method": config.method.removesuffix(":eliminate"),  # the default
+        PROCESSES: devices * nodes if isinstance(devices, int) else devices,
+    }
     by_accuracy = "knn" in map(str, flat(config.detector).values())
-    free = [name for name in CHANGEABLE if not (name == "knn" and by_accuracy)]
-    settings = {
-        key: value
-        for key, value in settings.items()
-        if value is not None or not key.startswith("python.")
-    }
-    kept = {
-        key: value
-        for key, value in settings.items()
-        if not any(key == name or key.startswith(f"{name}.") for name in free)
-    }
+    free = tuple(f"{name}." for name in CHANGEABLE if not (name == "knn" and by_accuracy))
     return {
         key: _content(value) if key in FILES else value
-        for key, value in kept.items()
-        if key not in ADDED or value != ADDED[key]
+        for key, value in settings.items()
+        if not f"{key}.".startswith(free)
+        and not (key.startswith("python.") and value is None)
+        and (key not in ADDED or value != ADDED[key])
     }
 
 
 def refuse_changes(stored: TrainConfig, given: TrainConfig) -> None:
     """Raises for the first key whose value differs from the stored one and would change the
     result."""
-    before, now = parse(stored.method), parse(given.method)
-    same = (before.framework, before.detector) == (now.framework, now.detector)
-    for section, names in RENAMED.items() if same else ():
-        for name in names & getattr(stored, section).keys() - getattr(given, section).keys():
-            raise UsageError(
-                "the run was begun by an earlier version, which called a setting"
-                f" `{section}.{name}`; it can be evaluated, but not trained further. Start a new"
-                " run in another folder"
-            )
     found = _first_difference(result_settings(stored), result_settings(given))
     if found is not None:
         key, old, new = found
@@ -483,16 +393,20 @@ def _first_difference(
 
 def _content(file: Any) -> Any:
     """A digest of a file. A path without a file stays as it is; reading it raises the error."""
-    path = Path(str(file))
-    if file is None or not path.is_file():
+    if file is None or not Path(str(file)).is_file():
         return file
-    about = path.stat()
-    return f"file {_digest(path, about.st_size, about.st_mtime_ns)}"
+    about = Path(str(file)).stat()
+    return f"file {_digest(Path(str(file)), about.st_size, about.st_mtime_ns)}"
 
 
 @functools.lru_cache(maxsize=8)
 def _digest(path: Path, size: int, changed: int) -> str:
-    """Of a file's content, read once as long as its size and time of change stay."""
+    """Read once while size and time of change stay the same."""
+    return digest_of(path)
+
+
+def digest_of(path: Path) -> str:
+    """32 hexadecimal digits of the content of a file."""
     digest = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
         while piece := file.read(1 << 22):

@@ -32,20 +32,22 @@ from kinfolk.seeding import kept_random_state
 from kinfolk.training.build import (
     NO_PARTS,
     Parts,
-    assemble,
     build_framework,
     build_optimizers,
     build_views,
+    read_text,
+)
+from kinfolk.training.checkpoint import CheckpointSaver, read_checkpoint, restore_error
+from kinfolk.training.config import TrainConfig
+from kinfolk.training.defaults import (
+    assemble,
     fit_batch,
     fit_text,
     fit_to_data,
-    read_text,
     setting_origins,
     warn_if_large,
     with_absolute_paths,
 )
-from kinfolk.training.checkpoint import CheckpointSaver, read_checkpoint, restore_error
-from kinfolk.training.config import TrainConfig
 from kinfolk.training.epoch_end import ClusterQuality, Knn, Snapshots, require_knn
 from kinfolk.training.launch import (
     explain_lost_ranks,
@@ -58,7 +60,13 @@ from kinfolk.training.launch import (
     wait_for_rank_zero,
 )
 from kinfolk.training.loader import check_batch_size
-from kinfolk.training.metrics_log import FILE_ONLY, collect_warnings, logging_to, quiet_lightning
+from kinfolk.training.metrics_log import (
+    FILE_ONLY,
+    Measurement,
+    collect_warnings,
+    logging_to,
+    quiet_lightning,
+)
 from kinfolk.training.module import TrainingModule, one_pixel_in_float32
 from kinfolk.training.refresh import Refresh
 from kinfolk.training.run_folder import (
@@ -93,27 +101,33 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("kinfolk.training")
 
 
+NAMED = {
+    "method": "method",
+    "epochs": "epochs",
+    "batch_size": "batch_size",
+    "seed": "seed",
+    "lr": "optimizer.lr",
+    "image_size": "views.size",
+}
+"""Arguments of `kf.train` that stand for a setting."""
+
+
 def train(
     data: Data | None = None,
     out: str | os.PathLike[str] | None = None,
     *,
-    method: str | None = None,
-    epochs: int | None = None,
-    batch_size: int | None = None,
-    seed: int | None = None,
     recipe: str | os.PathLike[str] | None = None,
     model: str | nn.Module | None = None,
     detector: Detector | None = None,
     action: str | None = None,
-    lr: float | None = None,
-    image_size: int | None = None,
     settings: Sequence[str] | Mapping[str, Any] = (),
     resume: bool = False,
     overwrite: bool = False,
     progress: bool = True,
+    **named: Any,
 ) -> Run:
     """Trains an encoder on images and writes the run folder `out`, without the report.
-    `kinfolk.api.train` documents the arguments.
+    `kinfolk.api.train` documents the arguments; `named` are those in `NAMED`.
 
     Returns:
         The run. Its `rank` is above 0 in processes other than rank zero.
@@ -126,7 +140,6 @@ def train(
     stored = TrainConfig.load(run.config) if resume and run.config.exists() else None
     if resume and stored is None and data is None and recipe is None:
         raise UsageError(explain_missing_config(run))
-    source_name = os.fspath(data) if isinstance(data, str | os.PathLike) else None
     if detector is not None and not isinstance(detector, Detector):
         raise UsageError(
             f"`detector` (={detector!r}) must be a kinfolk.detectors.Detector; name one of the"
@@ -138,22 +151,15 @@ def train(
             f" `method`, as in simclr+fnc:{action}"
         )
     parts = Parts(None if isinstance(model, str) else model, detector)
-    named: dict[str, Any] = {
-        "data.source": source_name,
-        "method": method,
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "seed": seed,
-    }
-    named |= {
+    arguments = {
+        "data.source": os.fspath(data) if isinstance(data, str | os.PathLike) else None,
         "model.name": model if isinstance(model, str) else None,
-        "optimizer.lr": lr,
-        "views.size": image_size,
+        **{NAMED[name]: value for name, value in named.items()},
+        **parts.settings(action),
     }
-    named |= parts.settings(action)
     with collect_warnings() as notes:
-        config = with_absolute_paths(assemble(stored, recipe, named, settings))
-    origins = setting_origins(stored, recipe, named, settings)
+        config = with_absolute_paths(assemble(stored, recipe, arguments, settings))
+    origins = setting_origins(stored, recipe, arguments, settings)
     run = replace(run, rank=global_rank(num_processes(config) // config.trainer.num_nodes))
     several = num_processes(config) > 1
     console = Console(stderr=True) if progress and run.rank == 0 else None
@@ -229,23 +235,24 @@ def _run(
     """Trains on rank zero. Nothing is written, and with `overwrite` nothing is removed, before data
     and method have been checked."""
     several = num_processes(config) > 1
-    with collect_warnings() as passed_over:
+    with collect_warnings() as refused:
         state = last_checkpoint_state(run, source, config) if resume else None
     if state is not None and state["epoch"] > config.epochs:
         raise UsageError(
-            f"`epochs` (={config.epochs}) is less than the {state['epoch']} epochs that {run.path} "
-            "has done; leave "
-            "`epochs` (--epochs) out, give a larger number to train further, or start a new run"
+            f"`epochs` (={config.epochs}) is less than the {state['epoch']} epochs that {run.path}"
+            " has done; leave `epochs` (--epochs) out, give a larger number to train further, or"
+            " start a new run"
         )
     if state is not None and state["epoch"] >= config.epochs:
         if several:
             mark_ready(run.launch)
         with logging_to(None, console):
-            done = (
-                f"{run.path} is finished after {counted(config.epochs, 'epoch')}, there is nothing"
-                " to resume"
+            LOG.info(
+                "%s is finished after %s, there is nothing to resume; give a larger `epochs`"
+                " (--epochs) to train further",
+                run.path,
+                counted(config.epochs, "epoch"),
             )
-            LOG.info("%s", f"{done}; give a larger `epochs` (--epochs) to train further")
         return replace(run, unchanged=True)
     images = read_data(source, config, run, several, progress=console is not None)
     if state is not None:
@@ -266,23 +273,11 @@ def _run(
     source.release()
     config = fit_text(config, images.samples)
     with collect_warnings() as reduced:
-        config = (
-            config
-            if state is not None
-            else fit_batch(config, images.num_train, chosen="batch_size" in origins)
-        )
+        if state is None:
+            config = fit_batch(config, images.num_train, chosen="batch_size" in origins)
         warn_if_large(config)
-    return _fit(
-        run,
-        config,
-        images,
-        state,
-        overwrite,
-        console,
-        (*notes, *passed_over, *reduced),
-        origins,
-        parts,
-    )
+    warned = (*notes, *refused, *reduced)
+    return _fit(run, config, images, state, overwrite, console, warned, origins, parts)
 
 
 def _fit(
@@ -301,24 +296,17 @@ def _fit(
     if images.stream is not None:
         images.stream.note = run.quarantine
     check_batch_size(config.batch_size, images.num_train, num_processes(config))
-    text = read_text(images, config, run, known=state is not None or run.rank > 0)
+    text = read_text(images, config, run, resumed=state is not None or run.rank > 0)
     with collect_warnings() as build_warnings:
-        framework = build_framework(
-            config,
-            images,
-            None if text is None else text.tokenizer,
-            state is not None,
-            parts,
-            run.cache,
-        )
+        tokenizer = None if text is None else text.tokenizer
+        resumed = state is not None
+        framework = build_framework(config, images, tokenizer, resumed, parts, run.cache)
         framework.set_progress(0, config.epochs)  # raises warnings about the length of the training
         warn_if_silent(config.method, framework.silent_reason())
     framework.set_groups(None if images.groups is None else images.of_ids(images.groups))
-    views, autocast = (
-        build_views(config),
-        torch.bfloat16 if "bf16" in config.trainer.precision else None,
-    )
-    knn = Knn(images, views, config.knn, epochs=config.epochs, seed=config.seed, autocast=autocast)
+    views, epochs, seed = build_views(config), config.epochs, config.seed
+    autocast = torch.bfloat16 if "bf16" in config.trainer.precision else None
+    knn = Knn(images, views, config.knn, epochs=epochs, seed=seed, autocast=autocast)
     require_knn(framework, knn, config.method)
     if run.rank == 0:
         write_start(run, config, images, state, overwrite, text)
@@ -336,51 +324,45 @@ def _fit(
             partial(build_optimizers, config),
             method=config.method,
             batch_size=config.batch_size,
-            epochs=config.epochs,
-            seed=config.seed,
+            epochs=epochs,
+            seed=seed,
             channels_last=config.trainer.channels_last,
             text=text,
             chunk_size=config.trainer.chunk_size,
             compile_encoder=config.trainer.compile_encoder is True,
         )
         refreshed = images if images.texts is None else NumberedTexts(images.texts)
-        refresh = Refresh(refreshed, views, epochs=config.epochs, autocast=autocast)
-        snapshots = Snapshots(
-            run,
-            images,
-            views,
-            config.snapshots,
-            epochs=config.epochs,
-            seed=config.seed,
-            autocast=autocast,
-        )
-        own = identity(config, samples_digest(images.samples), images.num_train)
+        refresh = Refresh(refreshed, views, epochs=epochs, autocast=autocast)
+        measurements: list[Measurement] = [
+            knn,
+            ClusterQuality(images, config.knn.nmi_normaliser),
+            refresh,
+            lambda module, epoch: module.framework.metrics,
+            Snapshots(
+                run, images, views, config.snapshots, epochs=epochs, seed=seed, autocast=autocast
+            ),
+        ]
+        this_run = identity(config, samples_digest(images.samples), images.num_train)
         meta = {
             "method": config.method,
-            "seed": config.seed,
+            "seed": seed,
             "views": views.config(),
             "num_samples": images.num_train,
+            "samples": this_run["samples"],
+            "settings": this_run["settings_digest"],
+            "epochs": epochs,
         }
-        meta |= {
-            "samples": own["samples"],
-            "settings": own["settings_digest"],
-            "epochs": config.epochs,
-        }
+
+        def export(epoch: int, step: int) -> None:
+            about = {**meta, "epoch": epoch, "step": step}
+            save_encoder(framework.encoder, run.path, about)
+            if text is not None:
+                save_towers(framework, run.path, about)
+            if isinstance(framework.encoder, SentenceEncoder):
+                framework.encoder.save(run.sentence_transformer)
+
         trainer = build_trainer(
-            config,
-            run,
-            state,
-            own,
-            [
-                knn,
-                ClusterQuality(images, config.knn.nmi_normaliser),
-                refresh,
-                _framework_metrics,
-                snapshots,
-            ],
-            refresh,
-            lambda epoch, step: _export(module, run, {**meta, "epoch": epoch, "step": step}),
-            console,
+            config, run, state, this_run, measurements, refresh, export, console
         )
         try:
             explained = explain_lost_ranks(module.describe_saved) if several else nullcontext()
@@ -404,14 +386,8 @@ def _fit(
                 raise
             raise restore_error(error, run.checkpoint) from error
         rows = run.epochs()
-        LOG.info(
-            "%s",
-            (
-                f"finished: {describe(rows[-1])}; the run is in {run.path}"
-                if rows
-                else f"finished; the run is in {run.path}"
-            ),
-        )
+        metrics = f": {describe(rows[-1])}" if rows else ""
+        LOG.info("%s", f"finished{metrics}; the run is in {run.path}")
     return replace(run, images=images, features=knn.last_features())
 
 
@@ -419,15 +395,3 @@ def _has_started(trainer: pl.Trainer) -> bool:
     """Whether the state has been restored and training steps may have been taken."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     return any(isinstance(each, CheckpointSaver) and each.started for each in callbacks)
-
-
-def _framework_metrics(module: TrainingModule, epoch: int) -> dict[str, float]:
-    return module.framework.metrics
-
-
-def _export(module: TrainingModule, run: Run, meta: dict[str, Any]) -> None:
-    save_encoder(module.framework.encoder, run.path, meta)
-    if module.text is not None:
-        save_towers(module.framework, run.path, meta)
-    if isinstance(module.framework.encoder, SentenceEncoder):
-        module.framework.encoder.save(run.sentence_transformer)

@@ -28,7 +28,6 @@ from kinfolk.training.refresh import Refresh
 from kinfolk.training.run_folder import Run
 
 LOG = logging.getLogger("kinfolk.training")
-SMOOTHING = 0.95
 SECONDS_PER_UPDATE = 0.5
 ESTIMATE_AFTER, ESTIMATE_STEPS, SHORTEST_ESTIMATE = 3.0, 20, 10.0
 """The time of the whole training is estimated after so many seconds or steps, and shown if it is at
@@ -92,14 +91,11 @@ def _strategy(settings: TrainerConfig) -> str | Strategy:
     """`auto` with several processes is DDP, in which parts without gradient (momentum encoders)
     must have `requires_grad` False."""
     several = settings.num_nodes > 1 or (isinstance(settings.devices, int) and settings.devices > 1)
-    ddp = settings.strategy == "ddp" or (
+    if settings.strategy == "ddp" or (
         settings.strategy == "auto" and several and not in_notebook()
-    )
-    return (
-        DDPStrategy(timeout=timedelta(minutes=settings.timeout_minutes))
-        if ddp
-        else settings.strategy
-    )
+    ):
+        return DDPStrategy(timeout=timedelta(minutes=settings.timeout_minutes))
+    return settings.strategy
 
 
 def _logger(name: str, config: TrainConfig, run: Run, step: int) -> Logger:
@@ -117,11 +113,8 @@ def _logger(name: str, config: TrainConfig, run: Run, step: int) -> Logger:
     if name == "wandb":
         from lightning.pytorch.loggers import WandbLogger
 
-        logger = WandbLogger(
-            name=run.path.name,
-            save_dir=run.path,
-            project=os.environ.get("WANDB_PROJECT", "kinfolk"),
-        )
+        project = os.environ.get("WANDB_PROJECT", "kinfolk")
+        logger = WandbLogger(name=run.path.name, save_dir=run.path, project=project)
     else:
         from lightning.pytorch.loggers import MLFlowLogger
 
@@ -138,43 +131,43 @@ class ProgressBar(pl.Callback):
 
     Args:
         console: where to draw; None: nowhere, lines go to the log file only.
-        metrics_log: holds the metrics of the last finished epoch.
+        metrics_log: has the metrics of the last finished epoch, and the time of the current one.
         epochs: number of epochs of the whole training.
     """
 
     def __init__(self, console: Console | None, metrics_log: MetricsLog, epochs: int) -> None:
         self.console, self.metrics_log, self.epochs = console, metrics_log, epochs
         self._bar: Progress | None = None
-        self._steps, self._first, self._estimated = 0, 0.0, False
-        self._seconds_per_step: float | None = None
-        self._loss: float | None = None
-        self._last = self._shown = 0.0
+        self._steps, self._first, self._is_estimated = 0, 0.0, False
+        self._shown = 0.0
+
+    @property
+    def _is_narrow(self) -> bool:
+        """Whether the bar is short and speed and F1 are left out."""
+        return self.console is not None and self.console.width < NARROW
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self._last = time.perf_counter()
         if self.console is None or not self.console.is_terminal or not trainer.is_global_zero:
             return
         names = ("description", "fields[figures]", "fields[left]")
         texts = [
             TextColumn(f"{{task.{name}}}", table_column=Column(no_wrap=True)) for name in names
         ]
-        bars: list[ProgressColumn] = (
-            [BarColumn(8)] if self._narrow else [BarColumn(None), MofNCompleteColumn()]
-        )
-        self._bar = Progress(
-            texts[0], *bars, *texts[1:], console=self.console, expand=not self._narrow
-        )
-        total, done = (
-            self.epochs * int(trainer.num_training_batches),
-            trainer.fit_loop.epoch_loop.batch_progress.total.completed,
-        )
+        bars: list[ProgressColumn] = [BarColumn(None), MofNCompleteColumn()]
+        if self._is_narrow:
+            bars = [BarColumn(8)]
+        columns = (texts[0], *bars, *texts[1:])
+        self._bar = Progress(*columns, console=self.console, expand=not self._is_narrow)
+        done, total = self._progress(trainer)
         self._task = self._bar.add_task(
             "training", total=total, completed=done, figures="", left=""
         )
         self._bar.start()
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self._last = time.perf_counter()  # the time between two epochs does not belong to a step
+    def _progress(self, trainer: pl.Trainer) -> tuple[int, int]:
+        """Steps of the whole training that are done, and their number."""
+        done = trainer.fit_loop.epoch_loop.batch_progress.total.completed
+        return done, self.epochs * int(trainer.num_training_batches)
 
     def track(self, steps: range) -> Iterator[int]:
         """Yields the same steps and shows a second bar below that of the training."""
@@ -198,90 +191,67 @@ class ProgressBar(pl.Callback):
         batch_idx: int,
     ) -> None:
         assert isinstance(module, TrainingModule)
-        now = time.perf_counter()
+        now, log = time.perf_counter(), self.metrics_log
         self._estimate(trainer, module, now)
         if self._bar is None:
             return
-        took, self._last = now - self._last, now
-        self._seconds_per_step = (
-            took
-            if self._seconds_per_step is None
-            else SMOOTHING * self._seconds_per_step + (1 - SMOOTHING) * took
-        )
         self._bar.advance(self._task)
         # reading the loss makes the host wait for the device
         if now - self._shown < SECONDS_PER_UPDATE:
             return
         self._shown = now
-        loss = float(outputs["loss"]) * trainer.accumulate_grad_batches
-        self._loss = loss if self._loss is None else SMOOTHING * self._loss + (1 - SMOOTHING) * loss
+        per_step = log.seconds / max(log.steps, 1)
         figures = {
-            **self.metrics_log.row,
-            "loss": self._loss,
-            "images_per_second": module.batch_size / self._seconds_per_step,
+            **log.row,
+            "loss": float(outputs["loss"]) * trainer.accumulate_grad_batches,
+            "images_per_second": module.batch_size / max(per_step, 1e-9),
         }
-        left = self._seconds_per_step * (
-            (self.epochs - trainer.current_epoch) * int(trainer.num_training_batches)
-            - batch_idx
-            - 1
-        )
+        batches = int(trainer.num_training_batches)
+        left = (self.epochs - trainer.current_epoch) * batches - batch_idx - 1
         self._bar.update(
             self._task,
             description=f"epoch {trainer.current_epoch + 1}/{self.epochs}",
-            figures=describe(figures, speed=not self._narrow),
-            left=f"{duration(left)} left",
+            figures=describe(figures, speed=not self._is_narrow),
+            left=f"{duration(per_step * left)} left",
         )
 
     def _estimate(self, trainer: pl.Trainer, module: TrainingModule, now: float) -> None:
         """Logs once how long the whole training will take. The first step is left out: it is slower
         than the others."""
-        if self._estimated or not trainer.is_global_zero:
+        if self._is_estimated or not trainer.is_global_zero:
             return
         self._steps += 1
         if self._steps == 1:
             self._first = now
         elif now - self._first >= ESTIMATE_AFTER or self._steps > ESTIMATE_STEPS:
-            self._estimated = True
+            self._is_estimated = True
             per_step = (now - self._first) / (self._steps - 1)
-            done = trainer.fit_loop.epoch_loop.batch_progress.total.completed
-            left = per_step * (self.epochs * int(trainer.num_training_batches) - done)
-            if left >= SHORTEST_ESTIMATE:
+            done, total = self._progress(trainer)
+            if (left := per_step * (total - done)) >= SHORTEST_ESTIMATE:
                 LOG.info(
-                    "%s",
-                    f"about {duration(left)} left at {module.batch_size / per_step:.0f} samples/s,"
-                    " without measurements",
+                    "about %s left at %.0f samples/s, without measurements",
+                    duration(left),
+                    module.batch_size / per_step,
                 )
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if not trainer.is_global_zero:
             return
         row = self.metrics_log.row
-        line = f"epoch {int(row['epoch'])}/{self.epochs}  {describe(row)}"
         left = (row["seconds"] + row.get("refresh_seconds", 0.0)) * (self.epochs - row["epoch"])
-        LOG.info(
-            "%s",
-            f"{line}  {duration(left)} left" if left else line,
-            extra={FILE_ONLY: self._bar is not None},
-        )
+        line = f"epoch {int(row['epoch'])}/{self.epochs}  {describe(row)}"
+        line += f"  {duration(left)} left" if left else ""
+        LOG.info("%s", line, extra={FILE_ONLY: self._bar is not None})
 
     def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self._stop()
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
 
     def on_exception(
         self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException
     ) -> None:
-        self._stop()
-
-    @property
-    def _narrow(self) -> bool:
-        """Whether the bar is short and speed and F1 are left out to make room for the other
-        metrics."""
-        return self.console is not None and self.console.width < NARROW
-
-    def _stop(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        self.on_train_end(trainer, module)
 
 
 def describe(row: dict[str, float], speed: bool = True) -> str:

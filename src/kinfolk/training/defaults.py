@@ -1,0 +1,400 @@
+"""From the arguments of a user to a complete configuration: recipe, settings, and the defaults that
+fit the method, the device and the data."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kinfolk.data.augmentation.presets import augmentations
+from kinfolk.data.augmentation.views import Views
+from kinfolk.data.open_source import typical_side
+from kinfolk.data.sample_table import Samples
+from kinfolk.data.text import every_caption
+from kinfolk.detectors import DETECTORS
+from kinfolk.errors import KinfolkWarning, UsageError, warn_about_dropped_settings
+from kinfolk.frameworks import FRAMEWORKS
+from kinfolk.frameworks.registry import (
+    detector_arguments,
+    framework_arguments,
+    parse,
+    stored_method,
+)
+from kinfolk.models.text import SENTENCE, sentence_tokenizer, sentence_transformer
+from kinfolk.plugins import load_plugins
+from kinfolk.training.config import (
+    HeadConfig,
+    OptimizerConfig,
+    Section,
+    TextConfig,
+    TrainConfig,
+    parse_settings,
+)
+from kinfolk.training.documents import read_yaml
+from kinfolk.training.guides import PATCHES
+from kinfolk.training.launch import resolve_trainer
+from kinfolk.training.run_folder import num_processes
+from kinfolk.training.settings import (
+    checked_arguments,
+    flat,
+    load_recipe,
+    recipe_path,
+    with_method,
+    written_arguments,
+)
+
+if TYPE_CHECKING:
+    from kinfolk.data.source import Source
+
+SMALLEST, LARGEST, CIFAR_STEM = 16, 224, 64
+"""Sides of views in pixels: the smallest and largest automatic choice, and the largest for which
+the cifar stem is chosen."""
+CPU_LARGEST, CPU_CIFAR_STEM, CPU_EPOCHS, CPU_WIDTH = 64, 40, 30, 32
+"""The same on a CPU, the number of epochs there, and the width of its resnet10 with the imagenet
+stem. A step takes a sixth of the time of resnet18, so that a thousand photos take minutes."""
+FEW_SAMPLES, STEPS_PER_EPOCH, SMALLEST_BATCH = 2048, 8, 16
+"""With fewer samples the automatic batch is a power of two that gives an epoch at least this many
+steps, and has at least this many samples."""
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adamw": {"lr": 0.003, "lr_scaling": "none", "weight_decay": 0.01, "warmup_epochs": 0},
+    "sgd": {"lr": 0.03, "lr_scaling": "linear", "weight_decay": 5e-4, "warmup_epochs": 0},
+    "lars": {"lr": 0.03, "lr_scaling": "linear", "weight_decay": 5e-4, "warmup_epochs": 0},
+}
+"""Defaults of each optimiser; docs/training.md has the measurement."""
+CAPTION_ADAMW = {"lr": 0.001, "weight_decay": 0.1, "warmup_epochs": 1}
+CAPTION_VIEWS = {"scale": [0.5, 1.0], "flip": 0.5}
+"""What differs for captions. SimCLR's views would make captions wrong, and CLIP's, made for
+millions of images, hardly change the few that a small data set has."""
+TEXT_TOWERS: tuple[tuple[float, dict[str, int]], ...] = (
+    (100_000, {"layers": 1, "width": 128, "vocab_size": 4096}),
+    (1_000_000, {"layers": 4, "width": 256, "vocab_size": 16384}),
+    (math.inf, {"layers": 12, "width": 512, "vocab_size": 49408}),
+)
+"""The default text tower by the largest number of captions; the last one is CLIP's, and not for a
+CPU."""
+LARGEST_CONTEXT, COUNTED_CAPTIONS = 77, 100_000
+"""CLIP's number of tokens, and how many captions are counted to choose a smaller one."""
+LARGE_STEP = 4 * 256 * 224**2
+"""Pixels of the samples in a step on one device, above which memory may not suffice."""
+PATHS = (
+    "data.source",
+    "data.exclude",
+    "data.hierarchy",
+    "detector.pairs",
+    "detector.features",
+    "detector.labels_file",
+    "model.init",
+    "text.tokenizer",
+)
+"""Settings that may be paths."""
+
+
+def assemble(
+    stored: TrainConfig | None,
+    recipe: str | os.PathLike[str] | None,
+    arguments: Mapping[str, Any],
+    settings: Sequence[str] | Mapping[str, Any],
+) -> TrainConfig:
+    """Combines a recipe, the stored configuration of a run or the defaults with the arguments that
+    are not None and then the settings.
+
+    If `method` differs from the method of the recipe, settings of the replaced parts are dropped
+    with a warning. The result is resolved."""
+    given = _given(arguments, settings)
+    method = given.get("method")
+    if recipe is not None:
+        config = load_recipe(recipe)
+        if method is not None:
+            before = config.method
+            config, dropped = with_method(config, method)
+            warn_about_dropped_settings(before, config.method, dropped)
+    elif stored is not None:
+        config = stored.model_copy(update={"method": stored_method(stored.method)})
+    else:
+        config = TrainConfig()
+    plugins = {"plugins": given["plugins"]} if "plugins" in given else {}
+    load_plugins(config.with_settings(plugins).plugins)
+    if stored is not None or recipe is not None:
+        return resolve(config.with_settings(given))
+    if method is not None and contrasts_texts(TrainConfig(method=method)):
+        config = config.with_settings(_defaults_of_texts(str(given.get("model.name", ""))))
+    config = config.with_settings(given)
+    on_cpu = resolve_trainer(config.trainer).accelerator == "cpu"
+    if "epochs" not in given and on_cpu and not contrasts_texts(config):
+        epochs = max(CPU_EPOCHS, math.ceil(config.optimizer.warmup_epochs or 0))
+        config = config.with_settings({"epochs": epochs})
+    return resolve(config)
+
+
+def _given(
+    arguments: Mapping[str, Any], settings: Sequence[str] | Mapping[str, Any]
+) -> dict[str, Any]:
+    named = {key: value for key, value in arguments.items() if value is not None}
+    return named | parse_settings(settings)
+
+
+def _defaults_of_texts(model: str) -> dict[str, Any]:
+    """The defaults of a training on text pairs, which differ from those of images. A pretrained
+    encoder is trained for fewer epochs and with a smaller step."""
+    pretrained = model.startswith(SENTENCE)
+    return {
+        "epochs": 3 if pretrained else 20,
+        "batch_size": 128,
+        "optimizer.name": "adamw",
+        "optimizer.lr": 5e-5 if pretrained else 1e-3,
+        "optimizer.lr_scaling": "none",
+        "optimizer.weight_decay": 0.01,
+        "optimizer.warmup_epochs": 0.2,
+        "text.context": 128 if pretrained else 64,
+        "text.width": 256,
+        "text.layers": 2,
+        "text.heads": 4,
+        "text.causal": False,
+        "text.vocab_size": 8192,
+    }
+
+
+def setting_origins(
+    stored: TrainConfig | None,
+    recipe: str | os.PathLike[str] | None,
+    arguments: Mapping[str, Any],
+    settings: Sequence[str] | Mapping[str, Any],
+) -> dict[str, str]:
+    """Where each setting comes from, by key: "given", the recipe or the run. Keys that are not in
+    it have their default."""
+    origins: dict[str, str] = {}
+    if recipe is not None:
+        origins = dict.fromkeys(flat(read_yaml(recipe_path(recipe))), "recipe")
+    elif stored is not None:
+        origins = dict.fromkeys(flat(stored.model_dump(mode="json")), "the run")
+    return origins | dict.fromkeys(flat(_given(arguments, settings)), "given")
+
+
+def resolve(config: TrainConfig) -> TrainConfig:
+    """Replaces every `auto`, and checks and completes the arguments of the method."""
+    method = parse(config.method)
+    if config.python.detector is not None and method.detector is not None:
+        raise UsageError(
+            f"`detector` was passed as an object, and {method} has a detector already; give"
+            f" `method={method.framework!r}`"
+        )
+    warmup = config.optimizer.warmup_epochs
+    if warmup is not None and warmup > config.epochs:
+        raise UsageError(
+            f"`optimizer.warmup_epochs` (={warmup:g}) must be at most `epochs` (={config.epochs})"
+        )
+    if method.detector is None and config.detector:
+        raise UsageError(
+            f"`detector.{next(iter(config.detector))}` is set, but {method} has no detector; write"
+            f" the method as {method}+NAME"
+        )
+    framework, detector = method_arguments(config, written_arguments)
+    has_captions, views = learns_from_text(config), config.views
+    for name, value in FRAMEWORKS[method.framework].view_options.items():
+        if views.options.get(name, value) != value:
+            raise UsageError(
+                f"`views.options.{name}` (={views.options[name]!r}) must be {value!r} for"
+                f" {config.method}; leave it out"
+            )
+    preset, options = views.preset, dict(views.options)
+    if preset is None:
+        preset = "clip" if has_captions else "simclr"
+        options = (CAPTION_VIEWS if has_captions else {}) | options
+    options |= FRAMEWORKS[method.framework].view_options
+    text = config.text
+    if not has_captions:  # unused, and the same in all run folders
+        text = text_settings(config, math.inf, LARGEST_CONTEXT)
+    document = config.model_dump(mode="json") | {
+        "method": str(method),
+        "framework": framework,
+        "detector": detector,
+        "head": head_settings(config).model_dump(mode="json"),
+        "optimizer": optimizer_settings(config).model_dump(mode="json"),
+        "text": text.model_dump(mode="json"),
+        "views": {"preset": preset, "size": views.size, "options": options},
+        "trainer": resolve_trainer(config.trainer).model_dump(mode="json"),
+    }
+    resolved = TrainConfig.of(document)
+    own = inspect.signature(Views).parameters
+    overrides = {name: value for name, value in options.items() if name not in own}
+    augmentations(preset, views.size or LARGEST, overrides)  # refuses wrong options
+    return resolved
+
+
+def method_arguments(
+    config: TrainConfig, complete: Callable[..., dict[str, Any]] = checked_arguments
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments of the framework and of the detector, checked and completed by
+    `checked_arguments` or `written_arguments`."""
+    method = parse(config.method)
+    name, kind = method.framework, FRAMEWORKS[method.framework]
+    framework = complete(kind, framework_arguments(method), config.framework, "framework", name)
+    if method.detector is None:
+        return framework, {}
+    given = config.detector
+    parameters = detector_arguments(method, given)
+    detector = complete(DETECTORS[method.detector], parameters, given, "detector", method.detector)
+    return framework, detector
+
+
+Part = TypeVar("Part", bound=Section)
+
+
+def complete(section: Part, defaults: Mapping[str, Any]) -> Part:
+    """The section with these defaults where it has null."""
+    missing = {name: value for name, value in defaults.items() if getattr(section, name) is None}
+    return section.model_copy(update=missing)
+
+
+def optimizer_settings(config: TrainConfig) -> OptimizerConfig:
+    """The settings of the optimiser, completed by its defaults."""
+    name = config.optimizer.name
+    captions = CAPTION_ADAMW if name == "adamw" and learns_from_text(config) else {}
+    return complete(config.optimizer, OPTIMIZERS[name] | captions)
+
+
+def head_settings(config: TrainConfig) -> HeadConfig:
+    """The settings of the head, completed by those of the framework."""
+    options = FRAMEWORKS[parse(config.method).framework].head_options
+    return complete(config.head, {"layers": 2, "last_norm": False, **options})
+
+
+def text_settings(config: TrainConfig, num_captions: float, context: int) -> TextConfig:
+    """The settings of the text tower, completed by those that fit the number of captions and the
+    device. A tower of another package gets CLIP's tokenizer."""
+    towers = TEXT_TOWERS[:2] if config.trainer.accelerator == "cpu" else TEXT_TOWERS
+    if config.text.name != "transformer" or not learns_from_text(config):
+        num_captions, context, towers = math.inf, LARGEST_CONTEXT, TEXT_TOWERS
+    fits = [tower for limit, tower in towers if num_captions <= limit] or [towers[-1][1]]
+    text = complete(config.text, {**fits[0], "context": context})
+    assert text.width is not None
+    heads = [number for number in (8, 4, 2) if text.width % (32 * number) == 0]
+    return complete(text, {"heads": heads[0] if heads else 1})
+
+
+def fit_text(config: TrainConfig, samples: Samples) -> TrainConfig:
+    """Chooses text tower, context and size of the vocabulary by the training captions and the
+    device, where the user has not set them."""
+    if not learns_from_text(config) or samples.captions is None:
+        return config
+    captions = every_caption(samples, "train")
+    words = sorted(len(each.split()) for each in itertools.islice(captions, COUNTED_CAPTIONS))
+    number = len(words) + sum(1 for _ in captions)
+    # a word is one or two tokens; start and end
+    tokens = math.ceil(1.5 * words[int(0.99 * (len(words) - 1))]) + 2 if words else LARGEST_CONTEXT
+    context = min(16 * math.ceil(tokens / 16), LARGEST_CONTEXT)
+    return config.model_copy(update={"text": text_settings(config, number, context)})
+
+
+def with_absolute_paths(config: TrainConfig) -> TrainConfig:
+    """Makes paths absolute, so that the run finds its data from any working directory. The name of
+    a bundled data set is not a path."""
+    found: dict[str, Any] = {}
+    for key, value in flat(config.model_dump(mode="json")).items():
+        named = value.removeprefix(SENTENCE) if isinstance(value, str) else ""
+        if key in ("model.name", "detector.features") and named != value and os.path.isdir(named):
+            found[key] = SENTENCE + os.path.abspath(named)
+        elif key in PATHS and value not in (None, PATCHES) and os.path.exists(value):
+            found[key] = os.path.abspath(value)
+    files = [os.path.abspath(name) if name.endswith(".py") else name for name in config.plugins]
+    return config.with_settings({**found, "plugins": files})
+
+
+def fit_to_data(config: TrainConfig, source: Source) -> TrainConfig:
+    """Chooses resolution, encoder and stem by the size of the images and the device, and the
+    features of a guide, where the user has not set them. Refuses texts for a method of images and
+    the other way round."""
+    if contrasts_texts(config) != source.has_texts:
+        raise UsageError(
+            f"{source.name} is a table of text pairs, and {config.method} learns from images; give"
+            " --method pairs, or pairs+glofnd"
+            if source.has_texts
+            else f"{config.method} learns from text pairs, and {source.name} has none; give a table"
+            " (.csv, .tsv, .parquet) with the columns anchor and positive"
+        )
+    if source.has_texts:
+        return _fit_to_texts(config)
+    on_cpu = config.trainer.accelerator == "cpu"
+    side = typical_side(source) or LARGEST
+    size = config.views.size or min(max(side, SMALLEST), CPU_LARGEST if on_cpu else LARGEST)
+    is_small = size <= (CPU_CIFAR_STEM if on_cpu else CIFAR_STEM)
+    found: dict[str, Any] = {
+        "views.size": size,
+        "model.stem": config.model.stem or ("cifar" if is_small else "imagenet"),
+        "data.image_size": config.data.image_size or min(math.ceil(size * 8 / 7), side),
+    }
+    if config.model.name == "auto":
+        found["model.name"] = "resnet10" if on_cpu else "resnet18"
+        width = CPU_WIDTH if on_cpu and not is_small else None
+        found["model.width"] = config.model.width or width
+    method = parse(config.method)
+    by_captions = "modality" in FRAMEWORKS[method.framework].guides
+    has_guide = method.detector == "guide" and config.python.detector is None
+    if has_guide and not by_captions and config.detector.get("features") is None:
+        found["detector.features"] = PATCHES
+    return config.with_settings(found)
+
+
+def _fit_to_texts(config: TrainConfig) -> TrainConfig:
+    """Chooses the built-in encoder if none is named, and cuts texts at the length that a model of
+    sentence-transformers takes."""
+    name, context = config.model.name, config.text.context
+    if name == "auto":
+        return config.with_settings({"model.name": "transformer"})
+    if not name.startswith(SENTENCE):
+        return config
+    longest = sentence_tokenizer(sentence_transformer(name))[1]
+    return config.with_settings({"text.context": min(context or longest, longest)})
+
+
+def fit_batch(config: TrainConfig, num_train: int, chosen: bool) -> TrainConfig:
+    """Reduces a batch that is larger than the data. Without a `chosen` size, small data sets get a
+    batch with several steps per epoch."""
+    processes, size = num_processes(config), config.batch_size
+    if not chosen and num_train < FEW_SAMPLES:
+        fits = 2 ** int(math.log2(max(num_train // STEPS_PER_EPOCH, 1)))
+        size = min(size, max(SMALLEST_BATCH, fits))
+    size = min(size, num_train // processes * processes)
+    if size == config.batch_size or size < 2:  # one sample per process is refused by the loader
+        return config
+    if chosen:
+        warnings.warn(
+            f"`batch_size` (={config.batch_size}) is larger than the {num_train:,} training"
+            f" samples; {size} is used",
+            KinfolkWarning,
+            stacklevel=2,
+        )
+    return config.model_copy(update={"batch_size": size})
+
+
+def warn_if_large(config: TrainConfig) -> None:
+    """Warns if a step has so many pixels that memory may not suffice: the system ends a process on
+    a CPU without a message."""
+    side, share = config.views.size or 0, config.batch_size // num_processes(config)
+    size = min(share, config.trainer.chunk_size or config.batch_size)
+    if size * side**2 > LARGE_STEP:
+        fits = max(2, LARGE_STEP // 4 // side**2)
+        warnings.warn(
+            f"a step of {size} samples with views of {side} pixels may need more memory than there"
+            f" is; if the training is killed, give a smaller batch (--batch-size {fits}) or smaller"
+            " views (--image-size)",
+            KinfolkWarning,
+            stacklevel=2,
+        )
+
+
+def learns_from_text(config: TrainConfig) -> bool:
+    """Whether the method learns from texts: captions of images, or text pairs."""
+    return "text" in FRAMEWORKS[parse(config.method).framework].modalities
+
+
+def contrasts_texts(config: TrainConfig) -> bool:
+    """Whether the method learns from text pairs, without images. The name of weights from elsewhere
+    is no method; they encode images."""
+    framework = FRAMEWORKS.get(config.method.partition("+")[0])
+    return framework is not None and "image" not in framework.modalities
