@@ -12,6 +12,7 @@ import pytest
 
 import kinfolk as kf
 from kinfolk.data.images import ImageData
+from kinfolk.data.source import as_utf8
 from kinfolk.report import write_report
 from kinfolk.report.html import script_json
 from kinfolk.training.load_run import OpenedRun, open_run
@@ -59,7 +60,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    data = images(classes=HOSTILE, keys=HOSTILE)
+    data = images(classes=HOSTILE, keys=[as_utf8(name) for name in HOSTILE])
     config = {
         **CONFIG,
         "method": HOSTILE[0],
