@@ -99,6 +99,12 @@ def export(
         out: the file to write, for timm the folder; by default in `RUN/export/`.
         overwrite: replace an existing export.
     """
+    if format == "open_clip":
+        raise UsageError(
+            "there is no export for open_clip: its towers have other layers than those of a run."
+            " Train in open_clip's own loop with kinfolk.integrations.open_clip; the result is an"
+            " open_clip model already"
+        )
     if format not in FORMATS:
         raise UsageError(f"`format` (={format!r}) must be one of {', '.join(FORMATS)}")
     path = Path(run)

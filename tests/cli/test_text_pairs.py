@@ -120,6 +120,8 @@ def test_images_are_refused_by_a_model_of_texts(
 def test_exports_say_what_to_use_instead(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("export", trained, "--format", "onnx") == 2
     assert "was trained on texts, and exports are of image encoders" in capsys.readouterr().err
+    assert run("export", trained, "--format", "open_clip") == 2
+    assert "there is no export for open_clip" in capsys.readouterr().err
 
 
 def test_a_loaded_encoder_tokenizes_and_embeds(trained: Path) -> None:

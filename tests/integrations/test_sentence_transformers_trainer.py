@@ -48,7 +48,7 @@ def trainer(model: Any, loss: Any, dataset: Any, args: Any, **given: Any) -> Any
     from kinfolk.integrations.sentence_transformers import KinfolkCallback
 
     losses = loss.values() if isinstance(loss, dict) else [loss]
-    callbacks = [KinfolkCallback(each) for each in losses]
+    callbacks: list[Any] = [KinfolkCallback(each) for each in losses]
     return SentenceTransformerTrainer(
         model=model, args=args, train_dataset=dataset, loss=loss, callbacks=callbacks, **given
     )
@@ -114,7 +114,7 @@ def test_gradients_are_accumulated(tmp_path: Path) -> None:
     started.train()
     fresh, other = made()[1:]
     values = [other(*batch) for batch in batches]
-    torch.stack(values).mean().backward()
+    torch.stack(values).mean().backward()  # type: ignore[no-untyped-call]
     assert len(values) == 2
     grads = [p.new_zeros(p.shape) if p.grad is None else p.grad for p in fresh.parameters()]
     expected = before - 1e-2 * torch.cat([grad.flatten() for grad in grads])

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -371,7 +371,7 @@ def _without_detector(loss: TwoTowerLoss) -> TwoTowerLoss:
     t = loss.current_temperature
     if isinstance(loss, SigLIPLoss):
         given |= {"temperature": t, "min_temperature": loss.min_temperature}
-        return SigLIPLoss(**given, bias=float(loss.bias)).eval()
+        return SigLIPLoss(**given, bias=float(cast(Tensor, loss.bias))).eval()
     plain = CLIPLoss(**given).eval()
     for each in plain.objectives:
         each.temperature = t  # that of other losses may be above 1

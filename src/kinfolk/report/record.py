@@ -367,7 +367,11 @@ def results(record: Record) -> list[dict[str, Any]]:
         protocol = result["protocol"]
         value = result.get(MAIN.get(protocol, "accuracy"))
         several = any(len(_parts(result, name)) > 1 for name in ("fractions", "sets"))
-        share = round(100 * min(max(float(value), 0.0), 1.0), 1) if _is_finite(value) else None
+        share = (
+            round(100 * min(max(float(value), 0.0), 1.0), 1)
+            if value is not None and _is_finite(value)
+            else None
+        )
         rows.append(
             {
                 "title": PROTOCOLS.get(protocol, protocol) + (", average" if several else ""),
