@@ -300,15 +300,15 @@ def write_safetensors(
     write_atomically(path, write)
 
 
-def check_safetensors(path: Path, metadata: Mapping[str, str], own: bool = False) -> None:
+def check_safetensors(path: Path, metadata: Mapping[str, str], required: bool = False) -> None:
     """Raises `DamagedFileError` if `path`, whose metadata is given, is not what `write_safetensors`
     wrote.
 
-    Files of other programs have no digest and are not checked. A file with other kinfolk keys, or
-    one that is known to be the run's `own`, must have a digest.
+    Files of other programs have no digest and are not checked. A file with other kinfolk keys
+    must have a digest, and so must any file if it is `required`.
     """
     if (digest := metadata.get(DIGEST)) is None:
-        if own or any(key.startswith("kinfolk") for key in metadata):
+        if required or any(key.startswith("kinfolk") for key in metadata):
             raise DamagedFileError(
                 "its metadata has no digest: it was changed, or written by an older version"
             )

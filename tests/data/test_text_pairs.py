@@ -146,7 +146,7 @@ def test_explicit_negatives_share_ids_with_equal_texts(tmp_path: Path) -> None:
     drawn = texts.draw(torch.tensor([1, 0]), torch.zeros(2))
     assert drawn.shape[:2] == (2, 3)
     assert texts.tokenizer.decode(drawn[0, 2]) == "other"
-    assert texts.known(torch.tensor([1]))["negative_ids"].tolist() == [[3, 4]]
+    assert texts.get_groups(torch.tensor([1]))["negative_ids"].tolist() == [[3, 4]]
 
 
 def test_tokens_are_cut_to_the_longest_text_of_the_batch() -> None:

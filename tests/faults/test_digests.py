@@ -64,7 +64,7 @@ def test_files_of_other_programs_have_no_digest(tmp_path: Path) -> None:
     save_file({"w": torch.zeros(2)}, tmp_path / "a.safetensors", {"format": "pt"})
     assert torch.equal(read_state(tmp_path / "a.safetensors")["w"], torch.zeros(2))
     with pytest.raises(DamagedFileError, match="has no digest"):
-        check_safetensors(tmp_path / "a.safetensors", {"format": "pt"}, own=True)
+        check_safetensors(tmp_path / "a.safetensors", {"format": "pt"}, required=True)
 
 
 def test_a_large_cache_is_verified_where_it_is_read(tmp_path: Path) -> None:

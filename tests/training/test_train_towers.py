@@ -132,7 +132,7 @@ class Captions:
     def draw(self, ids: Tensor, uniform: Tensor) -> Tensor:
         return (10 * ids + (uniform * 10).long())[:, None]
 
-    def known(self, ids: Tensor) -> dict[str, Tensor]:
+    def get_groups(self, ids: Tensor) -> dict[str, Tensor]:
         return {"groups": ids // 2}
 
 

@@ -72,7 +72,7 @@ def find_layout(images: Pixels, what: str) -> Pixels:
 
 def find_scale(images: Pixels, what: str) -> Scale:
     """How values are converted to uint8, with one rule for all images, so that no image is
-    stretched on its own.
+    stretched differently.
 
     uint8 stays; bool and floats in [0, 1] are multiplied by 255; integers in 0 … 255 are cast;
     uint16 above 255 is multiplied by 255 / 65535.

@@ -120,7 +120,7 @@ def decode(data: bytes | npt.NDArray[Any], height: int, width: int, pixel_cap: i
     if not data:
         raise RefusedError("the file is empty (0 bytes)")
     try:
-        with Image.open(io.BytesIO(data), formats=_known_formats()) as image:
+        with Image.open(io.BytesIO(data), formats=_supported_formats()) as image:
             stored = image.size
             _check_cap(*stored, pixel_cap)
             swapped = _orientation(image) >= 5
@@ -218,7 +218,7 @@ def _check_cap(width: int, height: int, pixel_cap: int) -> None:
         raise RefusedError("the image has no pixels")
 
 
-def _known_formats() -> list[str]:
+def _supported_formats() -> list[str]:
     Image.init()
     return [name for name in _FORMATS if name in Image.OPEN]
 

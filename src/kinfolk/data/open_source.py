@@ -81,11 +81,8 @@ def open_source(
                 f" {type(spec).__name__}"
             )
     is_path = isinstance(spec, str | os.PathLike)
-    if (
-        labels is not None
-        and not isinstance(spec, np.ndarray | torch.Tensor)
-        and not (is_path and str(spec).lower().endswith(".npy"))
-    ):
+    is_array = isinstance(spec, np.ndarray | torch.Tensor)
+    if labels is not None and not is_array and not (is_path and str(spec).lower().endswith(".npy")):
         raise UsageError(
             "`labels` belong to an array or a .npy file; other sources bring their own"
         )
@@ -145,10 +142,10 @@ def open_source(
         raise UsageError(f"`{path}` is an archive; unpack it and give the folder")
     if is_image_name(kind):
         raise UsageError(f"`{path}` is a single image; give the folder that holds all images")
-    known = (
-        ".npz, .npy, .csv, .tsv, .parquet, a CIFAR archive (.tar.gz) or webdataset shards (.tar)"
+    raise UsageError(
+        f"`{path}` must be a folder, .npz, .npy, .csv, .tsv, .parquet, a CIFAR archive (.tar.gz) or"
+        " webdataset shards (.tar)"
     )
-    raise UsageError(f"`{path}` must be a folder, {known}")
 
 
 def _where_else(path: Path) -> str:
@@ -172,10 +169,8 @@ def typical_side(source: Source) -> int | None:
     if source.native_size is not None:
         return min(source.native_size)
     number = len(source.items())
-    probed = [
-        _shorter_side(source, index) for index in range(0, number, max(1, number // _NUM_PROBED))
-    ]
-    sides = [side for side in probed if side is not None]
+    probed = range(0, number, max(1, number // _NUM_PROBED))
+    sides = [side for index in probed if (side := _shorter_side(source, index)) is not None]
     return round(statistics.median(sides)) if sides else None
 
 

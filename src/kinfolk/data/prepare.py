@@ -197,7 +197,7 @@ def _read_all(
                 pending.append(pool.submit(read_file, place, height, width, pixel_cap))
             else:
                 data, size = _load(source, index)
-                pending.append(pool.submit(_decoded, data, size, height, width, pixel_cap))
+                pending.append(pool.submit(_decode_loaded, data, size, height, width, pixel_cap))
             if len(pending) > 4 * workers:
                 yield pending.popleft().result()
         while pending:
@@ -214,7 +214,9 @@ def _load(source: Source, index: int) -> tuple[Any, tuple[int, int]]:
         return _why(error), source.stat(index) or (0, 0)
 
 
-def _decoded(data: Any, size: tuple[int, int], height: int, width: int, pixel_cap: int) -> Read:
+def _decode_loaded(
+    data: Any, size: tuple[int, int], height: int, width: int, pixel_cap: int
+) -> Read:
     if isinstance(data, str):
         return Read(*size, reason=data)
     try:

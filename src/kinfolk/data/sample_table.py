@@ -315,7 +315,7 @@ class Samples:
         """A sentence on the first difference from `other` (the present state), or None: order and
         presence first, then classes, then row by row. `modified_ns` is not compared."""
         found = key_difference(self.keys, other.keys)
-        return found or annotation_difference(self, other.classes, _compared(other))
+        return found or annotation_difference(self, other.classes, _columns_to_compare(other))
 
     def to_parquet(self, path: str | Path, metadata: dict[str, str] | None = None) -> None:
         """Writes the table to a Parquet file that other programs can read, with the class names in
@@ -518,7 +518,7 @@ def annotation_difference(
     present ones, by name) has; None if there is none."""
     if was.classes != classes:
         return f"the classes were {_shorten(was.classes)}, are now {_shorten(classes)}"
-    before = _compared(was)
+    before = _columns_to_compare(was)
     differing = [
         (row, name)
         for name, column in columns.items()
@@ -540,7 +540,7 @@ def value_difference(row: int, key: str, name: str, before: object, after: objec
     return f"{subject} had {name} {_shorten(before)}, now has {_shorten(after)}"
 
 
-def _compared(samples: Samples) -> dict[str, Any]:
+def _columns_to_compare(samples: Samples) -> dict[str, Any]:
     labels, missing = samples.labels, [None] * len(samples)
     return {
         "split": samples.splits,

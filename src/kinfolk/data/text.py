@@ -72,7 +72,7 @@ class TextData:
         self.groups = torch.from_numpy(samples.group_ids.astype(np.int64))
         self._counts, self._starts = counts, counts.cumsum(0) - counts
 
-    def known(self, ids: Tensor) -> dict[str, Tensor]:
+    def get_groups(self, ids: Tensor) -> dict[str, Tensor]:
         """What else the loss needs: `groups` (B,)."""
         return {"groups": self.groups[ids]}
 
@@ -109,7 +109,7 @@ class StreamedText:
         self.tokenizer, self._samples = tokenizer, samples
         self.groups = torch.from_numpy(samples.group_ids.astype(np.int64))
 
-    def known(self, ids: Tensor) -> dict[str, Tensor]:
+    def get_groups(self, ids: Tensor) -> dict[str, Tensor]:
         """What else the loss needs: `groups` (B,)."""
         return {"groups": self.groups[ids]}
 
@@ -462,7 +462,7 @@ class PairTexts:
         tokens = self._tokens([text for row in rows for text in row])
         return tokens.view(len(rows), -1, tokens.shape[1])
 
-    def known(self, ids: Tensor) -> dict[str, Tensor]:
+    def get_groups(self, ids: Tensor) -> dict[str, Tensor]:
         """What else the loss needs: `groups` (B,), and `negative_ids` (B, K) if there are explicit
         negatives."""
         negatives = {} if self.negative_ids is None else {"negative_ids": self.negative_ids[ids]}
@@ -472,15 +472,15 @@ class PairTexts:
     def negative_ids(self) -> Tensor | None:
         """(N, K) ids of the explicit negatives of the training pairs: that of the first training
         pair with this text, or one from N on; None without explicit negatives."""
-        return self._numbered[0]
+        return self._number_negatives[0]
 
     @property
     def negatives(self) -> list[str]:
         """The texts with ids from N on, in their order."""
-        return self._numbered[1]
+        return self._number_negatives[1]
 
     @cached_property
-    def _numbered(self) -> tuple[Tensor | None, list[str]]:
+    def _number_negatives(self) -> tuple[Tensor | None, list[str]]:
         if len(texts_of(self._pairs[0])) == 2:
             return None, []
         pairs = [texts_of(texts) for texts in islice(self._pairs, self.num_train)]

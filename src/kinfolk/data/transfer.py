@@ -126,11 +126,9 @@ def transfer_batches(
 
 @final
 class HostCopy:
-    """A copy of a device tensor on its way to the host. It is started when the object is made;
-    `value` waits for it, and for nothing else.
+    """A copy of a device tensor on its way to the host; `value` waits for it, and for nothing else.
 
-    The host does not hold up the device if it asks for the value after it has launched the next
-    step.
+    The device does not wait for the host if the value is read after the next step was launched.
     """
 
     def __init__(self, tensor: Tensor) -> None:

@@ -45,7 +45,7 @@ def projection_head(
         norm: BatchNorm after each hidden layer.
         last_norm: BatchNorm after the last layer too.
         last_affine: whether that last BatchNorm has weight and bias.
-        bias: of all linear layers. None: only where no BatchNorm with a bias of its own follows.
+        bias: of all linear layers. None: only where no BatchNorm with a bias follows.
     """
     numbers = {"in_size": in_size, "hidden_size": hidden_size, "out_size": out_size}
     for name, value in {**numbers, "layers": layers}.items():

@@ -339,7 +339,7 @@ def _read(path: Path, samples: str | None) -> Snapshot | None:
     try:
         with safe_open(path, "numpy") as file:
             about = file.metadata() or {}
-            check_safetensors(path, about, own=True)
+            check_safetensors(path, about, required=True)
             if samples is not None and about.get(SAMPLES) != samples:
                 return None
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — not a dictionary

@@ -38,7 +38,7 @@ class TextSource(Protocol):
     """What the loader needs from the captions, e.g. `TextData`."""
 
     def draw(self, ids: Tensor, uniform: Tensor) -> Tensor: ...
-    def known(self, ids: Tensor) -> dict[str, Tensor]: ...
+    def get_groups(self, ids: Tensor) -> dict[str, Tensor]: ...
 
 
 def check_batch_size(batch_size: int, num_train: int, world_size: int) -> None:
@@ -180,5 +180,5 @@ class BatchLoader:
             )
             share = self.batch_size // self.world_size
             mine = uniform[self.rank * share : (self.rank + 1) * share][kept]
-            batch |= {"tokens": self.text.draw(ids, mine), **self.text.known(ids)}
+            batch |= {"tokens": self.text.draw(ids, mine), **self.text.get_groups(ids)}
         return batch
