@@ -20,6 +20,7 @@ from kinfolk.training.config import TrainConfig
 from kinfolk.training.load_run import FOREIGN, exported_meta
 from kinfolk.training.settings import (
     WITHOUT_EFFECT,
+    current_names,
     flat,
     result_settings,
     settings_digest,
@@ -225,7 +226,12 @@ def _read(folder: Path) -> ComparedRun:
     record = read_record(folder)
     config = TrainConfig.of(record.config, str(folder / "config.yaml"))
     require_unedited(folder, config)
-    settings = flat(config.model_dump(mode="json"))
+    framework, _, detector = config.method.partition("+")
+    renamed = {  # as a run of today has them, so that it shares a row with an earlier one
+        "framework": current_names(config.framework, framework),
+        "detector": current_names(config.detector, detector.partition(":")[0]),
+    }
+    settings = flat(config.model_dump(mode="json") | renamed)
     settings = {key: value for key, value in settings.items() if _distinguishes_rows(key)}
     if (folder / FOREIGN).is_file():  # the settings of its training are unknown
         settings = {key: value for key, value in settings.items() if key in OF_DATA}

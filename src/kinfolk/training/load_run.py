@@ -52,6 +52,9 @@ from kinfolk.training.settings import require_identity, result_settings, setting
 
 FOREIGN = "weights.json"
 """The file that marks a folder as weights from elsewhere; see `foreign_weights`."""
+UNUSED = (".detector.store.tail", ".boundaries.turn")
+"""State of learned thresholds in checkpoints of earlier versions, by which they moved. Their values
+are enough to evaluate; to train on, such a checkpoint is refused."""
 
 
 @dataclass(frozen=True)
@@ -311,8 +314,11 @@ def load_framework(
     saved = _with_saved_model(config, run.path)
     framework = build_framework(saved, data, tokenizer, resumed=True, cache=run.cache)
     framework.set_progress(max(int(checkpoint["kinfolk"]["epoch"]) - 1, 0), config.epochs)
-    weights = checkpoint["state_dict"].items()
-    state = {name.removeprefix("framework."): value for name, value in weights}
+    state = {
+        name.removeprefix("framework."): value
+        for name, value in checkpoint["state_dict"].items()
+        if not name.endswith(UNUSED)
+    }
     try:
         framework.load_state_dict(state)
     except RuntimeError as error:

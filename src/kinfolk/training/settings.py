@@ -88,7 +88,8 @@ def with_method(config: TrainConfig, name: str) -> tuple[TrainConfig, list[str]]
         ['framework.queue_size', 'detector.every']
     """
     old, new = parse(config.method), parse(name)
-    framework, detector, options = config.framework, config.detector, config.views.options
+    framework = current_names(config.framework, old.framework)
+    detector, options = current_names(config.detector, old.detector or ""), config.views.options
     had = flat({"framework": framework, "detector": detector, "views": {"options": options}})
     if new.framework != old.framework:
         before, after = framework_arguments(old), framework_arguments(new)
@@ -213,6 +214,34 @@ def written_arguments(
     return _validated(target, parameters, given, section, owner).model_dump(mode="json")
 
 
+RENAMED = {"framework": {"positive_in_denominator", "rule"}, "detector": {"fraction", "rule"}}
+"""Arguments of earlier versions, by section; see `current_names`."""
+
+
+def current_names(given: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    """Arguments of a configuration or recipe of an earlier version by their present names:
+    `fraction` of fnc is `alpha`, `positive_in_denominator` of simclr and spcl is the opposite of
+    `decoupled`, and `rule` of rcl and hierarchy, of which "centres" is left, is gone.
+
+    Example:
+        >>> current_names({"fraction": 0.05, "top_k": None}, "fnc")
+        {'top_k': None, 'alpha': 0.05}
+        >>> current_names({"positive_in_denominator": False, "decoupled": False}, "spcl")
+        {'decoupled': True}
+    """
+    given = dict(given)
+    if owner == "fnc" and "fraction" in given:
+        fraction = given.pop("fraction")
+        given.setdefault("alpha", fraction)
+    if owner in ("simclr", "spcl") and "positive_in_denominator" in given:
+        given["decoupled"] = not given.pop("positive_in_denominator") or given.get(
+            "decoupled", False
+        )
+    if owner in ("rcl", "hierarchy") and given.get("rule") == "centres":
+        del given["rule"]
+    return given
+
+
 def _validated(
     target: Callable[..., Any],
     parameters: Mapping[str, inspect.Parameter],
@@ -221,6 +250,7 @@ def _validated(
     owner: str,
 ) -> BaseModel:
     refused: Mapping[str, str] = getattr(target, "refused", {})
+    given = current_names(given, owner)
     for key, value in given.items():
         if key in refused:
             raise UsageError(
@@ -302,6 +332,15 @@ def result_settings(config: TrainConfig) -> dict[str, Any]:
 def refuse_changes(stored: TrainConfig, given: TrainConfig) -> None:
     """Raises for the first key whose value differs from the stored one and would change the
     result."""
+    before, now = parse(stored.method), parse(given.method)
+    same = (before.framework, before.detector) == (now.framework, now.detector)
+    for section, names in RENAMED.items() if same else ():
+        for name in names & getattr(stored, section).keys() - getattr(given, section).keys():
+            raise UsageError(
+                "the run was begun by an earlier version, which called a setting"
+                f" `{section}.{name}`; it can be evaluated, but not trained further. Start a new"
+                " run in another folder"
+            )
     found = _first_difference(result_settings(stored), result_settings(given))
     if found is not None:
         key, old, new = found

@@ -1,0 +1,107 @@
+"""Runs of earlier versions, where some arguments had other names and checkpoints more state."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import kinfolk as kf
+from kinfolk.cli import main
+from kinfolk.comparing.runs import read_runs
+from kinfolk.detectors import DETECTORS
+from kinfolk.errors import KinfolkError, KinfolkWarning
+from kinfolk.frameworks import FRAMEWORKS, Framework
+from kinfolk.frameworks.registry import detector_arguments, framework_arguments, parse
+from kinfolk.training import defaults
+from kinfolk.training import train as training
+from kinfolk.training.build import build_framework
+from kinfolk.training.config import TrainConfig
+from kinfolk.training.run_folder import Run
+from kinfolk.training.settings import checked_arguments, written_arguments
+from tests.training.small import BARE
+
+CONFIG = Path(__file__).with_name("earlier_run.yaml")
+"""The configuration of a decoupled `simclr+fnc` with 5 percent, as an earlier version wrote it."""
+
+
+def test_a_stored_configuration_means_the_same() -> None:
+    config = TrainConfig.load(CONFIG)
+    assert config.detector["fraction"] == 0.05, "as it was written, so that its digest stays"
+    method, settable = parse(config.method), framework_arguments(parse(config.method))
+    framework = checked_arguments(
+        FRAMEWORKS["simclr"], settable, config.framework, "framework", "simclr"
+    )
+    assert framework["decoupled"] is True
+    settable = detector_arguments(method, config.detector)
+    detector = checked_arguments(DETECTORS["fnc"], settable, config.detector, "detector", "fnc")
+    assert (detector["alpha"], detector["top_k"]) == (0.05, None)
+
+
+def test_it_is_a_recipe_for_another_method() -> None:
+    with pytest.warns(KinfolkWarning, match=r"framework\.rescale_kept"):
+        config = defaults.assemble(None, CONFIG, {"method": "moco+fnc"}, {})
+    assert config.framework["decoupled"] is True
+    assert config.detector["alpha"] == 0.05
+    assert not {"positive_in_denominator", "fraction"} & {*config.framework, *config.detector}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "decoupled"),
+    [
+        ("simclr", {"positive_in_denominator": True, "decoupled": False}, False),
+        ("simclr", {"positive_in_denominator": True, "decoupled": True}, True),
+        ("spcl", {"positive_in_denominator": False, "decoupled": False}, True),
+        ("spcl", {"positive_in_denominator": True}, False),
+    ],
+)
+def test_the_positive_is_where_it_was(name: str, given: dict[str, Any], decoupled: bool) -> None:
+    settable = framework_arguments(parse(name))
+    found = checked_arguments(FRAMEWORKS[name], settable, given, "framework", name)
+    assert found["decoupled"] is decoupled
+
+
+def train_as_before(monkeypatch: pytest.MonkeyPatch, out: Path, **more: Any) -> Run:
+    """A run that writes its configuration, digests and checkpoint as an earlier version did."""
+
+    def earlier_names(*args: Any) -> dict[str, Any]:
+        found = written_arguments(*args)
+        if "decoupled" in found:
+            found = {**found, "positive_in_denominator": not found["decoupled"], "decoupled": False}
+        return found
+
+    def earlier_state(*args: Any) -> Framework:
+        framework = build_framework(*args)
+        (detector,) = framework.detectors
+        detector.get_submodule("store").register_buffer("tail", torch.zeros(3))
+        return framework
+
+    with monkeypatch.context() as patch:
+        patch.setattr(defaults, "written_arguments", earlier_names)
+        patch.setattr(training, "build_framework", earlier_state)
+        return train_small(out, **more)
+
+
+def train_small(out: Path, **more: Any) -> Run:
+    given = {"method": "simclr+glofnd", "epochs": 1, "batch_size": 512, "settings": BARE, **more}
+    return training.train("digits", out, progress=False, **given)
+
+
+def test_an_earlier_run_is_evaluated_and_compared_but_not_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier = train_as_before(monkeypatch, tmp_path / "earlier")
+    assert "positive_in_denominator: true" in earlier.config.read_text(encoding="utf-8")
+    today = train_small(tmp_path / "today", settings={**BARE, "seed": 1})
+    assert kf.embed(earlier.path).shape == kf.embed(today.path).shape
+    for run in (earlier, today):
+        with pytest.raises(SystemExit, match="0"):
+            main(["eval", str(run.path), "--protocol", "knn,kin"])
+    assert 0 < json.loads((earlier.path / "eval" / "kin.json").read_text())["recall"] < 1
+    runs, _ = read_runs([tmp_path])
+    assert runs[0].settings == runs[1].settings, "two seeds of one row"
+    with pytest.raises(KinfolkError, match="begun by an earlier version"):
+        training.train(None, earlier.path, resume=True, epochs=2, progress=False)
