@@ -50,16 +50,15 @@ class Section(BaseModel):
     )
 
 
-def _require_finite(values: dict[str, Any]) -> dict[str, Any]:
+def _require_finite(value: Any) -> Any:
     """JSON would turn another number into null."""
-    for key, value in values.items():
-        for number in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(number, float) and not math.isfinite(number):
-                raise ValueError(f"`{key}` must be a finite number")
-    return values
+    for number in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(number, float) and not math.isfinite(number):
+            raise ValueError("Input should be a finite number")
+    return value
 
 
-Arguments = Annotated[dict[str, Any], AfterValidator(_require_finite)]
+Arguments = dict[str, Annotated[Any, AfterValidator(_require_finite)]]
 
 
 def _split_name(value: Any) -> Any:
