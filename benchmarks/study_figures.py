@@ -121,8 +121,11 @@ def paired(
 
 
 def gain(rows: Mapping[str, Mapping[int, Record]], method: str, figure: str) -> float | None:
-    """Difference to the base, each the mean over its seeds: one run of the base would be a poor
-    reference for a method with one seed."""
+    """Difference to the base over the seeds that both have. If that is one seed, each is the mean
+    over its seeds: one run of the base would be a poor reference."""
+    if BASE in rows and method in rows and len(rows[method].keys() & rows[BASE].keys()) > 1:
+        both = paired(rows, method, BASE, figure)
+        return statistics.fmean(both[0]) - statistics.fmean(both[1])
     ours, base = (
         [one["figures"][figure] for one in rows.get(name, {}).values()] for name in (method, BASE)
     )
@@ -131,8 +134,11 @@ def gain(rows: Mapping[str, Mapping[int, Record]], method: str, figure: str) -> 
 
 def closed(rows: Rows, method: str, figure: str, oracle: str = ATTRACTED) -> float | None:
     """Share of the gap between the base and the oracle, each the mean over its seeds; None without
-    records of the oracle."""
+    records of the oracle, or if it is not above the base (p < 0.05)."""
     if oracle not in rows:
+        return None
+    p = p_value(*paired(rows, oracle, BASE, figure))
+    if p is not None and p >= 0.05:
         return None
     return gap_closed(
         method,
@@ -265,7 +271,7 @@ def claims_table(
     claims: Sequence[Mapping[str, Any]], results: Mapping[str, Mapping[str, Rows]]
 ) -> str:
     """Markdown: each claim, what was run, what was measured, and the verdict."""
-    head = ["paper", "claim", "what was run here", "figures_of_result", "verdict"]
+    head = ["paper", "claim", "what was run here", "measured", "verdict"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for claim in claims:
         asked = [(one, answer(one, results)) for one in comparisons(claim)]
@@ -429,39 +435,55 @@ def by_precision(results: Mapping[str, Mapping[str, Rows]]) -> dict[str, Any]:
                 if detector not in (*OWN, "oracle") or more is None or not found:
                     continue
                 points.append((statistics.fmean(found) / 100, more, detector, len(runs)))
-            if not points:
-                continue
-            traces.append(
-                {
-                    "type": "scatter",
-                    "mode": "markers+text",
-                    "name": f"{NAMES[dataset]}, {REGIMES[study]}",
-                    "x": [point[0] for point in points],
-                    "y": [point[1] for point in points],
-                    "text": [f" {point[2]}" for point in points],
-                    "textposition": "middle right",
-                    "textfont": {"size": 10, "color": INK},
-                    "marker": {
+            for bound in (False, True):
+                some = [point for point in points if (point[2] == "oracle") == bound]
+                if some:
+                    marker = {
                         "symbol": [
-                            symbols[dataset] + ("" if point[3] > 1 else "-open") for point in points
+                            symbols[dataset] + ("" if point[3] > 1 else "-open") for point in some
                         ],
                         "size": 11,
                         "color": colours[study],
-                    },
-                }
-            )
+                    }
+                    traces.append(
+                        {
+                            "type": "scatter",
+                            "mode": "markers+text",
+                            "name": f"{NAMES[dataset]}, {REGIMES[study]}",
+                            "showlegend": not bound or len(some) == len(points),
+                            "x": [point[0] for point in some],
+                            "y": [point[1] for point in some],
+                            "text": [
+                                "" if bound or _crowded(point) else f" {point[2]}" for point in some
+                            ],
+                            "textposition": "middle right",
+                            "textfont": {"size": 10, "color": INK},
+                            "marker": marker,
+                            **({"xaxis": "x2", "yaxis": "y2"} if bound else {}),
+                        }
+                    )
     axis = {"gridcolor": GRID, "zeroline": True, "zerolinecolor": INK, "ticks": "outside"}
+    precision = {**axis, "title": {"text": "precision of the flagged pairs, last epoch"}}
     layout = {
-        "xaxis": {
+        "xaxis": {**precision, "tickformat": ".0%", "range": [0, 1.05], "domain": [0, 0.82]},
+        "xaxis2": {
             **axis,
-            "title": {"text": "precision of the flagged pairs, last epoch"},
+            "title": {"text": "oracle"},
             "tickformat": ".0%",
-            "range": [0, 1.12],
+            "tickvals": [1],
+            "domain": [0.9, 1],
+            "anchor": "y2",
         },
         "yaxis": {**axis, "title": {"text": "gain over simclr, points of kNN"}},
+        "yaxis2": {**axis, "anchor": "x2"},
         "legend": {"orientation": "h", "y": -0.18},
     }
     return {"data": traces, "layout": layout}
+
+
+def _crowded(point: tuple[float, float, str, int]) -> bool:
+    """Whether a point of the figure has too many neighbours for its name to be read."""
+    return point[0] < 0.5 and abs(point[1]) < 0.8
 
 
 def _mean(values: Sequence[float]) -> str:
