@@ -133,16 +133,27 @@ def gain(rows: Mapping[str, Mapping[int, Record]], method: str, figure: str) -> 
 
 
 def closed(rows: Rows, method: str, figure: str, oracle: str = ATTRACTED) -> float | None:
-    """Share of the gap between the base and the oracle, each the mean over its seeds; None without
-    records of the oracle, or if it is not above the base (p < 0.05)."""
+    """Share of the gap between the base and the oracle, over the seeds that all three have; None
+    without records of the oracle, or if it is not above the base (p < 0.05)."""
     if oracle not in rows:
         return None
     p = p_value(*paired(rows, oracle, BASE, figure))
     if p is not None and p >= 0.05:
         return None
+    named = (method, BASE, oracle)
+    common = set.intersection(*(set(rows.get(name, {})) for name in named))
+    seeds = common if len(common) > 1 else None  # of one seed, the means are the better reference
+    figures = {
+        name: [
+            one["figures"]
+            for seed, one in rows.get(name, {}).items()
+            if seeds is None or seed in seeds
+        ]
+        for name in named
+    }
     return gap_closed(
         method,
-        {name: [one["figures"] for one in runs.values()] for name, runs in rows.items()},
+        figures,
         BASE,
         figure,
         oracle,
