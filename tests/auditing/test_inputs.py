@@ -217,3 +217,12 @@ def test_keys_and_labels_next_to_the_features_are_found(tmp_path: Path) -> None:
     )
     with open_input(tmp_path / "x.npy", labels=tmp_path / "y.csv") as found:
         assert found.labels == list("012345")
+
+
+def test_features_of_sentences_get_the_commands_of_text_pairs(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", X[:20])
+    (tmp_path / "t.txt").write_text("".join(f"question {i}\n" for i in range(20)))
+    with open_input(tmp_path / "x.npy", texts=tmp_path / "t.txt") as found:
+        assert (found.origin.framework, found.origin.captions, found.views) == ("pairs", True, 1)
+    with open_input(tmp_path / "x.npy") as found:
+        assert (found.origin.framework, found.origin.captions, found.views) == ("simclr", False, 2)

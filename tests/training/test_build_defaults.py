@@ -310,6 +310,27 @@ def test_the_bar_fits_80_columns() -> None:
     assert len(line.split("\x1b[2K")[-1]) <= 80
 
 
+def test_the_bar_ends_with_the_metrics_of_the_last_epoch() -> None:
+    row = {"loss": 1.5, "knn": 0.2, "epoch": 1, "seconds": 60.0, "images_per_second": 10.0}
+    screen = io.StringIO()
+    console = Console(
+        file=screen, width=80, force_terminal=True, legacy_windows=False, color_system=None
+    )
+    bar = ProgressBar(console, SimpleNamespace(row=row), epochs=2)  # type: ignore[arg-type]
+    total = SimpleNamespace(total=SimpleNamespace(completed=0))
+    loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=total))
+    trainer: Any = SimpleNamespace(is_global_zero=True, num_training_batches=5, fit_loop=loop)
+    bar.on_train_start(trainer, None)  # type: ignore[arg-type]
+    bar.on_train_epoch_end(trainer, None)  # type: ignore[arg-type]
+    row.update(loss=1.25, knn=0.3, epoch=2)
+    bar.on_train_epoch_end(trainer, None)  # type: ignore[arg-type]
+    bar.on_train_end(trainer, None)  # type: ignore[arg-type]
+    line = [line for line in screen.getvalue().splitlines() if "epoch" in line][-1]
+    assert "epoch 2/2" in line
+    assert "loss 1.250  kNN 30.0 %" in line
+    assert "left" not in line
+
+
 def test_the_whole_time_is_estimated_after_a_few_steps(caplog: pytest.LogCaptureFixture) -> None:
     bar = ProgressBar(None, SimpleNamespace(row={}), epochs=10)  # type: ignore[arg-type]
     counter = SimpleNamespace(completed=4)

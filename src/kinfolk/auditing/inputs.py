@@ -149,6 +149,9 @@ def _add_columns(
     if texts is not None:
         values = align(read_column(texts, "--texts", TEXT_COLUMNS), found.keys, num)
         found = replace(found, texts=["" if text is None else str(text) for text in values])
+        if found.images is None and found.origin.data is None:  # sentences of unknown origin
+            origin = replace(found.origin, framework="pairs", captions=True)
+            found = replace(found, origin=origin, views=1)
     return found
 
 

@@ -40,8 +40,8 @@ class Provenance:
             another model.
         guide: what `kinfolk train --guide` takes for the features: a file, a run or a name; None if
             it is not known.
-        framework: the framework of the run, or simclr.
-        captions: whether the run learnt from images and captions.
+        framework: the framework of the run, or simclr; pairs for sentences.
+        captions: whether the run learnt from images and captions, or the samples are sentences.
     """
 
     data: str | None = None

@@ -239,9 +239,13 @@ class ProgressBar(pl.Callback):
             return
         row = self.metrics_log.row
         left = (row["seconds"] + row.get("refresh_seconds", 0.0)) * (self.epochs - row["epoch"])
-        line = f"epoch {int(row['epoch'])}/{self.epochs}  {describe(row)}"
-        line += f"  {duration(left)} left" if left else ""
+        name = f"epoch {int(row['epoch'])}/{self.epochs}"
+        time_left = f"{duration(left)} left" if left else ""
+        line = f"{name}  {describe(row)}  {time_left}".rstrip()
         LOG.info("%s", line, extra={FILE_ONLY: self._bar is not None})
+        if self._bar is not None:  # else it ends with the kNN accuracy of the epoch before
+            figures = describe(row, speed=not self._is_narrow)
+            self._bar.update(self._task, description=name, figures=figures, left=time_left)
 
     def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if self._bar is not None:
