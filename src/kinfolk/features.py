@@ -215,13 +215,24 @@ def _parquet(path: Path, key: str | None) -> NDArray[Any]:
     table = pq.read_table(path, columns=names, partitioning=None)
     if not len(table):
         raise KinfolkError(f"`{path}` has no rows")
-    if any(column.null_count for column in table.columns):
-        raise KinfolkError(f"`{path}` has rows without features; remove them")
+    empty_N = np.any([column.is_null().to_numpy() for column in table.columns], axis=0)
+    if empty_N.any():
+        raise KinfolkError(
+            f"`{path}` has rows without features: {empty_N.sum():,} of {len(empty_N):,} (the first"
+            f" is row {empty_N.argmax()}); remove them"
+        )
     if not lists:
         return np.stack([column.to_numpy() for column in table.columns], axis=1)
     chunks = table.column(0).chunks
-    if len({length for chunk in chunks for length in chunk.value_lengths().to_pylist()}) > 1:
-        raise KinfolkError(f"the rows of `{path}` have unequal lengths")
+    length_N = np.array(
+        [length for chunk in chunks for length in chunk.value_lengths().to_pylist()]
+    )
+    if (other_N := length_N != length_N[0]).any():
+        row = other_N.argmax()
+        raise KinfolkError(
+            f"the rows of `{path}` have unequal lengths: {length_N[0]} in row 0 and {length_N[row]}"
+            f" in row {row}; write it again"
+        )
     values = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in chunks]
     return np.concatenate(values).reshape(len(table), -1)
 

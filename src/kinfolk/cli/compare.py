@@ -183,7 +183,7 @@ SWEEP_SETTINGS = {
 
 @with_settings(SWEEP_SETTINGS)
 def sweep(
-    chosen: Mapping[str, Any],
+    *,
     data: Annotated[
         str,
         typer.Option("--data", "-d", help=SOURCE_HELP, rich_help_panel=DATA, show_default=False),
@@ -194,6 +194,7 @@ def sweep(
             "--out", "-o", help="Folder for the runs.", rich_help_panel=DATA, show_default=False
         ),
     ],
+    chosen: Mapping[str, Any],
     method: Annotated[
         str,
         typer.Option(

@@ -149,9 +149,9 @@ METAVARS = {"whole": "N", "number": "X", "list,": "NAME"}
 
 
 def with_settings(keys: Mapping[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorates a command that has the parameter `chosen`: it gets an option for each of `keys` of
-    the configuration, with its description, and receives the values that were given by key, as
-    texts or flags, which the configuration checks.
+    """Decorates a command that has the parameter `chosen`: in its place the command gets an option
+    for each of `keys` of the configuration, with its description. It receives the values that were
+    given by key, as texts or flags, which the configuration checks.
 
     Args:
         keys: key of the configuration by the names of the option, such as "--method -m".
@@ -172,7 +172,7 @@ def with_settings(keys: Mapping[str, str]) -> Callable[[Callable[..., None]], Ca
         option = typer.Option(
             *flags,
             metavar=FLAG if is_flag else METAVARS.get(setting.type.split()[0], "TEXT"),
-            help=f"{about.rstrip('.')}. [dim]Default: {default}[/]" if default else about,
+            help=f"{about.rstrip('.')}." + (f" [dim]Default: {default}[/]" if default else ""),
             rich_help_panel={"data": DATA, "trainer": RUNNING}.get(setting.section, TRAINING),
             show_default=False,
         )
@@ -195,13 +195,11 @@ def with_settings(keys: Mapping[str, str]) -> Callable[[Callable[..., None]], Ca
             command(**given, chosen=chosen)
 
         signature = inspect.signature(command, eval_str=True)
-        own = [
-            each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for each in signature.parameters.values()
-            if each.name != "chosen"
-        ]
+        parameters = list[inspect.Parameter]()
+        for parameter in signature.parameters.values():
+            parameters += options if parameter.name == "chosen" else [parameter]
         with_options.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=[*options, *own]
+            parameters=parameters
         )
         return with_options
 

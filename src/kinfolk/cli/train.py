@@ -56,7 +56,7 @@ SETTINGS = {
 
 @with_settings(SETTINGS)
 def train(
-    chosen: Mapping[str, Any],
+    *,
     out: Annotated[
         Path,
         typer.Option(
@@ -67,6 +67,7 @@ def train(
         str | None,
         typer.Option("--data", "-d", help=SOURCE_HELP, rich_help_panel=DATA, show_default=False),
     ] = None,
+    chosen: Mapping[str, Any],
     recipe: Recipe = None,
     known_kin: Annotated[
         str | None,
