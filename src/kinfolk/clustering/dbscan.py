@@ -85,7 +85,7 @@ def dbscan(
 
 
 def _block_rows(number: int, device: torch.device) -> int:
-    """Rows of a block of similarities to so many samples."""
+    """Rows of a block of similarities to `number` samples."""
     return max(1, _BLOCK_ELEMENTS["cpu" if device.type == "cpu" else "default"] // max(number, 1))
 
 
@@ -291,7 +291,7 @@ def _growing(distance_n: Tensor, shares: Sequence[float], last: float) -> list[f
 
 
 def _core_distances(features: Tensor, min_samples: int, number: int) -> Tensor:
-    """`kth_distance` of about so many samples, evenly spread, in growing order."""
+    """`kth_distance` of about `number` samples, evenly spread, in growing order."""
     places_n = torch.arange(
         0, len(features), max(1, len(features) // number), device=features.device
     )

@@ -308,12 +308,15 @@ class PseudoLabels(Exact):
     def distinct(self) -> Tensor:
         """(L, N) the labels, where a sample without one has a label of its own: K of the level plus
         its number."""
-        own_LN = torch.arange(self.num_samples, device=self.labels.device) + self.labels.new_tensor(
-            self.num_clusters
-        ).unsqueeze(1)
         if self.accepted is None:
-            return self.labels if self.has_labels else own_LN
-        return self.labels.where(self.accepted, own_LN)
+            return self.labels if self.has_labels else self._singletons
+        return self.labels.where(self.accepted, self._singletons)
+
+    @property
+    def _singletons(self) -> Tensor:
+        """(L, N) a different label for each sample: K of the level plus its number."""
+        numbers_N = torch.arange(self.num_samples, device=self.labels.device)
+        return numbers_N + self.labels.new_tensor(self.num_clusters).unsqueeze(1)
 
     def level(self, level: int) -> Tensor:
         """(K, D) the centroids of one level."""
@@ -350,9 +353,7 @@ class PseudoLabels(Exact):
             self._clusters(features, level, self.seed if seed is None else seed, warm)
             for level in range(len(self.num_clusters))
         ]
-        labels = torch.arange(self.num_samples, device=self.labels.device) + self.labels.new_tensor(
-            self.num_clusters
-        ).unsqueeze(1)
+        labels = self._singletons
         labels[:, slice(None) if ids is None else ids] = torch.stack(
             [each.labels for each in found]
         )

@@ -73,7 +73,7 @@ class TextData:
         self._counts, self._starts = counts, counts.cumsum(0) - counts
 
     def get_groups(self, ids: Tensor) -> dict[str, Tensor]:
-        """What else the loss needs: `groups` (B,)."""
+        """Further arguments of the loss: `groups` (B,)."""
         return {"groups": self.groups[ids]}
 
     def draw(self, ids: Tensor, uniform: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ class StreamedText:
         self.groups = torch.from_numpy(samples.group_ids.astype(np.int64))
 
     def get_groups(self, ids: Tensor) -> dict[str, Tensor]:
-        """What else the loss needs: `groups` (B,)."""
+        """Further arguments of the loss: `groups` (B,)."""
         return {"groups": self.groups[ids]}
 
     def draw(self, ids: Tensor, uniform: Tensor) -> Tensor:
@@ -463,8 +463,8 @@ class PairTexts:
         return tokens.view(len(rows), -1, tokens.shape[1])
 
     def get_groups(self, ids: Tensor) -> dict[str, Tensor]:
-        """What else the loss needs: `groups` (B,), and `negative_ids` (B, K) if there are explicit
-        negatives."""
+        """Further arguments of the loss: `groups` (B,), and `negative_ids` (B, K) if there are
+        explicit negatives."""
         negatives = {} if self.negative_ids is None else {"negative_ids": self.negative_ids[ids]}
         return {"groups": self.groups[ids], **negatives}
 

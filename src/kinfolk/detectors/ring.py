@@ -58,7 +58,7 @@ class Ring(Detector):
     Args:
         lower, upper: ω_ℓ < ω_u, shares in [0, 1].
         num_samples: N, for learned bounds and clusters.
-        draw: so many negatives, drawn anew for each anchor and step from its ring without
+        draw: number of negatives, drawn anew for each anchor and step from its ring without
             replacement (as IR does); None: the whole ring. From torch's global generator. In
             `eval()` the ring is taken whole.
         anneal: how the bounds move from `start_lower` and `start_upper` to `lower` and `upper`:

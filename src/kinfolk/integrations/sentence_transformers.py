@@ -183,8 +183,9 @@ class KinfolkLoss(nn.Module):
         loss: `kf.CLIPLoss`, `kf.SigLIPLoss`, `kf.BimodalSogCLRLoss` or `kf.FastCLIPLoss`.
         both_directions: False: only anchors against candidates, as `MultipleNegativesRankingLoss`.
         own_negatives_only: an explicit negative counts for the anchor of its row only.
-        mini_batch_size: encodes so many texts at a time, and again for the gradient (GradCache):
-            memory of a mini-batch, the loss of the whole batch, a third more time. None: all.
+        mini_batch_size: number of texts that are encoded at a time, and again for the gradient
+            (GradCache): memory of a mini-batch, the loss of the whole batch, a third more time.
+            None: all.
         known_positives: False: rows of one group, and equal texts, are negatives like any others.
 
     Relations: with `kf.CLIPLoss(temperature=0.05, learnable=False)`, one direction and

@@ -190,7 +190,7 @@ def means_by_id(ids: Tensor, rows: Tensor) -> Tensor:
     """(b, F) the mean of the rows that share each row's id."""
     sorted_b = ids.sort().values
     if ids.device.type == "cpu" and not bool((sorted_b[1:] == sorted_b[:-1]).any()):
-        return rows  # the usual case; on an accelerator looking would stop the step
+        return rows  # the common case; on an accelerator the check would stop the step
     group_bF = torch.searchsorted(sorted_b, ids).unsqueeze(1).expand_as(rows)
     return (
         torch.empty_like(rows)

@@ -289,7 +289,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 NOTHING, SAVE, STOP = 0, 1, 2
 AGREE_EVERY, AGREE_SECONDS = 10, 5.0
-"""Several GPUs agree on what to do after so many steps or seconds, whichever is less: each
+"""Several GPUs agree on what to do after this many steps or seconds, whichever is less: each
 agreement is a collective."""
 CHECKED_SAMPLES = 16
 """Samples of the last batch whose features must be finite before a checkpoint is saved."""
@@ -306,7 +306,7 @@ class CheckpointSaver(pl.Callback):
     whose features of a batch are not finite, is never saved: the checkpoints before it stay.
 
     Args:
-        path: the file of the checkpoint. Older ones beside it are `last-1.ckpt`, `last-2.ckpt`, …
+        path: the file of the checkpoint. Older ones next to it are `last-1.ckpt`, `last-2.ckpt`, …
         epochs: number of epochs of the whole training.
         settings: when to save, and how many checkpoints to keep.
         identity: the run that the checkpoint belongs to; see `settings.identity`.

@@ -71,7 +71,7 @@ class Knn:
         self.bank, self.queries = _parts(data, TEST_SPLITS, config.max_samples, seed)
         self.steering_queries = _parts(data, VALIDATION_SPLITS, config.max_samples, seed)[1]
         steering = self.steering_queries
-        self.apart = self.queries is not None and (
+        self.has_steering_queries = self.queries is not None and (
             steering is None or not torch.equal(self.queries, steering)
         )
         self._last: list[tuple[Tensor, Tensor]] = []
@@ -94,7 +94,7 @@ class Knn:
         if steered_by_knn(module.framework):
             found["steering_knn"] = (
                 self._accuracy(module, epoch, features, labels, self.steering_queries)
-                if self.apart
+                if self.has_steering_queries
                 else found["knn"]
             )
         if self.config.nmi_seeds:

@@ -444,7 +444,7 @@ def _exit_with_rank_zero(status_file: Path, over: threading.Event) -> None:
 class _RankZero:
     """The state of rank zero as another rank sees it.
 
-    torchrun gives all launches one name if it is not told another. It starts all ranks at one
+    torchrun gives all launches one name unless another is given. It starts all ranks at one
     moment, and a running rank zero touches its file every few seconds, so a file that was last
     touched before this process was started belongs to an earlier launch.
     """
@@ -542,7 +542,7 @@ def _write_status(status_file: Path, state: str, message: str = "") -> None:
 
 
 def _refusal_file(status_file: Path) -> Path:
-    """A file beside `status_file`, for this launch only: the folder may belong to another one."""
+    """A file next to `status_file`, for this launch only: the folder may belong to another one."""
     return status_file.with_name(
         f"{status_file.name}-{hashlib.blake2b(_launch_name().encode(), digest_size=6).hexdigest()}"
     )

@@ -36,7 +36,7 @@ class Refresh(pl.Callback):
 
     The result of a refresh is state of the framework, so it is in the checkpoint: an epoch that is
     resumed in its middle is not refreshed again, and one that is resumed at its beginning is
-    refreshed as usual. The optimiser drops the momentum of parameters that the framework has
+    refreshed before it. The optimiser drops the momentum of parameters that the framework has
     replaced. This callback must come before `MetricsLog`, whose time of an epoch does not include
     it.
 
@@ -85,8 +85,8 @@ class Refresh(pl.Callback):
         """Embeds the batch of a streamed epoch that a refresh will follow."""
         assert isinstance(module, TrainingModule)
         framework, coming = module.framework, trainer.current_epoch + 1
-        wanted = framework.due(coming) if coming < self.epochs else _finishes(framework)
-        if self.data.stream is None or framework.collects or not wanted:
+        is_due = framework.due(coming) if coming < self.epochs else _finishes(framework)
+        if self.data.stream is None or framework.collects or not is_due:
             return
         device, projected = module.device, framework.space == "projected"
         with evaluating(framework), torch.no_grad(), torch.autocast(device.type, enabled=False):

@@ -30,8 +30,8 @@ from kinfolk.training.run_folder import Run
 LOG = logging.getLogger("kinfolk.training")
 SECONDS_PER_UPDATE = 0.5
 ESTIMATE_AFTER, ESTIMATE_STEPS, SHORTEST_ESTIMATE = 3.0, 20, 10.0
-"""The time of the whole training is estimated after so many seconds or steps, and shown if it is at
-least so many seconds."""
+"""The time of the whole training is estimated after this many seconds or steps, and shown if it is
+at least this many seconds."""
 NARROW = 120
 
 
