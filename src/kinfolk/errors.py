@@ -14,6 +14,7 @@ import difflib
 import io
 import re
 import signal
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, TypeVar
@@ -182,8 +183,11 @@ class KinfolkWarning(UserWarning):
 
 
 def _warn(message: str) -> None:
-    """For constructors: the warning names the line that calls them."""
-    warnings.warn(message, KinfolkWarning, stacklevel=4)
+    """The warning names the line that called this library."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("kinfolk."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, KinfolkWarning, stacklevel=level)
 
 
 def warn_if_queue_too_large(queue_size: int, num_samples: int) -> None:

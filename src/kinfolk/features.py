@@ -145,7 +145,9 @@ def choose_key(names: list[str], key: str | None, path: Path) -> str:
         return key
     chosen = next((name for name in KEYS if name in names), names[0] if len(names) == 1 else None)
     if chosen is None:
-        raise UsageError(f"give the name of the features in `{path}` with --key; {found}")
+        raise UsageError(
+            f"call the features in `{path}` `features`, or give their name with --key; {found}"
+        )
     return chosen
 
 
