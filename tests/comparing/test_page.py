@@ -9,6 +9,7 @@ import pytest
 
 import kinfolk as kf
 from kinfolk.comparing.page import _gain_panel, _value_panel, overlay_panels
+from kinfolk.evaluation.protocols import write_result
 from tests.comparing.runs import make_run
 
 ACCURACIES = {"simclr": (0.50, 0.52, 0.54), "simclr+glofnd": (0.55, 0.56, 0.60)}
@@ -38,6 +39,12 @@ def test_one_seed_has_no_dot_next_to_its_mean(tmp_path: Path) -> None:
     assert dots["x"] == []
 
 
+def test_titles_keep_the_spelling_of_knn(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", "simclr")
+    write_result(folder, "knn", {"accuracy": 0.5, "measured_on": "test split", "data": "photos"})
+    assert _value_panel(kf.compare(tmp_path)).title == "kNN accuracy"
+
+
 def test_curves_of_all_methods_are_in_one_panel(study: Path) -> None:
     panels = {panel.id: panel for panel in overlay_panels(kf.compare(study).rows)}
     assert list(panels) == ["curve-loss", "curve-flagged"]
@@ -58,3 +65,11 @@ def test_links_lead_from_the_page_to_the_runs(study: Path) -> None:
     assert links[0] == "../my%20runs/simclr-0/report.html"
     assert links[1] == "../my%20runs/simclr-1"
     assert (page.parent / links[0].replace("%20", " ")).is_file()
+
+
+def test_a_method_wraps_before_its_detector(study: Path) -> None:
+    page = study / "compare.html"
+    kf.compare(study).save(page)
+    names = re.findall(r'<th scope="row">(.*?)</th>', page.read_text(encoding="utf-8"))
+    expected = ["<bdi>simclr</bdi>", "<bdi>simclr<wbr>+glofnd</bdi>"]
+    assert names == [*expected, *(expected[0],) * 3, *(expected[1],) * 3], "the table, the runs"

@@ -130,7 +130,9 @@ def _value_panel(comparison: Comparison) -> Panel:
     seeds = [_by_seed(comparison, record["method"]) for record in present]
     described = "; ".join(f"{record['method']} {record[key]:.1f}" for record in present)
     note = "mean over seeds with its 95% confidence interval, and each seed as a dot"
-    title = _words(key)[:1].upper() + _words(key)[1:]
+    title = _words(key)
+    if key != "knn":
+        title = title[:1].upper() + title[1:]
     return Panel("value", title, note, described, _points(present, key, seeds, "percent"))
 
 
