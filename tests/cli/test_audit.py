@@ -360,6 +360,29 @@ def test_the_same_features_get_the_same_advice_as_a_run_and_as_a_file(
     assert len(verdicts[0]) >= 3
 
 
+def test_images_of_a_recorded_folder_keep_its_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(24):
+        folder = tmp_path / "photos" / f"class {number % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 255, (16, 16, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number:02}.png")
+    photos, features = tmp_path / "photos", tmp_path / "features.npy"
+    small = ["--epochs", "1", "--batch-size", "8", "--no-report", "--set", "model.width=4"]
+    data: list[str | Path] = ["--data", photos, "--labels-from-folders"]
+    assert run("train", *data, "--out", tmp_path / "one", "--model", "resnet10", *small) == 0
+    assert run("embed", tmp_path / "one", "--out", features) == 0
+    capsys.readouterr()
+    assert run("audit", features, "--images", photos, "--out", tmp_path / "a") == 0
+    lines = capsys.readouterr().out.splitlines()
+    commands = [line for line in lines if "kinfolk train --data" in line]
+    assert commands
+    assert all("--labels-from-folders" in line for line in commands)
+    assert "oracle:attract" in commands[-1]
+
+
 def printed(noise: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """The lines that `kinfolk audit` prints for ten classes with so much noise."""
     labels = np.arange(200) % 10

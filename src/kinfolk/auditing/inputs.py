@@ -236,11 +236,14 @@ def _with_images_of_rows(
             " another order; give the data that the features were computed from"
         )
     labels = class_names(data, len(data))
+    recorded = found.origin
+    # the samples that `embed` recorded keep the options of their data
+    same = recorded.data is not None and Path(recorded.data).resolve() == Path(images).resolve()
     origin = replace(
-        found.origin,
+        recorded,
         data=images,
-        labels_from_folders=labels_from_folders,
-        has_labels=labels is not None,
+        labels_from_folders=labels_from_folders or (same and recorded.labels_from_folders),
+        has_labels=labels is not None or (same and recorded.has_labels),
     )
     return replace(
         found,
