@@ -120,15 +120,20 @@ def paired(
     ]
 
 
-def gain(rows: Mapping[str, Mapping[int, Record]], method: str, figure: str) -> float | None:
-    """Difference to the base over the seeds that both have. If that is one seed, each is the mean
-    over its seeds: one run of the base would be a poor reference."""
-    if BASE in rows and method in rows and len(rows[method].keys() & rows[BASE].keys()) > 1:
-        both = paired(rows, method, BASE, figure)
-        return statistics.fmean(both[0]) - statistics.fmean(both[1])
-    ours, base = (
-        [one["figures"][figure] for one in rows.get(name, {}).values()] for name in (method, BASE)
-    )
+def over_common_seeds(rows: Rows, *methods: str) -> dict[str, list[Record]]:
+    """The records of the methods for the seeds that all of them have. If that is one seed or none,
+    all their records: one run of the base would be a poor reference."""
+    common = set.intersection(*(set(rows.get(name, {})) for name in methods))
+    return {
+        name: [one for seed, one in rows.get(name, {}).items() if len(common) < 2 or seed in common]
+        for name in methods
+    }
+
+
+def gain(rows: Rows, method: str, figure: str) -> float | None:
+    """Difference of the mean to that of the base, over the seeds that both have."""
+    runs = over_common_seeds(rows, method, BASE)
+    ours, base = ([one["figures"][figure] for one in runs[name]] for name in (method, BASE))
     return statistics.fmean(ours) - statistics.fmean(base) if ours and base else None
 
 
@@ -140,24 +145,11 @@ def closed(rows: Rows, method: str, figure: str, oracle: str = ATTRACTED) -> flo
     p = p_value(*paired(rows, oracle, BASE, figure))
     if p is not None and p >= 0.05:
         return None
-    named = (method, BASE, oracle)
-    common = set.intersection(*(set(rows.get(name, {})) for name in named))
-    seeds = common if len(common) > 1 else None  # of one seed, the means are the better reference
     figures = {
-        name: [
-            one["figures"]
-            for seed, one in rows.get(name, {}).items()
-            if seeds is None or seed in seeds
-        ]
-        for name in named
+        name: [one["figures"] for one in runs]
+        for name, runs in over_common_seeds(rows, method, BASE, oracle).items()
     }
-    return gap_closed(
-        method,
-        figures,
-        BASE,
-        figure,
-        oracle,
-    )
+    return gap_closed(method, figures, BASE, figure, oracle)
 
 
 def cost(rows: Mapping[str, Mapping[int, Record]], method: str, base: str = BASE) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from kinfolk.data.prepare import read_quarantine
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, counted
@@ -150,7 +150,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _is_finite(value: Any) -> bool:
+def _is_finite(value: Any) -> TypeGuard[float]:
     return _is_number(value) and math.isfinite(value)
 
 
@@ -367,11 +367,7 @@ def results(record: Record) -> list[dict[str, Any]]:
         protocol = result["protocol"]
         value = result.get(MAIN.get(protocol, "accuracy"))
         several = any(len(_parts(result, name)) > 1 for name in ("fractions", "sets"))
-        share = (
-            round(100 * min(max(float(value), 0.0), 1.0), 1)
-            if value is not None and _is_finite(value)
-            else None
-        )
+        share = round(100 * min(max(float(value), 0.0), 1.0), 1) if _is_finite(value) else None
         rows.append(
             {
                 "title": PROTOCOLS.get(protocol, protocol) + (", average" if several else ""),
