@@ -166,7 +166,7 @@ def gather_together(tensors: Sequence[Tensor], sizes: list[int]) -> list[Tensor]
     return found
 
 
-def joined(*tensors: Tensor, sizes: list[int] | None = None) -> tuple[Tensor, ...]:
+def gather_all(*tensors: Tensor, sizes: list[int] | None = None) -> tuple[Tensor, ...]:
     """The rows of all ranks of each of these tensors of one length, in the order of ranks, without
     gradient; in one process, its own. `sizes`: rows on each rank, if they are known."""
     if world_size() == 1:

@@ -3,7 +3,7 @@ as names of files and classes.
 
 The command line shows the message of a `KinfolkError` without a traceback. Text from outside may
 contain line breaks or escape sequences of a terminal, or look like a formula of a spreadsheet.
-Messages, logs and tables on the screen show it with `shown` and pages with `without_controls`. CSV
+Messages, logs and tables on the screen show it with `short` and pages with `without_controls`. CSV
 files contain it as `escape_cell` returns it, and `unescape_cell` restores the exact text.
 """
 
@@ -38,12 +38,12 @@ def require_choice(name: str, value: object, choices: Sequence[str]) -> None:
     require(value in choices, name, value, f"one of {', '.join(choices)}")
 
 
-def shown(text: str, longest: int = LONGEST) -> str:
+def short(text: str, longest: int = LONGEST) -> str:
     """A text for a message: control characters are escaped, and the middle of a long text is left
     out.
 
     Example:
-        >>> shown("a\\x1b[2Jb")
+        >>> short("a\\x1b[2Jb")
         'a\\\\x1b[2Jb'
     """
     text = printable(text)
@@ -116,7 +116,7 @@ class KinfolkError(ValueError):
     names of files and classes."""
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(shown(message, 4000))
+        super().__init__(short(message, 4000))
 
 
 class UsageError(KinfolkError):
@@ -142,15 +142,15 @@ class InterruptedRunError(KinfolkError):
         InterruptedRunError.latest = self
 
 
-def counted(number: int, noun: str) -> str:
+def plural(number: int, noun: str) -> str:
     """A number with its noun, in the plural unless it is one.
 
     Example:
-        >>> counted(1, "epoch"), counted(1200, "class")
+        >>> plural(1, "epoch"), plural(1200, "class")
         ('1 epoch', '1,200 classes')
     """
-    plural = "" if number == 1 else "es" if noun.endswith("s") else "s"
-    return f"{number:,} {noun}{plural}"
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{ending}"
 
 
 def install_hint(packages: str, extra: str | None = None) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-from kinfolk.errors import KinfolkError, shown
+from kinfolk.errors import KinfolkError, short
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -128,7 +128,7 @@ def read_sealed_text(path: Path) -> str:
     the errors of `Path.read_text`."""
     digest, _, text = path.read_text(encoding="utf-8").partition("\n")
     if digest != _text_digest(text):
-        raise DamagedFileError(f"{shown(str(path))} does not match its digest")
+        raise DamagedFileError(f"{short(str(path))} does not match its digest")
     return text
 
 
@@ -158,7 +158,7 @@ def explain_write_errors(path: Path) -> Iterator[None]:
         raise
     except (OSError, RuntimeError) as error:
         raise KinfolkError(
-            f"{shown(str(path))} cannot be written: {_reason(error)}; what was there before is kept"
+            f"{short(str(path))} cannot be written: {_reason(error)}; what was there before is kept"
         ) from error
 
 
@@ -189,13 +189,13 @@ def explain_file_errors(folder: Path) -> Iterator[None]:
     except OSError as error:
         if is_about_folder(error) and not os.path.isdir(place):
             raise KinfolkError(
-                f"{shown(str(folder))} was removed or renamed during the run; {_NEW_PLACE}"
+                f"{short(str(folder))} was removed or renamed during the run; {_NEW_PLACE}"
             ) from error
         if error.errno in _REASONS and error.filename is not None:
             raise KinfolkError(why_failed(error)) from error
         if error.errno in _UNWRITABLE:
             raise KinfolkError(
-                f"a file in {shown(str(folder))} cannot be written: {_REASONS[error.errno]}"
+                f"a file in {short(str(folder))} cannot be written: {_REASONS[error.errno]}"
             ) from error
         raise
     finally:
@@ -219,8 +219,8 @@ def sync_folder(folder: Path) -> None:
 def first_line(error: BaseException) -> str:
     """The message of an error as one printable line without a full stop."""
     if isinstance(error, OSError) and error.strerror:
-        return shown(str(error.strerror))
-    return shown((str(error).strip() or type(error).__name__).splitlines()[0]).rstrip(".")
+        return short(str(error.strerror))
+    return short((str(error).strip() or type(error).__name__).splitlines()[0]).rstrip(".")
 
 
 def why_failed(error: BaseException) -> str:
@@ -230,7 +230,7 @@ def why_failed(error: BaseException) -> str:
         reason = _REASONS[error.errno]
         if error.errno in (errno.EACCES, errno.EPERM):  # it may have been for reading
             reason = "this user may not use it; change its rights, or give another place"
-        return f"{shown(os.fsdecode(error.filename))} cannot be used: {reason}"
+        return f"{short(os.fsdecode(error.filename))} cannot be used: {reason}"
     text = first_line(error)
     return text if text == type(error).__name__ else f"{type(error).__name__}: {text}"
 

@@ -38,7 +38,7 @@ from kinfolk.auditing.verdict import Candidate
 from kinfolk.comparing import Comparison, compare
 from kinfolk.data.augmentation.views import Views
 from kinfolk.data.sample_table import Samples
-from kinfolk.errors import InterruptedRunError, UsageError, counted
+from kinfolk.errors import InterruptedRunError, UsageError, plural
 from kinfolk.evaluation.probes import knn_accuracy
 from kinfolk.evaluation.protocols import read_results, write_result
 from kinfolk.files import write_text
@@ -131,7 +131,7 @@ class Trial:
     def verdict(self) -> str:
         """What the comparison says, in words."""
         base, criterion = self.plan.candidates[0].method, CRITERIA[self.plan.criterion]
-        trained = f"{counted(self.plan.epochs, 'epoch')} and {counted(self.seeds, 'seed')} each"
+        trained = f"{plural(self.plan.epochs, 'epoch')} and {plural(self.seeds, 'seed')} each"
         if self.table is None:
             return "The time ended before every method was trained; repeat the command to continue."
         if self.seeds < 2:
@@ -238,7 +238,7 @@ def _fit_to_time(
     if epochs < FEWEST_EPOCHS:
         needed = (number * (others + FEWEST_EPOCHS * epoch) / USED + taken) / 60
         raise UsageError(
-            f"--try is too short for {counted(len(plan.candidates), 'method')} with"
+            f"--try is too short for {plural(len(plan.candidates), 'method')} with"
             f" {PLANNED_SEEDS} seeds and {FEWEST_EPOCHS} epochs each; give it at least"
             f" {needed + 1:.0f} minutes, or a part of the data"
         )

@@ -20,7 +20,7 @@ from kinfolk.errors import (
     csv_text,
     escape_cell,
     printable,
-    shown,
+    short,
     unescape_cell,
 )
 from kinfolk.report import write_report
@@ -67,8 +67,8 @@ def test_a_csv_file_has_a_line_for_each_row(rows: list[tuple[str, str]]) -> None
 
 @given(texts)
 def test_what_is_shown_is_printable_and_short(text: str) -> None:
-    assert shown(text).isprintable()
-    assert len(shown(text * 40)) <= 160
+    assert short(text).isprintable()
+    assert len(short(text * 40)) <= 160
     assert printable(str(KinfolkError(text))) == str(KinfolkError(text))
 
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from kinfolk.auditing.page import Thumbnails
 from kinfolk.auditing.verdict import UNKNOWN, Provenance
-from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, shown
+from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, short
 from kinfolk.features import SUFFIXES, Ints, choose_key, open_features
 from kinfolk.files import first_line
 
@@ -517,7 +517,7 @@ def _pick_column(path: Path, table: dict[str, list[Any]], names: Sequence[str]) 
     if keys is not None and len(set(keys)) < len(keys):
         twice = Counter(keys).most_common(1)[0][0]
         raise UsageError(
-            f"the column `{key_column}` of `{path}` names {shown(twice)} more than once; each"
+            f"the column `{key_column}` of `{path}` names {short(twice)} more than once; each"
             " sample must have one row"
         )
     try:
@@ -550,8 +550,8 @@ def align(column: Column, keys: Sequence[str] | None, num_samples: int) -> list[
     if places is None:
         raise UsageError(
             f"none of the {len(column.keys):,} samples in {name} is among the {len(keys):,} samples"
-            f" of the features: it has {shown(column.keys[0]) if column.keys else 'no rows'}, the"
-            f" features have {shown(keys[0])}; give a file with the same keys"
+            f" of the features: it has {short(column.keys[0]) if column.keys else 'no rows'}, the"
+            f" features have {short(keys[0])}; give a file with the same keys"
         )
     missing = [key for key, place in zip(keys, places, strict=True) if place is None]
     unused = len(column.keys) - (len(keys) - len(missing))
@@ -559,7 +559,7 @@ def align(column: Column, keys: Sequence[str] | None, num_samples: int) -> list[
     if missing:
         parts.append(
             f"has no entry for {len(missing):,} of {len(keys):,} samples (the first is"
-            f" {shown(missing[0])})"
+            f" {short(missing[0])})"
         )
     if unused:
         parts.append(f"names {unused:,} samples that are not among the features")

@@ -20,7 +20,7 @@ from kinfolk.cli.options import (
     overwrite_option,
     with_settings,
 )
-from kinfolk.errors import UsageError, counted
+from kinfolk.errors import UsageError, plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -114,7 +114,7 @@ def compare(
     found = compare_runs(runs, base=base, oracle=oracle, figure=figure, columns=names)
     if out is not None:
         found.save(out, format)
-        screen().print(f"{counted(len(found.records), 'row')}: {out}", markup=False)
+        screen().print(f"{plural(len(found.records), 'row')}: {out}", markup=False)
     elif format in (None, "table"):
         show_comparison(found, screen())
     else:
@@ -245,7 +245,7 @@ def sweep(
         show_comparison(found.table, screen())
     elif found.runs[0].rank == 0:
         screen().print(
-            f"{counted(len(found.runs), 'run')} in {out}; the data has no labels, so nothing is"
+            f"{plural(len(found.runs), 'run')} in {out}; the data has no labels, so nothing is"
             " compared",
             markup=False,
         )

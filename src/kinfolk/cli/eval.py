@@ -552,7 +552,7 @@ def lines(result: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     from kinfolk.comparing.runs import DIRECTIONS
 
     where = str(result["measured_on"])
-    present = {short: result[name] for name, short in DIRECTIONS.items() if name in result}
+    present = {side: result[name] for name, side in DIRECTIONS.items() if name in result}
     if "fractions" in result:
         rows = result["fractions"]
         for row in rows:
@@ -574,7 +574,7 @@ def lines(result: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     elif present:
         for figure in ("R@1", "mAP", "nDCG@10"):
             if all(figure in found for found in present.values()):
-                shares = (f"{short} {percent(found[figure])}" for short, found in present.items())
+                shares = (f"{side} {percent(found[figure])}" for side, found in present.items())
                 yield "", f"{figure} {', '.join(shares)}", where
         if "label_map" in result:
             by = f"mAP {percent(result['label_map'])}, nDCG@10 {percent(result['label_ndcg'])}"

@@ -18,7 +18,7 @@ from kinfolk.cli.options import (
     print_table,
     screen,
 )
-from kinfolk.errors import UsageError, counted, shown
+from kinfolk.errors import UsageError, plural, short
 
 if TYPE_CHECKING:
     from kinfolk.data.images import ImageData
@@ -193,29 +193,29 @@ def _show(found: ImageData) -> None:
     sizes = f"{widths.min()} × {heights.min()}"
     if (widths.min(), heights.min()) != (widths.max(), heights.max()):
         sizes += f" to {widths.max()} × {heights.max()}"
-    console.print(f"[bold]{counted(len(samples), 'image')}[/], {sizes} pixels")
+    console.print(f"[bold]{plural(len(samples), 'image')}[/], {sizes} pixels")
     if samples.captions is not None and samples.group_ids is not None:
         count = sum(len(captions_of(caption)) for caption in samples.captions)
         groups = len(set(samples.group_ids.tolist()))
         console.print(
-            f"{counted(count, 'caption')}, {counted(groups, 'group')}; samples that share an image,"
+            f"{plural(count, 'caption')}, {plural(groups, 'group')}; samples that share an image,"
             " a caption or a group are never negatives"
         )
     rows: list[tuple[str, ...]] = []
     for split, number in Counter(samples.splits).items():
         labels = samples.of(split).labels
         labelled = "–" if labels is None else f"{int((labels >= 0).sum()):,}"
-        rows.append((shown(split), f"{number:,}", labelled))
+        rows.append((short(split), f"{number:,}", labelled))
     print_table(("split", "images", "labelled"), rows, right=("images", "labelled"))
     if samples.labels is not None:
         counts = Counter(int(label) for label in samples.labels if label >= 0).most_common()
         rows = [
-            (shown(samples.classes[label]) if samples.classes else str(label), f"{number:,}")
+            (short(samples.classes[label]) if samples.classes else str(label), f"{number:,}")
             for label, number in counts
         ]
         _print_first(("class", "images"), rows, "classes")
     if found.quarantine:
-        rows = [(shown(path), shown(reason)) for path, reason in found.quarantine]
+        rows = [(short(path), short(reason)) for path, reason in found.quarantine]
         _print_first(("refused", "reason"), rows, "refused files")
 
 

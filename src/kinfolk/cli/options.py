@@ -61,10 +61,10 @@ def print_refused(images: ImageData) -> None:
     """Prints one line on stderr if images could not be read, with the first of them."""
     from rich.console import Console
 
-    from kinfolk.errors import shown
+    from kinfolk.errors import short
 
     if images.quarantine:
-        path, reason = (shown(text) for text in images.quarantine[0])
+        path, reason = (short(text) for text in images.quarantine[0])
         number, total = len(images.quarantine), len(images) + len(images.quarantine)
         text = (
             f"{number:,} of {total:,} images refused, the first is {path}: {reason}; `kinfolk data`"

@@ -20,7 +20,7 @@ from kinfolk.cli.options import (
     Workers,
     examples,
 )
-from kinfolk.errors import UsageError, counted
+from kinfolk.errors import UsageError, plural
 
 if TYPE_CHECKING:
     import numpy as np
@@ -132,7 +132,7 @@ def embed(
         images.samples.to_parquet(table, {ORIGIN: json.dumps(asdict(origin))})
     named = ", ".join(str(path) for path in written)
     screen().print(
-        f"{counted(len(features), 'sample')} × {counted(features.shape[1], 'feature')}: {named}",
+        f"{plural(len(features), 'sample')} × {plural(features.shape[1], 'feature')}: {named}",
         markup=False,
     )
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinfolk.errors import UsageError, shown
+from kinfolk.errors import UsageError, short
 from kinfolk.report.record import DETECTION_NAMES, read_record
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.load_run import FOREIGN, exported_meta
@@ -280,7 +280,7 @@ def require_unedited(folder: Path, config: TrainConfig) -> None:
     ]
     what = "; ".join(changed) or "the digest of the settings differs"
     raise UsageError(
-        f"{folder / 'config.yaml'} was changed after the training ({shown(what)}), so the run"
+        f"{folder / 'config.yaml'} was changed after the training ({short(what)}), so the run"
         " cannot be compared; restore the file, or train a run with these settings"
     )
 

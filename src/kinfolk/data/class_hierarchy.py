@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import final
 
 from kinfolk.data.source import AnySource, Source
-from kinfolk.errors import KinfolkError, UsageError, shown
+from kinfolk.errors import KinfolkError, UsageError, short
 
 CIFAR100 = "the hierarchy of CIFAR-100"
 SUPERCLASSES: dict[str, tuple[str, ...]] = {
@@ -78,7 +78,7 @@ class Hierarchy:
         roots = sorted(set(self.parents.values()) - self.parents.keys())
         if len(roots) > 1:
             more = f" and {len(roots) - 3} more" if len(roots) > 3 else ""
-            some = ", ".join(shown(repr(root)) for root in roots[:3])
+            some = ", ".join(short(repr(root)) for root in roots[:3])
             raise KinfolkError(
                 f"{name} has {len(roots)} roots ({some}{more}); add a line for each that names a"
                 " common parent"
@@ -117,7 +117,7 @@ class Hierarchy:
                     steps = [*walk]
                     circle = [*steps[steps.index(node) :], node]
                     raise KinfolkError(
-                        f"{self.name} goes in a circle: {' → '.join(map(shown, circle[:8]))}; a"
+                        f"{self.name} goes in a circle: {' → '.join(map(short, circle[:8]))}; a"
                         " class can't be below itself"
                     )
                 walk[node] = None

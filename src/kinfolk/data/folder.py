@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kinfolk.data.labels import SPLITS
 from kinfolk.data.source import FileSource, Item, Refusals
-from kinfolk.errors import KinfolkError, UsageError, shown
+from kinfolk.errors import KinfolkError, UsageError, short
 
 LOG = logging.getLogger("kinfolk.data")
 # Also formats that can't be decoded: better refused by name than left out silently.
@@ -33,7 +33,7 @@ def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
         entries = list(os.scandir(root))
     except OSError as error:
         raise KinfolkError(
-            f"the folder `{shown(str(root))}` can't be read: {error.strerror}"
+            f"the folder `{short(str(root))}` can't be read: {error.strerror}"
         ) from error
     tops = sorted(each.name for each in entries if _is_folder(each) and not _is_hidden(each.name))
     splits = {name: SPLITS[name.lower()] for name in tops if name.lower() in SPLITS}
@@ -64,7 +64,7 @@ def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
     for (first, *_), (second, *_) in pairwise(found):
         if first == second:
             raise KinfolkError(
-                f"two files have the same name once written as text, `{shown(first)}`; rename one"
+                f"two files have the same name once written as text, `{short(first)}`; rename one"
                 " of them"
             )
     classes = sorted({folder for *_, folder in found if folder is not None})
@@ -75,10 +75,10 @@ def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
         )
     if not labels_from_folders:
         if len(classes) > 1 and all(folder is not None for *_, folder in found):
-            some = ", ".join(map(shown, classes[:3])) + (", …" if len(classes) > 3 else "")
+            some = ", ".join(map(short, classes[:3])) + (", …" if len(classes) > 3 else "")
             LOG.info(
                 "%s",
-                f"`{shown(str(root))}` has {len(classes):,} folders ({some}); if they are classes,"
+                f"`{short(str(root))}` has {len(classes):,} folders ({some}); if they are classes,"
                 " --labels-from-folders makes them labels",
             )
         classes = []

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kinfolk.errors import KinfolkError, shown
+from kinfolk.errors import KinfolkError, short
 
 Ints = npt.NDArray[np.int64]
 Caption = str | tuple[str, ...]
@@ -68,7 +68,7 @@ def encode_labels(
     )
     if strange is not None:
         raise KinfolkError(
-            f"{what} has the label {shown(repr(strange))}, which has several values; a label must"
+            f"{what} has the label {short(repr(strange))}, which has several values; a label must"
             " be one number or one text"
         )
     present = {value for value in values if not _is_missing(value)}

@@ -36,7 +36,7 @@ from kinfolk.data.labels import split_name
 from kinfolk.data.shards import expand, find_shards, open_shards
 from kinfolk.data.source import Item, Pixels, Source
 from kinfolk.data.table import Columns, find_hugging_face, open_hugging_face, open_table
-from kinfolk.errors import KinfolkError, UsageError, shown
+from kinfolk.errors import KinfolkError, UsageError, short
 
 _NUM_PROBED = 16
 
@@ -89,7 +89,7 @@ def open_source(
     if labels_from_folders and (not is_path or spec == "digits" or Path(str(spec)).is_file()):
         raise UsageError(
             "`labels_from_folders` needs a folder of images, not"
-            f" {shown(str(spec)) if is_path else type(spec).__name__}"
+            f" {short(str(spec)) if is_path else type(spec).__name__}"
         )
     if isinstance(spec, torch.Tensor):
         spec = spec.detach().cpu().numpy()
@@ -101,9 +101,9 @@ def open_source(
         return digits()
     path = Path(spec).expanduser()
     if not path.exists() and (shards := expand(str(spec))):
-        return open_shards({"train": shards}, f"`{shown(str(spec))}`", index_dir)
+        return open_shards({"train": shards}, f"`{short(str(spec))}`", index_dir)
     if not path.exists():
-        raise UsageError(f"there is no file or folder `{shown(str(spec))}`{_where_else(path)}")
+        raise UsageError(f"there is no file or folder `{short(str(spec))}`{_where_else(path)}")
     kind = "folder" if path.is_dir() else path.name.lower()
     columns = Columns(
         image_column,
@@ -156,8 +156,8 @@ def _where_else(path: Path) -> str:
     try:
         close = difflib.get_close_matches(path.name, os.listdir(path.parent), n=1)
     except OSError:
-        return f"; the folder `{shown(str(path.parent))}` does not exist either"
-    return f"; did you mean `{shown(str(path.parent / close[0]))}`?" if close else ""
+        return f"; the folder `{short(str(path.parent))}` does not exist either"
+    return f"; did you mean `{short(str(path.parent / close[0]))}`?" if close else ""
 
 
 def typical_side(source: Source) -> int | None:

@@ -39,7 +39,7 @@ from kinfolk.data.sample_table import Samples
 from kinfolk.data.source import Refusals, Source, all_refused, arrange, content_change
 from kinfolk.data.text import read_pairs
 from kinfolk.data.workers import default_workers, read_files
-from kinfolk.errors import KinfolkError, UsageError, csv_text, show_progress, shown, unescape_cell
+from kinfolk.errors import KinfolkError, UsageError, csv_text, short, show_progress, unescape_cell
 from kinfolk.files import (
     append_line,
     first_line,
@@ -251,7 +251,7 @@ class Listing:
         for item in self._items:
             if item.key in seen:
                 raise KinfolkError(
-                    f"{source.name} has two samples with the key `{shown(item.key)}`; rename one of"
+                    f"{source.name} has two samples with the key `{short(item.key)}`; rename one of"
                     " them"
                 )
             seen.add(item.key)
@@ -403,17 +403,17 @@ def read_quarantine(path: str | Path) -> Refusals:
             rows = list(csv.reader(file, strict=True))
     except FileNotFoundError:
         raise KinfolkError(
-            f"there is no `{shown(str(path))}`; the run folder is incomplete: restore it, or start"
+            f"there is no `{short(str(path))}`; the run folder is incomplete: restore it, or start"
             " a new run"
         ) from None
     except (OSError, ValueError, csv.Error) as error:
         raise KinfolkError(
-            f"`{shown(str(path))}` is not a readable quarantine file ({first_line(error)});"
+            f"`{short(str(path))}` is not a readable quarantine file ({first_line(error)});"
             " restore it"
         ) from error
     if not rows or rows[0] != ["path", "reason"] or any(len(row) != 2 for row in rows):
         raise KinfolkError(
-            f"`{shown(str(path))}` is not a quarantine file; its columns must be path and reason"
+            f"`{short(str(path))}` is not a quarantine file; its columns must be path and reason"
         )
     return [(unescape_cell(row[0]), unescape_cell(row[1])) for row in rows[1:]]
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kinfolk.data.labels import Caption
-from kinfolk.errors import KinfolkError, shown
+from kinfolk.errors import KinfolkError, short
 from kinfolk.files import (
     UNFINISHED,
     DamagedFileError,
@@ -336,9 +336,9 @@ class Samples:
             "modified_ns": self.modified_ns,
             "digest": _plain(self.digests),
         }
-        for plural, name in _OPTIONAL_TEXTS.items():
-            if getattr(self, plural) is not None:
-                columns[name] = _plain(getattr(self, plural))
+        for attribute, name in _OPTIONAL_TEXTS.items():
+            if getattr(self, attribute) is not None:
+                columns[name] = _plain(getattr(self, attribute))
         if self.group_ids is not None:
             columns["group_id"] = self.group_ids
         columns = {
@@ -406,10 +406,10 @@ class Samples:
 
         columns: dict[str, Any] = {
             name: TextColumn.of(texts).array
-            for plural, name in {**_TEXT_COLUMNS, **_OPTIONAL_TEXTS}.items()
-            if (texts := getattr(self, plural)) is not None
+            for attribute, name in {**_TEXT_COLUMNS, **_OPTIONAL_TEXTS}.items()
+            if (texts := getattr(self, attribute)) is not None
         }
-        numbers = {name: getattr(self, plural) for plural, name in _INT_COLUMNS.items()}
+        numbers = {name: getattr(self, attribute) for attribute, name in _INT_COLUMNS.items()}
         numbers |= {"label": self.labels, "group_id": self.group_ids}
         metadata = {} if self.classes is None else {_CLASSES: json.dumps(self.classes).encode()}
         if self.places is not None:
@@ -434,12 +434,12 @@ class Samples:
             labels = labels.fill_null(-1) if labels.null_count else labels
             labels = None if unlabelled else labels.to_numpy()
         texts = {
-            plural: TextColumn(columns[name])
-            for plural, name in {**_TEXT_COLUMNS, **_OPTIONAL_TEXTS}.items()
+            attribute: TextColumn(columns[name])
+            for attribute, name in {**_TEXT_COLUMNS, **_OPTIONAL_TEXTS}.items()
             if name in columns or name in _TEXT_COLUMNS.values()
         }
         return cls(
-            **{plural: columns[name].to_numpy() for plural, name in _INT_COLUMNS.items()},
+            **{attribute: columns[name].to_numpy() for attribute, name in _INT_COLUMNS.items()},
             **texts,  # type: ignore[arg-type]
             labels=labels,
             classes=None if classes is None else json.loads(classes),
@@ -501,12 +501,12 @@ def key_difference(was: Sequence[str], now: Sequence[str]) -> str | None:
         return None
     row = min(len(was), len(now)) if row is None else row
     if row < len(was) and was[row] not in set(now):
-        return f"sample {row} ({shown(was[row])}) is now missing"
+        return f"sample {row} ({short(was[row])}) is now missing"
     if row < len(now) and now[row] not in set(was):
-        return f"{shown(now[row])} was not there before and is now sample {row}"
+        return f"{short(now[row])} was not there before and is now sample {row}"
     if row < len(was) and row < len(now):
         return (
-            f"the order has changed: sample {row} was {shown(was[row])}, is now {shown(now[row])}"
+            f"the order has changed: sample {row} was {short(was[row])}, is now {short(now[row])}"
         )
     return f"there were {len(was):,} samples, there are now {len(now):,}"
 
@@ -532,7 +532,7 @@ def annotation_difference(
 
 def value_difference(row: int, key: str, name: str, before: object, after: object) -> str:
     """A sentence on a changed value of one sample."""
-    subject = f"sample {row} ({shown(key)})"
+    subject = f"sample {row} ({short(key)})"
     if name == "bytes":
         return f"{subject} was {before:,} bytes, is now {after:,}"
     if name == "digest":

@@ -27,7 +27,7 @@ from kinfolk.data.labels import SPLITS, encode_labels, group_ids, same_type, usa
 from kinfolk.data.prepare import one_writer
 from kinfolk.data.sample_table import Places, Samples, TextColumn
 from kinfolk.data.source import SPLIT_RANK, FileSource, Item, Refusals, all_refused
-from kinfolk.errors import KinfolkError, shown
+from kinfolk.errors import KinfolkError, short
 from kinfolk.files import read_sealed_text, remove_unfinished, write_sealed_text
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -63,7 +63,7 @@ def find_shards(path: Path) -> dict[str, list[Path]]:
         entries = sorted(path.iterdir())
     except OSError as error:
         raise KinfolkError(
-            f"the folder `{shown(str(path))}` can't be read: {error.strerror}"
+            f"the folder `{short(str(path))}` can't be read: {error.strerror}"
         ) from error
     folders = {
         entry.name: entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")
@@ -95,7 +95,7 @@ def shard_names(paths: list[Path]) -> dict[Path, str]:
         path: path.name if names[path.name] == 1 else f"{path.parent.name}/{path.name}"
         for path in paths
     }
-    return {path: shown(name) for path, name in chosen.items()}
+    return {path: short(name) for path, name in chosen.items()}
 
 
 # The table of samples

@@ -22,7 +22,7 @@ from kinfolk.data.sample_table import (
     key_difference,
     value_difference,
 )
-from kinfolk.errors import KinfolkError, UsageError, shown, unescape_cell, utf8_key
+from kinfolk.errors import KinfolkError, UsageError, short, unescape_cell, utf8_key
 from kinfolk.files import first_line
 
 Pixels = npt.NDArray[Any]
@@ -172,7 +172,7 @@ def all_refused(
         return KinfolkError(f"{name} holds no {what}")
     path, reason = refused[0]
     return KinfolkError(
-        f"all {len(refused):,} {what} of {name} were refused; the first is {shown(path)}: {reason}"
+        f"all {len(refused):,} {what} of {name} were refused; the first is {short(path)}: {reason}"
     )
 
 
@@ -256,8 +256,8 @@ def exclude(source: AnySource, path: str | None) -> AnySource:
     if keys and len(kept) == len(items):
         raise UsageError(
             f"none of the {len(keys):,} samples that `{path}` excludes is in {source.name}: it"
-            f" has {shown(min(keys))}, the data has"
-            f" {shown(items[0].key) if items else 'no samples'}; give a list of these samples"
+            f" has {short(min(keys))}, the data has"
+            f" {short(items[0].key) if items else 'no samples'}; give a list of these samples"
         )
     row_of = {at: row for row, at in enumerate(kept)}
     smaller = copy.copy(source)
@@ -340,13 +340,13 @@ def content_change(samples: Samples, source: Source, order: Sequence[int]) -> st
             continue
         key = samples.keys[row]
         if status is None and source.path(index) is not None:
-            return f"sample {row} ({shown(key)}) is now missing"
+            return f"sample {row} ({short(key)}) is now missing"
         if status is not None and status[0] != sizes[row]:
             return value_difference(row, key, "bytes", sizes[row], status[0])
         try:
             now = digest(source.load(index))
         except Exception as error:  # a Dataset may raise anything
-            return f"sample {row} ({shown(key)}) can't be read any more: {error}"
+            return f"sample {row} ({short(key)}) can't be read any more: {error}"
         if now != samples.digests[row]:
             return value_difference(row, key, "digest", samples.digests[row], now)
     return None

@@ -30,7 +30,7 @@ from kinfolk.data.sample_table import Places, Samples
 from kinfolk.data.shards import expand, find_shards, index_shards
 from kinfolk.data.source import Item, Refusals, Source, all_refused, arrange
 from kinfolk.data.workers import DecodePool, default_workers
-from kinfolk.errors import KinfolkError, UsageError, shown
+from kinfolk.errors import KinfolkError, UsageError, short
 from kinfolk.files import remove_unfinished
 from kinfolk.seeding import generator
 
@@ -183,7 +183,7 @@ class StreamedPixels:
         if number >= 0 and reason.startswith(_GONE):
             raise KinfolkError(
                 f"the shard `{self.places.archives[number]}` is missing or has been truncated since"
-                f" it was indexed ({shown(key)}: {reason}); restore it and resume"
+                f" it was indexed ({short(key)}: {reason}); restore it and resume"
             )
         with self._lock:
             if id_ in self._bad:
@@ -194,7 +194,7 @@ class StreamedPixels:
                 add_to_quarantine(key, reason, self.note)
         LOG.warning(
             "%s",
-            f"{shown(key)} was refused: {reason}; training leaves it out, and evaluation uses a"
+            f"{short(key)} was refused: {reason}; training leaves it out, and evaluation uses a"
             " black image instead",
         )
 
@@ -212,7 +212,7 @@ class StreamSource(Source):
     def __init__(
         self, spec: object, index_dir: Path, *, labels_from_folders: bool | None = False
     ) -> None:
-        path, name = Path(str(spec)), f"`{shown(str(spec))}`"
+        path, name = Path(str(spec)), f"`{short(str(spec))}`"
         shards = {} if path.exists() else {"train": expand(str(spec))}
         if path.is_dir() or (path.is_file() and path.suffix.lower() == ".tar"):
             shards = find_shards(path)

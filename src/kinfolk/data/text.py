@@ -41,7 +41,7 @@ from kinfolk.data.labels import (
 )
 from kinfolk.data.sample_table import Samples
 from kinfolk.data.source import Source, TableRows, all_refused, arrange
-from kinfolk.errors import KinfolkError, UsageError, install_hint, shown
+from kinfolk.errors import KinfolkError, UsageError, install_hint, short
 from kinfolk.files import write_text
 
 # Captions
@@ -389,7 +389,7 @@ def _score(cell: Any, name: str) -> float:
         return math.nan if cell is None or cell == "" else float(cell)
     except (TypeError, ValueError):
         raise KinfolkError(
-            f"{name} has the score {shown(repr(cell))}; the column `score` must hold numbers"
+            f"{name} has the score {short(repr(cell))}; the column `score` must hold numbers"
         ) from None
 
 

@@ -22,7 +22,7 @@ from kinfolk.errors import (
     KinfolkWarning,
     UsageError,
     require,
-    shown,
+    short,
     unescape_cell,
     utf8_key,
 )
@@ -260,7 +260,7 @@ def _by_key(
     if anchors and not found:
         raise UsageError(
             f"none of the {len(anchors):,} pairs in `{path}` is of the training samples: it names"
-            f" {shown(str(anchors[0]))}, they are named like {shown(keys[0])}; give the pairs of an"
+            f" {short(str(anchors[0]))}, they are named like {short(keys[0])}; give the pairs of an"
             " audit of the same data"
         )
     if missing:

@@ -611,7 +611,7 @@ class RCL(ClusteringFramework, SupportFramework):
 
     def learn(self, keys: Tensor, ids: Tensor, is_finite: Tensor) -> None:
         if self.criteria is not None and self.criteria.started:
-            all_keys, all_ids = distributed.joined(keys, ids)
+            all_keys, all_ids = distributed.gather_all(keys, ids)
             if isinstance(self.criteria, OnlineCriteria):
                 self.criteria.hierarchy.collect(all_ids, all_keys, is_finite)
             self.chance.advance()

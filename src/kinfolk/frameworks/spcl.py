@@ -242,7 +242,7 @@ class SPCL(ClusteringFramework):
                 loss = 0 * self.objective(z1, z2, ids).nan_to_num(0, 0, 0)
         h_AF = h.view(len(views), len(ids), -1).transpose(0, 1).flatten(0, 1)
         if self.metric is not None:
-            (all_ids,) = distributed.joined(ids)
+            (all_ids,) = distributed.gather_all(ids)
             # equal on all ranks and after a resume
             draw = step_generator(int(self.seed), int(self.draws))
             loss = loss + begun * metric * self.metric(h_AF, self.assigned.first(all_ids), draw)

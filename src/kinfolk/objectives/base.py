@@ -328,7 +328,7 @@ class Objective(Settings, ABC):
             return
         if parts:
             rows = [x for _, update in parts for x in update.values()]
-            ids, *rows = distributed.joined(pairs.ids, *rows, sizes=sizes)
+            ids, *rows = distributed.gather_all(pairs.ids, *rows, sizes=sizes)
             for part, update in parts:
                 part.observe(ids, {name: rows.pop(0) for name in update}, is_finite)  # type: ignore[union-attr]
         if wants_loss:
@@ -338,7 +338,7 @@ class Objective(Settings, ABC):
         if detector is not None and collects:
             collected = pairs.anchors if pairs.collected is None else pairs.collected
             by_sample = collected.reshape(len(pairs.ids), -1, collected.shape[-1])
-            ids, by_sample = distributed.joined(pairs.ids, by_sample, sizes=sizes)
+            ids, by_sample = distributed.gather_all(pairs.ids, by_sample, sizes=sizes)
             detector.collect(ids, by_sample.flatten(0, 1), is_finite)
 
     def _flush_losses(self) -> None:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from kinfolk.data.text import TextData, every_caption
 from kinfolk.embedding import embed
-from kinfolk.errors import shown
+from kinfolk.errors import short
 from kinfolk.report import html
 from kinfolk.report.maps import choose, data_uri, square_images
 from kinfolk.seeding import generator, kept_random_state
@@ -304,7 +304,7 @@ def _draw_pairs(opened: OpenedRun, data: ImageData, towers: Towers) -> Markup:
         first = {texts[at]: row for row, texts in reversed(list(enumerate(pairs)))}
         words = list(first)
         owners = ids[torch.tensor(list(first.values()))]
-        return Side(towers.texts(words), owners, lambda row: Shown(shown(words[row], LONGEST)))
+        return Side(towers.texts(words), owners, lambda row: Shown(short(words[row], LONGEST)))
 
     anchors, positives, groups = side(0), side(1), data.texts.groups
     by_anchor, by_positive = _detectors(opened, data, towers)

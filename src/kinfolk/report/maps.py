@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kinfolk.errors import shown
+from kinfolk.errors import short
 from kinfolk.seeding import generator
 from kinfolk.training.epoch_end import Snapshot
 
@@ -160,7 +160,7 @@ def draw_map(
     labels = None if samples.labels is None else [int(label) for label in samples.labels[ids_N]]
     keys = [samples.keys[i] for i in ids_N]
     if data.texts is not None:
-        keys = [shown(texts[0]) for texts in data.texts.of(torch.from_numpy(ids_N))]
+        keys = [short(texts[0]) for texts in data.texts.of(torch.from_numpy(ids_N))]
     thumbnails = []
     for start in range(0, len(ids_N) if data.texts is None else 0, CHUNK):
         thumbnails += square_images(data, ids_N[start : start + CHUNK], MAX_TILE)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from kinfolk.data.prepare import read_quarantine
-from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, counted
+from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, plural
 from kinfolk.files import first_line
 from kinfolk.report.html import Panel, figure, line
 from kinfolk.training.documents import (
@@ -226,7 +226,7 @@ def summary(record: Record) -> str:
     """The sentence under the title."""
     epochs, planned = len(record.epochs), record.config.get("epochs")
     unfinished = isinstance(planned, int) and planned != epochs
-    trained = f"{epochs} of {planned} epochs" if unfinished else counted(epochs, "epoch")
+    trained = f"{epochs} of {planned} epochs" if unfinished else plural(epochs, "epoch")
     samples = record.splits.get("train", 0)
     what = "images" if learns_from("image", record.method) else "text pairs"
     if has_captions(record.method):
@@ -471,7 +471,7 @@ def data_tables(record: Record) -> list[dict[str, Any]]:
     if record.splits:
         tables.append({"title": "Samples", "rows": bars(record.splits.items()), "rest": ""})
     if record.classes:
-        more, title = len(record.classes) - MAX_ROWS, counted(len(record.classes), "class")
+        more, title = len(record.classes) - MAX_ROWS, plural(len(record.classes), "class")
         rest = f"and {more:,} more" if more > 0 else ""
         tables.append({"title": title, "rows": bars(record.classes.items()), "rest": rest})
     return tables

@@ -153,7 +153,7 @@ class Bank(Exact):
         refuse_recomputation("a loss over a memory bank")
         if skips(is_finite):
             return
-        ids, z = distributed.joined(ids, z)
+        ids, z = distributed.gather_all(ids, z)
         old_bD, mean_bD = (
             self.features[ids],
             means_by_id(ids, F.normalize(z.to(self.features.dtype), dim=1)),

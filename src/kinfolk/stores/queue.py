@@ -67,7 +67,7 @@ class Queue(Exact):
         ranks that are about to enter it."""
         if len(self):
             return self.entries()
-        features, ids = distributed.joined(features, ids)
+        features, ids = distributed.gather_all(features, ids)
         return features, ids
 
     @torch.no_grad()
@@ -85,7 +85,7 @@ class Queue(Exact):
         refuse_recomputation("a loss over a queue")
         if skips(is_finite):
             return
-        features, ids = distributed.joined(features, ids)
+        features, ids = distributed.gather_all(features, ids)
         number = len(ids)
         places = (
             torch.arange(number, device=ids.device)[-self.size :] + int(self.pointer)

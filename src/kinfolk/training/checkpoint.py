@@ -29,7 +29,7 @@ from kinfolk import distributed
 from kinfolk.data.augmentation.views import Views
 from kinfolk.data.transfer import HostCopy
 from kinfolk.embedding import evaluating
-from kinfolk.errors import InterruptedRunError, KinfolkError, counted, shown
+from kinfolk.errors import InterruptedRunError, KinfolkError, plural, short
 from kinfolk.files import (
     UNFINISHED,
     DamagedFileError,
@@ -265,7 +265,7 @@ def restore_error(error: Exception, path: Path) -> KinfolkError:
         else why_failed(error)
     )
     return KinfolkError(
-        f"the checkpoint {path} does not fit this run: {shown(why, 400)}; put the run's own"
+        f"the checkpoint {path} does not fit this run: {short(why, 400)}; put the run's own"
         " checkpoint back, or start a new run"
     )
 
@@ -432,7 +432,7 @@ class CheckpointSaver(pl.Callback):
         also = f", with {', '.join(older)} before it" if older else ""
         return (
             f"{self.path} holds the state after step {step} ({epoch} of"
-            f" {counted(self.epochs, 'epoch')} done){also}"
+            f" {plural(self.epochs, 'epoch')} done){also}"
         )
 
     def _save(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:

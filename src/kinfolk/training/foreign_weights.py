@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from kinfolk.data.open_source import typical_side
-from kinfolk.errors import KinfolkError, UsageError, shown
+from kinfolk.errors import KinfolkError, UsageError, short
 from kinfolk.files import write_text
 from kinfolk.models import build_encoder
 from kinfolk.models.weights import load_state, plain_state, read_state, save_encoder
@@ -75,7 +75,7 @@ def find_network(state: Mapping[str, Tensor], source: str, model: str | None = N
     named = {name.replace(".shortcut.", ".downsample."): value for name, value in state.items()}
     prefix = _prefix(named) if model is None or "resnet" in model else ""
     if prefix is None:
-        first = ", ".join(shown(name) for name in list(state)[:3])
+        first = ", ".join(short(name) for name in list(state)[:3])
         raise KinfolkError(
             f"{source} has no ResNet under the names of torchvision or timm ({ANCHOR}); its first "
             f"names "

@@ -20,7 +20,7 @@ from kinfolk.data.images import ImageData
 from kinfolk.data.sample_table import samples_digest
 from kinfolk.detectors.guide import read_features
 from kinfolk.embedding import embed
-from kinfolk.errors import KinfolkError, UsageError, shown
+from kinfolk.errors import KinfolkError, UsageError, short
 from kinfolk.files import write_atomically
 from kinfolk.models.encoders import PACKAGES, build_encoder
 from kinfolk.models.text import SENTENCE, sentence_transformer
@@ -182,7 +182,7 @@ def _rows_by_key(path: Path, number: int, data: ImageData) -> Tensor | None:
     if missing:
         raise UsageError(
             f"the guide `{path}` has no features of {len(missing):,} of {len(keys):,} training"
-            f" samples (the first is {shown(missing[0])}); compute them for exactly this data, as"
+            f" samples (the first is {short(missing[0])}); compute them for exactly this data, as"
             " with `kinfolk embed RUN --data`"
         )
     return torch.tensor([place[key] for key in keys])

@@ -23,7 +23,7 @@ from kinfolk.data.sample_table import Samples, key_difference, samples_digest
 from kinfolk.data.text import PairTexts, StreamedText, TextData, Tokenizer, read_tokenizer
 from kinfolk.detectors.base import Detector
 from kinfolk.embedding import Preparation, embed
-from kinfolk.errors import KinfolkError, UsageError, shown
+from kinfolk.errors import KinfolkError, UsageError, short
 from kinfolk.evaluation.detection import flagged
 from kinfolk.evaluation.protocols import run_caption_kin, run_kin
 from kinfolk.evaluation.retrieval import Towers
@@ -134,7 +134,7 @@ class OpenedRun:
             if meta[what] != digest:
                 raise KinfolkError(
                     f"{self.path / name} does not belong to this run: it was exported with other"
-                    f" {what} (digest {shown(str(meta[what]))[:8]}, {source} has {digest[:8]}); put"
+                    f" {what} (digest {short(str(meta[what]))[:8]}, {source} has {digest[:8]}); put"
                     f" the run's own file or {source} back"
                 )
 

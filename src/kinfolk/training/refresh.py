@@ -98,7 +98,7 @@ class Refresh(pl.Callback):
                 cache_enabled=False,
             ):
                 z = embedding_function(framework.refresh_model, projected)(views)
-        ids, z = distributed.joined(batch["ids"].to(device), z.float())
+        ids, z = distributed.gather_all(batch["ids"].to(device), z.float())
         self._returning.add(ids, z)
 
     def _collect(self, ids: Tensor, z: Tensor) -> None:

@@ -28,7 +28,7 @@ from kinfolk.data.sample_table import Samples, samples_digest
 from kinfolk.data.source import Source, check_unchanged, exclude
 from kinfolk.data.stream import StreamSource
 from kinfolk.data.text import PairTexts, StreamedText, TextData, read_pairs
-from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, counted, shown
+from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, plural, short
 from kinfolk.files import DamagedFileError, is_unfinished, write_text
 from kinfolk.training.checkpoint import read_complete_checkpoint
 from kinfolk.training.config import TrainConfig
@@ -187,7 +187,7 @@ class Run:
         )
         if foreign:
             raise UsageError(
-                f"`out` (={self.path}) is not a run folder (it contains {shown(foreign[0])}); give"
+                f"`out` (={self.path}) is not a run folder (it contains {short(foreign[0])}); give"
                 " another folder"
             )
 
@@ -248,7 +248,7 @@ class Run:
             warnings.warn(describe_torn_lines(self.metrics, torn), KinfolkWarning, stacklevel=2)
         elif len(kept) < epochs:
             message = (
-                f"{shown(str(self.metrics))} has readable lines of {len(kept)} of the {epochs}"
+                f"{short(str(self.metrics))} has readable lines of {len(kept)} of the {epochs}"
                 " epochs that are done"
             )
             warnings.warn(f"{message}; the others are lost", KinfolkWarning, stacklevel=2)
@@ -405,7 +405,7 @@ def last_checkpoint_state(run: Run, source: Source, config: TrainConfig) -> dict
             check_unchanged(samples, source, read_quarantine(run.quarantine))
         if path != run.checkpoint:
             if not run.checkpoint.exists():
-                epochs = counted(state["epochs"], "epoch")
+                epochs = plural(state["epochs"], "epoch")
                 message = (
                     f"{run.checkpoint} is missing; the training continues from the one before it, "
                     f"{path.name} (step {state['step']}, {state['epoch']} of {epochs} done)"
@@ -415,7 +415,7 @@ def last_checkpoint_state(run: Run, source: Source, config: TrainConfig) -> dict
         return state
     if done := len(run.epochs()):
         warnings.warn(
-            f"there is no checkpoint in {run.checkpoint.parent}, although {counted(done, 'epoch')}"
+            f"there is no checkpoint in {run.checkpoint.parent}, although {plural(done, 'epoch')}"
             " of the run ended; the training starts again from the beginning",
             KinfolkWarning,
             stacklevel=2,
@@ -512,7 +512,7 @@ def log_start(
                 state["epochs"],
                 config.epochs,
             )
-    samples, epochs = counted(images.num_train, "sample"), counted(config.epochs, "epoch")
+    samples, epochs = plural(images.num_train, "sample"), plural(config.epochs, "epoch")
     LOG.info("%s", f"{config.method} on {samples} for {epochs}, {config.model.name}; settings:")
     for line in describe_settings(config, origins, images.num_train):
         LOG.info("%s", line)

@@ -20,7 +20,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from kinfolk.errors import KinfolkError, UsageError, counted, shown
+from kinfolk.errors import KinfolkError, UsageError, plural, short
 from kinfolk.frameworks import FRAMEWORKS
 from kinfolk.frameworks.registry import framework_arguments, parse
 from kinfolk.models.text import SENTENCE
@@ -146,7 +146,7 @@ def describe_settings(config: TrainConfig, origins: Mapping[str, str], num_train
         rows.append(("encoder", config.python.model, "model.name", "passed from Python"))
     is_sentence_model = (model.name or "").startswith(SENTENCE)
     if "text" in modalities and text.name == "transformer" and not is_sentence_model:
-        tower = f"{counted(text.layers or 0, 'layer')}, width {text.width}"
+        tower = f"{plural(text.layers or 0, 'layer')}, width {text.width}"
         rows.append(("text tower", tower, "text.layers", "fits the captions"))
     if of_images:
         fits = "fits images and " + ("CPU" if on_cpu else "GPU")
@@ -390,7 +390,7 @@ def require_identity(
         )
     if state["samples"] != samples:
         theirs = (
-            f"{state['num_samples']:,} training samples of {shown(str(state.get('source')))},"
+            f"{state['num_samples']:,} training samples of {short(str(state.get('source')))},"
             f" digest {state['samples'][:8]}"
         )
         raise KinfolkError(
@@ -454,4 +454,4 @@ def digest_of(path: Path) -> str:
 
 
 def _quoted(value: Any) -> str:
-    return shown(repr(value))
+    return short(repr(value))

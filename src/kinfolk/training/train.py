@@ -24,7 +24,7 @@ from kinfolk.data.sample_table import Samples, samples_digest
 from kinfolk.data.source import Source
 from kinfolk.data.text import NumberedTexts
 from kinfolk.detectors.base import Detector
-from kinfolk.errors import KinfolkError, UsageError, counted, shown, warn_if_silent
+from kinfolk.errors import KinfolkError, UsageError, plural, short, warn_if_silent
 from kinfolk.files import explain_file_errors
 from kinfolk.models.text import SentenceEncoder
 from kinfolk.models.weights import save_encoder, save_towers
@@ -201,7 +201,7 @@ def has_negatives(images: ImageData, config: TrainConfig) -> bool:
 def _other_splits(splits: Sequence[str]) -> str:
     """Names the splits if there are others than those for training, as for a misspelt name."""
     names = sorted(set(splits) - {"train"})
-    return f"; the splits of the rest are {', '.join(map(shown, names))}" if names else ""
+    return f"; the splits of the rest are {', '.join(map(short, names))}" if names else ""
 
 
 def _fit_as_helper(run: Run, data: Data | None, epochs: int, resume: bool, parts: Parts) -> Run:
@@ -251,7 +251,7 @@ def _run(
                 "%s is finished after %s, there is nothing to resume; give a larger `epochs`"
                 " (--epochs) to train further",
                 run.path,
-                counted(config.epochs, "epoch"),
+                plural(config.epochs, "epoch"),
             )
         return replace(run, unchanged=True)
     images = read_data(source, config, run, several, progress=console is not None)
@@ -260,13 +260,13 @@ def _run(
     what = "pair" if source.has_texts else "image"
     if images.num_train < 2:
         raise UsageError(
-            f"{shown(source.name)} has {counted(images.num_train, f'training {what}')}; a training"
+            f"{short(source.name)} has {plural(images.num_train, f'training {what}')}; a training"
             f" contrasts {what}s with each other and needs at least 2, and better hundreds"
             + _other_splits(images.samples.splits)
         )
     if not has_negatives(images, config):
         raise UsageError(
-            f"the {images.num_train:,} training pairs of {shown(source.name)} are one group, linked"
+            f"the {images.num_train:,} training pairs of {short(source.name)} are one group, linked"
             " by equal texts or by the column of groups, so that no pair has a negative; --set"
             " framework.known_groups=false takes equal texts for negatives"
         )
