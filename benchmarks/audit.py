@@ -1,13 +1,11 @@
-"""The audit against faiss's exact search, how it grows, and the approximate audit of a million
-samples.
+"""The audit against faiss's exact search, and how it grows.
 
     .venv/bin/python benchmarks/audit.py [--quick]
 
-Exact: `kf.audit` of 50,000 × 128 features (a mixture of clusters; α = 0.01, 10 pairs an anchor:
+`kf.audit` of 50,000 × 128 features (a mixture of clusters; α = 0.01, 10 pairs an anchor:
 thresholds, pairs, duplicates, hubs, suggested α) and `faiss.IndexFlatIP.search` with k = α · N over
-the same unit features, in turn, on all cores; then memory and time up to 200,000 samples, and
-1,000,000 approximately, each in a process of its own. Memory is the peak above what the process
-held with its input.
+the same unit features, in turn, on all cores; then memory and time up to 200,000 samples, each in
+another process. Memory is the peak above what the process held with its input.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from numpy.typing import NDArray
 from timing import interleaved, median, memory, verdict
 
 ALPHA, PAIRS, DIM = 0.01, 10, 128
-TIMES, MEMORY, RECALL = 1.3, 1024.0, 0.9
+TIMES, MEMORY = 1.3, 1024.0
 
 
 def mixture(num: int, clusters: int = 200, seed: int = 0) -> NDArray[np.float32]:
@@ -58,32 +56,23 @@ class Peak:
         self.above = max(0.0, self.highest - self.before)
 
 
-def one(num: int, search: str) -> dict[str, float]:
-    """Seconds, memory and, where it is approximate, the recall of one audit."""
+def one(num: int) -> dict[str, float]:
+    """Seconds and memory of one audit."""
     import kinfolk as kf
 
     kf.audit(mixture(3000), ALPHA)  # what is loaded once is loaded
-    if search == "approximate":
-        kf.audit(mixture(3000), ALPHA, search="approximate")
     x = mixture(num)
     start = time.perf_counter()
     with Peak() as peak:
-        found = kf.audit(x, ALPHA, pairs=PAIRS, search=search)  # type: ignore[arg-type]
+        found = kf.audit(x, ALPHA, pairs=PAIRS)
     seconds = time.perf_counter() - start
-    result = {"seconds": seconds, "memory": peak.above, "pairs": len(found.pairs) / num}
-    if found.check is not None:
-        result |= {
-            "recall": found.check.recall,
-            "threshold_error": found.check.threshold_error,
-            "searched": found.check.searched,
-        }
-    return result
+    return {"seconds": seconds, "memory": peak.above, "pairs": len(found.pairs) / num}
 
 
-def apart(num: int, search: str) -> dict[str, float]:
+def apart(num: int) -> dict[str, float]:
     """The same in a fresh process."""
     output = subprocess.run(
-        [sys.executable, __file__, "--one", str(num), search],
+        [sys.executable, __file__, "--one", str(num)],
         capture_output=True,
         text=True,
         check=True,
@@ -128,10 +117,10 @@ def main() -> None:
         "--quick", action="store_true", help="a fifth of the samples: to see that it runs"
     )
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--one", nargs=2, metavar=("N", "SEARCH"), help=argparse.SUPPRESS)
+    parser.add_argument("--one", type=int, metavar="N", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(one(int(given.one[0]), given.one[1])))
+        print(json.dumps(one(given.one)))
         return
     part = 5 if given.quick else 1
     print(f"{multiprocessing.cpu_count()} cores")
@@ -139,19 +128,12 @@ def main() -> None:
     print(f"  {verdict(ratio, TIMES)}")
     before = 0.0
     for num in (50_000, 100_000, 200_000):
-        result = apart(num // part, "exact")
+        result = apart(num // part)
         growth = f", {result['seconds'] / before:.1f}× the half" if before else ""
         before = result["seconds"]
         held = f"{result['pairs']:.1f} pairs an anchor, peak {result['memory']:.0f} MiB"
-        print(f"{num // part:,} exact: {result['seconds']:.1f} s{growth}, {held}")
+        print(f"{num // part:,}: {result['seconds']:.1f} s{growth}, {held}")
         print(f"  {verdict(result['memory'], MEMORY)}")
-    result = apart(1_000_000 // part, "approximate")
-    print(
-        f"{1_000_000 // part:,} approximate: {result['seconds']:.0f} s, peak {result['memory']:.0f}"
-        f" MiB, recall {result['recall']:.3f} ({result['searched']:.0f} lists searched), threshold"
-        f" error {result['threshold_error']:.4f}"
-    )
-    print(f"  wanted ≥ {RECALL}: {'reached' if result['recall'] >= RECALL else 'MISSED'}")
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def test_equals_the_slow_loops(num: int, alpha: float) -> None:
 @pytest.mark.parametrize("alpha", [0.005, 0.05, 0.4])
 def test_brackets_tiles_and_threads_change_nothing(alpha: float, workers: int) -> None:
     x, labels = clustered(333, seed=1)
-    found = kf.audit(x, alpha, labels, pairs=7, workers=workers, search="exact")
+    found = kf.audit(x, alpha, labels, pairs=7, workers=workers)
     unit = x / np.linalg.norm(x, axis=1, keepdims=True)
     for i, row in enumerate(unit @ unit.T):
         others = np.delete(row, i)
@@ -85,7 +85,7 @@ def test_brackets_tiles_and_threads_change_nothing(alpha: float, workers: int) -
 @pytest.mark.usefixtures("small_blocks")
 def test_ties_and_copies_end_and_flag_no_more_than_alpha() -> None:
     x = np.tile(np.asarray([[1.0, 0.0], [0.0, 1.0]], np.float32), (120, 1))
-    found = kf.audit(x, 0.05, pairs=3, search="exact")
+    found = kf.audit(x, 0.05, pairs=3)
     assert (found.thresholds == 1).all()
     assert not found.flagged.any()
     assert found.num_groups("duplicate") == 2
@@ -131,25 +131,6 @@ def test_without_labels_nothing_is_counted_as_right_or_wrong() -> None:
     assert found.survey.curve == ()
 
 
-def test_approximate_agrees_with_exact_and_says_how_well() -> None:
-    x, labels = clustered(3000, dim=16, clusters=30)
-    near, far = (
-        kf.audit(x, 0.02, labels, pairs=5, search="exact"),
-        kf.audit(x, 0.02, labels, pairs=5, search="approximate"),
-    )
-    assert near.check is None
-    assert far.check is not None
-    assert far.check.recall >= 0.9
-    same = {*zip(near.pairs["anchor"], near.pairs["kin"], strict=True)} & {
-        *zip(far.pairs["anchor"], far.pairs["kin"], strict=True)
-    }
-    assert len(same) / len(near.pairs) == pytest.approx(far.check.recall, abs=0.05)
-    error = np.abs(near.thresholds - far.thresholds).mean()
-    assert error == pytest.approx(far.check.threshold_error, abs=0.01)
-    assert error < 0.02
-    assert far.f1 == pytest.approx(near.f1, abs=0.02)
-
-
 def test_batches_go_by_the_labels_and_are_no_larger_than_the_data() -> None:
     x, _ = clustered(20)
     found = kf.audit(x, 0.1, [0] * 15 + [1] * 4 + [-1])
@@ -185,7 +166,6 @@ def test_batches_go_by_the_labels_and_are_no_larger_than_the_data() -> None:
         ),
         (np.ones((5, 3)), {"labels": np.zeros((5, 2))}, "one label for each sample"),
         (np.ones((5, 3)), {"pairs": 0}, r"`pairs` \(=0\) must be at least 1"),
-        (np.ones((5, 3)), {"search": "fast"}, "must be auto, exact or approximate"),
         (np.ones((5, 3)), {"keys": ["a"]}, "`keys`"),
     ],
 )
@@ -231,7 +211,6 @@ def test_save_writes_tables_summary_and_page(tmp_path: Path) -> None:
     assert thresholds["threshold"].to_numpy().tolist() == found.thresholds.tolist()
     assert pq.read_table(out / "groups.parquet")["sample"].to_pylist()[:2] == [3, 7]
     summary = json.loads((out / "summary.json").read_text())
-    assert summary["exact"] is True
     assert summary["f1"] == found.f1
     assert (out / "audit.html").stat().st_size > 100_000
     detector = kf.Known(num_samples=90, pairs=str(out / "pairs.parquet"), symmetric=False)

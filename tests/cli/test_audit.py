@@ -28,6 +28,12 @@ def features(tmp_path: Path) -> Path:
     return tmp_path / "x.npy"
 
 
+@pytest.fixture(autouse=True)
+def few_patches(monkeypatch: pytest.MonkeyPatch) -> None:
+    fit = partial(PatchFeatures.fit, num_patches=20, samples=2000)
+    monkeypatch.setattr(PatchFeatures, "fit", fit)
+
+
 def test_audit_writes_its_files_and_a_summary(
     features: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -417,11 +423,8 @@ def test_good_features_are_worth_a_try_and_the_command_trains(
 
 
 def test_patches_are_audited_as_a_guide_for_the_same_images(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        PatchFeatures, "fit", partial(PatchFeatures.fit, num_patches=20, samples=2000)
-    )
     x = np.random.default_rng(0).integers(0, 256, (60, 8, 8, 3), dtype=np.uint8)
     np.savez(tmp_path / "data.npz", images=x)
     assert (

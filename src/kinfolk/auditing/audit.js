@@ -19,5 +19,5 @@
     return figure;
   }));
   const hubs = document.getElementById("hub-cards");
-  if (hubs) hubs.append(...shown.hubs.map(([i, number, times]) => page.sample(i, `${number} anchors, ${times}×`)));
+  if (hubs) hubs.append(...shown.hubs.map(([i, note]) => page.sample(i, note)));
 })();

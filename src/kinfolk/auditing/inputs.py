@@ -1,13 +1,5 @@
 """What `kinfolk audit` is given: features, a run or images, and labels, keys and texts of the rows.
 
-Images are embedded by a run (`encoder="runs/x"`), by a pretrained network of torchvision or timm
-(`encoder="timm/NAME"`), or, if no encoder is given, by k-means of their patches, which needs no
-training.
-
-A table (.csv, .tsv, .parquet) that names its samples in a key column is joined with the features by
-key, so that its order does not matter. Files without keys must have one entry for each row of the
-features, in their order.
-
 Dimension key: N data set.
 """
 
@@ -46,7 +38,7 @@ TABLES = (".csv", ".tsv", ".parquet")
 ORIGIN = "kinfolk.origin"
 """Key of the origin of features in the metadata of the Parquet file that `kinfolk embed` writes."""
 PIXELS = 64
-"""Side at which the images of `--images` are read for the comparison of pixels."""
+"""Side at which images are read for the comparison of pixels."""
 LABEL_COLUMNS = ("label",)
 TEXT_COLUMNS = ("text", "caption", "sentence")
 KEY_COLUMNS = ("key", "file", "filename", "file_name", "path", "image")
@@ -54,12 +46,9 @@ KEY_COLUMNS = ("key", "file", "filename", "file_name", "path", "image")
 
 @dataclass(frozen=True)
 class AuditInput:
-    """What an audit works on.
+    """What an audit works on: features (a path or an array), and what is known of their rows.
 
     Args:
-        features: a path or an array.
-        labels, keys, texts: of the rows, where they are known.
-        images, thumbnails: images of the rows, if there are any.
         origin: where samples and features come from, for the words and commands of the verdict.
         views: views of each sample among the negatives of a batch; one for image and text.
     """
@@ -95,8 +84,8 @@ def open_input(
         given: a file of features, a run folder, or images (anything that `kinfolk train --data`
             takes; a file only with `encoder`).
         images: images of the rows of a file of features.
-        encoder: a run folder, torchvision/NAME, timm/NAME, open_clip/NAME or patches, to embed
-            images with; None: patches. For text pairs a run folder or st/NAME.
+        encoder: a run folder, torchvision/NAME, timm/NAME, open_clip/NAME or patches (default),
+            to embed images with. For text pairs a run folder or st/NAME.
         labels, keys, texts: files; see `read_column`.
         key: name of the features in a file with several arrays.
         as_images: take a file as images, not as features.
@@ -111,7 +100,7 @@ def open_input(
         if encoder is None and not is_run:
             _require_encoder_for_texts(path)
         if is_run and encoder is None:
-            found = _open_run(path, progress)
+            found = _embed_by_run(path, None, False, None, progress)
         elif encoder is not None and encoder.startswith("st/"):
             found = _embed_texts(data, encoder, progress)
         elif is_file or (not path.exists() and data != "digits" and not as_images):
@@ -165,8 +154,7 @@ def _num_rows(features: Any, key: str | None) -> int:
 
 
 def _open_features(path: Path, key: str | None) -> AuditInput:
-    """Features from a file, with keys and labels from its table, and where they come from as
-    `kinfolk embed` recorded it."""
+    """Features from a file, with keys, labels and origin as `kinfolk embed` recorded them."""
     suffix = path.suffix.lower()
     table = path if suffix in TABLES else path.with_suffix(".parquet") if suffix == ".npy" else None
     keys, labels, origin = None, None, UNKNOWN
@@ -211,7 +199,6 @@ def _with_images_of_rows(
     labels_from_folders: bool,
     options: dict[str, Any],
 ) -> AuditInput:
-    """Adds the images of the rows of a file of features."""
     from kinfolk.data.open_source import open_source
     from kinfolk.data.prepare import prepare
 
@@ -221,8 +208,7 @@ def _with_images_of_rows(
         refused, reason = data.quarantine[0]
         raise UsageError(
             f"{len(data.quarantine):,} images of `{images}` can't be read (the first is {refused}:"
-            f" {reason}), so its images do not correspond to the rows of the features; remove them"
-            " there and here, or leave out --images"
+            f" {reason}); remove them and their rows of the features, or leave out --images"
         )
     number = _num_rows(found.features, key)
     if number != len(data):
@@ -255,35 +241,50 @@ def _with_images_of_rows(
     )
 
 
-# ---- a run
+# ---- runs, images and texts
 
 
-def _open_run(path: Path, progress: bool) -> AuditInput:
-    """The training samples of a run, embedded by its encoder. An image with several captions is one
-    sample, with all of them as its text."""
+def _embed_by_run(
+    path: str | Path,
+    data: str | None,
+    labels_from_folders: bool,
+    workers: int | None,
+    progress: bool,
+) -> AuditInput:
+    """The training samples of a run, or of other `data`, embedded by its encoder. An image with
+    several captions is one sample, with all of them as its text."""
     from kinfolk.data.labels import captions_of
+    from kinfolk.data.open_source import open_source
     from kinfolk.training.load_run import open_run
     from kinfolk.training.run_folder import Run, open_data
 
     opened = open_run(path)
     opened.encoder()  # a run without a model is refused before any image is read
-    images = opened.data(progress=progress)
-    origin = run_origin(opened, None)
+    images = opened.data(
+        data, labels_from_folders=labels_from_folders, workers=workers, progress=progress
+    )
+    origin = run_origin(opened, data)
+    if data is not None:
+        origin = replace(origin, labels_from_folders=labels_from_folders)
     if images.texts is not None:
         return _from_texts(images, origin, partial(opened.features, images, progress=progress))
-    source = None if images.stream is not None else open_data(None, opened.config, Run(path))
-    if "text" not in opened.modalities:
+    source = None
+    if data is not None:
+        source = open_source(data, labels_from_folders=labels_from_folders)
+    elif images.stream is None:
+        source = open_data(None, opened.config, Run(Path(path)))
+    if data is not None or "text" not in opened.modalities:
         features = opened.features(images, np.arange(images.num_train), progress=progress)
         return _from_images(features, images, source, origin)
     keys = images.samples.keys
     rows = rows_by_image(keys[: images.num_train])
     first = np.asarray([members[0] for members in rows], dtype=np.int64)
     features = opened.features(images, first, progress=progress)
-    captions = images.samples.captions or [None] * len(images)
     if images.stream is not None:
         found = AuditInput(features, None, [keys[row] for row in first], origin=origin)
     else:
         found = _from_images(features, images.at(first), source, origin)
+    captions = images.samples.captions or [None] * len(images)
     texts = [[text for row in each for text in captions_of(captions[row])] for each in rows]
     return replace(found, texts=[" / ".join(each) for each in texts], views=1)
 
@@ -306,8 +307,7 @@ def run_origin(opened: OpenedRun, data: str | None) -> Provenance:
 
 
 def _has_outside_knowledge(config: TrainConfig) -> bool:
-    """Whether a training used labels or another model, so that its encoder knows more than the
-    images alone show."""
+    """Whether a training used labels or another model."""
     from kinfolk.training.guides import PATCHES
 
     if config.detector.get("features") == PATCHES:
@@ -325,54 +325,37 @@ def rows_by_image(keys: Sequence[str]) -> list[list[int]]:
     return list(rows.values())
 
 
-# ---- images and texts
-
-
 def _embed_images(
     data: str, encoder: str | None, labels_from_folders: bool, workers: int | None, progress: bool
 ) -> AuditInput:
-    """Embeds images with a run, or as `kinfolk train --guide` does, with a pretrained network or
-    patches (None)."""
+    """Embeds images as `kinfolk train --guide` does, with a pretrained network, patches or a
+    run."""
     from kinfolk.data.open_source import open_source
     from kinfolk.data.prepare import prepare
     from kinfolk.models.encoders import PACKAGES
     from kinfolk.training.guides import PATCHES, guide_features
-    from kinfolk.training.load_run import open_run
 
     encoder = PATCHES if encoder is None else encoder
-    if encoder == PATCHES or ("/" in encoder and encoder.partition("/")[0] in PACKAGES):
-        source = open_source(data, labels_from_folders=labels_from_folders)
-        size = PIXELS if encoder == PATCHES else 256
-        images = prepare(source, image_size=size, workers=workers, progress=progress)
-        if images.num_train < 2:
-            raise UsageError(
-                f"`{data}` has {images.num_train} image; an audit compares images with each other"
-                " and needs at least 2, and better hundreds"
-            )
-        features = guide_features(encoder, images).float().numpy()
-        words = f"{encoder} with its pretrained weights"
-        if encoder == PATCHES:
-            words = "k-means of patches of these images"
-        origin = Provenance(data, labels_from_folders, encoder=words, guide=encoder)
-        return _from_images(features, images, source, origin)
-    opened = open_run(encoder)
-    opened.encoder()
-    images = opened.data(
-        data, labels_from_folders=labels_from_folders, workers=workers, progress=progress
-    )
-    origin = run_origin(opened, data)
-    origin = replace(origin, labels_from_folders=labels_from_folders)
-    if images.texts is not None:
-        return _from_texts(images, origin, partial(opened.features, images, progress=progress))
-    features = opened.features(images, np.arange(images.num_train), progress=progress)
+    if encoder != PATCHES and not ("/" in encoder and encoder.partition("/")[0] in PACKAGES):
+        return _embed_by_run(encoder, data, labels_from_folders, workers, progress)
     source = open_source(data, labels_from_folders=labels_from_folders)
-    return _from_images(features, images, source, origin)
+    size = PIXELS if encoder == PATCHES else 256
+    images = prepare(source, image_size=size, workers=workers, progress=progress)
+    if images.num_train < 2:
+        raise UsageError(
+            f"`{data}` has {images.num_train} image; an audit compares images with each other"
+            " and needs at least 2, and better hundreds"
+        )
+    words = "k-means of patches of these images"
+    if encoder != PATCHES:
+        words = f"{encoder} with its pretrained weights"
+    origin = Provenance(data, labels_from_folders, encoder=words, guide=encoder)
+    return _from_images(guide_features(encoder, images).float().numpy(), images, source, origin)
 
 
 def _from_images(
     features: NDArray[np.float32], images: ImageData, source: Any, origin: Provenance
 ) -> AuditInput:
-    """The training samples of images, with their features."""
     labels = class_names(images, images.num_train)
     return AuditInput(
         features,
@@ -399,11 +382,10 @@ def _embed_texts(data: str, encoder: str, progress: bool) -> AuditInput:
             " anchor and positive, or an encoder of images"
         )
     model, images = sentence_transformer(encoder), read_pairs(source)
-    assert images.texts is not None
-    texts = images.texts
 
     def embed(ids: Any) -> NDArray[np.float32]:
-        words = [pair[0] for pair in texts.of(torch.from_numpy(ids))]
+        assert images.texts is not None
+        words = [pair[0] for pair in images.texts.of(torch.from_numpy(ids))]
         return np.asarray(model.encode(words, show_progress_bar=progress), dtype=np.float32)
 
     words = f"{encoder} with its pretrained weights"
@@ -437,10 +419,9 @@ def _require_encoder_for_texts(path: Path) -> None:
         from kinfolk.data.table import read_columns
         from kinfolk.data.text import text_columns
 
-        try:
+        names: list[str] = []
+        with contextlib.suppress(KinfolkError):
             names = list(read_columns(path))
-        except KinfolkError:
-            return
         if text_columns(names) is not None:
             raise UsageError(
                 f"`{path}` is a table of text pairs; embed them by a run (--encoder RUN) or a model"
@@ -453,14 +434,7 @@ def _require_encoder_for_texts(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Column:
-    """Values read from a file.
-
-    Args:
-        path: the file.
-        values: one for each row of the file.
-        key_column, keys: the column that names the samples and its values; None if there is none.
-        ids: the column `id` as whole numbers; None if there is none.
-    """
+    """Values read from a file, with the keys or the numbers of their samples, if it has any."""
 
     path: Path
     values: list[Any]
@@ -474,8 +448,8 @@ def read_column(
     option: str = "--labels",
     names: Sequence[str] = LABEL_COLUMNS,
 ) -> Column:
-    """One value for each sample: from .txt (one in each line), .npy, .npz (an array with one of
-    `names`, `labels` or `y`), or .csv, .tsv, .parquet (a column with one of `names`)."""
+    """One value for each sample: from .txt (lines), .npy, .npz, or the column of a table with one
+    of `names`."""
     path = Path(path)
     suffix, kinds = path.suffix.lower(), ".npy, .npz, .csv, .tsv, .parquet or .txt"
     if not path.is_file():
@@ -528,12 +502,8 @@ def _pick_column(path: Path, table: dict[str, list[Any]], names: Sequence[str]) 
 
 
 def align(column: Column, keys: Sequence[str] | None, num_samples: int) -> list[Any]:
-    """(N,) the values in the order of the samples; None for samples that the file does not name.
-
-    Args:
-        column: what was read.
-        keys: (N,) keys of the samples; None if they have none.
-    """
+    """(N,) the values in the order of the samples (`keys`), by key where both have keys, otherwise
+    by row; None for samples that the file does not name."""
     name = f"`{column.path}`"
     if column.keys is None or keys is None:
         if column.ids is not None and sorted(column.ids) == list(range(num_samples)):
@@ -555,14 +525,10 @@ def align(column: Column, keys: Sequence[str] | None, num_samples: int) -> list[
         )
     missing = [key for key, place in zip(keys, places, strict=True) if place is None]
     unused = len(column.keys) - (len(keys) - len(missing))
-    parts = []
+    parts = [f"names {unused:,} samples that are not among the features"] if unused else []
     if missing:
-        parts.append(
-            f"has no entry for {len(missing):,} of {len(keys):,} samples (the first is"
-            f" {short(missing[0])})"
-        )
-    if unused:
-        parts.append(f"names {unused:,} samples that are not among the features")
+        first = f"(the first is {short(missing[0])})"
+        parts.insert(0, f"has no entry for {len(missing):,} of {len(keys):,} samples {first}")
     if parts:
         warnings.warn(f"{name} {' and '.join(parts)}", KinfolkWarning, stacklevel=2)
     return [None if place is None else column.values[place] for place in places]
@@ -572,10 +538,10 @@ def _match(given: Sequence[str], keys: Sequence[str]) -> list[int | None] | None
     """Position in `given` of each of `keys`, by the whole key or else by the file name alone; None
     if nothing matches."""
 
-    def with_slashes(key: str) -> str:
-        return key.replace("\\", "/").removeprefix("./")
-
-    for simplify in (with_slashes, lambda key: with_slashes(key).rpartition("/")[2]):
+    given, keys = (
+        [key.replace("\\", "/").removeprefix("./") for key in each] for each in (given, keys)
+    )
+    for simplify in (str, lambda key: key.rpartition("/")[2]):
         places = {simplify(key): place for place, key in enumerate(given)}
         names = [simplify(key) for key in keys]
         if len(places) < len(given) or len(set(names)) < len(names):

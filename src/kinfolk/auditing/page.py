@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,16 +36,12 @@ SHOWN_IF_FOUND = {
     "outliers": "Outliers",
     "hubs": "Hubs",
 }
-"""Sections of the page that are left out when they are empty."""
+"""Sections that are left out when they are empty."""
 
 
 class Thumbnails:
-    """Square thumbnails of single samples.
-
-    Args:
-        images: the samples; their cached pixels are used where an original can't be read.
-        source: where the originals are; None uses the cached pixels.
-    """
+    """Square thumbnails of single samples, from the originals in `source` where they can be
+    read."""
 
     def __init__(self, images: ImageData, source: Source | None = None) -> None:
         self.images, self.source = images, source
@@ -93,8 +90,7 @@ def write_page(
     images: ImageData | Thumbnails | None = None,
     origin: Provenance = UNKNOWN,
 ) -> None:
-    """Writes the page; without `images` the gallery shows keys or texts. See `Audit.save` for the
-    arguments."""
+    """Writes the page; without `images` the gallery shows keys or texts."""
     ids, shown = gallery(audit)
     sheet = sprites(ids, images)
     shown["samples"]["tile"] = None if sheet is None else sheet.layout
@@ -154,6 +150,13 @@ def gallery(audit: Audit) -> tuple[list[int], dict[str, Any]]:
         found: list[int] = np.searchsorted(samples, ids).tolist()
         return found
 
+    def with_note(table: NDArray[Any], note: Callable[[Any], str]) -> list[list[Any]]:
+        pairs = zip(place(table["sample"]), table, strict=True)
+        return [[at, note(row)] for at, row in pairs]
+
+    def doubt(row: Any) -> str:
+        return f"rather {audit.class_name(int(row['suggested']))}? ({row['probability']:.0%})"
+
     return samples.tolist(), {
         "samples": _describe(audit, samples.tolist()),
         "anchors": place(anchors),
@@ -169,23 +172,15 @@ def gallery(audit: Audit) -> tuple[list[int], dict[str, Any]]:
             }
             for members in groups
         ],
-        "hubs": [
-            [at, int(hub["occurrence"]), round(float(hub["times_expected"]), 1)]
-            for at, hub in zip(place(hubs["sample"]), hubs, strict=True)
-        ],
-        "mislabels": [
-            [at, f"rather {audit.class_name(int(row['suggested']))}? ({row['probability']:.0%})"]
-            for at, row in zip(place(mislabels["sample"]), mislabels, strict=True)
-        ],
-        "outliers": [
-            [at, f"similarity {row['similarity']:.2f}"]
-            for at, row in zip(place(outliers["sample"]), outliers, strict=True)
-        ],
+        "hubs": with_note(
+            hubs, lambda row: f"{row['occurrence']} anchors, {row['times_expected']:.1f}×"
+        ),
+        "mislabels": with_note(mislabels, doubt),
+        "outliers": with_note(outliers, lambda row: f"similarity {row['similarity']:.2f}"),
     }
 
 
 def sprites(ids: list[int], images: ImageData | Thumbnails | None) -> Sprites | None:
-    """The images of the samples in one sheet, in their order."""
     if images is None:
         return None
     from kinfolk.report.maps import sprite_sheet
@@ -236,7 +231,6 @@ def _describe(audit: Audit, samples: list[int]) -> dict[str, Any]:
 
 
 def panels_of(audit: Audit) -> list[Panel]:
-    """Panels of the distributions and, with labels, of precision, recall and F1 along α."""
     survey = audit.survey
     which = "all anchors"
     if len(survey.anchors) < len(audit):
@@ -290,24 +284,15 @@ def panels_of(audit: Audit) -> list[Panel]:
 
 
 def lead(audit: Audit, encoder: str | None = None) -> str:
-    """Sentences about what was computed."""
     text = "" if encoder is None else f"Features by {encoder}. "
-    others, check = len(audit) - 1, audit.check
-    how = "all others" if check is None else "the others approximately"
     text += (
-        f"Each of {len(audit):,} samples was compared with {how}. Similarities above the"
+        f"Each of {len(audit):,} samples was compared with all others. Similarities above the"
         f" {1 - audit.alpha:.4g} quantile are flagged as kin (likely false negatives)."
     )
-    if not audit.flagged.any() and audit.alpha * others < 1:
+    if not audit.flagged.any() and audit.alpha * (len(audit) - 1) < 1:
         text += (
-            f" That is less than one of {others:,} samples, so nothing is flagged; a larger alpha"
-            " flags more."
-        )
-    if check is not None:
-        text += (
-            f" Compared with the exact values of {check.anchors} anchors, the search found"
-            f" {check.recall:.1%} of the nearest neighbours, and the mean error of the thresholds"
-            f" is {check.threshold_error:.4f}."
+            f" That is less than one of {len(audit) - 1:,} samples, so nothing is flagged; a larger"
+            " alpha flags more."
         )
     return text
 

@@ -1,11 +1,9 @@
 """Finds pairs of images that are the same up to size, compression, a slight crop and mirroring.
 
-Both images lose their uniform borders (bars, frames, plain sky) and are reduced to small grey
-thumbnails without their low frequencies, so that a shared background does not count. One is cropped
-and compared with the other, in both directions and mirrored; the best crop of a grid is then
-refined step by step. The images are copies if the correlation reaches `COPY` and if they also agree
-in nearly every part that has structure (`PARTS`), so that a few strong edges in the same place are
-not enough. `benchmarks/duplicates.py` measures precision and recall.
+Both images lose their uniform borders and are reduced to small grey thumbnails without their low
+frequencies, so that a shared background does not count. Crops of one are compared with the other;
+the best is refined step by step. They are copies if they correlate (`COPY`) as a whole and in
+nearly every part that has structure (`PARTS`).
 
 Dimension key: N data set, K nearest, M pairs, P pairs of a block, S side of a thumbnail, B parts.
 """
@@ -47,21 +45,27 @@ SEARCH_UP_TO = 20_000
 
 
 def find_copies(images: ImageData, near_NK: Ints, progress: bool = False) -> NDArray[np.int64]:
-    """(M, 2) pairs of copies among each sample's nearest neighbours in the features and, in data
-    sets that are not too large, the most similar thumbnails."""
+    """(M, 2) pairs of copies among each sample's nearest neighbours in the features and, up to
+    `SEARCH_UP_TO` images, the most similar thumbnails."""
     small = thumbnails(images, len(near_NK))
     row_M, rank_M = np.nonzero(near_NK[:, :CANDIDATES] >= 0)
     pairs = [np.stack([row_M, near_NK[row_M, rank_M]], 1)]
     if len(near_NK) <= SEARCH_UP_TO:
         pairs.append(similar_thumbnails(small))
     pairs_M2 = np.unique(np.sort(np.concatenate(pairs), axis=1), axis=0)
-    copies_M2: NDArray[np.int64] = pairs_M2[are_copies(small, pairs_M2, progress)]
+    copies_M = np.zeros(len(pairs_M2), dtype=np.bool_)
+    starts = range(0, len(pairs_M2), _PAIRS)
+    for start in show_progress(starts, len(starts), "Comparing pixels", enabled=progress):
+        one, other = small[pairs_M2[start : start + _PAIRS].T]
+        same = (correlation(one, other) >= COPY) | (correlation(one.flip(3), other) >= COPY)
+        copies_M[start : start + len(one)] = same.numpy()
+    copies_M2: NDArray[np.int64] = pairs_M2[copies_M]
     return copies_M2
 
 
 def thumbnails(images: ImageData, number: int) -> Tensor:
-    """(N, 1, S, S) grey thumbnails of the first samples without uniform borders, in [0, 1]. Images
-    are compared in a square, whatever their aspect ratio."""
+    """(N, 1, S, S) grey square thumbnails of the first samples without uniform borders, in [0,
+    1]."""
     found = torch.empty(number, 1, SIDE, SIDE)
     for start in range(0, number, _IMAGES):
         ids = torch.arange(start, min(number, start + _IMAGES))
@@ -77,8 +81,7 @@ def thumbnails(images: ImageData, number: int) -> Tensor:
 
 
 def _uniform_edges(grey_BHW: Tensor) -> tuple[Tensor, Tensor]:
-    """(B,), (B,) first row after a uniform border, and the row after the last one; all rows if too
-    few are left."""
+    """(B,), (B,) the rows between the uniform borders; all rows if too few are left."""
     height = grey_BHW.shape[1]
     first_B, last_B = _border(grey_BHW), height - _border(grey_BHW.flip(1))
     enough = last_B - first_B >= _LEAST * height
@@ -98,8 +101,7 @@ def _border(grey_BHW: Tensor) -> Tensor:
 
 
 def similar_thumbnails(thumbnails_N1SS: Tensor, number: int = 3) -> NDArray[np.int64]:
-    """(P, 2) each image with the `number` images whose thumbnails, or mirrored thumbnails, are most
-    similar."""
+    """(P, 2) each image with the most similar ones, also mirrored."""
     whole_ND, mirrored_ND = _rough(thumbnails_N1SS), _rough(thumbnails_N1SS.flip(3))
     pairs = []
     for start in range(0, len(whole_ND), _IMAGES):
@@ -112,24 +114,9 @@ def similar_thumbnails(thumbnails_N1SS: Tensor, number: int = 3) -> NDArray[np.i
     return torch.cat(pairs).numpy().astype(np.int64)
 
 
-def are_copies(
-    thumbnails_N1SS: Tensor, pairs_P2: NDArray[np.int64], progress: bool = False
-) -> NDArray[np.bool_]:
-    """(P,) True where the two images of a pair are the same up to size, compression, a slight crop
-    and mirroring."""
-    copies = np.zeros(len(pairs_P2), dtype=np.bool_)
-    starts = range(0, len(pairs_P2), _PAIRS)
-    for start in show_progress(starts, len(starts), "Comparing pixels", enabled=progress):
-        pair = torch.from_numpy(pairs_P2[start : start + _PAIRS])
-        one, other = thumbnails_N1SS[pair[:, 0]], thumbnails_N1SS[pair[:, 1]]
-        same = (correlation(one, other) >= COPY) | (correlation(one.flip(3), other) >= COPY)
-        copies[start : start + len(pair)] = same.numpy()
-    return copies
-
-
 def correlation(one_P1SS: Tensor, other_P1SS: Tensor) -> Tensor:
     """(P,) the highest correlation of one image with a crop of the other, in either direction; −1
-    where the whole images or some of their parts differ clearly."""
+    where they differ clearly."""
     found_P = torch.full((len(one_P1SS),), -1.0)
     for cropped, whole in ((one_P1SS, other_P1SS), (other_P1SS, one_P1SS)):
         plausible = ((_rough(cropped) * _rough(whole)).sum(1) >= _PLAUSIBLE).nonzero()[:, 0]
@@ -187,8 +174,8 @@ def _unfold(images_P1SS: Tensor) -> Tensor:
 def _keep_better(
     images_P1SS: Tensor, whole_PD: Tensor, crop_P4: Tensor, best_P: Tensor, best_crop_P4: Tensor
 ) -> None:
-    """Tries one crop of each image, given as scale and shift along x and y, and keeps it where it
-    is better than the best so far."""
+    """Tries one crop (scale and shift along x and y) of each image, and keeps it where it is
+    better."""
     detail_P1SS = _without_low_frequencies(_crop(images_P1SS, crop_P4))
     value_P = (_normalise(detail_P1SS) * whole_PD).sum(1)
     better = value_P > best_P
@@ -213,8 +200,7 @@ def _without_low_frequencies(images_P1SS: Tensor) -> Tensor:
 
 
 def _normalise(images: Tensor) -> Tensor:
-    """(P, D) with mean zero and unit norm; an image without structure becomes zero, which
-    correlates with nothing."""
+    """(P, D) with mean zero and unit norm; an image without structure becomes zero."""
     flat = images.flatten(1)
     flat = flat - flat.mean(1, keepdim=True)
     norm = flat.norm(dim=1, keepdim=True)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from kinfolk.auditing.inputs import encode, open_input
 from kinfolk.auditing.page import write_page
-from kinfolk.auditing.search import Check, Kin, approximate_kin, exact_kin
+from kinfolk.auditing.search import Kin, exact_kin
 from kinfolk.auditing.survey import (
     ALPHAS,
     NAN,
@@ -55,9 +55,6 @@ if TYPE_CHECKING:
     from kinfolk.auditing.page import Thumbnails
     from kinfolk.data.images import ImageData
 
-EXACT_UP_TO = 200_000
-SEARCHES = ("auto", "exact", "approximate")
-Search = Literal["auto", "exact", "approximate"]
 PAIR = np.dtype(
     [("anchor", np.int64), ("kin", np.int64), ("similarity", np.float32), ("rank", np.int32)]
 )
@@ -84,7 +81,6 @@ def audit(
     keys: Sequence[str] | None = None,
     texts: Sequence[str] | None = None,
     images: ImageData | None = None,
-    search: Search = "auto",
     views: int = 2,
     workers: int | None = None,
     progress: bool = False,
@@ -93,23 +89,18 @@ def audit(
     quantile of its similarities.
 
     Args:
-        features: (N, D) float16, float32 or float64, as an array, a tensor or a file (`.npy`,
-            `.npz`, `.csv`, `.tsv`, `.parquet`, `.safetensors`, `.pt`); or a run folder, whose
-            encoder embeds its training samples. `.npy` files are mapped into memory.
+        features: (N, D) floats, as an array, a tensor or a file (`.npy`, `.npz`, `.csv`, `.tsv`,
+            `.parquet`, `.safetensors`, `.pt`); or a run folder, whose encoder embeds its training
+            samples. `.npy` files are mapped into memory.
         alpha: share of each sample's N − 1 similarities to flag, in (0, 1).
         labels: (N,) classes or their names; −1, None or "" means unknown. With labels precision,
             recall and F1 are computed.
-        pairs: largest number of flagged pairs to list for each anchor, closest first; all of them
-            are counted.
+        pairs: largest number of flagged pairs to list for each anchor, closest first.
         key: name of the array in a file with several arrays.
-        keys: (N,) names of the samples, such as file names; they appear in the tables and on the
-            page.
-        texts: (N,) texts of the samples, for the page.
+        keys, texts: (N,) names and texts of the samples, for the tables and the page.
         images: images of the samples; near-duplicates are then verified by their pixels.
-        search: "exact", "approximate" (faiss), or "auto": exact up to 200,000 samples.
         views: views of each sample among the negatives of a batch; 1 for image and text.
         workers: number of threads; by default as many as torch uses.
-        progress: show a progress bar.
 
     Example:
         >>> import numpy as np, kinfolk as kf
@@ -123,8 +114,6 @@ def audit(
         )
     if pairs < 1:
         raise UsageError(f"`pairs` (={pairs}) must be at least 1")
-    if search not in SEARCHES:
-        raise UsageError(f"`search` (={search!r}) must be auto, exact or approximate")
     if isinstance(features, str | os.PathLike) and (Path(features) / "config.yaml").is_file():
         with open_input(features, progress=progress) as run:
             features, views = run.features, run.views
@@ -141,23 +130,16 @@ def audit(
                 f"`{name}` (={len(given):,}) must be as many as the samples (={num:,})"
             )
     survey = take_survey(checked, alpha, labels_N, progress)
-    nearest = min(max(pairs, NEIGHBOURS), num - 1)
-    check: Check | None = None
-    if search == "exact" or (search == "auto" and num <= EXACT_UP_TO):
-        kin = exact_kin(checked, alpha, nearest, labels_N, workers=workers, progress=progress)
-    else:
-        kin, check = approximate_kin(checked, alpha, nearest, workers=workers, progress=progress)
+    nearest = max(pairs, NEIGHBOURS)
+    kin = exact_kin(checked, alpha, nearest, labels_N, workers=workers, progress=progress)
     copies_M2 = None
     if images is not None:
         from kinfolk.auditing.pixel_copies import find_copies
 
         copies_M2 = find_copies(images, kin.near_NK, progress)
     precision, recall, f1 = NAN, NAN, NAN
-    if labels_N is not None and check is None:
+    if labels_N is not None:
         precision, recall, f1 = score(kin.hits, kin.num_known, kin_pairs(labels_N))
-    elif labels_N is not None:  # only the surveyed anchors are exact
-        point = survey.point(alpha)
-        precision, recall, f1 = point.precision, point.recall, point.f1
     outstanding = measure_standing_out(checked, sorted({*ALPHAS, alpha}))
     return Audit(
         alpha=alpha,
@@ -180,7 +162,6 @@ def audit(
         views=views,
         survey=survey,
         verified=images is not None,
-        check=check,
         labels=labels_N,
         classes=classes,
         keys=keys,
@@ -198,7 +179,6 @@ def _check_features(features: Any, key: str | None) -> Features:
 
 
 def _list_pairs(kin: Kin, pairs: int) -> NDArray[Any]:
-    """The nearest neighbours above each anchor's threshold, at most `pairs` for each, as rows."""
     flagged_NK = (kin.near_sim_NK > kin.threshold_N[:, None]) & (kin.near_NK >= 0)
     row_P, rank_P = np.nonzero(flagged_NK[:, :pairs])
     rows = np.empty(len(row_P), dtype=PAIR)
@@ -212,11 +192,9 @@ class Audit:
     """The false negatives of an embedding.
 
     Args:
-        alpha: share of each sample's similarities that is flagged.
         thresholds: (N,) the (1 − alpha) quantile of each sample's N − 1 similarities; similarities
             above it are flagged.
-        pairs: (P,) rows of anchor, kin, similarity and rank (from 1, closest first): the flagged
-            pairs, at most K for each anchor.
+        pairs: (P,) rows of anchor, kin, similarity and rank (from 1, closest first).
         flagged: (N,) number of flagged pairs of each anchor, listed or not.
         occurrence: (N,) number of anchors that flag each sample.
         groups: rows of group, sample, kind: duplicates and near-duplicates.
@@ -227,17 +205,15 @@ class Audit:
         outstanding: for several α the share of the flagged pairs that stands out.
         best_alpha: the α with the highest F1 among those at which at least half of the flagged
             pairs are right by the labels; None without labels or if there is none.
-        kin_share: share of pairs with equal labels; NaN without labels.
-        kin_share_range: its 95 % confidence interval, if a random part of the samples is labelled.
+        kin_share, kin_share_range: share of pairs with equal labels, and its 95 % confidence
+            interval if a random part of the samples is labelled; NaN without labels.
         precision, recall, f1: of all flagged pairs against the labels; NaN without labels.
         batches: expected false negatives in a batch; without labels, negatives that stand out.
         views: views of each sample among the negatives of a batch.
         survey: statistics of some anchors; with labels, precision and recall along α.
         verified: whether near-duplicates were verified by their pixels.
-        check: agreement of an approximate audit with exact values; None for an exact one.
-        labels, classes: (N,) labels, −1 where unknown, and the names of the classes, if given.
-        keys: (N,) names of the samples, such as file names, if given.
-        texts: (N,) texts of the samples, if given.
+        labels, classes: (N,) labels, −1 where unknown, and the names of the classes.
+        keys, texts: (N,) names and texts of the samples, if given.
     """
 
     alpha: float
@@ -260,7 +236,6 @@ class Audit:
     views: int
     survey: Survey = field(repr=False)
     verified: bool = False
-    check: Check | None = None
     labels: Ints | None = field(default=None, repr=False)
     classes: list[str] | None = field(default=None, repr=False)
     keys: Sequence[str] | None = field(default=None, repr=False)
@@ -294,31 +269,22 @@ class Audit:
 
     def summary(self, origin: Provenance = UNKNOWN) -> dict[str, Any]:
         """The contents of summary.json; see `save`."""
+        same = ("alpha", "suggested_alpha", "best_alpha", "kin_share", "precision", "recall", "f1")
         figures = {
             "samples": len(self),
-            "alpha": self.alpha,
-            "exact": self.check is None,
-            "check": None if self.check is None else asdict(self.check),
+            **{name: getattr(self, name) for name in same},
             "flagged_pairs": int(self.flagged.sum()),
             "listed_pairs": len(self.pairs),
-            "suggested_alpha": self.suggested_alpha,
             "outstanding_share": self.outstanding.share,
             "flagged_that_stand_out": self.outstanding.at(self.alpha),
-            "best_alpha": self.best_alpha,
-            "kin_share": self.kin_share,
             "kin_share_range": None if math.isnan(self.kin_share) else list(self.kin_share_range),
-            "precision": self.precision,
-            "recall": self.recall,
-            "f1": self.f1,
             "surveyed_anchors": len(self.survey.anchors),
             "duplicate_groups": self.num_groups("duplicate"),
             "near_duplicate_groups": self.num_groups("near-duplicate"),
             "near_duplicates_verified": self.verified,
-            "hubs": len(self.hubs),
-            "mislabels": len(self.mislabels),
+            **{name: len(getattr(self, name)) for name in ("hubs", "mislabels", "outliers")},
             "label_accuracy": self.label_check.accuracy,
             "label_noise": self.label_check.noise,
-            "outliers": len(self.outliers),
             "batches": [asdict(line) for line in self.batches],
             "verdict": verdict(self, origin).sentences,
         }
@@ -344,7 +310,6 @@ class Audit:
         """Writes tables, summary and page into `folder`, replacing those of an earlier audit.
 
         Args:
-            folder: is created if it is missing.
             images: images of the samples for the page.
             origin: where samples and features come from, for the words and commands of the verdict.
         """
@@ -402,18 +367,15 @@ class Audit:
     def _write(
         self, parquet: Path | None, columns: dict[str, Any], csv: Path | None = None
     ) -> None:
-        """Writes columns of one length as Parquet, as CSV, or as both."""
         import pyarrow as pa
         import pyarrow.csv as pc
         import pyarrow.parquet as pq
 
-        def as_array(values: Any) -> Any:
-            texts = isinstance(values, list) or (
-                isinstance(values, np.ndarray) and values.dtype.kind == "U"
-            )
+        def as_column(values: Any) -> Any:
+            texts = isinstance(values, list) or getattr(values, "dtype", np.dtype("O")).kind == "U"
             return pa.array(list(values), pa.string()) if texts else values
 
-        table = pa.table({name: as_array(values) for name, values in columns.items()})
+        table = pa.table({name: as_column(values) for name, values in columns.items()})
         if parquet is not None:
             named = table.replace_schema_metadata({SAMPLES: str(len(self))})
             write_by_name(parquet, lambda unfinished: pq.write_table(named, unfinished))
@@ -423,8 +385,7 @@ class Audit:
 
 
 def _escape(column: Any) -> Any:
-    """Texts for a CSV file, so that no key is taken for a formula; each distinct text is escaped
-    once."""
+    """Texts for a CSV file, so that no key is taken for a formula; each distinct text once."""
     import pyarrow as pa
 
     if not pa.types.is_string(column.type):

@@ -1,26 +1,15 @@
-"""Statistics of some anchors: the distribution of similarities, precision and recall along α, the
-share of pairs with equal labels, the false negatives of a batch, and the share of pairs that stands
-out.
+"""Statistics of some anchors: the distribution of similarities, precision and recall along α, false
+negatives of a batch, and the share of pairs that stands out.
 
-**What stands out** is measured with decoys instead of labels. A decoy is a made-up sample that has
-no kin but is spread like the real ones. The share of decoys above an anchor's threshold tells how
-many of its flagged samples chance explains; the rest stands out. Four kinds of decoys are made, and
-the one that explains most counts:
+**What stands out** is measured with decoys instead of labels: made-up samples that have no kin but
+are spread like the real ones. The share of decoys above an anchor's threshold tells how many of its
+flagged samples chance explains; the rest stands out. Of four kinds of decoys the one that explains
+most counts (see `_decoys`). They imitate noise, but not every noise exactly: of ReLU activations of
+64 random inputs in 256 units, up to a quarter of the flagged pairs still seems to stand out. So a
+share is given only if at least `CLEAR` of the flagged pairs stand out at some α.
 
-- the mirror image 2·mean − x: the same as x for noise of any covariance, also after PCA;
-- the principal components of the samples, each shuffled over the samples: the same covariance and
-  the same skewed or heavy-tailed components, but no combination of them is more frequent;
-- the coordinates, each shuffled: the same for independent coordinates such as ReLU activations;
-- correlated normal values with the distribution of each coordinate: about the same for activations
-  of correlated values. It is left out above `WIDEST` dimensions, where it takes too long.
-
-Decoys imitate noise, but not every noise exactly: of ReLU activations of 64 random inputs in 256
-units, up to a quarter of the flagged pairs still seems to stand out. A share is therefore given
-only if at least `CLEAR` of the flagged pairs stand out at some α; otherwise it cannot be known.
-
-What stands out is a property of the features, not of any labels. The same images have 1 % of pairs
-with equal labels in CIFAR-100 and 5 % in its 20 superclasses, and the features are the same. Pairs
-stand out by class, but also by topic, colour or background, and kin may not stand out at all.
+What stands out is a property of the features, not of any labels: the images of CIFAR-100 have 1 %
+of pairs with equal labels, and 5 % in its 20 superclasses.
 
 Dimension key: S surveyed anchors (in `kin_shares`: samples with a known label), N data set, A
 anchors, M other samples, P values of α.
@@ -50,8 +39,7 @@ NAN = float("nan")
 
 @dataclass(frozen=True)
 class Point:
-    """What one α flags: the share of all pairs, and precision, recall and F1 against the labels;
-    NaN where no labels are known."""
+    """What one α flags, against the labels; NaN where no labels are known."""
 
     alpha: float
     share: float
@@ -67,8 +55,8 @@ class Survey:
     Args:
         anchors: (S,) their ids; all samples of a small data set.
         curve: one point for each α; empty without labels.
-        edges, density: histogram of all similarities of the anchors.
-        same_density: histogram of the similarities of pairs with equal labels; None without labels.
+        edges, density, same_density: histogram of the similarities of all pairs, and of pairs with
+            equal labels.
     """
 
     anchors: Ints
@@ -78,7 +66,6 @@ class Survey:
     same_density: Floats | None
 
     def point(self, alpha: float) -> Point:
-        """The point of one of the values of α."""
         return next(point for point in self.curve if point.alpha == alpha)
 
 
@@ -95,7 +82,7 @@ def take_survey(
     density, same_density = np.zeros((2, BINS), dtype=np.int64)
     # flagged pairs, those with known labels, those with equal labels
     counts = np.zeros((3, len(alphas)), dtype=np.int64)
-    kin, all_known = 0, labels_N is not None and bool((labels_N >= 0).all())
+    kin = 0
     for ids_R, sim_RN in full_rows(features, anchors_S, progress, "Surveying some anchors"):
         density += np.histogram(sim_RN, BINS, (-1, 1))[0]
         if labels_N is None:
@@ -107,17 +94,16 @@ def take_survey(
             if labels_N[anchor] >= 0:
                 same = np.sort(sim_N[labels_N == labels_N[anchor]])
                 same_density += np.histogram(same, BINS, (-1, 1))[0]
-                known_N = order_N if all_known else np.sort(sim_N[labels_N >= 0])
-                counts[1] += _above(known_N, bounds)
+                counts[1] += _above(np.sort(sim_N[labels_N >= 0]), bounds)
                 counts[2] += _above(same, bounds)
                 kin += len(same) - 1
     edges = np.linspace(-1, 1, BINS + 1, dtype=np.float32)
     if labels_N is None:
-        return Survey(anchors_S, (), edges, _shares(density), None)
+        return Survey(anchors_S, (), edges, _normalise(density), None)
     curve = []
     for each, (flagged, known, hits) in zip(alphas, counts.T.tolist(), strict=True):
         curve.append(Point(each, flagged / (len(anchors_S) * others), *score(hits, known, kin)))
-    return Survey(anchors_S, tuple(curve), edges, _shares(density), _shares(same_density))
+    return Survey(anchors_S, tuple(curve), edges, _normalise(density), _normalise(same_density))
 
 
 def score(hits: int, known: int, kin: int) -> tuple[float, float, float]:
@@ -130,8 +116,7 @@ def score(hits: int, known: int, kin: int) -> tuple[float, float, float]:
 
 
 def best_alpha(survey: Survey, precision: float = MOSTLY_RIGHT) -> float | None:
-    """The α of the curve with the highest F1 among those with at least this precision; None without
-    labels or without such an α."""
+    """The α of the curve with the highest F1 among those with at least this precision."""
     points = [p for p in survey.curve if np.isfinite(p.f1) and p.precision >= precision]
     return max(points, key=lambda point: point.f1).alpha if points else None
 
@@ -141,7 +126,7 @@ def _above(order: Floats, bounds: Floats) -> Ints:
     return len(order) - np.searchsorted(order, bounds, side="right")
 
 
-def _shares(counts: NDArray[np.int64]) -> Floats:
+def _normalise(counts: NDArray[np.int64]) -> Floats:
     shares: Floats = (counts / max(1, counts.sum())).astype(np.float32)
     return shares
 
@@ -157,15 +142,14 @@ def kin_pairs(labels_N: Ints) -> int:
 
 
 def kin_share(labels_N: Ints) -> float:
-    """Share of pairs with equal labels among the pairs with two known labels; NaN where there are
-    none."""
+    """Share of pairs with equal labels among the pairs with two known labels; NaN without such."""
     known = int((labels_N >= 0).sum())
     return kin_pairs(labels_N) / (known * (known - 1)) if known > 1 else NAN
 
 
 def kin_share_range(labels_N: Ints) -> tuple[float, float]:
     """95 % confidence interval of `kin_share` in the whole data set, if the samples with a known
-    label are a random part of it. With all labels known both ends are the share.
+    label are a random part of it.
 
     The variance is that of a U-statistic, corrected for the labelled part of the data, on a
     logarithmic scale, because the share is small and its distribution skewed.
@@ -199,15 +183,8 @@ BATCH_SIZES = (64, 128, 256, 512, 1024, 4096)
 
 @dataclass(frozen=True)
 class BatchLine:
-    """Expected number of false negatives in a batch.
-
-    Args:
-        batch_size: number of samples.
-        negatives: negatives of each anchor, with two views of each sample 2 · (batch_size − 1).
-        per_anchor: false negatives among them.
-        per_batch: false negatives of all anchors, two for each sample.
-        chance: probability that an anchor has at least one.
-    """
+    """Expected false negatives in a batch: among the `negatives` of an anchor, of all anchors, and
+    the chance that an anchor has at least one."""
 
     batch_size: int
     negatives: int
@@ -222,8 +199,12 @@ def batch_lines(
     views: int = 2,
     sizes: Sequence[int] = BATCH_SIZES,
 ) -> tuple[BatchLine, ...]:
-    """One line for each batch size that the data can fill; if there is none, one line for the whole
-    data set. `views`: of each sample among the negatives. See `kin_shares`."""
+    """One line for each batch size that the data can fill, or one for the whole data set.
+
+    Args:
+        shares_S: see `kin_shares`.
+        views: of each sample among the negatives.
+    """
     share, lines = float(shares_S.mean()), []
     for size in [size for size in sizes if size <= num_samples] or [num_samples]:
         others = views * (size - 1)
@@ -244,13 +225,8 @@ FEWEST = 20
 
 @dataclass(frozen=True)
 class Outstanding:
-    """How many flagged pairs stand out, for several α. Both are lower bounds: the mean over anchors
-    minus two standard errors.
-
-    Args:
-        alphas: (P,) shares of the pairs that are flagged.
-        stands: (P,) share of the flagged pairs that stands out.
-    """
+    """(P,) shares of the flagged pairs that stand out, for several α: lower bounds, the mean over
+    anchors minus two standard errors."""
 
     alphas: tuple[float, ...]
     stands: tuple[float, ...]
@@ -266,7 +242,6 @@ class Outstanding:
         return float(f"{math.floor(share / digit + 1e-9) * digit:.2g}")
 
     def at(self, alpha: float) -> float:
-        """Share of the flagged pairs that stands out at one of `alphas`."""
         return self.stands[self.alphas.index(alpha)]
 
 
@@ -293,14 +268,17 @@ def measure_standing_out(features: Features, alphas: Sequence[float]) -> Outstan
 
 
 def _decoys(others_MD: Floats) -> Iterator[Floats]:
-    """Each kind of decoys, of unit norm."""
     random = np.random.default_rng(0)
     mean_D = others_MD.mean(0)
     deviation_MD = others_MD - mean_D
+    # the mirror image 2·mean − x: the same as x for noise of any covariance, also after PCA
     yield _unit(mean_D - deviation_MD)
+    # each coordinate shuffled: the same for independent ones such as ReLU activations
     yield _unit(mean_D + random.permuted(deviation_MD, axis=0))
+    # each principal component shuffled: the same covariance and skewed or heavy-tailed components
     components_DD = np.linalg.svd(deviation_MD, full_matrices=False)[2]
     yield _unit(mean_D + random.permuted(deviation_MD @ components_DD.T, axis=0) @ components_DD)
+    # about the same for activations of correlated values; takes too long for wide features
     if others_MD.shape[1] <= WIDEST:
         yield _unit(_normal_with_margins(others_MD, random))
 
@@ -310,17 +288,17 @@ def _normal_with_margins(x_MD: Floats, random: np.random.Generator) -> Floats:
     Mapping changes the covariance, so both are imposed in turn."""
     sorted_MD = np.sort(x_MD, axis=0)
     root_DD = _root(x_MD)
+
+    def with_margins(values_MD: Any) -> Any:
+        return np.take_along_axis(sorted_MD, values_MD.argsort(0).argsort(0), 0)
+
     values_MD = random.normal(size=x_MD.shape) @ root_DD.T
     for _ in range(ROUNDS):
-        mapped_MD = _with_margins(values_MD, sorted_MD)
+        mapped_MD = with_margins(values_MD)
         white_DM = np.linalg.solve(_root(mapped_MD), (mapped_MD - mapped_MD.mean(0)).T)
         values_MD = white_DM.T @ root_DD.T
-    return _with_margins(values_MD, sorted_MD)
-
-
-def _with_margins(values_MD: Floats, sorted_MD: Floats) -> Floats:
-    rank_MD = values_MD.argsort(axis=0).argsort(axis=0)
-    return np.take_along_axis(sorted_MD, rank_MD, axis=0)
+    mapped: Floats = with_margins(values_MD)
+    return mapped
 
 
 def _root(x_MD: Floats) -> Any:

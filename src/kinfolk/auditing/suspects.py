@@ -38,9 +38,9 @@ NEIGHBOURS = 10
 CERTAIN = 0.9
 """Probability of an error with the suggested label from which a sample is listed."""
 LEAST_RECALL = 0.05
-"""Share of random errors that must be listed for the features to tell errors from hard samples."""
+"""Share of random errors that must be listed for a check to list any."""
 MOST_NOISE = 0.3
-"""Largest ε. Without a bound, labels that the features do not predict could all be called
+"""Largest ε; without a bound, labels that the features do not predict could all be called
 random."""
 FEWEST = 5
 """Samples that a class must have before its labels are checked."""
@@ -57,12 +57,11 @@ class LabelCheck:
     """Likely label errors.
 
     Args:
-        found: rows of sample, label, suggested label and probability that the label is wrong and
-            the suggested one right; the clearest first.
+        found: rows of sample, label, suggested label and the probability that the suggested one is
+            right; the clearest first.
         accuracy: share of the labels that the features predict without having seen them.
         noise: estimated share of random labels, ε.
-        recall: estimated share of random errors that would be listed, if 1 % of the labels or ε
-            were.
+        recall: estimated share of random errors that would be listed.
         num_checked: number of labels that were checked.
     """
 
@@ -79,7 +78,6 @@ class LabelCheck:
 
     @property
     def description(self) -> str:
-        """What was found, in one or two sentences."""
         if not self.num_checked:
             return f"No class has {FEWEST} labels or more, so label errors cannot be judged."
         predicted = f"these features predict {self.accuracy:.0%} of the labels"
@@ -149,7 +147,7 @@ class _Classifier:
     noise: float = 0.0
 
     def scores(self, ids_R: Ints) -> tuple[Matrix, Matrix]:
-        """(R, C), (R, C) scores of the regression without the sample, and shares of the
+        """(R, C), (R, C) scores of the regression without the sample, and votes of the
         neighbours."""
         z_RF = (self.features.take(ids_R) @ self.components_DF - self.mean_F).astype(np.float64)
         label_RC = np.eye(len(self.prior_C))[self.class_N[ids_R]]
@@ -164,7 +162,6 @@ class _Classifier:
         return ridge_RC, votes_RC
 
     def probabilities(self, ids_R: Ints) -> Matrix:
-        """(R, C) q, the probabilities of the labels."""
         from scipy.special import softmax
 
         ridge_RC, votes_RC = self.scores(ids_R)
@@ -216,8 +213,8 @@ def _fit(features: Features, class_N: Ints, ids: Ints, near_NK: Ints) -> _Classi
 
 
 def find_outliers(near_sim_NK: Floats) -> NDArray[Any]:
-    """Rows of sample, mean similarity to its nearest neighbours, and the median of that over all
-    samples; the farthest first."""
+    """Rows of sample, mean similarity to its nearest neighbours, and the median of all; the
+    farthest first."""
     near_sim_NK = near_sim_NK[:, :NEIGHBOURS]
     finite_NK = np.isfinite(near_sim_NK)
     mean_N = np.where(finite_NK, near_sim_NK, 0).sum(1) / np.maximum(finite_NK.sum(1), 1)
@@ -248,8 +245,7 @@ def find_groups(
 
     Args:
         copies_M2: pairs of images that are copies by their pixels. None: neighbours whose distance
-            (1 − similarity) is at most `NEAR` times the median distance to the nearest sample that
-            is not a duplicate.
+            is at most `NEAR` times the median distance to the nearest sample that is not equal.
     """
     if copies_M2 is None:
         distance_NK = 1 - near_sim_NK
@@ -280,7 +276,6 @@ def equal_rows(features: Features) -> list[list[int]]:
 
 
 def _connect(pairs_M2: Ints, num_samples: int) -> list[list[int]]:
-    """The connected components of the pairs."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -293,8 +288,8 @@ def _connect(pairs_M2: Ints, num_samples: int) -> list[list[int]]:
 
 
 def find_hubs(occurrence_N: Ints) -> NDArray[Any]:
-    """Samples that very many anchors flag: more than three standard deviations above the mean, the
-    largest first."""
+    """Samples that more anchors flag than three standard deviations above the mean, the largest
+    first."""
     mean, deviation = float(occurrence_N.mean()), float(occurrence_N.std())
     order = np.argsort(-occurrence_N, kind="stable")
     found = order[occurrence_N[order] > mean + 3 * deviation] if deviation else order[:0]

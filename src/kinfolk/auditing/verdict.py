@@ -1,8 +1,5 @@
 """The verdict of an audit in plain sentences: what was measured on this data, and what is worth a
-try.
-
-It states only what follows from the features and labels of the audit. Which method helps on the
-data is not known before it has been trained, so the advice names methods to compare, not gains.
+try. Which method helps is not known before it has been trained, so it names methods, not gains.
 """
 
 from __future__ import annotations
@@ -32,14 +29,12 @@ class Provenance:
     """Where audited samples and features come from, for the words and commands of the verdict.
 
     Args:
-        data: what `kinfolk train --data` takes for the samples; None if it is not known.
-        labels_from_folders: whether the labels are the folders of the images.
+        data: what `kinfolk train --data` takes for the samples.
         has_labels: whether a training on `data` finds labels.
-        encoder: what computed the features, in words; None if it is not known.
+        encoder: what computed the features, in words.
         same_samples: whether that was an encoder trained on the same samples, without labels or
             another model.
-        guide: what `kinfolk train --guide` takes for the features: a file, a run or a name; None if
-            it is not known.
+        guide: what `kinfolk train --guide` takes for the features.
         framework: the framework of the run, or simclr; pairs for sentences.
         captions: whether the run learnt from images and captions, or the samples are sentences.
     """
@@ -55,7 +50,6 @@ class Provenance:
 
     @property
     def data_options(self) -> str:
-        """The samples as a command names them, quoted."""
         data = "DATA" if self.data is None else shlex.quote(self.data)
         return data + (" --labels-from-folders" if self.labels_from_folders else "")
 
@@ -65,14 +59,8 @@ UNKNOWN = Provenance()
 
 @dataclass(frozen=True)
 class Candidate:
-    """A method that is worth a try.
-
-    Args:
-        purpose: what it is, in words.
-        name: of its run folder.
-        method: as `kinfolk train --method` takes it.
-        settings: of the training.
-    """
+    """A method that is worth a try: its purpose in words, the name of its run, and how it is
+    trained."""
 
     purpose: str
     name: str
@@ -90,15 +78,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of an audit in words.
-
-    Args:
-        amount: how many negatives are false, or how many pairs stand out where that is unknown.
-        alpha: the suggested α.
-        precision: how many flags are right, or stand out.
-        advice: what is worth a try.
-        commands: what each command is for, and the command.
-    """
+    """The result of an audit in sentences, and commands with what each is for."""
 
     amount: str
     alpha: str
@@ -108,12 +88,10 @@ class Verdict:
 
     @property
     def sentences(self) -> list[str]:
-        """All sentences in order."""
         return [self.amount, self.alpha, self.precision, self.advice]
 
 
 def verdict(audit: Audit, origin: Provenance = UNKNOWN) -> Verdict:
-    """What the audit means for a training on these samples."""
     return Verdict(
         _amount(audit),
         _alpha(audit),
@@ -205,8 +183,7 @@ def _precision(audit: Audit) -> str:
 
 
 def beats_chance(audit: Audit) -> bool:
-    """Whether flagged pairs are clearly more than chance, at the audit's α or at the best one: by
-    the labels, or by what stands out."""
+    """Whether flagged pairs are clearly more than chance, at the audit's α or at the best one."""
     if math.isnan(audit.precision):
         return audit.suggested_alpha is not None
     alphas = (audit.alpha, audit.best_alpha or audit.alpha)
@@ -240,14 +217,12 @@ def candidates(audit: Audit, origin: Provenance = UNKNOWN) -> list[Candidate]:
     if not beats_chance(audit):
         return found
     at = {} if alpha is None else {"detector.alpha": alpha}
-    if alpha is not None:
+    if at:
         purpose = "False negatives found during the training"
         found.append(Candidate(purpose, "glofnd", f"{base}+glofnd", at))
-    if origin.captions and alpha is not None:
-        purpose = "The most similar ones of each batch"
-        found.append(Candidate(purpose, "fnc", f"{base}+fnc", at))
     if origin.captions:
-        return found
+        purpose = "The most similar ones of each batch"
+        return [*found, Candidate(purpose, "fnc", f"{base}+fnc", at)] if at else found
     purpose = "The pairs of these features as positives"
     settings = {"detector.features": origin.guide or "FEATURES.npy", **at}
     if origin.same_samples:
@@ -257,8 +232,7 @@ def candidates(audit: Audit, origin: Provenance = UNKNOWN) -> list[Candidate]:
 
 
 def _commands(audit: Audit, origin: Provenance) -> list[tuple[str, str]]:
-    data = origin.data_options
-    found = candidates(audit, origin)
+    data, found = origin.data_options, candidates(audit, origin)
     commands = [(each.purpose, each.command(data)) for each in found]
     if len(found) == 1 and not origin.captions:
         better = f"kinfolk advise {data} --guide timm/resnet50 --out advice-guide"

@@ -140,13 +140,6 @@ def audit(
             rich_help_panel=FINDING,
         ),
     ] = 10,
-    search: Annotated[
-        str,
-        typer.Option(
-            help="exact, approximate, or auto (exact up to 200,000 samples).",
-            rich_help_panel=FINDING,
-        ),
-    ] = "auto",
     workers: Workers = None,
     overwrite: Overwrite = False,
     debug: Debug = False,
@@ -186,7 +179,6 @@ def audit(
             keys=found.keys,
             texts=found.texts,
             images=found.images,
-            search=search,  # type: ignore[arg-type]
             views=found.views,
             progress=True,
         )

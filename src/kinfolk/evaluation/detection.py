@@ -1,17 +1,13 @@
 """Quality of false-negative detection, and of the clusters behind it, over a whole data set with
-labels.
+labels; exact, in row blocks.
 
-    precision, recall, F1    over all pairs of an anchor and a candidate of another sample, and per
-                             anchor, averaged over the samples (GloFND, Table 1)
+    precision, recall, F1    over all pairs, and per anchor (GloFND, Table 1)
     MTPR, MTNR               mean over the anchors of the share of their false negatives that is
                              flagged, and of their true negatives that is not (IFND, section 4.4)
-    NMI                      normalised mutual information of clusters and labels (IFND, Table 4,
-                             Figure 6)
+    NMI                      of clusters and labels (IFND, Table 4, Figure 6)
     thresholds               learned against exact (1 − α) quantiles (GloFND, section 5)
-    similarity               mean cosine of views of a sample (true positives), of samples of one
-                             class (false negatives) and of different classes (SPCL, Table 2)
-
-Exact, in row blocks; no N × N matrix is kept.
+    similarity               of views of a sample, of samples of one class and of different classes
+                             (SPCL, Table 2)
 
 Dimension key: N samples, V views, D embedding, B anchor samples, b samples of a block, R = b·V
 rows, C = N·V candidates, K classes, L levels, F features, U distinct pairs of pseudo-label and
@@ -47,8 +43,8 @@ Find = Callable[[Block], Kin | tuple[Kin, ...]]
 
 
 class Rates(NamedTuple):
-    """Mean true positive rate and mean true negative rate, in [0, 1]. A rate is NaN if no sample
-    has a positive, or a negative."""
+    """Mean true positive rate and mean true negative rate; NaN if no sample has a positive, or a
+    negative."""
 
     mtpr: float
     mtnr: float
@@ -56,14 +52,8 @@ class Rates(NamedTuple):
 
 @dataclass
 class DetectionQuality:
-    """Counts of flagged pairs compared with the labels. Shares are in [0, 1], and NaN where nothing
-    could be counted.
-
-    Args:
-        stats: counts over all pairs and levels.
-        rate_sums, rate_counts: sum over the anchors of the true positive rate and of the true
-            negative rate at the first level, and the number of anchors that have one.
-    """
+    """Counts of flagged pairs compared with the labels, and sums over the anchors of their rates at
+    the first level. Shares are NaN where nothing could be counted."""
 
     stats: Stats = field(default_factory=Stats.empty)
     rate_sums: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
@@ -71,15 +61,12 @@ class DetectionQuality:
 
     @property
     def rates(self) -> Rates:
-        """MTPR and MTNR."""
         return Rates(*(self.rate_sums / self.rate_counts).tolist())
 
     def metrics(self) -> dict[str, float]:
-        """All metrics by name."""
         return {**self.stats.detection(), **self.rates._asdict()}
 
     def add(self, block: Block, found: Kin | tuple[Kin, ...], labels_N: Tensor) -> None:
-        """Counts what is found in a block."""
         labels_R, labels_C = labels_N[block.row_ids], labels_N[block.candidate_ids]
         known_RC = (labels_R >= 0).unsqueeze(1) & (labels_C >= 0) & (block.sim_RC > -2)
         same_RC = known_RC & (labels_R.unsqueeze(1) == labels_C)
@@ -97,13 +84,8 @@ class DetectionQuality:
 
 @dataclass(frozen=True)
 class DetectionResult:
-    """Result of `detection_quality`.
-
-    Args:
-        rule: quality of `find`. None if `find` is not given.
-        exact: quality of flagging everything above the exact quantile.
-        thresholds: (B,) the exact (1 − α) quantile of each anchor's similarities.
-    """
+    """Quality of `find` (if given) and of flagging everything above the exact quantile, and the
+    (B,) exact quantiles."""
 
     rule: DetectionQuality | None
     exact: DetectionQuality
@@ -123,16 +105,14 @@ def detection_quality(
     """Measures how well `find`, and the exact quantile, detect false negatives among all samples.
 
     The views of a sample are not candidates of each other. A pair counts if both labels are known.
-    A sample without a label is still a candidate.
 
     Args:
-        embeddings: (N, V, D). They are normalised to unit length.
+        embeddings: (N, V, D).
         labels: (N,) classes. Below 0 means unknown.
         alpha: share of an anchor's similarities above its exact quantile, taken over all its views.
         find: a rule to compare, such as that of a detector.
         anchors: (B,) ids of the anchor samples. None means all.
-        candidates: (N, V, D) embeddings of the samples as candidates, such as their captions. None
-            means `embeddings`.
+        candidates: (N, V, D) embeddings of the samples as candidates, such as their captions.
     """
     _check_shapes(embeddings, labels)
     if not 0 < alpha < 1:
@@ -163,7 +143,6 @@ def _check_shapes(embeddings: Tensor, labels: Tensor) -> None:
 def _blocks(
     unit_NVD: Tensor, other_NVD: Tensor, anchors_B: Tensor, progress: bool
 ) -> Iterator[Block]:
-    """Blocks of anchors against all samples."""
     num, views, _ = unit_NVD.shape
     candidates_CD, ids_C = other_NVD.flatten(0, 1), torch.arange(num).repeat_interleave(views)
     step = max(1, _BLOCK_ELEMENTS // (num * views * views))
@@ -182,7 +161,7 @@ def _blocks(
 
 
 def flagged(kin: Kin, block: Block, with_ignored: bool = False) -> Tensor:
-    """(R, C) bool: the candidates that are kin. `with_ignored`: also those that are ignored too."""
+    """(R, C) bool: the candidates that are kin; `with_ignored`: also those that are ignored."""
     if kin.degree is None:
         return torch.zeros_like(block.sim_RC, dtype=torch.bool)
     kin_RC = (kin.degree > 0) & (block.sim_RC > -2)
@@ -190,9 +169,8 @@ def flagged(kin: Kin, block: Block, with_ignored: bool = False) -> Tensor:
 
 
 class Similarity(NamedTuple):
-    """Mean cosines of two views of a sample (true positives), of different samples of one class
-    (false negatives), and of samples of different classes (true negatives). NaN where there are no
-    such pairs."""
+    """Mean cosines of views of a sample (true positives), of samples of one class (false negatives)
+    and of different classes (true negatives); NaN where there are no such pairs."""
 
     true_positive: float
     false_negative: float
@@ -202,15 +180,14 @@ class Similarity(NamedTuple):
 def kin_similarity(
     embeddings: Tensor, labels: Tensor, candidates: Tensor | None = None
 ) -> Similarity:
-    """Mean similarities over all pairs of the data set, computed from sums over samples and classes
-    without an N × N matrix.
+    """Mean similarities over all pairs of the data set, from sums over samples and classes:
 
         Σ over pairs of samples of a class of z·z′ = ‖Σ z‖² − Σ ‖zᵢ‖²
 
     Args:
-        embeddings: (N, V, D). They are normalised to unit length.
-        labels: (N,) classes. Samples of unknown class (below 0) count only for the true positives.
-        candidates: (N, V, D) embeddings of the samples as candidates, such as their captions, all V
+        embeddings: (N, V, D).
+        labels: (N,) classes. Samples below 0 count only for the true positives.
+        candidates: (N, V, D) embeddings of the samples as candidates, such as their captions, all
             of which are positives. None means `embeddings`, where a view is not its own positive.
 
     Example:
@@ -249,8 +226,7 @@ def kin_similarity(
 
 
 class ThresholdError(NamedTuple):
-    """Error of learned thresholds: mean absolute error, root mean square error, and mean
-    difference."""
+    """Mean absolute error, root mean square error, and mean difference of learned thresholds."""
 
     mae: float
     rmse: float
@@ -258,12 +234,7 @@ class ThresholdError(NamedTuple):
 
 
 def threshold_error(thresholds: Tensor, exact: Tensor) -> ThresholdError:
-    """Error of (N,) thresholds relative to (N,) exact quantiles.
-
-    Example:
-        >>> threshold_error(torch.tensor([0.5, 0.7]), torch.tensor([0.25, 0.95]))
-        ThresholdError(mae=0.25, rmse=0.25, bias=0.0)
-    """
+    """Error of (N,) thresholds relative to (N,) exact quantiles."""
     if thresholds.shape != exact.shape or thresholds.ndim != 1 or not len(exact):
         raise ValueError(
             f"`thresholds` (={tuple(thresholds.shape)}) and `exact` (={tuple(exact.shape)}) must"
@@ -279,19 +250,16 @@ def threshold_error(thresholds: Tensor, exact: Tensor) -> ThresholdError:
 
 Normaliser = Literal["arithmetic", "geometric", "min", "max"]
 NORMALISERS: tuple[Normaliser, ...] = get_args(Normaliser)
-"""The mutual information is divided by a mean of the two entropies, or by one of them."""
 SEEDS = (0, 1, 2, 3, 4)
 
 
 class Spread(NamedTuple):
-    """Mean and standard deviation over seeds. The deviation is NaN for a single seed."""
-
     mean: float
     deviation: float
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Mean and sample standard deviation (n − 1) of one or more values."""
+    """Mean and sample standard deviation (NaN of a single value)."""
     deviation = statistics.stdev(values) if len(values) > 1 else math.nan
     return Spread(statistics.fmean(values), deviation)
 
@@ -302,13 +270,12 @@ def mtpr_mtnr(labels: Array, truth: Array) -> Rates:
         MTPR = mean over i of |{j ≠ i : y_j = y_i, p_j = p_i}| / |{j ≠ i : y_j = y_i}|
         MTNR = mean over i of |{j : y_j ≠ y_i, p_j ≠ p_i}| / |{j : y_j ≠ y_i}|
 
-    Computed from the counts of each pseudo-label, each class and each pair of them. If every sample
-    has its own pseudo-label, MTPR is 0 and MTNR is 1. The first mean is over the samples whose
-    class has another sample, the second over the samples that have a negative.
+    The first mean is over the samples whose class has another sample, the second over those that
+    have a negative.
 
     Args:
         labels: (N,) pseudo-labels p, or (L, N) for several levels, whose mean is returned. A
-            negative label is a cluster of its own.
+            negative label is a separate cluster.
         truth: (N,) classes y. Samples of unknown class (below 0) are left out.
     """
     levels_LN, truth_N = torch.as_tensor(labels).cpu().long(), torch.as_tensor(truth).cpu().long()
@@ -347,12 +314,11 @@ def _number_unlabelled(label_N: Tensor) -> Tensor:
 
 
 def label_nmi(labels: Array, truth: Array, normaliser: Normaliser = "arithmetic") -> float:
-    """Normalised mutual information of (N,) pseudo-labels p and (N,) classes y in [0, 1], as in
-    scikit-learn: I(p; y) / mean(H(p), H(y)).
+    """Normalised mutual information of (N,) pseudo-labels and (N,) classes, as in scikit-learn.
 
-    Samples of unknown class (below 0) are left out. A sample with a pseudo-label below 0 is a
-    cluster of its own. `normaliser`: the mean of the entropies, "arithmetic", "geometric" (Strehl &
-    Ghosh, 2002, which the IFND paper cites), or "min" or "max" of the two.
+    Samples of unknown class (below 0) are left out; a negative pseudo-label is a separate cluster.
+    `normaliser`: the mean of the entropies, "arithmetic", "geometric" (Strehl & Ghosh, 2002, which
+    the IFND paper cites), or "min" or "max" of the two.
     """
     from sklearn.metrics import normalized_mutual_info_score
 
@@ -369,7 +335,6 @@ def label_nmi(labels: Array, truth: Array, normaliser: Normaliser = "arithmetic"
 
 
 def _require_known(truth_N: Tensor) -> Tensor:
-    """(N,) which samples have a label; raises if none has."""
     if not bool((truth_N >= 0).any()):
         raise KinfolkError(
             "There are no labelled samples; clusters cannot be compared with labels."
@@ -384,15 +349,12 @@ def nmi(
     seeds: Sequence[int] = SEEDS,
     normaliser: Normaliser = "arithmetic",
 ) -> Spread:
-    """Normalised mutual information of the classes and the k-means clusters of the unit-norm
-    features, over several k-means runs.
+    """`label_nmi` of the classes and k-means clusters of unit-norm features, over several seeds.
 
     Args:
-        features: (N, F). They are normalised to unit length.
+        features: (N, F).
         truth: (N,) classes. Samples of unknown class (below 0) are left out.
-        num_clusters: k. None means the number of classes.
-        seeds: one k-means run for each.
-        normaliser: see `label_nmi`.
+        num_clusters: None means the number of classes.
     """
     from kinfolk.clustering.kmeans import kmeans
 
@@ -414,8 +376,6 @@ def nmi(
 def quality_curve(
     epochs: Sequence[Mapping[str, Any]], names: Sequence[str] = ("nmi", "mtpr", "mtnr")
 ) -> dict[str, list[float]]:
-    """Clustering quality over the epochs of a training (IFND, Figure 6), from the lines of
-    metrics.jsonl (`Run.epochs()`): `epoch` and each of `names`, for the epochs that have all of
-    them."""
+    """Clustering quality over the epochs of a training (IFND, Figure 6), from `Run.epochs()`."""
     rows = [row for row in epochs if all(name in row for name in names)]
     return {name: [row[name] for row in rows] for name in ("epoch", *names)}

@@ -1,25 +1,9 @@
 """Linear probes and fine-tuning by gradient descent with the settings of the papers, and subsets of
 the labels that they are trained on.
 
-Linear probes: one fully connected layer on frozen features, without weight decay.
-
-    glofnd   AdamW, rate 0.1, batch 1024, 90 epochs on all labels, 285 on a tenth, 900 on fewer
-             GloFND, appendix D.1
-    ifnd     SGD, rate 10, momentum 0.9, batch 256, 100 epochs, rate × 0.1 at 60 and 80
-             IFND, appendix C; MoCo v2
-    ring     SGD, rate 0.01, momentum 0.9, batch 256, 100 epochs, constant rate
-             Ring, section 5
-    rcl      LARS, rate 1, Nesterov momentum 0.9, batch 4,096, 90 epochs, cosine
-             RCL, section 5.2
-
-Fine-tuning: a copy of the encoder and a linear classifier are trained together, on images that are
-cropped and flipped like the training views, with unchanged colours.
-
-    ifnd     SGD, momentum 0.9, weight decay 5e-4, batch 256, 20 epochs; the encoder's rate is 0.01,
-             the classifier's 0.1 on a tenth of the labels and 1 on a hundredth; both × 0.2 after 60
-             and 80 % of the epochs (IFND, appendix C)
-    rcl      SGD, Nesterov momentum 0.9, batch 4,096, rate 0.05 · batch / 256 for both, 30 epochs on
-             a tenth of the labels and 60 on a hundredth (RCL, section 5.2; SimCLR, appendix B.5)
+Linear probes (`PROBES`), without weight decay: GloFND, appendix D.1; IFND, appendix C, and MoCo v2;
+Ring, section 5; RCL, section 5.2. Fine-tuning (`tuning`) of encoder and linear classifier on images
+that are cropped and flipped: IFND, appendix C; RCL, section 5.2, and SimCLR, appendix B.5.
 
 Deviates from the papers in: features are standardised, and for the probes `glofnd` and `ifnd`
 scaled to a mean squared norm of 1, so that a learning rate means the same for any encoder; GloFND's
@@ -63,9 +47,8 @@ from kinfolk.seeding import derive_seed, generator, kept_random_state
 class ProbeSettings:
     """How a probe is trained.
 
-    `epochs` is the number of epochs on all labels. With `grows`, a share f of the labels is trained
-    for epochs / √f, at most ten times as many. The number is raised where it would give fewer than
-    `fewest_steps` steps.
+    `epochs` is the number on all labels. With `grows`, a share f of the labels is trained for
+    epochs / √f, at most ten times as many. There are at least `fewest_steps` steps.
     """
 
     optimizer: Literal["sgd", "adamw", "lars"]
@@ -112,16 +95,8 @@ PROBES = {
 
 @dataclass(frozen=True)
 class GradientResult:
-    """Result of `gradient_probe`.
-
-    Args:
-        accuracy: share of test samples that are classified correctly after the last epoch, in [0,
-            1].
-        epochs: number of epochs.
-        loss: mean cross-entropy over the last epoch.
-        top5: share of test samples whose class has one of the five highest scores. NaN with five
-            classes or fewer.
-    """
+    """Accuracy (and top-5, NaN with five classes or fewer) on the test samples after the last
+    epoch, number of epochs, and mean cross-entropy over the last epoch."""
 
     accuracy: float
     epochs: int
@@ -147,9 +122,8 @@ def gradient_probe(
         train_x: (N, F), or (V, N, F) for several versions of the features, such as those of
             augmented images. Epoch e uses version e mod V.
         train_y, test_x, test_y: see `linear_probe`.
-        settings: a name from the module docstring, or other settings.
-        fraction: share of all labels that the training part has. GloFND trains longer on fewer
-            labels.
+        settings: a name from `PROBES`, or other settings.
+        fraction: share of all labels that the training part has.
         seed: seed of the order of the samples.
     """
     if isinstance(settings, str) and settings not in PROBES:
@@ -224,14 +198,13 @@ def _train_epoch(
 
 EPOCHS, FEWEST_STEPS = 20, 200
 A_TENTH = 0.09
-"""Shares from here on use the settings for 10 % of the labels; published lists of 10 % are slightly
+"""Shares from here on use the settings for 10 % of the labels; published lists are slightly
 smaller."""
 TUNINGS = ("ifnd", "rcl")
-"""Names of the papers' settings, see the module docstring."""
 
 
 def tuning(name: str, fraction: float) -> dict[str, Any]:
-    """Returns the arguments of `finetune` that the paper `name` uses for this share of the labels.
+    """The arguments of `finetune` that the paper `name` uses for this share of the labels.
 
     Example:
         >>> tuning("ifnd", 0.01)["classifier_lr"], tuning("rcl", 0.1)["min_epochs"]
@@ -269,14 +242,8 @@ class Augmenting(Preparation, Protocol):
 
 @dataclass(frozen=True)
 class FinetuneResult:
-    """Result of `finetune`.
-
-    Args:
-        accuracy, top5: share of test samples whose class has the highest score, or one of the five
-            highest, in [0, 1]. `top5` is NaN with five classes or fewer.
-        epochs, steps: number of epochs and optimiser steps.
-        loss: mean cross-entropy over the last epoch.
-    """
+    """Accuracy and top-5 (NaN with five classes or fewer) on the test samples, epochs, optimiser
+    steps, and mean cross-entropy over the last epoch."""
 
     accuracy: float
     top5: float
@@ -306,7 +273,7 @@ def finetune(
     progress: bool = False,
 ) -> FinetuneResult:
     """Trains a copy of `encoder` with a linear classifier on `train`, and tests it on `test` once
-    at the end. `encoder` is not changed.
+    at the end.
 
     Args:
         encoder: (B, 3, H, W) → (B, F).
@@ -321,9 +288,7 @@ def finetune(
             lets them decay to 0.
         scale_lr: whether to reduce the rates in proportion when batches are smaller than
             `batch_size`.
-        min_epochs: number of epochs with enough samples.
         seed: seed of order and augmentation.
-        device: None means the device of the encoder.
     """
     (ids_N, label_N), (test_ids_M, test_label_M) = (
         (ids.cpu(), labels.cpu()) for ids, labels in (train, test)
@@ -390,7 +355,6 @@ def finetune(
 
 
 def _factor(schedule: Literal["steps", "cosine"], epoch: int, epochs: int) -> float:
-    """Factor of the learning rates in this epoch."""
     if schedule == "cosine":
         return _cosine(epoch / epochs)
     return 0.2 ** sum(epoch >= max(1, round(share * epochs)) for share in (0.6, 0.8))
@@ -407,9 +371,8 @@ def label_subset(labels: NDArray[np.int64], fraction: float, seed: int) -> NDArr
     """(N,) True for the samples whose labels are used: the same number from each class, together
     `fraction` of all labels, and at least one each.
 
-    A class with fewer samples contributes all of them. A fraction of 1 means all labels, balanced
-    or not. For one seed, a smaller subset is contained in a larger one. Unlabelled samples (below
-    0) are never used.
+    A class with fewer samples contributes all of them. For one seed, a smaller subset is contained
+    in a larger one. Unlabelled samples (below 0) are never used.
 
     Example:
         >>> labels = np.repeat([0, 1, -1], [80, 20, 100])
@@ -434,13 +397,8 @@ def label_subset(labels: NDArray[np.int64], fraction: float, seed: int) -> NDArr
 
 @dataclass(frozen=True)
 class ListedSubset:
-    """The samples that a file lists.
-
-    Args:
-        name: name of the file without its suffix, such as "1percent".
-        used: (N,) True for the listed samples.
-        listed: number of names in the file, found or not.
-    """
+    """The samples that a file lists: its name without suffix, (N,) True for them, and the number of
+    names, found or not."""
 
     name: str
     used: NDArray[np.bool_]
@@ -451,10 +409,9 @@ def read_subset(path: str | Path, keys: Sequence[str]) -> ListedSubset:
     """Reads a list of file names, one per line, in the format that SimCLR publishes for 1 and 10 %
     of ImageNet.
 
-    A line is one of the `keys` of the samples or the end of a key: `n01440764_10026.JPEG` matches
-    `train/n01440764/n01440764_10026.JPEG`. Empty lines and lines that start with `#` are skipped.
-    Names that match no sample are counted and otherwise ignored. A name that matches several
-    samples is an error.
+    A line is one of the `keys` of the samples or the end of a key. Empty lines and lines that start
+    with `#` are skipped. A name that matches no sample is ignored; one that matches several is an
+    error.
     """
     path = Path(path)
     if not path.is_file():
@@ -495,18 +452,13 @@ def read_subset(path: str | Path, keys: Sequence[str]) -> ListedSubset:
 
 @dataclass(frozen=True)
 class FewLabels:
-    """Accuracy of a probe fitted on a subset of the labels.
+    """Accuracy of a probe fitted on a subset of the labels: mean and deviation over the draws.
 
     Args:
-        fraction: share of the labels.
-        labels: number of labels, at least one per class.
-        accuracy: mean over the draws, in [0, 1].
-        deviation: standard deviation over the draws. NaN for a single draw.
+        labels: number of labels.
         accuracies: accuracy of each draw.
-        top5: share of test samples whose class has one of the five highest scores, mean over the
-            draws. NaN with five classes or fewer.
-        subset: name of the list that the labels were taken from. None if they were drawn.
-        listed: number of names in the list, found or not.
+        top5: NaN with five classes or fewer.
+        subset, listed: name of the list that the labels were taken from, and its number of names.
     """
 
     fraction: float
@@ -539,9 +491,8 @@ def semi_supervised(
         train_x, train_y, test_x, test_y: see `linear_probe`.
         fractions: shares of the labels, in (0, 1].
         subsets: lists of training samples (`read_subset`), measured after the fractions.
-        draws: number of subsets per fraction below 1, each with its own seed.
+        draws: number of subsets per fraction below 1, each with another seed.
         probe: "lbfgs" (`linear_probe`) or a name from `PROBES`.
-        seed: seed of the first draw.
     """
     if not all(0 < fraction <= 1 for fraction in fractions) or not (fractions or subsets):
         raise ValueError(f"`fractions` (={tuple(fractions)}) must be one or more numbers in (0, 1]")

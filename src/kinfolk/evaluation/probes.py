@@ -1,11 +1,7 @@
-"""Classifiers on frozen features: k nearest neighbours, logistic regression, and their metrics.
-
-- k nearest neighbours: the k most similar training samples vote for their class with the weight
-  exp(s / temperature), where s is the cosine similarity (Wu et al., Unsupervised Feature Learning
-  via Non-Parametric Instance Discrimination, 2018, section 3.4).
-- Linear probe: logistic regression on standardised features.
-- Transfer: the same on another data set, with the metric of that data set (GloFND, appendix D.1;
-  Kornblith et al., Do Better ImageNet Models Transfer Better?, 2019).
+"""Classifiers on frozen features: k nearest neighbours (Wu et al., Unsupervised Feature Learning
+via Non-Parametric Instance Discrimination, 2018, section 3.4), logistic regression, and the same on
+another data set (GloFND, appendix D.1; Kornblith et al., Do Better ImageNet Models Transfer
+Better?, 2019).
 
 The ℓ2 strength is chosen on held-out **training** labels; GloFND's code chooses it on the test set.
 
@@ -51,14 +47,14 @@ def knn_accuracy(
     temperature: float = 0.1,
     device: torch.device | str | None = None,
 ) -> float:
-    """Share of test samples that are classified correctly by their k nearest training samples, in
-    [0, 1].
+    """Share of test samples that are classified correctly by their k nearest training samples,
+    which vote with the weight exp(cosine / temperature).
 
     Without a test part, each training sample is classified by all others (leave one out). If there
     are fewer than `k` training samples, all of them vote. A tie goes to the lower class.
 
     Args:
-        train_x, test_x: (N, F), (M, F). They are normalised to unit length.
+        train_x, test_x: (N, F), (M, F).
         train_y, test_y: (N,), (M,) classes; samples with −1 (unlabelled) are left out.
         device: where to compute; None: where `train_x` is.
     """
@@ -81,8 +77,8 @@ def knn_predict(
     temperature: float = 0.1,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """(M,) predicted class of each row of `test_x`, or without it (N,) of each row of `train_x` by
-    all others, on the device of `train_x`. See `knn_accuracy`."""
+    """(M,) predicted class of each row of `test_x`, or (N,) of each row of `train_x` by all others,
+    on the device of `train_x`. See `knn_accuracy`."""
     if k < 1:
         raise ValueError(f"`k` (={k}) must be at least 1")
     if not temperature > 0:
@@ -130,7 +126,7 @@ def _tensor(array: Array) -> Tensor:
 
 
 def _labelled_tensors(x: Array, y: Array, part: str) -> tuple[Tensor, Tensor]:
-    """Checked features and labels of the labelled samples of the part "train" or "test"."""
+    """Checked features and labels of the labelled samples."""
     x, y = _tensor(x), _tensor(y)
     if x.ndim != 2 or y.shape != x.shape[:1]:
         raise ValueError(
@@ -147,7 +143,7 @@ def _labelled_tensors(x: Array, y: Array, part: str) -> tuple[Tensor, Tensor]:
 
 
 def labelled(x: Array, y: Array, part: str) -> tuple[np.ndarray, np.ndarray]:
-    """Checked features, as float32, and labels of the labelled samples. `part` is "train" or
+    """Checked features, as float32, and labels of the labelled samples of the part "train" or
     "test"."""
     features, labels = _labelled_tensors(x, y, part)
     return features.detach().cpu().float().numpy(), labels.cpu().numpy()
@@ -160,13 +156,7 @@ Metric = Literal["top1", "mean-per-class", "map"]
 
 
 def top5(scores: np.ndarray, classes: np.ndarray, truth: np.ndarray) -> float:
-    """Share of samples whose class has one of the five highest scores. Scores (M, K), their classes
-    (K,), truth (M,). NaN if K ≤ 5.
-
-    Example:
-        >>> top5(np.eye(6), np.arange(6), np.array([0, 1, 2, 3, 4, 9]))
-        0.8333333333333334
-    """
+    """Share of samples whose class has one of the five highest scores (M, K). NaN if K ≤ 5."""
     if len(classes) <= TOP:
         return math.nan
     highest = np.argpartition(-scores, TOP - 1, axis=1)[:, :TOP]
@@ -174,13 +164,8 @@ def top5(scores: np.ndarray, classes: np.ndarray, truth: np.ndarray) -> float:
 
 
 def mean_per_class(predicted: np.ndarray, truth: np.ndarray) -> float:
-    """Mean over the classes of `truth` of the share of their samples that are classified correctly;
-    (M,), (M,).
-
-    Example:
-        >>> mean_per_class(np.array([0, 0, 0, 0]), np.array([0, 0, 0, 1]))
-        0.5
-    """
+    """Mean over the classes of `truth` of the share of their samples that are classified
+    correctly."""
     from sklearn.metrics import recall_score
 
     if not len(truth):
@@ -194,9 +179,8 @@ def average_precision(scores: np.ndarray, truth: np.ndarray, points: int | None 
     Args:
         scores: (M,). Samples with equal scores are retrieved together.
         truth: (M,) 1 for positives, 0 for negatives. Samples below 0 are ignored.
-        points: None computes Σ (Rₙ − Rₙ₋₁) Pₙ, as in scikit-learn. 11 computes the metric of VOC
-            2007: the mean over the recalls 0, 0.1 … 1 of the highest precision at that recall or
-            beyond.
+        points: None as in scikit-learn; 11 as in VOC 2007: the mean over the recalls 0, 0.1 … 1 of
+            the highest precision at that recall or beyond.
     """
     from sklearn.metrics import average_precision_score, precision_recall_curve
 
@@ -213,8 +197,7 @@ def average_precision(scores: np.ndarray, truth: np.ndarray, points: int | None 
 def mean_average_precision(
     scores: np.ndarray, truth: np.ndarray, points: int | None = None
 ) -> float:
-    """Mean of `average_precision` over the classes that have a positive; (M, K), (M, K). NaN if no
-    class has one."""
+    """Mean of `average_precision` over the K classes that have a positive; NaN if none has."""
     found = [average_precision(scores[:, k], truth[:, k], points) for k in range(truth.shape[1])]
     finite = [value for value in found if math.isfinite(value)]
     return float(np.mean(finite)) if finite else math.nan
@@ -224,8 +207,7 @@ def mean_average_precision(
 
 
 class Logistic:
-    """Logistic regression on standardised features. Every fit starts from scratch, so a penalty
-    always gives the same result."""
+    """Logistic regression on standardised features. Every fit starts from scratch."""
 
     def __init__(self, x: np.ndarray, y: np.ndarray, max_iter: int) -> None:
         from sklearn.linear_model import LogisticRegression
@@ -247,7 +229,6 @@ class Logistic:
         return not any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
 
     def predict(self, x: np.ndarray) -> np.ndarray:
-        """(M,) predicted class of each row."""
         return np.asarray(self.model.predict(self._standardise(x)))
 
     def scores(self, x: np.ndarray) -> np.ndarray:
@@ -278,8 +259,8 @@ class Classifiers:
         return self.single is not None or (self.classes is None and bool(self.rankers))
 
     def fit(self, strength: float, of_mean: bool) -> bool:
-        """Fits all of them. `of_mean`: the penalty applies to the mean of the losses instead of
-        their sum. Returns whether they converged."""
+        """Fits all of them; `of_mean`: the penalty applies to the mean of the losses. Returns
+        whether they converged."""
         models = [*([self.single] if self.single else []), *self.rankers.values()]
         converged = [each.fit(strength * (len(each.y) if of_mean else 1)) for each in models]
         return all(converged)
@@ -363,8 +344,7 @@ def _check_search(strengths: Sequence[float], holdout: float) -> None:
 
 LINEAR_STRENGTHS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 ENOUGH_HELD_OUT, MOST_REPEATS = 200, 5
-"""Held-out samples that are enough to choose a strength, and the highest number of hold-outs if one
-has fewer."""
+"""Held-out samples that are enough to choose a strength, and the highest number of hold-outs."""
 
 
 @dataclass(frozen=True)
@@ -372,13 +352,10 @@ class LinearResult:
     """Result of `linear_probe`.
 
     Args:
-        accuracy: share of test samples that are classified correctly, in [0, 1].
         strength: the chosen ℓ2 penalty.
-        held_out: accuracy on the held-out training labels for each strength, strongest first. Empty
-            if nothing could be held out.
+        held_out: accuracy on the held-out training labels for each strength.
         converged: whether the final fit reached its tolerance.
-        top5: share of test samples whose class has one of the five highest scores. NaN with five
-            classes or fewer.
+        top5: NaN with five classes or fewer.
     """
 
     accuracy: float
@@ -406,16 +383,14 @@ def linear_probe(
 
     The strength with the best accuracy on a stratified, held-out part of the training labels is
     chosen. The classifier is then fitted again on all training labels and tested once. With few
-    samples, up to five parts are held out in turn. A class with one training sample is never held
-    out. If no class has two, nothing can be held out and the middle strength is used.
+    samples, up to five parts are held out in turn; if nothing can be held out, the middle strength
+    is used.
 
     Args:
         train_x, test_x: (N, F), (M, F).
         train_y, test_y: classes; samples with −1 (unlabelled) are left out. A test class without
             training samples counts as wrong.
-        strengths: ℓ2 penalties to choose from.
         holdout: share of each class that is held out, at least one sample.
-        seed: seed of the held-out part.
         max_iter: L-BFGS iterations of a fit.
     """
     _check_search(strengths, holdout)
@@ -434,20 +409,8 @@ STRENGTHS = tuple(10 ** (-6 + 11 * i / 9) for i in range(10))
 
 @dataclass(frozen=True)
 class TransferResult:
-    """Result of `transfer` on the test part. Shares are in [0, 1].
-
-    Args:
-        value: the requested metric.
-        metric: its name.
-        top1: share of samples classified correctly. NaN for samples with several labels.
-        mean_per_class: mean over the classes of the share of their samples classified correctly.
-            NaN for samples with several labels.
-        map, map_11: mean average precision over the classes, by area and by 11 points as in VOC
-            2007. NaN unless requested.
-        strength: the chosen ℓ2 penalty.
-        held_out: the metric on the held-out training labels for each strength, strongest first.
-        converged: whether the final fit reached its tolerance.
-    """
+    """Result of `transfer` on the test part, where metrics that do not apply are NaN; `held_out` is
+    the metric on the held-out training labels for each strength."""
 
     value: float
     metric: Metric
@@ -477,15 +440,13 @@ def transfer(
 
         minimise over w    Σ cross-entropy + strength / 2 · ‖w‖²
 
-    The strength with the best `metric` on a held-out part of the training labels is chosen, one of
-    ten in 10⁻⁶ … 10⁵. The classifier is then fitted again on all training labels and tested once.
+    The strength is chosen as by `linear_probe`, one of ten in 10⁻⁶ … 10⁵.
 
     Args:
         train_x, test_x, holdout, seed, max_iter: see `linear_probe`.
         train_y, test_y: (N,), (M,) classes; or, for "map", (N, K), (M, K) labels from
             `read_label_sets`, with one classifier per label. −1 means unlabelled.
         metric: "top1", "mean-per-class" or "map".
-        strengths: ℓ2 penalties to choose from.
     """
     if metric not in get_args(Metric):
         raise ValueError(f"`metric` (={metric!r}) must be one of {', '.join(get_args(Metric))}")
@@ -532,9 +493,6 @@ def metric_of(name: str) -> Metric:
     """The metric that papers report for a data set, from its name: mAP for VOC, mean per class for
     Pets, Caltech-101, Flowers and Aircraft, else top-1.
 
-    Case, digits and punctuation do not matter. A longer word that ends in a name (`carpets`) does
-    not match.
-
     Example:
         >>> metric_of("data/OxfordIIITPet"), metric_of("VOC2007.csv"), metric_of("carpets")
         ('mean-per-class', 'map', 'top1')
@@ -549,13 +507,12 @@ def metric_of(name: str) -> Metric:
 
 
 def read_label_sets(path: str | Path, keys: Sequence[str]) -> tuple[NDArray[np.int64], list[str]]:
-    """Returns (N, K) entries, and the K labels in sorted order: 1 if the sample has the label, 0 if
-    not, −1 if the entry does not count.
+    """(N, K) entries, and the K labels in sorted order: 1 if the sample has the label, 0 if not, −1
+    if the entry does not count.
 
-    The table (`.csv`, `.tsv` or `.parquet`) has the columns `image` (the sample's key: its path
-    within the data) and `label`, a row for each label of an image, and optionally `difficult`,
-    which is 1 if the label does not count for this image. A sample that is not in the table has −1
-    for all labels.
+    The table has the columns `image` (the sample's key) and `label`, a row for each label of an
+    image, and optionally `difficult`, which is 1 if the label does not count for this image. A
+    sample that is not in the table has −1 for all labels.
     """
     path = Path(path)
     if not path.is_file() or path.suffix.lower() not in (".csv", ".tsv", ".parquet"):

@@ -1,8 +1,5 @@
-"""The protocols of `kinfolk eval` on images, and their results on disk.
-
-Each `run_…` function returns what `RUN/eval/PROTOCOL.json` contains: nearest neighbours, linear
-probes, transfer and clusters on the encoder's features, fine-tuning of the encoder, and the false
-negatives that the method detects. The protocols for image–text models are in `retrieval`.
+"""The protocols of `kinfolk eval` on images, and their results on disk: each `run_…` function
+returns what `RUN/eval/PROTOCOL.json` contains.
 
 Dimension key: N training samples, V views, D embedding, B anchors.
 """
@@ -52,8 +49,8 @@ MOST_ANCHORS, ALPHA, NUM_VIEWS = 10_000, 0.01, 2
 
 
 def write_result(run: Path | str, protocol: str, result: Mapping[str, Any]) -> Path:
-    """Writes `{"protocol": …, **result}` to `RUN/eval/PROTOCOL.json`. Replaces an older file. NaN
-    and infinity become null."""
+    """Writes `{"protocol": …, **result}` to `RUN/eval/PROTOCOL.json`. NaN and infinity become
+    null."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", protocol):
         raise ValueError(f"`protocol` (={protocol!r}) must be lower-case letters, digits, - and _")
     folder = Path(run) / FOLDER
@@ -65,8 +62,7 @@ def write_result(run: Path | str, protocol: str, result: Mapping[str, Any]) -> P
 
 
 def read_results(run: Path | str) -> dict[str, dict[str, Any]]:
-    """All results of a run by protocol, in alphabetical order. Empty if nothing has been
-    evaluated."""
+    """All results of a run by protocol."""
     results = {}
     for path in sorted((Path(run) / FOLDER).glob("*.json")):
         try:
@@ -82,8 +78,7 @@ def read_results(run: Path | str) -> dict[str, dict[str, Any]]:
 
 
 def _to_json(value: Any) -> Any:
-    """Converts `value` to JSON types: numpy and torch numbers to numbers, keys to text, numbers
-    that are not finite to None."""
+    """`value` in JSON types: numbers that are not finite become None."""
     if isinstance(value, Mapping):
         return {str(key): _to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -152,9 +147,8 @@ def run_semi(
     keys: Sequence[str] = (),
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Linear probes on shares of the labels, or on the labels listed in `lists`. `accuracy` is the
-    mean over them, as in the column Average of Table 1 of the GloFND paper. `keys` are the keys of
-    all samples, needed for the lists."""
+    """Linear probes on shares of the labels, or on the labels listed in `lists` by the `keys` of
+    all samples. `accuracy` is the mean over them (GloFND, Table 1)."""
     used = divide(parts, seed, "the linear probe")
     data = (used.train_x, used.train_y, used.test_x, used.test_y)
     found = gradient_training.semi_supervised(
@@ -187,9 +181,8 @@ def run_finetune(
     epochs: int | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Fine-tuning on shares of the labels, or on the labels listed in `lists`. Each starts from the
-    given encoder. `accuracy` is the mean over them. `settings` is a name from
-    `gradient_training.TUNINGS`."""
+    """Fine-tuning on shares of the labels, or on the labels listed in `lists`, each from the given
+    encoder. `accuracy` is the mean over them."""
     used = divide(parts, seed, "fine-tuning")
     cropping = Views(**{**views.config(), "jitter": 0.0, "grey": 0.0, "blur": 0.0, "solarise": 0.0})
     ids, labels, test_ids, test_labels = map(
@@ -254,9 +247,8 @@ def run_transfer(
     how: Mapping[str, str] | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Logistic regression on one more data set. Results `before` on other data sets are kept.
-    `accuracy` is the mean over the data sets. `how` holds further entries about the features of
-    this one."""
+    """Logistic regression on one more data set. Results `before` on other data sets are kept;
+    `accuracy` is the mean over the data sets. `how`: further entries about the features."""
     used = divide(parts, seed, "transfer")
     chosen: Any = metric or ("map" if used.train_y.ndim == 2 else metric_of(source))
     data = (used.train_x, used.train_y, used.test_x, used.test_y)
@@ -288,8 +280,7 @@ def run_clusters(
     seeds: Sequence[int] = SEEDS,
     normaliser: Normaliser = "arithmetic",
 ) -> dict[str, Any]:
-    """Normalised mutual information of the labels and the k-means clusters of the training
-    features, over several k-means runs."""
+    """Normalised mutual information of the labels and k-means clusters of the training features."""
     k = len(np.unique(parts.train_y)) if num_clusters is None else num_clusters
     found = nmi(parts.train_x, parts.train_y, k, seeds, normaliser)
     return {
@@ -307,14 +298,13 @@ def run_clusters(
 
 
 class Augmented:
-    """Stands in for the views in `embed`: returns one augmented view of each image, drawn anew in
-    every call."""
+    """Stands in for the views in `embed`: one augmented view of each image, drawn anew in every
+    call."""
 
     def __init__(self, views: Views, seed: int, version: int) -> None:
         self.views, self.seed, self.version, self.calls = views, seed, version, 0
 
     def evaluate(self, pixels: Tensor, aspect: Tensor | None = None) -> Tensor:
-        """(B, 3, size, size) augmented."""
         draw = generator(self.seed, "augmented", self.version, self.calls, device=pixels.device)
         self.calls += 1
         return self.views(pixels, draw, aspect=aspect, num_views=1)[0]
@@ -334,9 +324,8 @@ def run_kin(
     most_anchors: int = MOST_ANCHORS,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Quality of the method's detection at the end of its training, over all training samples with
-    two views each, in the contrasted space. The result also has the quality of the exact quantile,
-    and the mean similarities of true positives and false negatives."""
+    """Quality of the method's detection at the end of its training, and that of the exact quantile,
+    over all training samples with two views each, in the contrasted space."""
     num = images.num_train
     if images.labels is None or not bool((images.labels[:num] >= 0).any()):
         raise UsageError(
@@ -378,9 +367,10 @@ def run_caption_kin(
     and captions against images, by the detector of each direction, and the mean of both. Without
     augmentation, and with the first caption of each sample.
 
-    False negatives are samples of the same class or, in data without labels, of the same group:
-    captions of one image, equal captions. A training never contrasts the samples of a group, so
-    with groups the result says whether the detector would find them by itself."""
+    In data without labels, false negatives are samples of the same group: captions of one image,
+    equal captions. A training never contrasts these, so the result then says whether the detector
+    would find them by itself.
+    """
     num = images.num_train
     ids, labels, truth = torch.arange(num), images.labels, "labels"
     if labels is None or not bool((labels[:num] >= 0).any()):

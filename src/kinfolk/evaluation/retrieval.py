@@ -1,6 +1,5 @@
-"""The protocols of `kinfolk eval` for two towers: retrieval in both directions, zero-shot
-classification (Radford et al., ICML 2021, section 3.1), and the agreement of text similarities with
-scores by people (STS).
+"""The protocols of `kinfolk eval` for two towers: retrieval, zero-shot classification (Radford et
+al., ICML 2021, section 3.1), and the agreement of text similarities with scores by people (STS).
 
 Dimension key: N samples, I images, M captions, K classes, S templates, D embedding, Q queries, C
 candidates, R rows of a block, L labelled anchors.
@@ -35,19 +34,13 @@ _ENTRIES = 1 << 22
 
 @dataclass(frozen=True)
 class Recalls:
-    """Recall@k in both directions, in [0, 1].
-
-    Args:
-        image_to_text: share of images that have one of their captions among the k nearest captions.
-        text_to_image: share of captions whose image is among the k nearest images.
-    """
+    """Recall@k of images whose captions, and of captions whose image, are among the k nearest."""
 
     image_to_text: dict[int, float]
     text_to_image: dict[int, float]
 
     @property
     def mean(self) -> float:
-        """Mean over both directions and all k."""
         values = [*self.image_to_text.values(), *self.text_to_image.values()]
         return sum(values) / len(values)
 
@@ -58,8 +51,7 @@ def retrieval(
     """Recall@k of images and their captions by cosine similarity. Every caption is a query.
 
     Args:
-        images_ID: each image once, unit norm.
-        texts_MD: all captions, unit norm.
+        images_ID, texts_MD: each image once, and all captions, unit norm.
         owners_M: the row of each caption's image; every image has a caption.
 
     Example:
@@ -86,9 +78,9 @@ def retrieval(
 def _recall(
     queries: Tensor, candidates: Tensor, keys: Tensor, candidate_keys: Tensor, ks: Sequence[int]
 ) -> dict[int, float]:
-    """Share of queries that have a candidate with their key among the k nearest. Candidates at the
-    same similarity are ranked in random order (in expectation), so that equal embeddings score
-    chance level and not 1."""
+    """Share of queries that have a candidate with their key among the k nearest. Equal similarities
+    are ranked in random order (in expectation), so that equal embeddings score chance level and not
+    1."""
     _require_finite(queries, candidates)
     hits = dict.fromkeys(ks, 0.0)
     size = max(1, _ENTRIES // len(candidates))
@@ -124,8 +116,8 @@ def class_embeddings(
     classes: Sequence[str],
     templates: Sequence[str] = TEMPLATES,
 ) -> Tensor:
-    """(K, D) unit-norm mean embedding of the sentences of each class: the templates with its name
-    in place of {}. `embed`: texts → (number, D) unit-norm embeddings."""
+    """(K, D) unit-norm mean embedding of the templates with the name of each class in place of {}.
+    `embed`: texts → unit-norm embeddings."""
     if not classes:
         raise UsageError(
             "zero-shot classification needs the names of the classes; give labelled data whose"
@@ -149,8 +141,8 @@ def class_embeddings(
 def zero_shot(
     images_ND: Tensor, labels_N: Tensor, classes_KD: Tensor, ks: Sequence[int] = (1, 5)
 ) -> dict[int, float]:
-    """Share of images whose class is among the k nearest, for each k. Images with a label below 0
-    are left out."""
+    """Share of images whose class is among the k nearest. Images with a label below 0 are left
+    out."""
     known = labels_N >= 0
     images_ND, labels_N = images_ND[known], labels_N[known]
     if not len(labels_N):
@@ -164,7 +156,7 @@ def zero_shot(
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """Class names or templates from a text file, one per line. Empty lines are skipped."""
+    """Class names or templates from a text file, one per line."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -197,7 +189,8 @@ def _embed_tokens(
 
 @dataclass(frozen=True)
 class Towers:
-    """Both towers of a run, the preparation of its images, and its tokenizer."""
+    """Both towers of a run, the preparation of its images, and its tokenizer. Embeddings have unit
+    norm and are on the CPU."""
 
     pair: Pair
     views: Preparation
@@ -205,25 +198,22 @@ class Towers:
     device: torch.device | str = "cpu"
 
     def texts(self, texts: Sequence[str]) -> Tensor:
-        """(M, D) unit-norm text embeddings on the CPU."""
         return self.tokens(self.tokenizer.encode(texts))
 
     def tokens(self, tokens: Tensor) -> Tensor:
-        """(M, D) unit-norm embeddings of texts (M, T) on the CPU."""
         self.pair.to(self.device)
         with evaluating(self.pair):
             return _embed_tokens(lambda part: self.pair.embed_text(part.to(self.device)), tokens)
 
     def images(self, data: ImageData, ids: Tensor, progress: bool) -> Tensor:
-        """(I, D) unit-norm image embeddings on the CPU."""
         return embed(
             self.pair, data, self.views, ids, device=self.device, projected=True, progress=progress
         )
 
 
 def run_retrieval(towers: Towers, data: ImageData, *, progress: bool = False) -> dict[str, Any]:
-    """Recall@1, 5, 10 in both directions over the test split, or over all samples if there is none.
-    An image that several samples share counts once, with the captions of all of them."""
+    """Recall in both directions over the test split, or over all samples. An image that several
+    samples share counts once, with the captions of all of them."""
     ids, where = evaluated_ids(data)
     text = TextData(data.samples, towers.tokenizer)
     rows_M = text.rows(ids)
@@ -249,8 +239,8 @@ def run_zero_shot(
     templates: Sequence[str] = TEMPLATES,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Accuracy over the labelled samples of the test split, or over all if there is none. `classes`
-    defaults to those of the data."""
+    """Accuracy over the labelled samples of the test split, or of all. `classes` defaults to those
+    of the data."""
     names = list(classes) if classes is not None else list(data.classes or ())
     if data.labels is None:
         raise UsageError(
@@ -290,14 +280,8 @@ def evaluated_ids(data: ImageData) -> tuple[Tensor, str]:
 
 @dataclass(frozen=True)
 class Ranking:
-    """How well candidates are ranked, as means over queries, in [0, 1].
-
-    Args:
-        recall: share of queries with a relevant candidate among the first k.
-        map: mean average precision over all candidates.
-        ndcg: normalised discounted cumulative gain of the first 10.
-        queries: number of queries that have a relevant candidate.
-    """
+    """How well candidates are ranked, as means over the `queries` that have a relevant candidate:
+    recall@k, mean average precision, and normalised discounted cumulative gain of the first 10."""
 
     recall: dict[int, float]
     map: float
@@ -313,11 +297,11 @@ def rank(
     *,
     leave_one_out: bool = False,
 ) -> Ranking:
-    """Ranks all candidates of each query by cosine similarity, in row blocks. A candidate with the
-    query's key is relevant.
+    """Ranks all candidates of each query by cosine similarity. A candidate with the query's key is
+    relevant.
 
-    Candidates at the same similarity are ranked with the relevant ones last, so that equal
-    embeddings score as low as possible. Queries without a relevant candidate are left out.
+    Equal similarities are ranked with the relevant ones last, so that equal embeddings score as low
+    as possible. Queries without a relevant candidate are left out.
 
     Args:
         queries_QD, candidates_CD: unit norm.
@@ -357,11 +341,9 @@ def rank(
 
 
 def run_pair_retrieval(towers: Towers, data: ImageData, seed: int = 0) -> dict[str, Any]:
-    """Recall@1, 5 and 10, mAP and nDCG@10 in both directions over the test split, or over all
-    samples if there is none. Each distinct text is one candidate; relevant are the texts of the
-    query's pair and of known positives.
-
-    With labels also mAP and nDCG@10 of anchors that search other anchors of their label.
+    """Recall, mAP and nDCG@10 in both directions over the test split, or over all samples. Each
+    distinct text is one candidate; relevant are the texts of the query's pair and of known
+    positives. With labels also mAP and nDCG@10 of anchors that search other anchors of their label.
     """
     assert data.texts is not None
     ids, where = evaluated_ids(data)
@@ -405,7 +387,7 @@ def run_pair_retrieval(towers: Towers, data: ImageData, seed: int = 0) -> dict[s
 
 def run_sts(towers: Towers, data: ImageData) -> dict[str, Any]:
     """Spearman's correlation of the cosine similarity of anchor and positive with the column
-    `score`, over the test split, or over all samples if there is none."""
+    `score`, over the test split, or over all samples."""
     if data.texts is None or data.texts.scores is None:
         raise UsageError(
             "the data has no column `score`, with the similarity of the two texts by people; give"
@@ -422,12 +404,7 @@ def run_sts(towers: Towers, data: ImageData) -> dict[str, Any]:
 
 
 def rank_correlation(x_N: Tensor, y_N: Tensor) -> float:
-    """Spearman's correlation. NaN if one side is constant.
-
-    Example:
-        >>> round(rank_correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 9.0, 5.0])), 3)
-        0.5
-    """
+    """Spearman's correlation. NaN if one side is constant."""
     from scipy.stats import spearmanr
 
     if bool((x_N == x_N[0]).all() or (y_N == y_N[0]).all()):
