@@ -47,6 +47,8 @@ class MetricsLog(pl.Callback):
         log_every: steps between two entries in the loggers.
     """
 
+    state_key = "Journal"  # in checkpoints, also those of older versions
+
     def __init__(self, run: Run, measurements: Sequence[Measurement], log_every: int) -> None:
         self.run, self.measurements, self.log_every = run, measurements, log_every
         self.row: dict[str, float] = {}
@@ -55,12 +57,6 @@ class MetricsLog(pl.Callback):
         self.shares: dict[str, Tensor] = {}
         self.steps, self.seconds = 0, 0.0
         self._warned: set[str] = set()
-
-    @property
-    def state_key(self) -> str:
-        """The key of its state in a checkpoint, which must not change: older checkpoints are read
-        by it."""
-        return "Journal"
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self.loss, self.counts = self.loss.to(module.device), self.counts.to(module.device)

@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from kinfolk.errors import require, require_choice
 from kinfolk.lars import LARS, check_not_negative
 
 OptimizerName = Literal["sgd", "lars", "adamw"]
@@ -122,7 +123,11 @@ def lr_factor(
         gamma: the factor of "steps".
         final: the end of "cosine", as a share of the full rate.
     """
-    check_schedule(total_steps, warmup_steps, kind, final)
+    require_choice("kind", kind, get_args(Schedule))
+    require(total_steps >= 1, "total_steps", total_steps, "at least 1")
+    within = f"in [0, total_steps={total_steps}]"
+    require(0 <= warmup_steps <= total_steps, "warmup_steps", warmup_steps, within)
+    require(0 <= final <= 1, "final", final, "in [0, 1]")
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     if kind == "steps":
@@ -151,17 +156,3 @@ def build_scheduler(
 
 def _independent_of_step(factor: Callable[[], float]) -> Callable[[int], float]:
     return lambda _: factor()
-
-
-def check_schedule(total_steps: int, warmup_steps: int, kind: str, final: float) -> None:
-    """Refuses an invalid schedule."""
-    if kind not in get_args(Schedule):
-        raise ValueError(f"`kind` (={kind!r}) must be one of {', '.join(get_args(Schedule))}")
-    if total_steps < 1:
-        raise ValueError(f"`total_steps` (={total_steps}) must be at least 1")
-    if not 0 <= warmup_steps <= total_steps:
-        raise ValueError(
-            f"`warmup_steps` (={warmup_steps}) must be in [0, total_steps={total_steps}]"
-        )
-    if not 0 <= final <= 1:
-        raise ValueError(f"`final` (={final}) must be in [0, 1]")

@@ -83,10 +83,12 @@ class Refresh(pl.Callback):
         batch_idx: int,
     ) -> None:
         """Embeds the batch of a streamed epoch that a refresh will follow."""
+        if self.data.stream is None:
+            return
         assert isinstance(module, TrainingModule)
         framework, coming = module.framework, trainer.current_epoch + 1
         is_due = framework.due(coming) if coming < self.epochs else _finishes(framework)
-        if self.data.stream is None or framework.collects or not is_due:
+        if framework.collects or not is_due:
             return
         device, projected = module.device, framework.space == "projected"
         with evaluating(framework), torch.no_grad(), torch.autocast(device.type, enabled=False):
