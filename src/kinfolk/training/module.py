@@ -1,10 +1,9 @@
 """The Lightning module of a training: makes the views of a batch on the device, calls the
 framework, and stops if a loss is not finite.
 
-The second part of the file is GradCache (Gao et al., Scaling Deep Contrastive Learning Batch Size
-under Memory Limited Setup, 2021), for batches whose activations do not fit into memory.
+At the end is GradCache (Gao et al., 2021), for batches whose activations do not fit into memory.
 
-Dimension key: B batch, V views, N data set.
+Dimension key: B batch, V views.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from types import MethodType
-from typing import Any, Protocol
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -32,53 +31,35 @@ from kinfolk.stores.per_sample import finite
 from kinfolk.training.loader import BatchLoader, PixelSource, TextSource
 
 NEVER = 2**62
+CHECK_EVERY = 50
+"""Steps between two checks, on an accelerator, that all losses were finite."""
 
 
 class NonFiniteLossError(KinfolkError):
     """The loss, the features or the state of a training is not finite."""
 
 
-class ViewMaker(Protocol):
-    """The interface of the views that the module uses; `Views` implements it."""
-
-    def __call__(
-        self,
-        pixels: Tensor,
-        generator: torch.Generator,
-        aspect: Tensor | None = None,
-        num_views: int = 2,
-        weak: tuple[int, ...] = (),
-    ) -> Tensor: ...
-
-
 class TrainingModule(pl.LightningModule):
     """Trains a framework.
 
-    All randomness of a step is a function of seed, epoch, step and rank: the views have a generator
-    of their own, and the global generator of torch, which dropout draws from, is seeded before
-    every step. A resumed training therefore has no random state to restore.
+    All randomness of a step is a function of seed, epoch, step and rank, so a resumed training has
+    no random state to restore.
 
     Args:
         framework: what is trained; its `state_dict` is the whole state of the training.
-        data: the samples.
-        views: makes the views from uint8 pixels.
+        data, text: the samples, and the captions of a framework that learns from them.
+        views: makes the views from uint8 pixels; see `Views`.
         optimizers: (framework, steps per epoch) → the return value of `configure_optimizers`.
         method: the name of the method, for messages.
         batch_size: over all ranks together.
-        epochs, seed: number of epochs and seed of the whole training.
-        channels_last: memory layout of views and encoder.
-        text: the captions of the samples, for a framework that learns from them.
-        chunk_size: number of samples of this rank whose activations are held at a time; None: the
-            whole batch. See `in_chunks`.
-        compile_encoder: whether encoders are compiled with `torch.compile`, at their first call.
-        check_every: steps between two checks, on an accelerator, that all losses were finite.
+        chunk_size: samples of this rank whose activations are held at a time; see `in_chunks`.
     """
 
     def __init__(
         self,
         framework: Framework,
         data: PixelSource,
-        views: ViewMaker,
+        views: Callable[..., Tensor],
         optimizers: Callable[[Framework, int], Any],
         *,
         method: str,
@@ -89,16 +70,10 @@ class TrainingModule(pl.LightningModule):
         text: TextSource | None = None,
         chunk_size: int | None = None,
         compile_encoder: bool = False,
-        check_every: int = 50,
     ) -> None:
         super().__init__()
-        self.text, self.chunk_size, self.check_every = text, chunk_size, check_every
-        self.framework, self.data, self.views, self.optimizer_factory = (
-            framework,
-            data,
-            views,
-            optimizers,
-        )
+        self.framework, self.data, self.views, self.text = framework, data, views, text
+        self.optimizer_factory, self.chunk_size = optimizers, chunk_size
         self.method, self.batch_size, self.epochs, self.seed = method, batch_size, epochs, seed
         self.loader: BatchLoader | None = None
         self.last_batch: tuple[int, int, Tensor] = (0, 0, torch.zeros(0))
@@ -112,30 +87,27 @@ class TrainingModule(pl.LightningModule):
             framework.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def setup(self, stage: str) -> None:
-        # DDP copies the buffers of rank 0 to all ranks before every forward pass. That is wanted
-        # for the running statistics of BatchNorm. Thresholds, moving averages, queues and banks are
-        # equal on all ranks already, and copying N rows would cost more than the step.
+        # DDP copies the buffers of rank 0 before every forward pass. Only the statistics of
+        # BatchNorm need it: thresholds, queues and banks are equal on all ranks already.
         self._ddp_params_and_buffers_to_ignore = _buffers_outside_norms(self)
 
     def train_dataloader(self) -> BatchLoader:
-        rank, world_size = self.trainer.global_rank, self.trainer.world_size
         device = self.trainer.strategy.root_device
-        transfer = Transfer(device, None if device.type == "cpu" else self._with_views)
+        # an accelerator makes the views of the next batch during the current step
+        prepare = None if device.type == "cpu" else self._with_views
         self.loader = BatchLoader(
             self.data,
             self.batch_size,
             self.seed,
-            rank,
-            world_size,
+            self.trainer.global_rank,
+            self.trainer.world_size,
             self.framework.batches,
             self.text,
-            transfer,
+            Transfer(device, prepare),
         )
         return self.loader
 
     def _with_views(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """On an accelerator the loader makes the views of the next batch during the current
-        step."""
         return batch | {"views": self.make_views(batch)}
 
     def configure_optimizers(self) -> Any:
@@ -146,56 +118,42 @@ class TrainingModule(pl.LightningModule):
         self.framework.set_progress(self.current_epoch, self.epochs)
 
     def on_train_epoch_start(self) -> None:
-        """Called at the beginning of an epoch only. When an epoch is resumed, Lightning restores
-        the position of the loader instead."""
+        """Not called for an epoch that is resumed; there Lightning restores the loader."""
         assert self.loader is not None
         self.loader.set_epoch(self.current_epoch)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         epoch, step = batch["epoch"], batch["step"]
-        assert (epoch, step) == (
-            self.current_epoch,
-            batch_idx,
-        ), "the loader and Lightning disagree on the current step"
+        assert (epoch, step) == (self.current_epoch, batch_idx), "the loader is at another step"
         torch.manual_seed(derive_seed(self.seed, "step", epoch, step, self.global_rank))
         self.framework.on_metric("epoch", epoch + step / self._steps_per_epoch)
-        texts = {
-            name: batch[name] for name in ("tokens", "groups", "negative_ids") if name in batch
-        }
+        names = ("tokens", "groups", "negative_ids")
+        texts = {name: batch[name] for name in names if name in batch}
         # not the rows: all ranks need equally many chunks for SyncBatchNorm
         share = self.batch_size // distributed.world_size()
         chunks = 1 if self.chunk_size is None else math.ceil(share / self.chunk_size)
         # a rank that streams data may lose an image that cannot be read
         equal = getattr(self.data, "stream", None) is None
         with in_chunks(encoders_of(self.framework), chunks), distributed.equal_batches(equal):
-            loss: Tensor = self.framework(
-                batch["views"] if "views" in batch else self.make_views(batch),
-                batch["ids"],
-                **texts,
-            )
-        self.last_batch = batch["epoch"], batch["step"], batch["ids"]
+            views = batch["views"] if "views" in batch else self.make_views(batch)
+            loss: Tensor = self.framework(views, batch["ids"], **texts)
+        self.last_batch = epoch, step, batch["ids"]
         self._check_loss(loss)
         return loss
 
     def make_views(self, batch: dict[str, Any]) -> Tensor:
-        """(V, B, 3, H, W) the views of one batch, computed in float32 whatever the precision of the
-        training."""
+        """(V, B, 3, H, W) the views of one batch, computed in float32."""
         draw = generator(
             self.seed, "views", batch["epoch"], batch["step"], self.global_rank, device=self.device
         )
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            weak = {"weak": self.framework.weak_views} if self.framework.weak_views else {}
-            views = self.views(
-                batch["pixels"],
-                draw,
-                aspect=batch["aspect"],
-                num_views=self.framework.num_views,
-                **weak,
-            )
+            options: dict[str, Any] = {"num_views": self.framework.num_views}
+            if self.framework.weak_views:
+                options["weak"] = self.framework.weak_views
+            views = self.views(batch["pixels"], draw, aspect=batch["aspect"], **options)
         if self.channels_last and views.ndim == 5:
-            return (
-                views.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(views.shape)
-            )
+            flat = views.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+            return flat.view(views.shape)
         return views
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
@@ -203,12 +161,11 @@ class TrainingModule(pl.LightningModule):
         self.framework.after_step()
 
     def _check_loss(self, loss: Tensor) -> None:
-        """Raises on all ranks if the loss of any rank is not finite. The step is then not taken,
-        and the last checkpoint stays as it is.
+        """Raises on all ranks if the loss of any rank is not finite.
 
         On an accelerator this would make the host wait in every step. There each rank notes the
-        step on the device, and `require_finite_losses` reads it now and then and before every
-        checkpoint. A step whose loss is not finite never changes the state per sample."""
+        step on the device, and `require_finite_losses` reads it now and then. A step whose loss is
+        not finite never changes the state per sample."""
         failed = ~finite(loss)
         if failed.device.type == "cpu":
             failed = failed.to(torch.int64)
@@ -220,12 +177,9 @@ class TrainingModule(pl.LightningModule):
                 )
             return
         number = self.last_batch[0] * self._steps_per_epoch + self.last_batch[1]
-        before = (
-            torch.full_like(failed, NEVER, dtype=torch.int64)
-            if self._first_bad_step is None
-            else self._first_bad_step
-        )
-        self._first_bad_step = before.clamp(max=torch.where(failed, number, NEVER))
+        bad = torch.where(failed, number, NEVER)
+        first = self._first_bad_step
+        self._first_bad_step = bad if first is None else first.minimum(bad)
 
     def require_finite_losses(self) -> None:
         """Raises on all ranks if a loss was not finite in any step so far. Waits for the device."""
@@ -237,15 +191,11 @@ class TrainingModule(pl.LightningModule):
         if first < NEVER:
             epoch, step = divmod(first, self._steps_per_epoch)
             assert self.loader is not None
-            raise self.not_finite(
-                f"the loss of {self.method} is not finite",
-                epoch,
-                step,
-                self.loader.ids(epoch, step),
-            )
+            ids = self.loader.ids(epoch, step)
+            raise self.not_finite(f"the loss of {self.method} is not finite", epoch, step, ids)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx % self.check_every == 0 or batch_idx + 1 == self._steps_per_epoch:
+        if batch_idx % CHECK_EVERY == 0 or batch_idx + 1 == self._steps_per_epoch:
             self.require_finite_losses()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -256,16 +206,14 @@ class TrainingModule(pl.LightningModule):
         return self.data.num_train // self.batch_size
 
     def require_finite(self, values: Tensor, what: str) -> None:
-        """Raises if `values`, computed with the encoder between two steps, are not finite. Called
-        on rank zero."""
+        """Raises if `values`, computed on rank zero between two steps, are not finite."""
         if not values.isfinite().all():
             raise self.not_finite(
                 f"the {what} that {self.method} learns are not finite", *self.last_batch
             )
 
     def not_finite(self, what: str, epoch: int, step: int, ids: Tensor) -> NonFiniteLossError:
-        """The error of a training that diverged: what is not finite, in which step, the last
-        checkpoint, and what to do."""
+        """The error of a training that diverged: what is not finite, where, and what to do."""
         return NonFiniteLossError(
             f"{what} at step {self.global_step} (epoch {epoch + 1}, batch {step + 1});"
             f" {self.describe_saved()}. With the same settings it would happen again: try a lower"
@@ -277,12 +225,11 @@ class TrainingModule(pl.LightningModule):
 @contextmanager
 def one_pixel_in_float32(module: nn.Module) -> Iterator[None]:
     """Within this context, convolutions of `module` are computed in float32 where their input is
-    one pixel wide or high, on a CPU under autocast. Afterwards `module` is as it was.
+    one pixel wide or high, on a CPU under autocast.
 
-    In bfloat16, oneDNN does not write the gradient of the taps that see only padding: strided 3×3
-    and any 5×5 kernels gave random numbers up to NaN, in both memory layouts (oneDNN v3.12, torch
-    2.13). This happens with small views and a stem for large images. The context must include the
-    backward pass, because `in_chunks` computes the forward pass again there.
+    In bfloat16, oneDNN does not write the gradient of the taps that see only padding (v3.12, torch
+    2.13), which then is random. The context must include the backward pass, because `in_chunks`
+    computes the forward pass again there.
     """
     patched = [
         part
@@ -302,7 +249,6 @@ def one_pixel_in_float32(module: nn.Module) -> Iterator[None]:
 
 
 def _convolve_one_pixel(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    """The forward pass of `conv`, in float32 where `one_pixel_in_float32` asks for it."""
     out: Tensor
     if x.device.type != "cpu" or min(x.shape[-2:]) > 1 or not torch.is_autocast_enabled("cpu"):
         out = nn.Conv2d.forward(conv, x)
@@ -315,9 +261,8 @@ def _convolve_one_pixel(conv: nn.Conv2d, x: Tensor) -> Tensor:
 
 def _crashes_channels_last(module: nn.Module) -> bool:
     """Whether a part is a strided 1×1 convolution of 2 to 15 channels a group. Its weight gradient
-    in channels-last layout makes oneDNN write beyond its workspace on a CPU: with AVX-512 below 16
-    channels, with AVX2 below 8 (oneDNN issue 6035, open in v3.12 with torch 2.13). No crash was
-    seen from 9 channels on."""
+    in channels-last layout makes oneDNN write beyond its workspace on a CPU (oneDNN issue 6035,
+    open in v3.12 with torch 2.13)."""
     convolutions = (part for part in module.modules() if isinstance(part, nn.Conv2d))
     return any(
         1 < part.in_channels // part.groups < 16
@@ -338,34 +283,21 @@ def _buffers_outside_norms(module: nn.Module) -> list[str]:
 
 
 # GradCache. The encoder processes the batch in chunks without keeping activations. The loss and its
-# gradient with respect to the embeddings are computed once, over the joined embeddings. Then each
-# chunk is computed again, now with its activations, and the gradient is propagated through it. The
-# cost is one more forward pass of the encoder. Each chunk is a checkpoint of
-# `torch.utils.checkpoint` (the form without a nested backward pass): autograd computes the chunks
-# one after the other and gives every parameter its gradient once, summed over chunks, so
-# DistributedDataParallel needs nothing special. Nothing here depends on the loss, the detector or
-# the framework.
+# gradient with respect to the embeddings are computed once, over the joined embeddings; then each
+# chunk is computed again, now with its activations. Each chunk is a checkpoint of
+# `torch.utils.checkpoint`: autograd gives every parameter its gradient once, summed over chunks, so
+# DistributedDataParallel needs nothing special.
 
 
 @contextmanager
 def in_chunks(modules: Iterable[nn.Module], number: int) -> Iterator[None]:
     """Makes each of `modules` process the rows of its first argument in `number` chunks, within
-    this context.
+    this context. The backward pass may come after it.
 
-    The backward pass may come after the context. A chunk holds every `number`-th row, so that both
-    views of a sample are in one chunk where the batch is a multiple of `number`. Random numbers
-    (dropout) are the same in both passes over a chunk, and buffers such as the running statistics
-    of BatchNorm are updated by the first pass only.
-
-    BatchNorm within `modules` normalises each chunk by its own statistics, as it does on that many
-    devices without `sync_batchnorm`: the gradient is exact for that function, which is not the
-    function of the whole batch. Networks without BatchNorm give the loss and the gradient of the
-    whole batch to rounding.
-
-    Args:
-        modules: networks whose activations take the memory; the batch is the first dimension of
-            their first argument and of their result.
-        number: number of chunks; 1 changes nothing.
+    A chunk holds every `number`-th row, so that both views of a sample are in one chunk where the
+    batch is a multiple of `number`. Random numbers are the same in both passes over a chunk, and
+    buffers are updated by the first pass only. BatchNorm normalises each chunk by its own
+    statistics; without it, loss and gradient are those of the whole batch to rounding.
 
     Example:
         >>> encoder = nn.Linear(3, 2)
@@ -384,16 +316,14 @@ def in_chunks(modules: Iterable[nn.Module], number: int) -> Iterator[None]:
 
 
 def encoders_of(framework: Framework) -> list[nn.Module]:
-    """The networks of a framework that process images or tokens: encoder, text encoder, and the
-    encoder of a momentum copy. Heads and predictors are small, so they process the whole batch."""
+    """The networks of a framework that process images or tokens. Heads and predictors are small,
+    so they process the whole batch."""
     found = [framework.encoder]
     text = getattr(framework, "text_encoder", None)
     if isinstance(text, nn.Module):
         found.append(text)
-    return [
-        *found,
-        *(part.encoder for part in framework.modules() if isinstance(part, MomentumCopy)),
-    ]
+    momentum = [part.encoder for part in framework.modules() if isinstance(part, MomentumCopy)]
+    return found + momentum
 
 
 @contextmanager
@@ -415,16 +345,13 @@ def _replaced_forward(module: nn.Module, number: int) -> Iterator[None]:
         wide = rows.ndim == 4 and rows.is_contiguous(memory_format=torch.channels_last)
         format_ = torch.channels_last if wide else torch.contiguous_format
         step = max(1, min(number, len(rows)))
-        run = (
-            partial(checkpoint, use_reentrant=False, context_fn=contexts)
-            if torch.is_grad_enabled()
-            else _call
-        )
-        done = [run(one_chunk, rows[k::step], format_, args, options) for k in range(step)]
+        run: Callable[..., Tensor] = one_chunk
+        if torch.is_grad_enabled():
+            run = partial(checkpoint, one_chunk, use_reentrant=False, context_fn=contexts)
+        done = [run(rows[k::step], format_, args, options) for k in range(step)]
         order = torch.arange(len(rows), device=rows.device)
-        return torch.cat(done).index_select(
-            0, torch.cat([order[k::step] for k in range(step)]).argsort()
-        )
+        places = torch.cat([order[k::step] for k in range(step)]).argsort()
+        return torch.cat(done).index_select(0, places)
 
     module.forward = chunked
     try:
@@ -436,23 +363,19 @@ def _replaced_forward(module: nn.Module, number: int) -> Iterator[None]:
             module.forward = own
 
 
-def _call(function: Callable[..., Tensor], *args: Any) -> Tensor:
-    return function(*args)
-
-
 @contextmanager
 def _kept_buffers(module: nn.Module) -> Iterator[None]:
     """The module works on copies of its buffers within this context."""
     buffers = [
-        (part, name, value)
+        (part._buffers, name, value)
         for part in module.modules()
         for name, value in part._buffers.items()
         if value is not None
     ]
-    for part, name, value in buffers:
-        part._buffers[name] = value.clone()
+    for owner, name, value in buffers:
+        owner[name] = value.clone()
     try:
         yield
     finally:
-        for part, name, value in buffers:
-            part._buffers[name] = value
+        for owner, name, value in buffers:
+            owner[name] = value

@@ -1,9 +1,5 @@
-"""The folder of a run: the files in it, the lock that keeps a second training out, and the
-preparation before the first step.
-
-Preparation opens and reads the data, finds the last checkpoint of a resumed run, and writes
-samples.parquet and config.yaml.
-"""
+"""The folder of a run: its files, the lock that keeps a second training out, and the preparation
+before the first step."""
 
 from __future__ import annotations
 
@@ -42,7 +38,6 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("kinfolk.training")
 LOCK = ".lock"
 
-
 WRITTEN = (
     "config.yaml",
     "samples.parquet",
@@ -66,9 +61,18 @@ WRITTEN = (
     ".launch",
 )
 """Everything that kinfolk writes into a run folder, and therefore all that `overwrite` removes."""
-
 BEFORE_CONFIG = ("cache", ".launch", "samples.parquet", "quarantine.csv", "tokenizer.json")
 """The files among them that are written before config.yaml, which is the last file of a start."""
+
+
+class _Inside:
+    """A path in the folder of a run."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: Run, kind: type[Run]) -> Path:
+        return run.path / self.name
 
 
 @dataclass(frozen=True)
@@ -79,10 +83,8 @@ class Run:
         path: the folder.
         rank: the rank of this process in the training; only rank zero writes.
         unchanged: whether the run was finished already, so that `train` had nothing to do.
-        images: the images of the training, so that the report does not read them again;
-            `kinfolk.train` drops them.
-        features: ids, ascending, and encoder features of the samples that were measured after the
-            last epoch, so that the report does not compute them again; `kinfolk.train` drops them.
+        images, features: the images of the training, and ids and encoder features that were
+            measured after the last epoch, for the report; `kinfolk.train` drops them.
 
     Example:
         >>> Run(Path("runs/photos")).checkpoint.as_posix()
@@ -97,72 +99,24 @@ class Run:
         default=None, repr=False, compare=False
     )
 
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def samples(self) -> Path:
-        return self.path / "samples.parquet"
-
-    @property
-    def quarantine(self) -> Path:
-        return self.path / "quarantine.csv"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "train.log"
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.path / "checkpoints" / "last.ckpt"
+    config = _Inside("config.yaml")
+    samples = _Inside("samples.parquet")
+    quarantine = _Inside("quarantine.csv")
+    metrics = _Inside("metrics.jsonl")
+    log = _Inside("train.log")
+    checkpoint = _Inside("checkpoints/last.ckpt")
+    model = _Inside("model.safetensors")
+    snapshots = _Inside("snapshots")
+    tokenizer = _Inside("tokenizer.json")
+    sentence_transformer = _Inside("sentence-transformer")
+    cache = _Inside("cache")  # decoded pixels, and features of a guide
+    launch = _Inside(".launch")  # the status of rank zero
+    handover = _Inside("cache/handover.json")  # which data the other ranks map
 
     def older_checkpoints(self) -> list[Path]:
         """The checkpoints before `checkpoint`, newest first."""
-        numbered = {
-            path: path.stem.removeprefix("last-")
-            for path in self.checkpoint.parent.glob("last-*.ckpt")
-        }
-        return sorted(
-            (path for path, number in numbered.items() if number.isdecimal()),
-            key=lambda path: int(numbered[path]),
-        )
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model.safetensors"
-
-    @property
-    def snapshots(self) -> Path:
-        return self.path / "snapshots"
-
-    @property
-    def tokenizer(self) -> Path:
-        return self.path / "tokenizer.json"
-
-    @property
-    def sentence_transformer(self) -> Path:
-        """The trained model of a run with st/NAME, as sentence-transformers reads it."""
-        return self.path / "sentence-transformer"
-
-    @property
-    def cache(self) -> Path:
-        """The folder of decoded pixels and of the features of a guide."""
-        return self.path / "cache"
-
-    @property
-    def launch(self) -> Path:
-        """The status file of rank zero; see `launch.py`."""
-        return self.path / ".launch"
-
-    @property
-    def handover(self) -> Path:
-        """The file that tells the other ranks which data to map."""
-        return self.cache / "handover.json"
+        found = {epoch_of(path): path for path in self.checkpoint.parent.glob("last-*.ckpt")}
+        return [found[number] for number in sorted(found) if number >= 0]
 
     @property
     def exists(self) -> bool:
@@ -173,19 +127,13 @@ class Run:
         """The lines of metrics.jsonl, one per finished epoch; warns about torn lines."""
         rows, torn = read_rows(self.metrics)
         if torn:
-            warnings.warn(describe_torn_lines(self.metrics, torn), KinfolkWarning, stacklevel=2)
+            _warn(describe_torn_lines(self.metrics, torn))
         return rows
 
     def require_run_folder(self) -> None:
         """Refuses a folder that is not a run folder, or the start of one."""
-        if self.path.exists() and not self.path.is_dir():
-            raise UsageError(f"`out` (={self.path}) is a file; give the name of a folder")
-        if not self.path.is_dir() or self.config.exists() or self.samples.exists():
-            return
-        foreign = sorted(
-            entry.name for entry in self.path.iterdir() if not self._is_from_failed_start(entry)
-        )
-        if foreign:
+        foreign = self._foreign("")
+        if foreign and not self.config.exists() and not self.samples.exists():
             raise UsageError(
                 f"`out` (={self.path}) is not a run folder (it contains {short(foreign[0])}); give"
                 " another folder"
@@ -194,32 +142,27 @@ class Run:
     def require_unused(self) -> None:
         """Refuses a folder that is in use. Files of a start that failed or was killed are
         allowed."""
-        if self.path.exists() and not self.path.is_dir():
-            raise UsageError(f"`out` (={self.path}) is a file; give the name of a new folder")
-        if self.path.is_dir() and not all(
-            self._is_from_failed_start(entry) for entry in self.path.iterdir()
-        ):
+        if self._foreign("new "):
             what = "already holds a run" if self.exists else "is not empty"
             raise UsageError(
                 f"`out` (={self.path}) {what}; resume it (--resume), overwrite it (--overwrite), or"
                 " give another folder"
             )
 
-    def _is_from_failed_start(self, entry: Path) -> bool:
-        """Whether a file is written before config.yaml, so that it does not mean that a run has
-        started."""
-        return entry.name in (*BEFORE_CONFIG, LOCK) or (
-            is_unfinished(entry.name) and self._is_run_file(entry)
-        )
-
-    @staticmethod
-    def _is_run_file(entry: Path) -> bool:
-        return any(entry.name.startswith(name.partition(".")[0] + ".") for name in WRITTEN)
+    def _foreign(self, kind: str) -> list[str]:
+        """The names in the folder that a failed start does not leave behind."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"`out` (={self.path}) is a file; give the name of a {kind}folder")
+        names = [entry.name for entry in self.path.glob("*")]
+        left = (*BEFORE_CONFIG, LOCK)
+        return sorted(name for name in names if name not in left and not _is_half_written(name))
 
     def clear(self, keep: tuple[str, ...] = ()) -> None:
         """Removes the files of a run except those in `keep`, and nothing else."""
-        for name in [name for name in WRITTEN if name not in keep]:
+        for name in WRITTEN:
             entry = self.path / name
+            if name in keep:
+                continue
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
             else:
@@ -230,47 +173,47 @@ class Run:
     def remove_unfinished_files(self) -> None:
         """Removes temporary files that a killed process left behind, only of names that a run
         writes."""
-        folders = (self.path, self.path / "checkpoints", self.path / "eval", self.snapshots)
-        for entry in [
-            entry for folder in folders for entry in folder.glob("*") if is_unfinished(entry.name)
-        ]:
-            inside = entry.parent != self.path
-            if entry.is_file() and (inside or self._is_run_file(entry)):
+        entries = [entry for entry in self.path.glob("*") if _is_half_written(entry.name)]
+        for name in ("checkpoints", "eval", "snapshots"):
+            inside = (self.path / name).glob("*")
+            entries += [entry for entry in inside if is_unfinished(entry.name)]
+        for entry in entries:
+            if entry.is_file():
                 entry.unlink()
 
     def truncate_metrics(self, step: int, epochs: int = 0) -> None:
         """Drops the lines after `step` and torn lines, which the resumed training writes again.
-        Lines of the `epochs` that are done are not written again, so a warning names those that are
-        torn or missing. A killed process does not leave such lines."""
+        Those of the `epochs` that are done are not, so a warning names what is lost of them."""
         rows, torn = read_rows(self.metrics)
         kept = [row for row in rows if row.get("step", 0) <= step]
         if torn and torn[0] <= len(rows):
-            warnings.warn(describe_torn_lines(self.metrics, torn), KinfolkWarning, stacklevel=2)
+            _warn(describe_torn_lines(self.metrics, torn))
         elif len(kept) < epochs:
-            message = (
+            _warn(
                 f"{short(str(self.metrics))} has readable lines of {len(kept)} of the {epochs}"
-                " epochs that are done"
+                " epochs that are done; the others are lost"
             )
-            warnings.warn(f"{message}; the others are lost", KinfolkWarning, stacklevel=2)
         if self.metrics.exists():
             write_text(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, KinfolkWarning, stacklevel=3)
+
+
+def _is_half_written(name: str) -> bool:
+    """Whether a temporary file has a name that a run writes."""
+    stems = [written.partition(".")[0] + "." for written in WRITTEN]
+    return is_unfinished(name) and name.startswith(tuple(stems))
 
 
 @contextmanager
 def lock_run_folder(folder: Path, rank: int = 0) -> Iterator[None]:
     """Locks `folder` for this training, on rank zero. The lock of the operating system ends with
-    the process.
-
-    Folders that this function created and that are still empty afterwards are removed. An
-    unwritable folder raises an error later, where it is written to.
+    the process. Folders that were made for it and are still empty afterwards are removed.
 
     Raises:
         UsageError: another training has locked the folder.
-
-    Example:
-        >>> import tempfile
-        >>> with lock_run_folder(Path(tempfile.mkdtemp())):
-        ...     pass
     """
     if rank > 0:
         yield
@@ -285,7 +228,7 @@ def lock_run_folder(folder: Path, rank: int = 0) -> Iterator[None]:
             f"another training is writing into `out` (={folder}); wait for its end, or give another"
             " folder"
         ) from None
-    except OSError:
+    except OSError:  # an unwritable folder is reported where it is written to
         pass
     try:
         yield
@@ -298,56 +241,48 @@ def lock_run_folder(folder: Path, rank: int = 0) -> Iterator[None]:
                 parent.rmdir()
 
 
+SOURCE_OPTIONS = (
+    "labels_from_folders",
+    "image_column",
+    "label_column",
+    "caption_column",
+    "group_column",
+    "split_column",
+    "anchor_column",
+    "positive_column",
+)
+
+
 def open_data(data: object | None, config: TrainConfig, run: Run | None = None) -> Source:
-    """Opens the source of the images: `data`, or the source in the configuration. An index of it
-    may be in the cache of `run`."""
+    """Opens `data`, or the source in the configuration. An index of it may be in the cache of
+    `run`."""
     named = config.data
     spec = named.source if data is None else data
     if spec is None:
         raise UsageError(
             "`data` is required: a folder, an array file, a table, an archive, or digits"
         )
-    if named.streaming:
-        return _streamed(spec, config, run)
-    source = open_source(
-        spec,
-        labels_from_folders=named.labels_from_folders,
-        image_column=named.image_column,
-        label_column=named.label_column,
-        caption_column=named.caption_column,
-        group_column=named.group_column,
-        split_column=named.split_column,
-        anchor_column=named.anchor_column,
-        positive_column=named.positive_column,
-        index_dir=named.cache_dir or (None if run is None else run.cache),
-    )
-    return at_depth(exclude(source, named.exclude), named.hierarchy, named.depth)
-
-
-def _streamed(spec: object, config: TrainConfig, run: Run | None) -> StreamSource:
-    named = config.data
+    cache = named.cache_dir or (None if run is None else run.cache)
+    if not named.streaming:
+        options = {name: getattr(named, name) for name in SOURCE_OPTIONS}
+        source = open_source(spec, index_dir=cache, **options)
+        return at_depth(exclude(source, named.exclude), named.hierarchy, named.depth)
     if not isinstance(spec, str | os.PathLike):
         raise UsageError(
             f"`data.streaming` needs the path of shards or of a folder, not {type(spec).__name__}"
         )
-    if named.depth is not None or named.hierarchy is not None:
-        raise UsageError(
-            "`data.depth` is not available with `data.streaming`; write the labels of that depth"
-            " into the shards"
-        )
-    if named.exclude is not None:
-        raise UsageError(
-            "`data.exclude` is not available with `data.streaming`; leave the samples out of the"
-            " shards"
-        )
-    folder = named.cache_dir or (None if run is None else run.cache)
-    if folder is None:
+    for name, instead in (
+        ("hierarchy", "write the labels of that depth into the shards"),
+        ("depth", "write the labels of that depth into the shards"),
+        ("exclude", "leave the samples out of the shards"),
+    ):
+        if getattr(named, name) is not None:
+            raise UsageError(f"`data.{name}` is not available with `data.streaming`; {instead}")
+    if cache is None:
         raise UsageError(
             "`data.streaming` needs `data.cache_dir`, a folder for the table of samples"
         )
-    return StreamSource(
-        os.fspath(spec), Path(folder), labels_from_folders=named.labels_from_folders
-    )
+    return StreamSource(os.fspath(spec), Path(cache), labels_from_folders=named.labels_from_folders)
 
 
 def read_data(
@@ -357,32 +292,24 @@ def read_data(
     folder or the configured one."""
     if source.has_texts:
         return read_pairs(source)
-    cache = config.data.cache_dir or (run.cache if several or source.native_size is None else None)
-    assert config.data.image_size is not None, "resolved"
+    data = config.data
+    assert data.image_size is not None, "resolved"
+    options: dict[str, Any] = {
+        "image_size": data.image_size,
+        "workers": data.workers,
+        "pixel_cap": data.pixel_cap,
+    }
     if isinstance(source, StreamSource):
-        return source.image_data(
-            image_size=config.data.image_size,
-            workers=config.data.workers,
-            pixel_cap=config.data.pixel_cap,
-            window=config.data.shuffle_buffer,
-        )
-    return prepare(
-        source,
-        image_size=config.data.image_size,
-        workers=config.data.workers,
-        pixel_cap=config.data.pixel_cap,
-        cache_dir=cache,
-        progress=progress,
-        shared=several,
-    )
+        return source.image_data(window=data.shuffle_buffer, **options)
+    cache = data.cache_dir or (run.cache if several or source.native_size is None else None)
+    return prepare(source, cache_dir=cache, progress=progress, shared=several, **options)
 
 
 def last_checkpoint_state(run: Run, source: Source, config: TrainConfig) -> dict[str, Any] | None:
     """The `kinfolk` entry of the last checkpoint, after a check that data and settings have not
     changed; None without a checkpoint.
 
-    A missing, damaged or incomplete checkpoint is replaced by the newest good one before it, with
-    a warning. If there is none, the training starts again, with a warning if epochs had ended. A
+    A missing or damaged checkpoint is replaced by the newest good one before it, with a warning. A
     checkpoint of another run is refused.
     """
     saved = [path for path in (run.checkpoint, *run.older_checkpoints()) if path.exists()]
@@ -395,9 +322,7 @@ def last_checkpoint_state(run: Run, source: Source, config: TrainConfig) -> dict
                     f"{error}; there is no other checkpoint, so put a copy of it back or start a"
                     " new run"
                 ) from error
-            warnings.warn(
-                f"{error}; the one before it is used instead", KinfolkWarning, stacklevel=2
-            )
+            _warn(f"{error}; the one before it is used instead")
             continue
         samples = Samples.read(run.samples)
         require_identity(state, config, samples_digest(samples), samples.num_train, path)
@@ -405,20 +330,17 @@ def last_checkpoint_state(run: Run, source: Source, config: TrainConfig) -> dict
             check_unchanged(samples, source, read_quarantine(run.quarantine))
         if path != run.checkpoint:
             if not run.checkpoint.exists():
-                epochs = plural(state["epochs"], "epoch")
-                message = (
-                    f"{run.checkpoint} is missing; the training continues from the one before it, "
-                    f"{path.name} (step {state['step']}, {state['epoch']} of {epochs} done)"
+                _warn(
+                    f"{run.checkpoint} is missing; the training continues from the one before it,"
+                    f" {path.name} (step {state['step']}, {state['epoch']} of"
+                    f" {plural(state['epochs'], 'epoch')} done)"
                 )
-                warnings.warn(message, KinfolkWarning, stacklevel=2)
             os.replace(path, run.checkpoint)
         return state
     if done := len(run.epochs()):
-        warnings.warn(
+        _warn(
             f"there is no checkpoint in {run.checkpoint.parent}, although {plural(done, 'epoch')}"
-            " of the run ended; the training starts again from the beginning",
-            KinfolkWarning,
-            stacklevel=2,
+            " of the run ended; the training starts again from the beginning"
         )
     return None
 
@@ -456,8 +378,8 @@ def write_start(
     overwrite: bool,
     text: TextData | StreamedText | PairTexts | None = None,
 ) -> None:
-    """Writes the folder as it is before the first step or at the checkpoint. config.yaml comes last
-    and marks the folder as complete."""
+    """Writes the folder as it is before the first step or at the checkpoint; config.yaml comes
+    last."""
     if state is None and overwrite:
         run.clear(keep=("cache",))
     run.path.mkdir(parents=True, exist_ok=True)
@@ -486,35 +408,33 @@ def log_start(
     refused = summary(images.quarantine, number, run.quarantine, what)
     if refused is not None:
         LOG.warning("%s", refused)
-    if config.trainer.accumulate > 1:
-        LOG.info(
-            "gradients of %d batches are accumulated for each step; this adds no negatives"
-            " (`trainer.chunk_size` with a larger batch does)",
-            config.trainer.accumulate,
+    trainer, epochs = config.trainer, config.epochs
+    lines = []
+    if trainer.accumulate > 1:
+        lines.append(
+            f"gradients of {trainer.accumulate} batches are accumulated for each step; this adds no"
+            " negatives (`trainer.chunk_size` with a larger batch does)"
         )
-    if config.trainer.sync_batchnorm is True and num_processes(config) > 1:
-        LOG.info(
-            "BatchNorm uses the joined batch of all %d devices (`trainer.sync_batchnorm`)",
-            num_processes(config),
+    if trainer.sync_batchnorm is True and num_processes(config) > 1:
+        lines.append(
+            f"BatchNorm uses the joined batch of all {num_processes(config)} devices"
+            " (`trainer.sync_batchnorm`)"
         )
     if state is not None:
-        LOG.info(
-            "resuming after step %d, %d of %d epochs done",
-            state["step"],
-            state["epoch"],
-            config.epochs,
+        lines.append(
+            f"resuming after step {state['step']}, {state['epoch']} of {epochs} epochs done"
         )
-        if state["epochs"] != config.epochs:
+        if state["epochs"] != epochs:
             LOG.warning(
                 "`epochs` was %d until now: the schedules of learning rate and method use %d from"
                 " here on, so the learning rate rises again to its value at this place of the"
                 " longer schedule",
                 state["epochs"],
-                config.epochs,
+                epochs,
             )
-    samples, epochs = plural(images.num_train, "sample"), plural(config.epochs, "epoch")
-    LOG.info("%s", f"{config.method} on {samples} for {epochs}, {config.model.name}; settings:")
-    for line in describe_settings(config, origins, images.num_train):
+    size = f"{plural(images.num_train, 'sample')} for {plural(epochs, 'epoch')}"
+    lines.append(f"{config.method} on {size}, {config.model.name}; settings:")
+    for line in (*lines, *describe_settings(config, origins, images.num_train)):
         LOG.info("%s", line)
 
 
@@ -537,6 +457,6 @@ def snapshot_file(folder: Path, epoch: int) -> Path:
 
 
 def epoch_of(path: Path) -> int:
-    """The epoch in the name of a snapshot; −1 for another file."""
+    """The number in the name of a snapshot or an older checkpoint; −1 for another file."""
     number = path.stem.rpartition("-")[2]
     return int(number) if number.isdecimal() else -1
