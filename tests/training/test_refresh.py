@@ -3,16 +3,13 @@ neither twice nor too little."""
 
 from __future__ import annotations
 
-import io
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from kinfolk.data.images import ImageData
@@ -24,10 +21,8 @@ from kinfolk.frameworks.base import Framework
 from kinfolk.training import checkpoint, refresh
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.load_run import load_framework, open_run
-from kinfolk.training.metrics_log import MetricsLog
 from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
-from kinfolk.training.trainer import ProgressBar
 from tests.training.children import run_child, run_ranks, training
 from tests.training.small import BARE, assert_same
 
@@ -195,24 +190,6 @@ def test_the_measured_knn_is_passed_on_before_the_checkpoint(
     )
     knn = [row["steering_knn"] for row in run.epochs() if "steering_knn" in row]
     assert events == ["saved", ("knn", knn[0]), "saved", ("knn", knn[1]), "saved"]
-
-
-def test_the_embedding_has_a_progress_bar_while_it_lasts(tmp_path: Path) -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=140)
-    bar = ProgressBar(console, MetricsLog(Run(tmp_path), [], 1), 1)
-    batches = SimpleNamespace(batch_progress=SimpleNamespace(total=SimpleNamespace(completed=0)))
-    trainer: Any = SimpleNamespace(
-        is_global_zero=True, num_training_batches=3, fit_loop=SimpleNamespace(epoch_loop=batches)
-    )
-    module: Any = None
-    assert list(bar.track(range(2))) == [0, 1], "without a bar of the training there is none"
-    bar.on_train_start(trainer, module)
-    assert bar._bar is not None
-    for seen, step in enumerate(bar.track(range(0, 6, 2))):
-        assert step == 2 * seen
-        assert [task.completed for task in bar._bar.tasks[1:]] == [seen]
-    assert len(bar._bar.tasks) == 1
-    bar.on_train_end(trainer, module)
 
 
 def test_a_training_that_diverged_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
-"""From a complete configuration to the views, the networks, the framework and the optimiser of a
-training, and to the tokenizer of a method that learns from texts."""
+"""From a complete configuration to the views, networks, framework, optimiser and tokenizer of a
+training."""
 
 from __future__ import annotations
 
@@ -70,14 +70,10 @@ class Parts:
 
     def settings(self, action: str | None) -> dict[str, Any]:
         """Their entries in the configuration."""
-        named = {"model": self.model, "detector": self.detector}
-        return {
-            **{
-                f"python.{name}": None if part is None else type(part).__qualname__
-                for name, part in named.items()
-            },
-            "python.action": None if self.detector is None else action,
-        }
+        found = {"python.action": None if self.detector is None else action}
+        for name, part in (("model", self.model), ("detector", self.detector)):
+            found[f"python.{name}"] = None if part is None else type(part).__qualname__
+        return found
 
     def require(self, config: TrainConfig) -> None:
         """Refuses to build a run whose objects are missing."""
@@ -94,8 +90,7 @@ NO_PARTS = Parts()
 
 
 def build_views(config: TrainConfig) -> Views:
-    """The views of a training; `Views.evaluate` prepares images for its encoder. Texts have none:
-    `TextViews`."""
+    """The views of a training; texts have none."""
     if contrasts_texts(config):
         return cast(Views, TextViews())
     assert config.views.size is not None, "fitted to the data"
@@ -111,12 +106,12 @@ def build_framework(
     parts: Parts = NO_PARTS,
     cache: Path | None = None,
 ) -> Framework:
-    """The untrained framework. Its weights depend on the seed and on the file of initial weights,
-    which a resumed run does not read.
+    """The untrained framework.
 
-    `tokenizer` is needed by methods that learn from captions, `parts` by runs with objects that
-    were passed from Python. `cache` is the folder for the features of a guide that are computed
-    here.
+    Args:
+        tokenizer: of methods that learn from texts.
+        resumed: whether initial weights are not read, because a checkpoint will be.
+        cache: the folder for the features of a guide that are computed here.
     """
     parts.require(config)
     method = parse(config.method)
@@ -148,8 +143,8 @@ def build_framework(
         if config.model.init is not None and not resumed:
             load_initial_weights(config, encoder, head, text)
         keys: Sequence[str] = data.samples.keys[: data.num_train]
-        if data.num_ids > data.num_train:
-            keys = [*keys, *(f"negative/{each}" for each in range(data.num_ids - data.num_train))]
+        if num_negatives := data.num_ids - data.num_train:
+            keys = [*keys, *(f"negative/{number}" for number in range(num_negatives))]
         context = Context(data.num_ids, labels, text, keys, second)
         framework = build(
             method, encoder, head, context, framework_args, detector_args, parts.detector
@@ -166,14 +161,11 @@ def build_framework(
 
 
 def _check_guides(framework: Framework, data: ImageData) -> None:
-    """Refuses features of other samples, before the first step would meet an id without
-    features."""
+    """Refuses features of other samples."""
     for part in framework.modules():
         features = part.features if isinstance(part, Guide) else None
-        if features is not None and len(features) not in {
-            data.num_ids,
-            max(len(data), data.num_ids),
-        }:
+        numbers = {data.num_ids, max(len(data), data.num_ids)}
+        if features is not None and len(features) not in numbers:
             raise UsageError(
                 f"the guide has features of {len(features):,} samples; it must have one row for"
                 f" each of the {data.num_ids:,} training samples, in data-set order, or for each of"
@@ -184,8 +176,8 @@ def _check_guides(framework: Framework, data: ImageData) -> None:
 def networks(
     config: TrainConfig, channels: tuple[int, ...], module: nn.Module | None = None
 ) -> tuple[nn.Module, nn.Module]:
-    """Encoder and head. With several groups of channels, one of each per group, joined. `module`:
-    an encoder that was passed from Python."""
+    """Encoder and head. With several groups of channels, one of each per group. `module`: an
+    encoder that was passed from Python."""
     if module is not None and len(channels) > 1:
         raise UsageError(
             f"{config.method} needs one encoder per group of channels, so it takes no module as"
@@ -194,18 +186,17 @@ def networks(
     model = config.model
     assert model.stem is not None, "fitted to the data"
     encoders, heads, sizes = list[nn.Module](), list[nn.Module](), list[int]()
+    options: dict[str, Any] = {
+        "stem": model.stem,
+        "width": model.width,
+        "pretrained": model.pretrained,
+    }
     for number in channels:
-        if module is not None:
-            assert config.views.size is not None
-            encoder = adapt(module, input_size=config.views.size)
+        encoder: nn.Module
+        if module is None:
+            encoder = build_encoder(model.name, in_channels=number, **options)
         else:
-            encoder = build_encoder(
-                model.name,
-                stem=model.stem,
-                width=model.width,
-                pretrained=model.pretrained,
-                in_channels=number,
-            )
+            encoder = adapt(module, input_size=config.views.size or 0)
         encoders.append(encoder)
         sizes.append(int(encoder.output_size))  # type: ignore[arg-type]
         heads.append(_head(config, sizes[-1]))
@@ -215,7 +206,6 @@ def networks(
 
 
 def _head(config: TrainConfig, size: int) -> nn.Module:
-    """The projection of features of this size."""
     head = head_settings(config)
     if head.layers == 0:
         return nn.Identity()
@@ -225,22 +215,14 @@ def _head(config: TrainConfig, size: int) -> nn.Module:
 
 def text_networks(config: TrainConfig, tokenizer: Tokenizer) -> tuple[nn.Module, nn.Module]:
     """The text tower and its head: a linear map without bias, as in CLIP, or the identity if the
-    images have no head either, or for text pairs."""
-    text = config.text
-    assert text.context is not None, "fitted to the data"
-    assert text.width is not None
-    assert text.layers is not None
-    assert text.heads is not None
+    images have no head either."""
+    names = ("context", "width", "layers", "heads", "causal", "pretrained")
+    options: dict[str, Any] = {name: getattr(config.text, name) for name in names}
     tower = build_text(
-        config.model.name if contrasts_texts(config) else text.name,
+        config.model.name if contrasts_texts(config) else config.text.name,
         vocab_size=tokenizer.vocab_size,
-        context=text.context,
         end_id=tokenizer.end_id,
-        width=text.width,
-        layers=text.layers,
-        heads=text.heads,
-        causal=text.causal,
-        pretrained=text.pretrained,
+        **options,
     )
     size = tower.output_size
     assert isinstance(size, int)
@@ -255,8 +237,7 @@ def load_initial_weights(
     head: nn.Module,
     text: tuple[nn.Module, nn.Module] | None,
 ) -> None:
-    """Loads the file `model.init`. Warns about networks without weights in it, and about a text
-    tower without its tokenizer."""
+    """Loads the file `model.init`, with warnings about what it lacks."""
     path = config.model.init
     assert path is not None
     parts = nn.Module()
@@ -265,9 +246,8 @@ def load_initial_weights(
         parts.text_encoder, parts.text_head = text
     filled = load_parts(parts, path)
     has_tokenizer = config.text.tokenizer is not None or _tokenizer_next_to(path) is not None
-    messages = []
     if "text_encoder" in filled and not has_tokenizer:
-        messages.append(
+        _warn(
             f"the text tower of {path} was trained with a tokenizer that is not known here, and a"
             " new one numbers the tokens differently; give the tokenizer.json of its training as"
             " `text.tokenizer`"
@@ -278,19 +258,20 @@ def load_initial_weights(
         if name not in filled and any(True for _ in part.parameters())
     ]
     if rest:
-        messages.append(
+        _warn(
             f"{path} has weights for {', '.join(filled)}; {', '.join(rest)} start from random"
             " weights"
         )
-    for message in messages:
-        warnings.warn(message, KinfolkWarning, stacklevel=2)
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, KinfolkWarning, stacklevel=3)
 
 
 def read_text(
     images: ImageData, config: TrainConfig, run: Run, resumed: bool
 ) -> TextData | StreamedText | PairTexts | None:
-    """The captions of all samples; None for a method that needs none. `resumed`: the run folder has
-    a tokenizer already."""
+    """The texts of a method that learns from them. `resumed`: the run has a tokenizer already."""
     if not learns_from_text(config):
         return None
     require_captions(images.samples)
@@ -303,8 +284,8 @@ def read_text(
 
 
 def _tokenizer(samples: Samples, config: TrainConfig, run: Run, resumed: bool) -> Tokenizer:
-    """The tokenizer of the run, the given one, that of the run with the initial towers, or one
-    learnt from the training captions."""
+    """That of the run, the given one, that of the run with the initial towers, or one learnt from
+    the training texts."""
     text = config.text
     assert text.context is not None, "fitted to the data"
     file = run.tokenizer if resumed else text.tokenizer or _tokenizer_next_to(config.model.init)
@@ -323,7 +304,7 @@ def _tokenizer(samples: Samples, config: TrainConfig, run: Run, resumed: bool) -
 
 
 def _tokenizer_next_to(weights: str | None) -> Path | None:
-    """The tokenizer of the run that the file of towers, or the checkpoint, belongs to."""
+    """The tokenizer of the run that a file of towers or a checkpoint belongs to."""
     if weights is None or (Path(weights).name != TOWERS and Path(weights).suffix != ".ckpt"):
         return None
     places = (Run(folder).tokenizer for folder in Path(weights).absolute().parents[:2])
@@ -331,8 +312,7 @@ def _tokenizer_next_to(weights: str | None) -> Path | None:
 
 
 def build_optimizers(config: TrainConfig, framework: Framework, num_batches: int) -> dict[str, Any]:
-    """Optimiser and schedule in Lightning's form. The learning rate scales with the samples of an
-    optimiser step."""
+    """Optimiser and schedule in Lightning's form."""
     chosen = optimizer_settings(config)
     assert chosen.lr is not None
     assert chosen.lr_scaling is not None

@@ -198,7 +198,6 @@ class CheckpointSaver(pl.Callback):
         self._last = None if state is None else (int(state["step"]), int(state["epoch"]))
         self._finished = 0
         self.is_rank_zero = True
-        self.started = False  # whether the state of a resumed training has been restored
         self._saved_at = time.monotonic()
         self._agreement = Agreement()
         # pixels, aspects and tokens of some samples of the last batch
@@ -210,7 +209,7 @@ class CheckpointSaver(pl.Callback):
         assert isinstance(module, TrainingModule)
         if fault := self._restore_fault(trainer, module):
             raise restore_error(fault, self.path)
-        self.started = True
+        module.started = True
         self._finished = trainer.current_epoch
         self.is_rank_zero = trainer.is_global_zero
         self._saved_at = time.monotonic()
@@ -301,7 +300,7 @@ class CheckpointSaver(pl.Callback):
                 numeric = isinstance(default, float | int)
                 if name not in group or (numeric and not isinstance(group[name], float | int)):
                     return f"the optimiser's `{name}` is {group.get(name)}"
-        first = next(iter(optimizer.state.values()), {})
+        first: dict[str, Any] = next(iter(optimizer.state.values()), {})
         for parameter, values in optimizer.state.items():
             if values.keys() != first.keys() or None in values.values():
                 return "the optimiser lacks the state of a parameter"

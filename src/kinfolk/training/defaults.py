@@ -1,5 +1,5 @@
-"""From the arguments of a user to a complete configuration: recipe, settings, and the defaults that
-fit the method, the device and the data."""
+"""From the arguments of a user to a complete configuration, with the defaults that fit the method,
+the device and the data."""
 
 from __future__ import annotations
 
@@ -52,31 +52,29 @@ if TYPE_CHECKING:
     from kinfolk.data.source import Source
 
 SMALLEST, LARGEST, CIFAR_STEM = 16, 224, 64
-"""Sides of views in pixels: the smallest and largest automatic choice, and the largest for which
-the cifar stem is chosen."""
+"""Sides of views in pixels: the smallest and largest automatic choice, and the largest with the
+cifar stem."""
 CPU_LARGEST, CPU_CIFAR_STEM, CPU_EPOCHS, CPU_WIDTH = 64, 40, 30, 32
-"""The same on a CPU, the number of epochs there, and the width of its resnet10 with the imagenet
-stem. A step takes a sixth of the time of resnet18, so that a thousand photos take minutes."""
+"""The same on a CPU, its number of epochs, and the width of its resnet10 with the imagenet stem."""
 FEW_SAMPLES, STEPS_PER_EPOCH, SMALLEST_BATCH = 2048, 8, 16
 """With fewer samples the automatic batch is a power of two that gives an epoch at least this many
 steps, and has at least this many samples."""
+_BY_BATCH = {"lr": 0.03, "lr_scaling": "linear", "weight_decay": 5e-4, "warmup_epochs": 0}
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {"lr": 0.003, "lr_scaling": "none", "weight_decay": 0.01, "warmup_epochs": 0},
-    "sgd": {"lr": 0.03, "lr_scaling": "linear", "weight_decay": 5e-4, "warmup_epochs": 0},
-    "lars": {"lr": 0.03, "lr_scaling": "linear", "weight_decay": 5e-4, "warmup_epochs": 0},
+    "sgd": _BY_BATCH,
+    "lars": _BY_BATCH,
 }
-"""Defaults of each optimiser; docs/training.md has the measurement."""
 CAPTION_ADAMW = {"lr": 0.001, "weight_decay": 0.1, "warmup_epochs": 1}
 CAPTION_VIEWS = {"scale": [0.5, 1.0], "flip": 0.5}
-"""What differs for captions. SimCLR's views would make captions wrong, and CLIP's, made for
-millions of images, hardly change the few that a small data set has."""
+"""What differs for captions. SimCLR's views would make captions wrong, and CLIP's hardly change the
+few images of a small data set."""
 TEXT_TOWERS: tuple[tuple[float, dict[str, int]], ...] = (
     (100_000, {"layers": 1, "width": 128, "vocab_size": 4096}),
     (1_000_000, {"layers": 4, "width": 256, "vocab_size": 16384}),
     (math.inf, {"layers": 12, "width": 512, "vocab_size": 49408}),
 )
-"""The default text tower by the largest number of captions; the last one is CLIP's, and not for a
-CPU."""
+"""The default text tower by the largest number of captions; the last is CLIP's, not for a CPU."""
 LARGEST_CONTEXT, COUNTED_CAPTIONS = 77, 100_000
 """CLIP's number of tokens, and how many captions are counted to choose a smaller one."""
 LARGE_STEP = 4 * 256 * 224**2
@@ -101,10 +99,10 @@ def assemble(
     settings: Sequence[str] | Mapping[str, Any],
 ) -> TrainConfig:
     """Combines a recipe, the stored configuration of a run or the defaults with the arguments that
-    are not None and then the settings.
+    are not None and then the settings, and resolves the result.
 
-    If `method` differs from the method of the recipe, settings of the replaced parts are dropped
-    with a warning. The result is resolved."""
+    If `method` is not that of the recipe, settings of the replaced parts are dropped with a
+    warning."""
     given = _given(arguments, settings)
     method = given.get("method")
     if recipe is not None:
@@ -117,8 +115,8 @@ def assemble(
         config = stored.model_copy(update={"method": stored_method(stored.method)})
     else:
         config = TrainConfig()
-    plugins = {"plugins": given["plugins"]} if "plugins" in given else {}
-    load_plugins(config.with_settings(plugins).plugins)
+    plugins = config.with_settings({"plugins": given.get("plugins", config.plugins)}).plugins
+    load_plugins(plugins)
     if stored is not None or recipe is not None:
         return resolve(config.with_settings(given))
     if method is not None and contrasts_texts(TrainConfig(method=method)):
@@ -139,8 +137,7 @@ def _given(
 
 
 def _defaults_of_texts(model: str) -> dict[str, Any]:
-    """The defaults of a training on text pairs, which differ from those of images. A pretrained
-    encoder is trained for fewer epochs and with a smaller step."""
+    """A pretrained encoder is trained for fewer epochs and with a smaller step."""
     pretrained = model.startswith(SENTENCE)
     return {
         "epochs": 3 if pretrained else 20,
@@ -165,8 +162,7 @@ def setting_origins(
     arguments: Mapping[str, Any],
     settings: Sequence[str] | Mapping[str, Any],
 ) -> dict[str, str]:
-    """Where each setting comes from, by key: "given", the recipe or the run. Keys that are not in
-    it have their default."""
+    """Where each setting comes from, by key; keys that are not in it have their default."""
     origins: dict[str, str] = {}
     if recipe is not None:
         origins = dict.fromkeys(flat(read_yaml(recipe_path(recipe))), "recipe")
@@ -195,33 +191,37 @@ def resolve(config: TrainConfig) -> TrainConfig:
         )
     framework, detector = method_arguments(config, written_arguments)
     has_captions, views = learns_from_text(config), config.views
-    for name, value in FRAMEWORKS[method.framework].view_options.items():
+    needed = FRAMEWORKS[method.framework].view_options
+    for name, value in needed.items():
         if views.options.get(name, value) != value:
             raise UsageError(
                 f"`views.options.{name}` (={views.options[name]!r}) must be {value!r} for"
                 f" {config.method}; leave it out"
             )
-    preset, options = views.preset, dict(views.options)
-    if preset is None:
-        preset = "clip" if has_captions else "simclr"
-        options = (CAPTION_VIEWS if has_captions else {}) | options
-    options |= FRAMEWORKS[method.framework].view_options
+    options = dict(views.options)
+    if views.preset is None and has_captions:
+        options = CAPTION_VIEWS | options
+    preset = views.preset or ("clip" if has_captions else "simclr")
+    options |= needed
     text = config.text
     if not has_captions:  # unused, and the same in all run folders
         text = text_settings(config, math.inf, LARGEST_CONTEXT)
+    sections: dict[str, Section] = {
+        "head": head_settings(config),
+        "optimizer": optimizer_settings(config),
+        "text": text,
+        "trainer": resolve_trainer(config.trainer),
+    }
     document = config.model_dump(mode="json") | {
         "method": str(method),
         "framework": framework,
         "detector": detector,
-        "head": head_settings(config).model_dump(mode="json"),
-        "optimizer": optimizer_settings(config).model_dump(mode="json"),
-        "text": text.model_dump(mode="json"),
         "views": {"preset": preset, "size": views.size, "options": options},
-        "trainer": resolve_trainer(config.trainer).model_dump(mode="json"),
+        **{name: section.model_dump(mode="json") for name, section in sections.items()},
     }
     resolved = TrainConfig.of(document)
-    own = inspect.signature(Views).parameters
-    overrides = {name: value for name, value in options.items() if name not in own}
+    parameters = inspect.signature(Views).parameters
+    overrides = {name: value for name, value in options.items() if name not in parameters}
     augmentations(preset, views.size or LARGEST, overrides)  # refuses wrong options
     return resolved
 
@@ -229,8 +229,8 @@ def resolve(config: TrainConfig) -> TrainConfig:
 def method_arguments(
     config: TrainConfig, complete: Callable[..., dict[str, Any]] = checked_arguments
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arguments of the framework and of the detector, checked and completed by
-    `checked_arguments` or `written_arguments`."""
+    """The arguments of the framework and of the detector, by `checked_arguments` or
+    `written_arguments`."""
     method = parse(config.method)
     name, kind = method.framework, FRAMEWORKS[method.framework]
     framework = complete(kind, framework_arguments(method), config.framework, "framework", name)
@@ -252,34 +252,32 @@ def complete(section: Part, defaults: Mapping[str, Any]) -> Part:
 
 
 def optimizer_settings(config: TrainConfig) -> OptimizerConfig:
-    """The settings of the optimiser, completed by its defaults."""
     name = config.optimizer.name
     captions = CAPTION_ADAMW if name == "adamw" and learns_from_text(config) else {}
     return complete(config.optimizer, OPTIMIZERS[name] | captions)
 
 
 def head_settings(config: TrainConfig) -> HeadConfig:
-    """The settings of the head, completed by those of the framework."""
     options = FRAMEWORKS[parse(config.method).framework].head_options
     return complete(config.head, {"layers": 2, "last_norm": False, **options})
 
 
 def text_settings(config: TrainConfig, num_captions: float, context: int) -> TextConfig:
-    """The settings of the text tower, completed by those that fit the number of captions and the
-    device. A tower of another package gets CLIP's tokenizer."""
+    """The text tower that fits the number of captions and the device. A tower of another package
+    gets CLIP's tokenizer."""
     towers = TEXT_TOWERS[:2] if config.trainer.accelerator == "cpu" else TEXT_TOWERS
     if config.text.name != "transformer" or not learns_from_text(config):
         num_captions, context, towers = math.inf, LARGEST_CONTEXT, TEXT_TOWERS
     fits = [tower for limit, tower in towers if num_captions <= limit] or [towers[-1][1]]
     text = complete(config.text, {**fits[0], "context": context})
     assert text.width is not None
-    heads = [number for number in (8, 4, 2) if text.width % (32 * number) == 0]
-    return complete(text, {"heads": heads[0] if heads else 1})
+    heads = next((number for number in (8, 4, 2) if text.width % (32 * number) == 0), 1)
+    return complete(text, {"heads": heads})
 
 
 def fit_text(config: TrainConfig, samples: Samples) -> TrainConfig:
-    """Chooses text tower, context and size of the vocabulary by the training captions and the
-    device, where the user has not set them."""
+    """Chooses text tower, context and vocabulary by the training captions, where the user has not
+    set them."""
     if not learns_from_text(config) or samples.captions is None:
         return config
     captions = every_caption(samples, "train")
@@ -292,8 +290,7 @@ def fit_text(config: TrainConfig, samples: Samples) -> TrainConfig:
 
 
 def with_absolute_paths(config: TrainConfig) -> TrainConfig:
-    """Makes paths absolute, so that the run finds its data from any working directory. The name of
-    a bundled data set is not a path."""
+    """Makes paths absolute, so that the run finds its data from any working directory."""
     found: dict[str, Any] = {}
     for key, value in flat(config.model_dump(mode="json")).items():
         named = value.removeprefix(SENTENCE) if isinstance(value, str) else ""
@@ -306,9 +303,8 @@ def with_absolute_paths(config: TrainConfig) -> TrainConfig:
 
 
 def fit_to_data(config: TrainConfig, source: Source) -> TrainConfig:
-    """Chooses resolution, encoder and stem by the size of the images and the device, and the
-    features of a guide, where the user has not set them. Refuses texts for a method of images and
-    the other way round."""
+    """Chooses resolution, encoder, stem and the features of a guide by the images and the device,
+    where the user has not set them."""
     if contrasts_texts(config) != source.has_texts:
         raise UsageError(
             f"{source.name} is a table of text pairs, and {config.method} learns from images; give"
@@ -318,7 +314,13 @@ def fit_to_data(config: TrainConfig, source: Source) -> TrainConfig:
             " (.csv, .tsv, .parquet) with the columns anchor and positive"
         )
     if source.has_texts:
-        return _fit_to_texts(config)
+        name, context = config.model.name, config.text.context
+        if name == "auto":
+            return config.with_settings({"model.name": "transformer"})
+        if not name.startswith(SENTENCE):
+            return config
+        longest = sentence_tokenizer(sentence_transformer(name))[1]
+        return config.with_settings({"text.context": min(context or longest, longest)})
     on_cpu = config.trainer.accelerator == "cpu"
     side = typical_side(source) or LARGEST
     size = config.views.size or min(max(side, SMALLEST), CPU_LARGEST if on_cpu else LARGEST)
@@ -340,21 +342,9 @@ def fit_to_data(config: TrainConfig, source: Source) -> TrainConfig:
     return config.with_settings(found)
 
 
-def _fit_to_texts(config: TrainConfig) -> TrainConfig:
-    """Chooses the built-in encoder if none is named, and cuts texts at the length that a model of
-    sentence-transformers takes."""
-    name, context = config.model.name, config.text.context
-    if name == "auto":
-        return config.with_settings({"model.name": "transformer"})
-    if not name.startswith(SENTENCE):
-        return config
-    longest = sentence_tokenizer(sentence_transformer(name))[1]
-    return config.with_settings({"text.context": min(context or longest, longest)})
-
-
 def fit_batch(config: TrainConfig, num_train: int, chosen: bool) -> TrainConfig:
-    """Reduces a batch that is larger than the data. Without a `chosen` size, small data sets get a
-    batch with several steps per epoch."""
+    """Reduces a batch that is larger than the data. Unless the size is `chosen`, small data sets
+    get a batch with several steps per epoch."""
     processes, size = num_processes(config), config.batch_size
     if not chosen and num_train < FEW_SAMPLES:
         fits = 2 ** int(math.log2(max(num_train // STEPS_PER_EPOCH, 1)))
@@ -373,8 +363,8 @@ def fit_batch(config: TrainConfig, num_train: int, chosen: bool) -> TrainConfig:
 
 
 def warn_if_large(config: TrainConfig) -> None:
-    """Warns if a step has so many pixels that memory may not suffice: the system ends a process on
-    a CPU without a message."""
+    """Warns if memory may not suffice for a step: on a CPU the system ends the process without a
+    message."""
     side, share = config.views.size or 0, config.batch_size // num_processes(config)
     size = min(share, config.trainer.chunk_size or config.batch_size)
     if size * side**2 > LARGE_STEP:
@@ -394,7 +384,7 @@ def learns_from_text(config: TrainConfig) -> bool:
 
 
 def contrasts_texts(config: TrainConfig) -> bool:
-    """Whether the method learns from text pairs, without images. The name of weights from elsewhere
-    is no method; they encode images."""
+    """Whether the method learns from text pairs, without images. The name of imported weights is
+    no method; they encode images."""
     framework = FRAMEWORKS.get(config.method.partition("+")[0])
     return framework is not None and "image" not in framework.modalities

@@ -1,6 +1,5 @@
 """Measurements at the end of an epoch: nearest-neighbour accuracy of the features, agreement of
-pseudo-labels with the labels, and snapshots, which are the embeddings of a few samples for the maps
-of the report.
+pseudo-labels with the labels, and snapshots of embeddings for the maps of the report.
 
 Dimension key: N training samples, L levels, S samples of a snapshot, D embedding.
 """
@@ -10,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,17 +38,12 @@ from kinfolk.training.run_folder import Run, epoch_of, snapshot_file
 
 
 class Knn:
-    """Measures `knn` every few epochs and after the last one. On the same features it can measure
-    `features_nmi` and `features_nmi_deviation`: the NMI of k-means, with as many clusters as
-    classes, with the labels, over several seeds.
+    """Measures `knn` every few epochs and after the last one, and optionally `features_nmi` of
+    k-means of the same features with the labels. Nothing is measured without labels.
 
     The test samples, or those of a validation split, are classified by the training samples.
-    Without either, each training sample is classified by the others. Nothing is measured without
-    labels.
-
-    A detector that uses the accuracy never receives that of the test samples. It receives
-    `steering_knn`: the accuracy on the validation samples, or on the training samples with each
-    held out in turn.
+    Without either, each training sample is classified by the others. A detector that uses the
+    accuracy receives `steering_knn` instead, which never uses the test samples.
     """
 
     def __init__(
@@ -61,13 +56,8 @@ class Knn:
         seed: int,
         autocast: torch.dtype | None,
     ) -> None:
-        self.data, self.views, self.config, self.epochs, self.autocast = (
-            data,
-            views,
-            config,
-            epochs,
-            autocast,
-        )
+        self.data, self.views, self.config, self.epochs = data, views, config, epochs
+        self.autocast = autocast
         self.bank, self.queries = _parts(data, TEST_SPLITS, config.max_samples, seed)
         self.steering_queries = _parts(data, VALIDATION_SPLITS, config.max_samples, seed)[1]
         steering = self.steering_queries
@@ -77,8 +67,7 @@ class Knn:
         self._last: list[tuple[Tensor, Tensor]] = []
 
     def last_features(self) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
-        """Ids, ascending, and features of the samples that were embedded after the last epoch; None
-        if none were."""
+        """Ids, ascending, and features of the samples that were embedded after the last epoch."""
         if not self._last:
             return None
         ids, features = (torch.cat(each) for each in zip(*self._last, strict=True))
@@ -92,18 +81,13 @@ class Knn:
         features, labels = self._embedded(module, epoch, self.bank)
         found = {"knn": self._accuracy(module, epoch, features, labels, self.queries)}
         if steered_by_knn(module.framework):
-            found["steering_knn"] = (
-                self._accuracy(module, epoch, features, labels, self.steering_queries)
-                if self.has_steering_queries
-                else found["knn"]
-            )
+            found["steering_knn"] = found["knn"]
+            if self.has_steering_queries:
+                queries = self.steering_queries
+                found["steering_knn"] = self._accuracy(module, epoch, features, labels, queries)
         if self.config.nmi_seeds:
-            spread = nmi(
-                features,
-                labels,
-                seeds=range(self.config.nmi_seeds),
-                normaliser=self.config.nmi_normaliser,
-            )
+            seeds = range(self.config.nmi_seeds)
+            spread = nmi(features, labels, seeds=seeds, normaliser=self.config.nmi_normaliser)
             found |= {"features_nmi": spread.mean, "features_nmi_deviation": spread.deviation}
         return found
 
@@ -115,7 +99,7 @@ class Knn:
         labels: Tensor,
         queries: Tensor | None,
     ) -> float:
-        """The accuracy on the samples `queries`; None: on the bank itself, leaving one out."""
+        """The accuracy on `queries`; None: on the bank itself, leaving one out."""
         test_x, test_y = (None, None) if queries is None else self._embedded(module, epoch, queries)
         return knn_accuracy(
             features, labels, test_x, test_y, self.config.k, self.config.temperature, module.device
@@ -123,14 +107,8 @@ class Knn:
 
     def _embedded(self, module: TrainingModule, epoch: int, ids: Tensor) -> tuple[Tensor, Tensor]:
         assert self.data.labels is not None
-        features = embed(
-            module.framework,
-            self.data,
-            self.views,
-            ids,
-            device=module.device,
-            autocast=self.autocast,
-        )
+        where: dict[str, Any] = {"device": module.device, "autocast": self.autocast}
+        features = embed(module.framework, self.data, self.views, ids, **where)
         module.require_finite(features, "features")
         if epoch == self.epochs:
             self._last.append((ids, features))
@@ -144,13 +122,12 @@ def steered_by_knn(framework: Framework) -> bool:
 
 def require_knn(framework: Framework, knn: Knn, method: str) -> None:
     """Refuses a method that uses the nearest-neighbour accuracy if it is never measured."""
-    if steered_by_knn(framework) and (knn.bank is None or knn.config.every == 0):
-        what = (
-            "`knn.every` (=0) must be at least 1"
-            if knn.config.every == 0
-            else "the data must have labels"
-        )
-        raise UsageError(f"{what}: {method} uses the nearest-neighbour accuracy during training")
+    if not steered_by_knn(framework):
+        return
+    if knn.config.every == 0 or knn.bank is None:
+        is_off = knn.config.every == 0
+        need = "`knn.every` (=0) must be at least 1" if is_off else "the data must have labels"
+        raise UsageError(f"{need}: {method} uses the nearest-neighbour accuracy during training")
 
 
 def _parts(
@@ -184,13 +161,11 @@ def _subsample(ids: Tensor, limit: int, seed: int, what: str) -> Tensor:
 
 class ClusterQuality:
     """Measures `mtpr` and `mtnr` of the pseudo-labels and `nmi` of the clusters against the
-    training labels.
+    training labels, of methods that cluster.
 
-    Of k-means only the first level is measured, whose number of clusters is named first; of a
-    hierarchy the levels 2 … H, as `mtpr_2` and so on. `mtpr` and `mtnr` use the pseudo-labels as
-    the loss does: a sample that was not accepted is alone. `nmi` uses the clusters of all samples.
-    Nothing is measured without labels, for methods that do not cluster, or before the first
-    clustering. `normaliser`: of the NMI, see `label_nmi`.
+    Of k-means only the first level is measured; of a hierarchy the levels 2 … H, as `mtpr_2` and so
+    on. `mtpr` and `mtnr` use the pseudo-labels as the loss does: a sample that was not accepted is
+    alone. `nmi` uses the clusters of all samples.
     """
 
     def __init__(self, data: ImageData, normaliser: Normaliser = "arithmetic") -> None:
@@ -214,19 +189,16 @@ class ClusterQuality:
 
 
 def pseudo_labels(framework: Framework) -> tuple[Tensor, Tensor] | None:
-    """(L, N) pseudo-labels as the loss uses them, and (L, N) the clusters that they come from; None
-    for a method without clusters or before the first clustering."""
+    """(L, N) pseudo-labels as the loss uses them, and (L, N) their clusters; None before the first
+    clustering."""
     clusters = next((part for part in framework.modules() if isinstance(part, PseudoLabels)), None)
-    return (
-        None
-        if clusters is None or not bool(clusters.refreshed)
-        else (clusters.distinct, clusters.labels)
-    )
+    if clusters is None or not bool(clusters.refreshed):
+        return None
+    return clusters.distinct, clusters.labels
 
 
 def criteria_labels(framework: Framework) -> Tensor | None:
-    """(H, N) levels of the hierarchy of RCL, or of a hierarchy detector; None for other methods and
-    before the first clustering."""
+    """(H, N) levels of the hierarchy of RCL or of a hierarchy detector, once there are any."""
     for part in framework.modules():
         if isinstance(part, RCL):
             return part.labels
@@ -237,15 +209,14 @@ def criteria_labels(framework: Framework) -> Tensor | None:
 
 def accepted_labels(framework: Framework) -> Tensor | None:
     """(N,) pseudo-labels of the first level that groups samples, −1 where none was accepted or the
-    sample is alone; None for a method without clusters or before the first clustering."""
+    sample is alone; None without clusters."""
     found = pseudo_labels(framework)
     if found is not None:
         used_N, clusters_N = (levels_LN[0] for levels_LN in found)
         labels_N = used_N.where(used_N == clusters_N, -1)
     else:
-        tree = next(
-            (part for part in framework.modules() if isinstance(part, OnlineHierarchy)), None
-        )
+        trees = [part for part in framework.modules() if isinstance(part, OnlineHierarchy)]
+        tree = trees[0] if trees else None
         if tree is None or tree.levels < 2:
             return None
         labels_N = tree.labels[1]
@@ -270,10 +241,7 @@ class Snapshot:
 
 class Snapshots:
     """Writes `snapshots/epoch-NNNN.safetensors` after the first epoch, the last one and some
-    equally spaced epochs between them.
-
-    The samples are the same every time, and the training does not depend on them. A measurement
-    that adds no metric."""
+    equally spaced epochs between them, always of the same samples."""
 
     def __init__(
         self,
@@ -295,22 +263,16 @@ class Snapshots:
     def __call__(self, module: TrainingModule, epoch: int) -> dict[str, float]:
         if epoch not in self.epochs:
             return {}
+        where: dict[str, Any] = {"device": module.device, "autocast": self.autocast}
         embedding_SD = embed(
-            module.framework,
-            self.data,
-            self.views,
-            self.ids,
-            device=module.device,
-            autocast=self.autocast,
-            projected=True,
+            module.framework, self.data, self.views, self.ids, projected=True, **where
         )
         tensors = {"ids": self.ids, "embedding": embedding_SD.half()}
         labels_N = accepted_labels(module.framework)
         if labels_N is not None:
             tensors["pseudo"] = labels_N.cpu()[self.ids]
-        write_safetensors(
-            snapshot_file(self.run.snapshots, epoch), tensors, {SAMPLES: self.samples}
-        )
+        file = snapshot_file(self.run.snapshots, epoch)
+        write_safetensors(file, tensors, {SAMPLES: self.samples})
         return {}
 
 
@@ -327,11 +289,9 @@ def snapshot_epochs(number: int, epochs: int) -> set[int]:
 
 
 def read_snapshots(folder: Path, samples: str | None = None) -> list[Snapshot]:
-    """All snapshots of a run in order. Unreadable files are left out, and so are snapshots of other
-    samples if the digest `samples` is given."""
-    found = (
-        _read(path, samples) for path in sorted(folder.glob("epoch-*.safetensors"), key=epoch_of)
-    )
+    """All readable snapshots of a run in order; with a digest `samples`, of these samples only."""
+    paths = sorted(folder.glob("epoch-*.safetensors"), key=epoch_of)
+    found = [_read(path, samples) for path in paths]
     return [snapshot for snapshot in found if snapshot is not None]
 
 

@@ -1,12 +1,8 @@
-"""Processes of a training: what `auto` means on this machine, and how several ranks start and stop
-together.
+"""What `auto` means on this machine, and how several ranks start and stop together.
 
-Rank zero prepares the data and the run folder. The other ranks wait until it is ready, and exit
-when it exits. Lightning starts the other ranks of a machine by running the same command again once
-rank zero is ready; torchrun and SLURM start all ranks at once, and so does a user who starts
-Lightning on several machines. In every case the ranks read one status file in the run folder. It
-names the launch and says whether rank zero is preparing, ready, done or failed. Rank zero touches
-the file every few seconds while it runs.
+Rank zero prepares data and run folder; the others wait until it is ready, and exit when it exits.
+However they were started, they read one status file in the run folder: it names the launch, says
+whether rank zero is preparing, ready, done or failed, and is touched every few seconds.
 """
 
 from __future__ import annotations
@@ -44,33 +40,31 @@ TRUE_PRECISIONS = {
     "64": "32-true",
     "64-true": "32-true",
 }
-"""Precisions of Lightning that convert all weights and buffers, each with the one to use instead.
-They would store thresholds and moving averages per sample in that precision too, and the views are
-float32."""
+"""Precisions of Lightning that convert all weights and buffers, and so the state per sample, each
+with the one to use instead."""
 SHARDED = ("fsdp", "deepspeed", "model_parallel")
 """How the names of strategies begin that divide the parameters among the ranks."""
 OTHER_LAUNCHERS = ("spawn", "xla", "tpu")
 """Strategies with these words pickle the training, or need a TPU."""
 CPU_BFLOAT16 = ("avx512_bf16", "amx_bf16")
-"""Instruction sets with which bf16 is faster than 32 bits on a CPU. Without them it is emulated and
-slower."""
+"""Instruction sets without which bf16 is emulated and slower than 32 bits on a CPU."""
 
 
 def resolve_trainer(config: TrainerConfig) -> TrainerConfig:
-    """Replaces `auto` by the values for this machine. The strategy stays: Lightning resolves it."""
-    accelerator = (
-        _accelerator()
-        if config.accelerator == "auto"
-        else {"gpu": "cuda"}.get(config.accelerator, config.accelerator)
-    )
-    if accelerator == "cuda" and not torch.cuda.device_count():
+    """Replaces `auto` by the values for this machine, except for the strategy."""
+    accelerator = {"gpu": "cuda"}.get(config.accelerator, config.accelerator)
+    if accelerator == "auto":
+        # unlike `is_available` it does not initialise CUDA, after which no process can be forked
+        has_mps = not torch.cuda.device_count() and torch.backends.mps.is_available()
+        accelerator = "cuda" if torch.cuda.device_count() else "mps" if has_mps else "cpu"
+    elif accelerator == "cuda" and not torch.cuda.device_count():
         raise UsageError(
             "`trainer.accelerator` (=cuda) is not available: torch sees no CUDA device"
         )
     _require_known(config, accelerator)
-    devices = config.devices
+    on_gpu, devices = accelerator == "cuda", config.devices
     if devices == "auto":
-        devices = _all_devices() if accelerator == "cuda" else 1
+        devices = _all_devices() if on_gpu else 1
     if devices < 1:
         raise UsageError(f"`trainer.devices` (={devices}) must be at least 1")
     for name in config.loggers:
@@ -91,35 +85,28 @@ def resolve_trainer(config: TrainerConfig) -> TrainerConfig:
             "`trainer.compile_encoder` (=true) does not work with `trainer.chunk_size`; leave one"
             " of them out"
         )
-    forks = several and config.strategy == "auto" and in_notebook()
-    on_gpu = accelerator == "cuda"
-    precision = _precision(accelerator, forks) if config.precision == "auto" else config.precision
-    by_precision = "highest" if precision.startswith("32") else "high"
-    chosen = {
-        "accelerator": accelerator,
-        "devices": devices,
-        "precision": precision,
-        "matmul_precision": (
-            by_precision if config.matmul_precision == "auto" else config.matmul_precision
-        ),
-        "compile": on_gpu if config.compile == "auto" else config.compile,
-        "compile_encoder": (
-            _compiles_encoder(config, on_gpu)
-            if config.compile_encoder == "auto"
-            else config.compile_encoder
-        ),
-        "sync_batchnorm": (
-            on_gpu and several if config.sync_batchnorm == "auto" else config.sync_batchnorm
-        ),
+    precision = config.precision
+    if precision == "auto":
+        forks = several and config.strategy == "auto" and in_notebook()
+        has_bfloat16 = _gpu_has_bfloat16(forks) if on_gpu else _cpu_has_bfloat16()
+        precision = "bf16-mixed" if has_bfloat16 and accelerator != "mps" else "32-true"
+    has_triton = config.chunk_size is None and importlib.util.find_spec("triton") is not None
+    automatic = {
+        "matmul_precision": "highest" if precision.startswith("32") else "high",
+        "compile": on_gpu,
+        "compile_encoder": on_gpu and has_triton,
+        "sync_batchnorm": on_gpu and several,
     }
+    chosen: dict[str, Any] = {
+        key: value for key, value in automatic.items() if getattr(config, key) == "auto"
+    }
+    chosen |= {"accelerator": accelerator, "devices": devices, "precision": precision}
     return config.model_copy(update=chosen)
 
 
 @contextlib.contextmanager
 def float32_products(precision: str) -> Iterator[None]:
-    """Within, products of float32 matrices have this precision (`trainer.matmul_precision`). What
-    is computed from them, such as log-sum-exps, thresholds and moving averages, is float32 all the
-    same."""
+    """Within, products of float32 matrices have this precision (`trainer.matmul_precision`)."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
@@ -145,15 +132,10 @@ def _all_devices() -> int:
 
 
 def in_notebook() -> bool:
-    """Whether this is an interactive session, in which Lightning starts further processes by
-    forking."""
+    """Whether this is an interactive session, in which Lightning forks further processes."""
     from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 
     return bool(_IS_INTERACTIVE)
-
-
-def _compiles_encoder(config: TrainerConfig, on_gpu: bool) -> bool:
-    return on_gpu and config.chunk_size is None and importlib.util.find_spec("triton") is not None
 
 
 def _require_known(config: TrainerConfig, accelerator: str) -> None:
@@ -172,10 +154,11 @@ def _require_known(config: TrainerConfig, accelerator: str) -> None:
             " the ranks, but momentum encoders and the state per sample must be whole on each of"
             " them; use ddp, and `trainer.chunk_size` where activations do not fit"
         )
+    refused = (*SHARDED, *OTHER_LAUNCHERS)
     strategies = [
         name
         for name in ("auto", *StrategyRegistry.available_strategies())
-        if not any(word in name for word in (*SHARDED, *OTHER_LAUNCHERS))
+        if not any(word in name for word in refused)
     ]
     for key, value, names in (
         ("precision", config.precision, PRECISIONS),
@@ -184,6 +167,26 @@ def _require_known(config: TrainerConfig, accelerator: str) -> None:
     ):
         if value not in names:
             raise UsageError(f"`trainer.{key}` (={value}) is not supported{suggest(value, names)}")
+
+
+def _gpu_has_bfloat16(forks: bool) -> bool:
+    """Whether the GPU computes in bf16. Before a fork another process is asked, because the
+    question initialises CUDA."""
+    if not forks:
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    question = (
+        "import sys, torch; sys.exit(not torch.cuda.is_bf16_supported(including_emulation=False))"
+    )
+    command = [sys.executable, "-c", question]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _cpu_has_bfloat16() -> bool:
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return any(name in flags for name in CPU_BFLOAT16)
 
 
 def global_rank(devices: int) -> int:
@@ -195,51 +198,10 @@ def global_rank(devices: int) -> int:
     if "LOCAL_RANK" in environment or "NODE_RANK" in environment:
         node = int(environment.get("NODE_RANK", environment.get("GROUP_RANK", "0")))
         return node * devices + int(environment.get("LOCAL_RANK", "0"))
-    if "SLURM_NTASKS" in environment and environment.get("SLURM_JOB_NAME") not in (
-        "bash",
-        "interactive",
-    ):
+    interactive = environment.get("SLURM_JOB_NAME") in ("bash", "interactive")
+    if "SLURM_NTASKS" in environment and not interactive:
         return int(environment.get("SLURM_PROCID", "0"))
     return 0
-
-
-def _accelerator() -> str:
-    # unlike `is_available` it does not initialise CUDA, after which no process can be forked
-    if torch.cuda.device_count():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
-
-
-def _precision(accelerator: str, forks: bool) -> str:
-    """bf16 where the hardware supports it. fp16 is never chosen automatically: its range is too
-    small for low temperatures."""
-    if accelerator == "cuda":
-        return "bf16-mixed" if _gpu_has_bfloat16(forks) else "32-true"
-    return "bf16-mixed" if accelerator == "cpu" and _cpu_has_bfloat16() else "32-true"
-
-
-def _gpu_has_bfloat16(forks: bool) -> bool:
-    """Whether the GPU computes in bf16. Before a fork another process is asked, because the
-    question initialises CUDA."""
-    if not forks:
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    question = (
-        "import sys, torch; sys.exit(not torch.cuda.is_bf16_supported(including_emulation=False))"
-    )
-    return (
-        subprocess.run(
-            [sys.executable, "-c", question], capture_output=True, check=False
-        ).returncode
-        == 0
-    )
-
-
-def _cpu_has_bfloat16() -> bool:
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return False
-    return any(name in flags for name in CPU_BFLOAT16)
 
 
 LAUNCH = "KINFOLK_LAUNCH"
@@ -267,18 +229,33 @@ class RankLeftError(KinfolkError):
 
 @contextlib.contextmanager
 def supervise(status_file: Path, rank: int, several: bool) -> Iterator[None]:
-    """Wraps a whole training of `several` processes: rank zero reports its state, the other ranks
-    exit when it does.
-
-    Args:
-        status_file: the file in the run folder, visible to all ranks.
-    """
+    """Wraps a training of `several` processes: rank zero reports its state in `status_file`, the
+    other ranks exit when it does."""
     if not several:
         yield
-    elif rank == 0:
-        yield from _leading(status_file)
-    else:
-        yield from _following(status_file)
+        return
+    if rank == 0 and _external_name() is None:
+        os.environ[LAUNCH] = uuid.uuid4().hex
+    if rank == 0:
+        _try_to_write(status_file, PREPARING)
+    over, state, message = threading.Event(), FAILED, "it was ended"
+    work = _heartbeat if rank == 0 else _exit_with_rank_zero
+    threading.Thread(
+        target=work, args=(status_file, over), name="kinfolk-ranks", daemon=True
+    ).start()
+    try:
+        yield
+        state = DONE
+    except BaseException as error:
+        message = first_line(error)
+        raise
+    finally:
+        over.set()
+        if rank == 0:
+            with contextlib.suppress(OSError):
+                _pid_file().unlink()
+            if status_file.parent.is_dir():
+                _try_to_write(status_file, state, message)
 
 
 def register_rank_zero(rank: int, several: bool) -> None:
@@ -297,9 +274,9 @@ def report_refusal(status_file: Path, rank: int, several: bool) -> Iterator[None
         yield
     except Exception as error:
         if several and rank == 0 and _external_name() is not None and status_file.parent.is_dir():
-            with contextlib.suppress(KinfolkError, OSError):
-                _write_status(_refusal_file(status_file), FAILED, first_line(error))
-                time.sleep(REFUSAL_SECONDS)
+            _try_to_write(_refusal_file(status_file), FAILED, first_line(error))
+            time.sleep(REFUSAL_SECONDS)
+            with contextlib.suppress(OSError):
                 _refusal_file(status_file).unlink(missing_ok=True)
         raise
 
@@ -311,12 +288,11 @@ def mark_ready(status_file: Path) -> None:
 
 
 def wait_for_rank_zero(status_file: Path, first_sign: float = FIRST_SIGN) -> None:
-    """Returns as soon as rank zero of this launch is ready. Raises if it has failed or sends no
+    """Returns as soon as rank zero of this launch is ready; raises if it has failed or sends no
     heartbeat."""
     rank_zero = _RankZero(status_file, first_sign)
     while not rank_zero.ready:
-        why_gone = rank_zero.why_gone()
-        if why_gone is not None:
+        if (why_gone := rank_zero.why_gone()) is not None:
             raise RankLeftError(why_gone)
         time.sleep(0.1)
 
@@ -326,10 +302,9 @@ def explain_lost_ranks(describe_saved: Callable[[], str]) -> Iterator[None]:
     """Turns the error of a collective that another process has left into a sentence.
     `describe_saved` describes the last checkpoint.
 
-    After one rank has ended, torchrun sends SIGTERM to the others, and Lightning, which looks after
-    its processes every few seconds, kills the one that started them. Neither must cut off the
-    sentence: SIGTERM is ignored once an error is being handled, and it stays ignored after such an
-    error, because the process is about to end; what Lightning finds is printed before it kills.
+    torchrun sends SIGTERM to the ranks that are left, and Lightning kills the one that started the
+    others. So that neither cuts off the sentence, SIGTERM is ignored once an error is being
+    handled, and what Lightning finds is printed before it kills.
     """
     before, ended = None, False
     if threading.current_thread() is threading.main_thread():
@@ -359,65 +334,29 @@ def explain_lost_ranks(describe_saved: Callable[[], str]) -> Iterator[None]:
 
 
 def _end_unless_failing(number: int, frame: FrameType | None) -> None:
-    """Handles SIGTERM: as usual, but not while an error is being handled, which ends the process
-    anyway."""
+    """Handles SIGTERM. While an error is being handled the process ends anyway."""
     if sys.exc_info()[0] is None:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
 
 class _LostChild(logging.Handler):
-    """Receives what Lightning says when a process that it started has ended, just before it kills
-    this one."""
+    """Receives what Lightning says when a process that it started has ended."""
 
     def __init__(self, describe_saved: Callable[[], str]) -> None:
         super().__init__()
         self.describe_saved = describe_saved
 
     def emit(self, record: logging.LogRecord) -> None:
-        sys.stderr.write(
-            "Error: another process of this training has ended, so this one is ended too;"
-            f" {self.describe_saved()}\n"
+        _print_error(
+            "another process of this training has ended, so this one is ended too;"
+            f" {self.describe_saved()}"
         )
-        sys.stderr.flush()
 
 
-def _leading(status_file: Path) -> Iterator[None]:
-    if _external_name() is None:
-        os.environ[LAUNCH] = uuid.uuid4().hex
-    over = threading.Event()
-    # an unwritable folder is reported where the run is written
-    with contextlib.suppress(KinfolkError):
-        _write_status(status_file, PREPARING)
-    beating = threading.Thread(
-        target=_heartbeat, args=(status_file, over), name="kinfolk-heartbeat", daemon=True
-    )
-    beating.start()
-    state, message = FAILED, "it was ended"
-    try:
-        yield
-        state = DONE
-    except BaseException as error:
-        message = first_line(error)
-        raise
-    finally:
-        over.set()
-        with contextlib.suppress(OSError):
-            _pid_file().unlink()
-        if status_file.parent.is_dir():
-            with contextlib.suppress(KinfolkError):
-                _write_status(status_file, state, message)
-
-
-def _following(status_file: Path) -> Iterator[None]:
-    over = threading.Event()
-    threading.Thread(
-        target=_exit_with_rank_zero, args=(status_file, over), name="kinfolk-watch", daemon=True
-    ).start()
-    try:
-        yield
-    finally:
-        over.set()
+def _print_error(message: str) -> None:
+    sys.stderr.write(f"Error: {message}\n")
+    sys.stderr.flush()
 
 
 def _heartbeat(status_file: Path, over: threading.Event) -> None:
@@ -431,22 +370,18 @@ def _exit_with_rank_zero(status_file: Path, over: threading.Event) -> None:
     never ends."""
     rank_zero = _RankZero(status_file, FIRST_SIGN)
     while not over.wait(1.0):
-        if not rank_zero.ready:  # `wait_for_rank_zero` raises the error
-            rank_zero.why_gone()
-            continue
-        why_gone = rank_zero.why_gone()
-        if why_gone is not None and not over.wait(GRACE):
-            sys.stderr.write(f"Error: {printable(why_gone)}\n")
-            sys.stderr.flush()
+        was_ready, why_gone = rank_zero.ready, rank_zero.why_gone()
+        # before it is ready, `wait_for_rank_zero` raises the error
+        if was_ready and why_gone is not None and not over.wait(GRACE):
+            _print_error(printable(why_gone))
             os._exit(1)
 
 
 class _RankZero:
     """The state of rank zero as another rank sees it.
 
-    torchrun gives all launches one name unless another is given. It starts all ranks at one
-    moment, and a running rank zero touches its file every few seconds, so a file that was last
-    touched before this process was started belongs to an earlier launch.
+    torchrun gives all launches one name unless another is given. A file that was last touched
+    before this process was started belongs to an earlier launch.
     """
 
     def __init__(self, status_file: Path, first_sign: float) -> None:
@@ -457,11 +392,11 @@ class _RankZero:
 
     def why_gone(self) -> str | None:
         """Why rank zero counts as gone; None while it runs."""
-        state = self._state()
+        state, silence = self._state(), time.monotonic() - self._seen
         if state is None:
             if self._died_early():
                 return "rank zero has ended without a message, as if killed, before it had begun"
-            if time.monotonic() - self._seen > self.first_sign:
+            if silence > self.first_sign:
                 return (
                     f"rank zero has not written {self.status_file}; all ranks must see the same"
                     " folder"
@@ -473,16 +408,11 @@ class _RankZero:
         if state["state"] == DONE:
             return None
         if state["host"] == socket.gethostname():
-            return (
-                None
-                if is_running(int(state["pid"]))
-                else "rank zero has ended without a message, as if killed"
-            )
+            gone = not is_running(int(state["pid"]))
+            return "rank zero has ended without a message, as if killed" if gone else None
         if time.monotonic() - self._seen > SILENCE:
-            return (
-                f"rank zero, on {state['host']}, has sent no heartbeat for {SILENCE / 60:.0f}"
-                " minutes"
-            )
+            minutes = f"{SILENCE / 60:.0f} minutes"
+            return f"rank zero, on {state['host']}, has sent no heartbeat for {minutes}"
         return None
 
     def _died_early(self) -> bool:
@@ -494,35 +424,29 @@ class _RankZero:
         return signed > self._since and not is_running(pid)
 
     def _state(self) -> dict[str, Any] | None:
-        place = (
-            _refusal_file(self.status_file)
-            if _refusal_file(self.status_file).exists()
-            else self.status_file
-        )
+        refusal = _refusal_file(self.status_file)
+        place = refusal if refusal.exists() else self.status_file
         try:
             text, touched = place.read_text(encoding="utf-8"), place.stat().st_mtime_ns
             state = json.loads(text)
         except (OSError, ValueError):
             return None
-        if not isinstance(state, dict) or state.get("launch") != _launch_name():
-            return None
-        if touched / 1e9 < self._since:
+        is_ours = isinstance(state, dict) and state.get("launch") == _launch_name()
+        if not is_ours or touched / 1e9 < self._since:
             return None
         if (touched, text) != self._sign:
             self._sign, self._seen = (touched, text), time.monotonic()
-        return state
+        found: dict[str, Any] = state
+        return found
 
 
 def _process_start() -> float:
     """The time at which this process was started, in seconds since 1970; where the system does not
     say, when this module was imported."""
     try:
-        ticks = int(
-            Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-        )
-        return (
-            time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
-        )
+        status = Path("/proc/self/stat").read_text(encoding="utf-8")
+        seconds = int(status.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + seconds
     except (OSError, AttributeError, ValueError, IndexError):
         return _IMPORTED
 
@@ -531,45 +455,44 @@ _IMPORTED = time.time()
 
 
 def _write_status(status_file: Path, state: str, message: str = "") -> None:
-    about = {
-        "launch": _launch_name(),
-        "state": state,
-        "message": message,
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-    }
+    place = {"host": socket.gethostname(), "pid": os.getpid()}
+    about = {"launch": _launch_name(), "state": state, "message": message, **place}
     write_text(status_file, json.dumps(about))
+
+
+def _try_to_write(status_file: Path, state: str, message: str = "") -> None:
+    # an unwritable folder is reported where the run is written
+    with contextlib.suppress(KinfolkError, OSError):
+        _write_status(status_file, state, message)
 
 
 def _refusal_file(status_file: Path) -> Path:
     """A file next to `status_file`, for this launch only: the folder may belong to another one."""
-    return status_file.with_name(
-        f"{status_file.name}-{hashlib.blake2b(_launch_name().encode(), digest_size=6).hexdigest()}"
-    )
+    return status_file.with_name(f"{status_file.name}-{_hash_of(_launch_name())}")
 
 
 def _pid_file() -> Path:
     """The file with the process id of rank zero, for this launch, user and machine."""
-    name = hashlib.blake2b(
-        f"{_launch_name()} {os.getuid() if hasattr(os, 'getuid') else ''}".encode(), digest_size=8
-    ).hexdigest()
-    return Path(tempfile.gettempdir()) / f"kinfolk-launch-{name}"
+    user = os.getuid() if hasattr(os, "getuid") else ""
+    return Path(tempfile.gettempdir()) / f"kinfolk-launch-{_hash_of(f'{_launch_name()} {user}')}"
+
+
+def _hash_of(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _external_name() -> str | None:
     """The name of this launch by torchrun or SLURM, or the address of Lightning's launch on several
     machines."""
-    environment = os.environ
-    if "TORCHELASTIC_RUN_ID" in environment:
-        restart = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return f"torchrun-{environment['TORCHELASTIC_RUN_ID']}-{restart}"
-    if "SLURM_STEP_ID" in environment and "SLURM_JOB_ID" in environment:
-        restarts = environment.get("SLURM_RESTART_COUNT", "0")
-        return f"slurm-{environment['SLURM_JOB_ID']}-{environment['SLURM_STEP_ID']}-{restarts}"
-    if LAUNCH not in environment and all(
-        name in environment for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
-    ):
-        return f"lightning-{environment['MASTER_ADDR']}-{environment['MASTER_PORT']}"
+    get = os.environ.get
+    if torchrun := get("TORCHELASTIC_RUN_ID"):
+        return f"torchrun-{torchrun}-{get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    if "SLURM_STEP_ID" in os.environ and "SLURM_JOB_ID" in os.environ:
+        restarts = get("SLURM_RESTART_COUNT", "0")
+        return f"slurm-{get('SLURM_JOB_ID')}-{get('SLURM_STEP_ID')}-{restarts}"
+    places = {"NODE_RANK", "MASTER_ADDR", "MASTER_PORT"}
+    if LAUNCH not in os.environ and places <= os.environ.keys():
+        return f"lightning-{get('MASTER_ADDR')}-{get('MASTER_PORT')}"
     return None
 
 

@@ -1,7 +1,7 @@
 """Opening a run after the training: its encoder, views and data, or the whole framework with its
 state from the last checkpoint.
 
-Dimension key: Q queries, C candidates.
+Dimension key: N samples, F features, Q queries, C candidates, P positives.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ from kinfolk.training.settings import require_identity, result_settings, setting
 FOREIGN = "weights.json"
 """The file that marks a folder as weights from elsewhere; see `foreign_weights`."""
 UNUSED = (".detector.store.tail", ".boundaries.turn")
-"""State of learned thresholds in checkpoints of earlier versions, by which they moved. Their values
-are enough to evaluate; to train on, such a checkpoint is refused."""
+"""State of learned thresholds in checkpoints of earlier versions, needed only to train on."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,7 @@ class OpenedRun:
 
     @property
     def modalities(self) -> tuple[str, ...]:
-        """What the method learns from: "image", "text" or both. Weights from elsewhere have no
-        method and encode images."""
+        """What the method learns from: "image", "text" or both. Imported weights encode images."""
         if (self.path / FOREIGN).is_file():
             return ("image",)
         return FRAMEWORKS[parse(self.config.method).framework].modalities
@@ -91,14 +89,12 @@ class OpenedRun:
         return encoder
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of a run that learnt from texts."""
         found = _tokenizer(Run(self.path), self.config)
         assert found is not None
         return found
 
     def towers(self) -> Towers:
-        """Both towers of a run that learnt from captions, in evaluation mode, on the GPU if there
-        is one."""
+        """Both towers of a run that learnt from texts, in evaluation mode."""
         if "text" not in self.modalities:
             raise UsageError(
                 f"{self.path} was trained with {self.config.method}, which has no text tower; this"
@@ -121,15 +117,13 @@ class OpenedRun:
         return Towers(pair.eval(), self.views(), tokenizer, _device())
 
     def _require_exported(self, meta: Mapping[str, Any], name: str) -> None:
-        """Refuses a file that a run with other settings or other samples has exported. `meta`: the
-        metadata of the file."""
+        """Refuses a file that a run with other settings or samples has exported."""
         run = Run(self.path)
         digests = {}
         if "settings" in meta:
-            settings = settings_digest(result_settings(self.config))
-            digests["settings"] = (settings, run.config.name)
+            digests["settings"] = settings_digest(result_settings(self.config)), run.config.name
         if "samples" in meta and run.samples.is_file():
-            digests["samples"] = (samples_digest(Samples.read(run.samples)), run.samples.name)
+            digests["samples"] = samples_digest(Samples.read(run.samples)), run.samples.name
         for what, (digest, source) in digests.items():
             if meta[what] != digest:
                 raise KinfolkError(
@@ -152,8 +146,8 @@ class OpenedRun:
         progress: bool = False,
     ) -> ImageData:
         """The images of the run or of another source, at the resolution of the run. `hierarchy` and
-        `depth` choose the depth of the labels, each with the run's value as default. Otherwise data
-        of the run has the depth of the run, and another source its own labels."""
+        `depth` choose the depth of the labels; by default data of the run has the depth of the run,
+        and another source its own labels."""
         stored = self.config.data
         if source is None and stored.source is None:
             raise UsageError(
@@ -170,19 +164,19 @@ class OpenedRun:
             config = self._with_data(stored, changed)
             opened = open_data(None, config, Run(self.path))
         else:
+            changed |= {"source": source, "streaming": False, "exclude": None}
             if hierarchy is None and depth is None:
                 changed |= {"hierarchy": None, "depth": None}
-            changed |= {"source": source, "streaming": False, "exclude": None}
             config = self._with_data(stored, changed)
             try:  # a table has the column names of the run, or the default ones
                 opened = open_data(None, config)
             except KinfolkError:
                 opened = open_data(None, self._with_data(DataConfig(), changed))
         if opened.has_texts != ("image" not in self.modalities):
-            kinds = ("texts", "images") if opened.has_texts else ("images", "texts")
+            here, there = ("texts", "images") if opened.has_texts else ("images", "texts")
             raise UsageError(
-                f"{opened.name} holds {kinds[0]}, and {self.path} was trained with"
-                f" {self.config.method} on {kinds[1]}"
+                f"{opened.name} holds {here}, and {self.path} was trained with"
+                f" {self.config.method} on {there}"
             )
         if source is None or opened.has_texts:
             data = read_data(opened, config, Run(self.path), several=False, progress=progress)
@@ -211,9 +205,8 @@ class OpenedRun:
         unpooled: bool = False,
         progress: bool = False,
     ) -> NDArray[np.float32]:
-        """(N, F) features of all samples or of `ids`, computed on the GPU if there is one. `views`
-        replaces the run's views; `unpooled` takes the features before the average pooling of the
-        encoder."""
+        """(N, F) features of all samples or of `ids`. `views` replaces the run's views; `unpooled`
+        takes the features before the average pooling of the encoder."""
         chosen = None if ids is None else torch.from_numpy(ids)
         encoder = FeatureMap(self.encoder()).eval() if unpooled else self.encoder()
         views = views or self.views()
@@ -226,8 +219,7 @@ def _device() -> str:
 
 
 def exported_meta(path: Path) -> dict[str, Any]:
-    """The metadata of the encoder of a run: method, seed and a digest of its
-    settings; empty without an encoder."""
+    """The metadata of the encoder of a run; empty without an encoder."""
     file = path / WEIGHTS if (path / WEIGHTS).is_file() else path / DESCRIPTION
     return meta_of(file) if file.is_file() else {}
 
@@ -236,9 +228,9 @@ def require_finite_features(features_NF: NDArray[np.float32], path: Path) -> NDA
     """The features; raises if any of them is not finite, as after a training that diverged."""
     if bad := int((~np.isfinite(features_NF).all(1)).sum()):
         raise KinfolkError(
-            f"the encoder of {path} gives features that are not finite, for {bad:,} of "
-            f"{len(features_NF):,} samples; the training has "
-            "diverged, so train again with a lower learning rate"
+            f"the encoder of {path} gives features that are not finite, for {bad:,} of"
+            f" {len(features_NF):,} samples; the training has diverged, so train again with a lower"
+            " learning rate"
         )
     return features_NF
 
@@ -257,8 +249,7 @@ def open_run(path: Path | str, model: nn.Module | None = None) -> OpenedRun:
 
 def restore(path: Path, config: TrainConfig, data: ImageData) -> Framework:
     """The framework of the run at `path`, in evaluation mode, with its schedules at the end of the
-    training. `data` must be the training samples of the run, because the state of a method is
-    addressed by sample id."""
+    training. `data` must be the training samples of the run, whose ids its state belongs to."""
     run = Run(path)
     if not run.checkpoint.is_file():
         raise UsageError(
@@ -284,8 +275,7 @@ def measure_kin(
     alpha: float | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """The result of the protocol kin: see `run_kin`, and `run_caption_kin` for a method that learns
-    from captions."""
+    """The result of the protocol kin: `run_kin`, or `run_caption_kin`."""
     framework, views = restore(opened.path, opened.config, data), opened.views()
     if not isinstance(framework, Bimodal):
         return run_kin(framework, data, views, seed, alpha=alpha, progress=progress)
@@ -327,8 +317,7 @@ def load_framework(
 
 
 def _with_saved_model(config: TrainConfig, path: Path) -> TrainConfig:
-    """The configuration with the run's copy of a model of sentence-transformers, if it has one: the
-    folder that it started from may be gone."""
+    """The configuration with the run's copy of a model of sentence-transformers, if it has one."""
     own = Run(path).sentence_transformer
     if not own.is_dir():
         return config
@@ -345,7 +334,7 @@ def flagged_candidates(
     pos_QP: Tensor | None = None,
 ) -> Tensor:
     """(Q, C) True where the detector flags the candidate as a false negative of the query; never
-    where `own_QC` is True. `pos_QP`: similarities to the positives, if there are any."""
+    where `own_QC` is True. `pos_QP`: similarities to the positives."""
     sim_QC = sim_QC.masked_fill(own_QC, OUT)
     block = Block(sim_QC, ids_Q, candidate_ids_C, 1, (~own_QC).sum(1), pos_QP)
     found = detector.find(block)

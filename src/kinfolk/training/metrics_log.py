@@ -1,8 +1,5 @@
-"""Logging: the line of metrics per epoch in metrics.jsonl and the loggers, and the messages in
-train.log and on the screen.
-
-Lightning's own tips and hints are silenced.
-"""
+"""The line of metrics per epoch in metrics.jsonl and the loggers, and the messages in train.log and
+on the screen."""
 
 from __future__ import annotations
 
@@ -37,15 +34,8 @@ Measurement = Callable[[TrainingModule, int], dict[str, float]]
 
 
 class MetricsLog(pl.Callback):
-    """Sums loss and counts over the steps of an epoch and writes its line of metrics.
-
-    The sums are part of the checkpoint, so the line of a resumed epoch covers the whole epoch.
-
-    Args:
-        run: the run whose metrics.jsonl is written.
-        measurements: called at the end of each epoch.
-        log_every: steps between two entries in the loggers.
-    """
+    """Sums loss and counts over the steps of an epoch and writes its line of metrics. The sums are
+    part of the checkpoint, so the line of a resumed epoch covers the whole epoch."""
 
     state_key = "Journal"  # in checkpoints, also those of older versions
 
@@ -64,11 +54,8 @@ class MetricsLog(pl.Callback):
         self._since = time.perf_counter()
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self.loss, self.counts, self.shares = (
-            torch.zeros_like(self.loss),
-            torch.zeros_like(self.counts),
-            {},
-        )
+        self.loss, self.counts = torch.zeros_like(self.loss), torch.zeros_like(self.counts)
+        self.shares = {}
         self.steps, self.seconds = 0, 0.0
         self._since = time.perf_counter()
 
@@ -81,14 +68,12 @@ class MetricsLog(pl.Callback):
         batch_idx: int,
     ) -> None:
         assert isinstance(module, TrainingModule)
-        # Lightning has divided it
-        loss = outputs["loss"].detach() * trainer.accumulate_grad_batches
+        loss = outputs["loss"].detach() * trainer.accumulate_grad_batches  # Lightning divided it
         self.loss += loss.double()
         self.counts += module.framework.stats.counts().to(self.counts.device)
         for name, share in module.framework.step_shares.items():
-            self.shares[name] = self.shares.get(
-                name, torch.zeros_like(share, device=self.counts.device)
-            ) + share.to(self.counts.device)
+            share = share.to(self.counts.device)
+            self.shares[name] = self.shares[name] + share if name in self.shares else share
         self.steps += 1
         now = time.perf_counter()
         self.seconds, self._since = self.seconds + now - self._since, now
@@ -126,27 +111,20 @@ class MetricsLog(pl.Callback):
                 if name not in self._warned:
                     LOG.warning("%s", message)
                 self._warned.add(name)
-        if trainer.is_global_zero:
             append_line(self.run.metrics, json.dumps(self.row))
-        self._to_loggers(
-            trainer,
-            {name: value for name, value in self.row.items() if name not in ("epoch", "step")},
-            "epoch",
-        )
+        logged = {name: value for name, value in self.row.items() if name not in ("epoch", "step")}
+        self._to_loggers(trainer, logged, "epoch")
 
     def _warn_if_nothing_flagged(self, module: TrainingModule) -> None:
         """Warns once if a detector that has started flags nothing in a whole epoch."""
         if "flagged" in self._warned or self.row.get("flagged") != 0:
             return
-        starts = [
-            getattr(part, name, 0)
-            for part in module.framework.modules()
-            for name in ("start_epoch", "warmup_epochs")
-        ]
-        starts += [part.start for part in module.framework.modules() if isinstance(part, StartAt)]
-        if self.row["epoch"] > 1 + max(
-            (start for start in starts if isinstance(start, int)), default=0
-        ):
+        parts = list(module.framework.modules())
+        starts: list[Any] = [part.start for part in parts if isinstance(part, StartAt)]
+        for name in ("start_epoch", "warmup_epochs"):
+            starts += [getattr(part, name, 0) for part in parts]
+        numbers = [start for start in starts if isinstance(start, int)]
+        if self.row["epoch"] > 1 + max(numbers, default=0):
             self._warned.add("flagged")
             LOG.warning(
                 "%s",
@@ -155,27 +133,22 @@ class MetricsLog(pl.Callback):
             )
 
     def _share_knn(self, module: TrainingModule, knn: float | None) -> None:
-        """Passes the accuracy that rank zero has measured to the framework of all ranks, before the
-        checkpoint of the epoch."""
-        value = torch.tensor(
-            math.nan if knn is None else knn, dtype=torch.float64, device=module.device
-        )
+        """Passes the accuracy that rank zero has measured to the framework of all ranks."""
+        number = math.nan if knn is None else knn
+        value = torch.tensor(number, dtype=torch.float64, device=module.device)
         if distributed.world_size() > 1:
             dist.broadcast(value, 0)
         if value.isfinite():
             module.framework.on_metric("knn", float(value))
 
     def _summed_shares(self) -> dict[str, Tensor]:
-        """The counts of `step_shares` over all ranks, which have the same names."""
         if not self.shares:
             return {}
-        return dict(
-            zip(self.shares, _summed(torch.stack(list(self.shares.values()))).cpu(), strict=True)
-        )
+        total = _summed(torch.stack(list(self.shares.values()))).cpu()
+        return dict(zip(self.shares, total, strict=True))
 
     def state_dict(self) -> dict[str, Any]:
-        """Called on all ranks. The counts are summed over all of them and restored on rank zero
-        only."""
+        """The counts are summed over all ranks and restored on rank zero only."""
         sums = {"counts": _summed(self.counts).cpu(), "shares": self._summed_shares()}
         return {"loss": self.loss.cpu(), **sums, "steps": self.steps, "seconds": self.seconds}
 
@@ -186,16 +159,12 @@ class MetricsLog(pl.Callback):
         kept = first and state["counts"].shape == self.counts.shape
         self.counts = state["counts"] if kept else Stats.empty().counts()
         shares: dict[str, Tensor] = state.get("shares", {})
-        self.shares = {
-            name: share if first else torch.zeros_like(share) for name, share in shares.items()
-        }
+        self.shares = {name: share * first for name, share in shares.items()}
 
     def _to_loggers(self, trainer: pl.Trainer, metrics: dict[str, float], kind: str) -> None:
+        named = {f"{kind}/{name}": value for name, value in metrics.items()}
         for logger in trainer.loggers:
-            logger.log_metrics(
-                {f"{kind}/{name}": value for name, value in metrics.items()},
-                step=trainer.global_step,
-            )
+            logger.log_metrics(named, step=trainer.global_step)
 
 
 def _rate(trainer: pl.Trainer) -> float:
@@ -245,8 +214,7 @@ class _File(logging.FileHandler):
 
 @contextmanager
 def logging_to(file: Path | None, console: Console | None) -> Iterator[None]:
-    """Sends the messages of the logger "kinfolk" to a file (appended) and a console within this
-    context."""
+    """Sends the messages of the logger "kinfolk" to a file (appended) and a console."""
     logger = logging.getLogger("kinfolk")
     handlers: list[logging.Handler] = []
     if file is not None:
@@ -272,7 +240,7 @@ def logging_to(file: Path | None, console: Console | None) -> Iterator[None]:
 @contextmanager
 def collect_warnings() -> Iterator[list[str]]:
     """Collects the warnings of this library in a list, each text once, to be logged once there is a
-    log. Other warnings are issued as usual."""
+    log."""
     collected: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", KinfolkWarning)
@@ -282,18 +250,15 @@ def collect_warnings() -> Iterator[list[str]]:
             if str(warning.message) not in collected:  # a framework may have several detectors
                 collected.append(str(warning.message))
         else:
-            warnings.warn_explicit(
-                warning.message, warning.category, warning.filename, warning.lineno
-            )
+            where = warning.filename, warning.lineno
+            warnings.warn_explicit(warning.message, warning.category, *where)
 
 
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
-    """Silences Lightning's tips, hardware lists and hints about loaders, which do not apply here.
-    Errors are still shown."""
-    loggers = [
-        logging.getLogger(name) for name in ("lightning", "lightning.pytorch", "lightning.fabric")
-    ]
+    """Silences Lightning's tips and hints about loaders, which do not apply here."""
+    names = ("lightning", "lightning.pytorch", "lightning.fabric")
+    loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

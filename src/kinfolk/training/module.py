@@ -76,6 +76,7 @@ class TrainingModule(pl.LightningModule):
         self.optimizer_factory, self.chunk_size = optimizers, chunk_size
         self.method, self.batch_size, self.epochs, self.seed = method, batch_size, epochs, seed
         self.loader: BatchLoader | None = None
+        self.started = False  # whether the state of a resumed training has been restored
         self.last_batch: tuple[int, int, Tensor] = (0, 0, torch.zeros(0))
         self.describe_saved: Callable[[], str] = lambda: "no checkpoint was saved"
         # on an accelerator: the number of the first step whose loss was not finite

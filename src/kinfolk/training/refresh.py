@@ -18,7 +18,6 @@ from kinfolk.data.images import ImageData
 from kinfolk.data.text import NumberedTexts
 from kinfolk.data.transfer import Returning
 from kinfolk.embedding import (
-    Tracker,
     embed,
     embed_in_parts,
     embedding_function,
@@ -34,24 +33,12 @@ class Refresh(pl.Callback):
     """Calls `framework.refresh` before each epoch that needs it and `framework.finish` after the
     last one, and measures the time.
 
-    The result of a refresh is state of the framework, so it is in the checkpoint: an epoch that is
-    resumed in its middle is not refreshed again, and one that is resumed at its beginning is
-    refreshed before it. The optimiser drops the momentum of parameters that the framework has
-    replaced. This callback must come before `MetricsLog`, whose time of an epoch does not include
-    it.
+    The result of a refresh is state of the framework: an epoch that is resumed in its middle is not
+    refreshed again. The optimiser drops the momentum of parameters that the framework has replaced.
+    This callback must come before `MetricsLog`, whose time of an epoch does not include it.
 
     Streamed data is not read a second time: in the epoch before a refresh each batch is embedded
-    without augmentation right after its step, and the refresh uses these embeddings, which are up
-    to an epoch old. That costs the same forward pass. The few samples that the epoch left out are
-    read for the refresh.
-
-    Args:
-        data: its training samples are embedded without augmentation, unless the framework already
-            has their features.
-        views: prepares the images by `evaluate`.
-        epochs: number of epochs of the whole training.
-        autocast: dtype of the encoder under autocast; None: no autocast.
-        progress: shows the progress of the embedding.
+    without augmentation right after its step. The few samples that the epoch left out are read.
     """
 
     def __init__(
@@ -61,15 +48,8 @@ class Refresh(pl.Callback):
         *,
         epochs: int,
         autocast: torch.dtype | None,
-        progress: bool | Tracker = False,
     ) -> None:
-        self.data, self.views, self.epochs, self.autocast, self.progress = (
-            data,
-            views,
-            epochs,
-            autocast,
-            progress,
-        )
+        self.data, self.views, self.epochs, self.autocast = data, views, epochs, autocast
         self.seconds: float | None = None
         self.collected: Collected | None = None
         self._returning = Returning(self._collect)
@@ -93,13 +73,12 @@ class Refresh(pl.Callback):
         device, projected = module.device, framework.space == "projected"
         with evaluating(framework), torch.no_grad(), torch.autocast(device.type, enabled=False):
             views = self.views.evaluate(batch["pixels"], batch["aspect"])
-            with torch.autocast(
-                device.type,
-                dtype=self.autocast,
-                enabled=self.autocast is not None,
-                cache_enabled=False,
-            ):
-                z = embedding_function(framework.refresh_model, projected)(views)
+            is_cast, embedding = self.autocast is not None, framework.refresh_model
+            casting = torch.autocast(
+                device.type, dtype=self.autocast, enabled=is_cast, cache_enabled=False
+            )
+            with casting:
+                z = embedding_function(embedding, projected)(views)
         ids, z = distributed.gather_all(batch["ids"].to(device), z.float())
         self._returning.add(ids, z)
 
@@ -109,7 +88,6 @@ class Refresh(pl.Callback):
         self.collected.write(ids, z)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Called at the beginning of an epoch only."""
         assert isinstance(module, TrainingModule)
         epoch, framework = trainer.current_epoch, module.framework
         framework.set_progress(epoch, self.epochs)
@@ -124,8 +102,6 @@ class Refresh(pl.Callback):
         self.seconds = time.perf_counter() - start
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Called after the last epoch, before its line of metrics and its checkpoint, so that the
-        state belongs to the final encoder."""
         assert isinstance(module, TrainingModule)
         framework = module.framework
         if trainer.current_epoch + 1 < self.epochs or not _finishes(framework):
@@ -140,10 +116,8 @@ class Refresh(pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         self._returning.finish()
-        return {
-            "seconds": self.seconds,
-            "collected": None if self.collected is None else self.collected.state_dict(),
-        }
+        collected = None if self.collected is None else self.collected.state_dict()
+        return {"seconds": self.seconds, "collected": collected}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.seconds = state["seconds"]
@@ -152,8 +126,7 @@ class Refresh(pl.Callback):
             self.collected.load_state_dict(state["collected"])
 
     def _features(self, module: TrainingModule) -> Tensor | None:
-        """(N, F) the features to cluster, equal on all ranks; None if the framework collected them
-        during the epoch."""
+        """(N, F) the features to cluster, equal on all ranks; None if the framework has its own."""
         framework = module.framework
         self._returning.finish()
         if framework.collects:
@@ -161,36 +134,19 @@ class Refresh(pl.Callback):
         projected = framework.space == "projected"
         if projected and framework.known_features is not None:
             return framework.known_features
-        if self.collected is not None:
-            return self._completed(module, projected)
-        return embed_in_parts(
-            framework.refresh_model,
-            self.data,
-            self.views,
-            self.data.num_train,
-            device=module.device,
-            autocast=self.autocast,
-            progress=self.progress,
-            projected=projected,
-        )
-
-    def _completed(self, module: TrainingModule, projected: bool) -> Tensor:
-        """(N, F) the embeddings collected in the last epoch, and those of the samples that it left
-        out."""
-        assert self.collected is not None
+        where: dict[str, Any] = {
+            "device": module.device,
+            "autocast": self.autocast,
+            "projected": projected,
+        }
+        model, number = framework.refresh_model, self.data.num_train
+        if self.collected is None:
+            return embed_in_parts(model, self.data, self.views, number, **where)
         features, left_out = self.collected.features, (~self.collected.seen).nonzero()[:, 0]
         self.collected = None
         if len(left_out):
-            share_statistics(module.framework)
-            features[left_out] = embed(
-                module.framework.refresh_model,
-                self.data,
-                self.views,
-                left_out,
-                device=module.device,
-                autocast=self.autocast,
-                projected=projected,
-            )
+            share_statistics(framework)
+            features[left_out] = embed(model, self.data, self.views, left_out, **where)
         return features
 
 

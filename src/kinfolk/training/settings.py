@@ -1,10 +1,6 @@
-"""Recipes, and rules for settings.
-
-A recipe is a YAML file whose header says what it is for and what result to expect. The other parts:
-a recipe used with another method than its own; the block of settings that is shown before a
-training; the check of the `framework.*` and `detector.*` keys against the signatures of the
-classes; and the settings that tie a checkpoint to its run, so that a resumed run is the same run.
-"""
+"""Recipes (YAML files whose header says what to expect), the change of a method, the block of
+settings that is shown before a training, the check of `framework.*` and `detector.*` against the
+signatures of the classes, and the settings that tie a checkpoint to its run."""
 
 from __future__ import annotations
 
@@ -31,29 +27,22 @@ FOLDER = Path(__file__).parent / "recipes"
 
 
 def recipe_names() -> list[str]:
-    """The names of the recipes of the library.
-
-    Example:
-        >>> "simclr-cpu" in recipe_names()
-        True
-    """
+    """The names of the recipes of the library."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def recipe_path(recipe: str | os.PathLike[str]) -> Path:
     """The file of a recipe, by name or by the path of a YAML file."""
-    named = FOLDER / f"{os.fspath(recipe)}.yaml"
-    if isinstance(recipe, str) and recipe in recipe_names():
-        return named
-    path = Path(recipe)
+    names, path = recipe_names(), Path(recipe)
+    if recipe in names:
+        return FOLDER / f"{recipe}.yaml"
     if path.is_file():
         return path
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
         raise UsageError(
-            f"there is no recipe file {path}; the recipes of the library are"
-            f" {', '.join(recipe_names())}"
+            f"there is no recipe file {path}; the recipes of the library are {', '.join(names)}"
         )
-    raise UsageError(f"unknown recipe `{recipe}`{suggest(os.fspath(recipe), recipe_names())}")
+    raise UsageError(f"unknown recipe `{recipe}`{suggest(os.fspath(recipe), names)}")
 
 
 def load_recipe(recipe: str | os.PathLike[str]) -> TrainConfig:
@@ -75,9 +64,8 @@ def with_method(config: TrainConfig, name: str) -> tuple[TrainConfig, list[str]]
     """The configuration with the method `name`, and the names of the settings that were dropped
     because they belong to the old method.
 
-    Settings of another framework are kept if both frameworks have them with the same type, such as
-    `temperature`. Of another detector the settings in `ANY_DETECTOR` are kept. A method with the
-    same framework and detector keeps all settings.
+    Settings of another framework are kept if both have them with the same type, such as
+    `temperature`; of another detector those in `ANY_DETECTOR`.
 
     Example:
         >>> settings = {"framework": {"queue_size": 9}, "detector": {"every": 2, "start_epoch": 5}}
@@ -88,37 +76,33 @@ def with_method(config: TrainConfig, name: str) -> tuple[TrainConfig, list[str]]
         ['framework.queue_size', 'detector.every']
     """
     old, new = parse(config.method), parse(name)
-    framework = current_names(config.framework, old.framework)
-    detector, options = current_names(config.detector, old.detector or ""), config.views.options
-    had = flat({"framework": framework, "detector": detector, "views": {"options": options}})
+    before: dict[str, Any] = {
+        "framework": current_names(config.framework, old.framework),
+        "detector": current_names(config.detector, old.detector or ""),
+        "views": {**config.views.model_dump(mode="json"), "options": config.views.options},
+    }
+    after = dict(before)
     if new.framework != old.framework:
-        before, after = framework_arguments(old), framework_arguments(new)
-        same = [
-            key
-            for key in framework
-            if key not in before
-            or (key in after and after[key].annotation == before[key].annotation)
-        ]
-        # 0: no queue
-        framework = {
-            key: framework[key] for key in same if (key, framework[key]) != ("queue_size", 0)
+        theirs, ours = framework_arguments(old), framework_arguments(new)
+
+        def is_shared(key: str) -> bool:
+            same = key in ours and ours[key].annotation == theirs[key].annotation
+            return key not in theirs or same
+
+        after["framework"] = {
+            key: value
+            for key, value in before["framework"].items()
+            if is_shared(key) and (key, value) != ("queue_size", 0)  # 0: no queue
         }
         needed = FRAMEWORKS[old.framework].view_options
-        options = {key: value for key, value in options.items() if key not in needed}
+        options = {key: value for key, value in config.views.options.items() if key not in needed}
+        after["views"] = {**before["views"], "options": options}
     if new.detector != old.detector:
-        detector = {
-            key: value
-            for key, value in detector.items()
-            if key in ANY_DETECTOR and new.detector is not None
-        }
-    document = config.model_dump(mode="json") | {
-        "method": name,
-        "framework": framework,
-        "detector": detector,
-    }
-    document["views"] |= {"options": options}
-    kept = flat({"framework": framework, "detector": detector, "views": {"options": options}})
-    return TrainConfig.of(document), [key for key in had if key not in kept]
+        kept = ANY_DETECTOR if new.detector is not None else ()
+        after["detector"] = {key: value for key, value in before["detector"].items() if key in kept}
+    document = config.model_dump(mode="json") | {"method": name} | after
+    left = flat(after)
+    return TrainConfig.of(document), [key for key in flat(before) if key not in left]
 
 
 def describe_settings(config: TrainConfig, origins: Mapping[str, str], num_train: int) -> list[str]:
@@ -133,42 +117,35 @@ def describe_settings(config: TrainConfig, origins: Mapping[str, str], num_train
     scaled = "" if lr == optimizer.lr else f" ({optimizer.lr:g}, scaling {optimizer.lr_scaling})"
     width = "" if model.width is None else f", width {model.width}"
     stem = f"{width}, {model.stem} stem" if of_images else ""
-    fits = f"fits views of {config.views.size} pixels" if of_images else "default"
-    machine = "found on this machine"
+    size = f"{config.views.size} pixels"
+    fits = f"fits views of {size}" if of_images else "default"
+    machine, python = "found on this machine", "passed from Python"
     rows = [("method", config.method, "method", "default")]
     if config.python.detector is not None:
-        rows.append(("detector", config.python.detector, "", "passed from Python"))
+        rows.append(("detector", config.python.detector, "", python))
     if guide := config.detector.get("features"):
         rows.append(("guide", str(guide), "detector.features", "default, from these images alone"))
     if config.python.model is None:
         rows.append(("encoder", f"{model.name}{stem}", "model.name", fits))
     else:
-        rows.append(("encoder", config.python.model, "model.name", "passed from Python"))
-    is_sentence_model = (model.name or "").startswith(SENTENCE)
+        rows.append(("encoder", config.python.model, "model.name", python))
+    is_sentence_model = model.name.startswith(SENTENCE)
     if "text" in modalities and text.name == "transformer" and not is_sentence_model:
         tower = f"{plural(text.layers or 0, 'layer')}, width {text.width}"
         rows.append(("text tower", tower, "text.layers", "fits the captions"))
     if of_images:
         fits = "fits images and " + ("CPU" if on_cpu else "GPU")
-        rows.append(("view size", f"{config.views.size} pixels", "views.size", fits))
+        rows.append(("view size", size, "views.size", fits))
     else:
         rows.append(("texts", f"up to {text.context} tokens", "text.context", "default"))
+    length = "fits a CPU" if on_cpu and of_images else "default"
+    device = f"{trainer.accelerator} × {trainer.devices}"
     rows += [
         ("batch size", f"{config.batch_size}", "batch_size", f"fits {num_train:,} samples"),
-        (
-            "epochs",
-            f"{config.epochs}",
-            "epochs",
-            "fits a CPU" if on_cpu and of_images else "default",
-        ),
+        ("epochs", f"{config.epochs}", "epochs", length),
         ("optimiser", optimizer.name, "optimizer.name", "default"),
         ("learning rate", f"{lr:.4g}{scaled}", "optimizer.lr", "default"),
-        (
-            "device",
-            f"{trainer.accelerator} × {trainer.devices}",
-            "trainer.accelerator",
-            machine,
-        ),
+        ("device", device, "trainer.accelerator", machine),
         ("precision", trainer.precision, "trainer.precision", machine),
     ]
     first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
@@ -176,7 +153,7 @@ def describe_settings(config: TrainConfig, origins: Mapping[str, str], num_train
         f"  {name:<{first}}  {value:<{second}}  {origins.get(key, default)}"
         for name, value, key, default in rows
     ]
-    reduced = [key for key in ("model.name", "views.size", "epochs") if key not in origins]
+    reduced = {"model.name", "views.size", "epochs"} - origins.keys()
     if on_cpu and reduced and of_images:
         lines.append("on a GPU the defaults are resnet18, views of up to 224 pixels and 100 epochs")
     return lines
@@ -194,10 +171,9 @@ def checked_arguments(
 
     Args:
         target: the class or function whose annotations are read.
-        parameters: the parameters that a user may set, without those that training fills in.
+        parameters: the parameters that a user may set.
         given: the values set by the user.
-        section: the name of the section, for messages: "detector".
-        owner: the name of the class, for messages: "glofnd".
+        section, owner: names for messages, such as "detector" and "glofnd".
     """
     model = _validated(target, parameters, given, section, owner)
     return {name: getattr(model, name) for name in parameters}
@@ -219,9 +195,7 @@ RENAMED = {"framework": {"positive_in_denominator", "rule"}, "detector": {"fract
 
 
 def current_names(given: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """Arguments of a configuration or recipe of an earlier version by their present names:
-    `fraction` of fnc is `alpha`, `positive_in_denominator` of simclr and spcl is the opposite of
-    `decoupled`, and `rule` of rcl and hierarchy, of which "centres" is left, is gone.
+    """Arguments of a configuration or recipe of an earlier version by their present names.
 
     Example:
         >>> current_names({"fraction": 0.05, "top_k": None}, "fnc")
@@ -231,14 +205,12 @@ def current_names(given: Mapping[str, Any], owner: str) -> dict[str, Any]:
     """
     given = dict(given)
     if owner == "fnc" and "fraction" in given:
-        fraction = given.pop("fraction")
-        given.setdefault("alpha", fraction)
+        given["alpha"] = given.get("alpha", given.pop("fraction"))
     if owner in ("simclr", "spcl") and "positive_in_denominator" in given:
-        given["decoupled"] = not given.pop("positive_in_denominator") or given.get(
-            "decoupled", False
-        )
+        is_decoupled = not given.pop("positive_in_denominator")
+        given["decoupled"] = is_decoupled or given.get("decoupled", False)
     if owner in ("rcl", "hierarchy") and given.get("rule") == "centres":
-        del given["rule"]
+        del given["rule"]  # the one that is left
     return given
 
 
@@ -258,14 +230,10 @@ def _validated(
             )
         if key not in parameters:
             raise UsageError(f"unknown key `{section}.{key}` for {owner}{suggest(key, parameters)}")
-    hints = typing.get_type_hints(
-        inspect.getattr_static(target, "__init__") if isinstance(target, type) else target
-    )
+    init = inspect.getattr_static(target, "__init__") if isinstance(target, type) else target
+    hints, empty = typing.get_type_hints(init), inspect.Parameter.empty
     fields: dict[str, Any] = {  # parameters of a plugin may have no annotation
-        name: (
-            hints.get(name, Any),
-            ... if parameter.default is inspect.Parameter.empty else parameter.default,
-        )
+        name: (hints.get(name, Any), ... if parameter.default is empty else parameter.default)
         for name, parameter in parameters.items()
     }
     settings = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
@@ -296,28 +264,24 @@ WITHOUT_EFFECT = (
     "trainer.timeout_minutes",
     "plugins",
 )
-"""Settings that do not change the result. The data may have been moved: the samples themselves are
-compared. `knn` is among them unless the detector uses the accuracy."""
+"""Settings that do not change the result; `knn` does if the detector uses the accuracy. The data
+may have been moved: the samples themselves are compared."""
 CHANGEABLE = ("epochs", "model.init", "text.tokenizer", *WITHOUT_EFFECT)
-"""Settings that may change when a run is resumed; docs/training.md lists them. Initial weights and
-tokenizer are not read again. With other `epochs` all schedules use the new number from there on, so
-the result differs from that of a run that had it from the start."""
+"""Settings that may change when a run is resumed; docs/training.md lists them."""
 PROCESSES = "trainer.devices × trainer.num_nodes"
 FILES = ("detector.pairs", "detector.features")
 """Files that are read again on resuming: their content is compared, not their path."""
 ADDED = {"head.second": False}
-"""Settings that were added after the first run folders were written, with their default values.
-They count only if they have another value, so that earlier run folders keep loading."""
+"""Settings that earlier run folders do not have, with their defaults; they count only if they have
+another value."""
 
 
 def result_settings(config: TrainConfig) -> dict[str, Any]:
     """The settings that determine the result, by key. All others may change on resuming."""
     settings = flat(config.model_dump(mode="json"))
     devices, nodes = settings.pop("trainer.devices"), settings.pop("trainer.num_nodes")
-    settings |= {
-        "method": config.method.removesuffix(":eliminate"),  # the default
-        PROCESSES: devices * nodes if isinstance(devices, int) else devices,
-    }
+    settings["method"] = config.method.removesuffix(":eliminate")  # the default
+    settings[PROCESSES] = devices * nodes if isinstance(devices, int) else devices
     by_accuracy = "knn" in map(str, flat(config.detector).values())
     free = tuple(f"{name}." for name in CHANGEABLE if not (name == "knn" and by_accuracy))
     return {
@@ -341,13 +305,11 @@ def refuse_changes(stored: TrainConfig, given: TrainConfig) -> None:
                 f" `{section}.{name}`; it can be evaluated, but not trained further. Start a new"
                 " run in another folder"
             )
-    found = _first_difference(result_settings(stored), result_settings(given))
-    if found is not None:
+    if found := _first_difference(result_settings(stored), result_settings(given)):
         key, old, new = found
         raise UsageError(
-            f"`{key}` (={_quoted(new)}) was {_quoted(old)} when the run began; a resumed run"
-            " must keep its settings to end in the same result. Leave it out, or start a new run"
-            " in another folder"
+            f"`{key}` (={new}) was {old} when the run began; a resumed run must keep its settings"
+            " to end in the same result. Leave it out, or start a new run in another folder"
         )
 
 
@@ -367,44 +329,34 @@ def identity(config: TrainConfig, samples: str, num_train: int) -> dict[str, Any
 def settings_digest(settings: Mapping[str, Any]) -> str:
     """32 hexadecimal digits of the settings that determine the result, without files, which may be
     gone once a run is finished."""
-    counted = {key: value for key, value in settings.items() if key not in FILES}
-    return hashlib.blake2b(
-        json.dumps(counted, sort_keys=True, default=str).encode(), digest_size=16
-    ).hexdigest()
+    without_files = {key: value for key, value in settings.items() if key not in FILES}
+    text = json.dumps(without_files, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def require_identity(
     state: Mapping[str, Any], config: TrainConfig, samples: str, num_train: int, path: Path
 ) -> None:
-    """Refuses a checkpoint of other samples or other settings, and names the difference.
-
-    Args:
-        state: the `kinfolk` entry of the checkpoint.
-        config, samples, num_train: settings of this run, digest and number of its training samples.
-        path: the file of the checkpoint.
-    """
+    """Refuses the checkpoint `path`, whose `kinfolk` entry is `state`, if it is of other samples or
+    settings than this run."""
     if not {"samples", "settings", "num_samples"} <= state.keys():
         raise KinfolkError(
             f"the checkpoint {path} was written by an older version and does not name its run;"
             " start a new run"
         )
     if state["samples"] != samples:
-        theirs = (
-            f"{state['num_samples']:,} training samples of {short(str(state.get('source')))},"
-            f" digest {state['samples'][:8]}"
-        )
         raise KinfolkError(
-            f"the checkpoint {path} belongs to another run: it was saved for {theirs};"
-            f" samples.parquet lists {num_train:,}, digest {samples[:8]}. Put the run's own"
-            " checkpoint back, or start a new run"
+            f"the checkpoint {path} belongs to another run: it was saved for"
+            f" {state['num_samples']:,} training samples of {short(str(state.get('source')))},"
+            f" digest {state['samples'][:8]}; samples.parquet lists {num_train:,}, digest"
+            f" {samples[:8]}. Put the run's own checkpoint back, or start a new run"
         )
-    found = _first_difference(state["settings"], json.loads(json.dumps(result_settings(config))))
-    if found is not None:
-        key, before, now = found
+    now = json.loads(json.dumps(result_settings(config)))
+    if found := _first_difference(state["settings"], now):
+        key, old, new = found
         raise KinfolkError(
-            f"the checkpoint {path} was saved with `{key}` = {_quoted(before)}, and config.yaml or"
-            f" the options say {_quoted(now)}; set it back, put the run's own checkpoint back, or"
-            " start a new run"
+            f"the checkpoint {path} was saved with `{key}` = {old}, and config.yaml or the options"
+            f" say {new}; set it back, put the run's own checkpoint back, or start a new run"
         )
 
 
@@ -412,22 +364,21 @@ def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """`{"detector": {"alpha": 0.1}}` as `{"detector.alpha": 0.1}`."""
     found: dict[str, Any] = {}
     for key, value in document.items():
-        found |= (
-            flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-        )
+        name = f"{prefix}{key}"
+        found |= flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
     return found
 
 
 def _first_difference(
     before: Mapping[str, Any], now: Mapping[str, Any]
-) -> tuple[str, Any, Any] | None:
-    """A key that the earlier side lacks is a setting that is newer than the run; switched off, it
-    makes no difference."""
+) -> tuple[str, str, str] | None:
+    """A key and both values for a message. A key that the earlier side lacks is newer than the run;
+    switched off, it makes no difference."""
     keys = [*before, *(key for key in now if key not in before and now[key] not in (None, False))]
-    return next(
-        ((key, before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)),
-        None,
-    )
+    for key in keys:
+        if before.get(key) != now.get(key):
+            return key, short(repr(before.get(key))), short(repr(now.get(key)))
+    return None
 
 
 def _content(file: Any) -> Any:
@@ -451,7 +402,3 @@ def digest_of(path: Path) -> str:
         while piece := file.read(1 << 22):
             digest.update(piece)
     return digest.hexdigest()
-
-
-def _quoted(value: Any) -> str:
-    return short(repr(value))

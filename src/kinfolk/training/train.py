@@ -1,5 +1,4 @@
-"""Training from start to end: configuration, data, framework, trainer. `kinfolk.api.train` adds the
-report."""
+"""Training from start to end; `kinfolk.api.train` adds the report."""
 
 from __future__ import annotations
 
@@ -13,7 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import lightning.pytorch as pl
 import torch
 from rich.console import Console
 from torch import nn
@@ -37,7 +35,7 @@ from kinfolk.training.build import (
     build_views,
     read_text,
 )
-from kinfolk.training.checkpoint import CheckpointSaver, read_checkpoint, restore_error
+from kinfolk.training.checkpoint import read_checkpoint, restore_error
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.defaults import (
     assemble,
@@ -99,8 +97,6 @@ if TYPE_CHECKING:
     )
 
 LOG = logging.getLogger("kinfolk.training")
-
-
 NAMED = {
     "method": "method",
     "epochs": "epochs",
@@ -126,12 +122,8 @@ def train(
     progress: bool = True,
     **named: Any,
 ) -> Run:
-    """Trains an encoder on images and writes the run folder `out`, without the report.
-    `kinfolk.api.train` documents the arguments; `named` are those in `NAMED`.
-
-    Returns:
-        The run. Its `rank` is above 0 in processes other than rank zero.
-    """
+    """Trains an encoder and writes the run folder `out`, without the report. `kinfolk.api.train`
+    documents the arguments; `named` are those in `NAMED`."""
     if out is None:
         raise UsageError("`out` is required: the folder to write the run into")
     if resume and overwrite:
@@ -190,29 +182,35 @@ def train(
         return _run(run, config, source, resume, overwrite, console, notes, origins, parts)
 
 
-def has_negatives(images: ImageData, config: TrainConfig) -> bool:
-    """Whether some training pair of texts has a negative. Images always have."""
-    if images.texts is None or not config.framework.get("known_groups", True):
-        return True
-    groups = images.texts.groups[: images.num_train]
-    return bool((groups != groups[0]).any()) or images.texts.negative_ids is not None
-
-
-def _other_splits(splits: Sequence[str]) -> str:
-    """Names the splits if there are others than those for training, as for a misspelt name."""
-    names = sorted(set(splits) - {"train"})
-    return f"; the splits of the rest are {', '.join(map(short, names))}" if names else ""
+def _require_negatives(images: ImageData, config: TrainConfig, name: str) -> None:
+    """Refuses too few samples, and text pairs of which none has a negative."""
+    texts = images.texts
+    if images.num_train < 2:
+        what, others = "image" if texts is None else "pair", sorted({*images.samples.splits})
+        others = [short(split) for split in others if split != "train"]
+        rest = f"; the splits of the rest are {', '.join(others)}" if others else ""
+        raise UsageError(
+            f"{name} has {plural(images.num_train, f'training {what}')}; a training contrasts"
+            f" {what}s with each other and needs at least 2, and better hundreds{rest}"
+        )
+    if texts is None or texts.negative_ids is not None:
+        return
+    groups = texts.groups[: images.num_train]
+    if config.framework.get("known_groups", True) and not bool((groups != groups[0]).any()):
+        raise UsageError(
+            f"the {images.num_train:,} training pairs of {name} are one group, linked by equal"
+            " texts or by the column of groups, so that no pair has a negative; --set"
+            " framework.known_groups=false takes equal texts for negatives"
+        )
 
 
 def _fit_as_helper(run: Run, data: Data | None, epochs: int, resume: bool, parts: Parts) -> Run:
-    """Trains on a rank above zero: waits until rank zero is ready and maps its data. The source is
-    read again only where the cache of rank zero is not visible, as on another machine with a cache
-    folder of its own."""
+    """Trains on a rank above zero: maps the data of rank zero, or reads the source again where its
+    cache is not visible, as on another machine."""
     wait_for_rank_zero(run.launch)
     config = TrainConfig.load(run.config)
-    state: dict[str, Any] | None = (
-        read_checkpoint(run.checkpoint)["kinfolk"] if resume and run.checkpoint.exists() else None
-    )
+    has_state = resume and run.checkpoint.exists()
+    state = read_checkpoint(run.checkpoint)["kinfolk"] if has_state else None
     if state is not None and state["epoch"] >= epochs:  # nothing to resume; rank zero logs it
         return run
     images = take_over(run.handover)
@@ -232,8 +230,8 @@ def _run(
     origins: Mapping[str, str],
     parts: Parts,
 ) -> Run:
-    """Trains on rank zero. Nothing is written, and with `overwrite` nothing is removed, before data
-    and method have been checked."""
+    """Trains on rank zero. Nothing is written or removed before data and method have been
+    checked."""
     several = num_processes(config) > 1
     with collect_warnings() as refused:
         state = last_checkpoint_state(run, source, config) if resume else None
@@ -257,19 +255,7 @@ def _run(
     images = read_data(source, config, run, several, progress=console is not None)
     if state is not None:
         require_same_samples(run, images)
-    what = "pair" if source.has_texts else "image"
-    if images.num_train < 2:
-        raise UsageError(
-            f"{short(source.name)} has {plural(images.num_train, f'training {what}')}; a training"
-            f" contrasts {what}s with each other and needs at least 2, and better hundreds"
-            + _other_splits(images.samples.splits)
-        )
-    if not has_negatives(images, config):
-        raise UsageError(
-            f"the {images.num_train:,} training pairs of {short(source.name)} are one group, linked"
-            " by equal texts or by the column of groups, so that no pair has a negative; --set"
-            " framework.known_groups=false takes equal texts for negatives"
-        )
+    _require_negatives(images, config, short(source.name))
     source.release()
     config = fit_text(config, images.samples)
     with collect_warnings() as reduced:
@@ -332,11 +318,10 @@ def _fit(
             compile_encoder=config.trainer.compile_encoder is True,
         )
         refreshed = images if images.texts is None else NumberedTexts(images.texts)
-        refresh = Refresh(refreshed, views, epochs=epochs, autocast=autocast)
         measurements: list[Measurement] = [
             knn,
             ClusterQuality(images, config.knn.nmi_normaliser),
-            refresh,
+            Refresh(refreshed, views, epochs=epochs, autocast=autocast),
             lambda module, epoch: module.framework.metrics,
             Snapshots(
                 run, images, views, config.snapshots, epochs=epochs, seed=seed, autocast=autocast
@@ -361,19 +346,13 @@ def _fit(
             if isinstance(framework.encoder, SentenceEncoder):
                 framework.encoder.save(run.sentence_transformer)
 
-        trainer = build_trainer(
-            config, run, state, this_run, measurements, refresh, export, console
-        )
+        trainer = build_trainer(config, run, state, this_run, measurements, export, console)
         try:
             explained = explain_lost_ranks(module.describe_saved) if several else nullcontext()
-            with (
-                explained,
-                one_pixel_in_float32(framework),
-                float32_products(config.trainer.matmul_precision),
-            ):
-                trainer.fit(
-                    module, ckpt_path=None if state is None else run.checkpoint, weights_only=True
-                )
+            products = float32_products(config.trainer.matmul_precision)
+            checkpoint = None if state is None else run.checkpoint
+            with explained, one_pixel_in_float32(framework), products:
+                trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
         except SystemExit:
             if trainer.interrupted:  # Lightning's answer to Ctrl-C before the first step
                 raise KeyboardInterrupt from None
@@ -382,16 +361,10 @@ def _fit(
             LOG.error("%s", error, extra={FILE_ONLY: True})
             raise
         except (RuntimeError, LookupError, TypeError, AttributeError, ValueError) as error:
-            if state is None or _has_started(trainer):
+            if state is None or module.started:
                 raise
             raise restore_error(error, run.checkpoint) from error
         rows = run.epochs()
         metrics = f": {describe(rows[-1])}" if rows else ""
         LOG.info("%s", f"finished{metrics}; the run is in {run.path}")
     return replace(run, images=images, features=knn.last_features())
-
-
-def _has_started(trainer: pl.Trainer) -> bool:
-    """Whether the state has been restored and training steps may have been taken."""
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    return any(isinstance(each, CheckpointSaver) and each.started for each in callbacks)

@@ -1,14 +1,12 @@
-"""The Lightning trainer of a run, with its strategy, its loggers and its callbacks in the order in
-which they depend on each other, and its progress bar. Without a terminal, the bar is replaced by
-one line per epoch.
-"""
+"""The Lightning trainer of a run with its loggers and callbacks, and the progress bar. Without a
+terminal, the bar is replaced by one line per epoch."""
 
 from __future__ import annotations
 
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -16,7 +14,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
 from kinfolk.training.checkpoint import AtomicCheckpointIO, CheckpointSaver
@@ -24,7 +22,6 @@ from kinfolk.training.config import TrainConfig, TrainerConfig
 from kinfolk.training.launch import in_notebook
 from kinfolk.training.metrics_log import FILE_ONLY, Measurement, MetricsLog
 from kinfolk.training.module import TrainingModule
-from kinfolk.training.refresh import Refresh
 from kinfolk.training.run_folder import Run
 
 LOG = logging.getLogger("kinfolk.training")
@@ -32,7 +29,6 @@ SECONDS_PER_UPDATE = 0.5
 ESTIMATE_AFTER, ESTIMATE_STEPS, SHORTEST_ESTIMATE = 3.0, 20, 10.0
 """The time of the whole training is estimated after this many seconds or steps, and shown if it is
 at least this many seconds."""
-NARROW = 120
 
 
 def build_trainer(
@@ -41,16 +37,24 @@ def build_trainer(
     state: Mapping[str, Any] | None,
     identity: Mapping[str, Any],
     measurements: Sequence[Measurement],
-    refresh: Refresh,
     export: Callable[[int, int], None],
     console: Console | None,
 ) -> pl.Trainer:
-    """A trainer that writes into `run`. It starts after the checkpoint with the `kinfolk` entry
-    `state`, or at the beginning if None."""
+    """A trainer that writes into `run` and starts after the checkpoint with the `kinfolk` entry
+    `state`, or at the beginning. Of the measurements, callbacks see the training first."""
     settings, step = config.trainer, 0 if state is None else int(state["step"])
     metrics_log = MetricsLog(run, measurements, settings.log_every)
-    bar = ProgressBar(console, metrics_log, config.epochs)
-    refresh.progress = bar.track
+    saver = CheckpointSaver(
+        run.checkpoint,
+        config.epochs,
+        config.checkpoint,
+        identity,
+        export,
+        lambda: metrics_log.row.get("knn"),
+        state,
+    )
+    callbacks: list[Any] = [each for each in measurements if isinstance(each, pl.Callback)]
+    callbacks += [metrics_log, ProgressBar(console, metrics_log, config.epochs), saver]
     return pl.Trainer(
         accelerator=settings.accelerator,
         devices=settings.devices,
@@ -63,20 +67,7 @@ def build_trainer(
         gradient_clip_val=settings.gradient_clip,
         sync_batchnorm=settings.sync_batchnorm is True,
         logger=[_logger(name, config, run, step) for name in settings.loggers],
-        callbacks=[
-            refresh,
-            metrics_log,
-            bar,
-            CheckpointSaver(
-                run.checkpoint,
-                config.epochs,
-                config.checkpoint,
-                identity,
-                export,
-                lambda: metrics_log.row.get("knn"),
-                state,
-            ),
-        ],
+        callbacks=callbacks,
         plugins=[AtomicCheckpointIO()],
         default_root_dir=run.path,
         enable_progress_bar=False,
@@ -88,11 +79,10 @@ def build_trainer(
 
 
 def _strategy(settings: TrainerConfig) -> str | Strategy:
-    """`auto` with several processes is DDP, in which parts without gradient (momentum encoders)
-    must have `requires_grad` False."""
+    """`auto` with several processes is DDP."""
     several = settings.num_nodes > 1 or (isinstance(settings.devices, int) and settings.devices > 1)
     if settings.strategy == "ddp" or (
-        settings.strategy == "auto" and several and not in_notebook()
+        several and settings.strategy == "auto" and not in_notebook()
     ):
         return DDPStrategy(timeout=timedelta(minutes=settings.timeout_minutes))
     return settings.strategy
@@ -126,25 +116,14 @@ def _logger(name: str, config: TrainConfig, run: Run, step: int) -> Logger:
 
 
 class ProgressBar(pl.Callback):
-    """Shows the progress of all epochs as one bar. Must come after `MetricsLog` in the list of
-    callbacks: it shows its last line.
-
-    Args:
-        console: where to draw; None: nowhere, lines go to the log file only.
-        metrics_log: has the metrics of the last finished epoch, and the time of the current one.
-        epochs: number of epochs of the whole training.
-    """
+    """Shows the progress of all epochs as one bar on `console`. Must come after `MetricsLog` in the
+    list of callbacks: it shows its last line."""
 
     def __init__(self, console: Console | None, metrics_log: MetricsLog, epochs: int) -> None:
         self.console, self.metrics_log, self.epochs = console, metrics_log, epochs
         self._bar: Progress | None = None
         self._steps, self._first, self._is_estimated = 0, 0.0, False
         self._shown = 0.0
-
-    @property
-    def _is_narrow(self) -> bool:
-        """Whether the bar is short and speed and F1 are left out."""
-        return self.console is not None and self.console.width < NARROW
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if self.console is None or not self.console.is_terminal or not trainer.is_global_zero:
@@ -153,11 +132,7 @@ class ProgressBar(pl.Callback):
         texts = [
             TextColumn(f"{{task.{name}}}", table_column=Column(no_wrap=True)) for name in names
         ]
-        bars: list[ProgressColumn] = [BarColumn(None), MofNCompleteColumn()]
-        if self._is_narrow:
-            bars = [BarColumn(8)]
-        columns = (texts[0], *bars, *texts[1:])
-        self._bar = Progress(*columns, console=self.console, expand=not self._is_narrow)
+        self._bar = Progress(texts[0], BarColumn(8), *texts[1:], console=self.console)
         done, total = self._progress(trainer)
         self._task = self._bar.add_task(
             "training", total=total, completed=done, figures="", left=""
@@ -168,19 +143,6 @@ class ProgressBar(pl.Callback):
         """Steps of the whole training that are done, and their number."""
         done = trainer.fit_loop.epoch_loop.batch_progress.total.completed
         return done, self.epochs * int(trainer.num_training_batches)
-
-    def track(self, steps: range) -> Iterator[int]:
-        """Yields the same steps and shows a second bar below that of the training."""
-        if self._bar is None:
-            yield from steps
-            return
-        task = self._bar.add_task("embedding", total=len(steps), figures="", left="")
-        try:
-            for step in steps:
-                yield step
-                self._bar.advance(task)
-        finally:
-            self._bar.remove_task(task)
 
     def on_train_batch_end(
         self,
@@ -201,23 +163,18 @@ class ProgressBar(pl.Callback):
             return
         self._shown = now
         per_step = log.seconds / max(log.steps, 1)
-        figures = {
-            **log.row,
-            "loss": float(outputs["loss"]) * trainer.accumulate_grad_batches,
-            "images_per_second": module.batch_size / max(per_step, 1e-9),
-        }
+        loss = float(outputs["loss"]) * trainer.accumulate_grad_batches
         batches = int(trainer.num_training_batches)
         left = (self.epochs - trainer.current_epoch) * batches - batch_idx - 1
         self._bar.update(
             self._task,
             description=f"epoch {trainer.current_epoch + 1}/{self.epochs}",
-            figures=describe(figures, speed=not self._is_narrow),
+            figures=describe({**log.row, "loss": loss}, speed=False),
             left=f"{duration(per_step * left)} left",
         )
 
     def _estimate(self, trainer: pl.Trainer, module: TrainingModule, now: float) -> None:
-        """Logs once how long the whole training will take. The first step is left out: it is slower
-        than the others."""
+        """Logs once how long the whole training will take, without its first, slow step."""
         if self._is_estimated or not trainer.is_global_zero:
             return
         self._steps += 1
@@ -243,8 +200,8 @@ class ProgressBar(pl.Callback):
         time_left = f"{duration(left)} left" if left else ""
         line = f"{name}  {describe(row)}  {time_left}".rstrip()
         LOG.info("%s", line, extra={FILE_ONLY: self._bar is not None})
-        if self._bar is not None:  # else it ends with the kNN accuracy of the epoch before
-            figures = describe(row, speed=not self._is_narrow)
+        if self._bar is not None:  # otherwise it shows the kNN accuracy of the epoch before
+            figures = describe(row, speed=False)
             self._bar.update(self._task, description=name, figures=figures, left=time_left)
 
     def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
