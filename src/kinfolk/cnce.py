@@ -8,15 +8,9 @@ candidates, one of which is the positive v_1,
     NCE = E[Z] with v_2:k ~ p(v),     CNCE = E[Z] with v_2:k ~ p(v | S_B).
 
 S_B contains the v whose score is between the ω_ℓ-th and the ω_u-th percentile of the anchor's
-scores (section 4). Appendix B calls S_B "the top w_ℓ percentage", but its support shrinks from w =
-10 to 95. Both agree only if w is the lower percentile, as in section 4. So ω = 95 keeps the hardest
-5 percent here, and ω = 0 is NCE.
-
-Theorem 3.1 requires that B lies above c = E_p[e^f], which does not hold for a low ω (`premise`).
-Without an upper end the premise is not needed: scores above a percentile are stochastically larger
-than all scores, and Z decreases with each of them, so CNCE decreases as ω increases and never
-exceeds NCE. A ring (upper < 100) needs the premise: below c, CNCE can exceed the mutual
-information.
+scores (section 4), so ω = 95 keeps the hardest 5 percent, and ω = 0 is NCE. Theorem 3.1 requires
+that B lies above c = E_p[e^f] (`premise`); without an upper end CNCE decreases as ω increases and
+never exceeds NCE, premise or not. A ring (upper < 100) needs the premise.
 
 In the experiment (X, Y) = Z + ε with Z ~ N(0, Σ_Z), ε ~ N(0, Σ_ε) is Gaussian with covariance
 Σ = Σ_Z + Σ_ε, hence
@@ -25,10 +19,8 @@ In the experiment (X, Y) = Z + ε with Z ~ N(0, Σ_Z), ε ~ N(0, Σ_ε) is Gauss
 
 The critic is f(x, y) = ⟨g(x), h(y)⟩ / temperature: two perceptrons of five linear layers, ten units
 wide, with ReLU. Choices that the paper does not state: unit-norm outputs (section 2) of ten numbers
-(the hidden width) and temperature 0.07 (section 5). Instead of a memory bank, all points are
-embedded at each step, so that no embedding is stale and both encoders have a gradient. The partner
-of a point is never among its negatives. Negatives are drawn with replacement, because those of the
-theorem are i.i.d.
+and temperature 0.07 (section 5). Instead of a memory bank, all points are embedded at each step.
+Negatives are drawn with replacement, because those of the theorem are i.i.d., never the partner.
 
 Dimension key: N points, B batch, A anchors, C candidates of an anchor other than its positive, M
 candidates in the support, K negatives drawn, D embedding, R draws.
@@ -78,10 +70,8 @@ def cnce(
 
     Args:
         positive_A: (A,) scores f(u, v_1).
-        others_AC: (A, C) scores of draws from p(v) that are independent of v_1. The positive is not
-            among them.
-        num_negatives: negatives per anchor, drawn independently and with replacement; k − 1 in
-            theorem 3.1.
+        others_AC: (A, C) scores of draws from p(v) that are independent of v_1.
+        num_negatives: negatives per anchor, drawn with replacement; k − 1 in theorem 3.1.
         generator: random generator on the device of the scores.
         lower, upper: ω_ℓ and ω_u, percentiles in [0, 100].
 
@@ -98,8 +88,7 @@ def cnce(
 
 
 def log_ratio(positive_A: Tensor, negatives_AK: Tensor) -> Tensor:
-    """(A,) Z for each anchor. The positive is one of the k = K + 1 candidates, so Z is at most log
-    k."""
+    """(A,) Z for each anchor. The positive is one of the k = K + 1 candidates."""
     if positive_A.ndim != 1 or negatives_AK.ndim != 2 or len(positive_A) != len(negatives_AK):
         raise ValueError(
             f"`positive_A` (={tuple(positive_A.shape)}) and `negatives_AK`"
@@ -129,11 +118,9 @@ def bounds(num_candidates: int, lower: float, upper: float = 100.0) -> tuple[int
 
 
 def draw(kept_AM: Tensor, num_negatives: int, generator: torch.Generator) -> Tensor:
-    """(A, K) scores drawn from each row, independently and with replacement.
-
-    Uses the inverse of the distribution function: the same random number picks a larger score from
-    a higher part of ascending scores. It counts from the top, so that supports with the same upper
-    end pick their largest score with the same random number.
+    """(A, K) scores drawn from each row, independently and with replacement, by the inverse of the
+    distribution function. It counts from the top, so that supports with the same upper end pick
+    their largest score with the same random number.
     """
     if num_negatives < 1:
         raise ValueError(f"`num_negatives` (={num_negatives}) must be at least 1")
@@ -144,8 +131,7 @@ def draw(kept_AM: Tensor, num_negatives: int, generator: torch.Generator) -> Ten
 
 
 def premise(ordered_AC: Tensor, lower: float) -> float:
-    """Share of anchors (rows of ascending scores) for which theorem 3.1 applies: the lowest e^f in
-    the support is above the mean c."""
+    """Share of anchors (rows of ascending scores) for which theorem 3.1 applies."""
     mean_A = ordered_AC.logsumexp(1) - math.log(ordered_AC.shape[1])
     return float((support(ordered_AC, lower)[:, 0] > mean_A).double().mean())
 
@@ -247,8 +233,8 @@ def train_critic(
     lower: float = 0.0,
     after_epoch: Callable[[], object] | None = None,
 ) -> Critic:
-    """Trains a critic that maximises NCE on the points, or, with `lower`, CNCE with negatives above
-    that percentile of its scores."""
+    """Trains a critic that maximises NCE on the points, or CNCE with negatives above the percentile
+    `lower`."""
     critic = Critic(toy, seed)
     # fused: one call per step
     optimizer = torch.optim.Adam(critic.parameters(), lr=toy.lr, weight_decay=0.0, fused=True)
@@ -281,7 +267,7 @@ def choose_negatives(
     draws: torch.Generator,
 ) -> Tensor:
     """(B, K) points drawn from those above the percentile `lower` of each anchor's scores, never
-    the partner of the anchor."""
+    its partner."""
     shape = (len(partner_B), num_negatives)
     first, end = bounds(len(v_ND) - 1, lower)
     if lower == 0:
@@ -319,10 +305,8 @@ def variance_study(
     progress: bool = False,
 ) -> dict[str, Any]:
     """Mean and variance of NCE and CNCE on fresh points of the toy, with a critic trained by NCE,
-    for each number of negatives.
-
-    The variance is that of theorem 3.2: the variance of Z over draws of the negatives with (u, v_1)
-    fixed, averaged over anchors and seeds.
+    for each number of negatives. The variance is that of theorem 3.2: of Z over draws of the
+    negatives with (u, v_1) fixed, averaged over anchors and seeds.
     """
     toy = toy or Toy()
     rows: list[list[dict[str, Any]]] = []
@@ -345,8 +329,7 @@ def variance_study(
 def views_study(
     first: Path, second: Path, temperature: float, *, anchors: int = 128, draws: int = 32
 ) -> dict[str, Any]:
-    """The variance study for embeddings of two views: two .npy arrays of the same shape. The first
-    `anchors` rows are the anchors."""
+    """The variance study for embeddings of two views: two .npy arrays of the same shape."""
     views = [_read(path) for path in (first, second)]
     if views[0].ndim != 2 or views[0].shape != views[1].shape or len(views[0]) < 2:
         shapes = " and ".join(str(tuple(view.shape)) for view in views)
@@ -377,8 +360,8 @@ def by_negatives(
     negatives: Sequence[int] = NEGATIVES,
     omegas: Sequence[float] = OMEGAS,
 ) -> list[dict[str, Any]]:
-    """Mean and variance over draws of the negatives, for each number of negatives and each ω. Row i
-    of `u_AD` and row i of `v_ND` are two views of one sample."""
+    """Mean and variance over draws of the negatives. Row i of `u_AD` and row i of `v_ND` are two
+    views of one sample."""
     if draws < 2:
         raise ValueError(f"`draws` (={draws}) must be at least 2")
     positive_A, others_AC = scores(u_AD, v_ND, temperature)
@@ -414,8 +397,7 @@ def table_study(
 
     `critic` in the result is "nce" for the critic of each seed that is trained by NCE and measured
     by every estimator, and "own" (with `train_each`) for a critic per ω that is trained by that
-    CNCE. Each is measured on its training points, as the paper seems to do, and on as many fresh
-    points, for which the bound holds in expectation.
+    CNCE. Each is measured on its training points, as the paper seems to do, and on fresh points.
     """
     toy = toy or Toy()
     found: dict[tuple[str, int, str], list[float]] = {}
@@ -472,8 +454,7 @@ def _measure(
 def _count_epochs(
     num_seeds: int, trainings: int, toy: Toy, progress: bool
 ) -> Iterator[Callable[[], object]]:
-    """Yields a function to call after each epoch, which advances a progress bar over all
-    trainings."""
+    """Yields a function to call after each epoch, which advances a progress bar."""
     if num_seeds < 1:
         raise ValueError(f"`num_seeds` (={num_seeds}) must be at least 1")
     total = trainings * toy.epochs

@@ -78,9 +78,9 @@ def test_tables_are_written_as_markdown_and_csv(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--format", "doc"], "--format (=doc) must be one of table, csv, markdown, latex, html"),
+        (["--format", "doc"], "--format (=doc) must be one of table, csv, markdown, html"),
         (["--format", "table", "--out", "x.md"], "--format table is for the screen"),
-        (["--out", "x.doc"], "must end in .csv, .md, .tex, .html"),
+        (["--out", "x.doc"], "must end in .csv, .md, .html"),
         (
             ["--columns", "linear,gains"],
             "there is no column 'gains' in this table; there are: linear, gain, 95% interval, n, p",

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.errors import UsageError
-from kinfolk.evaluation.retrieval import class_embeddings, embedder, read_lines, zero_shot
+from kinfolk.evaluation.retrieval import class_embeddings, read_lines, zero_shot
 
 WORDS = {"dog": 0, "big cat": 1, "car": 2}
 
@@ -54,17 +54,3 @@ def test_names_and_templates_that_cannot_classify_are_refused(tmp_path: Path) ->
     for name in ("empty.txt", "gone.txt"):
         with pytest.raises(UsageError, match=name):
             read_lines(tmp_path / name)
-
-
-def test_embedder_goes_by_batches() -> None:
-    sizes = []
-
-    def tower(tokens: Tensor) -> Tensor:
-        sizes.append(len(tokens))
-        return tokens.float()
-
-    made = embedder(
-        tower, lambda texts: torch.tensor([[len(text)] for text in texts]), batch_size=2
-    )
-    assert made(["a", "bb", "ccc"]).tolist() == [[1.0], [2.0], [3.0]]
-    assert sizes == [2, 1]

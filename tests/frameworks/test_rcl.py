@@ -166,27 +166,6 @@ def test_rcl_is_equations_2_and_3(hierarchy: str, shared: bool, num_keys: int) -
     )
 
 
-def test_nnclr_is_rcl_with_one_criterion_and_the_nearest_to_the_last_digit() -> None:
-    one, other = made(NNCLR), made(RCL, criteria=1, retrieval="nearest")
-    other.load_state_dict({**other.state_dict(), **one.state_dict()})
-    optimizers = [
-        torch.optim.SGD([p for p in f.parameters() if p.requires_grad], lr=0.1)
-        for f in (one, other)
-    ]
-    for step in range(5):
-        losses = []
-        for framework, optimizer in zip((one, other), optimizers, strict=True):
-            optimizer.zero_grad()
-            losses.append(framework(*batch(step)))
-            losses[-1].backward()
-            optimizer.step()
-            framework.after_step()
-        assert torch.equal(*losses)
-    assert all(
-        torch.equal(value, other.state_dict()[name]) for name, value in one.state_dict().items()
-    )
-
-
 def test_one_criterion_without_a_predictor_is_moco_both_ways() -> None:
     framework = made(criteria=1)
     torch.manual_seed(0)
@@ -339,11 +318,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"criteria": 0}, r"`criteria` \(=0\) must be a whole number of at least 1"),
     ({"num_keys": 0}, r"`num_keys` \(=0\) must be a whole number of at least 1"),
     ({"hierarchy": "tree"}, r"`hierarchy` \(='tree'\) must be one of online, kmeans, dbscan"),
-    ({"retrieval": "all"}, r"`retrieval` \(='all'\) must be one of hierarchy, each, nearest"),
-    (
-        {"retrieval": "nearest", "criteria": 3},
-        r"`criteria` \(=3\) must be 1 with `retrieval` 'nearest'",
-    ),
+    ({"retrieval": "all"}, r"`retrieval` \(='all'\) must be one of hierarchy, each"),
     (
         {"hierarchy": "kmeans", "num_clusters": (5,), "criteria": 3},
         (

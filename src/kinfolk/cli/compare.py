@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from kinfolk.comparing.table import Column
 
 
-FORMATS = ("table", "csv", "markdown", "latex", "html")
+FORMATS = ("table", "csv", "markdown", "html")
 EPILOG = examples(
     "kinfolk compare runs/simclr-0 runs/simclr-1 runs/glofnd-0 runs/glofnd-1",
     "kinfolk compare runs/study --base sogclr --figure knn",
-    "kinfolk compare runs/study --columns linear,gain,p --out table.tex",
+    "kinfolk compare runs/study --columns linear,gain,p --out table.md",
     "kinfolk compare runs/study --out compare.html",
 )
 
@@ -79,12 +79,12 @@ def compare(
         typer.Option(
             "--format",
             "-f",
-            help="table, csv, markdown, latex or html. [dim]Default: by --out, or table.[/]",
+            help="table, csv, markdown or html. [dim]Default: by --out, or table.[/]",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="File to write: .csv, .md, .tex or .html."),
+        typer.Option("--out", "-o", help="File to write: .csv, .md or .html."),
     ] = None,
     overwrite: Annotated[bool, overwrite_option("the file")] = False,
     debug: Debug = False,
@@ -103,8 +103,7 @@ def compare(
         raise UsageError(f"--format (={format}) must be one of {', '.join(FORMATS)}")
     if out is not None and format == "table":
         raise UsageError(
-            "--format table is for the screen; leave out --out, or choose csv, markdown, latex or"
-            " html"
+            "--format table is for the screen; leave out --out, or choose csv, markdown or html"
         )
     if out is not None and out.exists() and not overwrite:
         raise UsageError(

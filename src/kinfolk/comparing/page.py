@@ -78,7 +78,7 @@ def caption(comparison: Comparison) -> str:
 
 
 def _runs(comparison: Comparison, folder: Path) -> list[dict[str, Any]]:
-    """An entry for each run: method, seed, figure, and a link to its report, or to its folder."""
+    """An entry for each run, with a link to its report or folder."""
     found = []
     for name, runs in comparison.rows.items():
         for run in runs:
@@ -137,7 +137,6 @@ def _value_panel(comparison: Comparison) -> Panel:
 
 
 def _by_seed(comparison: Comparison, row: str) -> list[tuple[int, float]]:
-    """Seed and figure of each run of a row."""
     key = comparison.figure
     return [(run.seed, run.figures[key]) for run in comparison.rows[row] if key in run.figures]
 
@@ -148,8 +147,7 @@ def _points(
     seeds: Sequence[Sequence[tuple[int, float]]],
     axis: str,
 ) -> dict[str, Any]:
-    """A point with its interval in each row, the first row at the top, and a dot for each seed
-    below it."""
+    """A point with its interval in each row, and a dot for each seed below it."""
     names, halves = [record["method"] for record in records], []
     for record in records:
         low, high = record[f"{key}_low"], record[f"{key}_high"]
@@ -205,12 +203,12 @@ def _points(
 
 
 OVERLAID = ("loss", "knn", "flagged", "f1", "temperature")
-"""Metrics of the epochs that are drawn over each other, one panel for each."""
+"""Metrics of the epochs that are drawn over each other."""
 
 
 def overlay_panels(rows: Mapping[str, Sequence[ComparedRun]]) -> list[Panel]:
-    """For each metric that a run has, the mean over the seeds of each row as a line, and each run
-    as a thin line."""
+    """For each metric, the mean over the seeds of each row as a line, and each run as a thin
+    line."""
     panels = []
     for curve in CURVES:
         for metric, label in curve.lines.items():

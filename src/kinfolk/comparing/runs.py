@@ -1,8 +1,5 @@
 """Finds and reads the runs to compare, and checks that they are comparable: the same training
-samples, measured in the same way.
-
-The figures of a run are the results of the protocols and the metrics of its last epoch. Shares are
-in percent.
+samples, measured in the same way. Shares are in percent.
 """
 
 from __future__ import annotations
@@ -38,8 +35,7 @@ DIRECTIONS = {
     "positive_to_anchor": "p→a",
 }
 MAIN = {"accuracy", "nmi", "mean", "spearman"}
-"""Main figures of protocols, which are named after the protocol alone; others are named as in `kin
-F1`."""
+"""Main figures of protocols, which are named after the protocol alone; others as in `kin F1`."""
 AVERAGE = "average"
 CLUSTERS = {"mtpr": "MTPR", "mtnr": "MTNR"}
 SIMILARITIES = {"tp_similarity": "TP similarity", "fn_similarity": "FN similarity"}
@@ -54,7 +50,7 @@ SHARES = {
 OTHER_RULES = ("exact",)
 """Results of another rule than the method's."""
 DISTANCES = {"mae": "MAE", "rmse": "RMSE"}
-"""Errors of thresholds, in similarity; lower is better."""
+"""Errors of thresholds; lower is better."""
 TRAINING_METRICS = {
     **DETECTION_NAMES,
     "flagged": "flagged",
@@ -67,8 +63,8 @@ SECONDS = "seconds"
 
 
 def figures_of(record: Record) -> dict[str, float]:
-    """Figures by name: results of the protocols (`linear`, `semi 10 %`, …), `TRAINING_METRICS`, and
-    the median seconds of an epoch."""
+    """Figures by name: results of the protocols (`linear`, `semi 10 %`, …), `TRAINING_METRICS` of
+    the last epoch, and the median seconds of an epoch."""
     last = record.epochs[-1] if record.epochs else {}
     found = {name: 100 * last[name] for name in TRAINING_METRICS if name in last}
     for result in record.results:
@@ -79,13 +75,9 @@ def figures_of(record: Record) -> dict[str, float]:
 
 def figures_of_result(protocol: str, result: Mapping[str, Any]) -> dict[str, float]:
     """The figures of a protocol: the main figure under the protocol's name, others under both
-    names. For a protocol with parts, the main figure and top-5 of each part, and the average over
-    several parts, as in the papers' tables.
+    names; for a protocol with parts, those of each part, and the average over several parts.
 
     Example:
-        >>> of_parts = {"accuracy": 0.5, "fractions": [{"fraction": 0.1, "accuracy": 0.5}]}
-        >>> figures_of_result("semi", of_parts)
-        {'semi 10 %': 50.0}
         >>> shares = [{"fraction": 1, "accuracy": 0.75}, {"fraction": 0.5, "accuracy": 0.5}]
         >>> figures_of_result("semi", {"accuracy": 0.625, "fractions": shares})
         {'semi 100 %': 75.0, 'semi 50 %': 50.0, 'semi average': 62.5}
@@ -107,7 +99,7 @@ def figures_of_result(protocol: str, result: Mapping[str, Any]) -> dict[str, flo
 
 def parts_of(protocol: str, result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """The parts of a result by name: shares of the labels (`semi 10 %`, or `semi 10percent` by a
-    list), or data sets (`transfer cifar100`); empty where it has none."""
+    list), or data sets (`transfer cifar100`)."""
     parts = {}
     for part in result.get("fractions", ()):
         name = part.get("subset") or f"{100 * part['fraction']:g} %"
@@ -142,8 +134,7 @@ def _is_number(value: object) -> bool:
 NOT_IN_ROWS = ("method", "seed", "trainer", *WITHOUT_EFFECT)
 """Settings that do not distinguish rows."""
 OF_DATA = ("data.image_size", "data.depth")
-"""Settings of the data that do; whether the data are the same is checked by the samples
-themselves."""
+"""Settings of the data that do; whether the data are the same is checked by the samples."""
 DEPTH = 3
 """How deep below a folder runs are searched."""
 
@@ -293,7 +284,7 @@ EARLIER_DEFAULTS = {"normaliser": "arithmetic", "finetuning": "ifnd"}
 
 def where_measured(result: Mapping[str, Any], source: str | None) -> tuple[str, ...]:
     """Everything that must be equal for two results to be comparable; the data of the run, from
-    `source`, is identified by its samples, not by its path."""
+    `source`, is identified by its samples."""
     data = "the run's own data" if result.get("data") == source else str(result.get("data"))
     counts = [
         f"{result[key]:,} to {key}" for key in ("train", "test") if isinstance(result.get(key), int)

@@ -1,18 +1,14 @@
-"""The table over runs and seeds: rows by method and settings, one record for each row with mean and
-deviation, confidence interval, paired t-test with Holm's correction and the share of the gap to the
-oracle, and its text as Markdown, LaTeX and CSV.
-
-A row is a method, or a method with a setting in brackets: `simclr+glofnd (alpha 0.01)`.
+"""The table over runs and seeds. A row is a method, or a method with a setting in brackets:
+`simclr+glofnd (alpha 0.01)`.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import re
 import statistics
 import warnings
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +21,7 @@ from kinfolk.training.load_run import FOREIGN
 LEVEL = 0.95
 """Of confidence intervals; a difference is significant if p is below 1 − LEVEL."""
 ORACLES = ("oracle:attract", "oracle")
-ENDINGS = {".csv": "csv", ".md": "markdown", ".tex": "latex", ".html": "html"}
+ENDINGS = {".csv": "csv", ".md": "markdown", ".html": "html"}
 
 Records = Sequence[Mapping[str, Any]]
 Rows = Mapping[str, Sequence[ComparedRun]]
@@ -44,24 +40,18 @@ def compare(
     """One table over runs and seeds: mean ± deviation, paired tests against the base with
     confidence intervals, the gap to the oracle.
 
-    Runs of one method that differ only in their seed form a row. Other settings in which runs of a
-    method differ are in the row's name, as in `simclr+glofnd (alpha 0.01)`. Tests pair runs of the
-    same seed; with several methods the p-values are corrected by Holm's method.
+    Runs of one method that differ only in their seed form a row; other settings in which they
+    differ are in the row's name. Tests pair runs of the same seed; with several methods the
+    p-values are corrected by Holm's method.
 
     Args:
-        runs: one or several run folders, or folders that contain several; evaluated, and all on the
-            same data.
+        runs: run folders, or folders that contain several; evaluated, and all on the same data.
         base: the row or method to compare with; by default each method's framework, `simclr` for
             `simclr+glofnd`.
         oracle: the row or method that uses the labels; by default the base with `+oracle:attract`
             or `+oracle`, if there is one.
         figure: the figure for gains and tests; by default `linear`, or the first result.
-        columns: the columns to show, by their headers; by default all. `records` always contain
-            everything.
-
-    Returns:
-        The table, with `records`, `sentences()`, `to_csv()`, `to_markdown()`, `to_latex()`,
-        `to_html()` and `save(path)`.
+        columns: the columns to show, by their headers; `records` always contain everything.
     """
     paths = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     found, notes = read_runs([os.fspath(path) for path in paths])
@@ -91,8 +81,7 @@ def compare(
 
 
 def group_rows(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRun]]:
-    """Groups runs of one method and configuration into rows, one run for each seed; settings in
-    which rows of a method differ are in the name."""
+    """Groups runs of one method and configuration into rows, one run for each seed."""
     by_method: dict[str, list[list[ComparedRun]]] = {}
     for run in runs:
         groups = by_method.setdefault(run.method, [])
@@ -125,7 +114,6 @@ def group_rows(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRun]]:
 
 
 def differing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Keys whose values differ."""
     keys = dict.fromkeys(key for each in settings for key in each)
     return [key for key in keys if any(each.get(key) != settings[0].get(key) for each in settings)]
 
@@ -162,12 +150,7 @@ def _differences(rows: Rows) -> list[str]:
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:
-    """Mean ± standard deviation (n − 1), the mean alone of a single value, – of none.
-
-    Example:
-        >>> spread([50.0, 52.0]), spread([50.0]), spread([])
-        ('51.0 ± 1.4', '50.0', '–')
-    """
+    """Mean ± standard deviation (n − 1), the mean alone of a single value, – of none."""
     if not values:
         return "–"
     mean = f"{statistics.mean(values):.{digits}f}"
@@ -176,13 +159,7 @@ def spread(values: Sequence[float], digits: int = 1) -> str:
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
     """The 95 % confidence interval of the mean by Student's t distribution; None for fewer than two
-    values.
-
-    Example:
-        >>> low, high = interval([4.0, 5.0, 6.0])
-        >>> round(low, 2), round(high, 2)
-        (2.52, 7.48)
-    """
+    values."""
     if len(values) < 2:
         return None
     from scipy.stats import sem, t
@@ -193,8 +170,7 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """The p-values adjusted by Holm's method for the number of tests; None stays None and is not
-    counted.
+    """The p-values adjusted by Holm's method; None stays None and is not counted.
 
     Example:
         >>> holm([0.01, None, 0.04, 0.03])
@@ -212,9 +188,9 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 def p_value(
     values: Sequence[float], base: Sequence[float], alternative: str = "greater"
 ) -> float | None:
-    """Paired t-test over seeds: that the method is above its base, as in Tables 5 and 6 of the
-    GloFND paper, or with "two-sided" that they differ. None for fewer than two pairs, for lists of
-    different length, and where all differences are 0."""
+    """Paired t-test over seeds: that the method is above its base, or with "two-sided" that they
+    differ. None for fewer than two pairs, and where all differences are 0.
+    """
     if len(values) < 2 or len(values) != len(base):
         return None
     from scipy.stats import ttest_rel
@@ -226,14 +202,13 @@ def p_value(
 
 
 def counterpart(name: str, method: str, rows: Container[str]) -> str | None:
-    """The row of `method` with the same setting in brackets as `name`, or else without one; None if
-    there is neither."""
+    """The row of `method` with the same setting in brackets as `name`, or else without one."""
     setting = name.partition(" ")[2]
     return next((row for row in (f"{method} {setting}".strip(), method) if row in rows), None)
 
 
 def base_of(name: str, rows: Container[str], base: str | None = None) -> str | None:
-    """The row that `name` is compared with: the row of `base`, or else of its framework alone; None
+    """The row that `name` is compared with: that of `base`, or else of its framework alone; None
     for the base itself."""
     found = counterpart(name, base or name.partition(" ")[0].partition("+")[0], rows)
     return None if found == name else found
@@ -255,10 +230,8 @@ def gap_closed(
     figure: str = "linear",
     oracle: str | None = None,
 ) -> float | None:
-    """(method − base) / (oracle − base), seeds averaged; None for the base, and where the oracle is
-    missing or not above the base.
-
-    `oracle` is the row of the oracle; by default SupCon, `base+oracle:attract`."""
+    """(method − base) / (oracle − base), seeds averaged; None for the base, and where the oracle
+    (default: SupCon) is missing or not above the base."""
     low, high = base_of(name, figures, base), oracle or oracle_of(name, figures, base, ORACLES[:1])
     if low is None or high is None:
         return None
@@ -337,8 +310,7 @@ def _difference(
 
 
 def _is_clear_gap(oracle: Sequence[ComparedRun], base: Sequence[ComparedRun], key: str) -> bool:
-    """Whether the oracle differs from the base by more than noise: the interval of their difference
-    does not contain 0. Unknown, and so not clear, for fewer than two seeds."""
+    """Whether the oracle differs from the base by more than noise."""
     found = interval([one - other for one, other in _pair(oracle, base, key)])
     return found is not None and (found[0] > 0 or found[1] < 0)
 
@@ -393,12 +365,10 @@ class Column:
     """A column of a table.
 
     Args:
-        key: key of the records.
-        head: text of the header.
+        key, head: key of the records, and text of the header.
         kind: "spread" (mean ± deviation), "distance" (the same with more digits), "count", or the
             kind of a test.
-        section: "results", "tests" or "training"; on a narrow terminal each section is a table of
-            its own.
+        section: "results", "tests" or "training"; on a narrow terminal each is a table.
     """
 
     key: str
@@ -407,7 +377,6 @@ class Column:
     section: str
 
     def text(self, record: Mapping[str, Any]) -> str:
-        """The value of this column in `record`, – if it is missing."""
         value = record[self.key]
         if value is None or (self.kind == "pairs" and record["base"] is None):
             return "–"
@@ -474,12 +443,12 @@ class Comparison:
 
     Args:
         records: one mapping for each row: `method`, `seeds`, `base`, `oracle`; for every figure F
-            its mean `F`, `F_deviation`, `F_runs` and the confidence interval of the mean `F_low`,
-            `F_high`; for results also `F_gain` (method − base), `F_pairs` (seeds that both have),
-            `F_gain_low` and `F_gain_high` (95 % confidence interval), `F_p` (two-sided paired
-            t-test), `F_p_holm` (corrected for the number of methods), `F_verdict` ("better",
-            "worse", "not significant" or "no test"), `F_to_oracle` (method − oracle) and
-            `F_gap_closed`. Shares and differences are in percent; missing values are None.
+            its mean `F`, `F_deviation`, `F_runs`, its 95 % confidence interval `F_low`, `F_high`;
+            for results also `F_gain` (method − base), `F_pairs` (seeds that both have),
+            `F_gain_low`, `F_gain_high`, `F_p` (two-sided paired t-test), `F_p_holm` (corrected for
+            the number of methods), `F_verdict` ("better", "worse", "not significant" or "no test"),
+            `F_to_oracle` (method − oracle) and `F_gap_closed`. Shares and differences are in
+            percent; missing values are None.
         columns: the columns of the table.
         figure: the figure that gains and tests are of.
         notes: remarks for the reader.
@@ -493,31 +462,31 @@ class Comparison:
     rows: Rows
 
     def to(self, kind: str, folder: str | os.PathLike[str] = ".") -> str:
-        """As text: "csv", "markdown", "latex" or "html". Links of the page are relative to
-        `folder`."""
+        """As text: "csv", "markdown" or "html". Links of the page are relative to `folder`."""
         if kind == "html":
-            from kinfolk.comparing.page import render
-
-            return render(self, folder)
-        if kind not in WRITERS:
-            raise UsageError(f"`kind` (={kind!r}) must be one of {', '.join(WRITERS)}, html")
-        return WRITERS[kind](self.records, self.columns)
+            return self.to_html(folder)
+        if kind not in ENDINGS.values():
+            raise UsageError(f"`kind` (={kind!r}) must be one of {', '.join(ENDINGS.values())}")
+        return self.to_csv() if kind == "csv" else self.to_markdown()
 
     def to_csv(self) -> str:
-        """All of `records` as plain numbers."""
-        return self.to("csv")
+        """All of `records` as plain numbers; missing values are empty."""
+        heads = list(self.records[0])
+        rows = [{**record, "seeds": " ".join(map(str, record["seeds"]))} for record in self.records]
+        return csv_text(heads, [[row[head] for head in heads] for row in rows])
 
     def to_markdown(self) -> str:
-        return self.to("markdown")
+        columns = self.columns
+        lines = [["method", *(each.head for each in columns)], ["---", *("---:" for _ in columns)]]
+        lines += [[row["method"], *(each.text(row) for each in columns)] for row in self.records]
+        escaped = ([text.replace("|", r"\|") for text in line] for line in lines)
+        return "".join(f"| {' | '.join(line)} |\n" for line in escaped)
 
-    def to_latex(self) -> str:
-        """A `tabular` for the package booktabs."""
-        return self.to("latex")
+    def to_html(self, folder: str | os.PathLike[str] = ".") -> str:
+        """A page with intervals, every seed and curves drawn, in one file."""
+        from kinfolk.comparing.page import render
 
-    def to_html(self) -> str:
-        """A page with intervals, every seed and curves drawn, in one file; links to the runs are
-        relative to the current folder."""
-        return self.to("html")
+        return render(self, folder)
 
     def sentences(self) -> list[str]:
         """The comparison of each method with its base in words."""
@@ -528,7 +497,7 @@ class Comparison:
         ]
 
     def save(self, path: str | os.PathLike[str], kind: str | None = None) -> None:
-        """Writes the file as `kind`, or by its ending: .csv, .md, .tex or .html."""
+        """Writes the file as `kind`, or by its ending: .csv, .md or .html."""
         ending = Path(path).suffix
         if kind is None and ending not in ENDINGS:
             raise UsageError(
@@ -543,61 +512,3 @@ class Comparison:
 
     def _repr_markdown_(self) -> str:
         return str(self)
-
-
-# ---- as text
-
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "→": r"$\to$",
-    "–": "--",
-    "±": r"$\pm$",
-}
-_LATEX |= {character: f"\\{character}" for character in "&%$#_{}"}
-
-
-def write_csv(records: Records, columns: Sequence[Column]) -> str:
-    """All values of the records, whatever the columns; missing values are empty."""
-    rows = [
-        record | {"seeds": " ".join(map(str, record["seeds"]))} for record in map(dict, records)
-    ]
-    return csv_text(list(records[0]), [[row[key] for key in records[0]] for row in rows])
-
-
-def write_markdown(records: Records, columns: Sequence[Column]) -> str:
-    lines = [["method", *(column.head for column in columns)], ["---", *("---:" for _ in columns)]]
-    lines += [[record["method"], *(each.text(record) for each in columns)] for record in records]
-    escaped = ([text.replace("|", r"\|") for text in line] for line in lines)
-    return "".join(f"| {' | '.join(line)} |\n" for line in escaped)
-
-
-def write_latex(records: Records, columns: Sequence[Column]) -> str:
-    def row(cells: list[str]) -> str:
-        return " & ".join(cells) + r" \\"
-
-    lines = [f"\\begin{{tabular}}{{l{'r' * len(columns)}}}", r"\toprule"]
-    lines += [row(["method", *(_latex(column.head) for column in columns)]), r"\midrule"]
-    for record in records:
-        cells = [_number(column.text(record)) for column in columns]
-        lines.append(row([_latex(record["method"]), *cells]))
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
-
-
-WRITERS: dict[str, Callable[[Records, Sequence[Column]], str]] = {
-    "csv": write_csv,
-    "markdown": write_markdown,
-    "latex": write_latex,
-}
-
-
-def _latex(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in text)
-
-
-def _number(text: str) -> str:
-    """Sets numbers in mathematics mode, so that minus and ± are printed correctly."""
-    if re.fullmatch(r"[<+\-]?[\d.]+( ± [\d.]+)?( %)?", text):
-        return "$" + text.replace("±", r"\pm").replace(" %", r"\,\%") + "$"
-    return _latex(text)

@@ -29,7 +29,7 @@ KS = (1, 5, 10)
 MOST_PAIRS = 20_000
 """Text pairs that are evaluated; of more, this many are drawn."""
 DEPTH = 10
-_ENTRIES = 1 << 22
+_ENTRIES, _TEXTS = 1 << 22, 256
 
 
 @dataclass(frozen=True)
@@ -167,26 +167,6 @@ def read_lines(path: str | Path) -> list[str]:
     return found
 
 
-def embedder(
-    model: Callable[[Tensor], Tensor],
-    encode: Callable[[Sequence[str]], Tensor],
-    batch_size: int = 256,
-) -> Callable[[list[str]], Tensor]:
-    """A function from texts to embeddings on the CPU, made from a text tower and a tokenizer."""
-
-    def embed(texts: list[str]) -> Tensor:
-        return _embed_tokens(model, encode(texts), batch_size)
-
-    return embed
-
-
-@torch.no_grad()
-def _embed_tokens(
-    model: Callable[[Tensor], Tensor], tokens: Tensor, batch_size: int = 256
-) -> Tensor:
-    return torch.cat([model(part).float().cpu() for part in torch.split(tokens, batch_size)])
-
-
 @dataclass(frozen=True)
 class Towers:
     """Both towers of a run, the preparation of its images, and its tokenizer. Embeddings have unit
@@ -202,8 +182,9 @@ class Towers:
 
     def tokens(self, tokens: Tensor) -> Tensor:
         self.pair.to(self.device)
-        with evaluating(self.pair):
-            return _embed_tokens(lambda part: self.pair.embed_text(part.to(self.device)), tokens)
+        with evaluating(self.pair), torch.no_grad():
+            parts = (part.to(self.device) for part in torch.split(tokens, _TEXTS))
+            return torch.cat([self.pair.embed_text(part).float().cpu() for part in parts])
 
     def images(self, data: ImageData, ids: Tensor, progress: bool) -> Tensor:
         return embed(

@@ -24,13 +24,8 @@ from kinfolk.stores.per_sample import OnHost
 
 @dataclass(frozen=True)
 class OwnRate:
-    """Parameters with a separate learning rate, without weight decay and outside the schedule.
-
-    Args:
-        parameters: the parameters.
-        lr: their learning rate.
-        factor: called after every step; returns the current factor of the rate.
-    """
+    """Parameters with a separate learning rate, without weight decay and outside the schedule;
+    `factor` of the rate is called after every step."""
 
     parameters: tuple[nn.Parameter, ...]
     lr: float
@@ -51,18 +46,16 @@ class Framework(OnHost, ABC):
     needs: ClassVar[str] = ""
     num_views: ClassVar[int] = 2
     channels: ClassVar[tuple[int, ...]] = (3,)
-    """Image channels of each encoder. With more than one entry, encoder and head are a
-    `SplitEncoder` and a `SplitHead`."""
+    """Image channels of each encoder; with several, encoder and head are a `SplitEncoder` and a
+    `SplitHead`."""
     modalities: ClassVar[tuple[str, ...]] = ("image",)
-    """Parts of a sample. With "text", there is a text tower and `forward` also receives `tokens`
-    and `groups`."""
+    """With "text", there is a text tower and `forward` also receives `tokens` and `groups`."""
     weak_views: tuple[int, ...] = ()
     """Which of its views are cropped and flipped alone."""
     guides: ClassVar[frozenset[str]] = frozenset()
     """What it can hand over to a detector as the guide of `Pairs`; see `Detector.guide`."""
     refused: ClassVar[Mapping[str, str]] = {}
-    """Settings of other frameworks that make no sense here, each with the reason; usually those of
-    its loss."""
+    """Settings of other frameworks that make no sense here, each with the reason."""
     head_options: ClassVar[Mapping[str, object]] = {}
     """Settings of the projection head that differ from the defaults of a training."""
     view_options: ClassVar[Mapping[str, object]] = {}
@@ -89,18 +82,16 @@ class Framework(OnHost, ABC):
         return unit(self.head(self.features(images)))
 
     def after_step(self) -> None:
-        """Called after every optimiser step, for example to update a momentum encoder. Default:
-        does nothing."""
+        """Called after every optimiser step, for example to update a momentum encoder."""
 
     @property
     def own_rates(self) -> tuple[OwnRate, ...]:
-        """Parameters with a separate learning rate. Default: none."""
         return ()
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics logged at the end of each epoch, such as a learned temperature. Default: the
-        metrics of its detectors. If two have the same name, that of the first is used."""
+        """Metrics logged at the end of each epoch. If two detectors have the same name, that of the
+        first is used."""
         return {
             name: value
             for detector in reversed(self.detectors)
@@ -109,12 +100,11 @@ class Framework(OnHost, ABC):
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
-        """All losses. If there are several, each has its own detector for one direction."""
+        """All losses. If there are several, each has a detector for one direction."""
         return (self.objective,)
 
     @property
     def detectors(self) -> tuple[Detector, ...]:
-        """The detectors of all its objectives."""
         return tuple(each.detector for each in self.objectives if each.detector is not None)
 
     @property
@@ -136,18 +126,17 @@ class Framework(OnHost, ABC):
 
     @property
     def collects(self) -> bool:
-        """Whether `refresh` needs no features, because its detectors collect their own during the
+        """Whether `refresh` needs no features, because its detectors collect theirs during the
         epoch."""
         return bool(self.detectors) and all(detector.collects for detector in self.detectors)
 
     def set_eval_labels(self, labels: Tensor | None) -> None:
-        """Sets (N,) labels for precision, recall and F1 in `stats`; see
-        `Objective.set_eval_labels`."""
+        """See `Objective.set_eval_labels`."""
         for objective in self.objectives:
             objective.set_eval_labels(labels)
 
     def set_groups(self, groups: Tensor | None) -> None:
-        """Sets (N,) groups of known positives; see `Objective.set_groups`."""
+        """See `Objective.set_groups`."""
         for objective in self.objectives:
             objective.set_groups(groups)
 
@@ -161,33 +150,30 @@ class Framework(OnHost, ABC):
             detector.refresh(features, progress)
 
     def finish(self, features: Tensor | None) -> None:
-        """Called after the last epoch with the features of `refresh`. Refreshes detectors that
-        describe the final encoder."""
+        """Called after the last epoch: refreshes detectors that describe the final encoder."""
         for detector in self.detectors:
             if detector.refreshed_at_end:
                 detector.refresh(None if detector.collects else features, 1.0)
 
     @property
     def refresh_model(self) -> nn.Module:
-        """The model whose `features` and `embed` provide the features for `refresh`. Default: the
-        framework itself."""
+        """The model whose `features` and `embed` provide the features for `refresh`."""
         return self
 
     @property
     def reinitialised(self) -> tuple[nn.Parameter, ...]:
         """Parameters that the refresh of this epoch reinitialises. The optimiser discards its state
-        for them. Default: none."""
+        for them."""
         return ()
 
     def batches(self, generator: torch.Generator, batch_size: int) -> Tensor | None:
-        """(S·B,) samples of the joined batches of an epoch, one batch after the other. Called
-        before the first step of the epoch; depends only on the state and the generator. Default:
-        None, which means a random order."""
+        """(S·B,) samples of the joined batches of an epoch, one batch after the other, or None for
+        a random order. Called before the first step of the epoch; depends only on the state and the
+        generator."""
         return None
 
     def silent_reason(self) -> str | None:
-        """The reason why its detectors cannot flag anything in this training, if there is one; see
-        `Detector.silent_reason`."""
+        """Why its detectors cannot flag anything in this training, if they cannot."""
         return next(
             (
                 reason
@@ -205,8 +191,7 @@ class Framework(OnHost, ABC):
                 detector.on_metric(name, value)
 
     def set_progress(self, epoch: float, num_epochs: int) -> None:
-        """Sets the epoch, counted from 0, for schedules and warm-ups. Called once per epoch;
-        detectors whose schedules move with every step get the metric "epoch"."""
+        """Sets the epoch, counted from 0, for schedules and warm-ups. Called once per epoch."""
         for objective in self.objectives:
             objective.set_progress(epoch, num_epochs)
 
@@ -220,7 +205,6 @@ class ClusteringFramework(Framework, ABC):
     epoch, num_epochs, _warned = 0, 1, False
 
     def set_schedule(self, warmup_epochs: int, every: int) -> None:
-        """Sets and checks the epochs before the first clustering and between two."""
         require(warmup_epochs >= 0, "warmup_epochs", warmup_epochs, "at least 0")
         require(every >= 1, "every", every, "at least 1")
         self.warmup_epochs, self.every = warmup_epochs, every

@@ -7,9 +7,6 @@
 - Text pairs: Henderson et al., Efficient Natural Language Response Suggestion for Smart Reply,
   2017; Reimers and Gurevych, Sentence-BERT, EMNLP 2019.
 
-With detectors as in Balmaseda et al., Discovering Global False Negatives On the Fly for
-Self-supervised Contrastive Learning, ICML 2025, section 3.3 and appendix B.
-
 Dimension key: V views, B batch, T tokens, K explicit negatives of each pair, F features, D
 embedding.
 """
@@ -40,20 +37,17 @@ from kinfolk.objectives.ntxent import Estimate
 
 
 class Bimodal(Framework, ABC):
-    """Abstract. The two sides of a sample, such as image and caption, are contrasted with the other
-    sides of the batch.
+    """Abstract. The two sides of a sample are contrasted with the other sides of the batch.
 
     Args:
         encoder, head: of the first side.
         loss: called with both embeddings, sample ids and groups.
-        known_groups: whether samples that share an image, a text or a group are known positives. If
-            False, they are negatives.
+        known_groups: whether samples that share an image, a text or a group are known positives.
     """
 
     num_views: ClassVar[int] = 1
     guides: ClassVar[frozenset[str]] = frozenset({"modality"})
     directions: ClassVar[tuple[str, str]]
-    """Names of the two directions in results."""
 
     def __init__(
         self,
@@ -103,14 +97,12 @@ class Bimodal(Framework, ABC):
         super().finish(features)
 
     def _update_detector_temperature(self) -> None:
-        """Passes the current temperature to the detectors, because a learned one changes."""
         for detector in self.detectors:
             detector.set_loss_temperature(self.temperature)
 
 
 class ImageText(Bimodal, ABC):
-    """Abstract. Each image is contrasted with the captions of the batch, and each caption with the
-    images.
+    """Abstract. Images are contrasted with the captions of the batch, and captions with the images.
 
     Args:
         encoder, head: image tower, (B, 3, H, W) → (B, F) → (B, D); any two modules.
@@ -147,17 +139,12 @@ class ImageText(Bimodal, ABC):
         return loss
 
     def embed_text(self, tokens: Tensor) -> Tensor:
-        """(B, D) unit-norm embeddings of captions (B, T)."""
         return F.normalize(self.text_head(self.text_encoder(tokens)), dim=-1)
 
 
 class CLIP(ImageText):
-    """InfoNCE over the batch in both directions, with a learned temperature.
-
-    Args:
-        encoder, head, text_encoder, text_head, known_groups: see `ImageText`.
-        temperature, learnable, detector, action, …: see `CLIPLoss`.
-    """
+    """InfoNCE over the batch in both directions, with a learned temperature. Arguments:
+    `ImageText`, `CLIPLoss`."""
 
     paper: ClassVar[str] = "Radford et al., ICML 2021"
     needs: ClassVar[str] = "captions"
@@ -181,12 +168,8 @@ class CLIP(ImageText):
 
 
 class SogCLRCLIP(ImageText):
-    """The global contrastive loss in both directions, with a constant temperature.
-
-    Args:
-        encoder, head, text_encoder, text_head, known_groups: see `ImageText`.
-        num_samples, temperature, gamma, detector, action, …: see `BimodalSogCLRLoss`.
-    """
+    """The global contrastive loss in both directions, with a constant temperature. Arguments:
+    `ImageText`, `BimodalSogCLRLoss`."""
 
     paper: ClassVar[str] = "Yuan et al., ICML 2022"
     needs: ClassVar[str] = "captions; two numbers per sample"
@@ -216,14 +199,11 @@ class SogCLRCLIP(ImageText):
 
 
 class FastCLIPFramework(ImageText):
-    """The robust global contrastive loss in both directions, with a temperature that has its own
-    learning rate.
+    """The robust global contrastive loss in both directions. Arguments: see `FastCLIPLoss`.
 
     Args:
-        encoder, head, text_encoder, text_head, known_groups: see `ImageText`.
         temperature_lr: learning rate of the temperature, outside the schedule. A third of it is
             used below a temperature of 0.03.
-        num_samples, temperature, rho, gamma, detector, action, …: see `FastCLIPLoss`.
     """
 
     paper: ClassVar[str] = "Wei et al., 2024"
@@ -276,16 +256,8 @@ class FastCLIPFramework(ImageText):
 
 
 class SigLIP(ImageText):
-    """A sigmoid classifies each pair of an image and a caption of the batch; temperature and bias
-    are learned.
-
-    Samples that share an image, a caption or a group are positives of each other.
-
-    Args:
-        encoder, head, text_encoder, text_head, known_groups: see `ImageText`.
-        temperature, bias, learnable, min_temperature, detector, action, kin_weight, block_rows: see
-            `SigLIPLoss`.
-    """
+    """A sigmoid classifies each pair of an image and a caption of the batch; samples that share an
+    image, a caption or a group are positives. Arguments: `ImageText`, `SigLIPLoss`."""
 
     paper: ClassVar[str] = "Zhai et al., ICCV 2023"
     needs: ClassVar[str] = "captions"
@@ -321,15 +293,11 @@ class SigLIP(ImageText):
 class TextPairs(Bimodal):
     """InfoNCE of anchors against the positives of the batch and all explicit negatives, and of
     positives against anchors, with one encoder of texts, as `MultipleNegativesRankingLoss` of
-    sentence-transformers.
+    sentence-transformers. Other arguments: `Bimodal`, `CLIPLoss`.
 
     Args:
         encoder, head: (B, T) token ids → (B, F) → (B, D), of all texts.
         own_negatives_only: an explicit negative counts for the anchor of its row only.
-        known_groups: whether pairs that share a text or a group are known positives. If False, they
-            are negatives.
-        temperature, learnable, min_temperature, detector, action, min_negatives, kin_weight,
-            block_rows: see `CLIPLoss`.
     """
 
     paper: ClassVar[str] = "Henderson et al., 2017"

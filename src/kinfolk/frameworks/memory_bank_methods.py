@@ -41,13 +41,11 @@ class BankFramework(Framework, ABC):
     """Abstract. Contrasts one view of each sample with a bank that has the last embedding of every
     sample.
 
-    The bank is used as it was before the step. In training, the embeddings of all ranks are then
-    written to it, but only if the loss is finite. The entry of the anchor's sample is the positive
-    and never a negative.
+    The bank is used as it was before the step, and written after it if the loss is finite. The
+    entry of the anchor's sample is the positive and never a negative.
 
     Args:
         encoder, head, objective: see `Framework`.
-        num_samples: N.
         bank_momentum: m of the bank, see `Bank`. 0 overwrites.
     """
 
@@ -104,19 +102,14 @@ class IR(BankFramework):
     Args:
         encoder, head, num_samples, bank_momentum: see `BankFramework`.
         num_negatives: entries drawn at random in every step, without replacement, the same for the
-            whole batch. The whole bank is used if it has no more entries, or with None.
+            whole batch. None means all.
         temperature, detector, action, …: see `NTXentLoss`.
         pool_kin: whether attracted kin are summed inside the logarithm, as in equation 5 of the
-            Ring paper. The loss is then `LocalAggregationLoss`, which is small if some of them are
-            near. If False, each of them is a separate positive. Without attracted kin there is no
-            difference.
-
-    State: the bank, the draw, and the state of the detector.
+            Ring paper (`LocalAggregationLoss`), or each is a separate positive.
 
     Deviates from the paper in: the loss is InfoNCE over the drawn entries, as in equation 3, while
     the first paper uses noise-contrastive estimation; the draw is shared by the batch, while the
-    published code draws for each anchor with replacement (the expectation is the same, and one
-    matrix product serves all anchors). The anchor's entry is left out if it is drawn.
+    published code draws for each anchor with replacement. The anchor's entry is left out if drawn.
     """
 
     paper: ClassVar[str] = "Wu et al., CVPR 2018"
@@ -141,8 +134,6 @@ class IR(BankFramework):
 
 
 def bank_objective(temperature: float, pool_kin: bool, given: Estimate) -> Objective:
-    """The loss over entries of a bank: `LocalAggregationLoss` if attracted kin are summed inside
-    the logarithm, otherwise `NTXentLoss`."""
     return (
         LocalAggregationLoss(temperature=temperature, **without_estimate(given))
         if pool_kin
@@ -155,24 +146,18 @@ class CMC(Framework):
     lightness.
 
         loss = Σ_{(x, Y) = (L, bank of ab), (ab, bank of L)} mean_i l_i(x, Y)
-        l_i(x, Y) = −x_i·Y_i / t + log( exp(x_i·Y_i / t) + Σ_{j drawn, j ≠ i} w_ij exp(x_i·Y_j / t)
-        )
+        l_i(x, Y) = −x_i·Y_i / t + log( exp(x_i·Y_i / t) + Σ_{j drawn, ≠ i} w_ij exp(x_i·Y_j / t) )
 
-    x_i is the unit-norm embedding of part x of sample i, and Y is the bank of the other part before
-    the step; see `BankFramework`. One view is augmented in RGB and converted to CIE Lab; its two
-    parts are contrasted. The detector is copied, so that each direction has its own state.
+    x_i is the unit-norm embedding of part x of sample i (of one view, converted to CIE Lab), Y the
+    bank of the other part before the step. The detector is copied for the second direction.
 
     Args:
         encoder, head: (B, 3, H, W) → (B, F) → (B, 2D), where the first half embeds L and the second
-            ab: a `SplitEncoder` with channels (1, 2) and a `SplitHead`. The joined features of both
-            are evaluated and exported.
+            ab: a `SplitEncoder` with channels (1, 2) and a `SplitHead`.
         num_samples, num_negatives, bank_momentum, temperature, detector, action, pool_kin, …: see
             `IR`. Both banks have the same draw.
 
-    State: both banks, the draw, and the state of both detectors.
-
-    Deviates from the paper in: the loss is InfoNCE over the drawn entries, while the code of the
-    first paper uses noise-contrastive estimation; the draw is shared by the batch, as in `IR`.
+    Deviates from the paper in: InfoNCE over a shared draw, as in `IR`.
     """
 
     paper: ClassVar[str] = "Tian et al., ECCV 2020"
@@ -244,35 +229,27 @@ class CMC(Framework):
 
 
 def _join(light: Tensor, colour: Tensor) -> Tensor:
-    """Joins two unit-norm parts into one unit-norm vector, whose cosine is the mean of the cosines
-    of the parts."""
+    """One unit-norm vector, whose cosine is the mean of the cosines of the parts."""
     return torch.cat((light, colour), -1) / math.sqrt(2)
 
 
 class LA(BankFramework):
     """Contrasts one view of each sample with a bank of all samples, and attracts close neighbours
-    relative to the near background.
+    relative to the near background (`LocalAggregationLoss`).
 
-    The loss is `LocalAggregationLoss`, and all entries of the bank are candidates. The detector
-    `Neighbours` finds both sets: close neighbours C_i share the anchor's k-means cluster in any of
-    several clusterings of the bank, refreshed every epoch, and the background B_i are the entries
-    nearest to the anchor. With another detector, its kin are the close neighbours, and all
-    candidates that it does not ignore are the background: `la+oracle:attract` contrasts the samples
-    of the anchor's class with the whole bank. With "eliminate" and "reweight", kin are removed from
-    the background or given less weight; this equals `IR` with the whole bank and that detector.
+    The detector `Neighbours` finds both sets: close neighbours C_i share the anchor's k-means
+    cluster in any of several clusterings of the bank, refreshed every epoch, and the background B_i
+    are the entries nearest to the anchor. With another detector, its kin are the close neighbours,
+    and all candidates that it does not ignore are the background.
 
     Args:
         encoder, head, num_samples, bank_momentum: see `BankFramework`.
-        num_background: size of B_i. None means the whole bank. This and the next three arguments
-            apply only to `Neighbours`.
-        num_clusters: clusters of each clustering. None means one for every 43 samples.
-        num_clusterings: number of clusterings that are combined.
+        num_background: size of B_i; None: the whole bank. With `num_clusters` (None: one for every
+            43 samples) and `num_clusterings` it applies only to `Neighbours`.
         warmup_epochs: epochs of instance discrimination (`IR` with the whole bank) at the start,
             because the first entries of the bank are random.
         temperature, …: see `LocalAggregationLoss`.
         detector, action: None means `Neighbours` with "attract".
-
-    State: the bank and the state of the detector.
     """
 
     paper: ClassVar[str] = "Zhuang et al., ICCV 2019"

@@ -45,17 +45,13 @@ class MomentumCopy(nn.Module):
     """A copy of encoder and head that follows them slowly: θ′ ← m·θ′ + (1 − m)·θ after every
     optimiser step.
 
-    Its parameters have no gradient, so the optimiser and DDP ignore them; every rank computes the
-    same values. Its buffers do not follow those of the encoder, as in the published code: in
-    training, its BatchNorm layers normalise by their own batches, whose running statistics they
-    keep for `eval()`.
+    Its parameters have no gradient, and every rank computes the same values. Its buffers do not
+    follow, as in the published code: its BatchNorm layers normalise by their batches.
 
     Args:
-        encoder, head: the modules to copy.
         momentum: m in [0, 1). With 0 it is an exact copy after every step.
-        schedule: "constant", or "cosine": in epoch e of E, 1 − (1 − m) (1 + cos(π e / E)) / 2,
-            which rises from m to 1. `set_progress` updates it once per epoch, while BYOL updates it
-            in every step.
+        schedule: "constant", or "cosine": in epoch e of E, 1 − (1 − m) (1 + cos(π e / E)) / 2
+            (BYOL updates it in every step).
     """
 
     def __init__(
@@ -77,7 +73,6 @@ class MomentumCopy(nn.Module):
         self.requires_grad_(False)
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
-        """Sets the momentum of this epoch, counted from 0."""
         if self.schedule == "cosine":
             self.momentum = (
                 1 - (1 - self.base_momentum) * (1 + math.cos(math.pi * epoch / num_epochs)) / 2
@@ -85,18 +80,15 @@ class MomentumCopy(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        """(B, D) embeddings, without gradient."""
         embedded: Tensor = self.head(self.encoder(images))
         return embedded
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
-        """(B, F) features, without gradient."""
         features: Tensor = self.encoder(images)
         return features
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, D) embeddings of unit norm, without gradient."""
         return F.normalize(self(images), dim=-1)
 
     @torch.no_grad()
@@ -116,10 +108,9 @@ class MomentumFramework(Framework, ABC):
     """Abstract. A framework with a `MomentumCopy` of its encoder and head and, after `add_queue`, a
     queue of the keys that the copy makes.
 
-    The queue is used as it was before the step. In training, the keys of all ranks then enter it in
-    rank order, but only if the loss is finite. It stores sample ids too, so that an old key of the
-    anchor's sample is never a negative and detectors can look samples up. In the first step, when
-    the queue is empty, the keys of the batch are used.
+    The queue is used as it was before the step; in training, the keys of all ranks then enter it if
+    the loss is finite. It stores sample ids too, so that an old key of the anchor's sample is never
+    a negative. In the first step, when the queue is empty, the keys of the batch are used.
     """
 
     slow: MomentumCopy
@@ -144,8 +135,7 @@ class MomentumFramework(Framework, ABC):
         return F.normalize(self.slow(images).to(self.queue.features.dtype), dim=1)
 
     def push(self, keys: Tensor, ids: Tensor, loss: Tensor) -> Tensor:
-        """Adds the keys to the queue. Returns whether the loss is finite; it is that of the joined
-        batch, so all ranks agree."""
+        """Adds the keys to the queue. Returns whether the loss is finite, on all ranks the same."""
         is_finite = finite(loss)
         self.queue.push(keys, ids, is_finite)
         return is_finite
@@ -183,18 +173,12 @@ class MoCo(MomentumFramework):
     k_i is the key of the second view; see `MomentumFramework` for the queue.
 
     Args:
-        encoder, head: encoder and head of the queries, which are evaluated and exported.
-        num_samples: N. A queue that is not smaller causes a warning.
-        queue_size: Q.
+        encoder, head: of the queries, which are evaluated and exported.
         momentum, momentum_schedule: of the copy, see `MomentumCopy`.
+        symmetric: whether both views are queries and keys.
         cluster_encoder: the encoder whose features are passed to a detector that clusters all
-            samples and does not collect its own: "query" (which is evaluated) or "momentum", as in
-            the published code of PCL.
-        symmetric: whether both views are queries and keys. The loss is the mean over both
-            directions, and both keys enter the queue.
+            samples: "query" (which is evaluated) or "momentum", as in the published code of PCL.
         temperature, detector, action, …: see `NTXentLoss`.
-
-    State: the copy, the queue with its ids and pointer, and the state of the detector.
 
     Deviates from the paper in: old keys of the anchor's sample are left out; a queue that is not
     full yet is shorter, while the published code fills it with random vectors; the batches of the
@@ -280,15 +264,13 @@ class MoCoV3(MomentumFramework):
         Σ_{j ≠ i} w_ij exp(q_i^a·k_j^b / t) ) )
 
     q^a is the prediction of view a, k^b the key of view b. The negatives are the keys of the same
-    view of the other samples of all ranks. Each step calls the detector twice, once per direction.
+    view of the other samples of all ranks. Each step calls the detector once per direction.
 
     Args:
-        encoder, head: encoder and head of the queries. The encoder is evaluated and exported.
-        momentum, momentum_schedule: of the copy, see `MomentumCopy`. The paper uses "cosine".
+        encoder, head: of the queries. The encoder is evaluated and exported.
+        momentum, momentum_schedule: of the copy, see `MomentumCopy`.
         predictor_size: width of the predictor's hidden layer.
         temperature, detector, action, …: see `NTXentLoss`.
-
-    State: the copy, the predictor, and the state of the detector.
 
     Deviates from the paper in: the loss is the mean of both directions without the factor 2t, so it
     is that of the paper divided by 4t; the momentum changes once per epoch; both views go through
@@ -347,6 +329,5 @@ class MoCoV3(MomentumFramework):
         return torch.stack(losses).mean()
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, D) unit-norm embeddings of the momentum encoder, from which the candidates are
-        made."""
+        """Embeddings of the momentum encoder, from which the candidates are made."""
         return self.slow.embed(images)

@@ -1,9 +1,6 @@
 """PCL: Li et al., Prototypical Contrastive Learning of Unsupervised Representations, ICLR 2021,
 equations 11 and 12.
 
-`Prototypes` clusters all samples at several granularities, with the concentration of each cluster;
-`PCL` is the framework.
-
 Dimension key: V views, B batch, A anchors, D embedding, N data set, K prototypes of a level, L
 levels.
 """
@@ -42,21 +39,16 @@ from kinfolk.stores.per_sample import Exact, check_ids, check_num_samples, sent
 
 
 class Prototypes(Exact):
-    """`PseudoLabels` with the concentrations of their clusters, refreshed together and equal on all
-    ranks.
+    """`PseudoLabels` of all samples at several granularities with the concentrations of their
+    clusters, equal on all ranks.
 
     Args:
-        num_samples, dim: N, D.
-        num_clusters: clusters of each level.
         temperature: mean concentration of a level.
         alpha, clip: see `concentration`.
         confidence: the order in which samples are accepted if not all are. "cluster" starts with
-            the most concentrated clusters (PCL). "sample" uses the softmax of cos / `temperature`
-            over the prototypes, at that of the sample (IFND, equation 2). Ties are resolved by the
-            distance to the prototype.
+            the most concentrated clusters (PCL), "sample" with the softmax of cos / `temperature`
+            over the prototypes (IFND, equation 2).
         settings: of k-means, see `PseudoLabels`.
-
-    State: the clusters, `concentration` (ΣK,), `accepted` (L, N).
     """
 
     concentration: Tensor
@@ -81,7 +73,6 @@ class Prototypes(Exact):
 
     @property
     def ready(self) -> bool:
-        """Whether the prototypes have been computed."""
         return bool(self.clusters.refreshed)
 
     @property
@@ -91,8 +82,8 @@ class Prototypes(Exact):
         return self.clusters.accepted
 
     def of(self, ids: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """(K, D) centroids, (K,) concentrations and (A,) labels of the samples `ids` (A,), for each
-        level. Samples not accepted have −1."""
+        """(K, D) centroids, (K,) concentrations and (A,) labels of the samples `ids`, for each
+        level; −1 where none was accepted."""
         found = zip(self._phi, self.clusters.of(ids), strict=True)
         return [
             (self.clusters.level(level), phi_K, labels)
@@ -151,18 +142,10 @@ class PCL(ClusteringFramework, MomentumFramework):
         loss_i = InfoNCE_i + mean over levels of −log( exp(v_i·c_s / φ_s) / Σ_j exp(v_i·c_j / φ_j) )
 
     c_s is the prototype (unit-norm centroid) of sample i at a level, φ_j the concentration of
-    prototype j, scaled to the mean `temperature`. InfoNCE is that of MoCo: the query of the first
-    view against a queue of keys from a momentum encoder, whose embeddings are also clustered. With
-    `queue_size=0` it is that of SimCLR, without momentum encoder, as in the comparison of IFND
-    (appendix E). Detector and action apply only to InfoNCE.
-
-    Args:
-        encoder, head: see `Framework`.
-        num_samples: N.
-        queue_size, momentum: see `MoCo`.
-        num_clusters and all others: see docs/methods/pcl.md, `concentration` and `PseudoLabels`.
-
-    State: prototypes with labels and concentrations, the number of draws, momentum copy and queue.
+    prototype j, scaled to the mean `temperature`. InfoNCE is that of MoCo, whose momentum
+    embeddings are clustered; with `queue_size=0` it is that of SimCLR, as in the comparison of IFND
+    (appendix E). Detector and action apply only to InfoNCE. The arguments are described in
+    docs/methods/pcl.md.
 
     Deviates from the published code in: all prototypes are negatives by default, while it draws as
     many as the queue has places; drawn prototypes are the same for all anchors of a step, without

@@ -3,11 +3,7 @@
 - RCL: Tang et al., Relative Contrastive Loss for Unsupervised Representation Learning, ECCV 2022,
   equations 2 and 3, sections 4.3 and 5.3.
 - NNCLR: Dwibedi et al., With a Little Help from My Friends: Nearest-Neighbor Contrastive Learning
-  of Visual Representations, ICCV 2021, equations 1 to 4, in the form of Tang et al.: RCL with one
-  criterion and the nearest neighbour as the key.
-
-`Criteria` are levels of clusters over all samples; under each of them a pair is positive or
-negative.
+  of Visual Representations, ICCV 2021, equations 1 to 4, in the form of Tang et al.
 
 Dimension key: V views (2), B samples of a step, A = B·V rows, sample-major, D embedding, H
 criteria, P predictors (1 or H), K keys, S support queue, N data set.
@@ -44,12 +40,12 @@ from kinfolk.stores.per_sample import OnHost, StepRandom, check_ids, sent, skips
 
 _BLOCK_ELEMENTS = 1 << 22
 Kind = Literal["online", "kmeans", "dbscan"]
-Retrieval = Literal["hierarchy", "each", "nearest"]
+Retrieval = Literal["hierarchy", "each"]
 
 
 class RowRandom(StepRandom):
-    """A random number in [0, 1) for each row of a step. It depends only on seed, step and position
-    of the row in the joined batch, so it is the same for any number of ranks."""
+    """A random number in [0, 1) for each row of a step, from seed, step and position of the row in
+    the joined batch, so that it is the same for any number of ranks."""
 
     def rows(self, number: int, device: torch.device) -> Tensor:
         """(number,) random numbers of the rows of this rank. Does not change the state."""
@@ -70,8 +66,7 @@ def cluster_mates(
     random: Tensor,
     num_samples: int,
 ) -> Tensor:
-    """(A, K) places of entries in the anchor's cluster, each at most once. −1 fills up if there are
-    fewer than K.
+    """(A, K) places of entries in the anchor's cluster, each at most once; −1 fills up.
 
     The entries of the cluster are arranged in a circle and K evenly spaced ones are taken, starting
     at a random one. All are equally likely.
@@ -82,12 +77,6 @@ def cluster_mates(
         number: K.
         random: (A,) random numbers in [0, 1).
         num_samples: N.
-
-    Example:
-        >>> one, two = torch.tensor([5]), torch.tensor([5, 5, 6, 5])
-        >>> ids = torch.tensor([0, 1, 2, 3])
-        >>> cluster_mates(one, torch.tensor([0]), two, ids, 3, torch.zeros(1), 9)
-        tensor([[ 1,  3, -1]])
     """
     # sorted by cluster, then by sample
     names_S, order_S = (support_labels * num_samples + support_ids).sort(stable=True)
@@ -107,14 +96,8 @@ def cluster_mates(
 
 
 def nearest(keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor) -> Tensor:
-    """(A, 1) place of the entry most similar to each of (A, D) keys. Computed in full precision,
-    because 16 bits change many results.
-
-    Example:
-        >>> nearest(torch.eye(2), torch.tensor([0, 1]), torch.eye(2), torch.tensor([0, 0]))
-        tensor([[-1],
-                [ 1]])
-    """
+    """(A, 1) place of the most similar entry of another sample to each of (A, D) keys, −1 if there
+    is none. In full precision, because 16 bits change many results."""
     found = []
     rows = max(1, _BLOCK_ELEMENTS // len(support))
     for keys_RD, ids_R in zip(torch.split(keys, rows), torch.split(ids, rows), strict=True):
@@ -123,19 +106,6 @@ def nearest(keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor) -> 
             best = sim_RS.masked_fill_(ids_R.unsqueeze(1) == support_ids, -torch.inf).max(1)
         found.append(best.indices.masked_fill(best.values == -torch.inf, -1))
     return torch.cat(found).unsqueeze(1)
-
-
-def nearest_keys(
-    keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor
-) -> tuple[Tensor, Tensor]:
-    """(A, 1, D) the nearest entry of another sample, or the own key if there is none, and (A, 1, 1)
-    ones, because it is positive."""
-    place_A1 = nearest(keys, ids, support, support_ids)
-    found_A1D = support[place_A1.clamp(min=0)]
-    own_A1D = keys.unsqueeze(1).to(found_A1D.dtype)
-    return torch.where(place_A1.unsqueeze(2) < 0, own_A1D, found_A1D), torch.ones(
-        len(keys), 1, 1, device=keys.device
-    )
 
 
 class SupportFramework(MomentumFramework, ABC):
@@ -147,11 +117,10 @@ class SupportFramework(MomentumFramework, ABC):
     which are never retrieved either.
 
     Args:
-        encoder, head: encoder and head of the queries, which are evaluated and exported.
+        encoder, head: of the queries, which are evaluated and exported.
         objective: equation 3.
         queue: arguments of `add_queue`.
-        num_predictors: P.
-        predictor_size: width of the hidden layer of the predictors.
+        num_predictors, predictor_size: P, and the width of their hidden layer.
     """
 
     head_options: ClassVar[Mapping[str, object]] = {"layers": 3, "last_norm": True}
@@ -179,12 +148,12 @@ class SupportFramework(MomentumFramework, ABC):
         """(A, K, D) keys of each row, and (A, H, K) whether they are positive (1) or not (0) under
         each criterion. Below 0 means no key.
 
-        `keys` (A, D) are the keys of the other view of each row, of samples `ids` (A,). Does not
-        change the state."""
+        `keys` (A, D) are the keys of the other view of each row, of samples `ids` (A,).
+        """
 
     def learn(self, keys: Tensor, ids: Tensor, is_finite: Tensor) -> None:
         """Called once per training step with the keys of this rank and whether the loss is finite.
-        On a CPU it is not called after a loss that is not finite. Default: does nothing."""
+        On a CPU it is not called after a loss that is not finite."""
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         ids = integer_ids(ids, views.device)
@@ -229,24 +198,18 @@ class NNCLR(SupportFramework):
         loss_i = −q_i·n_i / t + log( exp(q_i·n_i / t) + Σ_{j in queue, not of sample i} w_ij
         exp(q_i·s_j / t) )
 
-    n_i is the entry of another sample that is most similar to the key of the other view of i. If
-    the queue has none, it is the key itself. The loss is the mean over both directions. It equals
-    `RCL` with `criteria=1, retrieval="nearest"` exactly.
+    n_i is the entry of another sample that is most similar to the key of the other view of i, or
+    the key itself if there is none. The loss is the mean over both directions.
 
     Args:
-        encoder, head: encoder and head of the queries, which are evaluated and exported.
-        num_samples: N. A queue that is not smaller causes a warning.
+        encoder, head, predictor_size: see `SupportFramework`.
         queue_size: S, places of the support queue.
         momentum, momentum_schedule: see `MomentumCopy`. A momentum of 0 is that of the paper.
-        predictor_size: width of the predictor's hidden layer.
         temperature, detector, action, …: see `RelativeContrastLoss`.
-
-    State: the momentum copy, the predictor, the queue, and the state of the detector.
 
     Deviates from the paper in: the negatives are the entries of the queue, while the paper uses the
     other predictions of the batch; keys come from a momentum encoder; old entries of the anchor's
-    sample are neither neighbours nor negatives. n_i is also in the sum as an entry of the
-    queue, as in equation 3 of RCL.
+    sample are neither neighbours nor negatives; n_i is also in the sum, as in equation 3 of RCL.
     """
 
     paper: ClassVar[str] = "Dwibedi et al., ICCV 2021"
@@ -272,16 +235,16 @@ class NNCLR(SupportFramework):
     def retrieve(
         self, keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor
     ) -> tuple[Tensor, Tensor]:
-        return nearest_keys(keys, ids, support, support_ids)
+        place_A1 = nearest(keys, ids, support, support_ids)
+        found_A1D = support[place_A1.clamp(min=0)]
+        own_A1D = keys.unsqueeze(1).to(found_A1D.dtype)
+        found_A1D = torch.where(place_A1.unsqueeze(2) < 0, own_A1D, found_A1D)
+        return found_A1D, torch.ones(len(keys), 1, 1, device=keys.device)
 
 
 class OnlineCriteria(nn.Module):
     """The cluster of every sample under each of H criteria, set once by DBSCAN, then refined in
-    every step. Equal on all ranks.
-
-    Args:
-        hierarchy: a `Hierarchy` detector, used only for its labels.
-    """
+    every step. Equal on all ranks."""
 
     def __init__(self, hierarchy: Hierarchy) -> None:
         super().__init__()
@@ -306,13 +269,7 @@ class OfflineCriteria(OnHost):
     need not be nested (Table 4).
 
     Args:
-        num_samples: N.
-        number: H.
-        cluster: (N, D) embeddings → (H, N) labels in [0, N). It is called on all ranks and returns
-            the same labels on each.
-
-    State: `labels` (H, N), where every sample is a cluster before the first clustering, and
-    `started`.
+        cluster: (N, D) embeddings → (H, N) labels in [0, N), the same on all ranks.
     """
 
     on_host = ("started",)
@@ -326,13 +283,10 @@ class OfflineCriteria(OnHost):
         self.register_buffer("started", torch.tensor(False))
 
     def labels_of(self, ids: Tensor) -> Tensor:
-        """(H, …) clusters of the samples `ids`."""
         return self.labels[:, ids]
 
     @torch.no_grad()
     def refresh(self, features: Tensor) -> None:
-        """Sets the labels, which are the same on all ranks; see `kmeans` and `Hierarchy.refresh`
-        for how ranks share the work."""
         num_samples = self.labels.shape[1]
         if len(features) != num_samples:
             raise ValueError(
@@ -407,24 +361,14 @@ class RCL(ClusteringFramework, SupportFramework):
     criteria, and up to `num_keys` entries of the queue drawn from the anchor's cluster under the
     last criterion, or under each. Before the first clustering there is only the key of the other
     view: equation 1. Then DBSCAN on the momentum encoder's embeddings of all samples sets the
-    clusters, and every step refines them with the keys of its samples. A step uses the clusters
-    before its own refinement.
+    clusters, and every step refines them with the keys of its samples. The arguments are described
+    in docs/methods/rcl.md; the detector applies to the negatives in the queue, not to the keys.
 
-    Args:
-        encoder, head: encoder and head of the queries, which are evaluated and exported.
-        num_samples: N. A queue that is not smaller causes a warning.
-        criteria and all others: see docs/methods/rcl.md; `Hierarchy` for the clusters, `NNCLR` for
-            the queue, and `RelativeContrastLoss` for the loss. The detector applies to the
-            negatives in the queue. It does not choose keys.
-
-    State: the momentum copy, the predictors, the queue, the clusters, the count of draws, and the
-    state of the detector.
-
-    Deviates from the paper in: by default the other view is a key too
-    (`own_key`), and keys come from the last criterion alone (`retrieval`); Figure 2 retrieves all
-    keys, with all criteria. Old entries of the anchor's sample are neither keys nor negatives.
-    A retrieved key is also in the sum as an entry of the queue, as in equation 3. The paper states
-    neither the number of retrieved keys nor the momentum. See `Hierarchy` for the clusters.
+    Deviates from the paper in: by default the other view is a key too (`own_key`), and keys come
+    from the last criterion alone (`retrieval`); Figure 2 retrieves all keys, with all criteria. Old
+    entries of the anchor's sample are neither keys nor negatives. A retrieved key is also in the
+    sum as an entry of the queue, as in equation 3. The paper states neither the number of retrieved
+    keys nor the momentum. See `Hierarchy` for the clusters.
     """
 
     paper: ClassVar[str] = "Tang et al., ECCV 2022"
@@ -461,9 +405,7 @@ class RCL(ClusteringFramework, SupportFramework):
     ) -> None:
         given = (num_clusters,) if isinstance(num_clusters, int) else num_clusters
         if criteria is None:
-            criteria = (
-                1 if retrieval == "nearest" else count_levels(radii if given is None else given)
-            )
+            criteria = count_levels(radii if given is None else given)
         for name, number, least in (
             ("criteria", criteria, 1),
             ("num_keys", num_keys, 1),
@@ -477,12 +419,9 @@ class RCL(ClusteringFramework, SupportFramework):
         kinds, retrievals = get_args(Kind), get_args(Retrieval)
         require(hierarchy in kinds, "hierarchy", hierarchy, f"one of {', '.join(kinds)}")
         require(retrieval in retrievals, "retrieval", retrieval, f"one of {', '.join(retrievals)}")
-        only = "1 with `retrieval` 'nearest', where the nearest entry is the only positive"
-        require(retrieval != "nearest" or criteria == 1, "criteria", criteria, only)
         clusters = criteria > 1
         online = clusters and hierarchy == "online"
         by_density = clusters and hierarchy != "kmeans"
-        each = retrieval if retrieval == "each" else None
         for name, value, default, used, where in (
             ("num_clusters", num_clusters, None, clusters and hierarchy == "kmeans", "k-means"),
             ("cluster_seed", cluster_seed, 0, clusters and hierarchy == "kmeans", "k-means"),
@@ -495,13 +434,12 @@ class RCL(ClusteringFramework, SupportFramework):
             ("every", every, 1, clusters and not online, "offline clustering"),
             ("num_keys", num_keys, 1, clusters, "retrieval from clusters"),
             ("own_key", own_key, True, clusters, "retrieval from clusters"),
-            ("retrieval", each, None, clusters, "retrieval from clusters"),
+            ("retrieval", retrieval, "hierarchy", clusters, "retrieval from clusters"),
             ("hierarchy", hierarchy, "online", clusters, "clusters"),
             ("shared_predictor", shared_predictor, False, clusters, "several criteria"),
         ):
             if value != default and not used:
                 how = f"`hierarchy` (={hierarchy!r})" if clusters else f"`criteria` (={criteria})"
-                how = f"`retrieval` (={retrieval!r})" if retrieval == "nearest" else how
                 raise ValueError(
                     f"`{name}` (={value!r}) is a setting of {where} and has no effect with {how};"
                     " leave it out"
@@ -554,12 +492,8 @@ class RCL(ClusteringFramework, SupportFramework):
     def retrieve(
         self, keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor
     ) -> tuple[Tensor, Tensor]:
-        if self.retrieval == "nearest":
-            return nearest_keys(keys, ids, support, support_ids)
-        own_A1D, one_AH1 = (
-            keys.unsqueeze(1),
-            torch.ones(len(keys), self.num_criteria, 1, device=keys.device),
-        )
+        own_A1D = keys.unsqueeze(1)
+        one_AH1 = torch.ones(len(keys), self.num_criteria, 1, device=keys.device)
         if self.criteria is None or not self.criteria.started:
             return own_A1D, one_AH1
         check_ids(ids, self.num_samples)
@@ -593,21 +527,17 @@ class RCL(ClusteringFramework, SupportFramework):
         """Sets `step_shares`: anchors with a retrieved key, and keys with the anchor's label; of
         all keys, and of those that are positive under each of the criteria 2 … H."""
         labels_N, total = self.objective.labels, ids_A.new_full((), len(ids_A))
-        self.step_shares = {}
-        for name, key_AK in (
-            ("", there_AK),
-            *((f"_{h + 1}", same_HAK[h]) for h in range(1, self.num_criteria)),
-        ):
-            self.step_shares[f"with_key{name}"] = torch.stack((key_AK.any(1).sum(), total))
+        shares: dict[str, Tensor] = {}
+        levels = {f"_{h + 1}": same_HAK[h] for h in range(1, self.num_criteria)}
+        for name, key_AK in {"": there_AK, **levels}.items():
+            shares[f"with_key{name}"] = torch.stack((key_AK.any(1).sum(), total))
             if labels_N is not None:
-                one_A1, other_AK = (
-                    labels_N.to(ids_A.device)[ids_A].unsqueeze(1),
-                    labels_N.to(ids_A.device)[key_ids_AK],
-                )
-                judged_AK = key_AK & (one_A1 >= 0) & (other_AK >= 0)
-                self.step_shares[f"key_precision{name}"] = torch.stack(
-                    ((judged_AK & (one_A1 == other_AK)).sum(), judged_AK.sum())
-                )
+                labels_N = labels_N.to(ids_A.device)
+                one_A1, other_AK = labels_N[ids_A].unsqueeze(1), labels_N[key_ids_AK]
+                known_AK = key_AK & (one_A1 >= 0) & (other_AK >= 0)
+                right_AK = known_AK & (one_A1 == other_AK)
+                shares[f"key_precision{name}"] = torch.stack((right_AK.sum(), known_AK.sum()))
+        self.step_shares = shares
 
     def learn(self, keys: Tensor, ids: Tensor, is_finite: Tensor) -> None:
         if self.criteria is not None and self.criteria.started:

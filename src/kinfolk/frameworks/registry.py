@@ -1,5 +1,5 @@
-"""Parses method names, `framework[+detector[:variant][:action]]`, and builds the framework with its
-detector."""
+"""Parses method names, `framework[+detector[:variant][:action]]`, and builds frameworks and
+detectors."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _SET_BY_TRAINING = {
     "detector",
     "action",
 }
-"""Arguments that the training passes, that are read from a file with another one, or that only
-objects have. All others in a signature can be set by the user."""
+"""Arguments that the training passes or that only objects have. All others can be set by the
+user."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Context:
-    """What a method needs besides encoder and head: the number of training samples, their (N,)
-    labels if there are any, and the text encoder with its head if samples have text, the keys of
-    the samples, and the second head for attracted kin, if there is one."""
+    """What a method needs besides encoder and head."""
 
     num_samples: int
     labels: Tensor | None = None
@@ -89,8 +87,7 @@ class Context:
 
 
 def parse(name: str) -> Method:
-    """Parses `framework[+detector[:variant][:action]]`. An unknown part is an error that suggests
-    similar names."""
+    """An unknown part is an error that suggests similar names."""
     framework, plus, rest = name.strip().lower().partition("+")
     detector, *modifiers = rest.split(":")
     if framework in DETECTORS and framework not in FRAMEWORKS:
@@ -113,7 +110,7 @@ def parse(name: str) -> Method:
 
 def stored_method(name: str) -> str:
     """The method in the config.yaml of a run, with its action. Runs have never left out another
-    action than `eliminate`, also before the usual action of a detector was another one.
+    action than `eliminate`, also before the default of a detector was another one.
 
     Example:
         >>> stored_method("simclr+guide"), stored_method("simclr")
@@ -123,15 +120,15 @@ def stored_method(name: str) -> str:
 
 
 def framework_arguments(method: Method) -> dict[str, inspect.Parameter]:
-    """Arguments of the framework that a user may set, from its signature."""
+    """Arguments of the framework that a user may set."""
     return _settable(FRAMEWORKS[method.framework])
 
 
 def detector_arguments(
     method: Method, given: Mapping[str, Any] | None = None
 ) -> dict[str, inspect.Parameter]:
-    """Arguments of the detector that a user may set: its signature with the usual values beside
-    what is `given`, its start epochs, and whether its kin have degrees (`Graded`)."""
+    """Arguments of the detector that a user may set, with its defaults next to what is `given`, its
+    start epochs, and `degrees`."""
     if method.detector is None:
         return {}
     start = {
@@ -162,8 +159,8 @@ def build(
     detector_args: Mapping[str, Any] | None = None,
     detector: Detector | None = None,
 ) -> Framework:
-    """Builds the framework with its objective and detector. `detector`: an object to use instead of
-    the one that `method` names."""
+    """Builds the framework with its objective and the detector that `method` names, or
+    `detector`."""
     kind: Callable[..., Framework] = FRAMEWORKS[method.framework]
     detector = (
         build_detector(method, context, detector_args or {}) if detector is None else detector
@@ -178,8 +175,8 @@ def build(
 def build_detector(
     method: Method, context: Context, arguments: Mapping[str, Any]
 ) -> Detector | None:
-    """Builds the detector of the method, wrapped in `Graded` if `degrees` are wanted, in `StartAt`
-    if `start_epoch` is given, and in `StopAt` if `stop_epoch` is."""
+    """Builds the detector of the method, wrapped in `Graded`, `StartAt` and `StopAt` as its
+    arguments ask."""
     if method.detector is None:
         return None
     kind = DETECTORS[method.detector]

@@ -1,12 +1,8 @@
-"""What batch frameworks with a teacher share: a slow copy of encoder and head that sees a weak view
-of each sample.
+"""SimCLR: Chen et al., A Simple Framework for Contrastive Learning of Visual Representations, ICML
+2020. SogCLR: Yuan et al., Provable Stochastic Optimization for Global Contrastive Learning, ICML
+2022.
 
 Dimension key: V views, B batch, D embedding.
-
-SimCLR: Chen et al., A Simple Framework for Contrastive Learning of Visual Representations, ICML
-2020.
-
-SogCLR: Yuan et al., Provable Stochastic Optimization for Global Contrastive Learning, ICML 2022.
 """
 
 from __future__ import annotations
@@ -32,10 +28,7 @@ MOMENTUM = 0.99
 
 class TaughtBatch(BatchFramework, ABC):
     """Abstract. Two views of the batch, and with the detector `Teacher` a third, weak one, which a
-    `MomentumCopy` embeds.
-
-    State: with a teacher its parameters and buffers.
-    """
+    `MomentumCopy` embeds."""
 
     guides: ClassVar[frozenset[str]] = frozenset({"teacher"})
 
@@ -75,13 +68,11 @@ class SimCLR(TaughtBatch):
 
     Args:
         encoder, head: see `Framework`.
-        temperature, detector, action, min_negatives, kin_weight, own_weight, block_rows: see
-            `NTXentLoss`.
-        rescale_kept, prior, hardness, decoupled: see `NTXentLoss`.
         second_head: (B, F) → (B, D), on which kin are attracted, as in WCL (Zheng et al., ICCV
             2021): the loss is the sum of the plain one on the first head, which the detector goes
             by, and of the one with attraction on the second, so that wrong kin do not spoil the
             embedding they are found by. None: there is one head for both.
+        temperature, detector, action, …: see `NTXentLoss`.
     """
 
     paper: ClassVar[str] = "Chen et al., ICML 2020"
@@ -125,7 +116,7 @@ class SimCLR(TaughtBatch):
 
 def seen_by_first(shared: Estimate, second_head: nn.Module | None) -> Estimate:
     """The arguments of the loss on the second head: its detector goes by the embeddings of the
-    first. As they are where there is none."""
+    first."""
     if second_head is None:
         return shared
     detector, action = shared.get("detector"), shared.get("action", "eliminate")
@@ -144,13 +135,7 @@ def seen_by_first(shared: Estimate, second_head: nn.Module | None) -> Estimate:
 
 class SogCLRFramework(TaughtBatch):
     """The global contrastive loss on two views of a batch. A moving average per sample allows small
-    batches.
-
-    Args:
-        encoder, head: see `Framework`.
-        num_samples, temperature, gamma, detector, action, min_negatives, kin_weight, block_rows:
-            see `SogCLRLoss`.
-    """
+    batches. Arguments: `SogCLRLoss`."""
 
     paper: ClassVar[str] = "Yuan et al., ICML 2022"
     needs: ClassVar[str] = "one number per sample"

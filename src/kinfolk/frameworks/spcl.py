@@ -1,9 +1,6 @@
 """SPCL: Mo, Sun and Li, Siamese Prototypical Contrastive Learning, 2022, algorithm 1 and equations
 1 to 5.
 
-`SPCL` is the framework. `cluster_pair_batches` and `one_prototype_batches` compose its batches
-(section 3.2), and `reinitialise` resets heads.
-
 Dimension key: V views, B batch, A rows of features (A = B·V, sample-major), F features, D
 embedding, N data set, K prototypes, L levels, S batches of an epoch, H anchors of a batch (half of
 it), M samples.
@@ -48,8 +45,7 @@ class PrototypeLabels(nn.Module):
     Args:
         clusters: the clusters; None: `truth` is used.
         truth: (N,) true labels, −1 if unknown. They are not saved.
-        whiten: size to which features are reduced by `pca_whitened` before they are clustered;
-            None: not.
+        whiten: size to which features are reduced by `pca_whitened` before they are clustered.
     """
 
     truth: Tensor | None
@@ -71,12 +67,10 @@ class PrototypeLabels(nn.Module):
 
     @property
     def ready(self) -> bool:
-        """Whether the prototypes have been computed."""
         return self.clusters is None or bool(self.clusters.refreshed)
 
     def refresh(self, features: Tensor | None) -> None:
-        """Clusters (N, F) features of all samples at unit norm. With true labels it does
-        nothing."""
+        """Clusters (N, F) features of all samples at unit norm, if there are clusters."""
         if self.clusters is not None:
             assert features is not None
             used = features if self.whiten is None else pca_whitened(features, self.whiten)
@@ -90,8 +84,8 @@ class PrototypeLabels(nn.Module):
         return self.truth[ids].unsqueeze(0)
 
     def first(self, ids: Tensor) -> Tensor:
-        """(A,) prototypes of the samples `ids` at the first level. A sample without one gets a
-        distinct negative number."""
+        """(A,) prototypes at the first level. A sample without one gets a distinct negative
+        number."""
         first_A = self.levels(ids)[0]
         return first_A.where(first_A >= 0, -1 - ids)
 
@@ -107,16 +101,7 @@ class SPCL(ClusteringFramework):
     is `SiameseMetric`, the prototype loss is `PrototypeCrossEntropy`, and batches are composed by
     `cluster_pair_batches`. Before the first prototypes, the loss is NT-Xent on random batches.
     Detector and action apply only to NT-Xent. With β = γ = 0 and `decoupled=False` it is SimCLR on
-    batches by cluster.
-
-    Args:
-        encoder, head: f and g_c; see `Framework`.
-        num_samples: N.
-        labels: (N,) labels of the samples, −1 if unknown, for `prototypes="labels"`.
-        num_clusters and all others: see docs/methods/spcl.md, and `NTXentLoss` for its settings.
-
-    State: the clusters, the heads, `seed` (drawn from torch's generator at construction), the
-    number of `draws` of pairs, and whether the prototypes have `begun`.
+    batches by cluster. The arguments are described in docs/methods/spcl.md.
 
     Deviates from the paper in: losses are means where the equations have sums, in the same
     proportion; features are clustered without augmentation and at unit norm; the first half of a
@@ -344,22 +329,16 @@ def cluster_pair_batches(labels: Tensor, batch_size: int, generator: torch.Gener
     """(S·B,) samples of an epoch, batch after batch, each at most once. Every batch is half of one
     cluster and half of others.
 
-    Every cluster is cut into chunks of half a batch. The remainders, including clusters smaller
-    than a chunk, are joined cluster by cluster and cut in the same way. S random chunks are the
-    anchors of the S batches. The samples of all other chunks fill the other halves in random order,
-    but never next to a chunk with their cluster, as long as there are enough others. The order
-    within a batch is random, so that the part of a rank has samples of both halves.
+    Every cluster is cut into chunks of half a batch; the remainders are joined cluster by cluster
+    and cut in the same way. S random chunks are the anchors of the S batches. The samples of all
+    other chunks fill the other halves in random order, but never next to a chunk with their
+    cluster, as long as there are enough others. The order within a batch is random, so that the
+    part of a rank has samples of both halves.
 
     Args:
-        labels: (N,) cluster of each sample in data-set order. Any integers; not all need to occur.
+        labels: (N,) cluster of each sample in data-set order.
         batch_size: B, at least 2 and at most N.
         generator: random generator on the CPU.
-
-    Example:
-        >>> labels = torch.arange(8) // 4
-        >>> order = cluster_pair_batches(labels, 4, torch.Generator().manual_seed(0))
-        >>> [sorted(batch) for batch in labels[order].view(2, 4).tolist()]
-        [[0, 0, 1, 1], [0, 0, 1, 1]]
     """
     _check_batch_size(labels, batch_size)
     _, cluster_N = torch.unique(labels.cpu(), return_inverse=True)
@@ -379,18 +358,10 @@ def cluster_pair_batches(labels: Tensor, batch_size: int, generator: torch.Gener
 
 def one_prototype_batches(labels: Tensor, batch_size: int, generator: torch.Generator) -> Tensor:
     """(S·B,) samples of an epoch, batch after batch. Every batch is half of exactly one cluster,
-    and half of samples of the others.
+    and half of samples of the others (section 3.2 to the letter).
 
-    Section 3.2 to the letter: each step draws a cluster, half a batch of its samples, and the other
-    half from all other samples. Of a cluster with fewer samples, some are repeated. An epoch
-    therefore repeats samples and leaves others out. A label below 0 means no cluster: such a sample
-    is never in the first half.
-
-    Example:
-        >>> labels = torch.tensor([0, 1, 1, 1, 1, 1, 1, 1])
-        >>> order = one_prototype_batches(labels, 4, torch.Generator().manual_seed(3)).view(2, 4)
-        >>> [int(labels[batch].sum()) for batch in order]
-        [2, 2]
+    Of a cluster with fewer samples, some are repeated, so an epoch repeats samples and leaves
+    others out. A sample with a label below 0 is never in the first half.
     """
     _check_batch_size(labels, batch_size)
     label_K, cluster_N, size_K = torch.unique(labels.cpu(), return_inverse=True, return_counts=True)
@@ -419,15 +390,7 @@ def _in_turns(size: int, number: int, generator: torch.Generator) -> Tensor:
 @torch.no_grad()
 def pca_whitened(features: Tensor, size: int) -> Tensor:
     """(N, min(size, F)) the projections of (N, F) features on their first principal axes, each
-    scaled to variance 1.
-
-    An axis without variance, such as one beyond the rank of the features, is 0.
-
-    Example:
-        >>> pca_whitened(torch.tensor([[3.0, 0.0], [-3.0, 0.0]]), 1).abs()
-        tensor([[1.],
-                [1.]])
-    """
+    scaled to variance 1, or 0 where there is none."""
     centred = features.double() - features.double().mean(0)
     variance_F, axes_FF = torch.linalg.eigh(centred.T @ centred / len(centred))
     variance_P, axes_FP = variance_F.flip(0)[:size], axes_FF.flip(1)[:, :size]
@@ -462,10 +425,8 @@ def _chunked(cluster_N: Tensor, half: int, generator: torch.Generator) -> Tensor
 def _separated(
     rest: Tensor, cluster_N: Tensor, anchors_SH: Tensor, size: int, generator: torch.Generator
 ) -> Tensor:
-    """Swaps samples of `rest` that share a cluster with the anchors of their batch.
-
-    Every `size` samples belong to one batch, and those at the end to none. Two samples are swapped
-    if neither clashes afterwards.
+    """Swaps samples of `rest` that share a cluster with the anchors of their batch. Every `size`
+    samples belong to one batch, and those at the end to none.
     """
     number = int(cluster_N.max()) + 1
     steps = len(anchors_SH)
@@ -498,18 +459,10 @@ def _separated(
 
 @torch.no_grad()
 def reinitialise(heads: Iterable[nn.Module], seed: int) -> None:
-    """Resets all parameters and running statistics of `heads` with `reset_parameters` of their
-    layers, depending only on `seed`.
+    """Resets all parameters and running statistics of `heads`, depending only on `seed`.
 
-    In place, so that the optimiser and DDP keep the parameters. Numbers are drawn on the CPU for
+    In place, so that the optimiser and DDP keep the parameters; numbers are drawn on the CPU for
     any device, and the state of torch's generator is not changed.
-
-    Example:
-        >>> one, other = nn.Linear(2, 2), nn.Linear(2, 2)
-        >>> reinitialise([one], seed=1), reinitialise([other], seed=1)
-        (None, None)
-        >>> torch.equal(one.weight, other.weight)
-        True
     """
     draw = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=()):
@@ -523,7 +476,7 @@ def reinitialise(heads: Iterable[nn.Module], seed: int) -> None:
 
 
 def require_resettable(*heads: nn.Module) -> None:
-    """Raises an error for heads with layers that have parameters but no `reset_parameters`."""
+    """Refuses heads with layers that have parameters but no `reset_parameters`."""
     for layer in (layer for head in heads for layer in head.modules()):
         if _has_state(layer) and not hasattr(layer, "reset_parameters"):
             raise ValueError(

@@ -1,7 +1,5 @@
-"""Figures of the report: curves over the epochs, and the bounds of the detector.
-
-The panel of the bounds shows learned values, exact quantiles, and what FNC would use in a batch
-(GloFND paper, Figure 3a); for rings it shows both bounds.
+"""Figures of the report: curves over the epochs, and the bounds of the detector: learned, exact,
+and what FNC would use in a batch (GloFND paper, Figure 3a).
 
 Dimension key: M samples that are compared, R rows of a block.
 """
@@ -31,7 +29,6 @@ COLOURS = ("accent", "second", "third")
 
 
 def bounds_of(compared: Compared) -> list[Bound]:
-    """The bounds of the run's detector; empty for a detector without bounds."""
     return [] if compared.detector is None else compared.detector.inner.bounds(compared.ids)
 
 
@@ -109,16 +106,8 @@ def _medians(groups: list[tuple[str, Tensor, str, str]]) -> str:
 
 @dataclass(frozen=True)
 class Curve:
-    """One panel of curves over the epochs.
-
-    Args:
-        id, title, note: of the panel.
-        lines: name in the legend of each metric.
-        percent: whether the values are shares.
-        from_zero: whether the axis begins at zero.
-        needs_labels: whether it is measured with labels.
-        alone: the note if only the first line has values.
-    """
+    """One panel of curves over the epochs: `lines` names each metric in the legend; `alone` is the
+    note if only the first line has values."""
 
     id: str
     title: str
@@ -241,18 +230,14 @@ ENTROPIES = {
     "min": "the smaller entropy",
     "max": "the larger entropy",
 }
-"""Normaliser of NMI in words, for each setting of `knn.nmi_normaliser`."""
+"""Settings of `knn.nmi_normaliser` in words."""
 
 
 def curve_panels(
     epochs: Sequence[dict[str, float]], normaliser: str = "arithmetic", labelled: bool = True
 ) -> list[Panel]:
-    """One panel for each curve with at least one finite value.
-
-    Args:
-        normaliser: setting of the run's NMI.
-        labelled: False leaves out the curves that are measured with labels.
-    """
+    """One panel for each curve with a finite value; without labels not those that need them.
+    `normaliser`: of the NMI."""
     panels = []
     for curve in CURVES:
         if curve.needs_labels and not labelled:
@@ -288,7 +273,7 @@ def _trace(curve: Curve, label: str, colour: str, x: list[int], y: list[float]) 
 
 
 def curve_figure(curve: Curve, traces: list[dict[str, Any]]) -> dict[str, Any]:
-    """The figure of curves over the epochs, with ticks at whole epochs, also in short runs."""
+    """Curves with ticks at whole epochs, also in short runs."""
     drawn = figure(traces, "epoch")
     first, last = min(trace["x"][0] for trace in traces), max(trace["x"][-1] for trace in traces)
     step = max(1, math.ceil((last - first) / 6))

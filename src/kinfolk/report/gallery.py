@@ -1,10 +1,8 @@
 """Galleries of the report: anchors with their kin, and for image-text runs the retrieval in both
 directions.
 
-The run's detector is applied after the training to the training samples of the map. Each sample is
-embedded from one augmented view, because detectors see augmented views in training and learn their
-thresholds on them. Without a detector the gallery shows nearest neighbours, of the features that
-`kinfolk embed` writes.
+The run's detector is applied after the training to one augmented view of each sample, because
+detectors see augmented views in training. Without a detector the gallery shows nearest neighbours.
 
 Dimension key: N samples of the map (in `draw_retrieval`: training samples), M training samples
 among them (captions), D embedding, R rows of a block, K kin shown, I images, Q queries, C
@@ -52,8 +50,7 @@ class Compared:
     """Training samples that are compared with each other.
 
     Args:
-        places: (M,) positions among the samples of the map.
-        ids: (M,) sample ids.
+        places, ids: (M,) positions among the samples of the map, and sample ids.
         embedding: (M, D) unit norm: projected embeddings of augmented views for a detector,
             features of the images as they are without one.
         detector: the run's detector; None if it has none, or one for each direction.
@@ -65,8 +62,8 @@ class Compared:
     detector: Detector | None
 
     def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yields some anchors at a time: their slice, (R, M) similarities with −inf at the anchor
-        itself, and the (R, M) mask of those."""
+        """Yields the slice of some anchors, (R, M) similarities with −inf at the anchor itself, and
+        the mask of those."""
         for start in range(0, len(self.ids), ROWS):
             rows = slice(start, start + ROWS)
             same_RM = self.ids[rows].unsqueeze(1) == self.ids
@@ -85,9 +82,8 @@ class Gallery:
         flagged, right: (M,) number of all kin and of kin with the anchor's label; None without a
             detector or without labels.
         thresholds: (M,) learned thresholds, if there are any.
-        has_labels: whether kin can be marked as right or wrong.
         same: without a detector, the share of labelled anchors whose nearest neighbour has their
-            label; None without labels.
+            label.
     """
 
     anchors: NDArray[np.int64]
@@ -105,7 +101,6 @@ class Gallery:
 
     @property
     def intro(self) -> str:
-        """The sentences above the gallery."""
         text = f"{len(self.anchors):,} training samples, "
         if self.flagged is None:
             text += (
@@ -167,8 +162,7 @@ def embed_samples(
 def find_kin(
     compared: Compared, labels: Tensor | None, thresholds: Tensor | None = None
 ) -> Gallery:
-    """Applies the detector to all pairs; without a detector the nearest neighbours are shown.
-    `labels`: (all samples,), −1 unknown."""
+    """Applies the detector to all pairs; without a detector the nearest neighbours are shown."""
     detector, ids_M = compared.detector, compared.ids
     label_M = None if labels is None else labels[ids_M]
     kin, similarity, flagged, right = [], [], [], []
@@ -223,8 +217,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Result:
-    """One of the nearest candidates: `mark` is "positive" for a known positive, "kin" for a flagged
-    candidate, or empty."""
+    """One of the nearest candidates; `mark` is "positive", "kin" or empty."""
 
     shown: Shown
     similarity: float
@@ -242,8 +235,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Side:
-    """The images or the captions: (C, D) embeddings, (C,) sample ids, and a function that returns
-    what to show of each."""
+    """The images or the captions, and what to show of each."""
 
     embeddings: Tensor
     ids: Tensor
@@ -294,7 +286,7 @@ def _detectors(
 
 
 def _draw_pairs(opened: OpenedRun, data: ImageData, towers: Towers) -> Markup:
-    """As `draw_retrieval`, of text pairs: positives for an anchor, and anchors for a positive."""
+    """As `draw_retrieval`, of text pairs."""
     assert data.texts is not None
     config = opened.config
     ids = torch.from_numpy(choose(data.num_train, config.seed, NUM_IMAGES))
@@ -347,7 +339,6 @@ def retrieval_section(
     detects: bool,
     titles: tuple[str, str] = ("Captions for an image", "Images for a caption"),
 ) -> Markup:
-    """The section as HTML."""
     detector = method.partition("+")[2].partition(":")[0] if detects else ""
     template = (html.HERE, "retrieval.html")
     return html.render_template(

@@ -1,10 +1,8 @@
 """Composes an HTML page as one file that needs no network and no other file, with its figures.
 
 All text of the data is escaped by the template, scripts read JSON without angle brackets, and the
-page's content security policy allows no other script and no request.
-
-A figure is a plain dictionary for plotly.js. Colours are names of the page's palette (`accent`,
-`second`, `third`), which the page replaces by the values of the light or the dark theme.
+page's content security policy allows no other script and no request. A figure is a dictionary for
+plotly.js with colours of the page's palette (`accent`, `second`, `third`).
 """
 
 from __future__ import annotations
@@ -107,8 +105,7 @@ def mark_code(text: str) -> Markup:
 
 
 def write_page(path: Path, page: str) -> None:
-    """Writes the file atomically. File names that are not valid Unicode contain lone surrogates,
-    which are replaced."""
+    """Writes the file; lone surrogates of undecodable file names are replaced."""
     write_text(path, page.encode("utf-8", "replace").decode())
 
 
@@ -139,7 +136,7 @@ BINS = 60
 
 @dataclass(frozen=True)
 class Panel:
-    """A figure with its heading and a description of its content for screen readers."""
+    """A figure with its heading and a description for screen readers."""
 
     id: str
     title: str
@@ -185,8 +182,8 @@ def histogram(name: str, values: Any, colour: str) -> dict[str, Any]:
 
 
 def outlines(groups: Sequence[tuple[str, Any, str, str]]) -> list[dict[str, Any]]:
-    """Histograms of several groups, given as (name, values, colour, dash), as lines over the same
-    bins; each is normalised to its group."""
+    """Histograms of several groups (name, values, colour, dash) as lines over the same bins, each
+    normalised to its group."""
     arrays = [np.asarray(values) for _, values, _, _ in groups]
     arrays = [array[np.isfinite(array)] for array in arrays]
     whole = np.concatenate(arrays) if arrays else np.empty(0)

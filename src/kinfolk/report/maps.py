@@ -1,11 +1,6 @@
-"""Images of the report: the embedding map with its thumbnails, the maps of several epochs, and the
-grid of augmented views.
+"""Images of the report: the embedding map with its thumbnails, and the grid of augmented views.
 
-The maps of several epochs show each snapshot with the pseudo-labels of its epoch (IFND paper,
-Figure 3).
-
-Dimension key: N samples on the map, S samples of the snapshots, F features, V views, B images, C
-channels, H, W image.
+Dimension key: N samples on the map, F features, V views, B images, C channels, H, W image.
 """
 
 from __future__ import annotations
@@ -52,7 +47,6 @@ class Strip:
 def strip(
     key: str, label: str, original_HW3: NDArray[np.uint8], views_VHW3: NDArray[np.uint8]
 ) -> Strip:
-    """Places the original and its views in a row on a transparent background."""
     from PIL import Image
 
     size = int(views_VHW3.shape[1])
@@ -247,7 +241,6 @@ class Sprites:
 
     @property
     def layout(self) -> dict[str, int]:
-        """Data for the page's script."""
         return {"size": self.size, "columns": self.columns, "rows": self.rows}
 
 

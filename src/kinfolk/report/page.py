@@ -1,5 +1,4 @@
-"""Writes report.html into a run folder: collects what the run recorded, draws maps and galleries,
-and fills the template."""
+"""Writes report.html into a run folder."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ SECTIONS = (
 
 
 COSTS = ("lr", "speed", "cost")
-"""Panels that come last, after what was learned and detected."""
+"""Panels that come last."""
 
 
 def render(
@@ -151,22 +150,16 @@ def write_report(
 ) -> Path:
     """Writes RUN/report.html, one page that works from disk, and returns its path.
 
-    Sections without data are left out: without the images or the model there is no map, and without
-    a checkpoint there is no gallery of kin. The page then gives the reason.
+    Without the images or the model there is no map, and without a checkpoint there is no gallery of
+    kin. The page then gives the reason.
 
     Args:
-        run_dir: the run folder.
         data: the run's images; None reads them from the source in config.yaml.
         features: ids of samples of `data`, ascending, and the encoder's features of these samples
             (M, F). The run's model embeds the other samples of the map.
         framework: the trained method in evaluation mode; None restores it from the run's last
             checkpoint.
-        progress: show bars while images are read and embedded.
         on_missing: called with the reason if there is no map or no gallery.
-
-    Example:
-        >>> write_report("runs/photos")  # doctest: +SKIP
-        PosixPath('runs/photos/report.html')
     """
     run = Path(run_dir)
     record = read_record(run)
@@ -222,8 +215,7 @@ def add_missing(
     ids: NDArray[np.int64],
     compute: Callable[[NDArray[np.int64]], NDArray[np.float32]],
 ) -> NDArray[np.float32]:
-    """(N, F) features of `ids`: the known ones, and what `compute` returns for the others. `known`:
-    ascending ids and their features."""
+    """(N, F) features of `ids`: the `known` ones, and what `compute` returns for the others."""
     if known is None or not len(known[0]):
         return compute(ids)
     known_ids, known_MF = known

@@ -1,7 +1,5 @@
 """What a run folder records, without the model and the images, and its text for the page: papers,
 facts, tiles, results, data, configuration.
-
-`fraction_panels` draws the accuracy at fractions of the labels (GloFND paper, Figure 4).
 """
 
 from __future__ import annotations
@@ -37,14 +35,12 @@ class Record:
 
     Args:
         path: the run folder.
-        config: `config.yaml`, fully resolved.
-        meta: `model.json`; empty before the first epoch has ended.
-        epochs: `metrics.jsonl`, one entry for each epoch, in order; an epoch repeated after a
-            resume counts once, the last time.
+        config, meta: `config.yaml`, fully resolved, and `model.json`.
+        epochs: `metrics.jsonl`, one entry for each epoch; of an epoch repeated after a resume the
+            last.
         results: `eval/*.json`.
         quarantine: (path, reason) of each refused file.
-        splits: number of samples of each split, empty where `samples.parquet` is missing.
-        classes: number of samples of each label, largest first; empty without labels.
+        splits, classes: number of samples of each split and of each label, largest first.
     """
 
     path: Path
@@ -76,7 +72,6 @@ class Record:
         return [value for value in values if math.isfinite(value)]
 
     def last(self, metric: str) -> float | None:
-        """The last finite value of a metric."""
         values = self.values(metric)
         return values[-1] if values else None
 
@@ -192,8 +187,7 @@ def duration(seconds: float) -> str:
 
 
 def papers_of(record: Record) -> list[tuple[str, str]]:
-    """Name and paper of the framework and the detector; empty for a method unknown to this
-    version."""
+    """Name and paper of the framework and the detector; empty for an unknown method."""
     from kinfolk.detectors import DETECTORS
     from kinfolk.frameworks import FRAMEWORKS
     from kinfolk.frameworks.registry import parse
@@ -209,7 +203,7 @@ def papers_of(record: Record) -> list[tuple[str, str]]:
 
 
 def learns_from(modality: str, method: str) -> bool:
-    """Whether a method learns from "image" or "text"; True for a method unknown to this version."""
+    """Whether a method learns from "image" or "text"; True for an unknown method."""
     from kinfolk.frameworks import FRAMEWORKS
 
     framework = FRAMEWORKS.get(method.partition("+")[0].strip().lower())
@@ -217,7 +211,7 @@ def learns_from(modality: str, method: str) -> bool:
 
 
 def has_captions(method: str) -> bool:
-    """Whether a sample of the method is a caption of an image; False for an unknown method."""
+    """Whether a sample of the method is a caption of an image."""
     unknown = learns_from("", method)
     return not unknown and learns_from("image", method) and learns_from("text", method)
 
@@ -287,8 +281,7 @@ def _versions(meta: Mapping[str, Any]) -> str:
 
 
 def normaliser_of(record: Record) -> str:
-    """The normaliser of the run's NMI; runs of earlier versions do not record it and used the
-    arithmetic mean."""
+    """The normaliser of the run's NMI; runs of earlier versions do not record it."""
     return str(record.section("knn").get("nmi_normaliser", "arithmetic"))
 
 
@@ -346,7 +339,6 @@ DETECTION_NAMES = {
     "anchor_recall": "recall per anchor",
     "anchor_f1": "F1 per anchor",
 }
-"""Names of how well false negatives are detected, over pairs and per anchor."""
 NAMES = {
     "top5": "top-5",
     "flagged": "flagged",
@@ -380,8 +372,7 @@ def results(record: Record) -> list[dict[str, Any]]:
 
 
 def _details(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Everything else in a result: accuracies at fractions of the labels or on several data sets,
-    other metrics, settings."""
+    """Everything else in a result."""
     details = [(str(s.get("name")), percent(s.get("accuracy"))) for s in _parts(result, "sets")]
     for part in _parts(result, "fractions"):
         if _is_number(part.get("fraction")):
@@ -413,8 +404,7 @@ FRACTION_LINES = {"semi": ("linear probe", "accent"), "finetune": ("fine-tuning"
 
 
 def fraction_panels(results: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """One panel with a line for each protocol that measured at fractions of the labels; empty
-    without such results."""
+    """Accuracy at fractions of the labels (GloFND paper, Figure 4), a line for each protocol."""
     traces, described, fractions = [], [], set[float]()
     for protocol, (label, colour) in FRACTION_LINES.items():
         parts = [
@@ -495,8 +485,7 @@ def quarantine(record: Record) -> dict[str, Any] | None:
 def configuration(
     config: Mapping[str, Any], labelled: bool = True
 ) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The settings by section, general settings first. Sections without effect are left out: the
-    text tower of a method without one, and the kNN accuracy of a run without labels."""
+    """The settings by section, general settings first. Sections without effect are left out."""
     unused = set() if labelled else {"knn"}
     if not learns_from("text", str(config.get("method", ""))):
         unused.add("text")
