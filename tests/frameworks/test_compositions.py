@@ -351,7 +351,7 @@ def test_a_bias_before_a_norm_has_no_gradient(name: str) -> None:
         ("pcl+cave", {"every": 2, "num_prototypes": 2}),
         ("rcl+ifnd", {"hierarchy": "kmeans", "radii": None, "min_samples": 4}),
         ("rcl+hierarchy", {"hierarchy": "dbscan"}),
-        ("rcl+cave", {"criteria": 1, "retrieval": "nearest", "radii": None, "min_samples": 4}),
+        ("rcl+cave", {"criteria": 1, "radii": None, "min_samples": 4}),
         ("spcl+ifnd", {"prototypes": "labels", "num_clusters": None}),
         ("spcl+hierarchy", {"metric_weight": 0, "prototype_weight": 0, "reinitialise": ()}),
     ],
