@@ -1,15 +1,9 @@
-"""Communication between ranks: embeddings with their gradient, ids, and per-sample updates. The
-mathematics is in `contrast.py`.
+"""Communication between ranks: embeddings with their gradient, ids, and per-sample updates.
 
-The convention is that of DistributedDataParallel, which averages the ranks' gradients: every rank
-returns the loss of the joined batch, and its gradient is scaled so that the **average** over ranks
-is the gradient of the joined batch.
-
-A collective costs a fixed time however little it carries, so what is known at one moment is packed
-into one (`gather_together`). Ranks may hold batches of unequal size. They then tell each other
-their sizes first, for which the host waits; `equal_batches` saves that.
-
-Every tensor that is communicated is on the device of its caller's data: NCCL takes no CPU tensors.
+As DistributedDataParallel averages the ranks' gradients, every rank returns the loss of the joined
+batch, and its gradient is scaled so that the **average** over ranks is that of the joined batch.
+What is known at one moment is packed into one collective. Every tensor that is communicated is on
+the device of its caller's data: NCCL takes no CPU tensors.
 """
 
 from __future__ import annotations
@@ -35,19 +29,13 @@ def world_size() -> int:
 
 
 def is_rank_zero() -> bool:
-    """Whether this is the first process, or the only one."""
     return world_size() == 1 or dist.get_rank() == 0
 
 
 @contextmanager
 def equal_batches(equal: bool = True) -> Iterator[None]:
-    """Declares that within it all ranks hold batches of one size, or, with False, that sizes have
-    to be exchanged (the default).
-
-    Saves one collective and one wait of the host for the device in every step. If batches are
-    unequal nevertheless, the collectives fail or hang. A training declares it where its loader
-    gives every rank the same number of samples.
-    """
+    """Declares that within it all ranks hold batches of one size, which saves one collective and
+    one wait in every step. If batches are unequal nevertheless, the collectives fail or hang."""
     global _equal_batches
     before, _equal_batches = _equal_batches, equal
     try:
@@ -68,12 +56,8 @@ def batch_sizes(local: int, device: torch.device) -> list[int]:
 
 @contextmanager
 def threads_of_waiting_ranks() -> Iterator[None]:
-    """Within, torch computes with the CPU threads of all ranks of this machine: for work that one
-    rank does while the others wait.
-
-    torchrun sets `OMP_NUM_THREADS=1` where it is not set, on a machine with any number of cores;
-    then all cores are used.
-    """
+    """Within, torch computes with the CPU threads of all ranks of this machine. torchrun sets
+    `OMP_NUM_THREADS=1` where it is not set; then all cores are used."""
     before = torch.get_num_threads()
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -117,26 +101,19 @@ def _collective(name: str, before: str) -> Callable[[Tensor, Tensor], object]:
 
 
 def _require_unsupported(error: RuntimeError) -> None:
-    """Raises the error again, unless the backend lacks the collective, as gloo of torch 2.4 does.
-    It says so on all ranks before it sends anything, so that all of them can use another one."""
+    """Raises the error again, unless the backend lacks the collective, as gloo of torch 2.4 does,
+    which says so on all ranks before it sends anything."""
     if "not support" not in str(error):
         raise error
 
 
 def gather_rows(rows: Tensor, sizes: list[int]) -> Tensor:
-    """The rows of all ranks in the order of ranks, without gradient. `sizes`: rows on each rank."""
     return gather_together((rows,), sizes)[0]
 
 
 def gather_together(tensors: Sequence[Tensor], sizes: list[int]) -> list[Tensor]:
-    """The rows of all ranks of each of these tensors, in the order of ranks, without gradient, in
-    one collective.
-
-    Args:
-        tensors: of any types; each has the same number of rows for every sample on every rank, such
-            as one for each view.
-        sizes: samples on each rank.
-    """
+    """The rows of all ranks of each of these tensors, of any types, in the order of ranks, without
+    gradient, in one collective; each has the same number of rows for every sample."""
     own, longest, world = sizes[dist.get_rank()], max(sizes), len(sizes)
     pieces, layout, start = list[Tensor](), list[tuple[int, int, int]](), 0
     for tensor in tensors:
@@ -167,8 +144,7 @@ def gather_together(tensors: Sequence[Tensor], sizes: list[int]) -> list[Tensor]
 
 
 def gather_all(*tensors: Tensor, sizes: list[int] | None = None) -> tuple[Tensor, ...]:
-    """The rows of all ranks of each of these tensors of one length, in the order of ranks, without
-    gradient; in one process, its own. `sizes`: rows on each rank, if they are known."""
+    """As `gather_together` for tensors of one length; in one process, its own."""
     if world_size() == 1:
         return tuple(x.detach() for x in tensors)
     return tuple(gather_together(tensors, sizes or batch_sizes(len(tensors[0]), tensors[0].device)))
@@ -176,22 +152,20 @@ def gather_all(*tensors: Tensor, sizes: list[int] | None = None) -> tuple[Tensor
 
 def gather_with_gradient(rows: Tensor, sizes: list[int], *others: Tensor) -> tuple[Tensor, ...]:
     """As `gather_together`; the gradients that all ranks have for this rank's `rows` come back
-    summed. The `others` have no gradient."""
+    summed."""
     gathered: tuple[Tensor, ...] = _Gather.apply(sizes, rows, *others)  # type: ignore[no-untyped-call]
     return gathered
 
 
 def sum_over_ranks(value: Tensor) -> Tensor:
-    """The sum of a scalar over ranks, with the gradient of DDP's convention (times the number of
-    ranks)."""
+    """The sum of a scalar over ranks, with the gradient of DDP's convention."""
     total: Tensor = _Sum.apply(value)  # type: ignore[no-untyped-call]
     return total
 
 
 def averaged(parameter: Tensor) -> Tensor:
-    """The same value; its gradient comes back as the average over ranks, so that a parameter
-    outside of DistributedDataParallel stays the same on all of them. Inside of it nothing
-    changes."""
+    """The same value; its gradient comes back as the average over ranks, for a parameter outside of
+    DistributedDataParallel."""
     if world_size() == 1:
         return parameter
     same: Tensor = _Average.apply(parameter)  # type: ignore[no-untyped-call]
@@ -199,8 +173,7 @@ def averaged(parameter: Tensor) -> Tensor:
 
 
 def overwrite_from_rank_zero(tensors: Sequence[Tensor], device: torch.device) -> None:
-    """Overwrites tensors on the CPU with those of rank zero. They travel by `device`: NCCL refuses
-    tensors on the CPU."""
+    """Overwrites tensors on the CPU with those of rank zero, which travel by `device`."""
     if world_size() > 1:
         for tensor in tensors:
             there = tensor.to(device)

@@ -1,11 +1,7 @@
 """DBSCAN (Ester et al., KDD 1996) at several radii, in memory linear in the data set, and radii
-that fit the data.
+fitted by the distance to the k-th neighbour (section 4.2 of the paper).
 
-scikit-learn's version keeps all neighbours of all samples, a large part of N² at a radius at which
-clusters form. Here similarities are computed in row blocks, twice: once to count neighbours, once
-to join the core samples. The time is that of two products of N × N × D. Radii are fitted by the
-distance to the k-th neighbour (section 4.2 of the paper), such that no cluster contains most
-samples.
+Similarities are computed in row blocks, twice: to count neighbours, and to join the cores.
 
 Dimension key: N samples, n of them that are measured, D features, R radii, b rows of a block.
 """
@@ -36,15 +32,13 @@ def dbscan(
     own.
 
     A sample with at least `min_samples` samples within the radius, itself among them, is a core;
-    cores within the radius of each other share a cluster; another sample within the radius of a
-    core joins the nearest one's.
+    cores within the radius of each other share a cluster; another sample joins the nearest core
+    within it.
 
     Args:
         radii: growing; Euclidean distances of the unit-norm features: cos = 1 − r² / 2.
-        min_samples: of a core.
-        nested: a sample that is no core stays, from the first radius at which it joins a cluster,
-            with that cluster. As cores remain cores and stay together when the radius grows, every
-            cluster is then a part of one at the next radius. False: each for itself.
+        nested: a sample that is no core stays with the first cluster it joins, so that every
+            cluster is part of one at the next radius. False: each radius for itself.
 
     Example:
         >>> points = torch.tensor([[1.0, 0.0], [1.0, 0.1], [1.0, 0.2], [0.0, 1.0]])
@@ -85,30 +79,22 @@ def dbscan(
 
 
 def _block_rows(number: int, device: torch.device) -> int:
-    """Rows of a block of similarities to `number` samples."""
     return max(1, _BLOCK_ELEMENTS["cpu" if device.type == "cpu" else "default"] // max(number, 1))
 
 
 def from_level_2(values: Sequence[Number], falling: bool = False) -> tuple[Number, ...]:
-    """One value for each level from 2 on. Values from the last level to the first, as the paper of
-    RCL prints them, are reversed.
-
-    Example:
-        >>> from_level_2([0.8, 0.7, 0.6]), from_level_2([1, 2, 4], falling=True)
-        ((0.6, 0.7, 0.8), (4, 2, 1))
-    """
+    """One value for each level from 2 on; values from the last level to the first, as RCL prints
+    them, are reversed."""
     last_first = len(values) > 1 and all(a < b if falling else a > b for a, b in pairwise(values))
     return tuple(reversed(values)) if last_first else tuple(values)
 
 
 def count_levels(given: Sequence[float] | None) -> int:
-    """H of a hierarchy with these radii or numbers of clusters: one more, because at level 1 every
-    sample is its own cluster; 3 without."""
+    """H of a hierarchy with these values for the levels from 2 on; 3 without."""
     return 3 if given is None else len(given) + 1
 
 
 def check_dbscan(radii: Sequence[float], min_samples: int) -> None:
-    """Raises unless the radii grow and `min_samples` is at least 1."""
     grow = all(a < b for a, b in pairwise(radii))
     if not grow or not all(r > 0 for r in radii):
         raise ValueError(
@@ -119,7 +105,6 @@ def check_dbscan(radii: Sequence[float], min_samples: int) -> None:
 
 
 def require_finite(features: Tensor) -> None:
-    """Raises unless there is one row of finite numbers for each sample."""
     if features.ndim != 2 or not features.isfinite().all():
         raise ValueError(
             f"`features` (={tuple(features.shape)}) must have the shape (samples, features) and be"
@@ -128,8 +113,8 @@ def require_finite(features: Tensor) -> None:
 
 
 def _join_parts(part_N: Tensor, near_bN: Tensor, core_N: Tensor, start: int) -> Tensor:
-    """The parts of the cores after joining those that are near each other; each named by its
-    smallest."""
+    """The parts after joining cores that are near each other; each is named by its smallest
+    core."""
     stop = start + len(near_bN)
     new_bN = (
         near_bN
@@ -170,13 +155,10 @@ class Radii(Exact):
     from.
 
     Args:
-        levels: H.
-        given: one for each of the levels 2 … H, growing, or of H … 2 as the paper prints them;
-            None: to be fitted.
-        min_samples: of DBSCAN.
+        given: growing, or falling as the paper prints them; None: to be fitted.
 
-    State: `fitted` (H − 1,), 0 where they are given or not fitted yet; `shares` (H − 1,) of the
-    samples that were cores then; the `epoch` the radii are of.
+    State: `fitted` (H − 1,), 0 until they are; `shares` (H − 1,) of the samples that were cores
+    then.
     """
 
     on_host = ("fitted", "shares", "epoch")
@@ -209,7 +191,7 @@ class Radii(Exact):
         return tuple(self.fitted.tolist()) if self.fitted.all() else None
 
     def fit(self, features: Tensor) -> tuple[float, ...]:
-        """Those for (N, D) features of all samples; writes them where they are not given."""
+        """The radii for (N, D) features of all samples."""
         if self.given is not None:
             return self.given
         distance_n = _core_distances(features, self.min_samples, _FIT_SAMPLES)
@@ -222,9 +204,8 @@ class Radii(Exact):
 
     @torch.no_grad()
     def follow(self, features: Tensor) -> None:
-        """Sets radii that were fitted to those at which as many of (N, D) features are cores as at
-        the first fit: an encoder that learns spreads what it embeds, and what was near before is
-        not near any more."""
+        """Sets fitted radii to those at which as many of (N, D) features are cores as at the first
+        fit, because an encoder that learns spreads its features."""
         if self.given is None and self.fitted.all():
             distance_n = _core_distances(features, self.min_samples, _FOLLOW_SAMPLES)
             *lower, last = self.shares.tolist()
@@ -236,16 +217,9 @@ class Radii(Exact):
 def fitting_radii(
     features: Tensor, number: int, *, min_samples: int = 4, largest: float = LARGEST
 ) -> tuple[float, ...]:
-    """`number` growing radii for (N, D) features.
-
-    At the last, as many samples are cores as possible, at most half of them, without a cluster of
-    more than `largest` of all samples: when the radius grows, clusters join until one has absorbed
-    the others. At each radius before it half as many are cores.
-
-    Args:
-        number: R.
-        min_samples: of a core, itself among them.
-        largest: in (0, 1].
+    """`number` growing radii for (N, D) features. At the last, as many samples are cores as
+    possible, at most half, without a cluster of more than `largest` of all samples; at each before
+    it half as many.
 
     Example:
         >>> two = torch.tensor([[1.0, 0.0], [0.0, 1.0]])[torch.arange(40) % 2]
@@ -282,8 +256,7 @@ def _fitting(
 
 
 def _growing(distance_n: Tensor, shares: Sequence[float], last: float) -> list[float]:
-    """The radii at which these shares of the samples are cores, and the last, each clearly below
-    the next."""
+    """The radii at which these shares of the samples are cores, each clearly below the next."""
     radii = [last]
     for share in reversed(shares):
         radii.insert(0, min(_radius(distance_n, share), 0.99 * radii[0]))
@@ -291,7 +264,6 @@ def _growing(distance_n: Tensor, shares: Sequence[float], last: float) -> list[f
 
 
 def _core_distances(features: Tensor, min_samples: int, number: int) -> Tensor:
-    """`kth_distance` of about `number` samples, evenly spread, in growing order."""
     places_n = torch.arange(
         0, len(features), max(1, len(features) // number), device=features.device
     )
@@ -299,8 +271,7 @@ def _core_distances(features: Tensor, min_samples: int, number: int) -> Tensor:
 
 
 def kth_distance(features: Tensor, min_samples: int, places_n: Tensor) -> Tensor:
-    """(n,) the radius from which on each of some samples is a core: the distance, at unit norm, of
-    its `min_samples`-th nearest of all, itself the first."""
+    """(n,) the radius from which on each of some samples is a core, itself counted."""
     unit_ND = F.normalize(features.float(), dim=1)
     kth = min(min_samples, len(unit_ND))
     found = []
@@ -312,7 +283,7 @@ def kth_distance(features: Tensor, min_samples: int, places_n: Tensor) -> Tensor
 
 
 def _radius(distance_n: Tensor, share: float) -> float:
-    """The least radius at which that share of the samples are cores; above 0 even if images are
-    duplicated."""
+    """The least radius at which that share of the samples are cores; above 0 even for
+    duplicates."""
     place = min(max(round(share * len(distance_n)) - 1, 0), len(distance_n) - 1)
     return max(distance_n[place].item(), 1e-2) * 1.0001

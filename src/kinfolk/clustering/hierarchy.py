@@ -1,13 +1,10 @@
 """Online hierarchical clustering: Tang et al., Relative Contrastive Loss for Unsupervised
-Representation Learning, ECCV 2022, section 4.3. Also measures what share of the samples conform to
-a hierarchy (section 5.3).
+Representation Learning, ECCV 2022, section 4.3; and the share of samples that conform to a
+hierarchy (section 5.3).
 
-The levels are a tree over all samples. Each cluster of a level points to one cluster of the next
-level, so two samples that share a cluster at a level share one at every higher level (the
-cluster-preserve property), and moving a unit writes one pointer, however many samples it contains.
-The tree is on the CPU, because splitting and merging depend on values at every turn. An accelerator
-has a copy of the pointers, which is all that looking up labels needs.
-
+The levels are a tree over all samples: each cluster points to one of the next level, so moving a
+unit writes one pointer, and samples that share a cluster share those above it. The tree is on the
+CPU, because splitting and merging depend on values; an accelerator has a copy of the pointers.
 Levels are counted from 1 as in the paper; at level 1 every sample is a cluster.
 
 Dimension key: N data set, D embedding, H levels, B rows of an update, U distinct samples among
@@ -27,15 +24,7 @@ from torch import Tensor, nn
 from kinfolk import distributed
 from kinfolk.clustering.dbscan import require_finite
 from kinfolk.clustering.hierarchy_update import Level, Limits, Moves, Rings, refine
-from kinfolk.stores.per_sample import (
-    COARSE,
-    Arriving,
-    Exact,
-    check_ids,
-    sent,
-    size_differs,
-    skips,
-)
+from kinfolk.stores.per_sample import COARSE, Arriving, Exact, check_ids, sent, size_differs, skips
 
 
 def conforming(labels: Tensor, *, strict: bool = False) -> float:
@@ -43,15 +32,12 @@ def conforming(labels: Tensor, *, strict: bool = False) -> float:
     highest.
 
     A sample conforms if, at every higher level, it is in the same cluster as most samples of each
-    of its lower clusters (in a tie, the smallest label counts). With `strict`, as all of them, so
-    that one sample elsewhere counts against its whole cluster. Nested labels give 1. The paper
-    reports figures (k-means 73.88 %, DBSCAN 97.3 %) without a definition.
+    of its lower clusters; with `strict`, as all of them. Nested labels give 1. The paper gives
+    figures (k-means 73.88 %, DBSCAN 97.3 %) without a definition.
 
     Example:
         >>> conforming(torch.tensor([[0, 0, 0, 1], [5, 5, 7, 7]]))
         0.75
-        >>> conforming(torch.tensor([[0, 0, 0, 1], [5, 5, 7, 7]]), strict=True)
-        0.25
     """
     if labels.ndim != 2 or not labels.shape[1]:
         raise ValueError(f"`labels` (={tuple(labels.shape)}) must have the shape (levels, samples)")
@@ -63,13 +49,8 @@ def conforming(labels: Tensor, *, strict: bool = False) -> float:
 
 
 def level_figures(labels: Tensor) -> dict[str, float]:
-    """Metrics of (H, N) levels: the share of samples that are `conforming`, the share that are
-    `clustered` (not alone at the highest level), and the share in its `largest_cluster`.
-
-    Example:
-        >>> level_figures(torch.tensor([[0, 1, 2, 3], [5, 5, 7, 8]]))
-        {'conforming': 1.0, 'clustered': 0.5, 'largest_cluster': 0.5}
-    """
+    """Metrics of (H, N) levels: the share of samples that conform, that are not alone at the
+    highest level (`clustered`), and that are in its `largest_cluster`."""
     size = torch.unique(labels[-1], return_counts=True)[1].double()
     total = labels.shape[1]
     return {
@@ -80,8 +61,8 @@ def level_figures(labels: Tensor) -> dict[str, float]:
 
 
 def _with_most(low_N: Tensor, high_N: Tensor, strict: bool) -> Tensor:
-    """(N,) whether the higher label of each sample is that of most, or of all, samples of its lower
-    cluster."""
+    """(N,) whether the higher label of each sample is that of most, or of all, of its lower
+    cluster; in a tie, the smallest label counts."""
     low_N = torch.unique(low_N, return_inverse=True)[1]
     high_N = torch.unique(high_N, return_inverse=True)[1]
     span = int(high_N.max()) + 1
@@ -104,14 +85,8 @@ def _with_most(low_N: Tensor, high_N: Tensor, strict: bool) -> Tensor:
 
 
 class Tree(Exact):
-    """The state of an `OnlineHierarchy`, with levels counted from 0: at level 0 every sample is a
-    cluster, and level H is a single root. At first every sample is alone at every level, with a
-    feature of zero.
-
-    Args:
-        num_samples: N.
-        levels: H.
-        dim: D; None: the size of the first features.
+    """The state of an `OnlineHierarchy`, with levels counted from 0; level H is a single root. At
+    first every sample is alone at every level.
 
     State: `features` (N, D); `parent`, `after`, `before` (H, N) over the clusters of a level;
     `entry`, `units` (H, N) over those of the level above; `sizes` (H, N) samples and `sums` (H − 1,
@@ -160,8 +135,7 @@ class Tree(Exact):
 
     @torch.no_grad()
     def start(self, labels: Tensor, features: Tensor | None = None) -> None:
-        """Sets all levels to (H, N) nested labels, any integers, the first row one of its own for
-        every sample; and (N, D) features."""
+        """See `OnlineHierarchy.start`."""
         if labels.shape != (self.levels, self.num_samples):
             raise ValueError(
                 f"`labels` (={tuple(labels.shape)}) must have the shape"
@@ -207,8 +181,7 @@ class Tree(Exact):
             self.sums[level].index_add_(0, label_U, change_UD)
 
     def move(self, level: int, moves: Moves) -> None:
-        """Moves units between clusters of a level: pointers, rings, sums and sizes. Makes new
-        clusters and frees empty ones."""
+        """Moves units between clusters of a level; makes new clusters and frees empty ones."""
         if not len(moves.unit):
             return
         unit_M, to_M = moves.unit, moves.to.clone()
@@ -242,7 +215,6 @@ class Tree(Exact):
             self.num_free[level] = free + len(empty_C)
 
     def _send(self, level: int, slots: Tensor) -> None:
-        """Copies some pointers to the accelerator, without waiting for it."""
         if self.pointers is not None:
             there, values = (
                 sent(x, self.pointers.device) for x in (slots, self.parent[level, slots])
@@ -250,20 +222,16 @@ class Tree(Exact):
             self.pointers[level, there] = values
 
     def send_all(self) -> None:
-        """Copies all pointers to the accelerator, if there is one."""
         if self.pointers is not None:
             self.pointers = self.parent.to(self.pointers.device)
 
     def sums_at(self, level: int) -> Tensor:
-        """The sums of the clusters of a level."""
         return self.features if level == 0 else self.sums[level - 1]
 
     def rings(self, level: int) -> Rings:
-        """The rings that the clusters of a level are members of."""
         return Rings(self.after[level], self.before[level], self.entry[level], self.units[level])
 
     def at(self, level: int) -> Level:
-        """What a refinement of a level reads."""
         below = level - 1
         return Level(
             self.rings(below),
@@ -307,8 +275,8 @@ class Tree(Exact):
         self.send_all()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Tree:
-        """A cast changes the tree as it changes any module, though never to 16 bits. A move to
-        another device moves only the pointers."""
+        """A cast changes the tree, though never to 16 bits; a move to another device moves only the
+        pointers."""
         probe = fn(torch.empty(0, dtype=self.features.dtype))
         if probe.dtype not in COARSE:
             self.features, self.sums = self.features.to(probe.dtype), self.sums.to(probe.dtype)
@@ -319,34 +287,27 @@ class Tree(Exact):
 
 
 class OnlineHierarchy(nn.Module):
-    """H levels of labels of all samples, refined with every batch. The cost of an update depends on
-    the batch, not on N.
+    """H levels of labels of all samples, refined with every batch at a cost that depends on the
+    batch, not on N.
 
-    An update goes from level 2 to H. Every cluster that contains a sample of the batch is split by
-    density peaks into at most `parts` parts, made of whole clusters of the level below. Parts and
-    clusters inside one cluster of the level above are merged if they are similar. See
-    `hierarchy_update.py`.
+    From level 2 to H, every cluster that contains a sample of the batch is split by density peaks
+    into at most `parts` parts, made of whole clusters of the level below; parts and clusters inside
+    one cluster of the level above are merged if they are similar. See `hierarchy_update.py`.
 
     Args:
-        num_samples: N.
-        levels: H, with level 1.
-        merge_similarity: σ_m, a number or one for each of the levels 2 … H; centres that are more
-            similar are merged.
-        dim: D; None: the size of the first features.
+        num_samples, levels: N and H; H counts level 1.
+        merge_similarity: σ_m, or one for each of the levels 2 … H; more similar centres are merged.
+        dim: D; None: that of the first features.
         parts: m.
-        max_units: maximum number of units of one cluster, and of its siblings that are not touched,
-            that are used in a step. Of a larger cluster, the touched units are used first, and the
-            others count as one unit; merging it into another takes several steps.
-        feature_momentum: m in [0, 1) of f ← normalised(m f + (1 − m) new), because the views of
-            several steps describe a sample better than those of one.
+        max_units: of a larger cluster, the touched units are used first and the others count as
+            one; merging it into another takes several steps.
+        feature_momentum: m in [0, 1) of f ← normalised(m f + (1 − m) new).
 
-    State: `tree`, with the features of all samples, the levels, and the sums and sizes of all
-    clusters, on the CPU. Memory is linear in N · H. The same updates give the same state.
+    State: `tree`, on the CPU; memory is linear in N · H. The same updates give the same state.
 
-    Deviates from the paper in: σ_m may differ between the levels, because with one σ_m for all they
-    tend to become equal; the limit `max_units`; moving averages of the features; the details of
-    density peaks, which the paper leaves to a supplement; units and clusters are compared by their
-    centres alone, while the paper also names label propagation without its formulae.
+    Deviates from the paper in: σ_m may differ between the levels; `max_units`; moving averages of
+    the features; the details of density peaks, which the paper leaves to a supplement; units and
+    clusters are compared by their centres alone, without label propagation.
 
     Example:
         >>> hierarchy = OnlineHierarchy(4, levels=2, merge_similarity=0.8)
@@ -401,7 +362,7 @@ class OnlineHierarchy(nn.Module):
 
     @property
     def labels(self) -> Tensor:
-        """(H, N) the cluster of every sample at every level. Takes a pass over all samples."""
+        """(H, N) the cluster of every sample at every level."""
         return self.labels_of(torch.arange(self.num_samples, device=self.tree.device))
 
     def labels_of(self, ids: Tensor) -> Tensor:
@@ -417,8 +378,8 @@ class OnlineHierarchy(nn.Module):
         return label_C, F.normalize(self.tree.sums_at(level - 1)[label_C], dim=1)
 
     def start(self, labels: Tensor, features: Tensor | None = None) -> None:
-        """Sets all levels to (H, N) nested labels, any integers, the first row one of its own for
-        every sample; and (N, D) features."""
+        """Sets all levels to (H, N) nested labels, the first row different for every sample; and
+        (N, D) features."""
         self._arriving = None
         self.tree.start(labels, features)
 
@@ -426,12 +387,10 @@ class OnlineHierarchy(nn.Module):
     def update(self, ids: Tensor, features: Tensor, is_finite: Tensor | None = None) -> None:
         """Stores (B, D) features of samples (B,) and refines the clusters that contain them.
 
-        Rows of one id count as their mean. Rows that are not finite are left out, and so is a step
-        whose loss is not. With several processes, pass the rows of all of them to each. They then
-        find the same moves, because the sums have a fixed order on the CPU.
-
-        Rows on an accelerator are copied to the host without waiting for them, and used by
-        `settle`."""
+        Rows of one id count as their mean; rows that are not finite are left out, and so is a step
+        whose loss is not. Pass the rows of all ranks to each. Rows on an accelerator are copied
+        without waiting, and used by `settle`.
+        """
         if ids.is_floating_point() or ids.shape != features.shape[:1]:
             rule = f"must be integers, one for each row of `features` (={len(features)})"
             raise ValueError(f"`ids` (={tuple(ids.shape)}, {ids.dtype}) {rule}")
@@ -446,16 +405,15 @@ class OnlineHierarchy(nn.Module):
     @torch.no_grad()
     def settle(self) -> None:
         """Applies what the last `update` on an accelerator has copied. Called by everything that
-        reads the hierarchy: in a training by the next step, when the device has finished the
-        forward pass of the last one and is still busy with its backward pass."""
+        reads the hierarchy."""
         if self._arriving is not None:
             (ids, features, *is_finite), self._arriving = self._arriving.read(), None
             if not is_finite or bool(is_finite[0]):
                 self._apply_update(ids, features)
 
     def share(self) -> None:
-        """Makes the hierarchies of all ranks equal to that of rank zero. They are equal anyway
-        where all processors round alike."""
+        """Makes the hierarchies of all ranks equal to that of rank zero, in case processors round
+        differently."""
         self.settle()
         if distributed.world_size() > 1:
             held = [buffer for buffer in self.tree.buffers() if buffer is not self.tree.pointers]

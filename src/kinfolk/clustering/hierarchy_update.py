@@ -1,10 +1,9 @@
 """One step of the online refinement of a hierarchy: which units of the touched clusters move to
 which cluster. RCL, section 4.3.
 
-Every touched cluster is split into at most m parts. Its units, the clusters one level below, stay
-whole. The parts and the other clusters inside the same cluster one level above (the border) are
-merged if they are similar. Nothing is written before both are decided, so a part that is merged
-back costs nothing.
+Every touched cluster is split into at most m parts of whole units, the clusters one level below.
+The parts and the other clusters inside the same cluster one level above (the border) are merged if
+they are similar. Nothing is written before both are decided.
 
 Splitting uses density peaks (Rodriguez and Laio, Science 2014) on the units of a cluster:
 
@@ -12,13 +11,8 @@ Splitting uses density peaks (Rodriguez and Laio, Science 2014) on the units of 
                                     γ_i = ρ_i δ_i
 
 The prototypes are the m − 1 units with the largest γ and, of the others, the one with the largest
-δ; every unit joins one of them. γ finds groups but never a single outlier, so one candidate is
-tried as a prototype and merged back if it is not an outlier. d is the distance of the unit-norm
-centres and d_c² the mean of d² in the cluster. The paper uses a share of the neighbours, which is
-not informative among a few dozen units.
-
-The units of a cluster are kept in a ring (`Rings`), so that listing, removing and adding units
-costs as much as the units that are moved, however large the clusters are.
+δ, because γ never finds a single outlier; every unit joins one of them. d is the distance of the
+unit-norm centres and d_c² the mean of d² in the cluster.
 
 Dimension key: S slots of units, C slots of clusters, K touched clusters, rings or graphs, W places
 of each (padded; place 0 is the rest of a cluster that is too large to use whole), T touched units,
@@ -38,9 +32,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Rings:
-    """The rings of one level. (S,) `after` and `before`: the neighbours of each unit in its ring.
-    (C,) `entry` and `units`: one unit of each cluster, and how many it has. All methods work on
-    many rings at once and write in place."""
+    """The units of each cluster of a level in a ring, so that listing, removing and adding cost as
+    much as the units that move. (S,) `after` and `before`: the neighbours of each unit; (C,)
+    `entry` and `units`: one unit of each cluster, and how many it has. All methods write in
+    place."""
 
     after: Tensor
     before: Tensor
@@ -91,15 +86,14 @@ class Rings:
         self.units[cluster_G] += number_G
 
     def rebuild(self, cluster_S: Tensor, alive: int) -> None:
-        """Builds all rings from the units 0 … alive − 1, in the order of their slots."""
+        """Builds all rings from the units 0 … alive − 1."""
         self.units.zero_()
         self.entry.fill_(-1)
         self.put_in(torch.arange(alive, device=cluster_S.device), cluster_S[:alive])
 
 
 def _skip(gone_M: Tensor, neighbour_M: Tensor) -> Tensor:
-    """The nearest neighbour that stays, by doubling; `gone` is sorted. If a whole ring is removed,
-    any of its units."""
+    """The nearest neighbour that stays, by doubling; `gone` is sorted."""
     for _ in range(len(gone_M).bit_length()):
         place_M = torch.searchsorted(gone_M, neighbour_M).clamp(max=len(gone_M) - 1)
         goes_M = gone_M[place_M] == neighbour_M
@@ -111,13 +105,7 @@ def _skip(gone_M: Tensor, neighbour_M: Tensor) -> Tensor:
 
 def by_width(number_K: Tensor, first: int = 8) -> Iterator[tuple[Tensor, int]]:
     """The rows in groups of similar length, and the width of each group: lengths up to 8, then up
-    to twice as long, and so on.
-
-    Example:
-        >>> import torch
-        >>> [(rows.tolist(), width) for rows, width in by_width(torch.tensor([2, 30, 5, 0]))]
-        [([0, 2, 3], 5), ([1], 30)]
-    """
+    to twice as long, and so on."""
     longest, low, high = int(number_K.max()) if len(number_K) else -1, -1, first
     while low < longest:
         rows = ((number_K > low) & (number_K <= high)).nonzero().flatten()
@@ -128,8 +116,8 @@ def by_width(number_K: Tensor, first: int = 8) -> Iterator[tuple[Tensor, int]]:
 
 @dataclass(frozen=True)
 class Level:
-    """The input of a refinement: the units with their sums, the clusters that contain them, and the
-    clusters above as borders."""
+    """The units with their sums, the clusters that contain them, and the clusters above as
+    borders."""
 
     units: Rings
     unit_sum: Tensor
@@ -142,11 +130,8 @@ class Level:
 def select_units(
     level: Level, touched_T: Tensor, cluster_K: Tensor, owner_T: Tensor, limit: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(K, W) units that are used, (K, W) where there is one, and (K,) whether there are more.
-
-    All units of a cluster with at most `limit` of them. Of a larger one, the touched units first,
-    then those after them in the ring.
-    """
+    """(K, W) units that are used, (K, W) where there is one, and (K,) whether there are more. Of a
+    cluster with more than `limit` units, the touched ones come first."""
     number_K = level.units.units[cluster_K]
     rest_K = number_K > limit
     width = int(number_K.max().clamp(max=limit))
@@ -181,16 +166,9 @@ def siblings(level: Level, cluster_K: Tensor, border_K: Tensor, limit: int) -> T
 
 
 def split(centre_KWD: Tensor, valid_KW: Tensor, rest_K: Tensor, parts: int) -> Tensor:
-    """(K, W) the part of every unit, below `parts`: that of the most similar prototype. The values
-    at invalid places have no meaning.
-
-    Args:
-        centre_KWD: unit-norm centres of the units.
-        valid_KW: which places hold a unit.
-        rest_K: where True, place 0 represents all units that are not used. It counts as the
-            densest, and is always a prototype.
-        parts: m, the maximum number of parts.
-    """
+    """(K, W) the part of every unit: that of the most similar prototype; values at invalid places
+    have no meaning. Where `rest_K`, place 0 represents all units that are not used and is always a
+    prototype."""
     sim_KWW = centre_KWD @ centre_KWD.mT
     proto_Km, known_Km = peaks(sim_KWW, valid_KW, rest_K, parts)
     near_KmW = sim_KWW.gather(1, proto_Km.unsqueeze(2).expand(-1, -1, sim_KWW.shape[2]))
@@ -229,14 +207,8 @@ def peaks(sim_KWW: Tensor, valid_KW: Tensor, rest_K: Tensor, parts: int) -> tupl
 
 
 def merge_groups(centre_nD: Tensor, border_n: Tensor, similarity: float) -> Tensor:
-    """(n,) the group of every node, named by its first node: nodes connected by pairs that are more
-    similar than `similarity`.
-
-    Args:
-        centre_nD: unit-norm centres.
-        border_n: the cluster one level above, **sorted**; only nodes of one border are joined.
-        similarity: σ_m of the centres.
-    """
+    """(n,) the group of every node, named by its first: nodes of one border (sorted) connected by
+    pairs of centres more similar than `similarity`."""
     number_P = torch.unique_consecutive(border_n, return_counts=True)[1]
     first_P = number_P.cumsum(0) - number_P
     edges = [border_n.new_empty(0, 2)]
@@ -270,8 +242,7 @@ def components(edge_E2: Tensor, number: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Limits:
-    """m, σ_m, and the maximum number of units or siblings of one cluster that are used in a
-    step."""
+    """m, σ_m, and the maximum number of units or siblings of one cluster that are used."""
 
     parts: int
     similarity: float
@@ -280,8 +251,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class Moves:
-    """(M,) units and the cluster that each moves to; −1 − g means a new cluster for group g inside
-    `border`. Every unit here moves."""
+    """(M,) units and the cluster that each moves to; −1 − g is a new cluster for group g inside
+    `border`."""
 
     unit: Tensor
     to: Tensor

@@ -1,8 +1,5 @@
 """k-means: Lloyd's algorithm by faiss on the CPU, and in torch on an accelerator, where all ranks
-share the work.
-
-The first centroids are drawn by k-means++: Arthur and Vassilvitskii, k-means++: The Advantages of
-Careful Seeding, SODA 2007.
+share the work. First centroids by k-means++ (Arthur and Vassilvitskii, SODA 2007).
 
 Dimension key: N samples, F features, K clusters, S samples that centroids are learned from, R rows
 of a block, M centroids drawn at a time, T trials.
@@ -41,8 +38,8 @@ in faiss."""
 
 @dataclass(frozen=True)
 class Clusters:
-    """The result of a clustering: (N,) int64 labels in [0, K) and (K, F) float32 centroids, both on
-    the device that computed them."""
+    """(N,) int64 labels in [0, K) and (K, F) float32 centroids, on the device that computed
+    them."""
 
     labels: Tensor
     centroids: Tensor
@@ -64,21 +61,19 @@ def kmeans(
     """The clusters of (N, F) `features`; on the CPU the same for the same features, seed and number
     of threads.
 
-    A cluster that ends empty is given the sample farthest from its own centroid; with fewer
-    distinct samples than clusters some stay empty.
+    An empty cluster is given the sample farthest from its centroid; with fewer distinct samples
+    than clusters some stay empty.
 
     Args:
         num_clusters: K, below N.
-        seed: of the first centroids and of the samples that are drawn.
-        init: (K, F) centroids to start from (a warm start); None: `first_centroids`.
+        init: (K, F) centroids to start from; None: `first_centroids`.
         iterations: of Lloyd's algorithm.
         spherical: centroids of unit norm, and samples assigned by the inner product.
         points_per_cluster: centroids are learned from at most this many samples per cluster, drawn
             at random; all are labelled.
         device: where to compute; None: where the features are. A CPU uses faiss.
-        over_ranks: all ranks call this together with the same arguments and receive the same
-            result. On an accelerator each takes its share of the samples; on the CPU rank zero does
-            all of it, with the threads of the ranks that wait.
+        over_ranks: all ranks call this together and receive the same result. On an accelerator each
+            takes its share of the samples; on the CPU rank zero does all, with all ranks' threads.
 
     Example:
         >>> found = kmeans(torch.tensor([[0.0], [0.1], [9.0], [9.1]]), 2, seed=0)
@@ -124,7 +119,6 @@ def _faiss_kmeans(
     spherical: bool,
     points_per_cluster: int,
 ) -> Clusters:
-    """See `kmeans`; on the CPU."""
     import faiss  # here: `import kinfolk` needs only torch
 
     rows_NF = features.detach().to("cpu", torch.float32).contiguous()
@@ -171,10 +165,9 @@ def torch_kmeans(
     device: torch.device,
     shared: bool,
 ) -> Clusters:
-    """See `kmeans`; on any device, by blocked products, without waiting for the device in an
-    iteration. `shared`: every rank takes a share of the samples, and sums are added over ranks.
-    Rank zero draws the first centroids, so all ranks have the same centroids although sums on an
-    accelerator have no fixed order."""
+    """`kmeans` by blocked products, without waiting for the device in an iteration. `shared`: every
+    rank takes a share of the samples; rank zero draws the first centroids, so all ranks have the
+    same."""
     world, rank = (dist.get_world_size(), dist.get_rank()) if shared else (1, 0)
     generator = torch.Generator().manual_seed(seed % 2**63)
     drawn_SF = _draw_rows(features.detach(), num_clusters * points_per_cluster, generator)
@@ -206,11 +199,11 @@ def torch_kmeans(
 def lloyd_iterations(
     rows_SF: Tensor, centroids_KF: Tensor, iterations: int, spherical: bool, shared: bool = False
 ) -> Tensor:
-    """(K, F) the centroids after some iterations of Lloyd's algorithm on (S, F) rows, this rank's
-    where they are `shared`.
+    """(K, F) the centroids after some iterations on (S, F) rows, this rank's where they are
+    `shared`.
 
-    An empty cluster takes half of one of the largest. A CPU does that only if a cluster is empty,
-    and ends when nothing changes any more; on an accelerator the host would have to wait to know.
+    An empty cluster takes half of one of the largest. A CPU checks for that, and ends when nothing
+    changes any more; on an accelerator the host would have to wait to know.
     """
     number, size = centroids_KF.shape
     on_cpu, score_RK = centroids_KF.device.type == "cpu", block_of_scores(rows_SF, centroids_KF)
@@ -250,7 +243,7 @@ def _refill(centroids_KF: Tensor, count_K: Tensor) -> Tensor:
 
 
 def block_of_scores(rows_SF: Tensor, centroids_KF: Tensor) -> Tensor:
-    """(R, K) room for the scores of a block of rows, to be used again in every iteration."""
+    """(R, K) room for the scores of a block of rows."""
     device, number = centroids_KF.device, len(centroids_KF)
     rows = max(_MIN_ROWS, _BLOCK_ELEMENTS["cpu" if device.type == "cpu" else "default"] // number)
     return torch.empty(min(rows, len(rows_SF)), number, device=device)
@@ -259,8 +252,8 @@ def block_of_scores(rows_SF: Tensor, centroids_KF: Tensor) -> Tensor:
 def assignments(
     rows_SF: Tensor, centroids_KF: Tensor, score_RK: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The rows in blocks, (R, F) float32 on the centroids' device, each with (R,) the number of the
-    nearest centroid of every row."""
+    """Blocks of rows, (R, F) float32 on the centroids' device, each with (R,) the nearest
+    centroids."""
     half_K = centroids_KF.square().sum(1).mul_(-0.5)
     for rows_RF in torch.split(rows_SF, len(score_RK)):
         rows_RF = rows_RF.to(centroids_KF.device, torch.float32)
@@ -271,22 +264,15 @@ def assignments(
 
 
 def _resident(rows: Tensor, device: torch.device) -> Tensor:
-    """The rows on the device, where they are not too many."""
     return rows.to(device, torch.float32) if 4 * rows.numel() <= _RESIDENT_BYTES else rows
 
 
 def first_centroids(features: Tensor, num_clusters: int, generator: torch.Generator) -> Tensor:
     """(K, F) of the (S, F) `features`, drawn by k-means++: each with a probability in proportion to
-    its squared distance from the nearest centroid drawn before.
+    its squared distance from the nearest centroid before.
 
-    Of 16 samples drawn that way, the one that leaves the smallest sum of squared distances is
-    taken. Above 256 clusters several centroids are drawn at a time, without such trials: all
-    distances then cost as much as one iteration of Lloyd's algorithm.
-
-    Example:
-        >>> x = torch.tensor([[0.0], [0.1], [9.0], [9.1], [-9.0], [-9.1]])
-        >>> first_centroids(x, 3, torch.Generator().manual_seed(0)).round().flatten().sort().values
-        tensor([-9.,  0.,  9.])
+    Of 16 samples drawn that way, the best is taken. Above 256 clusters several centroids are drawn
+    at a time, without such trials.
     """
     step = math.ceil(num_clusters / _ROUNDS)
     trials = _TRIALS if step == 1 else 1
@@ -336,14 +322,12 @@ def _nearest(features: Tensor, square_S: Tensor, drawn_TM: Tensor, nearest_S: Te
 
 
 def _draw_rows(features: Tensor, most: int, generator: torch.Generator) -> Tensor:
-    """At most `most` of the rows, at random."""
     if len(features) <= most:
         return features
     return features[torch.randperm(len(features), generator=generator)[:most].to(features.device)]
 
 
 def check_clusterable(features: Tensor, num_clusters: tuple[int, ...]) -> None:
-    """Raises if the features cannot be clustered into these numbers of clusters."""
     if features.ndim != 2:
         raise ValueError(
             f"`features` (={tuple(features.shape)}) must have the shape (samples, features)"

@@ -1,12 +1,6 @@
-"""Pseudo-labels of all samples: the state of every method that clusters them once per epoch, and
-which of them are accepted.
-
-- Confidence and growing acceptance: Chen et al., Incremental False Negative Detection for
-  Contrastive Learning (IFND), ICLR 2022, equation 2.
-- Concentration: Li et al., Prototypical Contrastive Learning of Unsupervised Representations (PCL),
-  ICLR 2021, equation 12.
-- `kmeans_levels` and `dbscan_levels` cluster each level of a hierarchy separately, as RCL does for
-  comparison (its Table 4). Their levels are not nested.
+"""Pseudo-labels of all samples, for methods that cluster them once per epoch: confidence and
+growing acceptance (IFND, Chen et al., ICLR 2022, equation 2), concentration (PCL, Li et al., ICLR
+2021, equation 12), and the levels that RCL compares with (its Table 4).
 
 Dimension key: N samples, S samples that are clustered, D features, L or H levels, K clusters, R
 rows of a block.
@@ -56,20 +50,8 @@ def concentration(
         φ_k = Σ_{i in k} ‖v_i − c_k‖ / (Z_k log(Z_k + α))        Z_k members
 
     A cluster of one member, or of equal ones, would have φ = 0 and an infinite pull; it is given
-    the largest φ of the others, or where there are none, all have `temperature`.
-
-    Args:
-        features, labels, centroids: (N, D) v, (N,) cluster of each sample, (K, D) c.
-        temperature: mean of φ over the clusters that are not empty.
-        alpha: limits φ of small clusters.
-        clip: φ is cut at this quantile and at 1 − it, before it is scaled; 0.1 in the published
-            code, not in the paper.
-
-    Example:
-        >>> features = torch.tensor([[0.0], [2.0], [9.0], [9.0]])
-        >>> labels, centroids = torch.tensor([0, 0, 1, 1]), torch.tensor([[1.0], [9.0], [0.0]])
-        >>> concentration(features, labels, centroids, temperature=0.2)
-        tensor([0.2000, 0.2000, 0.0000])
+    the largest φ of the others, or `temperature`. `clip`: φ is cut at this quantile and at 1 − it
+    (0.1 in the published code, not in the paper).
     """
     if not temperature > 0:
         raise ValueError(f"`temperature` (={temperature}) must be above 0")
@@ -98,7 +80,6 @@ def concentration(
 def check_acceptance(
     schedule: Schedule, final_rate: float, confidence: Confidence, step_at: float = 0.0
 ) -> None:
-    """Raises for settings that the functions below do not support."""
     for name, value, allowed in (
         ("schedule", schedule, get_args(Schedule)),
         ("confidence", confidence, get_args(Confidence)),
@@ -114,11 +95,8 @@ def rate_at(
     schedule: Schedule, final_rate: float, progress: float, step_at: float = 0.0, last: float = 1.0
 ) -> float:
     """The share of samples that is accepted after the share `progress` of the training:
-    `final_rate` from the beginning (constant), from `step_at` on (step), or growing with the
-    progress from 0 to `final_rate` at the progress `last` (linear).
-
-    `last` is that of the last clustering before an epoch, see `last_clustering`: the epochs after
-    it are trained with the final rate.
+    `final_rate` always (constant), from `step_at` on (step), or growing from 0 to `final_rate` at
+    the progress `last` (linear).
 
     Example:
         >>> last = last_clustering(1, 5)
@@ -135,7 +113,7 @@ def rate_at(
 
 def last_clustering(every: int, num_epochs: int, first: int = 0) -> float:
     """The progress at which the last of the clusterings before the epochs `first`, `first` +
-    `every`, … is made; 1 where there is none but that before the epoch 0."""
+    `every`, … is made; 1 where there is none but that before epoch 0."""
     last = first + (num_epochs - 1 - first) // every * every
     return last / num_epochs if last > 0 else 1.0
 
@@ -143,8 +121,7 @@ def last_clustering(every: int, num_epochs: int, first: int = 0) -> float:
 def sample_confidence(
     features_ND: Tensor, centroids_KD: Tensor, labels_N: Tensor, temperature: float
 ) -> Tensor:
-    """(N,) κ_i = exp(z_i·c_{y_i} / t) / Σ_j exp(z_i·c_j / t) (IFND, equation 2), of unit-norm
-    features and centroids."""
+    """(N,) κ_i = exp(z_i·c_{y_i} / t) / Σ_j exp(z_i·c_j / t) (IFND, equation 2), at unit norm."""
     parts = []
     rows = max(1, _BLOCK_ELEMENTS // len(centroids_KD))
     for features_RD, labels_R in zip(
@@ -158,9 +135,7 @@ def sample_confidence(
 
 
 def cluster_confidence(features_ND: Tensor, centroids_KD: Tensor, labels_N: Tensor) -> Tensor:
-    """(N,) the mean φ over the φ of the sample's cluster (see `concentration`, cut at the 10th and
-    90th percentile as in the published code): one confidence for all samples of a cluster, higher
-    where it is concentrated."""
+    """(N,) the mean φ over the φ of the sample's cluster: higher where it is concentrated."""
     return concentration(features_ND, labels_N, centroids_KD, clip=0.1)[labels_N].reciprocal()
 
 
@@ -168,11 +143,7 @@ def accept_most_confident(
     confidence_N: Tensor, rate: float, distance_N: Tensor | None = None
 ) -> Tensor:
     """(N,) True for exactly round(rate · N) samples, the most confident; of equally confident ones,
-    those with the least `distance_N`.
-
-    Confidences of clusters are equal for all samples of a cluster. Samples are often sorted by
-    class, so without the distances the first classes would be accepted first.
-    """
+    those with the least `distance_N`: by their order, the first classes would be accepted first."""
     count = round(rate * len(confidence_N))
     order_N = (
         torch.arange(len(confidence_N), device=confidence_N.device)
@@ -185,7 +156,7 @@ def accept_most_confident(
 
 
 def centroid_distance(features_ND: Tensor, centroids_KD: Tensor, labels_N: Tensor) -> Tensor:
-    """(N,) ‖v_i − c_{y_i}‖: how far each sample is from the centroid of its cluster."""
+    """(N,) ‖v_i − c_{y_i}‖."""
     rows = max(1, _BLOCK_ELEMENTS // max(1, features_ND.shape[1]))
     parts = zip(torch.split(features_ND, rows), torch.split(labels_N, rows), strict=True)
     return torch.cat(
@@ -206,23 +177,19 @@ class PseudoLabels(Exact):
     labels. Equal on all ranks.
 
     Args:
-        num_samples: N.
-        dim: D, the size of a feature; None: that of the first refresh.
+        num_samples, dim: N and D; None: D of the first refresh.
         num_clusters: K of each level, each below N; a number means a single level.
-        seed: of the clusterings; level l has seed + l.
+        seed: level l has seed + l.
         accepts: whether a cluster becomes a label only when `accept` chooses it.
         warm_start: a refresh starts from the last centroids, with `warm_iterations`.
         spherical, iterations, points_per_cluster: see `kmeans`.
 
-    State: `labels` (L, N), the clusters, where every sample is its own before the first refresh;
-    `centroids` (ΣK, D), zero before it; `refreshed`. With `accepts` also `accepted` (L, N) and
-    `confidence` (L, N). The owner saves these two, in the format of its files, and calls
-    `set_acceptance` when it loads them.
+    State: `labels` (L, N), where every sample is its own cluster before the first refresh;
+    `centroids` (ΣK, D); `refreshed`. With `accepts` also `accepted` and `confidence` (L, N), which
+    the owner saves and passes to `set_acceptance` when it loads them.
 
     Example:
         >>> clusters = PseudoLabels(4, 1, (2,), seed=0)
-        >>> clusters.of(torch.arange(4))
-        tensor([[-1, -1, -1, -1]])
         >>> clusters.refresh(torch.tensor([[0.0], [0.1], [9.0], [9.1]]))
         >>> label = clusters.of(torch.arange(4))[0]
         >>> (label[0] == label[1]).item(), (label[0] == label[2]).item()
@@ -306,15 +273,13 @@ class PseudoLabels(Exact):
 
     @property
     def distinct(self) -> Tensor:
-        """(L, N) the labels, where a sample without one has a label of its own: K of the level plus
-        its number."""
+        """(L, N) the labels; a sample without one has K of the level plus its number."""
         if self.accepted is None:
             return self.labels if self.has_labels else self._singletons
         return self.labels.where(self.accepted, self._singletons)
 
     @property
     def _singletons(self) -> Tensor:
-        """(L, N) a different label for each sample: K of the level plus its number."""
         numbers_N = torch.arange(self.num_samples, device=self.labels.device)
         return numbers_N + self.labels.new_tensor(self.num_clusters).unsqueeze(1)
 
@@ -327,13 +292,11 @@ class PseudoLabels(Exact):
     def refresh(
         self, features: Tensor, ids: Tensor | None = None, *, seed: int | None = None
     ) -> None:
-        """Clusters (N, D) `features`, the same on all ranks, on this module's device; see `kmeans`
-        for how ranks share the work.
+        """Clusters (N, D) `features`, the same on all ranks, on this module's device.
 
         Args:
-            features: of all samples in data-set order, or of `ids` in their order; on any device.
-            ids: the samples that are clustered; any other gets a label of its own, K plus its
-                number. None: all.
+            features: of all samples, or of `ids` in their order; on any device.
+            ids: the samples that are clustered; any other gets a label of its own. None: all.
             seed: instead of the module's.
         """
         number = self.num_samples if ids is None else len(ids)
@@ -369,13 +332,11 @@ class PseudoLabels(Exact):
         self, features: Tensor, rate: float, confidence: ConfidenceOf, ids: Tensor | None = None
     ) -> None:
         """Accepts the most confident share `rate` of the clustered samples as labels, at each
-        level. Of equally confident samples, those nearer to their centroid are accepted.
+        level.
 
         Args:
             features, ids: those of the last `refresh`, on this module's device.
-            rate: in [0, 1].
-            confidence: called with features (S, D), centroids (K, D), clusters (S,) and the number
-                of the level; returns (S,).
+            confidence: called with features (S, D), centroids (K, D), clusters (S,) and the level.
         """
         assert self.accepted is not None, "`accepts` must be True"
         ids_S = torch.arange(self.num_samples, device=self.labels.device) if ids is None else ids
@@ -398,8 +359,7 @@ class PseudoLabels(Exact):
     def set_acceptance(
         self, accepted: Tensor | None = None, confidence: Tensor | None = None
     ) -> None:
-        """Sets (L, N) which clusters are labels, and their (L, N) confidence, if it is known. None:
-        none are accepted."""
+        """Sets (L, N) which clusters are labels, and their confidence. None: none are accepted."""
         assert self.accepted is not None
         assert self.confidence is not None
         self.accepted = (
@@ -461,10 +421,7 @@ def kmeans_levels(
     over_ranks: bool = False,
 ) -> Tensor:
     """(H, N) labels: level 1 every sample its own, then one k-means for each of `num_clusters`,
-    which fall.
-
-    The paper: 1,000,000, 500,000 and 250,000 clusters of ImageNet. `over_ranks`: see `kmeans`.
-    """
+    which fall."""
     check_falling(num_clusters)
     levels = [
         kmeans(
@@ -481,13 +438,12 @@ def kmeans_levels(
 
 
 def dbscan_levels(features: Tensor, radii: Sequence[float], *, min_samples: int = 4) -> Tensor:
-    """(H, N) labels: level 1 every sample its own, then one DBSCAN for each of `radii`, which grow.
-    The paper: 0.6, 0.7 and 0.8."""
+    """(H, N) labels: level 1 every sample its own, then one DBSCAN for each of `radii`, which
+    grow."""
     return _with_first(dbscan(features, radii, min_samples=min_samples, nested=False))
 
 
 def check_falling(num_clusters: Sequence[int]) -> None:
-    """Raises if the numbers of clusters do not fall from one level to the next."""
     if any(a <= b for a, b in pairwise(num_clusters)):
         raise ValueError(
             f"`num_clusters` (={list(num_clusters)}) must fall: higher levels have fewer clusters"

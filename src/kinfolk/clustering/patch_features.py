@@ -1,11 +1,9 @@
-"""Features of images from the images themselves, without labels, another model or gradient steps:
-how often, and in which quarter of the image, small patches like each of K typical ones occur.
+"""Features of images without labels, another model or gradient steps: how often, and in which
+quarter of the image, small patches like each of K typical ones occur.
 
-Coates, Lee, Ng, An Analysis of Single-Layer Networks in Unsupervised Feature Learning, AISTATS 2011
-(patches, whitening, k-means, sums over quarters); Coates, Ng, The Importance of Encoding Versus
-Training with Sparse Coding and Vector Quantization, ICML 2011 (spherical k-means, soft threshold).
-The principal components at the end are ours: they make cosine similarity of the features
-meaningful.
+Coates, Lee, Ng, An Analysis of Single-Layer Networks in Unsupervised Feature Learning, AISTATS
+2011; Coates, Ng, The Importance of Encoding Versus Training, ICML 2011. The principal components at
+the end are ours: they make cosine similarity of the features meaningful.
 
 Dimension key: B images, C channels, S pixels of a side, M patches, P = C · side² values of a patch,
 K typical patches, Q = 4 · K counts, F features.
@@ -78,18 +76,13 @@ class PatchFeatures(nn.Module):
         seed: int = 0,
     ) -> PatchFeatures:
         """Learns typical patches and principal components from (B, C, S, S) images of about unit
-        deviation, all channels on one scale: with channels normalised one by one, patches without
-        contrast differ by the offsets of the channels (GTSRB: 58 instead of 62 % kNN).
+        deviation, with all channels on one scale.
 
         Args:
-            images: some thousands are enough.
             num_patches: K typical patches.
             size: F features, fewer if there are not as many images or counts.
-            side: pixels of the side of a patch.
-            stride: pixels from one patch to the next, when features are computed.
-            samples: M patches that the typical ones are learned from, fewer if the images have not
-                as many.
-            seed: of the draw of patches and of k-means.
+            side, stride: pixels of a side of a patch, and from one patch to the next.
+            samples: M patches that the typical ones are learned from.
         """
         if images.ndim != 4 or not len(images):
             raise ValueError(

@@ -1,9 +1,5 @@
 """Images as arrays: in memory, in a `.npz`, in a memory-mapped `.npy`, and in the official files of
-CIFAR and MNIST.
-
-The axis of the channels and the range of the values are found out, and all values are converted to
-uint8 by one rule per array. No file can run code.
-"""
+CIFAR and MNIST. All values are converted to uint8 by one rule per array. No file can run code."""
 
 from __future__ import annotations
 
@@ -35,8 +31,6 @@ _CHUNK_BYTES = 1 << 26
 
 @dataclass(frozen=True)
 class Scale:
-    """Converts values to uint8 by `round(value * factor)`; a factor of 1 only casts integers."""
-
     factor: float
 
     def __call__(self, image: Pixels) -> Pixels:
@@ -71,12 +65,9 @@ def find_layout(images: Pixels, what: str) -> Pixels:
 
 
 def find_scale(images: Pixels, what: str) -> Scale:
-    """How values are converted to uint8, with one rule for all images, so that no image is
-    stretched differently.
-
-    uint8 stays; bool and floats in [0, 1] are multiplied by 255; integers in 0 … 255 are cast;
-    uint16 above 255 is multiplied by 255 / 65535.
-    """
+    """How values become uint8, with one rule for all images: uint8 stays; bool and floats in [0, 1]
+    are multiplied by 255; integers in 0 … 255 are cast; larger uint16 is multiplied by 255 /
+    65535."""
     kind = images.dtype.kind
     if images.dtype == np.uint8 or len(images) == 0:
         return Scale(1)
@@ -105,8 +96,7 @@ def find_scale(images: Pixels, what: str) -> Scale:
 
 
 def _value_range(images: Pixels, what: str) -> tuple[float, float]:
-    """Lowest and highest value, read in pieces so that a memory-mapped array is never loaded as a
-    whole. NaN is refused."""
+    """Lowest and highest value, read in pieces: the array may be memory-mapped."""
     step = max(1, _CHUNK_BYTES // max(1, images[0].nbytes))
     low, high = np.inf, -np.inf
     for start in range(0, len(images), step):
@@ -125,13 +115,8 @@ _PAIRS = {"x_train": ("train", "y_train"), "x_val": ("val", "y_val"), "x_test": 
 
 @final
 class ArraySource(Source):
-    """Rows of one array per split.
-
-    Args:
-        parts: the images of each split, and how their values are converted.
-        items: of all splits, in their order.
-        modified_ns: time of the file.
-    """
+    """Rows of one array per split; `parts` are the images of each and how their values are
+    converted."""
 
     def __init__(
         self,
@@ -164,11 +149,8 @@ def array_source(
     classes: list[str] | None = None,
     modified_ns: int = 0,
 ) -> ArraySource:
-    """A source of (images, labels or None) per split.
-
-    Images may be (N, H, W), (N, H, W, C) or, if unambiguous, (N, C, H, W), with C of 1, 3 or 4; of
-    type uint8, or of a type that `find_scale` accepts.
-    """
+    """A source of (images, labels or None) per split; images are (N, H, W), (N, H, W, C) or, if
+    unambiguous, (N, C, H, W)."""
     parts: list[tuple[Pixels, Scale]] = []
     for split, (images, _) in splits.items():
         what = f"`{split}` of {name}" if len(splits) > 1 else name
@@ -234,8 +216,8 @@ def open_arrays(path: Path, labels: npt.ArrayLike | None = None) -> ArraySource:
 
 
 def _check_size(archive: zipfile.ZipFile, array: str) -> None:
-    """Refuses an array whose header does not fit the bytes in the archive: numpy would allocate the
-    memory first."""
+    """Refuses an array whose header does not fit its bytes: numpy would allocate the memory
+    first."""
     info = archive.getinfo(f"{array}.npy" if f"{array}.npy" in archive.namelist() else array)
     with archive.open(info) as member:
         shape, _, dtype = npy_header(member)
@@ -248,8 +230,7 @@ def _check_size(archive: zipfile.ZipFile, array: str) -> None:
 
 @contextmanager
 def _clear_errors(what: str) -> Iterator[None]:
-    """Turns errors of numpy into sentences. Pickled objects are never loaded, because they could
-    run code."""
+    """Turns errors of numpy into sentences. Pickled objects are never loaded."""
     try:
         yield
     except KinfolkError:
@@ -302,12 +283,8 @@ _CIFAR = (
 
 
 def find_cifar(path: Path) -> tuple[Path, Layout] | None:
-    """Finds the archive, the extracted folder or the folder above it. None if `path` is none of
-    these.
-
-    Also None for a `.tar` that can't be read to its end, because shards are read as far as
-    possible.
-    """
+    """The archive, the extracted folder or the folder above it; None if `path` is none of these, or
+    a `.tar` that can't be read to its end, because shards are read as far as possible."""
     if path.is_dir():
         for layout in _CIFAR:
             for folder in (path, path / layout.folder):
@@ -355,7 +332,6 @@ def open_cifar(path: Path, layout: Layout) -> ArraySource:
 
 
 def _unpickle(data: bytes) -> Any:
-    """Plain values and arrays of bytes; anything else is refused before it is called."""
     return _Unpickler(io.BytesIO(data), encoding="bytes").load()
 
 
@@ -426,8 +402,8 @@ _TRAIN_AND_TEST = {"train": ("train",), "test": ("t10k", "test")}
 
 
 def find_idx(path: Path) -> Path | None:
-    """The folder of MNIST's files: `path`, or the `raw` folder that torchvision makes in it. None
-    if there are no such files."""
+    """The folder of MNIST's files: `path`, or the `raw` folder that torchvision makes in it, or
+    None."""
     if path.is_file() and path.name.removesuffix(".gz").endswith("-ubyte"):
         raise KinfolkError(f"`{path}` is one of MNIST's idx files; give the folder of all of them")
     folders = (path, path / "raw", *sorted(path.glob("*MNIST/raw")))
@@ -435,7 +411,6 @@ def find_idx(path: Path) -> Path | None:
 
 
 def open_idx(folder: Path, name: str) -> ArraySource:
-    """The source for what `find_idx` found."""
     arrays: dict[str, tuple[Pixels, Pixels | None]] = {}
     newest = 0
     for split in _TRAIN_AND_TEST:
@@ -447,7 +422,6 @@ def open_idx(folder: Path, name: str) -> ArraySource:
 
 
 def _idx_file(folder: Path, split: str, kind: str) -> Path | None:
-    """The file of images or labels of a split; of a file and its .gz, the file."""
     for start in _TRAIN_AND_TEST[split]:
         found = sorted(folder.glob(f"{start}-{kind}[-.]idx[13]-ubyte*"))
         if found:
@@ -456,7 +430,6 @@ def _idx_file(folder: Path, split: str, kind: str) -> Path | None:
 
 
 def read_idx(path: Path) -> Pixels:
-    """The array of bytes of an idx file."""
     try:
         with gzip.open(path) if path.suffix.lower() == ".gz" else open(path, "rb") as file:
             zero, code, dimensions = struct.unpack(">HBB", file.read(4))

@@ -1,19 +1,9 @@
-"""A hierarchy of classes, and sources whose labels are replaced by those at a depth of it.
+"""A hierarchy of classes, and sources whose labels are replaced by those at a depth of it (Chen et
+al., Incremental False Negative Detection for Contrastive Learning, ICLR 2022, appendix D).
 
-Chen et al., Incremental False Negative Detection for Contrastive Learning, ICLR 2022, appendix D: a
-class of the data is replaced by its ancestor at a depth, or stays if it is above that depth. The
-root has depth 0, so "whole", "organism", "chordate" and "mammal" are at depths 3, 5, 7 and 9 of
-WordNet, as in the paper.
-
+A class is replaced by its ancestor at a depth, or stays if it is above it; the root has depth 0.
 The file is CSV or TSV with the header `child,parent` and a line for each class or inner node below
-the root:
-
-    child,parent
-    n02084071,n02083346
-    n02083346,n02075296
-
-Names are those of the data's classes: folder names such as WordNet's ids, names of labels, or their
-numbers if they have no names.
+the root. Names are those of the data's classes, or their numbers if they have no names.
 """
 
 from __future__ import annotations
@@ -55,16 +45,11 @@ SUPERCLASSES: dict[str, tuple[str, ...]] = {
 
 @final
 class Hierarchy:
-    """A tree of names.
-
-    Args:
-        parents: child → parent; exactly one node, the root, is no child.
-        name: used in messages.
+    """A tree of names, from `parents`: child → parent; `name` is used in messages.
 
     Example:
         >>> parents = {"dog": "mammal", "cat": "mammal", "mammal": "animal", "snail": "animal"}
-        >>> animals = Hierarchy(parents, "animals")
-        >>> animals.at(["cat", "dog", "snail"], depth=1)
+        >>> Hierarchy(parents, "animals").at(["cat", "dog", "snail"], depth=1)
         ([0, 0, 1], ['mammal', 'snail'])
     """
 
@@ -86,7 +71,7 @@ class Hierarchy:
         self.root = roots[0]
 
     def path(self, node: str) -> list[str]:
-        """The nodes from the root to `node`, both included; entry d is the ancestor at depth d."""
+        """The nodes from the root to `node`, both included."""
         if node not in self.parents and node != self.root:
             raise KinfolkError(
                 f"the class {node!r} of the data is not in {self.name}; add a line that names its"
@@ -126,8 +111,8 @@ class Hierarchy:
 
 
 def open_hierarchy(spec: str | os.PathLike[str]) -> Hierarchy:
-    """Opens a hierarchy file or the built-in `cifar100` (20 superclasses at depth 1, 100 classes at
-    depth 2)."""
+    """Opens a file or the built-in `cifar100` (20 superclasses at depth 1, 100 classes at depth
+    2)."""
     if spec == "cifar100":
         parents = {fine: coarse for coarse, members in SUPERCLASSES.items() for fine in members}
         # some copies of the data shorten them
@@ -171,8 +156,7 @@ def open_hierarchy(spec: str | os.PathLike[str]) -> Hierarchy:
 
 
 def at_depth(source: AnySource, hierarchy: str | None, depth: int | None) -> AnySource:
-    """The source with labels at `depth` of `hierarchy` (see `open_hierarchy`); unchanged if neither
-    is given."""
+    """The source with labels at `depth` of `hierarchy`; unchanged if neither is given."""
     if hierarchy is None and depth is None:
         return source
     if hierarchy is None or depth is None:
@@ -183,8 +167,8 @@ def at_depth(source: AnySource, hierarchy: str | None, depth: int | None) -> Any
 
 
 def _classes(source: Source, hierarchy: Hierarchy) -> list[str]:
-    """The names of the source's classes or, without names, the numbers of its labels. The numbers
-    of CIFAR-100 are those of its class names in alphabetical order."""
+    """The names of the source's classes or, without names, the numbers of its labels; those of
+    CIFAR-100 are the places of its class names in alphabetical order."""
     if source.classes is not None:
         return source.classes
     labels = [item.label for item in source.items() if item.label is not None]

@@ -1,10 +1,8 @@
 """Decoding an image file to uint8 pixels: the header is checked first, and the image is decoded at
 reduced scale if the format allows it.
 
-This file is also the program of a decoding worker. It is started by its path instead of by
-`multiprocessing`, which would import the user's main script again in every worker (and run it if it
-has no `__main__` guard), and PyTorch too. Only numpy and Pillow are imported, so that a worker
-starts in a fraction of a second.
+This file is also the program of a decoding worker, started by its path: `multiprocessing` would
+import the user's script and PyTorch in every worker. It imports only numpy and Pillow.
 """
 
 from __future__ import annotations
@@ -74,7 +72,6 @@ class Read(NamedTuple):
 
 
 def read_bytes(place: Place) -> bytes:
-    """The bytes of a file, or of a part of one."""
     path, offset, length = (place, 0, -1) if isinstance(place, str) else place
     with open(path, "rb") as file:
         file.seek(offset)
@@ -107,8 +104,8 @@ def read_file(
 
 
 def decode(data: bytes | npt.NDArray[Any], height: int, width: int, pixel_cap: int) -> Decoded:
-    """Pixels of `height` × `width` (squashed, not cropped) from a file's bytes or from an image
-    array; raises `RefusedError`."""
+    """Pixels of `height` × `width` (squashed, not cropped) from a file's bytes or from an array;
+    raises `RefusedError`."""
     if isinstance(data, np.ndarray):
         _check_cap(data.shape[1], data.shape[0], pixel_cap)
         if data.shape == (height, width, 3) and data.dtype == np.uint8:
@@ -143,8 +140,8 @@ def decode(data: bytes | npt.NDArray[Any], height: int, width: int, pixel_cap: i
 def squash(
     image: Image.Image, height: int, width: int, size: tuple[int, int] | None = None
 ) -> Decoded:
-    """Pixels of `height` × `width` (squashed, not cropped) of a Pillow image. `size`: (width,
-    height) of its file, if it was decoded at reduced scale."""
+    """Pixels of `height` × `width` of a Pillow image. `size`: (width, height) of its file, if it
+    was decoded at reduced scale."""
     orientation, target, size = _orientation(image), (width, height), size or image.size
     if orientation >= 5:
         size, target = (size[1], size[0]), (height, width)
@@ -181,8 +178,7 @@ def digest(data: bytes | npt.NDArray[Any]) -> str:
 
 @contextmanager
 def strict_pillow() -> Iterator[None]:
-    """Uses our pixel cap instead of Pillow's, refuses truncated images and hides warnings;
-    everything is restored afterwards."""
+    """Uses our pixel cap instead of Pillow's, refuses truncated images and hides warnings."""
     cap, truncated = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
     Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = None, False
     try:
@@ -224,11 +220,11 @@ def _supported_formats() -> list[str]:
 
 
 def main() -> None:
-    """The worker: reads places of images from standard input, writes pixels to a shared file and
-    the other results to standard output, until standard input ends (also when the parent dies).
+    """The worker: reads requests from standard input until it ends (also when the parent dies),
+    writes pixels to a shared file and the other results to standard output.
 
-    A request is a list of places, a file that the parent maps too, and the row of it from which on
-    pixels are written; the answers have no pixels.
+    A request is a list of places, the shared file, and the row of it from which on pixels are
+    written.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     setting = json.loads(sys.argv[3])

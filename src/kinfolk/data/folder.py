@@ -23,12 +23,8 @@ _MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\x00
 
 
 def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
-    """All images below `root`, sorted by their relative path.
-
-    `train/` (or `training/`) at the top, alone or with `test/`, `testing/`, `val/`, `valid/` or
-    `validation/`, makes splits; otherwise everything is "train". Upper and lower case do not
-    matter.
-    """
+    """All images below `root`, sorted by their relative path. `train/` at the top, alone or with
+    `test/` or `val/` (see `SPLITS`), makes splits; otherwise everything is "train"."""
     try:
         entries = list(os.scandir(root))
     except OSError as error:
@@ -95,17 +91,11 @@ def is_image_name(name: str) -> bool:
 
 
 def _walk(
-    folder: str,
-    parts: tuple[str, ...],
-    above: tuple[tuple[int, int], ...],
-    refused: Refusals,
+    folder: str, parts: tuple[str, ...], above: tuple[tuple[int, int], ...], refused: Refusals
 ) -> Iterator[tuple[tuple[str, ...], str, bool]]:
     """Yields (path parts, path, whether it is certainly a regular file) of every file that is not
-    hidden.
-
-    A link to a folder is followed unless it leads back to one above it. A folder that can't be read
-    is added to `refused`.
-    """
+    hidden. Links to folders are followed unless they lead back; a folder that can't be read is
+    added to `refused`."""
     try:
         here = os.stat(folder)
         if (here.st_dev, here.st_ino) in above:
@@ -160,6 +150,5 @@ def _is_hidden(name: str) -> bool:
 
 
 def _to_text(name: str) -> str:
-    """A file name as text that every table can hold: bytes that are not UTF-8 are shown as
-    \\xNN."""
+    """A file name as text that every table can hold: bytes that are not UTF-8 become \\xNN."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")

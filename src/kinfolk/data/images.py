@@ -20,20 +20,17 @@ if TYPE_CHECKING:
 
 @final
 class ImageData:
-    """All images as uint8, in memory, memory-mapped or streamed. After construction, image files
-    are opened only for streamed data.
+    """All images as uint8, in memory, memory-mapped or streamed.
 
     Args:
-        samples: the table of samples. Ids are positions; training samples come first.
+        samples: ids are positions; training samples come first.
         cache: (R, H, W, 3) uint8; for streamed data, the reader of images.
-        rows: (N,) the row of the cache of each sample, if samples share images; None: sample i is
-            row i.
+        rows: (N,) the row of the cache of each sample, if samples share images.
         quarantine: (path, reason) of every refused image.
 
-    Attributes:
-        folder: of the pixel cache; None if the pixels are in memory.
-        verify: raises if rows of the cache are damaged; None if the pixels are in memory.
-        texts: of text pairs, which have no images: `pixels` are then (B, T) tokens of the anchors.
+    Attributes: folder: of the pixel cache; None if the pixels are in memory. verify: raises if rows
+    of the cache are damaged. texts: of text pairs, which have no images: `pixels` are then (B, T)
+    tokens of the anchors.
     """
 
     folder: Path | None = None
@@ -73,8 +70,8 @@ class ImageData:
 
     @property
     def num_ids(self) -> int:
-        """Number of ids that state is kept for: of the training samples and, of text pairs, of
-        explicit negatives."""
+        """Number of ids that state is kept for: of the training samples and explicit negative
+        texts."""
         return self.num_train + (0 if self.texts is None else len(self.texts.negatives))
 
     def of_ids(self, values: Tensor) -> Tensor:
@@ -84,7 +81,7 @@ class ImageData:
         )
 
     def pixels(self, ids: Tensor) -> Tensor:
-        """(B, H, W, 3) uint8, contiguous: the images of `ids` (B,), in one gather."""
+        """(B, H, W, 3) uint8, contiguous: the images of `ids` (B,)."""
         ids = ids.to("cpu", torch.int64)
         if self.texts is not None:
             return self.texts.anchors(ids)
@@ -116,12 +113,11 @@ class ImageData:
         return first.scatter_reduce(0, of_B, torch.arange(len(ids)), "amin"), of_B
 
     def once(self, ids: Tensor) -> Tensor:
-        """`ids` without later copies of the same image, in their order: copies must not test each
-        other."""
+        """`ids` without later copies of the same image, in their order."""
         return ids[self.distinct(ids)[0].sort().values.to(ids.device)]
 
     def aspect(self, ids: Tensor) -> Tensor:
-        """(B,) width / height of the original images, before they were squashed into the cache."""
+        """(B,) width / height of the original images."""
         if self.stream is not None:
             return self.stream.aspect(ids.cpu())
         rows, samples = ids.cpu().numpy(), self.samples

@@ -1,9 +1,5 @@
-"""Annotations of samples: names of splits, labels as class indices, which captions can be used, and
-groups of known positives.
-
-Samples that share an image, a caption or a group given by the user form one group and are never
-negatives of each other.
-"""
+"""Annotations of samples: names of splits, labels as class indices, captions that can be used, and
+groups of known positives, which are never negatives of each other."""
 
 from __future__ import annotations
 
@@ -38,8 +34,7 @@ TEST_SPLITS = ("test", *VALIDATION_SPLITS)
 
 
 def split_name(given: str) -> str:
-    """The split with the name `given` in a table or a mapping: "train", "val" or "test"; other
-    names stay, in lower case.
+    """ "train", "val" or "test" for the name of a split in a table or a mapping; other names stay.
 
     Example:
         >>> split_name(" Validation "), split_name("dev"), split_name("test-2017")
@@ -57,7 +52,7 @@ _MOST = 1 << 31
 def encode_labels(
     values: Sequence[Any], what: str, classes: list[str] | None = None
 ) -> tuple[list[int | None], list[str] | None]:
-    """Converts labels as users write them to class indices; returns (labels, class names).
+    """Class indices, and class names, of labels as users write them.
 
     Whole numbers (also as text) are class indices; −1, None, NaN and "" mean unlabelled. Anything
     else is the name of a class: the classes are the sorted names, or `classes` if given.
@@ -115,7 +110,6 @@ LONGEST = 10_000
 
 
 def captions_of(caption: Caption | None) -> tuple[str, ...]:
-    """The captions of one sample, none or more."""
     return () if caption is None else (caption,) if isinstance(caption, str) else caption
 
 
@@ -127,13 +121,13 @@ def same_type(captions: Sequence[Caption | None]) -> list[Caption | None]:
 
 
 def normalise_caption(caption: str) -> str:
-    """The form in which equal captions are the same: composed Unicode (NFC), lower case, single
+    """The form in which equal captions are the same: composed Unicode, lower case, single
     spaces."""
     return " ".join(unicodedata.normalize("NFC", caption).lower().split())
 
 
 def to_text(value: Any) -> str | None:
-    """A cell as text. Bytes are read as UTF-8; those that are not UTF-8 become lone surrogates."""
+    """A cell as text. Bytes that are not UTF-8 become lone surrogates."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "surrogateescape")
     return None if value is None or value != value else str(value)
@@ -142,7 +136,7 @@ def to_text(value: Any) -> str | None:
 def why_refused(
     text: str | None, what: str = "the caption", longest: int | None = LONGEST
 ) -> str | None:
-    """The reason why a caption, or another text called `what`, can't be used; None if it can."""
+    """The reason why a text called `what` can't be used, or None."""
     if text is None or not text.strip():
         return f"{what} is empty"
     if longest is not None and len(text) >= longest:
@@ -155,8 +149,8 @@ def why_refused(
 
 
 def usable_captions(value: Any) -> tuple[Caption | None, list[tuple[int, str]]]:
-    """The usable captions of a cell, and (number, reason) of each caption that can't be used;
-    number 0 is the cell as a whole."""
+    """The usable captions of a cell, and (number, reason) of each that can't be used; number 0 is
+    the cell as a whole."""
     if not isinstance(value, list | tuple):
         text = to_text(value)
         reason = why_refused(text)
@@ -179,15 +173,9 @@ def group_ids(
     captions: Sequence[Caption | None] | None,
     groups: Sequence[str | None] | None,
 ) -> Ints:
-    """(N,) the group of each sample, which is the id of its first member.
-
-    Two samples are in one group if their images have the same bytes, if they share a caption
-    (compared in composed Unicode, lower case, with single spaces), or if the user gave them the
-    same group; the relation is transitive.
-
-    Args:
-        digests: (N,) of the images.
-        captions, groups: (N,) if there are any.
+    """(N,) the group of each sample, named by the id of its first member. Two samples are in one
+    group if they share the image's bytes, a caption (as normalised) or a group of the user; the
+    relation is transitive.
 
     Example:
         >>> group_ids(["a", "b", "a", "c"], ["x", "y", "z", "y"], None).tolist()
@@ -206,7 +194,6 @@ def group_ids(
 
 
 def _join(parents: list[int], keys: Iterable[Iterable[Hashable]]) -> None:
-    """Joins all samples that share a key."""
     first: dict[Hashable, int] = {}
     for sample, shared in enumerate(keys):
         for key in shared:

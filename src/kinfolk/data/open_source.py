@@ -1,8 +1,4 @@
-"""Opening a data source by its name, its path or its object.
-
-Two sources are defined here because they are short: scikit-learn's handwritten digits and any
-map-style `Dataset`.
-"""
+"""Opening a data source by its name, its path or its object."""
 
 from __future__ import annotations
 
@@ -58,19 +54,17 @@ def open_source(
     """Opens a data source by its name, its path or its object.
 
     Args:
-        spec: "digits"; or a path: of an image folder, a `.npz` / `.npy` file, a `.csv` / `.tsv` /
-            `.parquet` table, the official CIFAR-10/100 archive (python version; `.tar.gz` or
-            extracted), MNIST's idx files, a folder of Hugging Face `datasets`, or webdataset shards
-            (a `.tar`, a folder of them, or a pattern such as `shards/{000..331}.tar`); or an array
-            or tensor of images; or (images, labels), two arrays; or a map-style `Dataset`, or a
-            mapping from split to `Dataset`.
+        spec: "digits"; a path of an image folder, a `.npz` / `.npy` file, a `.csv` / `.tsv` /
+            `.parquet` table, the official CIFAR-10/100 archive, MNIST's idx files, a folder of
+            Hugging Face `datasets`, or webdataset shards (a `.tar`, a folder of them, or a pattern
+            such as `shards/{000..331}.tar`); an array or tensor of images, or (images, labels); or
+            a map-style `Dataset`, or a mapping from split to `Dataset`.
         labels: of an array, a tensor or a `.npy` file.
-        labels_from_folders: use the first folder (below `train/`, `test/` …) of each file as its
-            class. An error if `spec` is not a folder of images; None: only if it is one.
+        labels_from_folders: use the first folder (below `train/` …) of each file as its class;
+            None: only if `spec` is a folder of images.
         image_column, caption_column, label_column, group_column, split_column: names of a table's
-            columns. Columns named "caption", "label", "group" and "split" are used if they exist; a
-            column that is named here must exist.
-        anchor_column, positive_column: names of the columns of a table of text pairs.
+            columns; by default "image", "caption", …, if they exist.
+        anchor_column, positive_column: of a table of text pairs.
         index_dir: a cache folder in which `Source.keep` may have written an index of shards.
     """
     if isinstance(spec, tuple) and len(spec) == 2 and labels is None:
@@ -149,8 +143,7 @@ def open_source(
 
 
 def _where_else(path: Path) -> str:
-    """What to do about a path that does not exist: the archive of a known data set, or a similar
-    name in the same folder."""
+    """What to do about a path that does not exist."""
     if str(path).lower() in ("cifar10", "cifar100", "mnist"):
         return "; download it and give the path of its files"
     try:
@@ -161,11 +154,8 @@ def _where_else(path: Path) -> str:
 
 
 def typical_side(source: Source) -> int | None:
-    """The median length of the shorter side over up to 16 images spread over the source; None if
-    none of them can be read.
-
-    Training derives its image size from it if the user gives none.
-    """
+    """The median length of the shorter side of up to 16 images, from which a training derives its
+    image size; None if none can be read."""
     if source.native_size is not None:
         return min(source.native_size)
     number = len(source.items())
@@ -175,7 +165,6 @@ def typical_side(source: Source) -> int | None:
 
 
 def _shorter_side(source: Source, index: int) -> int | None:
-    """The shorter side of one image; None for a bad file, which `prepare` will report."""
     try:
         loaded = source.load(index)
         if not isinstance(loaded, bytes):
@@ -187,11 +176,8 @@ def _shorter_side(source: Source, index: int) -> int | None:
 
 
 def digits() -> ArraySource:
-    """1,797 handwritten digits, 8 × 8, 10 classes; every fifth image of each class is a test image.
-
-    Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI 1998; the copy in
-    scikit-learn.
-    """
+    """1,797 handwritten digits, 8 × 8, 10 classes (Alpaydin and Kaynak, UCI 1998; the copy in
+    scikit-learn); every fifth image of each class is a test image."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -209,11 +195,8 @@ def digits() -> ArraySource:
 
 @final
 class DatasetSource(Source):
-    """One map-style data set per split. An item is an image or (image, label, …); an image is a PIL
-    image, an array or a tensor.
-
-    The same index must give the same image each time, so leave augmentation to the views.
-    """
+    """One map-style data set per split. An item is an image (PIL, array or tensor) or (image,
+    label, …), and must be the same each time."""
 
     def __init__(self, splits: Mapping[str, Any]) -> None:
         first = next(iter(splits.values()))
@@ -247,7 +230,6 @@ class DatasetSource(Source):
 
 
 def dataset_source(splits: Mapping[str, Any]) -> DatasetSource:
-    """Wraps the data sets of `splits`."""
     for data in splits.values():
         if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
             raise UsageError(

@@ -1,10 +1,9 @@
 """Decoded pixels, in memory or in a cache folder that a later run finds again.
 
-In a cache folder `index.json` names a pixel file, its checksums and a table of samples. All are
-written under temporary names and renamed, the index last, so a half-written cache is never used.
-The index holds digests of the two small files and of itself; pixels have a checksum for each 64
-KiB. A small cache is verified completely when it is opened, and written again if it is damaged;
-each part of a large one is verified when it is first read.
+In a cache folder `index.json` names a pixel file, its checksums and a table of samples. The index
+is written last, and holds digests of the small files and of itself; pixels have a checksum for each
+64 KiB. A small cache is verified when it is opened, and each part of a large one when it is first
+read.
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ _VERIFIED_AT_ONCE = 1 << 30
 
 
 def available_memory() -> int:
-    """Bytes of memory this process can still use: what the system reports, or less if a control
-    group limits it."""
+    """Bytes of memory that the system, and a control group, still allow."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         (free,) = (int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
@@ -71,29 +69,24 @@ class MemoryStore:
     """Rows in memory."""
 
     def __init__(self, rows: int, height: int, width: int) -> None:
-        self._cache = torch.empty((rows, height, width, 3), dtype=torch.uint8)
-        self._array = self._cache.numpy()
+        self._array = np.empty((rows, height, width, 3), dtype=np.uint8)
         self.rows = 0
 
     def add(self, pixels: npt.NDArray[np.uint8]) -> None:
-        """Appends one image (H, W, 3)."""
         self._array[self.rows] = pixels
         self.rows += 1
 
     def finish(self) -> Tensor:
-        """The rows that were added."""
-        return self._cache[: self.rows]
+        return torch.from_numpy(self._array[: self.rows])
 
     def abandon(self) -> None:
-        """Does nothing: memory needs no cleaning up."""
+        """Memory needs no cleaning up."""
 
 
 @final
 class FileStore:
-    """Rows appended to a file, which gets its name only when it is finished.
-
-    The file is written instead of mapped while it grows, so that a full disk causes an error
-    message and not a crash.
+    """Rows appended to a file, which gets its name only when it is finished. It is written, not
+    mapped, so that a full disk is an error and not a crash.
 
     Attributes:
         checksums: CRC-32 of every chunk of `chunk` rows.
@@ -112,7 +105,6 @@ class FileStore:
             )
         self.path = folder / f"kinfolk-{_host()}-{os.getpid()}-{secrets.token_hex(4)}.part"
         self._file = open(self.path, "wb")  # noqa: SIM115 - closed by close_as, finish or abandon
-        # so that reading one image does not mean reading many
         self.chunk = max(1, _CHUNK // (height * width * 3))
         self.checksums: list[int] = []
 
@@ -139,10 +131,10 @@ class FileStore:
         return self.rows, *self._shape
 
     def finish(self) -> Tensor:
-        """The rows, mapped from an anonymous file that disappears when they are released."""
+        """The rows, mapped from a file without a name that disappears with them."""
         self._file.close()
         cache = map_pixels(self.path, self.rows, *self._shape)
-        if os.name == "posix":  # the mapping outlives the name
+        if os.name == "posix":
             self.path.unlink()
         return cache
 
@@ -172,14 +164,8 @@ def _host() -> str:
 
 @final
 class Verify:
-    """Compares pixels with their checksums when they are first read.
-
-    Args:
-        path: of the file, for messages.
-        cache: (R, H, W, 3) uint8, mapped.
-        rows: of a chunk.
-        checksums: CRC-32 of each chunk.
-    """
+    """Compares mapped pixels with their checksums, one for each chunk of rows, when they are first
+    read."""
 
     def __init__(
         self, path: Path, cache: Tensor, rows: int, checksums: npt.NDArray[np.uint32]
@@ -202,8 +188,7 @@ class Verify:
 
 
 def map_pixels(path: Path, rows: int, height: int, width: int) -> Tensor:
-    """A finished file as a tensor (rows, H, W, 3). Read only, so that several processes share the
-    pages."""
+    """A finished file as a tensor (rows, H, W, 3), read only, so that processes share it."""
     if path.stat().st_size != rows * height * width * 3:
         raise OSError(f"{path} has not the size of {rows} images of {height} x {width}")
     array = np.memmap(path, dtype=np.uint8, mode="r", shape=(rows, height, width, 3))
@@ -214,13 +199,8 @@ def map_pixels(path: Path, rows: int, height: int, width: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Contents:
-    """The contents of a finished cache.
-
-    Args:
-        samples: one row per decoded image.
-        unread: (path, reason) refused by the source without being read.
-        refused: (path, reason, size, time of modification) refused by the decoder.
-    """
+    """One row per decoded image; (path, reason) of what the source refused without reading; and
+    (path, reason, size, time of modification) of what the decoder refused."""
 
     samples: Samples
     unread: Refusals
@@ -237,8 +217,8 @@ class CacheFolder:
         self.verify: Verify | None = None
 
     def find(self, agrees: Callable[[Contents], bool]) -> tuple[Contents, Tensor] | None:
-        """The contents and the memory-mapped pixels (R, H, W, 3), if the cache is complete and
-        `agrees` accepts its contents."""
+        """The contents and the mapped pixels (R, H, W, 3), if the cache is complete and `agrees`
+        accepts its contents."""
         try:
             index = _read_index(self.path)
             cache, verify = _map(self.path, index)
@@ -250,9 +230,8 @@ class CacheFolder:
                 verify(torch.arange(0, len(cache), int(index["chunk"])))
         except (KinfolkError, OSError, ValueError, KeyError, TypeError):
             return None  # missing, cut short or damaged
-        unread = [(path, reason) for path, reason in index["unread"]]
-        refused = [(path, reason, size, time) for path, reason, size, time in index["refused"]]
-        contents = Contents(samples, unread, refused)
+        unread, refused = ([tuple(row) for row in index[kind]] for kind in ("unread", "refused"))
+        contents = Contents(samples, unread, refused)  # type: ignore[arg-type]
         if len(samples) != len(cache) or not agrees(contents):
             return None
         self.verify = verify
@@ -261,33 +240,27 @@ class CacheFolder:
     def publish(self, store: FileStore, contents: Contents) -> Tensor:
         """Replaces the cache by a filled store."""
         content = _digest("".join(contents.samples.digests).encode())[:16]
-        names = {
-            "pixels": f"{content}.u8",
-            "samples": f"{content}.parquet",
-            "checksums": f"{content}.crc32",
-        }
+        kinds = {"pixels": "u8", "samples": "parquet", "checksums": "crc32"}
+        names = {name: f"{content}.{kind}" for name, kind in kinds.items()}
         shape = store.close_as(self.path / names["pixels"])
         checksums = np.array(store.checksums, dtype="<u4").tobytes()
         write_atomically(self.path / names["checksums"], lambda file: file.write(checksums))
         contents.samples.to_parquet(self.path / names["samples"])
-        digests = {
-            name: _digest((self.path / names[name]).read_bytes())
-            for name in ("samples", "checksums")
-        }
+        small = ("samples", "checksums")
+        digests = {name: _digest((self.path / names[name]).read_bytes()) for name in small}
         index = {**names, "shape": shape, "chunk": store.chunk, "digests": digests}
         index |= {"unread": contents.unread, "refused": contents.refused}
         write_sealed_text(self.path / "index.json", json.dumps(index))
-        for kind in names.values():
-            for old in self.path.glob(f"*{Path(kind).suffix}"):
-                if old.name != kind:
+        for name in names.values():
+            for old in self.path.glob(f"*{Path(name).suffix}"):
+                if old.name != name:
                     old.unlink(missing_ok=True)
         cache, self.verify = _map(self.path, index)
         return cache
 
 
 def map_cache(folder: Path) -> tuple[Tensor, Verify]:
-    """The memory-mapped pixels (R, H, W, 3) of a complete cache and their `Verify`; raises if there
-    is no such cache."""
+    """The mapped pixels (R, H, W, 3) of a complete cache; raises if there is none."""
     return _map(folder, _read_index(folder))
 
 

@@ -1,9 +1,6 @@
-"""Preparing data: every image is read, checked and decoded once, into pixels by sample id.
-
-`prepare` is the entry point. `Listing` turns the items of a source and the results of reading them
-into the table of samples. `hand_over` and `take_over` pass prepared data to the other processes of
-a training, which map its table and pixels and never list the source (about 1,500 bytes per
-sample for a while). Refused images are written to a quarantine file.
+"""Preparing data: every image is read, checked and decoded once, into pixels by sample id; refused
+images are written to a quarantine file. The other processes of a training map the table and the
+pixels of the first one.
 """
 
 from __future__ import annotations
@@ -70,19 +67,17 @@ def prepare(
     """Reads every image once. Bad images are refused with a reason, never replaced. Text pairs have
     no images, and no argument applies to them.
 
-    Images are squashed to `image_size` × `image_size` (`ImageData.aspect` returns the original
-    shape). Arrays of one size keep it if no side is above 64 or `image_size`. Pixels are kept in
-    memory if they take less than half of the free memory, and in a memory-mapped file otherwise, or
-    if `shared`, or if `cache_dir` is given and they take more than 64 MiB. A complete file in
-    `cache_dir` for the same images is used instead of decoding again. If several processes prepare
-    the same cache, one writes it and the others wait.
+    Images are squashed to `image_size` × `image_size`; arrays of one size keep it if no side is
+    above 64 or `image_size`. Pixels are kept in memory if they take less than half of what is free,
+    and in a mapped file otherwise, or if `shared`, or if there is a `cache_dir` and they take more
+    than 64 MiB. A complete file in `cache_dir` for the same images is used again. Of several
+    processes that prepare the same cache, one writes it.
 
     Args:
-        workers: processes that decode files; None: one per processor; 0: none. They are not used
-            for fewer than 64 files, arrays and Datasets.
+        workers: processes that decode files; None: one per processor; 0: none.
         pixel_cap: largest width × height, read from the header.
         progress: show a progress bar, if there is a terminal.
-        shared: several processes on this machine will use the same pixels; needs `cache_dir`.
+        shared: several processes will use the same pixels; needs `cache_dir`.
     """
     if source.has_texts:
         return read_pairs(source)
@@ -94,12 +89,13 @@ def prepare(
         raise UsageError("`shared` needs a `cache_dir` that all processes can read")
     listing = Listing(source)
     folder = None
-    height, width = cached_size(source.native_size, image_size)
+    size = height, width = cached_size(source.native_size, image_size)
     if cache_dir is not None:
         source.keep(Path(cache_dir))
         setting: dict[str, int | str] = {"source": source.name, "height": height, "width": width}
         folder = CacheFolder(cache_dir, **setting, pixel_cap=pixel_cap)
-    num_bytes = len(listing.images) * height * width * 3
+    number = len(listing.images)
+    num_bytes = number * height * width * 3
     in_memory = (
         num_bytes < available_memory() // 2
         and not shared
@@ -114,9 +110,9 @@ def prepare(
             found = folder.find(listing.agrees)  # another process may have written it meanwhile
         if found is None:
             store = (
-                MemoryStore(len(listing.images), height, width)
+                MemoryStore(number, *size)
                 if in_memory
-                else FileStore(folder and folder.path, len(listing.images), height, width)
+                else FileStore(folder and folder.path, number, *size)
             )
             reads = _read_all(source, listing.images, height, width, pixel_cap, workers)
             found = _decode(listing, reads, store, folder, progress)
@@ -130,7 +126,7 @@ def _decode(
     folder: CacheFolder | None,
     progress: bool,
 ) -> tuple[Contents, Tensor]:
-    """Adds every decoded image to the store; returns what the cache records and the pixels."""
+    """Adds every decoded image to the store."""
     number, reads = len(listing.images), []
     try:
         with strict_pillow(), closing(results):
@@ -149,8 +145,7 @@ def _decode(
 
 @contextmanager
 def one_writer(folder: Path) -> Iterator[None]:
-    """Locks `folder` against other processes that would write the same cache, and waits for one
-    that does."""
+    """Locks `folder`, and waits for another process that writes it."""
     from filelock import FileLock, Timeout
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -167,8 +162,7 @@ def one_writer(folder: Path) -> Iterator[None]:
 
 
 def cached_size(native: tuple[int, int] | None, image_size: int) -> tuple[int, int]:
-    """(height, width) of the pixels that are kept. `native`: the size of arrays of one size, else
-    None."""
+    """(height, width) of the pixels that are kept. `native`: the size of arrays of one size."""
     if native is not None and max(native) <= max(image_size, _NATIVE_SIDE):
         return native
     return image_size, image_size
@@ -196,8 +190,8 @@ def _read_all(
             if place is not None:
                 pending.append(pool.submit(read_file, place, height, width, pixel_cap))
             else:
-                data, size = _load(source, index)
-                pending.append(pool.submit(_decode_loaded, data, size, height, width, pixel_cap))
+                loaded = _load(source, index)
+                pending.append(pool.submit(_decode_loaded, *loaded, height, width, pixel_cap))
             if len(pending) > 4 * workers:
                 yield pending.popleft().result()
         while pending:
@@ -227,8 +221,8 @@ def _decode_loaded(
 
 
 def _why(error: Exception) -> str:
-    known = isinstance(error, RefusedError | KinfolkError)
-    return str(error) if known else f"{type(error).__name__}: {error}"
+    is_known = isinstance(error, RefusedError | KinfolkError)
+    return str(error) if is_known else f"{type(error).__name__}: {error}"
 
 
 # The table of samples
@@ -239,8 +233,7 @@ class Listing:
     """The items of a source in the order of their ids, and the images they need.
 
     Attributes:
-        images: item index of every image to read, in order of first use; items that share an image
-            (`Item.same_as`) count once.
+        images: item index of every image to read; items that share an image count once.
     """
 
     def __init__(self, source: Source) -> None:
@@ -259,8 +252,7 @@ class Listing:
         self.images = list(dict.fromkeys(self._image_of(index) for index in self._order))
 
     def contents(self, reads: Sequence[Read]) -> Contents:
-        """What a cache records: one row per good image, and the refused images. `reads` are the
-        results for `images`."""
+        """What a cache records. `reads` are the results for `images`."""
         both = [(self._items[index], read) for index, read in zip(self.images, reads, strict=True)]
         good = [(item, read) for item, read in both if read.reason is None]
         refused = [
@@ -352,8 +344,7 @@ class Listing:
 
 
 def hand_over(data: ImageData, note: Path) -> None:
-    """Writes the location of the data to `note`. Data that is only in memory is not handed over,
-    and `note` is removed."""
+    """Writes the location of the data to `note`; removes `note` if the data is in memory only."""
     if data.folder is None or data.samples.file is None:
         note.unlink(missing_ok=True)
         return
@@ -365,8 +356,8 @@ def hand_over(data: ImageData, note: Path) -> None:
 
 
 def take_over(note: Path) -> ImageData | None:
-    """The data that `hand_over` recorded; None if it is missing (e.g. on another machine with its
-    own cache folder) or damaged."""
+    """The data that `hand_over` recorded; None if it is missing, as on another machine, or
+    damaged."""
     try:
         folder, table, file, digest_of_rows = json.loads(read_sealed_text(note))
         (cache, verify), samples = map_cache(Path(folder)), Samples.open(table)
@@ -391,31 +382,27 @@ def _digest(content: bytes) -> str:
 
 
 def write_quarantine(refused: Sequence[tuple[str, str]], path: str | Path) -> None:
-    """Writes the rows `path,reason`; the file is also written if nothing was refused. Names are
-    escaped as in `csv_text`."""
+    """Writes the rows `path,reason`, also if there are none."""
     write_text(Path(path), csv_text(("path", "reason"), refused))
 
 
 def read_quarantine(path: str | Path) -> Refusals:
     """Reads what `write_quarantine` wrote."""
+    name = f"`{short(str(path))}`"
     try:
         with open(path, newline="", encoding="utf-8") as file:
             rows = list(csv.reader(file, strict=True))
     except FileNotFoundError:
         raise KinfolkError(
-            f"there is no `{short(str(path))}`; the run folder is incomplete: restore it, or start"
-            " a new run"
+            f"there is no {name}; the run folder is incomplete: restore it, or start a new run"
         ) from None
     except (OSError, ValueError, csv.Error) as error:
         raise KinfolkError(
-            f"`{short(str(path))}` is not a readable quarantine file ({first_line(error)});"
-            " restore it"
+            f"{name} is not a readable quarantine file ({first_line(error)}); restore it"
         ) from error
     if not rows or rows[0] != ["path", "reason"] or any(len(row) != 2 for row in rows):
-        raise KinfolkError(
-            f"`{short(str(path))}` is not a quarantine file; its columns must be path and reason"
-        )
-    return [(unescape_cell(row[0]), unescape_cell(row[1])) for row in rows[1:]]
+        raise KinfolkError(f"{name} is not a quarantine file; its columns must be path and reason")
+    return [(unescape_cell(key), unescape_cell(reason)) for key, reason in rows[1:]]
 
 
 def summary(
@@ -427,15 +414,12 @@ def summary(
     """One line for the screen, or None where nothing was refused. `what`: the samples."""
     if not refused:
         return None
-    return (
-        f"{len(refused):,} of {total:,} {what} {'was' if len(refused) == 1 else 'were'} refused;"
-        f" see {where}"
-    )
+    verb = "was" if len(refused) == 1 else "were"
+    return f"{len(refused):,} of {total:,} {what} {verb} refused; see {where}"
 
 
 def add_to_quarantine(key: str, reason: str, path: str | Path) -> None:
-    """Appends one row, unless the file has one for this key, because several ranks and epochs may
-    find the same image."""
+    """Appends one row, unless the file has one for this key from another rank or epoch."""
     path = Path(path)
     if not path.exists():
         write_quarantine([], path)

@@ -1,7 +1,5 @@
-"""The table of samples: one row per sample, with the id that addresses all per-sample state.
-
-Also a sentence on the first difference between two tables, and a digest of a whole table, which
-shows whether per-sample state belongs to it.
+"""The table of samples: one row per sample, with the id that addresses all per-sample state; the
+first difference between two tables; and a digest of a table.
 """
 
 from __future__ import annotations
@@ -41,14 +39,11 @@ _DIGEST = re.compile("[0-9a-f]{16}")
 
 @final
 class TextColumn(Sequence[Any]):
-    """A column that reads like a list of texts, with None for a missing one: one block of
-    characters in Arrow's layout instead of a Python object per text. Processes share it if the
-    block is a memory-mapped file.
+    """A column that reads like a list of texts, with None for a missing one, in one block of memory
+    in Arrow's layout, which processes share if it is mapped from a file.
 
-    Lists of texts read as tuples, eight bytes as 16 hex digits.
-
-    Args:
-        array: of strings, dictionary-encoded strings, lists of strings, or eight bytes each.
+    `array` holds strings, dictionary-encoded strings, lists of strings (read as tuples) or eight
+    bytes each (read as 16 hex digits).
 
     Example:
         >>> column = TextColumn.of(["a", None, "b"])
@@ -61,20 +56,15 @@ class TextColumn(Sequence[Any]):
 
     @classmethod
     def of(cls, values: Sequence[Any], *, few: bool = False) -> TextColumn:
-        """The compact form of any sequence of texts. `few`: there are few different ones, so each
-        is stored as a number."""
+        """The compact form of any sequence of texts. `few`: few of them differ."""
         import pyarrow as pa
 
         if isinstance(values, TextColumn):
             return values
         if any(isinstance(value, tuple) for value in values):
             return cls(_one_chunk(pa.array(values, pa.large_list(pa.large_string()))))
-        if len(values) and all(
-            isinstance(value, str) and _DIGEST.fullmatch(value) for value in values
-        ):
-            return cls(
-                _one_chunk(pa.array([bytes.fromhex(value) for value in values], pa.binary(8)))
-            )
+        if len(values) and all(isinstance(x, str) and _DIGEST.fullmatch(x) for x in values):
+            return cls(_one_chunk(pa.array(map(bytes.fromhex, values), pa.binary(8))))
         array = _one_chunk(pa.array(values, pa.large_string()))
         if few:
             coded = _one_chunk(array.dictionary_encode())
@@ -92,10 +82,7 @@ class TextColumn(Sequence[Any]):
     def __getitem__(self, place: int | slice) -> Any:
         if not isinstance(place, slice):
             return _value(self.array[int(place)].as_py())
-        start, stop, step = place.indices(len(self))
-        if step == 1:
-            return TextColumn(self.array.slice(start, max(0, stop - start)))
-        return self.take(np.arange(start, stop, step))
+        return self.take(np.arange(*place.indices(len(self))))
 
     def __iter__(self) -> Iterator[Any]:
         for start in range(0, len(self), _CHUNK):
@@ -117,24 +104,23 @@ class TextColumn(Sequence[Any]):
     def __repr__(self) -> str:
         return f"TextColumn({list(self[:4])!r}{'…' if len(self) > 4 else ''})"
 
-    def take(self, rows: npt.NDArray[np.int64]) -> TextColumn:
+    def take(self, rows: Ints) -> TextColumn:
         """The texts at `rows`."""
         import pyarrow as pa
 
         return TextColumn(_one_chunk(self.array.take(pa.array(rows))))
 
-    def rows_of(self, value: str) -> npt.NDArray[np.int64]:
-        """The rows whose text is `value`, in order."""
+    def rows_of(self, value: str) -> Ints:
+        """The rows whose text is `value`."""
         import pyarrow.compute as pc
 
-        return np.flatnonzero(
-            pc.fill_null(pc.equal(self.array, value), False).to_numpy(zero_copy_only=False)
-        )
+        equal = pc.fill_null(pc.equal(self.array, value), False)
+        return np.flatnonzero(equal.to_numpy(zero_copy_only=False))
 
     @cached_property
-    def numbers(self) -> npt.NDArray[np.int64]:
-        """A number for each text, equal where the texts are equal; for eight bytes, the bytes
-        themselves, without a copy."""
+    def numbers(self) -> Ints:
+        """A number for each text, equal where the texts are; eight bytes are read without a
+        copy."""
         if _is_digest(self.array):
             content, start = self.array.buffers()[1], 8 * self.array.offset
             return np.frombuffer(content, dtype=np.int64, count=len(self), offset=start)
@@ -152,6 +138,12 @@ def _is_digest(array: Any) -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_fixed_size_binary(array.type))
+
+
+def _is_list(array: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_list(array.type) or pa.types.is_large_list(array.type))
 
 
 def _one_chunk(column: Any) -> Any:
@@ -186,13 +178,12 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where the images of shards, or of a streamed folder, are stored.
+    """Where images are that are read when they are needed.
 
     Args:
-        archives: the shards, or the folder whose files the keys name.
-        archive: (N,) index of the shard; −1: the file that the key names, below the first entry of
-            `archives`.
-        offsets: (N,) offset of the image within the shard; its length is the sample's `size_bytes`.
+        archives: the shards, or one folder whose files the keys name.
+        archive: (N,) index of the shard; −1: a file of the folder.
+        offsets: (N,) within the shard; the length is the sample's `size_bytes`.
     """
 
     archives: list[str]
@@ -203,15 +194,24 @@ class Places:
         return Places(self.archives, self.archive[rows], self.offsets[rows])
 
 
-_INT_COLUMNS = {
-    "ids": "id",
-    "widths": "width",
-    "heights": "height",
-    "sizes_bytes": "size_bytes",
+# names of columns in files, in their order, and the attributes
+_NUMBERS = {
+    "id": "ids",
+    "width": "widths",
+    "height": "heights",
+    "label": "labels",
+    "size_bytes": "sizes_bytes",
     "modified_ns": "modified_ns",
+    "group_id": "group_ids",
 }
-_TEXT_COLUMNS = {"keys": "key", "splits": "split", "digests": "digest"}
-_OPTIONAL_TEXTS = {"captions": "caption", "groups": "group"}
+_TEXTS = {
+    "key": "keys",
+    "split": "splits",
+    "digest": "digests",
+    "caption": "captions",
+    "group": "groups",
+}
+_FIRST = ("id", "key", "width", "height", "label", "split")
 _CLASSES = b"kinfolk.classes"
 _ARCHIVES = b"kinfolk.archives"
 _PIECE = 1 << 24
@@ -220,13 +220,10 @@ _PIECE = 1 << 24
 @dataclass(frozen=True, eq=False)
 class Samples:
     """The table of samples, by column. Training samples come first; their ids are 0 … `num_train` −
-    1.
-
-    Columns of texts become `TextColumn`s. The table takes about 45 bytes per sample plus the key,
-    and processes that map the same file share them.
+    1. It takes about 45 bytes per sample and its key, and processes that map one file share them.
 
     Args:
-        ids: (N,) sample ids.
+        ids: (N,).
         keys: the name of each sample in its source: a relative path, or `split/row` of an array.
         widths, heights: (N,) of the original image, after EXIF rotation.
         labels: (N,) with −1 for unlabelled; None if no sample has a label.
@@ -234,12 +231,10 @@ class Samples:
         splits: "train", "val", "test" or another name from a table.
         sizes_bytes, modified_ns: (N,) of the file; `modified_ns` is 0 where there is none.
         digests: of the raw bytes, 16 hexadecimal digits.
-        captions, groups: if the source has them. A caption is a text, or a tuple if samples have
-            several.
-        group_ids: (N,) known positives: samples with the same group id share an image, a caption or
-            a group; see `labels.group_ids`.
-        places: where each image is stored, for shards and streamed data.
-        file: the file that the columns are mapped from, if any.
+        captions, groups: if the source has them; a tuple of captions if samples have several.
+        group_ids: (N,) known positives; see `labels.group_ids`.
+        places: of shards and streamed data.
+        file: that the columns are mapped from, if any.
     """
 
     ids: Ints
@@ -259,7 +254,7 @@ class Samples:
     file: Path | None = None
 
     def __post_init__(self) -> None:
-        for name in (*_TEXT_COLUMNS, *_OPTIONAL_TEXTS):
+        for name in _TEXTS.values():
             if (texts := getattr(self, name)) is not None:
                 object.__setattr__(self, name, TextColumn.of(texts, few=name == "splits"))
 
@@ -267,21 +262,14 @@ class Samples:
         return len(self.keys)
 
     def __getitem__(self, row: int) -> Sample:
-        label = -1 if self.labels is None else int(self.labels[row])
-        return Sample(
-            id=int(self.ids[row]),
-            key=self.keys[row],
-            width=int(self.widths[row]),
-            height=int(self.heights[row]),
-            label=None if label < 0 else label,
-            split=self.splits[row],
-            size_bytes=int(self.sizes_bytes[row]),
-            modified_ns=int(self.modified_ns[row]),
-            digest=self.digests[row],
-            caption=None if self.captions is None else self.captions[row],
-            group=None if self.groups is None else self.groups[row],
-            group_id=None if self.group_ids is None else int(self.group_ids[row]),
-        )
+        values: dict[str, Any] = {}
+        for name, attribute in (*_NUMBERS.items(), *_TEXTS.items()):
+            column = getattr(self, attribute)
+            value = None if column is None else column[row]
+            values[name] = int(value) if isinstance(value, np.integer) else value
+        if values["label"] == -1:
+            values["label"] = None
+        return Sample(**values)
 
     def __iter__(self) -> Iterator[Sample]:
         return (self[row] for row in range(len(self)))
@@ -296,7 +284,7 @@ class Samples:
         return self._take(self.rows_of(split))
 
     def rows_of(self, split: str) -> Ints:
-        """The rows of one split, in order."""
+        """The rows of one split."""
         return TextColumn.of(self.splits).rows_of(split)
 
     def at(self, rows: Ints) -> Samples:
@@ -304,7 +292,7 @@ class Samples:
         return replace(self._take(rows), ids=np.arange(len(rows)))
 
     def place(self, row: int) -> str | tuple[str, int, int]:
-        """Where the image of a row is stored: a file, or (shard, offset, length)."""
+        """Where the image of a row is: a file, or (shard, offset, length)."""
         assert self.places is not None
         archives, archive = self.places.archives, int(self.places.archive[row])
         if archive < 0:
@@ -312,42 +300,25 @@ class Samples:
         return archives[archive], int(self.places.offsets[row]), int(self.sizes_bytes[row])
 
     def first_difference(self, other: Samples) -> str | None:
-        """A sentence on the first difference from `other` (the present state), or None: order and
-        presence first, then classes, then row by row. `modified_ns` is not compared."""
+        """A sentence on the first difference from `other`, the present state, or None.
+        `modified_ns` is not compared."""
         found = key_difference(self.keys, other.keys)
         return found or annotation_difference(self, other.classes, _columns_to_compare(other))
 
     def to_parquet(self, path: str | Path, metadata: dict[str, str] | None = None) -> None:
-        """Writes the table to a Parquet file that other programs can read, with the class names in
-        its metadata."""
+        """Writes the table to a Parquet file that other programs can read."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        columns: dict[str, Any] = {
-            "id": self.ids,
-            "key": _plain(self.keys),
-            "width": self.widths,
-            "height": self.heights,
-            "label": pa.nulls(len(self), pa.int64())
-            if self.labels is None
-            else pa.array(self.labels.astype(np.int64), mask=self.labels < 0),
-            "split": _plain(self.splits),
-            "size_bytes": self.sizes_bytes,
-            "modified_ns": self.modified_ns,
-            "digest": _plain(self.digests),
-        }
-        for attribute, name in _OPTIONAL_TEXTS.items():
-            if getattr(self, attribute) is not None:
-                columns[name] = _plain(getattr(self, attribute))
-        if self.group_ids is not None:
-            columns["group_id"] = self.group_ids
-        columns = {
-            name: pa.array(column, pa.int64()) if isinstance(column, np.ndarray) else column
-            for name, column in columns.items()
-        }
-        header: dict[Any, Any] = dict(metadata or {})
-        if self.classes is not None:
-            header[_CLASSES] = json.dumps(self.classes).encode()
+        columns: dict[str, Any] = {}
+        for name in (*_FIRST, *_NUMBERS, *_TEXTS):
+            values = getattr(self, _NUMBERS.get(name) or _TEXTS[name])
+            if name == "label":
+                values = np.full(len(self), -1) if values is None else values
+                columns[name] = pa.array(values, pa.int64(), mask=values < 0)
+            elif values is not None:
+                columns[name] = pa.array(values, pa.int64()) if name in _NUMBERS else _plain(values)
+        header = {**(metadata or {}), **self._metadata()}
         table = pa.table(columns).replace_schema_metadata(header or None)
         write_atomically(Path(path), lambda file: pq.write_table(table, file))
 
@@ -367,10 +338,7 @@ class Samples:
             raise _unreadable(path, error) from error
 
     def mapped(self, folder: str | Path) -> Samples:
-        """The same table, mapped from a file in `folder` that all processes of the machine share.
-
-        The file is named by the digest of its bytes.
-        """
+        """The same table, mapped from a file in `folder` whose name is the digest of its bytes."""
         import pyarrow as pa
 
         def write(file: Any) -> None:
@@ -400,62 +368,52 @@ class Samples:
         except Exception as error:  # readers raise nearly anything on a broken file
             raise _unreadable(path, error) from error
 
+    def _metadata(self) -> dict[Any, Any]:
+        return {} if self.classes is None else {_CLASSES: json.dumps(self.classes).encode()}
+
     def _compact(self) -> Any:
         """The table in Arrow's layout, with 32 bits for numbers if they suffice."""
         import pyarrow as pa
 
-        columns: dict[str, Any] = {
-            name: TextColumn.of(texts).array
-            for attribute, name in {**_TEXT_COLUMNS, **_OPTIONAL_TEXTS}.items()
-            if (texts := getattr(self, attribute)) is not None
-        }
-        numbers = {name: getattr(self, attribute) for attribute, name in _INT_COLUMNS.items()}
-        numbers |= {"label": self.labels, "group_id": self.group_ids}
-        metadata = {} if self.classes is None else {_CLASSES: json.dumps(self.classes).encode()}
+        texts = {name: getattr(self, attribute) for name, attribute in _TEXTS.items()}
+        numbers = {name: getattr(self, attribute) for name, attribute in _NUMBERS.items()}
+        metadata = self._metadata()
         if self.places is not None:
             numbers |= {"archive": self.places.archive, "offset": self.places.offsets}
             metadata[_ARCHIVES] = json.dumps(self.places.archives).encode()
-        columns |= {name: _narrow(each) for name, each in numbers.items() if each is not None}
+        columns = {name: x.array for name, x in texts.items() if x is not None}
+        columns |= {name: _narrow(x) for name, x in numbers.items() if x is not None}
         return pa.table(columns).replace_schema_metadata(metadata or None)
 
     @classmethod
     def _of_table(cls, table: Any) -> Samples:
         columns = {name: _one_chunk(table[name]) for name in table.column_names}
         metadata = table.schema.metadata or {}
-        classes, labels, places = metadata.get(_CLASSES), columns.get("label"), None
+        given: dict[str, Any] = dict.fromkeys((*_NUMBERS.values(), *_TEXTS.values()))
+        for name, column in columns.items():
+            if name in _TEXTS:
+                given[_TEXTS[name]] = TextColumn(column)
+            elif name in _NUMBERS and column.null_count < max(1, len(column)):
+                filled = column.fill_null(-1) if column.null_count else column
+                given[_NUMBERS[name]] = filled.to_numpy()
         if _ARCHIVES in metadata:
-            places = Places(
-                json.loads(metadata[_ARCHIVES]),
-                columns["archive"].to_numpy(),
-                columns["offset"].to_numpy(),
-            )
-        if labels is not None:
-            unlabelled = labels.null_count == len(table)
-            labels = labels.fill_null(-1) if labels.null_count else labels
-            labels = None if unlabelled else labels.to_numpy()
-        texts = {
-            attribute: TextColumn(columns[name])
-            for attribute, name in {**_TEXT_COLUMNS, **_OPTIONAL_TEXTS}.items()
-            if name in columns or name in _TEXT_COLUMNS.values()
-        }
-        return cls(
-            **{attribute: columns[name].to_numpy() for attribute, name in _INT_COLUMNS.items()},
-            **texts,  # type: ignore[arg-type]
-            labels=labels,
-            classes=None if classes is None else json.loads(classes),
-            group_ids=columns["group_id"].to_numpy() if "group_id" in columns else None,
-            places=places,
-        )
+            numbers = (columns[name].to_numpy() for name in ("archive", "offset"))
+            given["places"] = Places(json.loads(metadata[_ARCHIVES]), *numbers)
+        classes = metadata.get(_CLASSES)
+        found = cls(**given, classes=None if classes is None else json.loads(classes))
+        if any(getattr(found, name) is None for name in ("ids", "keys", "splits", "sizes_bytes")):
+            raise ValueError("a column is missing")
+        return found
 
     def _take(self, rows: Sequence[int] | Ints) -> Samples:
         index = np.asarray(rows, dtype=np.int64)
         taken: dict[str, Any] = {}
-        for name in (*_INT_COLUMNS, "labels", "group_ids", "places"):
+        for name in (*_NUMBERS.values(), *_TEXTS.values(), "places"):
             column = getattr(self, name)
-            taken[name] = None if column is None else column[index]
-        for name in (*_TEXT_COLUMNS, *_OPTIONAL_TEXTS):
-            texts = getattr(self, name)
-            taken[name] = None if texts is None else texts.take(index)
+            if isinstance(column, TextColumn):
+                taken[name] = column.take(index)
+            elif column is not None:
+                taken[name] = column[index]
         return replace(self, **taken, file=None)
 
 
@@ -478,8 +436,7 @@ def _plain(values: Sequence[Any]) -> Any:
     array = TextColumn.of(values).array
     if pa.types.is_string(array.type) or pa.types.is_dictionary(array.type):
         return array.cast(pa.string())
-    several = pa.types.is_list(array.type) or pa.types.is_large_list(array.type)
-    return pa.array(list(values), pa.list_(pa.string()) if several else pa.string())
+    return pa.array(list(values), pa.list_(pa.string()) if _is_list(array) else pa.string())
 
 
 def _narrow(numbers: Ints) -> Any:
@@ -494,8 +451,7 @@ def _narrow(numbers: Ints) -> Any:
 
 
 def key_difference(was: Sequence[str], now: Sequence[str]) -> str | None:
-    """A sentence on the first sample that is missing, was added or has moved; None if there is
-    none."""
+    """A sentence on the first sample that is missing, was added or has moved, or None."""
     row = _first_unequal(was, now)
     if row is None and len(was) == len(now):
         return None
@@ -505,17 +461,16 @@ def key_difference(was: Sequence[str], now: Sequence[str]) -> str | None:
     if row < len(now) and now[row] not in set(was):
         return f"{short(now[row])} was not there before and is now sample {row}"
     if row < len(was) and row < len(now):
-        return (
-            f"the order has changed: sample {row} was {short(was[row])}, is now {short(now[row])}"
-        )
+        moved = f"sample {row} was {short(was[row])}, is now {short(now[row])}"
+        return f"the order has changed: {moved}"
     return f"there were {len(was):,} samples, there are now {len(now):,}"
 
 
 def annotation_difference(
     was: Samples, classes: list[str] | None, columns: Mapping[str, Sequence[Any]]
 ) -> str | None:
-    """A sentence on classes that have changed, or on the first row in which one of `columns` (the
-    present ones, by name) has; None if there is none."""
+    """A sentence on changed classes, or on the first row in which one of the present `columns`
+    differs, or None."""
     if was.classes != classes:
         return f"the classes were {_shorten(was.classes)}, are now {_shorten(classes)}"
     before = _columns_to_compare(was)
@@ -541,12 +496,11 @@ def value_difference(row: int, key: str, name: str, before: object, after: objec
 
 
 def _columns_to_compare(samples: Samples) -> dict[str, Any]:
-    labels, missing = samples.labels, [None] * len(samples)
+    missing = [None] * len(samples)
+    labels = missing if samples.labels is None else samples.labels.tolist()
     return {
         "split": samples.splits,
-        "label": missing
-        if labels is None
-        else [None if label < 0 else label for label in labels.tolist()],
+        "label": [None if label == -1 else label for label in labels],
         "caption": missing if samples.captions is None else samples.captions,
         "group": missing if samples.groups is None else samples.groups,
         "bytes": samples.sizes_bytes,
@@ -567,9 +521,9 @@ def _first_unequal(was: Sequence[Any], now: Sequence[Any]) -> int | None:
 
 
 def _shorten(value: object) -> str:
-    text = (
-        "none" if value is None else repr(value.item() if isinstance(value, np.generic) else value)
-    )
+    if value is None:
+        return "none"
+    text = repr(value.item() if isinstance(value, np.generic) else value)
     return text if len(text) <= 80 else f"{text[:79]}…"
 
 
@@ -578,9 +532,7 @@ def _shorten(value: object) -> str:
 
 def samples_digest(samples: Samples) -> str:
     """32 hexadecimal digits of keys, splits, contents, sizes, labels, classes, captions and groups,
-    in the order of ids.
-
-    For streamed data, whose contents are not known, only the sizes count.
+    in the order of ids. Of streamed data, whose contents are not known, only the sizes count.
     """
     state = hashlib.blake2b(digest_size=16)
     state.update(repr(samples.classes).encode("utf-8", "surrogatepass"))
@@ -591,7 +543,7 @@ def samples_digest(samples: Samples) -> str:
         column = TextColumn.of(texts)
         state.update(b"column" + len(column).to_bytes(8, "little"))
         for start in range(0, len(column), _CHUNK):
-            for part in _bytes_of(column[start : start + _CHUNK].array):
+            for part in _bytes_of(column.array.slice(start, _CHUNK)):
                 state.update(part)
     labels = np.full(len(samples), -1) if samples.labels is None else samples.labels
     for numbers in (labels, samples.sizes_bytes):
@@ -600,11 +552,8 @@ def samples_digest(samples: Samples) -> str:
 
 
 def _bytes_of(array: Any) -> list[bytes]:
-    """The lengths of all texts (−1 for a missing one) and their characters, which do not depend on
-    the layout of the column; for lists of texts, the lengths of the lists come first.
-
-    Lengths come before the texts, so that different columns never have the same bytes.
-    """
+    """The lengths of all texts (−1 for a missing one) and their characters, independent of the
+    layout of the column; for lists of texts, the lengths of the lists come first."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -612,7 +561,7 @@ def _bytes_of(array: Any) -> list[bytes]:
         numbers = lengths.fill_null(-1).to_numpy(zero_copy_only=False)
         return np.ascontiguousarray(numbers, dtype="<i8").tobytes()
 
-    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+    if _is_list(array):
         return [to_bytes(pc.list_value_length(array)), *_bytes_of(array.flatten())]
     if _is_digest(array):
         array = pa.array([value.hex() for value in array.to_pylist()])

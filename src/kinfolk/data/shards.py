@@ -1,11 +1,9 @@
 """Webdataset shards: `.tar` files of images, captions (`.txt`, or `.json` with "caption") and
 labels (`.cls`), read in place.
 
-The first pass reads the archives' headers and captions, one archive after the other, and makes the
-table of samples, which records where each image is stored. Nothing is unpacked and nothing in an
-archive is run. The table is kept in a file that later runs and all ranks map; its name is a digest
-of the path, size, modification time and readability of each shard, so a table of another state is
-never used. Several shards can be named by a pattern: `shards/{000..331}.tar`, `shards/*.tar`.
+The first pass reads the archives' headers and captions into a table of samples, in a file that
+later runs and all ranks map; its name is a digest of path, size, time and readability of each
+shard.
 """
 
 from __future__ import annotations
@@ -34,8 +32,8 @@ _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
 def expand(pattern: str) -> list[Path]:
-    """The `.tar` files of a pattern, in order; empty if it is not a pattern. A file of a range need
-    not exist: it is reported later."""
+    """The `.tar` files of a pattern, `{000..331}` or `*`; empty if it is none. A file of a range
+    need not exist: it is reported later."""
     if not pattern.lower().endswith(".tar"):
         return []
     if (found := _RANGE.search(pattern)) is not None:
@@ -106,15 +104,11 @@ Splits = dict[str, list[Path]]
 
 
 def open_shards(splits: Splits, name: str, index_dir: str | Path | None = None) -> FileSource:
-    """The samples of all archives, in the order of archives and of keys within them; keys are
-    `archive/key`.
+    """The samples of all archives, in order; keys are `archive/key`.
 
     A sample without an image, with two images, or (if any sample has a caption) without a usable
-    caption is refused by name, and so is an archive that can't be read.
-
-    Args:
-        name: used in messages.
-        index_dir: a cache folder that may have the table of samples.
+    caption is refused by name, and so is an archive that can't be read. `index_dir`: a cache folder
+    that may have the table of samples.
     """
     index = _index_of(splits)
     found = None if index_dir is None else _read_index(Path(index_dir) / index)
@@ -165,7 +159,6 @@ def _write(note: Path, samples: Samples, refused: Refusals) -> tuple[Samples, Re
 
 
 def _read_index(note: Path) -> tuple[Samples, Refusals] | None:
-    """What `_write` wrote; None if it is missing or damaged."""
     try:
         name, refused = json.loads(read_sealed_text(note))
         return Samples.open(note.parent / name), [(path, reason) for path, reason in refused]
@@ -179,7 +172,6 @@ def _in_order(splits: Splits) -> list[tuple[str, Path]]:
 
 
 def _index_of(splits: Splits) -> str:
-    """The name of the note on the table of these shards in their present state."""
     state: list[Any] = [_VERSION]
     for split, path in _in_order(splits):
         try:
@@ -293,15 +285,8 @@ _LONGEST_TEXT = 1 << 20
 
 
 class Entry(NamedTuple):
-    """The files of one key in a shard.
-
-    Args:
-        image: offset and length of the image within the shard.
-        caption: a text (with lone surrogates for bytes that are not UTF-8) or a list; None if there
-            is none.
-        label: the text of its `.cls`.
-        fault: why it can't be used.
-    """
+    """The files of one key in a shard: offset and length of the image, caption (a text, a list or
+    None), text of the `.cls`, and why it can't be used."""
 
     key: str
     image: tuple[int, int] | None
@@ -311,15 +296,14 @@ class Entry(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """The entries of an archive in order of first appearance, and what is wrong with it; entries
-    before a damaged part are kept."""
+    """The entries in order of first appearance, and what is wrong with the archive; entries before
+    a damaged part are kept."""
 
     entries: list[Entry]
     fault: str | None
 
 
 def read_shard(path: Path) -> Shard:
-    """Reads the headers of an archive and its small files."""
     found: dict[str, _Files] = {}
     fault = None
     try:
@@ -337,8 +321,8 @@ def read_shard(path: Path) -> Shard:
 
 @dataclass
 class _Files:
-    """The files of one key: the location of the image and the bytes of the small files (None for
-    one that is too long)."""
+    """The files of one key: the place of the image, and the bytes of the small files (None if too
+    long)."""
 
     image: tuple[int, int] | None = None
     texts: dict[str, bytes | None] = field(default_factory=dict)
@@ -346,7 +330,6 @@ class _Files:
 
 
 def _add_member(found: dict[str, _Files], member: tarfile.TarInfo, file: BinaryIO) -> None:
-    """Adds a file to the entry of its name, unless it is hidden or of no use."""
     folder, _, base = member.name.rpartition("/")
     stem, _, extension = base.partition(".")
     extension = extension.lower()
@@ -367,8 +350,6 @@ def _add_member(found: dict[str, _Files], member: tarfile.TarInfo, file: BinaryI
 
 
 def _entry(key: str, files: _Files) -> Entry:
-    """The entry of one key. Its caption is the text, or "caption" (or "captions", a list) in its
-    JSON, or None."""
     caption, fault = None, files.fault
     if "txt" in files.texts:
         text = files.texts["txt"]

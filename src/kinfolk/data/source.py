@@ -1,5 +1,5 @@
-"""Data sources: samples with keys, splits, labels and image bytes or pixels. Also samples that are
-left out by a list, and whether a source has changed since a run began."""
+"""Data sources: samples with keys, splits, labels and image bytes or pixels; samples that are left
+out by a list; and whether a source has changed since a run began."""
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ class Item:
         key: unique within the source and stable.
         label: index of the class; None if there is none or if it is known only after `load`.
         caption: a text, or several as a tuple.
-        same_as: index of the earlier item whose image this one shares (several captions of one
-            image).
+        same_as: index of the earlier item whose image this one shares.
         origin: where the source finds the image.
     """
 
@@ -60,7 +59,7 @@ class Source(ABC):
         name: used in messages.
         items: all samples, in a stable order.
         classes: names of the labels, if known.
-        refused: what was refused without being read, e.g. because it is missing.
+        refused: what was refused without being read.
         native_size: (height, width) if all images have the same size.
     """
 
@@ -108,7 +107,7 @@ class Source(ABC):
         return None
 
     def keep(self, folder: Path) -> None:  # noqa: B027
-        """Writes to a cache folder what makes the next opening faster. Default: nothing."""
+        """Writes to a cache folder what makes the next opening faster."""
 
     def release(self) -> None:
         """Frees the items once the table of samples has been made."""
@@ -117,11 +116,8 @@ class Source(ABC):
 
 @final
 class FileSource(Source):
-    """Images in files or in parts of files: the origin of an item is its `Place`.
-
-    Args:
-        keep: see `Source.keep`.
-    """
+    """Images in files or in parts of files: the origin of an item is its `Place`. `keep`: see
+    `Source.keep`."""
 
     def __init__(
         self,
@@ -156,8 +152,7 @@ class FileSource(Source):
 
 
 def arrange(items: Sequence[Item]) -> list[int]:
-    """The items in the order of their ids: split "train" first, then "val", "test" and others by
-    name; within a split in source order."""
+    """The items in the order of their ids: "train" first, then "val", "test" and others by name."""
     return sorted(
         range(len(items)),
         key=lambda index: (SPLIT_RANK.get(items[index].split, 3), items[index].split),
@@ -178,19 +173,8 @@ def all_refused(
 
 @final
 class TableRows:
-    """Makes items of the rows of a table.
-
-    Args:
-        number: of rows.
-        columns: the values of the columns label, caption, group and split; None where there is
-            none.
-        name: of the source, for messages.
-        classes: names of the labels, if known.
-
-    Attributes:
-        items, refused: of the rows that were added.
-        classes: names of the labels, if known.
-    """
+    """Makes items of the rows of a table with the columns label, caption, group and split (None:
+    none)."""
 
     def __init__(
         self,
@@ -215,12 +199,8 @@ class TableRows:
         same_as: int | None = None,
         caption: Caption | None = None,
     ) -> bool:
-        """Adds the item of a row; returns False if the row is refused for its caption.
-
-        Args:
-            split: without a column of splits.
-            caption: without a column of captions.
-        """
+        """Adds the item of a row; returns False if it is refused for its caption. `split` and
+        `caption` are those without such a column."""
         captions, groups, splits = (self._columns[role] for role in ("caption", "group", "split"))
         if captions is not None:
             caption, faults = usable_captions(captions[row])
@@ -246,8 +226,8 @@ AnySource = TypeVar("AnySource", bound=Source)
 
 
 def exclude(source: AnySource, path: str | None) -> AnySource:
-    """The source without the samples that a file names in its column `key`; unchanged without a
-    file. An image that is left out takes all its captions with it."""
+    """The source without the samples that a file names in its column `key`. An image that is left
+    out takes all its captions with it."""
     if path is None:
         return source
     keys, items = {utf8_key(key) for key in read_excluded(Path(path))}, source.items()
@@ -298,15 +278,8 @@ def read_excluded(path: Path) -> list[str]:
 def check_unchanged(
     samples: Samples, source: Source, refused: Iterable[tuple[str, str]] = ()
 ) -> None:
-    """Raises `KinfolkError` naming the first difference between `samples` (as stored) and `source`
-    (as it is).
-
-    Files whose size and modification time are unchanged are not read.
-
-    Args:
-        refused: the stored quarantine; the source still lists these files, but they do not count as
-            added.
-    """
+    """Raises `KinfolkError` naming the first difference between `samples` (as stored) and `source`.
+    Files with the same size and time are not read; those in `refused` do not count as added."""
     known, out = set(samples.keys), {path for path, _ in refused}
     items = source.items()
     order = [at for at in arrange(items) if items[at].key in known or items[at].key not in out]

@@ -1,11 +1,6 @@
 """Streamed data: images that are read and decoded whenever they are needed, for data whose decoded
-pixels do not fit on a disk.
-
-The table of samples records where each image is stored, so any sample can be
-read at any time by its id. Shards are visited in a random order, and samples in a random order
-within a window of consecutive shards, so that reads stay close together. The order is a function of
-seed and epoch and is computed window by window.
-"""
+pixels do not fit on a disk. Any sample can be read at any time by its id; the order of an epoch is
+a function of seed and epoch."""
 
 from __future__ import annotations
 
@@ -41,12 +36,11 @@ _GONE = ("can't be read", "truncated: the archive")
 @final
 class StreamOrder:
     """The training samples of one epoch, each once: shards shuffled, then samples shuffled within
-    windows of `window` samples.
+    windows of consecutive shards, so that reads stay close together.
 
     Args:
         starts: (S + 1,) the first id of each shard, and the number of training samples.
-        window: number of samples that are shuffled together, from several consecutive shards.
-        seed, epoch: determine the order.
+        window: number of samples that are shuffled together.
 
     Example:
         >>> order = StreamOrder(np.array([0, 2, 5]), window=5, seed=0, epoch=0)
@@ -87,18 +81,9 @@ class StreamOrder:
 class StreamedPixels:
     """Reads images by id, in worker processes.
 
-    A corrupt image is refused by name: it is added to `quarantine` and to the file `note`, left out
-    of its batch and not read again. A shard that is missing, truncated or unreadable ends the
-    training with an error, because its samples would be missing silently.
-
-    Args:
-        samples: the table of samples, with `places`.
-        height, width: of the pixels.
-        pixel_cap, workers: see `prepare`.
-        window: see `StreamOrder`.
-
-    Attributes:
-        note: the quarantine file of the run; None before training.
+    A corrupt image is added to `quarantine` and to the file `note` (of the run, None before
+    training), left out of its batch and not read again. A shard that is missing, truncated or
+    unreadable ends the training with an error.
     """
 
     note: Path | None = None
@@ -129,8 +114,7 @@ class StreamedPixels:
         return len(self.samples), self.height, self.width, 3
 
     def order(self, seed: int, epoch: int) -> StreamOrder | Tensor:
-        """The training samples of an epoch. The files of a folder are read one by one anyway, so
-        their order is completely random."""
+        """The training samples of an epoch; the files of a folder in completely random order."""
         archive = self.places.archive[: self.num_train]
         if len(archive) and archive[0] < 0:
             return torch.randperm(self.num_train, generator=generator(seed, "shuffle", epoch))
@@ -201,13 +185,8 @@ class StreamedPixels:
 
 @final
 class StreamSource(Source):
-    """Shards or a folder of images that are not decoded in advance.
-
-    Args:
-        spec: the shards or the folder, as in `open_source`.
-        index_dir: folder for the table of samples.
-        labels_from_folders: see `open_source`.
-    """
+    """Shards or a folder of images that are not decoded in advance; `index_dir` is for the table of
+    samples."""
 
     def __init__(
         self, spec: object, index_dir: Path, *, labels_from_folders: bool | None = False
@@ -238,7 +217,6 @@ class StreamSource(Source):
     def image_data(
         self, *, image_size: int, workers: int | None, pixel_cap: int, window: int
     ) -> ImageData:
-        """The data by sample id. `window`: see `StreamOrder`."""
         stream = StreamedPixels(
             self.samples,
             image_size,
@@ -261,8 +239,6 @@ class StreamSource(Source):
 
 @final
 class _Items(Sequence[Item]):
-    """The items of a table, made on access."""
-
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
 
@@ -277,7 +253,7 @@ class _Items(Sequence[Item]):
 
 
 def _list_folder(root: Path, labels_from_folders: bool, folder: Path) -> tuple[Samples, Refusals]:
-    """The image files below `root` (see `open_folder`) as a table that all ranks map."""
+    """The image files below `root` as a table that all ranks map."""
     source = open_folder(root, labels_from_folders=labels_from_folders)
     items = [source.items()[index] for index in arrange(source.items())]
     if not items:

@@ -1,10 +1,6 @@
-"""Tables of images or of text pairs (CSV, TSV, Parquet), with columns for captions, labels, groups
-and splits; and folders and Parquet files of Hugging Face that contain their images.
-
-`load_dataset` and `load_from_disk` of the package `datasets` find files, splits and class names of
-the latter. Images must be stored as bytes; a row that only names a file is refused, because a data
-set from elsewhere must not choose files of this machine.
-"""
+"""Tables of images or of text pairs (CSV, TSV, Parquet), and folders and Parquet files of Hugging
+Face `datasets`, whose images must be stored as bytes: a data set from elsewhere must not choose
+files of this machine."""
 
 from __future__ import annotations
 
@@ -62,8 +58,8 @@ def _read_csv(path: Path) -> dict[str, list[Any]]:
 
 
 def _comma_rows(file: TextIO, path: Path) -> Iterator[list[str]]:
-    """Rows of comma-separated cells. Quoted cells may contain line breaks. A quote that is not
-    closed at the end of its cell is refused, because the cell would swallow the following rows."""
+    """Rows of comma-separated cells. A quote that is not closed is refused, because the cell would
+    swallow the following rows."""
     reader = csv.reader(file, strict=True)
     start = 1
     try:
@@ -79,8 +75,7 @@ def _comma_rows(file: TextIO, path: Path) -> Iterator[list[str]]:
 
 
 def _split_tabs(line: str) -> list[str]:
-    """A row of tab-separated cells. If the quotes do not match, the line is taken as unquoted, as
-    many programs write it."""
+    """A row of tab-separated cells. If the quotes do not match, the line is taken as unquoted."""
     try:
         return next(csv.reader([line], delimiter="\t", strict=True))
     except csv.Error:
@@ -125,8 +120,7 @@ class Columns:
     positive: str | None = None
 
     def find(self, role: str, names: Collection[str], table: str) -> str | None:
-        """The column for a role, of a table with the columns `names`; None if there is none and
-        the user has named none."""
+        """The column for a role, of a table with the columns `names`, or None."""
         chosen = getattr(self, role)
         column: str = chosen or role
         if column in names:
@@ -148,13 +142,11 @@ class Columns:
 
 
 def open_table(path: Path, columns: Columns | None = None) -> FileSource | PairSource:
-    """Opens a CSV, TSV or Parquet table: of images, whose paths are relative to it, or of text
-    pairs, if it has the columns `anchor` and `positive` and none of images (see `text`).
+    """Opens a table of images, whose paths are relative to it, or of text pairs.
 
-    Rows with the same image share it: it is decoded once, their keys are `path`, `path#2`, `path#3`
-    …, and they form a group if the table has no group column. A row is refused by name if its image
-    does not exist or if its caption is empty, not UTF-8 or too long. A list of captions in Parquet
-    gives one sample several captions.
+    Rows with the same image share it: it is decoded once, their keys are `path`, `path#2`, …, and
+    they form a group if the table has no group column. A row is refused by name if its image does
+    not exist or its caption can't be used.
     """
     name = f"`{path}`"
     rows, columns = read_columns(path), columns or Columns()
@@ -226,7 +218,7 @@ def find_hugging_face(path: Path, image_column: str) -> Path | None:
 
 def _has_images(path: Path, image_column: str) -> bool:
     """Whether a Parquet file has a column of images: structs with `bytes`, or bytes in
-    `image_column`. False for a file that can't be read, which other readers report."""
+    `image_column`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -242,12 +234,9 @@ def _has_images(path: Path, image_column: str) -> bool:
 
 
 def open_hugging_face(path: Path, name: str, columns: Columns) -> HuggingFaceSource:
-    """The source for what `find_hugging_face` found. Keys are `split/row`.
-
-    Args:
-        columns: names of the columns. Without a column `image`, the only column of images is used;
-            without `label`, a column `labels` or `fine_label`, or the only one with class names.
-    """
+    """The source for what `find_hugging_face` found; keys are `split/row`. By default the only
+    column of images is used, and a column `label`, `labels` or `fine_label`, or the only one with
+    class names."""
     try:
         package = importlib.import_module("datasets")
     except ImportError as error:
@@ -299,13 +288,8 @@ def _open(package: Any, path: Path, name: str, columns: Columns) -> HuggingFaceS
 
 @final
 class HuggingFaceSource(Source):
-    """Images of a Hugging Face folder.
-
-    Args:
-        made: the items; the origin of each is (data set, row).
-        image: the column of images.
-        stat: size and time of all files.
-    """
+    """Images of a Hugging Face folder; the origin of an item is (data set, row), `stat` the size
+    and time of all files."""
 
     def __init__(self, name: str, made: TableRows, image: str, stat: tuple[int, int]) -> None:
         super().__init__(name, made.items, classes=made.classes, refused=made.refused)

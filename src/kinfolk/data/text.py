@@ -1,13 +1,8 @@
-"""Texts as tokens by sample id: captions of images, tables of text pairs as data of a training, and
-the byte-pair tokenizer, learnt from the training texts or read from a file.
+"""Texts as tokens by sample id: captions of images, tables of text pairs, and the byte-pair
+tokenizer (Sennrich et al., ACL 2016, on bytes), learnt from the training texts or read from a file.
 
-Sennrich et al., Neural Machine Translation of Rare Words with Subword Units, ACL 2016, on bytes, so
-that every text can be encoded.
-
-A text pair is a sample: an anchor, a positive and perhaps explicit negatives. Its anchor takes the
-place of the image, so that everything that embeds images embeds anchors, and its positive that of
-the caption. `Samples.captions` holds all texts of a pair: (anchor, positive, negative, …). They
-become tokens when a batch is read; no tokens are kept.
+A text pair is a sample: its anchor takes the place of the image, its positive that of the caption.
+`Samples.captions` holds (anchor, positive, negative, …) of each pair. No tokens of them are kept.
 
 Dimension key: N samples, M captions or texts, T tokens of a context, B batch, K explicit negatives
 of each pair.
@@ -49,16 +44,10 @@ from kinfolk.files import write_text
 
 @final
 class TextData:
-    """All captions as one array of token ids; each sample owns one or several rows.
+    """All captions as one array of token ids.
 
-    Args:
-        samples: the table of samples; all of them have a caption.
-        tokenizer: converts texts to tokens.
-
-    Attributes:
-        tokens: (M, T) int32, in the order of samples.
-        owners: (M,) the sample of each caption.
-        groups: (N,) known positives; see `labels.group_ids`.
+    Attributes: tokens: (M, T) int32, in the order of samples. owners: (M,) the sample of each
+    caption. groups: (N,) known positives; see `labels.group_ids`.
     """
 
     def __init__(self, samples: Samples, tokenizer: Tokenizer) -> None:
@@ -73,7 +62,7 @@ class TextData:
         self._counts, self._starts = counts, counts.cumsum(0) - counts
 
     def get_groups(self, ids: Tensor) -> dict[str, Tensor]:
-        """Further arguments of the loss: `groups` (B,)."""
+        """Further arguments of the loss."""
         return {"groups": self.groups[ids]}
 
     def draw(self, ids: Tensor, uniform: Tensor) -> Tensor:
@@ -93,15 +82,7 @@ class TextData:
 
 @final
 class StreamedText:
-    """Captions of streamed data, converted to tokens batch by batch, so that no tokens are kept.
-
-    Args:
-        samples: the table of samples; all of them have a caption.
-        tokenizer: converts texts to tokens.
-
-    Attributes:
-        groups: (N,) known positives; see `labels.group_ids`.
-    """
+    """Captions of streamed data, converted to tokens batch by batch; see `TextData`."""
 
     def __init__(self, samples: Samples, tokenizer: Tokenizer) -> None:
         require_captions(samples)
@@ -110,12 +91,9 @@ class StreamedText:
         self.groups = torch.from_numpy(samples.group_ids.astype(np.int64))
 
     def get_groups(self, ids: Tensor) -> dict[str, Tensor]:
-        """Further arguments of the loss: `groups` (B,)."""
         return {"groups": self.groups[ids]}
 
     def draw(self, ids: Tensor, uniform: Tensor) -> Tensor:
-        """(B, T) a caption for each of `ids` (B,), chosen by numbers in [0, 1) (B,) if there are
-        several."""
         captions = self._samples.captions
         assert captions is not None
         several = [captions_of(captions[id_]) for id_ in ids.tolist()]
@@ -127,7 +105,6 @@ class StreamedText:
 
 
 def require_captions(samples: Samples) -> None:
-    """Raises if the data has no captions."""
     if samples.captions is None:
         raise UsageError(
             "the data has no captions; give a table with a column `caption` (or name it), or shards"
@@ -153,16 +130,10 @@ _CHUNK = 4096
 @final
 class Tokenizer:
     """Text → (T,) token ids: start, bytes joined to pairs, end, padding. A longer text is cut, and
-    its end token stays.
+    its end token stays. See `train_tokenizer` and `read_tokenizer`.
 
-    Args:
-        inner: of the library `tokenizers`; see `train_tokenizer` and `read_tokenizer`.
-        context: T.
-
-    Attributes:
-        vocab_size: ids are below it.
-        end_id: stands after the last token of every text; the text tower's feature is read there.
-        pad_id: fills the rest.
+    Attributes: vocab_size: ids are below it. end_id: stands after the last token of every text; the
+    text tower's feature is read there. pad_id: fills the rest.
     """
 
     def __init__(self, inner: Any, context: int) -> None:
@@ -208,21 +179,13 @@ class Tokenizer:
         write_text(Path(path), self._inner.to_str(pretty=False))
 
     def _find(self, names: Iterable[str]) -> int | None:
-        """The id of the first of these tokens that the tokenizer knows."""
         found = (self._inner.token_to_id(name) for name in names)
         return next((token for token in found if token is not None), None)
 
 
 def train_tokenizer(captions: Iterable[str], *, vocab_size: int, context: int) -> Tokenizer:
-    """Learns the pairs from `captions`; the same captions give the same tokenizer.
-
-    Texts are normalised to NFC and lower case, as in CLIP. The vocabulary is smaller if the
-    captions have no more pairs that occur twice.
-
-    Args:
-        vocab_size: largest number of tokens: 3 special tokens, 256 bytes, and pairs.
-        context: T.
-    """
+    """Learns the pairs from `captions`, normalised to NFC and lower case as in CLIP. The vocabulary
+    of 3 special tokens, 256 bytes and pairs is at most `vocab_size`."""
     if vocab_size < 259:
         raise UsageError(
             f"`vocab_size` (={vocab_size}) must be at least 259: 3 special tokens and all bytes"
@@ -253,8 +216,7 @@ def train_tokenizer(captions: Iterable[str], *, vocab_size: int, context: int) -
 
 
 def read_tokenizer(path: str | Path, context: int) -> Tokenizer:
-    """Reads a tokenizer.json, written by `Tokenizer.save` or by the library `tokenizers`, that has
-    an end token."""
+    """Reads a tokenizer.json that has an end token."""
     path = Path(path)
     if not path.is_file():
         raise UsageError(f"there is no tokenizer at {path}; give a tokenizer.json")
@@ -294,7 +256,7 @@ def text_columns(
     names: Sequence[str], anchor: str | None = None, positive: str | None = None
 ) -> tuple[str, str] | None:
     """The columns of anchors and positives in a table with the columns `names`; None if it has
-    none. `anchor`, `positive`: names that a user gave."""
+    none."""
     for first, second in NAMES:
         found = anchor or first, positive or second
         if found[0] in names and found[1] in names:
@@ -305,7 +267,6 @@ def text_columns(
 def require_both(
     name: str, names: Sequence[str], image: str, anchor: str | None, positive: str | None
 ) -> None:
-    """Raises if a table has one of the two columns of texts and not the other."""
     for pair in NAMES:
         given = (anchor or pair[0], positive or pair[1])
         missing = [column for column in given if column not in names]
@@ -322,8 +283,8 @@ def require_both(
 
 @final
 class PairSource(Source):
-    """The rows of a table of texts; see `open_pairs`. The origin of an item is its score: the
-    similarity of the two texts by people, NaN where unknown, or None."""
+    """The rows of a table of texts. The origin of an item is its score: the similarity of the two
+    texts by people, NaN where unknown, or None."""
 
     has_texts = True
 
@@ -343,14 +304,13 @@ def open_pairs(
     texts: tuple[str, str],
     pick: Callable[[str], list[Any] | None],
 ) -> PairSource:
-    """The source of a table of texts. A row with an empty text, or one that is not UTF-8, is
-    refused by name.
+    """The source of a table of texts; a row with a text that can't be used is refused by name.
 
     Args:
         rows: its columns. Those called negative, negative_1, … are explicit negatives, `score` is a
             similarity.
         texts: the columns of anchors and positives.
-        pick: the values of the column for a role ("label", "group", "split"), if there is one.
+        pick: the values of the column for a role, if there is one.
     """
     name = f"`{path}`"
     columns = [*texts, *sorted((each for each in rows if _NEGATIVE.fullmatch(each)), key=_order)]
@@ -427,15 +387,11 @@ def read_pairs(source: Source) -> ImageData:
 
 @final
 class PairTexts:
-    """The texts of all pairs as tokens, batch by batch.
+    """The texts of all pairs as tokens, batch by batch, once `tokenizer` is set.
 
     Args:
-        samples: the table of samples, with (anchor, positive, negative, …) as captions.
+        samples: with (anchor, positive, negative, …) as captions.
         scores: (N,) similarities by people, if there are any.
-
-    Attributes:
-        tokenizer: must be set before tokens are read.
-        groups: (N,) known positives: samples that share a text or a group.
     """
 
     tokenizer: Tokenizer | None = None
@@ -456,15 +412,14 @@ class PairTexts:
         return self._tokens([texts[0] for texts in self.of(ids)])
 
     def draw(self, ids: Tensor, uniform: Tensor) -> Tensor:
-        """(B, 1 + K, T) tokens of the positives and explicit negatives of `ids` (B,). Nothing is
-        drawn: a pair has one positive."""
+        """(B, 1 + K, T) tokens of the positives and explicit negatives of `ids` (B,)."""
         rows = [texts[1:] for texts in self.of(ids)]
         tokens = self._tokens([text for row in rows for text in row])
         return tokens.view(len(rows), -1, tokens.shape[1])
 
     def get_groups(self, ids: Tensor) -> dict[str, Tensor]:
         """Further arguments of the loss: `groups` (B,), and `negative_ids` (B, K) if there are
-        explicit negatives."""
+        any."""
         negatives = {} if self.negative_ids is None else {"negative_ids": self.negative_ids[ids]}
         return {"groups": self.groups[ids], **negatives}
 
@@ -518,11 +473,7 @@ class PairTexts:
 @final
 class NumberedTexts:
     """All texts that have an id in a training, for `Refresh`: the anchors of the training pairs,
-    then the explicit negatives.
-
-    Args:
-        texts: of the training.
-    """
+    then the explicit negatives."""
 
     stream: None = None
 
@@ -543,14 +494,13 @@ class NumberedTexts:
         return self.texts._tokens(chosen)
 
     def aspect(self, ids: Tensor) -> Tensor:
-        """(B,) ones."""
         return torch.ones(len(ids))
 
 
 @final
 class TextViews:
     """In place of the views of images: tokens stay as they are. Two views of one text differ by
-    the dropout of the encoder alone."""
+    dropout."""
 
     size = 1
 
@@ -566,11 +516,9 @@ class TextViews:
         return tokens.expand(num_views, *tokens.shape)
 
     def evaluate(self, tokens: Tensor, aspect: Tensor | None = None) -> Tensor:
-        """(B, T)."""
         return tokens
 
     def config(self) -> dict[str, Any]:
-        """Nothing can be set."""
         return {}
 
 

@@ -1,9 +1,5 @@
-"""Batches on their way to the training device: read ahead in threads, pinned, and copied on a
-separate stream.
-
-On a CPU nothing is copied. On a GPU the next batch is copied, and prepared there, while the current
-one is computed; the host never waits.
-"""
+"""Batches on their way to the training device: read ahead in threads, pinned, and copied and
+prepared on a separate stream while the batch before is computed. On a CPU nothing is copied."""
 
 from __future__ import annotations
 
@@ -20,8 +16,7 @@ Batch = dict[str, Any]
 
 
 class Sent(NamedTuple):
-    """A batch that is on its way: its tensors on the device, and the event after which they may be
-    used there."""
+    """A batch with its tensors on the device, and the event after which they may be used there."""
 
     batch: Batch
     event: Any
@@ -33,13 +28,8 @@ def _map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
 
 @final
 class Transfer:
-    """Copies batches to a device.
-
-    Args:
-        device: of the training.
-        prepare: called with each batch on the device, e.g. to make its views; returns the batch to
-            hand out.
-    """
+    """Copies batches to a device. `prepare` is called with each batch there, e.g. to make its
+    views, and returns the batch to hand out."""
 
     def __init__(
         self, device: torch.device, prepare: Callable[[Batch], Batch] | None = None
@@ -55,15 +45,13 @@ class Transfer:
         return self.device.type != "cpu"
 
     def enter_thread(self) -> None:
-        """Called first in every thread that reads batches. A thread starts with GPU 0 as its
-        device, so that pinning memory would make every rank hold a context, some hundred megabytes,
-        on that one."""
+        """Called first in every thread that reads batches: it starts with GPU 0 as its device, so
+        pinning would make every rank hold a context there."""
         if self.has_streams:
             torch.cuda.set_device(self.device)
 
     def pin(self, batch: Batch) -> Batch:
-        """The batch in pinned memory, from which a copy need not wait. Called in the thread that
-        read the batch."""
+        """The batch in pinned memory, from which a copy need not wait."""
         return _map_tensors(batch, Tensor.pin_memory) if self.has_streams else batch
 
     def send(self, batch: Batch) -> Sent:
@@ -90,11 +78,8 @@ class Transfer:
 def transfer_batches(
     read: Callable[[int], Batch], steps: Sequence[int], transfer: Transfer, threads: int
 ) -> Generator[Batch, None, None]:
-    """The batches `read(step)` of all `steps`, in order, on the device.
-
-    `threads` batches are read at the same time. A batch that is read before it is needed is sent
-    while the one before it is computed.
-    """
+    """The batches `read(step)` of all `steps`, in order, on the device; `threads` are read at a
+    time."""
     todo = deque(steps)
     with ThreadPoolExecutor(threads, "kinfolk-batches", transfer.enter_thread) as reader:
         reading: deque[Future[Batch]] = deque()
@@ -126,10 +111,8 @@ def transfer_batches(
 
 @final
 class HostCopy:
-    """A copy of a device tensor on its way to the host; `value` waits for it, and for nothing else.
-
-    The device does not wait for the host if the value is read after the next step was launched.
-    """
+    """A copy of a device tensor on its way to the host; `value` waits for it, and for nothing
+    else."""
 
     def __init__(self, tensor: Tensor) -> None:
         tensor = tensor.detach()
@@ -142,7 +125,6 @@ class HostCopy:
             self._copy = tensor.to("cpu", non_blocking=tensor.device.type == "cuda")
 
     def value(self) -> Tensor:
-        """The copy, once it is complete."""
         if self._event is not None:
             self._event.synchronize()
         return self._copy
@@ -151,19 +133,14 @@ class HostCopy:
 @final
 class Returning:
     """Takes results from a device to the host, one batch behind, so that the host waits only for
-    what is finished.
-
-    Args:
-        write: called with the tensors of each batch, on the host and in order.
-    """
+    what is finished. `write` is called with the tensors of each batch."""
 
     def __init__(self, write: Callable[..., object]) -> None:
         self.write = write
         self._pending: list[HostCopy] = []
 
     def add(self, *results: Tensor) -> None:
-        """Starts copying the results, and writes those that were added before them. Results on a
-        CPU are written at once."""
+        """Starts copying the results, and writes those that were added before them."""
         copies = [HostCopy(result) for result in results]
         self.finish()
         self._pending = copies

@@ -41,8 +41,8 @@ def default_workers() -> int:
 def read_files(
     places: Sequence[Place], height: int, width: int, pixel_cap: int, workers: int
 ) -> Iterator[Read]:
-    """Reads and decodes each file in one of `workers` processes, while the results before it are
-    used. A file that crashes its worker is refused; the others are not affected."""
+    """Decodes each file in one of `workers` processes, while the results before it are used. A file
+    that crashes its worker is refused."""
     pool = DecodePool(height, width, pixel_cap, workers, digests=True)
     step = 4 * _CHUNK * workers
     ahead = ThreadPoolExecutor(1, "kinfolk-ahead")
@@ -60,15 +60,12 @@ def read_files(
 
 @final
 class DecodePool:
-    """Persistent worker processes, for data that is decoded in every epoch. `read` may be called
-    from several threads at once.
+    """Persistent worker processes; `read` may be called from several threads at once.
 
-    Workers write pixels to a file in memory that this process maps, so that only a few numbers pass
-    through a pipe. They end with this process, or when the pool is closed.
+    Workers write pixels to a file in memory that this process maps. They end with this process, or
+    when the pool is closed.
 
     Args:
-        height, width: of the pixels.
-        pixel_cap: largest width × height of an image.
         workers: processes; 0: this process decodes.
         digests: whether results have a digest of the file.
     """
@@ -85,12 +82,9 @@ class DecodePool:
         self._finalizer = weakref.finalize(self, _end, self._closing, self._idle, self._boards)
 
     def read(self, places: Sequence[Place]) -> tuple[npt.NDArray[np.uint8], list[Read]]:
-        """(B, H, W, 3) pixels, with arbitrary values in the rows of refused images, and the result
-        for each image.
-
-        The pixels are those the workers wrote, not a copy; their memory is reused as soon as
-        nothing refers to them.
-        """
+        """(B, H, W, 3) pixels, arbitrary in the rows of refused images, and the result for each
+        image. The pixels are not a copy; their memory is reused as soon as nothing refers to
+        them."""
         if not self.workers:
             return self._read_here(places)
         board = self._board(len(places))
@@ -104,7 +98,6 @@ class DecodePool:
         return rows, [read for part in parts for read in part.result()]
 
     def close(self) -> None:
-        """Ends the processes."""
         self._closing.set()
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._finalizer()
@@ -141,11 +134,9 @@ class DecodePool:
 
 
 class _SharedRows:
-    """A file with a row for each image, shared with the workers: in memory or, if that is too small
-    (as often in containers), on disk.
-
-    On Linux the file has no name, so that its memory is freed however this process ends.
-    """
+    """A file with a row for each image, shared with the workers: in memory or, if that is too
+    small, on disk. On Linux it has no name, so that its memory is freed however this process
+    ends."""
 
     def __init__(self, rows: int, height: int, width: int) -> None:
         size = max(1, rows) * height * width * 3
@@ -174,8 +165,8 @@ class _SharedRows:
 
 
 def _reserve(folder: str, size: int) -> tuple[int, str]:
-    """A new open file with reserved space; writing to a mapped file without space on the device
-    would crash the process."""
+    """A new open file with reserved space: writing to a mapped file on a full device would
+    crash."""
     handle, path = tempfile.mkstemp(prefix="kinfolk-", dir=folder)
     try:
         if hasattr(os, "posix_fallocate"):

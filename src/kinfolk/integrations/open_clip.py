@@ -19,8 +19,6 @@ from kinfolk.stats import Stats
 
 
 class OpenClipLoss(nn.Module):
-    """Abstract. What the two losses share: the batch's ids, and the form of the answer."""
-
     loss: CLIPLoss | SigLIPLoss
 
     def __init__(self) -> None:
@@ -29,7 +27,7 @@ class OpenClipLoss(nn.Module):
 
     def set_batch(self, ids: Tensor | None, group_ids: Tensor | None = None) -> None:
         """Sets sample ids and known positives of the next call, for a training loop that does not
-        pass them: detectors that look samples up need ids."""
+        pass them."""
         self._next = {"ids": ids, "group_ids": group_ids}
 
     def take_batch(
@@ -47,7 +45,7 @@ class OpenClipLoss(nn.Module):
         return self.loss.stats
 
     def set_progress(self, epoch: float, num_epochs: int) -> None:
-        """Sets the epoch for schedules and warm-ups; see `Objective.set_progress`."""
+        """Sets the epoch for schedules and warm-ups."""
         self.loss.set_progress(epoch, num_epochs)
 
 
@@ -56,14 +54,11 @@ def _answer(loss: Tensor, output_dict: bool) -> Tensor | dict[str, Tensor]:
 
 
 class ClipLoss(OpenClipLoss):
-    """open_clip's `ClipLoss` with a detector: InfoNCE in both directions.
-
-    Candidates are gathered from all ranks, with gradient, as with open_clip's local loss and
-    gathered gradients. Without detector and groups it is the same loss.
+    """open_clip's `ClipLoss` with a detector: InfoNCE in both directions, with candidates of all
+    ranks. Without detector and groups it is the same loss.
 
     Args:
-        settings: `detector`, `action` and the other arguments of `kf.CLIPLoss`, except for the
-            temperature, which the model has.
+        settings: arguments of `kf.CLIPLoss`, except for the temperature, which the model has.
 
     Example:
         >>> import torch, kinfolk as kf
@@ -88,8 +83,8 @@ class ClipLoss(OpenClipLoss):
         ids: Tensor | None = None,
         group_ids: Tensor | None = None,
     ) -> Tensor | dict[str, Tensor]:
-        """The loss, or with `output_dict` {"contrastive_loss": loss}. `logit_scale`: 1 /
-        temperature. `logit_bias`: has no effect on a softmax."""
+        """The loss, or with `output_dict` {"contrastive_loss": loss}. `logit_bias` has no effect on
+        a softmax."""
         assert isinstance(self.loss, CLIPLoss)
         ids, group_ids = self.take_batch(ids, group_ids)
         pairs = self.loss.pairs_of(image_features, text_features, ids, group_ids, self.loss.image)
@@ -102,15 +97,8 @@ class SigLipLoss(OpenClipLoss):
     """open_clip's `SigLipLoss` with a detector: each pair is classified by itself.
 
     Args:
-        settings: `detector`, `action` and the other arguments of `kf.SigLIPLoss`, except for
-            temperature and bias, which the model has.
-
-    Example:
-        >>> import torch, kinfolk as kf
-        >>> given = {"image_features": torch.eye(4), "text_features": torch.eye(4)}
-        >>> given["logit_scale"] = torch.tensor(2.0)
-        >>> round(SigLipLoss()(**given, logit_bias=torch.tensor(-1.0)).item(), 4)
-        1.253
+        settings: arguments of `kf.SigLIPLoss`, except for temperature and bias, which the model
+            has.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -127,8 +115,7 @@ class SigLipLoss(OpenClipLoss):
         ids: Tensor | None = None,
         group_ids: Tensor | None = None,
     ) -> Tensor | dict[str, Tensor]:
-        """The loss, or with `output_dict` {"contrastive_loss": loss}. `logit_scale`: 1 /
-        temperature."""
+        """The loss, or with `output_dict` {"contrastive_loss": loss}."""
         assert isinstance(self.loss, SigLIPLoss)
         ids, group_ids = self.take_batch(ids, group_ids)
         pairs, _ = self.loss.pairs_of(image_features, text_features, ids, group_ids, self.loss)

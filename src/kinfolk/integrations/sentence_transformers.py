@@ -59,17 +59,15 @@ def add_ids(
 ) -> Any:
     """The data set with a column `label` of sample ids and groups, which `KinfolkLoss` reads.
 
-    All other columns must be texts in the order anchor, positive[, negative, negative, …]. Rows
-    that are linked by an equal value, directly or through other rows, form a group of known
-    positives: they are never each other's negatives. An explicit negative that is the positive text
-    of a row has the id and the group of that row; others have ids from N on.
+    All other columns must be texts in the order anchor, positive[, negative, …]. Rows that are
+    linked by an equal value, also through other rows, form a group of known positives. An explicit
+    negative that is the positive of a row has its id and group; others have ids from N on.
 
     Args:
         dataset: a `datasets.Dataset`.
-        ids: a column of ids, removed from the texts. Integers are taken as they are; of other
-            values equal ones have one id in [0, N), which does not depend on the order of the rows.
-            None: the row's number.
-        known_by: columns such as a document's name, removed from the texts. "" and None link
+        ids: a column of ids, removed from the texts: integers, or values of which equal ones have
+            one id in [0, N). None: the row's number.
+        known_by: columns such as a document's name, removed from the texts; "" and None link
             nothing.
         duplicates: whether equal anchors and equal positives link their rows.
     """
@@ -169,14 +167,10 @@ def _negatives(
 class KinfolkLoss(nn.Module):
     """A loss for `SentenceTransformerTrainer`: a loss of two towers, which here are one encoder.
 
-    Anchors are contrasted with the positives of the batch and with all explicit negatives, and,
-    with `both_directions`, positives with the anchors. Sample ids and groups are in the column that
-    `add_ids` adds. Without it, rows with the same positive text are still known positives;
-    detectors and losses that look samples up (GloFND, Guide, BimodalSogCLRLoss, …) need it.
-
-    In evaluation mode, as for the trainer's `eval_dataset`, it is InfoNCE (or SigLIP) at the
-    current temperature without a detector: other samples than those of the training have no state,
-    and a loss that is lower the more is flagged cannot choose a checkpoint.
+    Anchors are contrasted with the positives of the batch and with all explicit negatives. Without
+    the column of `add_ids`, rows with the same positive text are still known positives; detectors
+    and losses that look samples up need it. In evaluation mode it is InfoNCE (or SigLIP) without a
+    detector: a loss that is lower the more is flagged cannot choose a checkpoint.
 
     Args:
         model: the SentenceTransformer.
@@ -184,8 +178,7 @@ class KinfolkLoss(nn.Module):
         both_directions: False: only anchors against candidates, as `MultipleNegativesRankingLoss`.
         own_negatives_only: an explicit negative counts for the anchor of its row only.
         mini_batch_size: number of texts that are encoded at a time, and again for the gradient
-            (GradCache): memory of a mini-batch, the loss of the whole batch, a third more time.
-            None: all.
+            (GradCache): less memory, a third more time. None: all.
         known_positives: False: rows of one group, and equal texts, are negatives like any others.
 
     Relations: with `kf.CLIPLoss(temperature=0.05, learnable=False)`, one direction and
@@ -218,8 +211,8 @@ class KinfolkLoss(nn.Module):
     def forward(
         self, sentence_features: Iterable[Features], labels: Tensor | None = None
     ) -> Tensor | dict[str, Tensor]:
-        """Scalar, of the texts of all columns; in a trainer with `KinfolkCallback`, the scalar and
-        what is logged next to it. `labels`: (B, 2 + 2K), the column of `add_ids`."""
+        """The loss of the texts of all columns; with `KinfolkCallback`, also what is logged.
+        `labels`: (B, 2 + 2K), the column of `add_ids`."""
         columns = list(sentence_features)
         if len(columns) < 2:
             raise ValueError(
@@ -283,7 +276,6 @@ class KinfolkLoss(nn.Module):
     def _ids(
         self, columns: list[Features], labels: Tensor | None, loss_fn: TwoTowerLoss
     ) -> dict[str, Any]:
-        """Ids and groups of the batch, as arguments of the loss."""
         number = len(columns) - 2
         if labels is None:
             if any(each.looks_up for each in loss_fn.objectives):
@@ -351,9 +343,8 @@ class KinfolkLoss(nn.Module):
             }
 
     def _encode(self, features: Features, wrapped: bool) -> Tensor:
-        """The embeddings of some texts. DistributedDataParallel is called once in a step, which is
-        enough for it to average the gradients: a further call would need the same number of calls
-        on all ranks, and one in the backward pass would begin its work anew."""
+        """DistributedDataParallel is called once in a step, which is enough to average the
+        gradients; more calls would have to be equally many on all ranks."""
         recomputed = torch._C._current_graph_task_id() != -1
         wrapped = wrapped and self._inner.training and not recomputed
         model = self.model if wrapped else self._inner
@@ -361,7 +352,6 @@ class KinfolkLoss(nn.Module):
         return found
 
     def get_config_dict(self) -> dict[str, Any]:
-        """For the model card."""
         names = ("both_directions", "own_negatives_only", "mini_batch_size", "known_positives")
         return {"loss": repr(self.loss), **{name: getattr(self, name) for name in names}}
 
@@ -380,8 +370,8 @@ def _without_detector(loss: TwoTowerLoss) -> TwoTowerLoss:
 
 
 class Logged(dict[str, Tensor]):
-    """A loss with metrics next to it. A trainer adds up `values()` and logs the mean of `items()`,
-    so the values are the loss alone and the items the metrics alone."""
+    """A loss with metrics next to it. A trainer adds up `values()` and logs the mean of
+    `items()`."""
 
     def __init__(self, loss: Tensor, metrics: Mapping[str, Tensor]) -> None:
         super().__init__(metrics)
@@ -392,7 +382,7 @@ class Logged(dict[str, Tensor]):
 
 
 def _text_keys(features: Features) -> Tensor:
-    """(B,) a stable number for each text, from its tokens: equal texts have equal numbers.
+    """(B,) a stable number for each text, from its tokens.
 
     Example:
         >>> tokens = torch.tensor([[5, 6, 0], [5, 6, 9], [6, 5, 0]])
@@ -419,15 +409,10 @@ def _text_keys(features: Features) -> Tensor:
 
 class KinfolkCallback(TrainerCallback):
     """What a `KinfolkLoss` needs of a trainer: the epoch in every step, refreshes of detectors that
-    cluster the training set, and its state in the checkpoints.
-
-    Before an epoch in which a detector is due, the anchors of the training set are encoded, each
-    rank a part of them. The state of loss and detectors is `kinfolk_loss.safetensors` in every
-    checkpoint folder; a resumed training reads it from there. A trainer with several losses, one
-    for each data set, needs a callback for each; the second's file ends in `_2`.
+    cluster the training set, and its state in the checkpoints (`kinfolk_loss.safetensors`). A
+    trainer with several losses needs a callback for each.
 
     Args:
-        loss: the loss of the trainer.
         resume_from: the checkpoint folder of `trainer.train(resume_from_checkpoint=…)`, if it is
             not in the trainer's output folder.
         batch_size: texts that are encoded together in a refresh.

@@ -1,12 +1,5 @@
-"""Encoders: ResNets, models of other packages by name, and any module as an encoder.
-
-An encoder is an `nn.Module` with `output_size: int` that maps (B, 3, H, W) to (B, output_size).
-`FeatureMap` is an encoder without its last average pooling, which the Ring paper evaluates (section
-5): "we treat the pre-pool output (size 512 × 7 × 7) after the last convolutional layer as the input
-to the logistic regression".
-
-Dimension key: B batch, C channels, F features, H × W positions.
-"""
+"""Encoders: ResNets, models of other packages by name, and any module as an encoder. An encoder is
+an `nn.Module` with `output_size: int` that maps (B, 3, H, W) to (B, output_size)."""
 
 from __future__ import annotations
 
@@ -35,8 +28,6 @@ Stem = Literal["cifar", "imagenet"]
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions and the shortcut around them."""
-
     expansion = 1
 
     def __init__(self, in_size: int, size: int, stride: int, downsample: nn.Module | None) -> None:
@@ -60,8 +51,6 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1×1, 3×3 and 1×1 convolutions and the shortcut around them."""
-
     expansion = 4
 
     def __init__(self, in_size: int, size: int, stride: int, downsample: nn.Module | None) -> None:
@@ -91,15 +80,11 @@ class ResNet(nn.Module):
     """Residual network, (B, C, H, W) → (B, output_size): the globally averaged last stage.
 
     Args:
-        block: `BasicBlock` or `Bottleneck`.
         depths: number of blocks in each of the four stages.
-        stem: "imagenet": 7×7 convolution with stride 2 and max pooling, as in torchvision; "cifar":
-            3×3 convolution with stride 1, no pooling, for images of about 32×32 (SimCLR, appendix
-            B.9).
+        stem: "imagenet" as in torchvision; "cifar": 3×3 convolution with stride 1, no pooling, for
+            images of about 32×32 (SimCLR, appendix B.9).
         width: channels of the first stage; each further stage doubles them.
-        zero_init_residual: initialise every block as the identity, by zero weights in its last
-            norm.
-        in_channels: channels of an image.
+        zero_init_residual: initialise every block as the identity.
     """
 
     def __init__(
@@ -151,8 +136,7 @@ class ResNet(nn.Module):
 
 
 def require_memory(build: Callable[[], ResNet], what: str) -> None:
-    """Refuses a network whose weights are larger than the memory of this machine, before any of it
-    is allocated."""
+    """Refuses a network whose weights are larger than the memory of this machine."""
     with torch.device("meta"):
         weights = sum(parameter.numel() for parameter in build().parameters())
     try:
@@ -204,13 +188,8 @@ ENCODERS: dict[str, Callable[..., ResNet]] = {
 
 
 class Adapted(nn.Module):
-    """Gives any module an `output_size`, and averages a feature map (B, F, H, W) over its
-    positions. Weights are saved without the wrapper.
-
-    Args:
-        module: anything that maps (B, 3, H, W) to (B, F) or (B, F, H, W).
-        output_size: F.
-    """
+    """Gives any module that returns (B, F) or (B, F, H, W) an `output_size`, and averages a feature
+    map over its positions. Weights are saved without the wrapper."""
 
     def __init__(self, module: nn.Module, output_size: int) -> None:
         super().__init__()
@@ -239,20 +218,14 @@ def build_encoder(
     pretrained: bool = False,
     in_channels: int = 3,
 ) -> ResNet | Adapted:
-    """Builds the encoder called `name`; its `output_size` is the length of its vectors.
+    """Builds the encoder called `name`.
 
     Args:
         name: resnet10, 18, 34, 50, 101 or 152; torchvision/NAME, timm/NAME or open_clip/NAME where
             these packages are installed.
-        stem: "cifar" for small images, "imagenet" as in torchvision; only for the ResNets of this
-            library.
-        width: channels of the first stage; None: 16 for resnet10, 64 for the others. Only for the
-            ResNets of this library.
-        zero_init_residual: initialise every residual block as the identity. Only for the ResNets of
-            this library.
-        pretrained: use the package's published weights, which it downloads; only for models of
-            other packages.
-        in_channels: channels of an image; other than 3 only for the ResNets of this library.
+        stem, width, zero_init_residual, in_channels: of the ResNets of this library; see `ResNet`.
+            The default width is 16 for resnet10, 64 for the others.
+        pretrained: use the package's published weights, which it downloads.
 
     Example:
         >>> build_encoder("resnet10").output_size
@@ -302,11 +275,8 @@ def build_encoder(
 
 
 def adapt(module: nn.Module, output_size: int | None = None, *, input_size: int = 32) -> nn.Module:
-    """Makes an encoder of any module that maps images to (B, F) or (B, F, H, W).
-
-    A module that already has the right `output_size` is returned unchanged. If `output_size` is
-    None, it is measured on one black image of `input_size`, in evaluation mode.
-    """
+    """Makes an encoder of any module that maps images to (B, F) or (B, F, H, W). If `output_size`
+    is None, it is measured on one black image of `input_size`."""
     known = getattr(module, "output_size", None)
     if isinstance(known, int) and output_size in (None, known):
         return module
@@ -400,17 +370,8 @@ _POOLS = ("AdaptiveAvgPool2d", "FastAdaptiveAvgPool", "SelectAdaptivePool2d")
 
 
 class FeatureMap(nn.Module):
-    """The output of an encoder before its last average pooling: (B, 3, H, W) → (B, F·H·W), the
-    flattened feature map of each tower.
-
-    Args:
-        encoder: ends in an average pooling or returns a feature map; others are refused.
-
-    Example:
-        >>> from kinfolk.models import build_encoder
-        >>> FeatureMap(build_encoder("resnet10").eval())(torch.zeros(2, 3, 16, 16)).shape
-        torch.Size([2, 512])
-    """
+    """The output of an encoder before its last average pooling, flattened: (B, 3, H, W) → (B,
+    F·H·W), which the Ring paper evaluates (section 5)."""
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()

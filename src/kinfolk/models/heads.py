@@ -40,10 +40,8 @@ def projection_head(
     """Linear, norm, ReLU, …, linear: (B, in_size) → (B, out_size), not normalised to unit length.
 
     Args:
-        in_size, hidden_size, out_size: widths.
-        layers: number of linear layers; 1 is a linear map.
-        norm: BatchNorm after each hidden layer.
-        last_norm: BatchNorm after the last layer too.
+        layers: number of linear layers.
+        norm, last_norm: BatchNorm after each hidden layer, and after the last.
         last_affine: whether that last BatchNorm has weight and bias.
         bias: of all linear layers. None: only where no BatchNorm with a bias follows.
     """
@@ -67,8 +65,7 @@ def projection_head(
 
 
 def prediction_head(size: int, hidden_size: int, out_size: int | None = None) -> nn.Sequential:
-    """The predictor of BYOL, SimSiam, NNCLR and RCL: (B, size) → (B, out_size), by default of the
-    same size."""
+    """The predictor of BYOL, SimSiam, NNCLR and RCL."""
     return projection_head(size, hidden_size, size if out_size is None else out_size)
 
 
@@ -86,8 +83,7 @@ def embeddings(head: nn.Module, features: Tensor, rows: int = 4096) -> Tensor:
 
 
 def embedding_size(encoder: nn.Module, head: nn.Module) -> int:
-    """D, the length of the embeddings of `head`: its `output_size`, or that of its last layer that
-    has one, or that of the encoder if the head has no layers.
+    """D: the `output_size` of `head` or of its last layer that has one, or that of the encoder.
 
     Example:
         >>> embedding_size(nn.Flatten(), projection_head(32, 64, 16))
@@ -107,13 +103,8 @@ def embedding_size(encoder: nn.Module, head: nn.Module) -> int:
 
 class SplitEncoder(nn.Module):
     """One encoder for each group of channels, (B, C, H, W) → (B, F); their features are
-    concatenated.
-
-    Args:
-        encoders: one for each group, each with an `output_size`; their parameters are named
-            `towers.0`, `towers.1`, ….
-        channels: number of channels that each sees, in order: (1, 2) for lightness and colour of
-            Lab.
+    concatenated. `channels`: number of channels that each sees, such as (1, 2) for lightness and
+    colour of Lab.
 
     Example:
         >>> from kinfolk.models import build_encoder
@@ -152,11 +143,7 @@ class SplitEncoder(nn.Module):
 
 class SplitHead(nn.Module):
     """One head for each tower of a `SplitEncoder`, (B, F) → (B, D); their outputs are concatenated.
-
-    Args:
-        heads: one for each tower.
-        sizes: number of features that each reads, in order: `SplitEncoder.output_sizes`.
-    """
+    `sizes`: number of features that each reads."""
 
     def __init__(self, heads: Sequence[nn.Module], sizes: Sequence[int]) -> None:
         super().__init__()

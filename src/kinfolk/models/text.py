@@ -1,9 +1,5 @@
-"""Text towers, which map token ids to a vector: a transformer, and those of other libraries if
-installed.
-
-Radford et al., Learning Transferable Visual Models From Natural Language Supervision (CLIP), ICML
-2021, section 2.4 and appendix F. 12 layers, width 512 and 8 heads are its text encoder for a
-ResNet-50.
+"""Text towers, which map token ids to a vector: the transformer of CLIP (Radford et al., ICML 2021,
+section 2.4 and appendix F), and those of other libraries if installed.
 
 Dimension key: B batch, T tokens, W width, H heads.
 """
@@ -32,16 +28,13 @@ class TextTransformer(nn.Module):
     norm.
 
     Tokens after the end have no influence, so a CPU cuts a batch to its longest text; an
-    accelerator would have to wait for that length. With `causal`, as in CLIP, a token attends only
-    to those before it; the end token attends to all.
+    accelerator would have to wait for that length.
 
     Args:
         vocab_size: token ids are below this number.
         context: T at most.
         end_id: the token at which a text ends; every row must have one.
-        width, layers, heads: W, and the numbers of layers and heads; W must be a multiple of
-            `heads`.
-        causal: whether a token attends only to those before it.
+        causal: whether a token attends only to those before it, as in CLIP.
 
     Example:
         >>> tower = TextTransformer(100, 8, end_id=2, width=32, layers=2, heads=4)
@@ -108,8 +101,6 @@ class TextTransformer(nn.Module):
 
 
 class TextBlock(nn.Module):
-    """Attention and a perceptron four times as wide, each after a norm and with a shortcut."""
-
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -118,8 +109,8 @@ class TextBlock(nn.Module):
         self.rise, self.fall = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x_BTW: Tensor, seen_BT: Tensor | None) -> Tensor:
-        """`seen_BT` is True for tokens that may be attended to; None: each token attends to those
-        before it."""
+        """`seen_BT` is True for tokens that may be attended to; None: each attends to those before
+        it."""
         q, k, v = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for part in self.attend(self.norm1(x_BTW)).chunk(3, -1)
@@ -137,8 +128,7 @@ def ends(tokens_BT: Tensor, end_id: int) -> Tensor:
 
 
 def _longest(tokens_BT: Tensor, end_B: Tensor) -> int:
-    """The length of the longest text on a CPU; T on an accelerator, which the host would have to
-    wait for."""
+    """The length of the longest text on a CPU; T on an accelerator."""
     return int(end_B.max()) + 1 if tokens_BT.device.type == "cpu" else tokens_BT.shape[1]
 
 
@@ -146,13 +136,8 @@ CLIP_VOCAB, CLIP_END = 49408, 49407
 
 
 class OpenClipText(nn.Module):
-    """The text tower of an open_clip model, (B, T) → (B, output_size), with its projection. Its
-    weights keep open_clip's names.
-
-    Args:
-        model: has `encode_text`; its image tower and its logit scale are removed.
-        output_size: length of its vectors.
-    """
+    """The text tower of an open_clip model, (B, T) → (B, output_size), with its projection and
+    names of weights; the image tower and the logit scale of `model` are removed."""
 
     def __init__(self, model: nn.Module, output_size: int) -> None:
         super().__init__()
@@ -173,13 +158,8 @@ SENTENCE = "st/"
 
 
 class SentenceEncoder(nn.Module):
-    """A model of sentence-transformers, (B, T) → (B, output_size), with its pooling.
-
-    Args:
-        model: the SentenceTransformer.
-        end_id: the token at which a text ends. The model does not see it if the model's tokenizer
-            adds none.
-    """
+    """A model of sentence-transformers, (B, T) → (B, output_size), with its pooling. The model does
+    not see `end_id` if its tokenizer adds none."""
 
     def __init__(self, model: nn.Module, end_id: int) -> None:
         super().__init__()
@@ -211,8 +191,7 @@ class SentenceEncoder(nn.Module):
 
 
 def sentence_transformer(name: str) -> Any:
-    """The model st/NAME on the CPU: a folder of sentence-transformers or transformers, or a name
-    that is downloaded."""
+    """The model st/NAME on the CPU: a folder, or a name that is downloaded."""
     library = import_optional("sentence_transformers", "sentence-transformers", "sentence")
     place = name.removeprefix(SENTENCE)
     try:
@@ -227,7 +206,6 @@ def sentence_transformer(name: str) -> Any:
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Progress bars of transformers are not shown within this context."""
     logging = importlib.import_module("transformers.utils.logging")
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -267,13 +245,13 @@ def build_text(
     causal: bool = True,
     pretrained: bool = False,
 ) -> nn.Module:
-    """Builds the text tower called `name`; its `output_size` is the length of its vectors.
+    """Builds the text tower called `name`.
 
     Args:
         name: transformer; open_clip/NAME, or st/NAME (sentence-transformers or transformers, always
             with its weights) where these packages are installed.
         vocab_size, context, end_id: of the tokenizer.
-        width, layers, heads, causal: of `transformer`; see `TextTransformer`.
+        width, layers, heads, causal: of `transformer`.
         pretrained: use the package's published weights, which it downloads.
     """
     package, slash, model = name.partition("/")
@@ -331,8 +309,7 @@ def open_clip_model(name: str, pretrained: bool = False) -> Any:
 
 
 def import_optional(module: str, package: str, extra: str | None = None) -> ModuleType:
-    """Imports a module of an optional library; raises an error that says how to install it, also by
-    the `extra` of kinfolk."""
+    """Imports a module of an optional library, or says how to install it."""
     try:
         return importlib.import_module(module)
     except (ImportError, RuntimeError) as error:

@@ -1,11 +1,9 @@
 """Weights on disk: `model.safetensors` with those of an encoder under its own names, and
-`model.json` with how to build it; `towers.safetensors` with two towers, for images and texts, each
-with an encoder and a head.
+`model.json` with how to build it; `towers.safetensors` with two towers, each with an encoder and a
+head.
 
-Loading never runs code: files are read by safetensors or by `torch.load(weights_only=True)`. The
-content of `model.json` is also in the header of `model.safetensors`, so the two can't disagree
-after a crash, and the one file is enough elsewhere. The header also has a digest of the whole file,
-which is verified on loading; files of other programs have none.
+Loading never runs code. The content of `model.json` is also in the header of `model.safetensors`,
+which has a digest of the whole file, too; files of other programs have none.
 """
 
 from __future__ import annotations
@@ -54,11 +52,7 @@ def save_encoder(
     encoder: nn.Module, directory: Path | str, meta: Mapping[str, Any] | None = None
 ) -> Path:
     """Writes `model.safetensors` and `model.json` to `directory`, each atomically; returns the path
-    of the weights.
-
-    `meta` is anything that JSON can represent (method, image size, normalisation, …);
-    `load_encoder` returns it.
-    """
+    of the weights. `load_encoder` returns `meta`, anything that JSON can represent."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     state = plain_state(encoder)
@@ -77,8 +71,7 @@ def save_encoder(
 
 
 def plain_state(encoder: nn.Module) -> dict[str, Tensor]:
-    """Contiguous copies of the tensors under the encoder's own names: safetensors refuses
-    channels-last strides and shared storage."""
+    """Contiguous copies of the tensors under the encoder's own names."""
     state = _inner(encoder).state_dict()
     return {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
@@ -90,11 +83,8 @@ def load_encoder(
     path: Path | str, encoder: nn.Module | None = None
 ) -> tuple[nn.Module, dict[str, Any]]:
     """Loads an encoder from a run folder, a `model.safetensors` or its folder; returns it in
-    evaluation mode, with its `meta`.
-
-    `encoder` is the module to load the weights into; it is needed only if the saved one was not
-    made by `build_encoder`.
-    """
+    evaluation mode, with its `meta`. `encoder`, the module to load into, is needed only if the
+    saved one was not made by `build_encoder`."""
     path = Path(path)
     file = path / WEIGHTS if path.is_dir() else path
     if not file.is_file():
@@ -135,14 +125,13 @@ def meta_of(file: Path) -> dict[str, Any]:
 
 
 def load_weights(encoder: nn.Module, path: Path | str) -> None:
-    """Loads a `.safetensors` file or a file of `torch.save` into `encoder`, e.g. one of
-    torchvision; see `load_state`."""
+    """Loads a `.safetensors` file or a file of `torch.save` into `encoder`; see `load_state`."""
     load_state(encoder, read_state(path), source=str(path))
 
 
 def read_state(path: Path | str) -> dict[str, Tensor]:
-    """Reads the tensors of a `.safetensors` file, or of a state dict that `torch.save` wrote, onto
-    the CPU; runs no code of the file."""
+    """The tensors of a `.safetensors` file, or of a state dict that `torch.save` wrote, on the
+    CPU."""
     path = Path(path)
     if not path.is_file():
         raise KinfolkError(f"There is no file of weights at {path}.")
@@ -167,8 +156,8 @@ def read_state(path: Path | str) -> dict[str, Tensor]:
 
 
 def why_unreadable(error: Exception) -> str:
-    """Why a file of tensors was refused, in a few words; torch's own message advises to disable its
-    safety check."""
+    """Why a file of tensors was refused; torch's own message advises to disable its safety
+    check."""
     if isinstance(error, pickle.UnpicklingError):
         return (
             "it holds Python objects besides tensors, which could run code, or is damaged; only"
@@ -182,12 +171,10 @@ def why_unreadable(error: Exception) -> str:
 def load_state(
     encoder: nn.Module, state: Mapping[str, Tensor], *, source: str = "the state dict"
 ) -> None:
-    """Loads `state` into `encoder`, strictly: every tensor must be present, be used and have the
-    right shape.
+    """Loads `state` into `encoder`: every tensor must be present, be used and have the right shape.
 
-    There are two exceptions for torchvision's files: the classifier (`fc.*`) is dropped if the
-    encoder has none, and BatchNorm's counter `num_batches_tracked`, which old files lack, stays
-    unchanged.
+    Exceptions for torchvision's files: the classifier (`fc.*`) is dropped if the encoder has none,
+    and BatchNorm's counter `num_batches_tracked`, which old files lack, stays unchanged.
     """
     inner = _inner(encoder)
     needed = inner.state_dict()
@@ -223,8 +210,7 @@ def load_state(
 
 
 def _build(config: dict[str, Any]) -> nn.Module:
-    """The encoder that a file describes, built without downloads: a file must not be able to cause
-    one."""
+    """The encoder that a file describes; it must not be able to cause a download."""
     if "towers" in config:
         return SplitEncoder([_build(tower) for tower in config["towers"]], config["channels"])
     name, width = config["name"], config.get("width")
@@ -241,8 +227,8 @@ def _build(config: dict[str, Any]) -> nn.Module:
 
 @contextmanager
 def _offline() -> Iterator[None]:
-    """Keeps the Hugging Face hub offline: some networks of open_clip would download the
-    configuration of a part."""
+    """Keeps the Hugging Face hub offline: some networks of open_clip would download a
+    configuration."""
     hub, before = "HF_HUB_OFFLINE", os.environ.get("HF_HUB_OFFLINE")
     constants = sys.modules.get("huggingface_hub.constants")
     was = getattr(constants, hub, None)
@@ -307,12 +293,7 @@ def _metadata(file: Path) -> dict[str, str]:
 
 
 class Pair(nn.Module):
-    """An image tower and a text tower.
-
-    Args:
-        encoder, head: (B, 3, H, W) → (B, F) → (B, D).
-        text_encoder, text_head: (B, T) token ids → (B, F') → (B, D).
-    """
+    """An image tower and a text tower, each an encoder and a head."""
 
     def __init__(
         self, encoder: nn.Module, head: nn.Module, text_encoder: nn.Module, text_head: nn.Module
@@ -342,8 +323,7 @@ class Pair(nn.Module):
 def save_towers(
     model: nn.Module, directory: Path | str, meta: Mapping[str, Any] | None = None
 ) -> Path:
-    """Writes the four parts of `model` to `towers.safetensors` atomically; `meta` is stored in the
-    header."""
+    """Writes the four parts of `model` to `towers.safetensors` atomically."""
     path = Path(directory) / TOWERS
     state = {
         name: value for name, value in plain_state(model).items() if name.partition(".")[0] in PARTS
@@ -354,14 +334,11 @@ def save_towers(
 
 
 def load_parts(model: nn.Module, path: Path | str) -> list[str]:
-    """Loads the parts that `path` has weights for, and returns their names; the other parts stay
-    unchanged.
+    """Loads the parts that `path` has weights for, and returns their names.
 
     Args:
         model: has some of the parts `encoder`, `head`, `text_encoder`, `text_head`.
-        path: a `.safetensors` file or a state dict of `torch.save`, read without running code, of
-            two towers (`towers.safetensors`, a checkpoint of a run), of a whole open_clip model, or
-            of an encoder.
+        path: weights of two towers, of a checkpoint, of a whole open_clip model, or of an encoder.
     """
     state = _strip_prefixes(read_state(path))
     found: dict[str, dict[str, Tensor]] = {}

@@ -1,5 +1,5 @@
-"""The memory bank of instance discrimination, one unit vector for each sample, and the draw of the
-entries a step is contrasted with.
+"""The memory bank of instance discrimination, and the draw of the entries a step is contrasted
+with.
 
 Dimension key: N data set, D embedding, K drawn, b rows of a write, of all ranks together.
 """
@@ -30,12 +30,7 @@ from kinfolk.stores.per_sample import (
 
 
 class Draw(StepRandom):
-    """Some of N samples, without replacement, others in each step. See `StepRandom`.
-
-    Args:
-        num_samples: N.
-        number: K; all samples where there are no more, or with None.
-    """
+    """`number` of N samples (None: all), without replacement, others in each step."""
 
     def __init__(self, num_samples: int, number: int | None) -> None:
         super().__init__()
@@ -44,7 +39,6 @@ class Draw(StepRandom):
 
     @property
     def everything(self) -> bool:
-        """Whether nothing is left out."""
         return self.number is None or self.number >= self.num_samples
 
     def ids(self, device: torch.device | None = None) -> Tensor:
@@ -58,15 +52,7 @@ class Draw(StepRandom):
 
 def distinct(num_samples: int, number: int, generator: torch.Generator) -> Tensor:
     """(number,) distinct numbers in [0, num_samples), every choice equally likely; the cost depends
-    on how many are drawn.
-
-    Numbers are drawn one after the other, and repetitions left out. Of more than half of all, a
-    permutation is cheaper.
-
-    Example:
-        >>> distinct(10**15, 3, torch.Generator().manual_seed(0)).shape
-        torch.Size([3])
-    """
+    on how many are drawn. Of more than half of all, a permutation is cheaper."""
     if 2 * number > num_samples:
         return torch.randperm(num_samples, generator=generator)[:number]
     drawn = torch.empty(0, dtype=torch.int64)
@@ -89,21 +75,18 @@ def _without_repetitions(drawn: Tensor) -> Tensor:
 
 
 class Bank(Exact):
-    """The embedding of every sample as it was last seen, as a buffer, so that `state_dict()` holds
-    it.
+    """The embedding of every sample as it was last seen.
 
         v_i ← normalised( m · v_i + (1 − m) · f_i )
 
-    Before its sample is seen, an entry is a random unit vector, the same on every rank and in every
-    run of one `seed`.
+    Before its sample is seen, an entry is a random unit vector, the same on every rank; two banks
+    that are compared with each other need two seeds.
 
     Args:
-        num_samples: N; ids are in [0, N).
-        dim: D.
+        num_samples, dim: N and D; ids are in [0, N).
         momentum: m in [0, 1); 0 overwrites.
-        seed: of the first vectors; two banks that are compared with each other need two.
 
-    State: `features` (N, D), unit norm; `seen` (N,), whose entries were written.
+    State: `features` (N, D), unit norm; `seen` (N,).
 
     Example:
         >>> bank = Bank(num_samples=3, dim=2, momentum=0.0)
@@ -133,7 +116,7 @@ class Bank(Exact):
 
     @property
     def complete(self) -> bool:
-        """Whether every sample was seen, so that no entry is a random vector any more."""
+        """Whether every sample was seen."""
         return bool(self.seen.all())
 
     def read(self, ids: Tensor) -> Tensor:
@@ -144,9 +127,7 @@ class Bank(Exact):
     @torch.no_grad()
     def write(self, ids: Tensor, z: Tensor, is_finite: Tensor | None = None) -> None:
         """Moves the entries of `ids` (b,) towards `z` (b, D), of any norm, of all ranks; several
-        rows of one id count as their mean.
-
-        `is_finite`: whether the loss is; see `kept`."""
+        rows of one id count as their mean. `is_finite`: whether the loss is; see `kept`."""
         check_ids(ids, self.num_samples)
         if z.shape != (len(ids), self.dim):
             raise ValueError(f"`z` (={tuple(z.shape)}) must have the shape {(len(ids), self.dim)}")

@@ -1,6 +1,6 @@
-"""State per sample, addressed by id, and what all stores share: one rule for duplicates, ids in
-range, strict loading. A cast to 16 bits, meant for weights, does not change them, and a step whose
-loss is not finite changes nothing. Nothing here waits for an accelerator.
+"""State per sample, addressed by id, and what all stores share: one rule for duplicates, strict
+loading, no casts to 16 bits. A step whose loss is not finite changes nothing. Nothing here waits
+for an accelerator.
 
 Dimension key: N data set, D embedding, F fields, b rows of a write, V views.
 """
@@ -22,8 +22,7 @@ COARSE = (torch.bfloat16, torch.float16)
 
 
 class OnHost(nn.Module):
-    """A module some of whose buffers stay on the CPU wherever it moves, because the host reads them
-    in every step."""
+    """A module some of whose buffers stay on the CPU, because the host reads them in every step."""
 
     on_host: ClassVar[tuple[str, ...]] = ()
 
@@ -35,8 +34,7 @@ class OnHost(nn.Module):
 
 
 class Exact(OnHost, ABC):
-    """Abstract. A module whose own buffers move to another device as any module's, but are never
-    cast to 16 bits."""
+    """Abstract. A module whose own buffers are never cast to 16 bits."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Exact:
         before = dict(self.named_buffers(recurse=False))
@@ -49,10 +47,7 @@ class Exact(OnHost, ABC):
 
 class StepRandom(OnHost, ABC):
     """Abstract. Random numbers that depend only on a seed and the number of steps, so they are the
-    same after a resume and on all ranks.
-
-    State: `seed`, drawn from torch's generator at construction, and `count`.
-    """
+    same after a resume and on all ranks. State: `seed`, drawn at construction, and `count`."""
 
     on_host = ("count", "seed")
     count: Tensor
@@ -68,21 +63,19 @@ class StepRandom(OnHost, ABC):
         return step_generator(int(self.seed), int(self.count))
 
     def advance(self, is_finite: Tensor | None = None) -> None:
-        """Moves to the next step, unless this one is known to be broken (see `skips`)."""
+        """Moves to the next step, unless this one is known to be broken."""
         if not skips(is_finite):
             self.count += 1
 
 
 def check_num_samples(num_samples: object) -> None:
-    """Refuses a number of samples that is not an integer: ids would be compared with 8.5 or
-    True."""
     if isinstance(num_samples, bool) or not isinstance(num_samples, Integral):
         raise TypeError(f"`num_samples` (={num_samples!r}) must be an int")
 
 
 def check_ids(ids: Tensor, num_samples: int, why: str = "`num_samples` is too small") -> None:
-    """Refuses ids outside of [0, N), where they are on the CPU: on an accelerator looking would
-    stop the step, and an index out of range fails there by itself."""
+    """Refuses ids outside of [0, N) on the CPU; on an accelerator an index out of range fails by
+    itself."""
     if len(ids) and ids.device.type == "cpu":
         low, high = (int(x) for x in ids.aminmax())
         if low < 0 or high >= num_samples:
@@ -105,15 +98,8 @@ def refuse_recomputation(name: str) -> None:
 def size_differs(
     key: str, saved: Tensor | None, error_msgs: list[str], advice: str, **sizes: int
 ) -> bool:
-    """Whether a tensor to be loaded has other leading dimensions than `sizes`; `error_msgs` of the
-    loading then has a sentence about it.
-
-    Args:
-        key: name of the tensor in the state dict.
-        saved: the tensor; None if the state dict has none, which torch reports.
-        error_msgs: last argument of `_load_from_state_dict`.
-        advice: what to do.
-        sizes: name of the argument that sets the dimension = expected size.
+    """Whether a tensor to be loaded has other leading dimensions than `sizes` (name of the argument
+    = size); `error_msgs` of the loading then has a sentence about it.
 
     Example:
         >>> errors: list[str] = []
@@ -142,8 +128,8 @@ def finite(loss: Tensor) -> Tensor:
 
 
 def skips(is_finite: Tensor | None) -> bool:
-    """Whether a step is known to be broken. On a CPU it is known; on an accelerator asking would
-    stop the step, so there the write itself keeps what was there (`kept`)."""
+    """Whether a step is known to be broken. An accelerator would have to wait; there the write
+    itself keeps what was there (`kept`)."""
     return is_finite is not None and is_finite.device.type == "cpu" and not bool(is_finite)
 
 
@@ -164,10 +150,8 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class Arriving:
-    """Copies of tensors on their way from an accelerator to the host.
-
-    Starting the copies does not wait. `read` waits until the copies are complete, but not for work
-    that was launched after them: read late, it costs nothing."""
+    """Copies of tensors on their way from an accelerator to the host. `read` waits until they are
+    complete, but not for work that was launched after them."""
 
     def __init__(self, *tensors: Tensor) -> None:
         device = tensors[0].device
@@ -180,7 +164,6 @@ class Arriving:
         )
 
     def read(self) -> list[Tensor]:
-        """The copies."""
         if self._event is not None:
             self._event.synchronize()
         return self._tensors
@@ -200,15 +183,8 @@ def means_by_id(ids: Tensor, rows: Tensor) -> Tensor:
 
 
 class PerSample(Exact):
-    """One number per sample and field. All fields are columns of one tensor, so that a step reads
-    and writes them with one operation each.
-
-    `state_dict()` holds every field by its name. A field is also an attribute: a view of its
-    column.
-
-    Args:
-        num_samples: N; ids are in [0, N).
-        fields: name = initial value.
+    """One number per sample and field (name = initial value). All fields are columns of one tensor;
+    each is also an attribute, a view of its column, and an entry of `state_dict()`.
 
     Example:
         >>> store = PerSample(3, threshold=1.0)
@@ -256,9 +232,8 @@ class PerSample(Exact):
 
     def write_rows(self, ids: Tensor, values_bF: Tensor, is_finite: Tensor | None = None) -> None:
         """Sets all fields of the samples `ids`. Several rows of one id are stored as their mean;
-        where a value is NaN, the old one stays.
-
-        `is_finite`: whether the loss is; if not, nothing is written (see `skips`)."""
+        where a value is NaN, the old one stays. `is_finite`: whether the loss is; if not, nothing
+        is written."""
         check_ids(ids, self.num_samples)
         if skips(is_finite):
             return
@@ -271,9 +246,7 @@ class PerSample(Exact):
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
-        """Every field as a view of its column, as `state_dict()` of any module refers to its
-        tensors. A second copy of the state would not fit where N is large; `torch.save` writes the
-        columns, which share their memory, once."""
+        """Every field as a view of its column: a second copy of the state might not fit."""
         destination.update((prefix + name, getattr(self, name)) for name in self.fields)
 
     def _load_from_state_dict(
@@ -309,13 +282,8 @@ class PerSample(Exact):
 
 
 class Collected(Exact):
-    """The mean over views of each sample's embedding as it was last computed; D is known from the
-    first write on.
-
-    Args:
-        num_samples: N; ids are in [0, N).
-
-    State: `features` (N, D), zero for a sample that was not seen; `seen` (N,).
+    """The mean over views of each sample's embedding as it was last computed. State: `features` (N,
+    D), zero for a sample that was not seen; `seen` (N,).
 
     Example:
         >>> store = Collected(3)
@@ -335,9 +303,7 @@ class Collected(Exact):
 
     @torch.no_grad()
     def write(self, ids: Tensor, anchors: Tensor, is_finite: Tensor | None = None) -> None:
-        """Keeps the mean of the (b·V, D) `anchors`, sample-major, of each of `ids` (b,); of a
-        sample that is there twice, the mean.
-
+        """Keeps the mean of the (b·V, D) `anchors`, sample-major, of each of `ids` (b,).
         `is_finite`: whether the loss is; see `kept`."""
         check_ids(ids, self.num_samples)
         if not len(ids) or skips(is_finite):

@@ -16,16 +16,11 @@ from kinfolk.stores.per_sample import Exact, kept, refuse_recomputation, size_di
 
 
 class Queue(Exact):
-    """First in, first out: the last Q features that were pushed, as buffers, so that `state_dict()`
-    holds them all.
-
-    Only what was pushed is ever handed out: a queue that is not full yet is shorter, and never a
-    heap of random vectors. The rows of all ranks enter in the order of ranks, so that every rank
-    holds the same queue.
+    """First in, first out: the last Q features that were pushed, those of all ranks in the order of
+    ranks. A queue that is not full yet is shorter.
 
     Args:
-        size: Q.
-        dim: D.
+        size, dim: Q and D.
 
     State: `features` (Q, D), `ids` (Q,) with −1 for an empty place, `pointer` to the place of the
     next row, `filled` places.
@@ -58,13 +53,12 @@ class Queue(Exact):
         return int(self.filled)
 
     def entries(self) -> tuple[Tensor, Tensor]:
-        """(F, D) features and (F,) ids of the F filled places: not copies, so the next push changes
-        them."""
+        """(F, D) features and (F,) ids of the F filled places; not copies."""
         return self.features[: len(self)], self.ids[: len(self)]
 
     def candidates(self, features: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The entries; of an empty queue, in the first step, the (b, D) rows and ids (b,) of all
-        ranks that are about to enter it."""
+        """The entries; of an empty queue, the (b, D) rows and ids (b,) of all ranks that are about
+        to enter it."""
         if len(self):
             return self.entries()
         features, ids = distributed.gather_all(features, ids)
@@ -72,11 +66,9 @@ class Queue(Exact):
 
     @torch.no_grad()
     def push(self, features: Tensor, ids: Tensor, is_finite: Tensor | None = None) -> None:
-        """Appends (b, D) rows with their ids (b,), those of all ranks in the order of ranks; of
-        more than Q rows the last Q remain.
-
-        `is_finite`: whether the loss is; see `kept`. On an accelerator the places of a step that is
-        not finite stay as they were, and count as filled."""
+        """Appends (b, D) rows with their ids (b,), those of all ranks; of more than Q rows the last
+        Q remain. `is_finite`: whether the loss is; on an accelerator the places of a broken step
+        stay as they were, and count as filled."""
         if features.ndim != 2 or features.shape[1] != self.dim or ids.shape != features.shape[:1]:
             raise ValueError(
                 f"`features` (={tuple(features.shape)}) and `ids` (={tuple(ids.shape)}) must have"

@@ -1,9 +1,6 @@
 """Augmentation settings of the papers: one `Augmentation` per view, by preset name and image size.
-
-Two values depend on the size, because SimCLR trains on CIFAR-10 without blur and with half the
-colour strength. Up to `SMALL` pixels a side the blur of every preset is off and `simclr` has
-strength 0.5; above, the papers' ImageNet values are used. Any setting can be overridden.
-"""
+Up to `SMALL` pixels a side the blur is off and `simclr` has half the colour strength, as SimCLR on
+CIFAR-10."""
 
 from __future__ import annotations
 
@@ -110,11 +107,8 @@ PRESETS: dict[str, tuple[Augmentation, ...]] = {
 
 
 def augmentations(preset: str, size: int, overrides: dict[str, Value]) -> tuple[Augmentation, ...]:
-    """The augmentations of a preset at an image size.
-
-    An override is one value for all views or, if the setting is a single number, a list with one
-    value per view.
-    """
+    """The augmentations of a preset at an image size. An override is one value for all views or, of
+    a single number, a list with one per view."""
     if preset not in PRESETS:
         raise UsageError(
             f"`preset` (={preset!r}) must be one of"
@@ -150,7 +144,6 @@ def augmentations(preset: str, size: int, overrides: dict[str, Value]) -> tuple[
 def _values(
     name: str, value: float | tuple[float, ...] | list[float], pair: bool
 ) -> list[float | Pair]:
-    """One value per view."""
     numbers = [value] if isinstance(value, int | float) else list(value)
     _check(
         name,

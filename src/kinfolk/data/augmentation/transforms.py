@@ -1,9 +1,8 @@
 """Image transforms behind the views, as pure functions on whole batches: random parameters, crop
 and resize, blur, colour, CIE Lab.
 
-On an accelerator nothing here reads a value back to the host, no shape depends on values, and
-constants are copied to the device once. `resample_each` and `apply_blur` work image by image, for
-large images on a CPU.
+On an accelerator nothing here reads a value back to the host, and no shape depends on values.
+`resample_each` and `apply_blur` work image by image, for large images on a CPU.
 
 Dimension key: V views, B images (functions that work on each image accept more leading dimensions,
 such as V × B), U uniform numbers per image, T tries for a crop, C = 3 channels, F = 4 colour
@@ -50,13 +49,9 @@ NUM_UNIFORM = _SOLARISE + 1
 
 @dataclass(frozen=True)
 class Draws:
-    """The random parameters of each image, all with the leading dimensions of the uniform numbers
-    they come from.
-
-    `box` (…, 4) is top, left, height and width of the crop; `factors` and `order` (…, F) are those
-    of the colour adjustments, and `matrix` and `pull` (…, C, C) the affine map they make together
-    with `grey` (see `jitter`). The other fields have one value per image.
-    """
+    """The random parameters of each image: `box` (…, 4) is top, left, height and width of the crop;
+    `factors` and `order` (…, F) are those of the colour adjustments, `matrix` and `pull` (…, C, C)
+    the affine map they make together with `grey` (see `jitter`)."""
 
     box: Tensor
     flip: Tensor
@@ -85,16 +80,7 @@ def draw(
     aspect_B: Tensor | None = None,
 ) -> Draws:
     """Maps `NUM_UNIFORM` numbers in [0, 1) per image and view to the parameters of that image in
-    that view.
-
-    Each number has one use, whatever the settings, so that changing one setting leaves the other
-    draws unchanged.
-
-    Args:
-        hows: the augmentation of each view.
-        height, width: of the pixels.
-        aspect_B: see `crop_boxes`.
-    """
+    that view. Each number has one use, whatever the settings."""
     low_V1U, span_V1U, probability_V1U = _ranges(tuple(hows), uniform_VBU.device)
     value_VBU = low_V1U + span_V1U * uniform_VBU
     chosen_VBU = uniform_VBU < probability_V1U
@@ -164,20 +150,14 @@ def crop_boxes(
     aspect_B: Tensor | None = None,
 ) -> Tensor:
     """Boxes (B, 4) as top, left, height, width in whole pixels, chosen as by torchvision's
-    `RandomResizedCrop.get_params`.
-
-    The first try that fits is taken. If none fits, the box is the largest centred one with a ratio
+    `RandomResizedCrop.get_params`: the first try that fits, or the largest centred box with a ratio
     inside `limits`.
 
     Args:
-        area_BT: share of the area of each try.
-        ratio_BT: width / height of each try.
+        area_BT, ratio_BT: share of the area and width / height of each try.
         place_B2: numbers in [0, 1) for the vertical and the horizontal position.
-        height, width: of the pixels.
-        limits: lowest and highest ratio.
-        aspect_B: width / height of the original images, if the pixels are the originals squashed to
-            `height` × `width`. The boxes are then those of the originals, squashed in the same way.
-            None: the pixels are the originals.
+        aspect_B: width / height of the originals, if the pixels are squashed; the boxes are then
+            those of the originals, squashed in the same way.
     """
     size_2 = constant((height, width), area_BT.device, area_BT.dtype)
     aspect_B1 = constant((width / height,), area_BT.device, area_BT.dtype)
@@ -241,8 +221,8 @@ def resize_weights(
 def box_weights(
     box_B4: Tensor, height: int, width: int, size: int, flip_B: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The matrices (B, S, H) and (B, S, W) that cut out the boxes, resize them to `size` and flip
-    them left to right where `flip_B`."""
+    """The matrices (B, S, H) and (B, S, W) that cut out the boxes, resize them and flip them where
+    `flip_B`."""
     top_B, left_B, tall_B, wide_B = box_B4.unbind(-1)
     if height != width:
         rows_BSH = resize_weights(top_B, tall_B, height, size)
@@ -256,7 +236,6 @@ def box_weights(
 
 @lru_cache(maxsize=64)
 def _centres(size: int, device: torch.device, reverse: bool = False) -> Tensor:
-    """(size,) the centres of a row of pixels, perhaps from the last to the first."""
     centres = torch.arange(size, dtype=torch.float32) + 0.5
     return (size - centres if reverse else centres).to(device)
 
@@ -278,11 +257,7 @@ def resample_each(
     pixels_BHWC: Tensor, box_B4: Tensor, size: int, flip_B: Tensor | None = None
 ) -> Tensor:
     """The same result image by image with torch's resizing of bytes, rounded to whole bytes as by
-    torchvision.
-
-    Only the box is read and weights of zero cost nothing, which is faster on a CPU from 64 × 64
-    pixels on.
-    """
+    torchvision; faster on a CPU from 64 × 64 pixels on."""
     out = torch.empty(len(pixels_BHWC), pixels_BHWC.shape[3], size, size, dtype=torch.float32)
     flips = [False] * len(out) if flip_B is None else flip_B.tolist()
     boxes = box_B4.long().tolist()
@@ -304,13 +279,9 @@ _BAND = 56  # lines at a time: a quarter of 224, the fastest of the sizes measur
 
 
 def blur_matrices(sigma_B: Tensor, size: int, num_taps: int) -> Tensor:
-    """Matrices (B, S, S) that blur a line of `size` pixels with a Gaussian of `num_taps` (odd)
-    taps, reflected at the edges.
-
-    This is torchvision's `gaussian_blur` along one axis; `blur @ image @ blur.T` blurs along both.
-    Taps further out than `CUT` standard deviations are left out; they would add less than a
-    ten-thousandth.
-    """
+    """Matrices (B, S, S) that blur a line of pixels with a Gaussian of `num_taps` (odd) taps,
+    reflected at the edges, as torchvision's `gaussian_blur` without taps beyond `CUT` standard
+    deviations."""
     distance_BK = (_offsets(num_taps, sigma_B.device) / sigma_B[:, None]).abs()
     kernel_BK = torch.softmax(
         (-0.5 * distance_BK.square()).masked_fill(distance_BK > CUT, float("-inf")), dim=1
@@ -354,8 +325,7 @@ def _offsets(num_taps: int, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _taps(size: int, num_taps: int, device: torch.device) -> Tensor:
-    """(K, S·S) which pixel each tap reads: `out[k, i, reflect(i + k - K // 2)] = 1`. A product with
-    it is a sum without scattering."""
+    """(K, S·S) which pixel each tap reads: `out[k, i, reflect(i + k - K // 2)] = 1`."""
     line_S = torch.arange(size)
     read_KS = line_S[None, :] + torch.arange(num_taps)[:, None] - num_taps // 2
     period = max(2 * (size - 1), 1)
@@ -385,10 +355,9 @@ def jitter(factors_BF: Tensor, order_BF: Tensor) -> tuple[Tensor, Tensor]:
     """The four adjustments in the given order: A and D (B, 3, 3), for `x -> A x + D mean`.
 
     Args:
-        factors_BF: factors of brightness, contrast and saturation (1 changes nothing), and the
-            shift of the hue in turns.
-        order_BF: a permutation of 0..3 per image: which adjustment is first, second, third and
-            fourth.
+        factors_BF: of brightness, contrast and saturation (1 changes nothing), and the shift of the
+            hue in turns.
+        order_BF: a permutation of 0..3 per image.
     """
     base_2FCC, first_2FCC, second_2FCC = _adjustments(factors_BF.device, factors_BF.dtype)
     is_hue_F = constant((False, False, False, True), factors_BF.device, torch.bool)
@@ -405,8 +374,7 @@ def jitter(factors_BF: Tensor, order_BF: Tensor) -> tuple[Tensor, Tensor]:
 @lru_cache(maxsize=8)
 def _adjustments(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """(2, F, 3, 3) each, for the colour and for the mean: adjustment f is `base + factor · first +
-    (1 - factor) · second`, and the hue `base + cos(angle) · first + sin(angle) · second`, a
-    rotation about the grey axis."""
+    (1 - factor) · second`, the hue `base + cos(angle) · first + sin(angle) · second`."""
     root = 1 / math.sqrt(3)
     cross = torch.tensor([[0.0, -root, root], [root, 0.0, -root], [-root, root, 0.0]], dtype=dtype)
     identity, zero = torch.eye(3, dtype=dtype), torch.zeros(3, 3, dtype=dtype)
@@ -419,7 +387,7 @@ def _adjustments(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tens
 
 
 def to_grey(matrix_BCC: Tensor, grey_B: Tensor) -> Tensor:
-    """The colour map followed by torchvision's greyscale, where `grey_B` is True."""
+    """The colour map followed by torchvision's greyscale, where `grey_B`."""
     luma_C = constant(LUMA, matrix_BCC.device, matrix_BCC.dtype)
     return torch.where(grey_B[..., None, None], (luma_C @ matrix_BCC)[..., None, :], matrix_BCC)
 
@@ -427,7 +395,6 @@ def to_grey(matrix_BCC: Tensor, grey_B: Tensor) -> Tensor:
 def recolour(
     image_BCP: Tensor, matrix_BCC: Tensor, offset_BC: Tensor, out: Tensor | None = None
 ) -> Tensor:
-    """`matrix @ colour + offset` for every pixel."""
     return torch.baddbmm(offset_BC[:, :, None], matrix_BCC, image_BCP, out=out)
 
 
@@ -468,7 +435,7 @@ def to_lab(rgb_BCHW: Tensor) -> Tensor:
 
 
 def from_lab(lab_BCHW: Tensor) -> Tensor:
-    """The inverse of `to_lab`; colours outside sRGB are cut to [0, 1]."""
+    """The inverse of `to_lab`; colours outside sRGB are cut."""
     lightness, a, b = lab_BCHW.unbind(1)
     y = (lightness + 16) / 116
     bent = torch.stack((y + a / 500, y, y - b / 200), 1)
@@ -481,7 +448,6 @@ def from_lab(lab_BCHW: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _xyz(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """The inverse of M, XYZ of white, and M divided by white."""
     matrix = torch.tensor(_TO_XYZ, dtype=dtype)
     white_C = matrix.sum(1)
     inverse, share = torch.linalg.inv(matrix), matrix / white_C[:, None]

@@ -1,19 +1,14 @@
 """Views: the augmented versions of a batch of images that contrastive learning compares, made as
 tensors on the training device.
 
-The order is torchvision's: random resized crop, flip, colour jitter, greyscale, Gaussian blur,
-solarise, normalise. Crop, flip and blur take two matrix products, all colours and the normalisation
-one, followed by a cut to [0, 1] (see `transforms.py`). In the space `lab` the result is converted
-to CIE Lab before it is normalised. An accelerator makes all views at once. A CPU makes them one
-after the other in parts that fit its cache, and crops and blurs large images one by one with the
-same weights, which is faster there.
+The order, parameters and probabilities are torchvision's: random resized crop, flip, colour jitter,
+greyscale, Gaussian blur, solarise, normalise. Crop, flip and blur take two matrix products, all
+colours and the normalisation one (see `transforms.py`). An accelerator makes all views at once; a
+CPU makes them in parts that fit its cache, and large images one by one.
 
-Parameters and probabilities are torchvision's. The result approximates torchvision's in three
-places, which `transforms.py` describes: values are cut to [0, 1] once, at the end, and not rounded
-to whole bytes in between; the hue is rotated about the grey axis; and contrast uses the mean grey
-after the blur. On 200 photographs of CIFAR-10 the colours differ from torchvision's, for the same
-draws, by 0.012 on average (of 1) at strength 0.5 and 0.016 at strength 1, where the jitter itself
-changes them by 0.10 and 0.18; their mean differs by less than 0.003.
+Three approximations: values are cut to [0, 1] once, at the end; the hue is rotated about the grey
+axis; contrast uses the mean grey after the blur. On photographs the colours differ from
+torchvision's by 0.012 on average (of 1) at strength 0.5, where the jitter changes them by 0.10.
 
 Dimension key: V views, B images of the batch, R = V·B images of all views, C = 3 channels, H × W
 pixels of the input, S pixels of a side of the output, X blurred images.
@@ -64,20 +59,17 @@ _CHUNK_BYTES = 2**24  # working memory at a time on the CPU: what fits its cache
 class Views:
     """Makes `num_views` augmented views of a batch of images.
 
-    All randomness comes from the generator passed in: one block of numbers per view, whatever the
-    settings. Therefore the same state of the generator gives the same crops with and without blur,
-    and the first view is the same whether two or eight are made.
+    The generator gives one block of numbers per view, whatever the settings: the same state gives
+    the same crops with and without blur, and the same first view of two or eight.
 
     Args:
         preset: `simclr`, `moco`, `byol`, `sogclr`, `mild`, `clip` or `plain`; see `presets.py`.
         size: pixels of a side of the views.
-        mean, std: per channel, of values in [0, 1], or of L, a and b; those of `SPACES` if not
-            given.
+        mean, std: per channel, of values in [0, 1], or of L, a and b; by default those of `SPACES`.
         evaluate_share: side of the centre crop of `evaluate`, as a share of the shorter side; 7/8
             above 64 pixels, else all.
-        space: "rgb", or "lab" for CIE Lab: the image is augmented in RGB and then converted.
-        overrides: any setting of `Augmentation`, e.g. `blur=0.5`, `scale=(0.2, 1)`. A list for a
-            setting that is a single number gives one value per view, e.g. `solarise=(0, 0.2)`.
+        space: "rgb", or "lab" for CIE Lab.
+        overrides: any setting of `Augmentation`; a list of single numbers gives one value per view.
 
     Example:
         >>> views = Views("simclr", size=32)
@@ -132,10 +124,7 @@ class Views:
         Args:
             pixels: (B, H, W, 3), uint8.
             generator: on the pixels' device.
-            aspect: (B,) width / height of the original images, where `pixels` holds them squashed
-                to one shape.
-            num_views: V; view v uses augmentation v, starting again from the first if there are
-                fewer.
+            aspect: (B,) width / height of the originals, where `pixels` holds them squashed.
             weak: the views that are only cropped and flipped.
         """
         _check(pixels, aspect)
@@ -177,8 +166,7 @@ class Views:
         return views
 
     def evaluate(self, pixels: Tensor, aspect: Tensor | None = None) -> Tensor:
-        """The centre square of the original, resized and normalised: (B, 3, size, size). No
-        randomness."""
+        """The centre square of the original, resized and normalised: (B, 3, size, size)."""
         _check(pixels, aspect)
         batch, height, width, _ = pixels.shape
         aspect_B = constant((width / height,), pixels.device).expand(batch)
@@ -198,8 +186,7 @@ class Views:
         return images
 
     def to_rgb(self, views: Tensor) -> Tensor:
-        """Undoes the normalisation: views (…, 3, H, W) as red, green and blue in [0, 1], to be
-        shown."""
+        """Undoes the normalisation: views (…, 3, H, W) as red, green and blue in [0, 1]."""
         mean_C11, std_C11 = constant((self.mean, self.std), views.device)[:, :, None, None]
         values: Tensor = views * std_C11 + mean_C11
         if self.space == "rgb":
@@ -227,8 +214,8 @@ class Views:
 
     @property
     def _rgb_normalisation(self) -> tuple[Triple, Triple]:
-        """Mean and standard deviation that red, green and blue are normalised by; 0 and 1 where
-        another space follows."""
+        """Mean and standard deviation of red, green and blue; 0 and 1 where another space
+        follows."""
         return (self.mean, self.std) if self.space == "rgb" else ((0.0,) * 3, (1.0,) * 3)
 
     def _convert(self, image_RCSS: Tensor) -> None:
@@ -258,13 +245,9 @@ def render(
     std: Triple,
     out_RCSS: Tensor,
 ) -> None:
-    """Crops, flips, blurs, recolours, solarises and normalises uint8 pixels as drawn, and writes
-    the result to `out_RCSS`.
-
-    Args:
-        hows: the augmentation of each view; they have the same `kernel`.
-        draws: of the V·B images of all views, view after view.
-    """
+    """Crops, flips, blurs, recolours, solarises and normalises uint8 pixels into `out_RCSS`.
+    `draws` are of all views, view after view; `hows` are the augmentations of the views, with one
+    `kernel`."""
     size = out_RCSS.shape[-1]
     num_taps = taps_for(hows[0].kernel, size) if any(how.blur > 0 for how in hows) else 0
     image_RCSS = resize(pixels_BHWC, draws.box, size, draws.flip, draws, num_taps)
@@ -288,8 +271,8 @@ def resize(
     draws: Draws | None = None,
     num_taps: int = 0,
 ) -> Tensor:
-    """The boxes resized to (R, C, S, S), float32 in [0, 255]; with `num_taps`, also blurred where
-    `draws` says so."""
+    """The boxes resized to (R, C, S, S), float32 in [0, 255]; with `num_taps`, also blurred as
+    drawn."""
     _, height, width, _ = pixels_BHWC.shape
     is_cpu = pixels_BHWC.device.type == "cpu"
     # only a CPU gains by leaving rows out
@@ -327,8 +310,8 @@ def normalise(
     std: Triple,
     out_RCSS: Tensor,
 ) -> None:
-    """Applies a colour map to values in [0, 255], cuts to black and white, and normalises as
-    `(value - mean) / std` into `out_RCSS`."""
+    """Applies a colour map to values in [0, 255], cuts to black and white, and normalises into
+    `out_RCSS`."""
     mean_C, std_C = constant((mean, std), image_RCSS.device)
     scale_C1, low_C11, high_C11 = _scale_and_limits(mean, std, image_RCSS.device)
     recolour(
