@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kinfolk.data.arrays import array_source
+from kinfolk.data.arrays import ArraySource
 from kinfolk.data.class_hierarchy import SUPERCLASSES, Hierarchy, at_depth, open_hierarchy
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
@@ -41,7 +41,7 @@ def test_labels_at_every_depth(
 
 def test_the_data_is_relabelled(tmp_path: Path) -> None:
     images = np.zeros((6, 8, 8, 3), dtype=np.uint8)
-    source = array_source(
+    source = ArraySource(
         {"train": (images, [0, 1, 2, 3, -1, 0])},
         name="x",
         classes=["cat", "dog", "goldfish", "snail"],

@@ -27,7 +27,6 @@ def test_one_of_several_captions_by_a_number(tmp_path: Path) -> None:
     samples = data_of(tmp_path, captions).samples
     tokenizer = train_tokenizer(every_caption(samples), vocab_size=280, context=16)
     text = TextData(samples, tokenizer)
-    assert text.owners.tolist() == [0, 0, 0, 1, 2, 2]
     ids = torch.tensor([2, 0, 0, 1, 0, 2])
     drawn = text.draw(ids, torch.tensor([0.5, 0.0, 0.99999997, 0.9, 0.34, 0.49]))
     assert [tokenizer.decode(row) for row in drawn] == [
@@ -38,7 +37,8 @@ def test_one_of_several_captions_by_a_number(tmp_path: Path) -> None:
         "a two",
         "c one",
     ]
-    assert text.rows(torch.tensor([2, 1])).tolist() == [3, 4, 5]
+    words, owners = text.all_of(torch.tensor([1, 2]))
+    assert (words, owners.tolist()) == (["b one", "c one", "c two"], [1, 2, 2])
     assert text.groups.tolist() == [0, 1, 2]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from kinfolk.data.arrays import array_source
+from kinfolk.data.arrays import ArraySource
 from kinfolk.data.images import ImageData
 from kinfolk.data.prepare import prepare
 from kinfolk.embedding import take_parts
@@ -31,7 +31,7 @@ def three_classes(labelled: bool = True) -> tuple[ImageData, object]:
     images = (60 * labels[:, None, None, None] + rng.integers(0, 60, (24, 16, 16, 3))).astype(
         np.uint8
     )
-    source = array_source({"train": (images, labels if labelled else None)}, name="made up")
+    source = ArraySource({"train": (images, labels if labelled else None)}, name="made up")
     return prepare(source, image_size=16, workers=0, progress=False), source
 
 

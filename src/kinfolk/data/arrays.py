@@ -1,5 +1,6 @@
 """Images as arrays: in memory, in a `.npz`, in a memory-mapped `.npy`, and in the official files of
-CIFAR and MNIST. All values are converted to uint8 by one rule per array. No file can run code."""
+CIFAR and MNIST. All values are converted to uint8 by one rule per array. No file can run code.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +13,9 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
@@ -29,70 +29,57 @@ _CHANNELS = (1, 3, 4)
 _CHUNK_BYTES = 1 << 26
 
 
-@dataclass(frozen=True)
-class Scale:
-    factor: float
-
-    def __call__(self, image: Pixels) -> Pixels:
-        if image.dtype == np.uint8:
-            return np.asarray(image)
-        if self.factor == 1:
-            return image.astype(np.uint8)
-        return np.rint(image.astype(np.float64) * self.factor).astype(np.uint8)
-
-
 def find_layout(images: Pixels, what: str) -> Pixels:
     """A view of the images with shape (N, H, W) or (N, H, W, C)."""
     shape = images.shape
+    wrong = f"{what} has the shape {shape}"
     if images.ndim == 4:
         last, second = shape[3] in _CHANNELS, shape[1] in _CHANNELS
-        if second and not last:
-            images = np.moveaxis(images, 1, 3)
-        elif second == last:
-            reason = (
-                "channels may be the second or the last axis"
-                if last
-                else "neither the second nor the last axis has 1, 3 or 4 channels"
+        if second and last:
+            raise KinfolkError(
+                f"{wrong}: channels may be the second or the last axis; give (N, H, W, 3)"
             )
-            raise KinfolkError(f"{what} has the shape {shape}: {reason}; give (N, H, W, 3)")
+        if not second and not last:
+            raise KinfolkError(
+                f"{wrong}: neither the second nor the last axis has 1, 3 or 4 channels; give (N, H,"
+                " W, 3)"
+            )
+        images = np.moveaxis(images, 1, 3) if second else images
     elif images.ndim != 3 or shape[2] in _CHANNELS:
-        raise KinfolkError(
-            f"{what} has the shape {shape}; images must be (N, H, W), (N, H, W, 3) or (N, 3, H, W)"
-        )
+        raise KinfolkError(f"{wrong}; images must be (N, H, W), (N, H, W, 3) or (N, 3, H, W)")
     if 0 in images.shape[1:]:
-        raise KinfolkError(f"{what} has the shape {shape}: its images have no pixels")
+        raise KinfolkError(f"{wrong}: its images have no pixels")
     return images
 
 
-def find_scale(images: Pixels, what: str) -> Scale:
-    """How values become uint8, with one rule for all images: uint8 stays; bool and floats in [0, 1]
-    are multiplied by 255; integers in 0 … 255 are cast; larger uint16 is multiplied by 255 /
-    65535."""
+def find_factor(images: Pixels, what: str) -> float:
+    """What all values are multiplied by for uint8: 255 for bool and floats in [0, 1], 1 for
+    integers in 0 … 255, 255 / 65535 for larger uint16."""
     kind = images.dtype.kind
     if images.dtype == np.uint8 or len(images) == 0:
-        return Scale(1)
+        return 1
     if kind == "b":
-        return Scale(255)
+        return 255
     if kind not in "iuf":
         raise KinfolkError(
             f"{what} has the type {images.dtype}; images must be numbers, best uint8"
         )
     low, high = _value_range(images, what)
-    if kind == "f":
-        if low < 0 or high > 1:
-            raise KinfolkError(
-                f"{what} has {images.dtype} values in [{low:g}, {high:g}]; floats must be in [0,"
-                " 1], or convert to uint8"
-            )
-        return Scale(255)
-    if low >= 0 and high <= 255:
-        return Scale(1)
+    if low >= 0 and high <= (1 if kind == "f" else 255):
+        return 255 if kind == "f" else 1
     if images.dtype == np.uint16:
-        return Scale(255 / 65535)
+        return 255 / 65535
+    rule = "floats must be in [0, 1]" if kind == "f" else "integers must be in [0, 255]"
     raise KinfolkError(
-        f"{what} has {images.dtype} values in [{low:g}, {high:g}]; integers must be in [0, 255], or"
-        " convert to uint8"
+        f"{what} has {images.dtype} values in [{low:g}, {high:g}]; {rule}, or convert to uint8"
     )
+
+
+def to_uint8(image: Pixels, factor: float) -> Pixels:
+    """The values times `factor`, as uint8."""
+    if factor == 1:
+        return image.astype(np.uint8, copy=False)
+    return np.rint(image.astype(np.float64) * factor).astype(np.uint8)
 
 
 def _value_range(images: Pixels, what: str) -> tuple[float, float]:
@@ -101,8 +88,9 @@ def _value_range(images: Pixels, what: str) -> tuple[float, float]:
     low, high = np.inf, -np.inf
     for start in range(0, len(images), step):
         piece = images[start : start + step]
-        if piece.dtype.kind == "f" and not np.isfinite(piece).all():
-            bad = start + int(np.flatnonzero(~np.isfinite(piece).reshape(len(piece), -1).all(1))[0])
+        good = np.isfinite(piece)
+        if not good.all():
+            bad = start + int(np.flatnonzero(~good.reshape(len(piece), -1).all(1))[0])
             raise KinfolkError(
                 f"{what} holds NaN or infinite values, first in image {bad}; remove them"
             )
@@ -110,109 +98,92 @@ def _value_range(images: Pixels, what: str) -> tuple[float, float]:
     return low, high
 
 
-_PAIRS = {"x_train": ("train", "y_train"), "x_val": ("val", "y_val"), "x_test": ("test", "y_test")}
-
-
 @final
 class ArraySource(Source):
-    """Rows of one array per split; `parts` are the images of each and how their values are
-    converted."""
+    """Rows of one array per split. `splits`: (images, labels or None) of each; images are (N, H,
+    W), (N, H, W, C) or, if unambiguous, (N, C, H, W)."""
 
     def __init__(
         self,
+        splits: Mapping[str, tuple[Pixels, npt.ArrayLike | None]],
+        *,
         name: str,
-        parts: list[tuple[Pixels, Scale]],
-        items: list[Item],
-        classes: list[str] | None,
+        classes: list[str] | None = None,
         modified_ns: int = 0,
     ) -> None:
-        sizes = {images.shape[1:3] for images, _ in parts}
+        self._parts: list[tuple[Pixels, float]] = []
+        labels: list[Any] = []
+        places: list[tuple[str, int, int]] = []
+        for part, (split, (images, given)) in enumerate(splits.items()):
+            what = f"`{split}` of {name}" if len(splits) > 1 else name
+            images = find_layout(images, what)
+            self._parts.append((images, find_factor(images, what)))
+            values = np.full(len(images), None) if given is None else np.asarray(given)
+            if values.size != len(images):
+                raise KinfolkError(
+                    f"{name} has {len(images):,} images but labels of the shape {values.shape} in"
+                    f" `{split}`; one label for each is needed"
+                )
+            labels += values.ravel().tolist()
+            places += [(split, part, row) for row in range(len(images))]
+        if not places:
+            raise KinfolkError(f"{name} holds no images")
+        encoded, classes = encode_labels(labels, name, classes)
+        items = [
+            Item(f"{split}/{row}", label, split, origin=(part, row))
+            for (split, part, row), label in zip(places, encoded, strict=True)
+        ]
+        sizes = {images.shape[1:3] for images, _ in self._parts}
         native = next(iter(sizes)) if len(sizes) == 1 else None
         super().__init__(name, items, classes=classes, native_size=native)
-        self._parts, self._modified_ns = parts, modified_ns
+        self._modified_ns = modified_ns
 
     def load(self, index: int) -> Pixels:
         part, row = self._items[index].origin
-        images, scale = self._parts[part]
-        pixels: Pixels = scale(images[row])
-        return pixels
+        images, factor = self._parts[part]
+        return to_uint8(images[row], factor)
 
     def stat(self, index: int) -> tuple[int, int]:
         images, _ = self._parts[self._items[index].origin[0]]
         return math.prod(images.shape[1:]), self._modified_ns
 
 
-def array_source(
-    splits: Mapping[str, tuple[Pixels, npt.ArrayLike | None]],
-    *,
-    name: str,
-    classes: list[str] | None = None,
-    modified_ns: int = 0,
-) -> ArraySource:
-    """A source of (images, labels or None) per split; images are (N, H, W), (N, H, W, C) or, if
-    unambiguous, (N, C, H, W)."""
-    parts: list[tuple[Pixels, Scale]] = []
-    for split, (images, _) in splits.items():
-        what = f"`{split}` of {name}" if len(splits) > 1 else name
-        images = find_layout(images, what)
-        parts.append((images, find_scale(images, what)))
-    if not any(len(images) for images, _ in parts):
-        raise KinfolkError(f"{name} holds no images")
-    values: list[Any] = []
-    origins: list[tuple[str, int, int]] = []
-    for part, (split, (images, given)) in enumerate(splits.items()):
-        count = len(images)
-        labels = np.full(count, None) if given is None else np.asarray(given)
-        if labels.size != count:
-            raise KinfolkError(
-                f"{name} has {count:,} images but labels of the shape {labels.shape} in `{split}`;"
-                " one label for each is needed"
-            )
-        values += labels.ravel().tolist()
-        origins += [(split, part, row) for row in range(count)]
-    encoded, classes = encode_labels(values, name, classes)
-    items = [
-        Item(f"{split}/{row}", label, split, origin=(part, row))
-        for (split, part, row), label in zip(origins, encoded, strict=True)
-    ]
-    return ArraySource(name, parts, items, classes, modified_ns)
+_ARRAYS = {"x_train": ("train", "y_train"), "x_val": ("val", "y_val"), "x_test": ("test", "y_test")}
 
 
 def open_arrays(path: Path, labels: npt.ArrayLike | None = None) -> ArraySource:
     """Opens a `.npz` with `x_train`, `y_train`, `x_test`, `y_test` or with `images`, `labels` (and
     perhaps `classes`), or a `.npy`."""
-    modified_ns, name, classes = path.stat().st_mtime_ns, f"`{path}`", None
+    modified_ns, name = path.stat().st_mtime_ns, f"`{path}`"
     if path.suffix.lower() == ".npy":
         # a shape too large for any memory is refused by numpy a line later
         with _clear_errors(name), np.errstate(over="ignore"):
             images = np.lib.format.open_memmap(path, mode="r")
-        return array_source({"train": (images, labels)}, name=name, modified_ns=modified_ns)
-    with ExitStack() as stack:
+        return ArraySource({"train": (images, labels)}, name=name, modified_ns=modified_ns)
+    with open(path, "rb") as file:
         with _clear_errors(name):
-            arrays: Any = np.load(stack.enter_context(open(path, "rb")), allow_pickle=False)
+            arrays: Any = np.load(file, allow_pickle=False)
         names = set(getattr(arrays, "files", ()))
 
-        def read(array: str) -> Pixels:
+        def read(array: str) -> Pixels | None:
+            if array not in names:
+                return None
             with _clear_errors(f"`{array}` of {name}"):
                 _check_size(arrays.zip, array)
                 return np.asarray(arrays[array])
 
-        members = {"train": ("images", "labels")} if "images" in names else {}
-        members = members or {
-            split: (images, labels_)
-            for images, (split, labels_) in _PAIRS.items()
-            if images in names
+        members = {"images": ("train", "labels")} if "images" in names else _ARRAYS
+        splits = {
+            split: (x, read(labels_of))
+            for array, (split, labels_of) in members.items()
+            if (x := read(array)) is not None
         }
-        if not members:
+        if not splits:
             needed = "`x_train` (and `y_train`, `x_test`, `y_test`) or `images` (and `labels`)"
             raise KinfolkError(f"{name} must hold {needed}; it holds {sorted(names)}")
-        splits = {
-            split: (read(images), read(labels_) if labels_ in names else None)
-            for split, (images, labels_) in members.items()
-        }
-        if "classes" in names:
-            classes = [str(value) for value in read("classes").ravel()]
-    return array_source(splits, name=name, classes=classes, modified_ns=modified_ns)
+        named = read("classes")
+    classes = None if named is None else [str(value) for value in named.ravel()]
+    return ArraySource(splits, name=name, classes=classes, modified_ns=modified_ns)
 
 
 def _check_size(archive: zipfile.ZipFile, array: str) -> None:
@@ -222,9 +193,8 @@ def _check_size(archive: zipfile.ZipFile, array: str) -> None:
     with archive.open(info) as member:
         shape, _, dtype = npy_header(member)
         left = info.file_size - member.tell()
-    if not dtype.hasobject and (
-        any(side < 0 for side in shape) or math.prod(shape) * dtype.itemsize != left
-    ):
+    fits = all(side >= 0 for side in shape) and math.prod(shape) * dtype.itemsize == left
+    if not fits and not dtype.hasobject:
         raise ValueError(f"it has {left:,} bytes for the shape {shape}")
 
 
@@ -239,46 +209,41 @@ def _clear_errors(what: str) -> Iterator[None]:
         if "object" in str(error).lower() or "pickle" in str(error).lower():
             raise KinfolkError(
                 f"{what} holds Python objects, not numbers, and is not loaded, because it could run"
-                " code; save it as one array of numbers"
+                " code; save plain arrays"
             ) from error
         raise KinfolkError(f"{what} is not a readable array: {first_line(error)}") from error
 
 
-# The official files of CIFAR-10 and CIFAR-100
-#
-# CIFAR (Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009) comes as pickles,
-# and a pickle is a program. Here it can only call the stand-ins below, which record the bytes of an
-# array.
+# CIFAR, whose official archives are pickles
 
 _MAX_BYTES = 1 << 30
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """Where the parts of an archive are."""
 
     folder: str
     train: tuple[str, ...]
-    test: tuple[str, ...]
+    test: str
     meta: str
     labels: bytes
     classes: bytes
 
     @property
     def files(self) -> tuple[str, ...]:
-        return (*self.train, *self.test, self.meta)
+        return (*self.train, self.test, self.meta)
 
 
 _CIFAR = (
     Layout(
         "cifar-10-batches-py",
         tuple(f"data_batch_{n}" for n in range(1, 6)),
-        ("test_batch",),
+        "test_batch",
         "batches.meta",
         b"labels",
         b"label_names",
     ),
-    Layout("cifar-100-python", ("train",), ("test",), "meta", b"fine_labels", b"fine_label_names"),
+    Layout("cifar-100-python", ("train",), "test", "meta", b"fine_labels", b"fine_label_names"),
 )
 
 
@@ -314,10 +279,13 @@ def open_cifar(path: Path, layout: Layout) -> ArraySource:
         with tarfile.open(path) as archive:
             contents = {name: _member(archive, f"{layout.folder}/{name}") for name in layout.files}
     try:
-        loaded = {name: _unpickle(data) for name, data in contents.items()}
+        loaded = {
+            name: _Unpickler(io.BytesIO(data), encoding="bytes").load()
+            for name, data in contents.items()
+        }
         classes = [bytes(name).decode() for name in loaded[layout.meta][layout.classes]]
         splits: dict[str, tuple[Pixels, Any]] = {}
-        for split, parts in (("train", layout.train), ("test", layout.test)):
+        for split, parts in (("train", layout.train), ("test", (layout.test,))):
             images = np.concatenate([_images(loaded[part][b"data"]) for part in parts])
             labels = [int(label) for part in parts for label in loaded[part][layout.labels]]
             splits[split] = images, labels
@@ -328,11 +296,7 @@ def open_cifar(path: Path, layout: Layout) -> ArraySource:
             f"`{path}` is not an official CIFAR archive: {type(error).__name__}: {error}; download"
             " it again"
         ) from error
-    return array_source(splits, name=f"`{path}`", classes=classes)
-
-
-def _unpickle(data: bytes) -> Any:
-    return _Unpickler(io.BytesIO(data), encoding="bytes").load()
+    return ArraySource(splits, name=f"`{path}`", classes=classes)
 
 
 class _Array:
@@ -350,8 +314,7 @@ class _DataType:
     def __init__(self, code: str | bytes, *_: object) -> None:
         self.code = code if isinstance(code, str) else code.decode()
 
-    def __setstate__(self, state: object) -> None:
-        pass
+    def __setstate__(self, state: object) -> None: ...
 
 
 _ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
@@ -364,6 +327,8 @@ _ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
 
 
 class _Unpickler(pickle.Unpickler):
+    """Plain values and arrays of bytes; anything else is refused before it is called."""
+
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
             raise KinfolkError(
@@ -392,11 +357,8 @@ def _member(archive: tarfile.TarFile, name: str) -> bytes:
     return file.read()
 
 
-# MNIST's idx files
-#
-# `train-images-idx3-ubyte` and so on, possibly compressed with gzip: two zero bytes, a type code,
-# the number of dimensions, each dimension as a big-endian 32-bit number, then the values.
-# Fashion-MNIST and KMNIST use the same format.
+# MNIST's idx files, also of Fashion-MNIST and KMNIST, such as `train-images-idx3-ubyte.gz`: two
+# zero bytes, a type code, the number of dimensions, each as a big-endian 32-bit number, the values
 
 _TRAIN_AND_TEST = {"train": ("train",), "test": ("t10k", "test")}
 
@@ -411,6 +373,7 @@ def find_idx(path: Path) -> Path | None:
 
 
 def open_idx(folder: Path, name: str) -> ArraySource:
+    """The source for what `find_idx` found."""
     arrays: dict[str, tuple[Pixels, Pixels | None]] = {}
     newest = 0
     for split in _TRAIN_AND_TEST:
@@ -418,7 +381,7 @@ def open_idx(folder: Path, name: str) -> ArraySource:
         if images is not None:
             arrays[split] = read_idx(images), None if labels is None else read_idx(labels)
             newest = max(newest, *(file.stat().st_mtime_ns for file in (images, labels or images)))
-    return array_source(arrays, name=name, modified_ns=newest)
+    return ArraySource(arrays, name=name, modified_ns=newest)
 
 
 def _idx_file(folder: Path, split: str, kind: str) -> Path | None:
@@ -430,6 +393,7 @@ def _idx_file(folder: Path, split: str, kind: str) -> Path | None:
 
 
 def read_idx(path: Path) -> Pixels:
+    """The array of bytes of an idx file."""
     try:
         with gzip.open(path) if path.suffix.lower() == ".gz" else open(path, "rb") as file:
             zero, code, dimensions = struct.unpack(">HBB", file.read(4))

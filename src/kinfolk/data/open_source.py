@@ -17,11 +17,10 @@ from PIL import Image
 
 from kinfolk.data.arrays import (
     ArraySource,
-    array_source,
     find_cifar,
+    find_factor,
     find_idx,
     find_layout,
-    find_scale,
     open_arrays,
     open_cifar,
     open_idx,
@@ -88,7 +87,7 @@ def open_source(
     if isinstance(spec, torch.Tensor):
         spec = spec.detach().cpu().numpy()
     if isinstance(spec, np.ndarray):
-        return array_source({"train": (spec, labels)}, name="the array")
+        return ArraySource({"train": (spec, labels)}, name="the array")
     if not isinstance(spec, str | os.PathLike):
         return dataset_source(spec if isinstance(spec, Mapping) else {"train": spec})
     if spec == "digits":
@@ -190,7 +189,7 @@ def digits() -> ArraySource:
         "train": (images[~is_test], labels[~is_test]),
         "test": (images[is_test], labels[is_test]),
     }
-    return array_source(splits, name="digits", classes=[str(label) for label in range(10)])
+    return ArraySource(splits, name="digits", classes=[str(label) for label in range(10)])
 
 
 @final
@@ -256,7 +255,7 @@ def _to_pixels(image: Any, name: str) -> Pixels:
             f"an image has the shape {image.shape}; it must be (H, W), (H, W, 3) or (3, H, W)"
         )
     images = find_layout(image[None], "the image")
-    return find_scale(images, "the image")(images[0])
+    return to_uint8(images[0], find_factor(images, "the image"))
 
 
 def _whole_number(label: Any, name: str) -> int:

@@ -231,7 +231,7 @@ class CacheFolder:
         except (KinfolkError, OSError, ValueError, KeyError, TypeError):
             return None  # missing, cut short or damaged
         unread, refused = ([tuple(row) for row in index[kind]] for kind in ("unread", "refused"))
-        contents = Contents(samples, unread, refused)  # type: ignore[arg-type]
+        contents = Contents(samples, unread, refused)
         if len(samples) != len(cache) or not agrees(contents):
             return None
         self.verify = verify

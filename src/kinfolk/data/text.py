@@ -44,22 +44,18 @@ from kinfolk.files import write_text
 
 @final
 class TextData:
-    """All captions as one array of token ids.
+    """The captions of all samples. They become tokens when a batch is read; no tokens are kept.
 
-    Attributes: tokens: (M, T) int32, in the order of samples. owners: (M,) the sample of each
-    caption. groups: (N,) known positives; see `labels.group_ids`.
+    Attributes:
+        groups: (N,) known positives; see `labels.group_ids`.
     """
 
     def __init__(self, samples: Samples, tokenizer: Tokenizer) -> None:
         require_captions(samples)
         assert samples.captions is not None
         assert samples.group_ids is not None
-        counts = torch.tensor([len(captions_of(caption)) for caption in samples.captions])
-        self.tokenizer = tokenizer
-        self.tokens = tokenizer.encode(list(every_caption(samples)))
-        self.owners = torch.arange(len(samples)).repeat_interleave(counts)
+        self.tokenizer, self._captions = tokenizer, samples.captions
         self.groups = torch.from_numpy(samples.group_ids.astype(np.int64))
-        self._counts, self._starts = counts, counts.cumsum(0) - counts
 
     def get_groups(self, ids: Tensor) -> dict[str, Tensor]:
         """Further arguments of the loss."""
@@ -68,40 +64,17 @@ class TextData:
     def draw(self, ids: Tensor, uniform: Tensor) -> Tensor:
         """(B, T) a caption for each of `ids` (B,), chosen by numbers in [0, 1) (B,) if there are
         several."""
-        counts = self._counts[ids]
-        return self.tokens[
-            self._starts[ids] + (uniform * counts).to(torch.int64).clamp(max=counts - 1)
-        ]
+        several = [captions_of(self._captions[sample]) for sample in ids.tolist()]
+        counts = torch.tensor([len(texts) for texts in several])
+        chosen = (uniform * counts).to(torch.int64).clamp(max=counts - 1).tolist()
+        texts = [texts[place] for texts, place in zip(several, chosen, strict=True)]
+        return self.tokenizer.encode(texts)
 
-    def rows(self, ids: Tensor) -> Tensor:
-        """(M',) the rows of `tokens` that belong to the samples `ids`."""
-        chosen = torch.zeros(len(self._counts), dtype=torch.bool)
-        chosen[ids] = True
-        return chosen[self.owners].nonzero()[:, 0]
-
-
-@final
-class StreamedText:
-    """Captions of streamed data, converted to tokens batch by batch; see `TextData`."""
-
-    def __init__(self, samples: Samples, tokenizer: Tokenizer) -> None:
-        require_captions(samples)
-        assert samples.group_ids is not None
-        self.tokenizer, self._samples = tokenizer, samples
-        self.groups = torch.from_numpy(samples.group_ids.astype(np.int64))
-
-    def get_groups(self, ids: Tensor) -> dict[str, Tensor]:
-        return {"groups": self.groups[ids]}
-
-    def draw(self, ids: Tensor, uniform: Tensor) -> Tensor:
-        captions = self._samples.captions
-        assert captions is not None
-        several = [captions_of(captions[id_]) for id_ in ids.tolist()]
-        chosen = [
-            texts[min(int(number * len(texts)), len(texts) - 1)]
-            for texts, number in zip(several, uniform.tolist(), strict=True)
-        ]
-        return self.tokenizer.encode(chosen)
+    def all_of(self, ids: Tensor) -> tuple[list[str], Tensor]:
+        """All captions of the samples `ids`, and (M,) the sample of each."""
+        several = [captions_of(self._captions[sample]) for sample in ids.tolist()]
+        counts = torch.tensor([len(texts) for texts in several])
+        return [text for texts in several for text in texts], ids.repeat_interleave(counts)
 
 
 def require_captions(samples: Samples) -> None:
@@ -224,9 +197,8 @@ def read_tokenizer(path: str | Path, context: int) -> Tokenizer:
     try:
         inner = library.Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # the library raises bare exceptions
-        raise KinfolkError(
-            f"{path} is not a readable tokenizer.json: {' '.join(str(error).split())}"
-        ) from error
+        why = " ".join(str(error).split())
+        raise KinfolkError(f"{path} is not a readable tokenizer.json: {why}") from error
     return Tokenizer(inner, context)
 
 
@@ -267,15 +239,16 @@ def text_columns(
 def require_both(
     name: str, names: Sequence[str], image: str, anchor: str | None, positive: str | None
 ) -> None:
+    """Raises if a table has one of the two columns of texts and not the other."""
     for pair in NAMES:
-        given = (anchor or pair[0], positive or pair[1])
-        missing = [column for column in given if column not in names]
+        given = {"anchor": anchor or pair[0], "positive": positive or pair[1]}
+        missing = [role for role, column in given.items() if column not in names]
         if len(missing) == 1:
-            role = "anchor" if missing[0] == given[0] else "positive"
-            present = next(column for column in given if column in names)
+            (role,) = missing
+            (present,) = (column for each, column in given.items() if each != role)
             raise UsageError(
                 f"{name} has no column {image!r} of images, and has {present!r} but no column"
-                f" {missing[0]!r}: a table of text pairs has the columns anchor and positive; its"
+                f" {given[role]!r}: a table of text pairs has the columns anchor and positive; its"
                 f" columns are {', '.join(map(repr, names))}; another is chosen by --set"
                 f" data.{role}_column=NAME"
             )
@@ -313,7 +286,8 @@ def open_pairs(
         pick: the values of the column for a role, if there is one.
     """
     name = f"`{path}`"
-    columns = [*texts, *sorted((each for each in rows if _NEGATIVE.fullmatch(each)), key=_order)]
+    negatives = [column for column in rows if _NEGATIVE.fullmatch(column)]
+    columns = [*texts, *sorted(negatives, key=lambda column: int(column.partition("_")[2] or 0))]
     number = len(rows[texts[0]])
     if not number:
         raise KinfolkError(f"{name} has no rows")
@@ -322,15 +296,13 @@ def open_pairs(
     scores = [_score(cell, name) for cell in rows["score"]] if "score" in rows else [None] * number
     for row in range(number):
         key = f"row/{row + 1}"
-        cells = [rows[column][row] for column in columns]
-        reasons = (
-            _fault(cell, f"the text in the column {column!r}")
-            for column, cell in zip(columns, cells, strict=True)
-        )
+        cells = {f"the text in the column {column!r}": rows[column][row] for column in columns}
+        reasons = (_fault(cell, what) for what, cell in cells.items())
         if (reason := next(filter(None, reasons), None)) is not None:
             made.refused.append((key, reason))
         else:
-            made.add(row, key, scores[row], caption=tuple(str(to_text(cell)) for cell in cells))
+            captions = tuple(str(to_text(cell)) for cell in cells.values())
+            made.add(row, key, scores[row], caption=captions)
     return PairSource(name, made.items, classes=made.classes, refused=made.refused)
 
 
@@ -338,10 +310,6 @@ def _fault(cell: Any, what: str) -> str | None:
     if isinstance(cell, list | tuple | dict):
         return f"{what} is a {type(cell).__name__}, not one text"
     return why_refused(to_text(cell), what, None)
-
-
-def _order(column: str) -> int:
-    return int(column.partition("_")[2] or 0)
 
 
 def _score(cell: Any, name: str) -> float:
@@ -355,26 +323,28 @@ def _score(cell: Any, name: str) -> float:
 
 def read_pairs(source: Source) -> ImageData:
     """The samples of a `PairSource`. Nothing is tokenised before `PairTexts.tokenizer` is set."""
-    items = source.items()
-    if not items:
+    if not source.items():
         raise all_refused(source.name, source.refused, "rows")
-    order = arrange(items)
-    pairs = [texts_of(items[index].caption) for index in order]
-    labels = [-1 if (label := source.label(index)) is None else label for index in order]
-    digests = [digest(texts[0].encode()) for texts in pairs]
-    groups = [items[index].group for index in order]
-    scores = [items[index].origin for index in order]
+    order = arrange(source.items())
+    items = [source.items()[index] for index in order]
+    pairs = [texts_of(item.caption) for item in items]
+    anchors = [texts[0].encode() for texts in pairs]
+    labels = np.array([-1 if (x := source.label(index)) is None else x for index in order])
+    digests = [digest(anchor) for anchor in anchors]
+    groups = [item.group for item in items]
+    scores = [item.origin for item in items]
     given = groups if any(group is not None for group in groups) else None
+    ones = np.ones(len(order), dtype=np.int64)
     samples = Samples(
         ids=np.arange(len(order)),
-        keys=[items[index].key for index in order],
-        widths=np.ones(len(order), dtype=np.int64),
-        heights=np.ones(len(order), dtype=np.int64),
-        labels=np.array(labels) if max(labels) >= 0 else None,
+        keys=[item.key for item in items],
+        widths=ones,
+        heights=ones,
+        labels=labels if (labels >= 0).any() else None,
         classes=source.classes,
-        splits=[items[index].split for index in order],
-        sizes_bytes=np.array([len(texts[0].encode()) for texts in pairs]),
-        modified_ns=np.zeros(len(order), dtype=np.int64),
+        splits=[item.split for item in items],
+        sizes_bytes=np.array([len(anchor) for anchor in anchors]),
+        modified_ns=0 * ones,
         digests=digests,
         captions=pairs,
         groups=given,
@@ -423,19 +393,19 @@ class PairTexts:
         negatives = {} if self.negative_ids is None else {"negative_ids": self.negative_ids[ids]}
         return {"groups": self.groups[ids], **negatives}
 
-    @cached_property
+    @property
     def negative_ids(self) -> Tensor | None:
         """(N, K) ids of the explicit negatives of the training pairs: that of the first training
         pair with this text, or one from N on; None without explicit negatives."""
-        return self._number_negatives[0]
+        return self._numbered[0]
 
     @property
     def negatives(self) -> list[str]:
         """The texts with ids from N on, in their order."""
-        return self._number_negatives[1]
+        return self._numbered[1]
 
     @cached_property
-    def _number_negatives(self) -> tuple[Tensor | None, list[str]]:
+    def _numbered(self) -> tuple[Tensor | None, list[str]]:
         if len(texts_of(self._pairs[0])) == 2:
             return None, []
         pairs = [texts_of(texts) for texts in islice(self._pairs, self.num_train)]
@@ -446,13 +416,12 @@ class PairTexts:
         others: list[str] = []
         ids: list[list[int]] = []
         for texts in pairs:
-            row = []
-            for text in texts[2:]:
-                place = known.setdefault(normalise_caption(text), self.num_train + len(others))
-                if place == self.num_train + len(others):
+            names = [normalise_caption(text) for text in texts[2:]]
+            for name, text in zip(names, texts[2:], strict=True):
+                if name not in known:
+                    known[name] = self.num_train + len(others)
                     others.append(text)
-                row.append(place)
-            ids.append(row)
+            ids.append([known[name] for name in names])
         return torch.tensor(ids), others
 
     def at(self, samples: Samples, rows: Tensor) -> PairTexts:

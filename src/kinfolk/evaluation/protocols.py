@@ -38,7 +38,7 @@ from kinfolk.seeding import generator
 
 if TYPE_CHECKING:
     from kinfolk.data.images import ImageData
-    from kinfolk.data.text import PairTexts, StreamedText, TextData
+    from kinfolk.data.text import PairTexts, TextData
     from kinfolk.detectors import Detector
     from kinfolk.frameworks.base import Framework
     from kinfolk.frameworks.clip import Bimodal
@@ -356,7 +356,7 @@ def run_caption_kin(
     framework: Bimodal,
     images: ImageData,
     views: Views,
-    text: TextData | StreamedText | PairTexts,
+    text: TextData | PairTexts,
     seed: int,
     *,
     alpha: float | None = None,

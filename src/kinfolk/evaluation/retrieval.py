@@ -197,16 +197,16 @@ def run_retrieval(towers: Towers, data: ImageData, *, progress: bool = False) ->
     samples share counts once, with the captions of all of them."""
     ids, where = evaluated_ids(data)
     text = TextData(data.samples, towers.tokenizer)
-    rows_M = text.rows(ids)
-    first_I, owners_M = data.distinct(text.owners[rows_M])
-    images_ID = towers.images(data, text.owners[rows_M][first_I], progress)
-    found = retrieval(images_ID, towers.tokens(text.tokens[rows_M]), owners_M)
+    captions, samples_M = text.all_of(ids)
+    first_I, owners_M = data.distinct(samples_M)
+    images_ID = towers.images(data, samples_M[first_I], progress)
+    found = retrieval(images_ID, towers.texts(captions), owners_M)
     return {
         "image_to_text": {f"R@{k}": value for k, value in found.image_to_text.items()},
         "text_to_image": {f"R@{k}": value for k, value in found.text_to_image.items()},
         "mean": found.mean,
         "images": len(images_ID),
-        "captions": len(rows_M),
+        "captions": len(captions),
         "chance": 1 / len(images_ID),
         "measured_on": where,
     }

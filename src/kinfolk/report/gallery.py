@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kinfolk.data.text import TextData, every_caption
+from kinfolk.data.text import TextData
 from kinfolk.embedding import embed
 from kinfolk.errors import short
 from kinfolk.report import html
@@ -253,17 +253,16 @@ def draw_retrieval(opened: OpenedRun, data: ImageData, *, progress: bool = False
     towers, seed = opened.towers(), opened.config.seed
     if data.texts is not None:
         return _draw_pairs(opened, data, towers)
-    text, captions = TextData(data.samples, towers.tokenizer), list(every_caption(data.samples))
+    text = TextData(data.samples, towers.tokenizer)
     first, of_N = data.distinct(torch.arange(data.num_train))
     ids_I = first[torch.from_numpy(choose(len(first), seed, NUM_IMAGES))]
-    rows_M = text.rows(torch.isin(of_N, of_N[ids_I]).nonzero()[:, 0])
-    words = [captions[row] for row in rows_M.tolist()]
+    words, owners = text.all_of(torch.isin(of_N, of_N[ids_I]).nonzero()[:, 0])
     images = Side(
         towers.images(data, ids_I, progress),
         ids_I,
         lambda at: Shown(data.samples.keys[int(ids_I[at])], _uri(data, ids_I[at])),
     )
-    texts = Side(towers.texts(words), text.owners[rows_M], lambda at: Shown(words[at]))
+    texts = Side(towers.texts(words), owners, lambda at: Shown(words[at]))
     by_image, by_text = _detectors(opened, data, towers)
     return retrieval_section(
         _search(images, texts, text.groups, by_image, seed),

@@ -19,7 +19,6 @@ from kinfolk.data.labels import captions_of
 from kinfolk.data.sample_table import Samples
 from kinfolk.data.text import (
     PairTexts,
-    StreamedText,
     TextData,
     TextViews,
     Tokenizer,
@@ -270,7 +269,7 @@ def _warn(message: str) -> None:
 
 def read_text(
     images: ImageData, config: TrainConfig, run: Run, resumed: bool
-) -> TextData | StreamedText | PairTexts | None:
+) -> TextData | PairTexts | None:
     """The texts of a method that learns from them. `resumed`: the run has a tokenizer already."""
     if not learns_from_text(config):
         return None
@@ -279,8 +278,7 @@ def read_text(
     if images.texts is not None:
         images.texts.tokenizer = tokenizer
         return images.texts
-    kind = TextData if images.stream is None else StreamedText
-    return kind(images.samples, tokenizer)
+    return TextData(images.samples, tokenizer)
 
 
 def _tokenizer(samples: Samples, config: TrainConfig, run: Run, resumed: bool) -> Tokenizer:

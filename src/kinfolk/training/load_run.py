@@ -20,7 +20,7 @@ from kinfolk.data.augmentation.views import Views
 from kinfolk.data.images import ImageData
 from kinfolk.data.prepare import prepare
 from kinfolk.data.sample_table import Samples, key_difference, samples_digest
-from kinfolk.data.text import PairTexts, StreamedText, TextData, Tokenizer, read_tokenizer
+from kinfolk.data.text import PairTexts, TextData, Tokenizer, read_tokenizer
 from kinfolk.detectors.base import Detector
 from kinfolk.embedding import Preparation, embed
 from kinfolk.errors import KinfolkError, UsageError, short
@@ -279,10 +279,9 @@ def measure_kin(
     framework, views = restore(opened.path, opened.config, data), opened.views()
     if not isinstance(framework, Bimodal):
         return run_kin(framework, data, views, seed, alpha=alpha, progress=progress)
-    text: TextData | StreamedText | PairTexts | None = data.texts
+    text: TextData | PairTexts | None = data.texts
     if text is None:
-        kind = TextData if data.stream is None else StreamedText
-        text = kind(data.samples, opened.tokenizer())
+        text = TextData(data.samples, opened.tokenizer())
     return run_caption_kin(framework, data, views, text, seed, alpha=alpha, progress=progress)
 
 

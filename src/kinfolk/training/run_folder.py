@@ -23,7 +23,7 @@ from kinfolk.data.prepare import prepare, read_quarantine, summary, write_quaran
 from kinfolk.data.sample_table import Samples, samples_digest
 from kinfolk.data.source import Source, check_unchanged, exclude
 from kinfolk.data.stream import StreamSource
-from kinfolk.data.text import PairTexts, StreamedText, TextData, read_pairs
+from kinfolk.data.text import PairTexts, TextData, read_pairs
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, plural, short
 from kinfolk.files import DamagedFileError, is_unfinished, write_text
 from kinfolk.training.checkpoint import read_complete_checkpoint
@@ -376,7 +376,7 @@ def write_start(
     images: ImageData,
     state: dict[str, Any] | None,
     overwrite: bool,
-    text: TextData | StreamedText | PairTexts | None = None,
+    text: TextData | PairTexts | None = None,
 ) -> None:
     """Writes the folder as it is before the first step or at the checkpoint; config.yaml comes
     last."""
