@@ -24,6 +24,7 @@ from kinfolk.data.arrays import (
     open_arrays,
     open_cifar,
     open_idx,
+    to_uint8,
 )
 from kinfolk.data.decode import to_rgb
 from kinfolk.data.folder import is_image_name, open_folder
@@ -41,14 +42,8 @@ def open_source(
     *,
     labels: npt.ArrayLike | None = None,
     labels_from_folders: bool | None = False,
-    image_column: str = "image",
-    caption_column: str | None = None,
-    label_column: str | None = None,
-    group_column: str | None = None,
-    split_column: str | None = None,
-    anchor_column: str | None = None,
-    positive_column: str | None = None,
     index_dir: str | Path | None = None,
+    **columns: str | None,
 ) -> Source:
     """Opens a data source by its name, its path or its object.
 
@@ -61,10 +56,8 @@ def open_source(
         labels: of an array, a tensor or a `.npy` file.
         labels_from_folders: use the first folder (below `train/` …) of each file as its class;
             None: only if `spec` is a folder of images.
-        image_column, caption_column, label_column, group_column, split_column: names of a table's
-            columns; by default "image", "caption", …, if they exist.
-        anchor_column, positive_column: of a table of text pairs.
         index_dir: a cache folder in which `Source.keep` may have written an index of shards.
+        columns: names of a table's columns; see `Columns`.
     """
     if isinstance(spec, tuple) and len(spec) == 2 and labels is None:
         spec, labels = spec
@@ -73,70 +66,71 @@ def open_source(
                 "(images, labels) must be two arrays or tensors; the images are"
                 f" {type(spec).__name__}"
             )
-    is_path = isinstance(spec, str | os.PathLike)
-    is_array = isinstance(spec, np.ndarray | torch.Tensor)
-    if labels is not None and not is_array and not (is_path and str(spec).lower().endswith(".npy")):
+    if isinstance(spec, torch.Tensor):
+        spec = spec.detach().cpu().numpy()
+    path = Path(spec).expanduser() if isinstance(spec, str | os.PathLike) else None
+    is_npy = path is not None and path.suffix.lower() == ".npy"
+    if labels is not None and not is_npy and not isinstance(spec, np.ndarray):
         raise UsageError(
             "`labels` belong to an array or a .npy file; other sources bring their own"
         )
-    if labels_from_folders and (not is_path or spec == "digits" or Path(str(spec)).is_file()):
+    if labels_from_folders and (path is None or spec == "digits" or path.is_file()):
         raise UsageError(
             "`labels_from_folders` needs a folder of images, not"
-            f" {short(str(spec)) if is_path else type(spec).__name__}"
+            f" {type(spec).__name__ if path is None else short(str(spec))}"
         )
-    if isinstance(spec, torch.Tensor):
-        spec = spec.detach().cpu().numpy()
     if isinstance(spec, np.ndarray):
         return ArraySource({"train": (spec, labels)}, name="the array")
-    if not isinstance(spec, str | os.PathLike):
-        return dataset_source(spec if isinstance(spec, Mapping) else {"train": spec})
+    if path is None:
+        return DatasetSource(spec if isinstance(spec, Mapping) else {"train": spec})
     if spec == "digits":
         return digits()
-    path = Path(spec).expanduser()
-    if not path.exists() and (shards := expand(str(spec))):
-        return open_shards({"train": shards}, f"`{short(str(spec))}`", index_dir)
     if not path.exists():
+        if shards := expand(str(spec)):
+            return open_shards({"train": shards}, f"`{short(str(spec))}`", index_dir)
         raise UsageError(f"there is no file or folder `{short(str(spec))}`{_where_else(path)}")
-    kind = "folder" if path.is_dir() else path.name.lower()
-    columns = Columns(
-        image_column,
-        caption_column,
-        label_column,
-        group_column,
-        split_column,
-        anchor_column,
-        positive_column,
-    )
+    return _open_path(path, labels, labels_from_folders, Columns(**columns), index_dir)  # type: ignore[arg-type]
+
+
+def _open_path(
+    path: Path,
+    labels: npt.ArrayLike | None,
+    labels_from_folders: bool | None,
+    columns: Columns,
+    index_dir: str | Path | None,
+) -> Source:
+    """The source of an existing file or folder."""
+    name, kind = f"`{path}`", "folder" if path.is_dir() else path.name.lower()
     if (idx := find_idx(path)) is not None:
-        return open_idx(idx, f"`{path}`")
-    if (tables := find_hugging_face(path, image_column)) is not None:
+        return open_idx(idx, name)
+    if (tables := find_hugging_face(path, columns.image_column)) is not None:
         if labels_from_folders:
             raise UsageError(
-                f"`labels_from_folders` needs a folder of images; `{path}` holds tables of images,"
+                f"`labels_from_folders` needs a folder of images; {name} holds tables of images,"
                 " whose labels are a column"
             )
-        return open_hugging_face(tables, f"`{path}`", columns)
+        return open_hugging_face(tables, name, columns)
     if kind == "folder" or kind.endswith((".tar.gz", ".tgz", ".tar")):
         if (found := find_cifar(path)) is not None:
             return open_cifar(*found)
-        if kind.endswith((".tar.gz", ".tgz")):
+        if kind.endswith(("gz", "tgz")):
             raise KinfolkError(
-                f"`{path}` is not an official CIFAR-10 or CIFAR-100 archive (python version);"
+                f"{name} is not an official CIFAR-10 or CIFAR-100 archive (python version);"
                 " unpack it and give the folder, or the .tar"
             )
-        if shards_of := find_shards(path):
-            return open_shards(shards_of, f"`{path}`", index_dir)
+        if shards := find_shards(path):
+            return open_shards(shards, name, index_dir)
         return open_folder(path, labels_from_folders=labels_from_folders is not False)
     if kind.endswith((".npz", ".npy")):
         return open_arrays(path, labels)
     if kind.endswith((".csv", ".tsv", ".parquet")):
         return open_table(path, columns)
     if kind.endswith((".zip", ".rar", ".7z", ".gz", ".tar.bz2", ".tar.xz")):
-        raise UsageError(f"`{path}` is an archive; unpack it and give the folder")
+        raise UsageError(f"{name} is an archive; unpack it and give the folder")
     if is_image_name(kind):
-        raise UsageError(f"`{path}` is a single image; give the folder that holds all images")
+        raise UsageError(f"{name} is a single image; give the folder that holds all images")
     raise UsageError(
-        f"`{path}` must be a folder, .npz, .npy, .csv, .tsv, .parquet, a CIFAR archive (.tar.gz) or"
+        f"{name} must be a folder, .npz, .npy, .csv, .tsv, .parquet, a CIFAR archive (.tar.gz) or"
         " webdataset shards (.tar)"
     )
 
@@ -170,7 +164,7 @@ def _shorter_side(source: Source, index: int) -> int | None:
             return int(min(loaded.shape[:2]))
         with Image.open(io.BytesIO(loaded)) as image:
             return int(min(image.size))
-    except Exception:
+    except Exception:  # `prepare` will report it
         return None
 
 
@@ -198,18 +192,23 @@ class DatasetSource(Source):
     label, …), and must be the same each time."""
 
     def __init__(self, splits: Mapping[str, Any]) -> None:
-        first = next(iter(splits.values()))
-        classes = getattr(first, "classes", None)
+        for data in splits.values():
+            if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+                raise UsageError(
+                    f"`data` ({type(data).__name__}) must be a path, an array or a map-style"
+                    " Dataset with __len__ and __getitem__"
+                )
         items = [
             Item(f"{split}/{row}", None, split_name(split), origin=(data, row))
             for split, data in splits.items()
             for row in range(len(data))
         ]
-        super().__init__(
-            f"the {type(first).__name__}",
-            items,
-            classes=list(map(str, classes)) if isinstance(classes, list | tuple) else None,
-        )
+        if not items:
+            raise KinfolkError("the Dataset is empty")
+        first = next(iter(splits.values()))
+        names = getattr(first, "classes", None)
+        classes = list(map(str, names)) if isinstance(names, list | tuple) else None
+        super().__init__(f"the {type(first).__name__}", items, classes=classes)
         self._labels: dict[str, int] = {}
 
     def load(self, index: int) -> Pixels:
@@ -228,28 +227,16 @@ class DatasetSource(Source):
         return label if self.class_of_label is None else self.class_of_label[label]
 
 
-def dataset_source(splits: Mapping[str, Any]) -> DatasetSource:
-    for data in splits.values():
-        if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
-            raise UsageError(
-                f"`data` ({type(data).__name__}) must be a path, an array or a map-style Dataset"
-                " with __len__ and __getitem__"
-            )
-    if not splits or sum(len(data) for data in splits.values()) == 0:
-        raise KinfolkError("the Dataset is empty")
-    return DatasetSource(splits)
-
-
 def _to_pixels(image: Any, name: str) -> Pixels:
+    if isinstance(image, Image.Image):
+        return np.asarray(to_rgb(image))
     if isinstance(image, torch.Tensor):
         image = image.detach().cpu().numpy()
     if not isinstance(image, np.ndarray):
-        if not isinstance(image, Image.Image):
-            raise KinfolkError(
-                f"{name} gives a {type(image).__name__}; an item must be an image (PIL, array,"
-                " tensor) or (image, label)"
-            )
-        return np.asarray(to_rgb(image))
+        raise KinfolkError(
+            f"{name} gives a {type(image).__name__}; an item must be an image (PIL, array, tensor)"
+            " or (image, label)"
+        )
     if image.ndim not in (2, 3):
         raise KinfolkError(
             f"an image has the shape {image.shape}; it must be (H, W), (H, W, 3) or (3, H, W)"
@@ -259,11 +246,8 @@ def _to_pixels(image: Any, name: str) -> Pixels:
 
 
 def _whole_number(label: Any, name: str) -> int:
-    value = (
-        label.item()
-        if isinstance(label, torch.Tensor | np.ndarray | np.generic) and np.size(label) == 1
-        else label
-    )
+    is_single = isinstance(label, torch.Tensor | np.ndarray | np.generic) and np.size(label) == 1
+    value = label.item() if is_single else label
     try:
         if int(value) == value:
             return int(value)

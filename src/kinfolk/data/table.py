@@ -1,6 +1,7 @@
 """Tables of images or of text pairs (CSV, TSV, Parquet), and folders and Parquet files of Hugging
 Face `datasets`, whose images must be stored as bytes: a data set from elsewhere must not choose
-files of this machine."""
+files of this machine.
+"""
 
 from __future__ import annotations
 
@@ -111,17 +112,17 @@ def _values(column: Any) -> list[Any]:
 class Columns:
     """Names of the columns; None: the column that is named like its role, if it exists."""
 
-    image: str = "image"
-    caption: str | None = None
-    label: str | None = None
-    group: str | None = None
-    split: str | None = None
-    anchor: str | None = None
-    positive: str | None = None
+    image_column: str = "image"
+    caption_column: str | None = None
+    label_column: str | None = None
+    group_column: str | None = None
+    split_column: str | None = None
+    anchor_column: str | None = None
+    positive_column: str | None = None
 
     def find(self, role: str, names: Collection[str], table: str) -> str | None:
         """The column for a role, of a table with the columns `names`, or None."""
-        chosen = getattr(self, role)
+        chosen = getattr(self, f"{role}_column")
         column: str = chosen or role
         if column in names:
             return column
@@ -141,15 +142,14 @@ class Columns:
         )
 
 
-def open_table(path: Path, columns: Columns | None = None) -> FileSource | PairSource:
+def open_table(path: Path, columns: Columns) -> FileSource | PairSource:
     """Opens a table of images, whose paths are relative to it, or of text pairs.
 
     Rows with the same image share it: it is decoded once, their keys are `path`, `path#2`, …, and
     they form a group if the table has no group column. A row is refused by name if its image does
     not exist or its caption can't be used.
     """
-    name = f"`{path}`"
-    rows, columns = read_columns(path), columns or Columns()
+    name, rows = f"`{path}`", read_columns(path)
 
     def pick(role: str) -> list[Any] | None:
         column = columns.find(role, rows, name)
@@ -157,13 +157,12 @@ def open_table(path: Path, columns: Columns | None = None) -> FileSource | PairS
 
     for role in ("anchor", "positive"):
         pick(role)
-    texts = text_columns(list(rows), columns.anchor, columns.positive)
-    if texts is not None and columns.image not in rows:
-        return open_pairs(path, rows, texts, pick)
-    if columns.image not in rows:
-        require_both(name, list(rows), columns.image, columns.anchor, columns.positive)
+    given = columns.anchor_column, columns.positive_column
+    if columns.image_column not in rows:
+        if (texts := text_columns(list(rows), *given)) is not None:
+            return open_pairs(path, rows, texts, pick)
+        require_both(name, list(rows), columns.image_column, *given)
     images = pick("image")
-    assert images is not None
     if not images:
         raise KinfolkError(f"{name} has no rows")
     for value in images:
@@ -224,7 +223,7 @@ def _has_images(path: Path, image_column: str) -> bool:
 
     try:
         kinds = {field.name: field.type for field in pq.read_schema(path)}
-    except Exception:
+    except Exception:  # other readers report it
         return False
     plain = kinds.get(image_column, pa.null())
     if pa.types.is_string(plain):
@@ -264,7 +263,7 @@ def _open(package: Any, path: Path, name: str, columns: Columns) -> HuggingFaceS
     if not splits:
         raise KinfolkError(f"{name} holds no images")
     features = next(iter(splits.values())).features
-    image = _image_column(package, features, columns.image, name)
+    image = _image_column(package, features, columns.image_column, name)
     roles = {role: columns.find(role, features, name) for role in _ROLES if role != "label"}
     roles["label"] = _label_column(features, columns, name)
     splits = {
@@ -297,8 +296,7 @@ class HuggingFaceSource(Source):
 
     def load(self, index: int) -> bytes:
         data, row = self._items[index].origin
-        value = data[row][self._image]
-        found = None if value is None else value.get("bytes")
+        found = (data[row][self._image] or {}).get("bytes")
         if not isinstance(found, bytes):
             raise RefusedError(
                 "the row has no bytes of an image; save the data set with its images embedded"
@@ -329,7 +327,7 @@ def _image_column(package: Any, features: Any, chosen: str, name: str) -> str:
 
 
 def _label_column(features: Any, columns: Columns, name: str) -> str | None:
-    if columns.label is not None:
+    if columns.label_column is not None:
         return columns.find("label", features, name)
     coded = [column for column, kind in features.items() if getattr(kind, "names", None)]
     found = [column for column in _LABELS if column in features] or coded
