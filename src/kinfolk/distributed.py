@@ -101,8 +101,8 @@ def _collective(name: str, before: str) -> Callable[[Tensor, Tensor], object]:
 
 
 def _require_unsupported(error: RuntimeError) -> None:
-    """Raises the error again, unless the backend lacks the collective, as gloo of torch 2.4 does,
-    which says so on all ranks before it sends anything."""
+    """Raises the error again, unless the backend lacks the collective, as MPI lacks the
+    reduce-scatter. It says so on all ranks before it sends anything."""
     if "not support" not in str(error):
         raise error
 

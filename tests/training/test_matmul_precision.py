@@ -14,8 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import kinfolk as kf
 from kinfolk.errors import UsageError
+from kinfolk.evaluation.probes import knn_accuracy
+from kinfolk.training import epoch_end
 from kinfolk.training.config import TrainerConfig
-from kinfolk.training.launch import resolve_trainer
+from kinfolk.training.launch import float32_products, resolve_trainer
 from kinfolk.training.module import TrainingModule
 from kinfolk.training.train import train
 from tests.training.small import BARE
@@ -120,6 +122,44 @@ def test_the_setting_holds_in_every_step_and_ends_with_the_training(
         train("digits", tmp_path / "run", epochs=1, settings=settings, progress=False)
     assert inside == {"medium"}
     assert torch.get_float32_matmul_precision() == before
+
+
+def test_clusters_and_nearest_neighbours_are_computed_in_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: dict[str, set[str]] = {"refresh": set(), "knn": set(), "step": set()}
+
+    def record(what: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def recorded(*given: Any, **named: Any) -> Any:
+            found[what].add(torch.get_float32_matmul_precision())
+            return call(*given, **named)
+
+        return recorded
+
+    monkeypatch.setattr(kf.Cave, "refresh", record("refresh", kf.Cave.refresh))
+    monkeypatch.setattr(epoch_end, "knn_accuracy", record("knn", knn_accuracy))
+    step = record("step", TrainingModule.training_step)
+    monkeypatch.setattr(TrainingModule, "training_step", step)
+    settings = {**BARE, "trainer.accelerator": "cpu", "trainer.matmul_precision": "high"}
+    settings |= {"method": "simclr+cave", "detector.num_clusters": 4, "knn.every": 1}
+    train("digits", tmp_path / "run", epochs=1, settings=settings, progress=False)
+    assert found == {"refresh": {"highest"}, "knn": {"highest"}, "step": {"high"}}
+
+
+def test_a_precision_chosen_for_one_backend_stays() -> None:
+    if not hasattr(torch.backends.mkldnn, "matmul"):
+        pytest.skip("torch before 2.9 has one precision for all backends")
+    cuda, mkldnn = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    torch.set_float32_matmul_precision("highest")
+    cuda.fp32_precision = "tf32"
+    try:
+        with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
+            torch.get_float32_matmul_precision()
+        with float32_products("medium"):
+            assert torch.get_float32_matmul_precision() == "medium"
+        assert (cuda.fp32_precision, mkldnn.fp32_precision) == ("tf32", "ieee")
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 @pytest.mark.parametrize(

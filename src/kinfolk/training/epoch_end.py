@@ -33,6 +33,7 @@ from kinfolk.frameworks import RCL
 from kinfolk.frameworks.base import Framework
 from kinfolk.seeding import generator
 from kinfolk.training.config import KnnConfig, SnapshotConfig
+from kinfolk.training.launch import float32_products
 from kinfolk.training.module import TrainingModule
 from kinfolk.training.run_folder import Run, epoch_of, snapshot_file
 
@@ -101,9 +102,9 @@ class Knn:
     ) -> float:
         """The accuracy on `queries`; None: on the bank itself, leaving one out."""
         test_x, test_y = (None, None) if queries is None else self._embedded(module, epoch, queries)
-        return knn_accuracy(
-            features, labels, test_x, test_y, self.config.k, self.config.temperature, module.device
-        )
+        given = features, labels, test_x, test_y, self.config.k, self.config.temperature
+        with float32_products("highest"):  # as in `kinfolk eval`
+            return knn_accuracy(*given, module.device)
 
     def _embedded(self, module: TrainingModule, epoch: int, ids: Tensor) -> tuple[Tensor, Tensor]:
         assert self.data.labels is not None

@@ -107,12 +107,19 @@ def resolve_trainer(config: TrainerConfig) -> TrainerConfig:
 @contextlib.contextmanager
 def float32_products(precision: str) -> Iterator[None]:
     """Within, products of float32 matrices have this precision (`trainer.matmul_precision`)."""
-    before = torch.get_float32_matmul_precision()
+    by_backend: list[tuple[Any, str]] = []
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the user chose it for one backend, as torch allows from 2.9 on
+        before, backends = "highest", (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+        by_backend = [(backend, backend.fp32_precision) for backend in backends]
     torch.set_float32_matmul_precision(precision)
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+        for backend, chosen in by_backend:
+            backend.fp32_precision = chosen
 
 
 def _all_devices() -> int:

@@ -26,6 +26,7 @@ from kinfolk.embedding import (
 )
 from kinfolk.frameworks import Framework
 from kinfolk.stores.per_sample import Collected
+from kinfolk.training.launch import float32_products
 from kinfolk.training.module import TrainingModule
 
 
@@ -95,7 +96,9 @@ class Refresh(pl.Callback):
         if not framework.due(epoch):
             return
         start = time.perf_counter()
-        framework.refresh(self._features(module), epoch / self.epochs)
+        features = self._features(module)
+        with float32_products("highest"):  # TF32 rounds away the distance of near neighbours
+            framework.refresh(features, epoch / self.epochs)
         for optimizer in trainer.optimizers:
             for parameter in framework.reinitialised:
                 optimizer.state.pop(parameter, None)
@@ -107,7 +110,9 @@ class Refresh(pl.Callback):
         if trainer.current_epoch + 1 < self.epochs or not _finishes(framework):
             return
         start = time.perf_counter()
-        framework.finish(self._features(module))
+        features = self._features(module)
+        with float32_products("highest"):
+            framework.finish(features)
         self.seconds = (self.seconds or 0.0) + time.perf_counter() - start
 
     def __call__(self, module: TrainingModule, epoch: int) -> dict[str, float]:
