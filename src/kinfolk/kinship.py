@@ -55,14 +55,13 @@ def above(block: Block, level: Tensor, degrees_from_R: Tensor | None = None) -> 
 
     With `block.degrees`: to the degree (s − level) / (1 − level); `degrees_from_R` is that
     level."""
-    sim_RC = block.sim_RC
-    level_l1 = level.to(sim_RC.dtype).unsqueeze(1)
-    kin_RC = (sim_RC.view(len(level), -1) > level_l1.clamp(min=-2)).view_as(sim_RC)
+    sim_RC, rows = block.sim_RC, len(block.sim_RC) // len(level)
+    level_R = level.to(sim_RC.dtype).repeat_interleave(rows) if rows > 1 else level
+    kin_RC = sim_RC > level_R.to(sim_RC.dtype).clamp(min=-2).unsqueeze(1)
     if not block.degrees:
         return kin_RC
-    from_R = level if degrees_from_R is None else degrees_from_R
-    from_R = from_R.to(sim_RC.dtype).repeat_interleave(len(sim_RC) // len(from_R))
-    from_R1 = from_R.nan_to_num(nan=1.0).clamp(-1, 1).unsqueeze(1)
+    from_R = level_R if degrees_from_R is None else degrees_from_R
+    from_R1 = from_R.to(sim_RC.dtype).nan_to_num(nan=1.0).clamp(-1, 1).unsqueeze(1)
     width_R1 = (1 - from_R1).clamp(min=torch.finfo(sim_RC.dtype).eps)
     return ((sim_RC - from_R1) / width_R1).clamp(0, 1) * kin_RC
 

@@ -93,9 +93,9 @@ class Block:
         return self.per_row(self.ids)
 
     @property
-    def per_sample(self) -> Tensor:
-        """(b, V·C) similarities of each sample over all its views."""
-        return self.sim_RC.reshape(len(self.ids), -1)
+    def sim_bVC(self) -> Tensor:  # noqa: N802
+        """(b, V, C) the similarities by sample and view."""
+        return self.sim_RC.view(len(self.ids), self.num_views, -1)
 
     @property
     def num_per_sample(self) -> Tensor:

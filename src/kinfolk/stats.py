@@ -114,14 +114,14 @@ def count(
         labels: (b,) of the samples and (C,) of the candidates, below 0 where unknown; None: none.
         positives: whether the positives are counted: once for all levels.
     """
-    shape = (len(block.ids), block.num_views, -1)
-    sim_bVC, kin_bVC = block.sim_RC.view(shape), None if kin_RC is None else kin_RC.view(shape)
+    sim_bVC = block.sim_bVC
+    kin_bVC = None if kin_RC is None else kin_RC.view(sim_bVC.shape)
     none_b = torch.zeros_like(block.num_negatives_b, dtype=torch.float64)
     none = none_b.sum()
 
     def number(mask_bVC: Tensor) -> Tensor:
         """(b,) how many entries are True over all views of each sample."""
-        return mask_bVC.flatten(1).sum(1, dtype=torch.int32).double()
+        return mask_bVC.sum((1, 2), dtype=torch.int32).double()
 
     pos = (none, none)
     if positives and block.pos_RP is not None:
@@ -135,7 +135,7 @@ def count(
         same_bVC = same_b1C & (sim_bVC > -2)
         if kin_bVC is not None:
             judged_b, hits_b = number(kin_bVC & known_b1C), number(kin_bVC & same_bVC)
-        same_b, sim_b = number(same_bVC), torch.where(same_bVC, sim_bVC, 0.0).flatten(1).sum(1)
+        same_b, sim_b = number(same_bVC), torch.where(same_bVC, sim_bVC, 0.0).sum((1, 2))
         precision_b = torch.where(judged_b > 0, hits_b / judged_b.clamp(min=1), 1.0)
         recall_b = torch.where(same_b > 0, hits_b / same_b.clamp(min=1), 1.0)
         rates = _units(precision_b * known_b), _units(recall_b * known_b)

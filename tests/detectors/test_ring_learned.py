@@ -120,7 +120,7 @@ def test_two_views_that_are_alike_do_not_bias_the_share() -> None:
 
 def test_a_shift_and_a_stretch_of_all_similarities_move_the_thresholds_alone() -> None:
     g, states, share = torch.Generator().manual_seed(0), [], torch.tensor(0.95, dtype=torch.float64)
-    visits = [torch.randn(5, 60, generator=g, dtype=torch.float64) * 0.1 for _ in range(40)]
+    visits = [torch.randn(5, 1, 60, generator=g, dtype=torch.float64) * 0.1 for _ in range(40)]
     for shift, stretch in ((0.0, 1.0), (0.4, 0.2)):
         state = {
             name: torch.zeros(5, dtype=torch.float64)
@@ -217,7 +217,7 @@ def test_equal_similarities_and_rows_without_any_stay_finite(start: float) -> No
     }
     for _ in range(200):
         state, level = visit(
-            torch.full((1, 100), 0.25), torch.tensor([100.0]), state, torch.tensor(0.5)
+            torch.full((1, 1, 100), 0.25), torch.tensor([100.0]), state, torch.tensor(0.5)
         )
         assert all(value.isfinite().all() for value in (*state.values(), level))
     assert state["level"].item() == pytest.approx(0.25, abs=0.02)
@@ -239,7 +239,7 @@ def test_the_first_visit_starts_from_a_logistic_with_the_mean_and_deviation_of_t
 ) -> None:
     block = block_of(features(40).double(), torch.arange(5), torch.arange(40))
     level, scale = first_visit(
-        block.sim_RC, torch.full((5,), 39.0), torch.logit(torch.tensor(share))
+        block.sim_bVC, torch.full((5,), 39.0), torch.logit(torch.tensor(share))
     )
     for i, row in enumerate(block.sim_RC.tolist()):
         seen = [s for s in row if s > -2]

@@ -36,7 +36,7 @@ def test_the_share_above_a_level(dtype: torch.dtype) -> None:
     sim = (torch.rand(6, 700, generator=torch.Generator().manual_seed(0)) * 2 - 1).to(dtype)
     sim[:, :3] = -torch.inf
     before, level, n = sim.clone(), torch.linspace(-0.9, 1.0, 6), torch.full((6,), 697)
-    share = thresholds.share_above(sim, n, level)
+    share = thresholds.share_above(sim.unsqueeze(1), n, level)
     assert share.tolist() == pytest.approx(
         ((sim > level.to(dtype).unsqueeze(1)).sum(1) / 697).tolist()
     )
@@ -47,7 +47,9 @@ def test_the_share_above_a_level(dtype: torch.dtype) -> None:
 def test_mean_and_spread_are_those_of_the_negatives(width: int) -> None:
     sim = 0.97 + 0.001 * torch.randn(4, width, generator=torch.Generator().manual_seed(0))
     sim[:, :7], sim[3] = -torch.inf, -torch.inf
-    mean, spread, _ = thresholds.moments(sim, torch.tensor([width - 7] * 3 + [0])).unbind(1)
+    mean, spread, _ = thresholds.moments(
+        sim.unsqueeze(1), torch.tensor([width - 7] * 3 + [0])
+    ).unbind(1)
     others = sim[:3, 7:].double()
     wanted = others.mean(1, keepdim=True)
     exact = width < 8000  # of more, every few are read
@@ -67,7 +69,7 @@ def test_mean_and_spread_of_candidates_that_are_sorted_by_class() -> None:
     sim = 0.3 * torch.randn(6, 100, generator=g).repeat_interleave(200, 1) + 0.1 * torch.randn(
         6, 20_000, generator=g
     )
-    mean, spread, _ = thresholds.moments(sim, torch.full((6,), 20_000)).unbind(1)
+    mean, spread, _ = thresholds.moments(sim.unsqueeze(1), torch.full((6,), 20_000)).unbind(1)
     torch.testing.assert_close(mean, sim.mean(1), atol=0.02, rtol=0)
     torch.testing.assert_close(
         spread, (sim - sim.mean(1, keepdim=True)).relu().mean(1), atol=0, rtol=0.05
@@ -115,7 +117,7 @@ def test_a_change_within_the_noise_is_averaged_and_a_jump_is_followed() -> None:
 @pytest.mark.parametrize("width", [300, 9000])
 @pytest.mark.parametrize("each", [False, True])
 def test_a_visit_is_one_graph(width: int, each: bool) -> None:
-    sim = 0.3 + 0.1 * torch.randn(4, width, generator=torch.Generator().manual_seed(0))
+    sim = 0.3 + 0.1 * torch.randn(4, 1, width, generator=torch.Generator().manual_seed(0))
     state, n, drift = (
         torch.tensor([[1.0, 5.8, 0.3, 0.04]]).repeat(4, 1),
         torch.full((4,), width),

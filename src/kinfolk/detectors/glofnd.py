@@ -147,21 +147,21 @@ class GloFND(Detector):
         """(b,) the level above which candidates are flagged, and (b, F) what `observe` receives:
         the new state, or what one shared λ learns from. Where it is NaN, the state stays."""
         ids = torch.zeros_like(block.ids) if self.shared else block.ids
-        sim_bM, n_b, state_bF = block.per_sample, block.num_per_sample, self.store.read_rows(ids)
+        sim_bVC, n_b, state_bF = block.sim_bVC, block.num_per_sample, self.store.read_rows(ids)
         alpha = self.alpha if self.alphas is None else self.alphas[ids]
         new_bF: Tensor | None = None
         if not self.training or self.shared:
             level_b = state_bF[:, 0].clamp(-1, 1)
             if self.training:
-                new_bF = self._measure(sim_bM, n_b, state_bF[:, 0], ids)
+                new_bF = self._measure(sim_bVC, n_b, state_bF[:, 0], ids)
         elif self.drift is not None:
             tail = self._tail if self.tails is None else self.tails[ids]
-            level_b, new_bF = thresholds.track(sim_bM, n_b, state_bF, self.drift, alpha, tail)
+            level_b, new_bF = thresholds.track(sim_bVC, n_b, state_bF, self.drift, alpha, tail)
             if self.rule.init == "one":
                 level_b = level_b.masked_fill(state_bF[:, 3] == 0, torch.inf)  # a first visit
         else:
-            share_b = thresholds.share_above(sim_bM, n_b, state_bF[:, 0])
-            new_bF = self.rule.descend(state_bF, share_b, alpha, self._start(sim_bM, n_b, ids))
+            share_b = thresholds.share_above(sim_bVC, n_b, state_bF[:, 0])
+            new_bF = self.rule.descend(state_bF, share_b, alpha, self._start(sim_bVC, n_b, ids))
             new_bF = new_bF.where((n_b > 0).unsqueeze(1), torch.nan)
             level_b = new_bF[:, 0]
         nothing_b = level_b >= 1  # although rounding makes similarities of 1.0000001
@@ -170,21 +170,21 @@ class GloFND(Detector):
             new_bF = None if new_bF is None else new_bF.where((alpha > 0).unsqueeze(1), torch.nan)
         return level_b.masked_fill(nothing_b, torch.inf), new_bF
 
-    def _start(self, sim_bM: Tensor, n_b: Tensor, ids: Tensor) -> Tensor | None:
+    def _start(self, sim_bVC: Tensor, n_b: Tensor, ids: Tensor) -> Tensor | None:
         """(b,) the λ that a first visit sets, if it sets one; NaN without negatives. Only the
         device knows which visits are the first, so it is computed for all and must be cheap."""
         if self.rule.init == "one":
             return None
-        mean_b, spread_b, _ = thresholds.moments(sim_bM, n_b).to(self.store.rows.dtype).unbind(1)
+        mean_b, spread_b, _ = thresholds.moments(sim_bVC, n_b).to(self.store.rows.dtype).unbind(1)
         place = self._place if self.places is None else self.places[ids]
         return (mean_b + spread_b * place).clamp(-1, 1)
 
-    def _measure(self, sim_bM: Tensor, n_b: Tensor, level_b: Tensor, ids: Tensor) -> Tensor:
+    def _measure(self, sim_bVC: Tensor, n_b: Tensor, level_b: Tensor, ids: Tensor) -> Tensor:
         """(b, F) what one shared λ learns from; NaN for a sample without negatives."""
-        shown = [thresholds.share_above(sim_bM, n_b, level_b)]
+        shown = [thresholds.share_above(sim_bVC, n_b, level_b)]
         if self.rule.name == "tracking":
-            shown += thresholds.moments(sim_bM, n_b).to(level_b.dtype).unbind(1)
-        elif (first_b := self._start(sim_bM, n_b, ids)) is not None:
+            shown += thresholds.moments(sim_bVC, n_b).to(level_b.dtype).unbind(1)
+        elif (first_b := self._start(sim_bVC, n_b, ids)) is not None:
             shown.append(first_b)
         return torch.stack(shown, 1)
 

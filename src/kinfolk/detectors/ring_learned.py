@@ -15,7 +15,7 @@ The step is linear in p and its factor is known before the visit: where λ rests
 is f, however few candidates a visit has. The first visit takes λ and β from mean and standard
 deviation, with the evidence of one candidate.
 
-Dimension key: b samples of a block, M similarities of a sample, T three levels.
+Dimension key: b samples of a block, V views, C candidates, T three levels.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Boundaries(Exact):
         new, bounds = dict(state), []
         for name, share in (("lower", lower.to(n_b.dtype)), ("upper", upper.to(n_b.dtype))):
             old = {field: state[f"{name}_{field}"] for field in _FIELDS}
-            moved, level = visit(block.per_sample, n_b, old, share)
+            moved, level = visit(block.sim_bVC, n_b, old, share)
             none = torch.where(share > 0.5, math.inf, -math.inf).expand_as(level)
             bounded_b = (share > 0) & (share < 1)
             moved |= {
@@ -80,11 +80,11 @@ class Boundaries(Exact):
         self.store.write(ids, update, is_finite)
 
 
-def visit(sim_bM: Tensor, n_b: Tensor, state: State, share: Tensor) -> tuple[State, Tensor]:
+def visit(sim_bVC: Tensor, n_b: Tensor, state: State, share: Tensor) -> tuple[State, Tensor]:
     """The formulae above: the state after the visit, and the (b,) level that bounds this ring."""
     share = share.clamp(1e-6, 1 - 1e-6)
     fresh, target, variance = state["aim"] == 0, torch.logit(share), share * (1 - share)
-    first_level, first_scale = first_visit(sim_bM, n_b, target)
+    first_level, first_scale = first_visit(sim_bVC, n_b, target)
     moved = (target - torch.logit(state["aim"].clamp(1e-6, 1 - 1e-6))).masked_fill(fresh, 0.0)
     scale = torch.where(fresh, first_scale, state["scale"]).clamp(_FINEST, 1.0)
     before = torch.where(fresh, first_level, state["level"] + scale * moved).clamp(-1, 1)
@@ -93,7 +93,7 @@ def visit(sim_bM: Tensor, n_b: Tensor, state: State, share: Tensor) -> tuple[Sta
     )
     weight = n_b * variance
     trust = (weight / (weight + evidence)).clamp(max=_TRUST)
-    below_bT = share_below(sim_bM, n_b, torch.stack((before - scale, before, before + scale), 1))
+    below_bT = share_below(sim_bVC, n_b, torch.stack((before - scale, before, before + scale), 1))
     step = (trust * (share - below_bT[:, 1]) / variance).clamp(-_FARTHEST, _FARTHEST)
     expected = torch.sigmoid(target + 1) - torch.sigmoid(target - 1)
     stretch = (1 - (below_bT[:, 2] - below_bT[:, 0]) / expected).clamp(min=-1)
@@ -106,18 +106,19 @@ def visit(sim_bM: Tensor, n_b: Tensor, state: State, share: Tensor) -> tuple[Sta
     return new, before
 
 
-def first_visit(sim_bM: Tensor, n_b: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def first_visit(sim_bVC: Tensor, n_b: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """(b,), (b,) level and scale of a logistic with the mean and standard deviation of the
     visit."""
-    seen_bM, n_b1 = sim_bM > -2, n_b.clamp(min=1).unsqueeze(1)
-    mean_b1 = torch.where(seen_bM, sim_bM, 0.0).sum(1, keepdim=True) / n_b1
-    variance_b1 = torch.where(seen_bM, sim_bM - mean_b1, 0.0).square().sum(1, keepdim=True) / n_b1
-    scale_b = variance_b1.sqrt().squeeze(1).to(n_b.dtype) * (math.sqrt(3) / math.pi)
-    return mean_b1.squeeze(1).to(n_b.dtype) + scale_b * target, scale_b
+    seen_bVC, n_b = sim_bVC > -2, n_b.clamp(min=1)
+    mean_b = torch.where(seen_bVC, sim_bVC, 0.0).sum((1, 2)) / n_b
+    off_bVC = torch.where(seen_bVC, sim_bVC - mean_b.to(sim_bVC.dtype).view(-1, 1, 1), 0.0)
+    variance_b = off_bVC.square().sum((1, 2)) / n_b
+    scale_b = variance_b.to(n_b.dtype).sqrt() * (math.sqrt(3) / math.pi)
+    return mean_b.to(n_b.dtype) + scale_b * target, scale_b
 
 
-def share_below(sim_bM: Tensor, n_b: Tensor, level_bT: Tensor) -> Tensor:
+def share_below(sim_bVC: Tensor, n_b: Tensor, level_bT: Tensor) -> Tensor:
     """(b, T) the share of the n similarities below each level."""
-    levels = level_bT.to(sim_bM.dtype).unsqueeze(2).unbind(1)
-    at_least_bT = torch.stack([(sim_bM >= level_b1).sum(1) for level_b1 in levels], 1)
+    levels = level_bT.to(sim_bVC.dtype).view(-1, 3, 1, 1).unbind(1)
+    at_least_bT = torch.stack([(sim_bVC >= level).sum((1, 2)) for level in levels], 1)
     return 1 - at_least_bT.to(n_b.dtype) / n_b.clamp(min=1).unsqueeze(1)

@@ -16,7 +16,7 @@ on average, so the share flagged is α for any distribution. π, β and c are in
 with a shift or scaling of all similarities. A visit's count does not move its own level, which with
 αn < 1 would rise just when there is something to flag.
 
-Dimension key: b samples, M similarities of a sample over all its views, F fields of the state.
+Dimension key: b samples, V views, C candidates, M similarities, F fields of the state.
 """
 
 from __future__ import annotations
@@ -97,20 +97,20 @@ def normal(alpha: Tensor) -> tuple[Tensor, Tensor]:
     return root * level, torch.exp(-level.square() / 2) / share - root * level
 
 
-def moments(sim_bM: Tensor, n_b: Tensor) -> Tensor:
+def moments(sim_bVC: Tensor, n_b: Tensor) -> Tensor:
     """(b, 3) mean, spread and number of the similarities above −2. Others are not negatives."""
-    if sim_bM.shape[1] >= 2 * _COLUMNS:
-        sim_bM = sim_bM[:, :: sim_bM.shape[1] // _COLUMNS]
-        n_b = (sim_bM > -2).sum(1)
-    mean_b = F.threshold(sim_bM, -2.0, 0.0).sum(1) / n_b
-    spread_b = (sim_bM - mean_b.unsqueeze(1)).relu_().sum(1) / n_b
+    if (columns := sim_bVC.shape[1] * sim_bVC.shape[2]) >= 2 * _COLUMNS:
+        sim_bVC = sim_bVC[..., :: columns // _COLUMNS]
+        n_b = (sim_bVC > -2).sum((1, 2))
+    mean_b = F.threshold(sim_bVC, -2.0, 0.0).sum((1, 2)) / n_b
+    spread_b = (sim_bVC - mean_b.view(-1, 1, 1)).relu_().sum((1, 2)) / n_b
     return torch.stack((mean_b, spread_b, n_b.to(mean_b.dtype)), 1)
 
 
-def share_above(sim_bM: Tensor, n_b: Tensor, level_b: Tensor) -> Tensor:
+def share_above(sim_bVC: Tensor, n_b: Tensor, level_b: Tensor) -> Tensor:
     """(b,) the share of the n negatives above the level."""
-    over_bM = (sim_bM - level_b.to(sim_bM.dtype).unsqueeze(1)).relu_().sign_()  # faster than `>`
-    return over_bM.sum(1, dtype=level_b.dtype) / n_b
+    over_bVC = (sim_bVC - level_b.to(sim_bVC.dtype).view(-1, 1, 1)).relu_().sign_()  # fast `>`
+    return over_bVC.sum((1, 2), dtype=level_b.dtype) / n_b
 
 
 def follow(state_b4: Tensor, moments_b3: Tensor) -> Tensor:
@@ -127,13 +127,13 @@ def step(flags: Tensor, expected: Tensor) -> Tensor:
 
 
 def track(
-    sim_bM: Tensor, n_b: Tensor, state_b4: Tensor, drift: Tensor, alpha: Number, tail: Number
+    sim_bVC: Tensor, n_b: Tensor, state_b4: Tensor, drift: Tensor, alpha: Number, tail: Number
 ) -> tuple[Tensor, Tensor]:
     """Steps 1 to 3, with numbers or (b,) α and β: (b,) the level, and (b, 6) the new state, flags
     and expected flags (0 at a first visit, which does not move c). NaN without negatives."""
-    mean_b, spread_b = follow(state_b4, moments(sim_bM, n_b).to(state_b4.dtype)).unbind(1)
+    mean_b, spread_b = follow(state_b4, moments(sim_bVC, n_b).to(state_b4.dtype)).unbind(1)
     level_b = mean_b + spread_b * (state_b4[:, 1] + drift * tail)
-    flags_b, expected_b = share_above(sim_bM, n_b, level_b) * n_b, alpha * n_b.to(level_b.dtype)
+    flags_b, expected_b = share_above(sim_bVC, n_b, level_b) * n_b, alpha * n_b.to(level_b.dtype)
     rise_b = tail * step(flags_b, expected_b)
     place_b = state_b4[:, 1] + rise_b + _DRIFT * drift * tail
     threshold_b = level_b + spread_b * rise_b

@@ -124,7 +124,7 @@ def detection_quality(
     ids_B = torch.arange(len(labels_N)) if anchors is None else anchors
     exact, rule, thresholds = DetectionQuality(), DetectionQuality(), []
     for block in _blocks(unit_NVD, other_NVD, ids_B, progress):
-        level_b = batch_quantile(block.per_sample, block.num_per_sample, alpha).float()
+        level_b = batch_quantile(block.sim_bVC.flatten(1), block.num_per_sample, alpha).float()
         thresholds.append(level_b)
         exact.add(block, Kin(above(block, level_b)), labels_N)
         if find is not None:

@@ -73,8 +73,8 @@ class Settings(nn.Module):
         block_rows: rows of similarities held at a time; None: as many as fit into some megabytes.
         gather: use the candidates of all ranks; None: where a process group is initialised. State
             is merged over ranks in any case.
-        compile: compiles the loss of a block with `torch.compile`, for GPUs: on a CPU it is
-            slower than eager. Needs a C++ compiler.
+        compile: compiles the loss of a block with `torch.compile`, for GPUs: on a CPU it changes
+            little. Needs a C++ compiler.
     """
 
     temperature: float = 0.1
