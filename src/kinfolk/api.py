@@ -1,5 +1,4 @@
-"""The functions of the Python interface: `kf.train`, and `kf.load`, `kf.embed` and `kf.evaluate`
-for a run afterwards."""
+"""`kf.train`, and `kf.load`, `kf.embed` and `kf.evaluate` for a run afterwards."""
 
 from __future__ import annotations
 
@@ -62,20 +61,19 @@ def train(
     progress: bool = True,
     report: bool = True,
 ) -> Run:
-    """Trains an encoder on images and writes a run folder with the encoder, metrics, checkpoints
-    and a report.
+    """Trains an encoder and writes a run folder with the encoder, metrics, checkpoints and a
+    report.
 
     Args:
         data: a folder, array file, table, archive, "digits", an array of images (N, H, W, 3), two
             arrays (images, labels), or a map-style `Dataset`.
         out: the run folder; must be new or empty unless `resume` or `overwrite`.
-        method: `framework[+detector[:variant][:action]]`, e.g. "sogclr+glofnd"; by default
+        method: `framework[+detector[:variant][:action]]`, such as "sogclr+glofnd"; by default
             "simclr".
-        epochs, batch_size, seed: settings of the training; `batch_size` is the total over all
-            devices.
+        batch_size: samples of a batch over all devices.
         guide: features for a method with `+guide`: a .npy or .safetensors file, a run folder,
-            "timm/NAME", "torchvision/NAME" or "patches", which is made from these images alone and
-            is the default; the same as the setting `detector.features`.
+            "timm/NAME", "torchvision/NAME" or "patches" (the default), which is made from these
+            images alone.
         recipe: a ready configuration to start from, by name or path. With another `method` than
             that of the recipe, settings of the replaced parts are dropped.
         model: the name of an encoder, or a module that maps images (B, 3, H, W) to (B, F) or (B, F,
@@ -87,14 +85,13 @@ def train(
         image_size: side of the views in pixels.
         settings: any other key of the configuration: `{"optimizer.momentum": 0.8}` or
             `["optimizer.momentum=0.8"]`.
-        labels: classes (N,) of an array of images, to measure with; as in `data=(images, labels)`.
+        labels: classes (N,) of an array of images, to measure with.
         resume: continues the run in `out` exactly from its last checkpoint, or starts it if there
-            is none. Settings that are not given are those of the run; given ones must agree with
-            it. A larger `epochs` extends the run.
+            is none. Settings that are given must agree with those of the run; a larger `epochs`
+            extends it.
         overwrite: replaces the run in `out`. Files that no run wrote are kept.
         progress: shows a progress bar, or lines if there is no terminal.
-        report: writes `report.html`. Data passed as an array or a `Dataset` cannot be read again by
-            a later `kinfolk report`.
+        report: writes `report.html`.
 
     Returns:
         The run. Its `rank` is above 0 in processes other than rank zero, and `unchanged` is True if
@@ -140,9 +137,8 @@ def train(
 class Encoder(nn.Module):
     """The encoder of a run with its preprocessing, as `kf.load` returns it.
 
-    The call takes preprocessed images (B, 3, H, W) and returns features (B, F), like any encoder.
-    `preprocess` makes such images of pixels or of Pillow images. The encoder of a run of text pairs
-    takes what `tokenize` returns.
+    The call takes preprocessed images (B, 3, H, W), or what `tokenize` returns for a run of text
+    pairs, and returns features (B, F).
     """
 
     def __init__(self, run: OpenedRun) -> None:
@@ -153,7 +149,6 @@ class Encoder(nn.Module):
         self.output_size = int(self.encoder.output_size)  # type: ignore[arg-type]
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, F) features of preprocessed images (B, 3, H, W)."""
         features: Tensor = self.encoder(images)
         return features
 
@@ -163,13 +158,11 @@ class Encoder(nn.Module):
         return cut(tokenizer.encode(texts), tokenizer.end_id)
 
     def preprocess(self, pixels: Pixels | Sequence[Pixels]) -> Tensor:
-        """(B, 3, S, S) resized and normalised images, as `kf.embed` and `kinfolk embed` prepare
-        them.
+        """(B, 3, S, S) images, resized and normalised as `kf.embed` prepares them.
 
         Args:
-            pixels: uint8 pixels (H, W, 3) or (B, H, W, 3) as an array or a tensor, a Pillow image,
-                or a sequence of these, whose sizes may differ. Pillow images are turned by their
-                EXIF tag.
+            pixels: uint8 (H, W, 3) or (B, H, W, 3) as an array or a tensor, a Pillow image, which
+                is turned by its EXIF tag, or a sequence of these.
         """
         if "image" not in self.run.modalities:
             raise UsageError(f"{self.run.path} was trained on texts; use `tokenize`")
@@ -206,12 +199,8 @@ def _is_array(source: str | None) -> bool:
 
 
 def load(run: str | os.PathLike[str] | Run, model: nn.Module | None = None) -> Encoder:
-    """The trained encoder of a run with its preprocessing, in evaluation mode.
-
-    Args:
-        run: the run, or its folder.
-        model: the module to fill, needed only for a run that was trained with a module as `model`.
-    """
+    """The trained encoder of a run with its preprocessing, in evaluation mode. `model`: the module
+    to fill, needed for a run that was trained with a module as `model`."""
     return Encoder(open_run(_folder(run), model)).eval()
 
 
@@ -243,14 +232,13 @@ def evaluate(
     """The result of one protocol of `kinfolk eval` on labelled data.
 
     Args:
-        run: the run, or its folder.
         data: labelled data; None: the data of the run.
         protocol: "knn", "linear", "clusters", or "kin" for the false negatives that the method
-            flags. `kinfolk eval` has more.
+            flags.
         k, temperature: of the nearest-neighbour classifier.
         seed: of classifiers and subsets.
-        labels_from_folders: whether the sub-folders of a folder are the classes. None: they are if
-            the folder has no other labels.
+        labels_from_folders: whether the sub-folders of a folder are the classes; None: if the
+            folder has no other labels.
         model: as in `load`.
     """
     if protocol not in PROTOCOLS:
@@ -266,11 +254,9 @@ def evaluate(
     parts = take_parts(images, opened.features(images, progress=progress))
     if protocol == "knn":
         return protocols.run_knn(parts, k, temperature)
-    return (
-        protocols.run_linear(parts, seed, progress=progress)
-        if protocol == "linear"
-        else protocols.run_clusters(parts, None)
-    )
+    if protocol == "linear":
+        return protocols.run_linear(parts, seed, progress=progress)
+    return protocols.run_clusters(parts, None)
 
 
 def _folder(run: str | os.PathLike[str] | Run) -> Path:
@@ -280,8 +266,7 @@ def _folder(run: str | os.PathLike[str] | Run) -> Path:
 def _labelled_images(
     opened: OpenedRun, data: Data | None, labels_from_folders: bool | None, progress: bool
 ) -> ImageData:
-    """As `_images`, with the sub-folders of a folder as classes where they are asked for, or where
-    there are no other labels."""
+    """As `_images`, with the sub-folders of a folder as classes; see `evaluate`."""
     if data is None:
         return opened.data(None, labels_from_folders=labels_from_folders is True, progress=progress)
     path = os.fspath(data) if isinstance(data, str | os.PathLike) else None
@@ -297,18 +282,10 @@ def _labelled_images(
 
 
 def _images(opened: OpenedRun, data: Data | None, progress: bool) -> ImageData:
-    """The data of the run, or other data in any form that `train` takes, at the resolution of the
-    run."""
+    """The data of the run, or other data, at the resolution of the run."""
     if data is None or isinstance(data, str | os.PathLike):
         return opened.data(None if data is None else os.fspath(data), progress=progress)
-    config = opened.config.with_settings(
-        {
-            "data.hierarchy": None,
-            "data.depth": None,
-            "data.streaming": False,
-            "data.exclude": None,
-        }
-    )
-    return read_data(
-        open_data(data, config), config, Run(opened.path), several=False, progress=progress
-    )
+    cleared = dict.fromkeys(("data.hierarchy", "data.depth", "data.exclude"))
+    config = opened.config.with_settings({**cleared, "data.streaming": False})
+    source, run = open_data(data, config), Run(opened.path)
+    return read_data(source, config, run, several=False, progress=progress)

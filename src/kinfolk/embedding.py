@@ -1,11 +1,7 @@
 """Features of a whole data set, and their division into parts that train and test a classifier.
 
-`embed` computes features in data order, in evaluation mode, without augmentation or gradient;
-`embed_in_parts` shares the work among ranks. `normalise_by` follows the Ring paper, section 5,
-on transfer: "we compute mean and variance from a training split to normalize input images, which we
-found important for generalization to new visual domains".
-
-Dimension key: N samples, B batch, C = 3 channels, S pixels of a side, F features, K labels.
+Dimension key: N samples, B batch, C = 3 channels, S pixels of a side, F features, K labels, M
+samples of a rank.
 """
 
 from __future__ import annotations
@@ -33,30 +29,22 @@ if TYPE_CHECKING:
 
 
 class Images(Protocol):
-    """What `embed` needs from the data, e.g. `ImageData`."""
+    """What `embed` needs from the data: (B, H, W, 3) uint8, and (B,) width / height."""
 
     def __len__(self) -> int: ...
-    def pixels(self, ids: Tensor) -> Tensor:
-        """(B, H, W, 3), uint8."""
-
-    def aspect(self, ids: Tensor) -> Tensor:
-        """(B,) width / height of the originals."""
+    def pixels(self, ids: Tensor) -> Tensor: ...
+    def aspect(self, ids: Tensor) -> Tensor: ...
 
 
 class Preparation(Protocol):
-    """What `embed` needs from the views, e.g. `Views`."""
+    """What `embed` needs from the views: (B, 3, S, S), normalised, without randomness."""
 
-    def evaluate(self, pixels: Tensor, aspect: Tensor | None = None) -> Tensor:
-        """(B, 3, size, size), normalised, without randomness."""
-
-
-Tracker = Callable[[range], Iterable[int]]
-"""Yields a range and shows the progress."""
+    def evaluate(self, pixels: Tensor, aspect: Tensor | None = None) -> Tensor: ...
 
 
 @runtime_checkable
 class Projecting(Protocol):
-    """What `embed` needs from a framework: features for evaluation, and projected embeddings."""
+    """What `embed` needs from a framework."""
 
     def features(self, x: Tensor) -> Tensor: ...
     def embed(self, x: Tensor) -> Tensor: ...
@@ -71,24 +59,18 @@ def embed(
     batch_size: int = 512,
     device: torch.device | str | None = None,
     autocast: torch.dtype | None = None,
-    progress: bool | Tracker = False,
+    progress: bool = False,
     projected: bool = False,
 ) -> Tensor:
-    """(N, F) float32 on the CPU: the features of all samples in data order, or of `ids` in their
-    order.
+    """(N, F) float32 on the CPU: the features of all samples in data order, or of `ids`.
 
-    The model is in evaluation mode meanwhile (see `evaluating`). Neither statistics nor random
-    state change. The next batch is read, and on a GPU copied, while the current one is computed.
+    The model is in evaluation mode meanwhile. Neither statistics nor random state change. The next
+    batch is read, and on a GPU copied, while the current one is computed.
 
     Args:
         model: a framework, or a bare encoder that maps (B, 3, H, W) to (B, F).
-        data: pixels and aspect ratios by id.
-        views: its `evaluate` makes the model's input.
-        ids: the samples; None: all.
-        batch_size: number of samples at a time.
         device: the model is moved there; None: its present device.
         autocast: type of the computation, e.g. `torch.bfloat16`; None: that of the weights.
-        progress: whether to show a bar, or a function that shows one.
         projected: the framework's projected embeddings (unit norm) instead of the encoder's
             features.
     """
@@ -102,14 +84,14 @@ def embed(
         model.to(device)
     tensor = next(iter((*model.parameters(), *model.buffers())), torch.empty(0, device=device))
     device, features_NF, done = tensor.device, torch.empty(0), 0
-    # Without the cache: weights cast under no_grad must not be reused by the caller's own training
-    # step.
-    computing = torch.autocast(
-        device.type, dtype=autocast, enabled=autocast is not None, cache_enabled=False
-    )
-    transfer = Transfer(
-        device, lambda batch: {"images": views.evaluate(batch["pixels"], batch["aspect"])}
-    )
+    # without the cache: weights cast under no_grad must not be used by a training step
+    is_cast = autocast is not None
+    computing = torch.autocast(device.type, dtype=autocast, enabled=is_cast, cache_enabled=False)
+
+    def prepare(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"images": views.evaluate(batch["pixels"], batch["aspect"])}
+
+    transfer = Transfer(device, prepare)
     starts = range(0, len(ids), batch_size)
 
     def write(features_BF: Tensor) -> None:
@@ -125,15 +107,19 @@ def embed(
         ids_B = ids[start : start + batch_size]
         return {"pixels": data.pixels(ids_B), "aspect": data.aspect(ids_B)}
 
+    threads = 2 if transfer.is_ahead else 1
+    steps: Iterable[int] = starts
+    if progress:
+        from rich.progress import track
+
+        steps = track(starts, description="Embedding", transient=True)
     with (
         evaluating(model),
         torch.no_grad(),
         torch.autocast(device.type, enabled=False),  # views are made in full precision
-        closing(
-            transfer_batches(read, starts, transfer, threads=2 if transfer.is_ahead else 1)
-        ) as batches,
+        closing(transfer_batches(read, starts, transfer, threads=threads)) as batches,
     ):
-        for _, batch in zip(_track(starts, progress), batches, strict=True):
+        for _, batch in zip(steps, batches, strict=True):
             with computing:
                 features_BF = forward(batch["images"]).float()
             returning.add(features_BF)
@@ -143,8 +129,7 @@ def embed(
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """Puts `model` in evaluation mode; afterwards, also after an error, every module has the mode
-    it had."""
+    """Puts `model` in evaluation mode; afterwards every module has the mode it had."""
     modes = [(part, part.training) for part in model.modules()]
     try:
         yield model.eval()
@@ -154,10 +139,8 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def embedding_function(model: nn.Module, projected: bool) -> Callable[[Tensor], Tensor]:
-    """The function that embeds a batch of images: a framework's `embed` or `features`, or the bare
-    encoder itself."""
-    # Some networks (VGG) have a submodule called `features`; only a model with both methods is a
-    # framework.
+    """A framework's `embed` or `features`, or the bare encoder itself."""
+    # some networks, such as VGG, have a submodule called `features`
     if isinstance(model, Projecting) and not isinstance(model.features, nn.Module):
         return model.embed if projected else model.features
     if projected:
@@ -166,16 +149,6 @@ def embedding_function(model: nn.Module, projected: bool) -> Callable[[Tensor], 
             " head"
         )
     return model
-
-
-def _track(starts: range, progress: bool | Tracker) -> Iterable[int]:
-    if callable(progress):
-        return progress(starts)
-    if not progress:
-        return starts
-    from rich.progress import track
-
-    return track(starts, description="Embedding", transient=True)
 
 
 def embed_in_parts(
@@ -187,15 +160,13 @@ def embed_in_parts(
     batch_size: int = 512,
     device: torch.device | None = None,
     autocast: torch.dtype | None = None,
-    progress: bool | Tracker = False,
+    progress: bool = False,
     projected: bool = False,
 ) -> Tensor:
-    """(N, F) float32 on the CPU: the features of the samples 0 to N − 1, the same on every rank;
-    each rank computes one part.
+    """As `embed`, of the samples 0 to N − 1, the same on every rank; each rank computes one part.
 
     Since the last step every rank has its own running statistics of BatchNorm. All ranks use those
-    of rank zero, which are in the checkpoint and which the next step would use too. For the other
-    arguments see `embed`.
+    of rank zero, which are in the checkpoint.
     """
     world = distributed.world_size()
     share_statistics(model)
@@ -228,11 +199,8 @@ def share_statistics(model: nn.Module) -> None:
 
 
 def normalise_by(data: Images, views: Views, ids: Tensor, *, batch_size: int = 512) -> Views:
-    """The same views, normalised by the mean and standard deviation of the channels over the
-    evaluation images of the samples `ids`.
-
-    A constant channel gets a standard deviation of 1.
-    """
+    """The same views, normalised by mean and deviation of the channels over the samples `ids`, as
+    in the transfer of Ring (section 5)."""
     plain = Views(**{**views.config(), "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})
     number, (sum_C, square_C) = 0, torch.zeros(2, 3, dtype=torch.float64)
     for ids_B in ids.cpu().split(batch_size):  # type: ignore[no-untyped-call]
@@ -246,19 +214,14 @@ def normalise_by(data: Images, views: Views, ids: Tensor, *, batch_size: int = 5
     return Views(**{**views.config(), "mean": mean_C.tolist(), "std": std_C.tolist()})
 
 
-# Parts that train and test a classifier
-
 HELD_OUT = 0.2
 """Share of the samples that a classifier is tested on if the data has no test split."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Labelled features for training and for testing a classifier; the latter are None if there is
-    no test split.
-
-    Labels are classes (N,), or (N, K) for samples with several labels.
-    """
+    """Labelled features for training and for testing a classifier; the latter are None without a
+    test split. Labels are classes (N,), or (N, K) for samples with several labels."""
 
     train_ids: NDArray[np.int64]
     train_x: NDArray[np.float32]
@@ -271,7 +234,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Divided:
-    """Labelled features for training and testing, and a description of the test part."""
+    """As `Parts`, always with a test part, and its description."""
 
     train_ids: NDArray[np.int64]
     train_x: NDArray[np.float32]
@@ -285,12 +248,8 @@ class Divided:
 def take_parts(
     images: ImageData, features_NF: NDArray[np.float32], label_sets: NDArray[np.int64] | None = None
 ) -> Parts:
-    """Divides the features by split. An image that several samples of a part share counts once, as
-    the first of them.
-
-    Args:
-        label_sets: (N, K) used instead of the classes; see `read_label_sets`.
-    """
+    """Divides the features by split. An image that several samples of a part share counts once.
+    `label_sets`: (N, K) used instead of the classes."""
     samples = images.samples
     labels = samples.labels if label_sets is None else label_sets
     labels = require_labels(labels)
@@ -339,8 +298,7 @@ def divide(parts: Parts, seed: int, what: str) -> Divided:
 
 
 def held_out_part(y: np.ndarray, share: float, seed: int, repeat: int = 0) -> np.ndarray:
-    """(N,) True for held-out samples: a `share` of each class with at least two samples, rounded,
-    at least one sample and never all."""
+    """(N,) True for held-out samples: a `share` of each class, at least one and never all."""
     key = ("linear-holdout", repeat) if repeat else ("linear-holdout",)
     order = torch.randperm(len(y), generator=generator(seed, *key)).numpy()
     held = np.zeros(len(y), dtype=bool)

@@ -1,10 +1,8 @@
-"""Messages for users: errors, warnings, progress, and the safe display of text from outside, such
-as names of files and classes.
+"""Errors, warnings and progress for users, and the safe display of text from outside.
 
-The command line shows the message of a `KinfolkError` without a traceback. Text from outside may
-contain line breaks or escape sequences of a terminal, or look like a formula of a spreadsheet.
-Messages, logs and tables on the screen show it with `short` and pages with `without_controls`. CSV
-files contain it as `escape_cell` returns it, and `unescape_cell` restores the exact text.
+Text from outside may contain line breaks or escape sequences of a terminal, or look like a formula
+of a spreadsheet. Messages, logs and tables show it with `short`, pages with `without_controls`. CSV
+files contain it as `escape_cell` returns it; `unescape_cell` restores it.
 """
 
 from __future__ import annotations
@@ -34,38 +32,25 @@ def require(right: bool, name: str, value: object, must: str) -> None:
 
 
 def require_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Refuses a value that is none of the choices."""
     require(value in choices, name, value, f"one of {', '.join(choices)}")
 
 
 def short(text: str, longest: int = LONGEST) -> str:
-    """A text for a message: control characters are escaped, and the middle of a long text is left
-    out.
-
-    Example:
-        >>> short("a\\x1b[2Jb")
-        'a\\\\x1b[2Jb'
-    """
+    """A text for a message: printable, without the middle of a long one."""
     text = printable(text)
     return text if len(text) <= longest else f"{text[: longest // 2]}…{text[1 - longest // 2 :]}"
 
 
 def printable(text: str) -> str:
-    """A text of any length with all characters escaped that are not printable, including line
-    breaks."""
+    """A text with all characters escaped that are not printable, including line breaks."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def without_controls(value: object) -> object:
-    """For a page: a text with its control characters escaped except line breaks and tabs. Other
-    values, such as HTML, are returned as is.
-
-    Example:
-        >>> without_controls("a\\x1b[2Jb")
-        'a\\\\x1b[2Jb'
-    """
+    """For a page: a text with its control characters escaped except line breaks and tabs; other
+    values, such as HTML, as they are."""
     if type(value) is not str:
         return value
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), value)
@@ -100,7 +85,6 @@ def utf8_key(key: str) -> str:
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """The text of a CSV file; texts are escaped, numbers are written as they are."""
     file = io.StringIO(newline="")
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(header)
@@ -111,9 +95,7 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 class KinfolkError(ValueError):
-    """An error that the user can fix. The message says what was wrong, what was received and what
-    to do. Control characters in it are escaped and its length is limited, because it may contain
-    names of files and classes."""
+    """An error that the user can fix; the command line shows its message without a traceback."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(short(message, 4000))
@@ -124,14 +106,10 @@ class UsageError(KinfolkError):
 
 
 class InterruptedRunError(KinfolkError):
-    """A signal has ended a training before its last epoch. The training can be resumed from its
-    last checkpoint.
+    """A signal has ended a training, which can be resumed from its last checkpoint.
 
     The newest one is kept in `latest`, so that the command line recognises the interruption even
     where the code that was running answered with another error.
-
-    Args:
-        signal: the number of the signal.
     """
 
     latest: ClassVar[InterruptedRunError | None] = None
@@ -143,7 +121,7 @@ class InterruptedRunError(KinfolkError):
 
 
 def plural(number: int, noun: str) -> str:
-    """A number with its noun, in the plural unless it is one.
+    """A number with its noun.
 
     Example:
         >>> plural(1, "epoch"), plural(1200, "class")
@@ -154,20 +132,13 @@ def plural(number: int, noun: str) -> str:
 
 
 def install_hint(packages: str, extra: str | None = None) -> str:
-    """How to install optional packages, by the names they have on the package index. kinfolk
-    itself is on none, so its extra is installed from a clone.
-
-    Example:
-        >>> install_hint("timm")
-        'install it with `pip install timm`'
-    """
+    """How to install optional packages; kinfolk's `extra` is installed from a clone."""
     clone = "" if extra is None else f", or with `pip install '.[{extra}]'` in a clone of kinfolk"
     return f"install it with `pip install {packages}`{clone}"
 
 
 def did_you_mean(name: str, names: Iterable[str], limit: int = 3) -> str:
-    """Returns the hint for an unknown name: "; did you mean A or B?" with the nearest of `names`,
-    or "" if none is near.
+    """The hint for an unknown name, or "" if no name is near.
 
     Example:
         >>> did_you_mean("alhpa", ["alpha", "betas"])
@@ -178,8 +149,7 @@ def did_you_mean(name: str, names: Iterable[str], limit: int = 3) -> str:
 
 
 class KinfolkWarning(UserWarning):
-    """Something that works but is probably a mistake; `kinfolk train` writes it to the log as one
-    line."""
+    """Something that works but is probably a mistake."""
 
 
 def _warn(message: str) -> None:
@@ -191,7 +161,6 @@ def _warn(message: str) -> None:
 
 
 def warn_if_queue_too_large(queue_size: int, num_samples: int) -> None:
-    """Warns about a queue that is not smaller than the data set."""
     if queue_size >= num_samples:
         _warn(
             f"`queue_size` (={queue_size}) is not smaller than the data set (={num_samples}"
@@ -201,8 +170,8 @@ def warn_if_queue_too_large(queue_size: int, num_samples: int) -> None:
 
 
 def warn_if_warmup_too_long(warmup_epochs: int, num_epochs: int, what: str) -> bool:
-    """Warns about a warm-up as long as the training, so that there will be no `what`; returns
-    whether it did. One epoch is a trial."""
+    """Warns about a warm-up as long as the training; returns whether it did. One epoch is a
+    trial."""
     too_long = warmup_epochs >= num_epochs > 1
     if too_long:
         _warn(
@@ -213,7 +182,6 @@ def warn_if_warmup_too_long(warmup_epochs: int, num_epochs: int, what: str) -> b
 
 
 def warn_if_most_are_flagged(alpha: float | None) -> None:
-    """Warns about an α that leaves few negatives."""
     if alpha is not None and alpha > 0.5:
         _warn(
             f"`alpha` (={alpha:g}) flags most of the negatives; it is the share of negatives that"
@@ -222,15 +190,12 @@ def warn_if_most_are_flagged(alpha: float | None) -> None:
 
 
 def warn_if_silent(method: str, reason: str | None) -> None:
-    """Warns about a detector that cannot flag anything in this training, so that the method is the
-    framework alone."""
+    """Warns about a detector that cannot flag anything in this training."""
     if reason is not None:
         _warn(f"the detector of {method} will flag nothing in this training: {reason}")
 
 
 def warn_about_dropped_settings(recipe: str, method: str, dropped: Sequence[str]) -> None:
-    """Names the settings of a recipe that do not apply to another method than that of the
-    recipe."""
     if dropped:
         settings = ", ".join(f"`{name}`" for name in dropped)
         _warn(
@@ -241,8 +206,7 @@ def warn_about_dropped_settings(recipe: str, method: str, dropped: Sequence[str]
 def show_progress(
     values: Iterable[Value], total: int, title: str, *, enabled: bool
 ) -> Iterator[Value]:
-    """Yields `values` and shows on standard error how many of `total` have been yielded; the bar
-    disappears at the end."""
+    """Yields `values` and shows on standard error how many of `total` have been yielded."""
     if not enabled:
         yield from values
         return
@@ -251,7 +215,6 @@ def show_progress(
 
     console = Console(stderr=True)
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         yield from bar.track(values, total, description=title)

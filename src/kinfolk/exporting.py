@@ -2,10 +2,9 @@
 ONNX.
 
 Each file is checked before it replaces an older one: the target package loads it, if it is
-installed, and must return the same features. The ONNX model takes normalised images (B, 3, H, W),
-as the run's views produce them, and returns features (B, F); B is free. The file for detectron2 is
-a pickle of arrays under the names of detectron2's converter. It is only written, never read,
-because reading a pickle can run code.
+installed, and must return the same features. The ONNX model takes normalised images (B, 3, H, W)
+and returns features (B, F). The file for detectron2 is a pickle of arrays; it is only written,
+never read, because reading a pickle can run code.
 """
 
 from __future__ import annotations
@@ -50,14 +49,8 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Exported:
-    """A finished export.
-
-    Args:
-        path: the file, or for timm the folder.
-        format: one of `FORMATS`.
-        checked: how it was checked, or why it could not be.
-        use: code or configuration that loads it.
-    """
+    """A finished export: the file, or for timm the folder; how it was checked; and code or
+    configuration that loads it."""
 
     path: Path
     format: str
@@ -78,7 +71,6 @@ class Encoder:
         return config if isinstance(config, dict) else None
 
     def example_images(self, number: int = 2) -> Tensor:
-        """Random images of the right size, to compare features on."""
         size = int(self.views.get("size", 32))
         return torch.randn(number, 3, size, size, generator=generator(0, "export"))
 
@@ -97,7 +89,6 @@ def export(
         run: a run folder, or the `model.safetensors` of one.
         format: "safetensors", "torchvision", "timm", "detectron2" or "onnx".
         out: the file to write, for timm the folder; by default in `RUN/export/`.
-        overwrite: replace an existing export.
     """
     if format == "open_clip":
         raise UsageError(
@@ -148,7 +139,7 @@ def _require_finite(encoder: Encoder, path: Path) -> None:
         )
 
 
-# ---- one writer for each format; each returns how the file was checked, and code that loads it
+# One writer for each format; each returns how the file was checked, and code that loads it.
 
 
 def _safetensors(encoder: Encoder, path: Path) -> tuple[str, str]:
@@ -173,8 +164,8 @@ def _torchvision(encoder: Encoder, path: Path) -> tuple[str, str]:
         return _compare(encoder, "torchvision", lambda: load_torchvision(name, unfinished))
 
     checked = write_by_name(path, write)
-    first, *rest = ["fc"] if name in RESNETS else _classifier(_build_torchvision(name)).split(".")
-    attribute = first + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in rest)
+    layer = "fc" if name in RESNETS else _classifier(_build_torchvision(name))
+    attribute = re.sub(r"\.(\d+)", r"[\1]", layer)
     return checked, (
         f"model = torchvision.models.{name}()\n"
         f"model.{attribute} = torch.nn.Identity()  # the file has no classifier; add one after"
@@ -186,16 +177,17 @@ def _torchvision(encoder: Encoder, path: Path) -> tuple[str, str]:
 def _timm(encoder: Encoder, path: Path) -> tuple[str, str]:
     name, state = network_in("timm", encoder.config), plain_state(encoder.module)
     size = int(encoder.views.get("size", 224))
-    # With the names of these layers timm can add a classifier, or change the number of channels.
+    # by these names timm can add a classifier, or change the number of channels
     resnet = {"classifier": "fc", "first_conv": "conv1"}
     layers = getattr(getattr(encoder.module, "module", None), "pretrained_cfg", resnet)
+    views = encoder.views
     config = {
         "architecture": name,
         "num_classes": 0,
         "num_features": getattr(encoder.module, "output_size", None),
         "pretrained_cfg": {
             **{key: layers[key] for key in resnet if key in layers},
-            **{key: encoder.views[key] for key in ("mean", "std") if key in encoder.views},
+            **{key: views[key] for key in ("mean", "std") if key in views},
             "input_size": [3, size, size],
             "num_classes": 0,
         },
@@ -204,10 +196,8 @@ def _timm(encoder: Encoder, path: Path) -> tuple[str, str]:
     write_by_name(path / "model.safetensors", lambda file: save_file(state, file, {"format": "pt"}))
     text = json.dumps(config, indent=2) + "\n"
     write_by_name(path / "config.json", lambda file: file.write_text(text, encoding="utf-8"))
-    return (
-        _compare(encoder, "timm", lambda: load_timm(name, path)),
-        f'timm.create_model("local-dir:{path}", pretrained=True)',
-    )
+    checked = _compare(encoder, "timm", lambda: load_timm(name, path))
+    return checked, f'timm.create_model("local-dir:{path}", pretrained=True)'
 
 
 def _detectron2(encoder: Encoder, path: Path) -> tuple[str, str]:
@@ -233,13 +223,11 @@ def _onnx(encoder: Encoder, path: Path) -> tuple[str, str]:
 
     def write(unfinished: Path) -> str:
         write_onnx(encoder.module, encoder.example_images(), unfinished, notes)
-        difference = max(
-            largest_difference(
-                encoder.module, lambda x: run_onnx(unfinished, x), encoder.example_images(number)
-            )
-            for number in (1, 5)
-        )
-        words = _require_agreement(difference, "onnxruntime")
+        differences = [
+            largest_difference(encoder.module, lambda x: run_onnx(unfinished, x), images)
+            for images in (encoder.example_images(1), encoder.example_images(5))
+        ]
+        words = _require_agreement(max(differences), "onnxruntime")
         return f"run by onnxruntime on batches of 1 and 5: {words}"
 
     use = f'onnxruntime.InferenceSession("{path}").run(["features"], {{"images": …}})'
@@ -255,11 +243,8 @@ WRITERS: dict[str, Callable[[Encoder, Path], tuple[str, str]]] = {
 }
 
 
-# ---- comparison with the target
-
-
 def _compare(encoder: Encoder, package: str, load: Callable[[], Callable[[Tensor], Tensor]]) -> str:
-    """Loads the export if the package is installed, and returns the result in words."""
+    """Loads the export if the package is installed; returns the result in words."""
     if (why := unavailable(package)) is not None:
         return f"not loaded: {why} here"
     difference = largest_difference(encoder.module, load(), encoder.example_images())
@@ -270,7 +255,7 @@ def _compare(encoder: Encoder, package: str, load: Callable[[], Callable[[Tensor
 def largest_difference(
     encoder: nn.Module, other: Callable[[Tensor], Tensor], images: Tensor
 ) -> float:
-    """The largest difference of the features of `images`, relative to the largest feature."""
+    """Of the features, relative to the largest feature."""
     ours, theirs = encoder(images), other(images)
     if theirs.ndim == 4:
         theirs = theirs.mean((2, 3))
@@ -278,7 +263,6 @@ def largest_difference(
 
 
 def _require_agreement(difference: float, where: str) -> str:
-    """Refuses an export with other features; returns the difference in words."""
     if not difference <= TOLERANCE:
         raise KinfolkError(
             f"the export gives other features in {where}: they differ by {difference:.1e} of the"
@@ -302,9 +286,6 @@ def unavailable(package: str) -> str | None:
     return None
 
 
-# ---- torchvision and timm
-
-
 def network_in(package: str, config: Mapping[str, Any] | None) -> str:
     """The name in `package` of the encoder that `build_encoder` made from `config`; an error if
     there is none.
@@ -312,10 +293,6 @@ def network_in(package: str, config: Mapping[str, Any] | None) -> str:
     Example:
         >>> network_in("timm", {"name": "torchvision/resnet50"})
         'resnet50'
-        >>> network_in("torchvision", {"name": "resnet18", "stem": "cifar", "width": 64})
-        Traceback (most recent call last):
-        kinfolk.errors.UsageError: the encoder can't be exported to torchvision: its stem is a 3×3
-        convolution without pooling, for small...
     """
     name, faults = "", []
     if config is None:
@@ -367,8 +344,7 @@ def _classifier(module: nn.Module) -> str:
 
 
 def load_torchvision(name: str, path: Path) -> Callable[[Tensor], Tensor]:
-    """torchvision's network with the exported weights and without the classifier, which the file
-    does not contain."""
+    """torchvision's network with the exported weights and without its classifier."""
     module = _build_torchvision(name)
     classifier = _classifier(module)
     parent, _, last = classifier.rpartition(".")
@@ -383,19 +359,14 @@ def load_torchvision(name: str, path: Path) -> Callable[[Tensor], Tensor]:
 
 
 def load_timm(name: str, path: Path) -> Callable[[Tensor], Tensor]:
-    """timm's network with the exported weights."""
     module: nn.Module = importlib.import_module("timm").create_model(
         name, num_classes=0, checkpoint_path=str(path / "model.safetensors")
     )
     return module.eval()
 
 
-# ---- ONNX
-
-
 def write_onnx(encoder: nn.Module, images: Tensor, path: Path, notes: Mapping[str, Any]) -> None:
-    """Writes the encoder with its weights into one file; `notes` go into its metadata, each as
-    JSON."""
+    """Writes one file; `notes` go into its metadata, each as JSON."""
     onnx: Any = importlib.import_module("onnx")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
@@ -418,14 +389,11 @@ def write_onnx(encoder: nn.Module, images: Tensor, path: Path, notes: Mapping[st
 
 
 def run_onnx(path: Path, images: Tensor) -> Tensor:
-    """The features that onnxruntime computes on the CPU."""
     runtime: Any = importlib.import_module("onnxruntime")
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     (features,) = session.run(["features"], {"images": images.numpy()})
     return torch.from_numpy(features)
 
-
-# ---- detectron2
 
 _RENAMED = (
     (r"^(?!layer)", "stem."),
@@ -442,8 +410,6 @@ def detectron2_name(name: str) -> str:
     Example:
         >>> detectron2_name("bn1.weight"), detectron2_name("layer2.0.bn3.bias")
         ('stem.conv1.norm.weight', 'res3.0.conv3.norm.bias')
-        >>> detectron2_name("layer1.0.downsample.1.running_mean")
-        'res2.0.shortcut.norm.running_mean'
     """
     for pattern, replacement in _RENAMED:
         name = re.sub(pattern, replacement, name)
@@ -451,8 +417,7 @@ def detectron2_name(name: str) -> str:
 
 
 def write_pickle(state: Mapping[str, Tensor], file: BinaryIO) -> None:
-    """Writes the arrays as `model`, with `__author__` and the flag that makes detectron2 match
-    names from their ends."""
+    """With the flag that makes detectron2 match names from their ends."""
     arrays = {detectron2_name(name): value.detach().cpu().numpy() for name, value in state.items()}
     _PlainPickler(file, protocol=4).dump(
         {"model": arrays, "__author__": "kinfolk", "matching_heuristics": True}
@@ -460,8 +425,7 @@ def write_pickle(state: Mapping[str, Tensor], file: BinaryIO) -> None:
 
 
 class _PlainPickler(pickle.Pickler):
-    """Pickles arrays by shape, type and bytes, which all versions of numpy can read; numpy's own
-    format names modules that some lack."""
+    """Pickles arrays so that all versions of numpy can read them."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, np.ndarray):
@@ -471,8 +435,6 @@ class _PlainPickler(pickle.Pickler):
 
 
 def config_lines(depth: int, mean: Sequence[float], std: Sequence[float]) -> str:
-    """The detectron2 configuration for a network trained with this mean and standard deviation of
-    RGB values in [0, 1]."""
     pixels = [", ".join(f"{255 * value:.3f}" for value in values) for values in (mean, std)]
     narrow = "\n    RES2_OUT_CHANNELS: 64" if depth < 50 else ""
     return (

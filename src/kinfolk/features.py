@@ -1,6 +1,6 @@
 """Features of samples: the one reader of feature files, and blocks of unit-norm rows.
 
-Reading a file never runs code in it; `.npy` files are mapped into memory.
+Reading a file never runs code in it.
 
 Dimension key: N data set, D embedding, R rows of a block.
 """
@@ -35,13 +35,8 @@ NOT_FEATURES = ("id", "index", "label", "split", "group", "key", "y", "class", "
 
 
 class Features:
-    """(N, D) features, checked once; `rows` and `take` return unit-norm float32.
-
-    Args:
-        array: (N, D) float16, float32 or float64, possibly memory-mapped; neither copied nor
-            changed.
-        name: name in error messages.
-    """
+    """(N, D) features, possibly memory-mapped, checked once; `rows` and `take` return unit-norm
+    float32. `name` is for messages."""
 
     def __init__(self, array: NDArray[Any], name: str = "`features`") -> None:
         if array.ndim != 2 or array.shape[1] < 1:
@@ -69,11 +64,9 @@ class Features:
         return int(self.array.shape[1])
 
     def rows(self, start: int, stop: int) -> Floats:
-        """(R, D) unit-norm rows from `start` to `stop`."""
         return self._unit(self.array[start:stop], self._inverse_N[start:stop])
 
     def take(self, ids: Ints) -> Floats:
-        """(R, D) unit-norm rows of `ids`."""
         return self._unit(self.array[ids], self._inverse_N[ids])
 
     def _unit(self, values: NDArray[Any], inverse: NDArray[np.float64]) -> Floats:
@@ -84,7 +77,7 @@ class Features:
         return np.ascontiguousarray(values * inverse_32[:, None])
 
     def _inverse_norms(self) -> NDArray[np.float64]:
-        """(N,) one over the norm of each row; rows that are zero or not finite are refused."""
+        """(N,); rows that are zero or not finite are refused."""
         inverse_N, largest_N = np.empty((2, len(self.array)))
         step = max(1, _BLOCK_ELEMENTS // self.dim)
         for start in range(0, len(inverse_N), step):

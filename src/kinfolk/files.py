@@ -1,8 +1,8 @@
 """Atomic and durable writing of files, and digests that detect damaged ones.
 
-Every file of a run folder is written under a temporary name, flushed to the disk and then renamed,
-and the folder is flushed as well. Checkpoints and safetensors files carry a digest of all their
-bytes: a checkpoint in the comment of its zip archive, a safetensors file in its metadata.
+Every file is written under a temporary name, flushed to the disk and then renamed, and the folder
+is flushed as well. Checkpoints carry a digest of all their bytes in the comment of their zip
+archive, safetensors files in their metadata.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class DamagedFileError(KinfolkError):
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Writes a file under a temporary name and renames it to `path` once its bytes are on the disk.
 
-    The folder of `path` is created if it is missing, but not the folder above it: a run folder that
+    The folder of `path` is created if it is missing, but not the one above it: a run folder that
     was removed is an error.
     """
 
@@ -71,8 +71,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def write_by_name(path: Path, write: Callable[[Path], T]) -> T:
-    """As `write_atomically`, for writers that take a path. `write` receives a name with the suffix
-    of `path`; its result is returned."""
+    """As `write_atomically`, for writers that take a path; returns their result."""
     # The name is random because two processes may write the same cache.
     unfinished = path.with_name(f"{path.stem}.{secrets.token_hex(3)}{UNFINISHED}{path.suffix}")
     with explain_write_errors(path):
@@ -92,8 +91,7 @@ def write_by_name(path: Path, write: Callable[[Path], T]) -> T:
 
 
 def move_into_place(unfinished: Path, path: Path) -> None:
-    """Flushes a finished file to the disk and renames it to `path`, so that the rename survives a
-    crash."""
+    """Flushes a finished file to the disk and renames it to `path`, durably."""
     with open(unfinished, "rb+") as file:
         os.fsync(file.fileno())
     os.replace(unfinished, path)
@@ -124,8 +122,7 @@ def write_sealed_text(path: Path, text: str) -> None:
 
 
 def read_sealed_text(path: Path) -> str:
-    """Reads what `write_sealed_text` wrote. Raises `DamagedFileError` if the digest is wrong, and
-    the errors of `Path.read_text`."""
+    """Reads what `write_sealed_text` wrote; raises `DamagedFileError` if the digest is wrong."""
     digest, _, text = path.read_text(encoding="utf-8").partition("\n")
     if digest != _text_digest(text):
         raise DamagedFileError(f"{short(str(path))} does not match its digest")
@@ -150,8 +147,8 @@ def append_line(path: Path, line: str) -> None:
 
 @contextlib.contextmanager
 def explain_write_errors(path: Path) -> Iterator[None]:
-    """Turns an error of the file system into a sentence about `path`, also where torch has wrapped
-    it in a RuntimeError."""
+    """Turns an error of the file system into a sentence about `path`, also inside a RuntimeError of
+    torch."""
     try:
         yield
     except KinfolkError:
@@ -164,11 +161,8 @@ def explain_write_errors(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explain_file_errors(folder: Path) -> Iterator[None]:
-    """Turns an error of the file system into a sentence, wherever it is raised: loggers write into
-    `folder` too.
-
-    Their threads run into the same error; its traceback is suppressed there.
-    """
+    """Turns an error of the file system into a sentence, wherever it is raised. Threads of loggers,
+    which write into `folder` too, run into the same error; there it is suppressed."""
     previous = threading.excepthook
     place = os.path.abspath(folder)
 
@@ -208,12 +202,9 @@ def sync_folder(folder: Path) -> None:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
         return
-    try:
+    with contextlib.suppress(OSError):
         os.fsync(handle)
-    except OSError:
-        pass
-    finally:
-        os.close(handle)
+    os.close(handle)
 
 
 def first_line(error: BaseException) -> str:
@@ -224,8 +215,7 @@ def first_line(error: BaseException) -> str:
 
 
 def why_failed(error: BaseException) -> str:
-    """Describes an unexpected error in one line: file and reason for an error of the file system,
-    otherwise type and message."""
+    """Describes an unexpected error in one line."""
     if isinstance(error, OSError) and error.errno in _REASONS and error.filename is not None:
         reason = _REASONS[error.errno]
         if error.errno in (errno.EACCES, errno.EPERM):  # it may have been for reading
@@ -236,8 +226,8 @@ def why_failed(error: BaseException) -> str:
 
 
 def write_sealed_zip(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Writes a zip archive atomically, with the digest of its bytes as the comment of the archive.
-    `write` must not seek."""
+    """Writes a zip archive atomically, with the digest of its bytes as its comment. `write` must
+    not seek."""
 
     def write_with_seal(file: BinaryIO) -> None:
         hashing = _Hashing(file)
@@ -252,8 +242,7 @@ def write_sealed_zip(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def check_sealed_zip(path: Path) -> None:
-    """Raises `DamagedFileError` unless the bytes of `path` are the ones that `write_sealed_zip`
-    wrote."""
+    """Raises `DamagedFileError` unless `path` is what `write_sealed_zip` wrote."""
     size, length = path.stat().st_size, len(_SEAL) + _HEX
     with open(path, "rb") as file:
         if size > length + 22:
@@ -280,10 +269,8 @@ def write_safetensors(
     data = memoryview(save(dict(tensors)))
     length = int.from_bytes(data[:8], "little")
     blank, described = "0" * _HEX, json.loads(bytes(data[8 : 8 + length]))
-    described = {
-        "__metadata__": {DIGEST: blank, **(metadata or {})},
-        **described,
-    }  # safetensors itself writes the metadata in no fixed order
+    # safetensors itself writes the metadata in no fixed order
+    described = {"__metadata__": {DIGEST: blank, **(metadata or {})}, **described}
     text = json.dumps(described, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     header = len(text).to_bytes(8, "little") + text
@@ -302,11 +289,7 @@ def write_safetensors(
 
 def check_safetensors(path: Path, metadata: Mapping[str, str], required: bool = False) -> None:
     """Raises `DamagedFileError` if `path`, whose metadata is given, is not what `write_safetensors`
-    wrote.
-
-    Files of other programs have no digest and are not checked. A file with other kinfolk keys
-    must have a digest, and so must any file if it is `required`.
-    """
+    wrote. Files of other programs have no digest and are not checked unless it is `required`."""
     if (digest := metadata.get(DIGEST)) is None:
         if required or any(key.startswith("kinfolk") for key in metadata):
             raise DamagedFileError(
@@ -331,8 +314,7 @@ def check_safetensors(path: Path, metadata: Mapping[str, str], required: bool = 
 
 
 def npy_header(file: Any) -> tuple[tuple[int, ...], bool, Any]:
-    """Shape, whether it is in Fortran order, and type of the array in a .npy file; the file is then
-    at its first value."""
+    """Shape, whether it is in Fortran order, and type of a .npy file; moves to its first value."""
     from numpy.lib import format as npy
 
     is_first = npy.read_magic(file) == (1, 0)
@@ -354,8 +336,7 @@ def _hash(file: BinaryIO, length: int) -> hashlib.blake2b:
 
 
 class _Hashing:
-    """A file that hashes what is written to it. It keeps an OSError, because torch replaces it by
-    another error."""
+    """Hashes what is written to a file. It keeps an OSError, which torch replaces by another."""
 
     failed: OSError | None = None
 
@@ -376,7 +357,7 @@ class _Hashing:
 
 
 def _reason(error: BaseException) -> str:
-    """Why writing failed, by the errno of the first OSError in the chain of causes."""
+    """By the first OSError in the chain of causes."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno is not None:

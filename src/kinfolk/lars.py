@@ -12,27 +12,18 @@ from torch.optim import Optimizer
 
 class LARS(Optimizer):
     """Layer-wise adaptive rate scaling: SGD whose step on each weight is proportional to that
-    weight's norm.
+    weight's norm (You et al., Large Batch Training of Convolutional Networks, 2017).
 
         d = g + weight_decay · w
         d ← trust · ‖w‖ / ‖d‖ · d
         m ← momentum · m + d
         w ← w − lr · m            (nesterov: w − lr · (d + momentum · m))
 
-    You et al., Large Batch Training of Convolutional Networks, 2017. Biases and norms (ndim ≤ 1)
-    take the plain SGD step without decay and adaptation; so does a weight with ‖w‖ = 0 or ‖d‖
-    = 0 (without the factor). State kept: `momentum_buffer`.
+    Biases and norms (ndim ≤ 1) take the plain SGD step without decay and adaptation; a weight with
+    ‖w‖ = 0 or ‖d‖ = 0 is not scaled. State kept: `momentum_buffer`.
 
     Deviates from the paper as SimCLR's, MoCo v3's and SogCLR's code do: the norm is taken of the
-    decayed gradient, not of gradient and decay separately; and as in torch's SGD, the learning rate
-    multiplies the momentum rather than what goes into it.
-
-    Args:
-        params: parameters or groups.
-        lr: learning rate.
-        momentum, nesterov: as in `torch.optim.SGD`.
-        weight_decay: ℓ2 penalty on parameters with ndim > 1.
-        trust: η, the share of its norm that a weight moves by at lr 1.
+    decayed gradient, and the learning rate multiplies the momentum rather than what goes into it.
     """
 
     def __init__(
@@ -67,9 +58,8 @@ class LARS(Optimizer):
             others = [param for param in params if param.ndim <= 1]
             if kernels:
                 grads = [param.grad for param in kernels]
-                self._move(
-                    kernels, _adapt(kernels, grads, group["weight_decay"], group["trust"]), group
-                )
+                adapted = _adapt(kernels, grads, group["weight_decay"], group["trust"])
+                self._move(kernels, adapted, group)
             if others:
                 self._move(others, [param.grad for param in others], group)
         return loss
@@ -83,11 +73,10 @@ class LARS(Optimizer):
             buffers = [self.state[param]["momentum_buffer"] for param in params]
             torch._foreach_mul_(buffers, momentum)
             torch._foreach_add_(buffers, directions)
-            directions = (
-                list(torch._foreach_add(directions, buffers, alpha=momentum))
-                if group["nesterov"]
-                else buffers
-            )
+            if group["nesterov"]:
+                directions = list(torch._foreach_add(directions, buffers, alpha=momentum))
+            else:
+                directions = buffers
         torch._foreach_add_(params, directions, alpha=-group["lr"])
 
 
@@ -96,10 +85,10 @@ def _adapt(
 ) -> list[Tensor]:
     """Decayed gradients, each scaled to `trust` times the norm of its weight."""
     directions = list(torch._foreach_add(grads, params, alpha=weight_decay))
-    ratios = []
     norms = zip(torch._foreach_norm(params), torch._foreach_norm(directions), strict=True)
-    for size, moved in norms:
-        ratios.append(torch.where((size > 0) & (moved > 0), trust * size / moved, 1.0))
+    ratios = [
+        torch.where((size > 0) & (moved > 0), trust * size / moved, 1.0) for size, moved in norms
+    ]
     torch._foreach_mul_(directions, ratios)
     return directions
 

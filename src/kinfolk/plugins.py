@@ -1,11 +1,8 @@
-"""Plugins: modules of a user that register detectors, frameworks and encoders of their own under a
-name.
+"""Plugins: modules that register detectors and frameworks of users when they are imported.
 
-A plugin is a module that calls `register_detector` and the like when it is imported. It is found in
-one of two ways: an installed package names it in the entry-point group `kinfolk.plugins`, or the
-user names it, as `--plugin my_detector` or `--plugin my_detector.py`. The configuration of a run
-lists the plugins that were named, and every command that opens the run imports them again, unless a
-file lies in the run folder itself: opening a run never runs code that came with it.
+An installed package names them in the entry-point group `kinfolk.plugins`, or the user names them,
+as `--plugin my_detector.py`. The configuration of a run lists those that were named, and opening
+the run imports them again, unless a file lies in the run folder itself.
 """
 
 from __future__ import annotations
@@ -14,7 +11,8 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -28,8 +26,7 @@ Kind = TypeVar("Kind", bound=Callable[..., Any])
 
 
 def register_detector(name: str, detector: type) -> None:
-    """Makes a detector available as `framework+NAME`. `detector` is a subclass of
-    `kinfolk.detectors.Detector`.
+    """Makes a subclass of `kinfolk.detectors.Detector` available as `framework+NAME`.
 
     Example:
         >>> from kinfolk.detectors import DETECTORS, FNC
@@ -49,8 +46,7 @@ def register_detector(name: str, detector: type) -> None:
 
 
 def register_framework(name: str, framework: type) -> None:
-    """Makes a framework available as `--method NAME`. `framework` is a subclass of
-    `kinfolk.frameworks.Framework`."""
+    """Makes a subclass of `kinfolk.frameworks.Framework` available as `--method NAME`."""
     from kinfolk.frameworks import FRAMEWORKS, Framework
 
     if not (isinstance(framework, type) and issubclass(framework, Framework)):
@@ -61,8 +57,7 @@ def register_framework(name: str, framework: type) -> None:
 
 
 def load_plugins(names: Iterable[str] = ()) -> None:
-    """Imports the plugins of installed packages, once, and those in `names`: modules, or files that
-    end in .py."""
+    """Imports the plugins of installed packages, and those in `names`: modules or .py files."""
     _load_entry_points()
     for name in names:
         _load(name)
@@ -97,15 +92,15 @@ def _load(name: str) -> None:
         ) from error
 
 
-class _working_directory_on_path:  # noqa: N801 - used like a function
+@contextmanager
+def _working_directory_on_path() -> Iterator[None]:
     """The `kinfolk` command does not look for modules in the working directory by itself."""
-
-    def __enter__(self) -> None:
-        self.folder = os.getcwd()
-        sys.path.insert(0, self.folder)
-
-    def __exit__(self, *_: object) -> None:
-        sys.path.remove(self.folder)
+    folder = os.getcwd()
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
 
 
 def _register(registry: dict[str, Any], name: str, kind: Kind) -> None:

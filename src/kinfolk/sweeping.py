@@ -1,9 +1,5 @@
 """`kf.sweep` and `kinfolk sweep`: one training per combination of method, settings and seed, and
-the table that compares them.
-
-A sweep is resumable: repeated with the same arguments, it continues an interrupted training, skips
-finished ones, and measures only what has not been measured.
-"""
+the table that compares them. Repeated with the same arguments, a sweep continues."""
 
 from __future__ import annotations
 
@@ -63,15 +59,13 @@ def sweep(
 
     Args:
         data: as in `kf.train`.
-        out: folder for the runs, each in a folder of its own that names method, settings and seed.
+        out: folder for the runs; the folder of each names method, settings and seed.
         methods: methods to train. A `detector.*` setting applies to methods with a detector only.
         settings: the values of each setting, `{"detector.alpha": [0.01, 0.05]}`.
         seeds: one training per seed.
         protocols: protocols of `kf.evaluate`, measured where the data has labels.
         common: settings with one value for all runs, as `settings` of `kf.train`.
-        progress: shows the progress of each training, which run it is, and the time that is left.
-        arguments: other arguments of `kf.train`, the same for all runs, such as `epochs` and
-            `recipe`.
+        arguments: other arguments of `kf.train`, the same for all runs.
     """
     if {"method", "seed", "resume", "overwrite"} & arguments.keys():
         raise UsageError(
@@ -94,9 +88,8 @@ def sweep(
             "settings": {**parse_settings(common), **chosen},
             **arguments,
         }
-        run = train(
-            data, folder, **given, resume=(folder / "config.yaml").exists(), progress=progress
-        )
+        resume = (folder / "config.yaml").exists()
+        run = train(data, folder, **given, resume=resume, progress=progress)
         measure_run(run, data, protocols)
         clock.finish(run)
         runs.append(run)
@@ -107,20 +100,14 @@ def sweep(
 
 @final
 class Clock:
-    """Says which run of a sweep begins, and how long the sweep will take from there.
-
-    Args:
-        total: number of runs.
-        shown: whether it is shown on the screen; it is always logged.
-        what: what the runs belong to, in a word.
-    """
+    """Logs, and shows on the screen, which of `total` runs begins, and how long all will take from
+    there. `what`: what the runs belong to."""
 
     def __init__(self, total: int, shown: bool, what: str = "sweep") -> None:
         self.total, self.number, self._seconds = total, 0, list[float]()
         self._what = what
-        self._console = (
-            Console(stderr=True, soft_wrap=True) if shown and global_rank(1) == 0 else None
-        )
+        is_visible = shown and global_rank(1) == 0
+        self._console = Console(stderr=True, soft_wrap=True) if is_visible else None
         self._since = time.monotonic()
 
     def start(self, folder: Path) -> None:
@@ -129,9 +116,8 @@ class Clock:
         self._since = time.monotonic()
         left = ""
         if self._seconds:
-            each = statistics.fmean(self._seconds)
-            all_left = duration(each * (self.total - self.number + 1))
-            left = f"; about {all_left} left in the {self._what}"
+            seconds = statistics.fmean(self._seconds) * (self.total - self.number + 1)
+            left = f"; about {duration(seconds)} left in the {self._what}"
         text = f"run {self.number} of {self.total}: {folder}{left}"
         LOG.info("%s", text)
         if self._console is not None:
@@ -157,14 +143,9 @@ def combinations(
         keys = [key for key in settings if "+" in method or not key.startswith("detector.")]
         for values in itertools.product(*(settings[key] for key in keys)):
             chosen = dict(zip(keys, values, strict=True))
-            words = [
-                method,
-                *(f"{key.rpartition('.')[2]}={value}" for key, value in chosen.items()),
-            ]
-            found[re.sub(r"[^\w.,=+:-]+", "_", ",".join(words)).replace(":", "-")] = (
-                method,
-                chosen,
-            )
+            words = [f"{key.rpartition('.')[2]}={value}" for key, value in chosen.items()]
+            name = re.sub(r"[^\w.,=+:-]+", "_", ",".join([method, *words]))
+            found[name.replace(":", "-")] = method, chosen
     return found
 
 

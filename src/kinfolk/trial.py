@@ -2,16 +2,11 @@
 time limit, and compared.
 
 A pilot of one epoch measures the speed. The number of epochs is then set so that every method can
-be trained with `PLANNED_SEEDS` seeds. Methods are trained seed by seed, so that all of them have
-the same seeds whenever the time ends. The plan is kept in a file: repeated, a trial continues, and
-further seeds are added.
+be trained with `PLANNED_SEEDS` seeds, seed by seed. The plan is kept in a file: repeated, a trial
+continues, and further seeds are added. Without labels, proxies of the accuracy are compared; see
+`CRITERIA`.
 
-Criteria, in this order: kNN accuracy by labels; where there are none, the share of samples whose
-nearest neighbour is in their group (tracks, patients); where there are no groups, the share of
-augmented views whose nearest neighbour is another view of the same image. The last two are proxies.
-The last is lower where images are drawn together, so it does not judge methods that attract.
-
-Dimension key: N samples, F features.
+Dimension key: N samples, F features, R rows of a block.
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -36,11 +31,10 @@ from torch.nn import functional
 from kinfolk.api import train
 from kinfolk.auditing.verdict import Candidate
 from kinfolk.comparing import Comparison, compare
-from kinfolk.data.augmentation.views import Views
 from kinfolk.data.sample_table import Samples
 from kinfolk.errors import InterruptedRunError, UsageError, plural
 from kinfolk.evaluation.probes import knn_accuracy
-from kinfolk.evaluation.protocols import read_results, write_result
+from kinfolk.evaluation.protocols import Augmented, read_results, write_result
 from kinfolk.files import write_text
 from kinfolk.sweeping import Clock, is_labelled, measure_run
 from kinfolk.training.load_run import open_run
@@ -73,17 +67,9 @@ CRITERIA = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained.
-
-    Args:
-        data: the source of the samples.
-        candidates: the methods; the first is the one to compare with.
-        settings: of all runs.
-        recipe: of all runs; None: the default configuration.
-        epochs: of each run; 0 before the pilot.
-        seconds: expected for one run.
-        criterion: a key of `CRITERIA`; empty before the pilot.
-    """
+    """What is trained, with which settings and recipe. The first candidate is the one to compare
+    with. Before the pilot, `epochs` is 0 and `criterion` is empty; `seconds` are expected for one
+    run."""
 
     data: str
     candidates: tuple[Candidate, ...]
@@ -104,13 +90,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial after its time.
-
-    Args:
-        plan: what was trained.
-        seeds: number of seeds that all methods have.
-        table: the comparison; None if not every method was trained.
-    """
+    """A trial after its time: the number of seeds that all methods have, and the comparison if
+    every method was trained."""
 
     plan: Plan
     seeds: int
@@ -118,7 +99,7 @@ class Trial:
 
     @property
     def best(self) -> Candidate | None:
-        """The method that is better than the first beyond noise, by the largest gain; or None."""
+        """The method with the largest gain over the first beyond noise."""
         key = self.plan.criterion
         gains = {
             record["method"].partition(" ")[0]: record[f"{key}_gain"]
@@ -129,7 +110,6 @@ class Trial:
         return max(named, key=lambda each: gains[each.method], default=None)
 
     def verdict(self) -> str:
-        """What the comparison says, in words."""
         base, criterion = self.plan.candidates[0].method, CRITERIA[self.plan.criterion]
         trained = f"{plural(self.plan.epochs, 'epoch')} and {plural(self.seeds, 'seed')} each"
         if self.table is None:
@@ -157,16 +137,13 @@ def run_trial(
     labels: NDArray[np.int64] | None = None,
     progress: bool = True,
 ) -> Trial:
-    """Trains the candidates within `minutes` and compares them. Repeated, it continues.
+    """Trains the candidates within `minutes` and compares them. Repeated, it continues, with the
+    candidates of the plan in `out`.
 
     Args:
-        data: as `data` of `kf.train`, a name or path.
-        out: folder of the trial.
-        candidates: methods; the first is the one to compare with. Ignored if `out` has a plan.
         minutes: time limit. A round of runs that is not expected to fit is not started.
         settings, recipe: of all runs.
         labels: (N,) of the training samples, below 0 where unknown, if `data` itself has none.
-        progress: shows the progress and the time that is left.
     """
     deadline = time.monotonic() + 60 * minutes
     plan = Plan(data, tuple(candidates), settings or {}, recipe)
@@ -217,8 +194,7 @@ def _compared(plan: Plan, rounds: Sequence[Sequence[Path]]) -> Trial:
 def _fit_to_time(
     plan: Plan, out: Path, deadline: float, labels: NDArray[np.int64] | None, progress: bool
 ) -> Plan:
-    """The plan with its epochs and criterion: measures an epoch of the first method, and divides
-    the time."""
+    """The plan with its epochs and criterion, by an epoch of the first method."""
     pilot, began = Run(out / "pilot"), time.monotonic()
     left = deadline - began
     shutil.rmtree(pilot.path, ignore_errors=True)
@@ -230,8 +206,8 @@ def _fit_to_time(
         )
     criterion, taken = _criterion(pilot, labels), time.monotonic() - began
     if criterion == "views":
-        judged = tuple(each for each in plan.candidates if ":attract" not in each.method)
-        plan = replace(plan, candidates=judged)
+        compared = tuple(each for each in plan.candidates if ":attract" not in each.method)
+        plan = replace(plan, candidates=compared)
     epoch = SLOWER * float(pilot.epochs()[-1]["seconds"])
     others, number = max(0.0, taken - epoch), PLANNED_SEEDS * len(plan.candidates)
     epochs = int((USED * (left - taken) / number - others) / epoch)
@@ -289,8 +265,7 @@ def _train(
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Ends a training that runs inside after `seconds`, with a checkpoint, as SIGTERM does. Other
-    code is not interrupted: only a training handles the signal."""
+    """Ends a training that runs inside after `seconds`, with a checkpoint, as SIGTERM does."""
     done = threading.Event()
 
     def interrupt() -> None:
@@ -318,30 +293,25 @@ def _criterion(run: Run, labels: NDArray[np.int64] | None) -> str:
 
 
 def _groups(samples: Samples) -> Tensor | None:
-    """(N,) groups of the training samples that have a group with others, −1 elsewhere; None if
-    there are none."""
+    """(N,) groups of the training samples, −1 without others; None if there are none."""
     if samples.groups is None:
         return None
-    names, numbers = np.unique(
-        np.asarray(["" if name is None else name for name in samples.groups[: samples.num_train]]),
-        return_inverse=True,
-    )
+    given = samples.groups[: samples.num_train]
+    filled = np.asarray(["" if name is None else name for name in given])
+    names, numbers = np.unique(filled, return_inverse=True)
     sizes = np.bincount(numbers)
     groups = np.where((names[numbers] != "") & (sizes[numbers] > 1), numbers, -1)
     return torch.from_numpy(groups) if (groups >= 0).any() else None
 
 
 def _measure(run: Run, criterion: str, labels: NDArray[np.int64] | None) -> float:
-    """The criterion of a run without labels of its own, in [0, 1]."""
     opened = open_run(run.path)
     images = opened.data()
     if criterion == "views":
         number = images.num_train
         ids = np.arange(min(number, COMPARED)) * number // min(number, COMPARED)
-        first, second = (
-            torch.from_numpy(opened.features(images, ids, views=AugmentedView(opened.views(), at)))
-            for at in (1, 2)
-        )
+        views = (Augmented(opened.views(), 0, version) for version in (1, 2))
+        first, second = (torch.from_numpy(opened.features(images, ids, views=v)) for v in views)
         return view_agreement(first, second)
     features = opened.features(images, np.arange(images.num_train))
     if criterion == "knn":
@@ -350,21 +320,6 @@ def _measure(run: Run, criterion: str, labels: NDArray[np.int64] | None) -> floa
     groups = _groups(Samples.read(run.samples))
     assert groups is not None
     return group_precision(torch.from_numpy(features), groups)
-
-
-@final
-class AugmentedView:
-    """One augmented view of each image, the same in every run with the same `views` and `seed`."""
-
-    def __init__(self, views: Views, seed: int) -> None:
-        self.views, self.generator = views, torch.Generator().manual_seed(seed)
-
-    def evaluate(self, pixels: Tensor, aspect: Tensor | None = None) -> Tensor:
-        if pixels.device != self.generator.device:
-            self.generator = torch.Generator(pixels.device).manual_seed(
-                self.generator.initial_seed()
-            )
-        return self.views(pixels, self.generator, aspect, num_views=1)[0]
 
 
 def view_agreement(first_NF: Tensor, second_NF: Tensor) -> float:

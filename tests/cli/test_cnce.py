@@ -84,7 +84,7 @@ def test_the_variance_of_two_files_is_shown_without_the_true_information(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--study", "bias"], "there are: table, variance"),
+        (["--study", "bias"], "'bias' is not one of"),
         (["--study", "variance", "--train-each"], "--train-each belongs to --study table"),
         (["--views", "a.npy", "b.npy"], "--views belongs to --study variance"),
         (["--study", "variance", "--views", "a.npy", "b.npy"], "a.npy cannot be read"),

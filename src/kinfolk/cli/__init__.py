@@ -18,7 +18,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from kinfolk.cli import audit, cnce, compare, eval, lists, outputs, train
-from kinfolk.cli.options import FLAG, Debug, examples, flowing
+from kinfolk.cli.options import Debug, examples, flowing
 from kinfolk.errors import InterruptedRunError, KinfolkError, KinfolkWarning, UsageError, printable
 from kinfolk.files import why_failed
 
@@ -53,7 +53,7 @@ def _root(
         bool,
         typer.Option(
             "--version",
-            metavar=FLAG,
+            metavar="",
             help="Show the version and exit.",
             callback=_show_version,
             is_eager=True,

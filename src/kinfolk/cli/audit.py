@@ -7,6 +7,7 @@ import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,7 @@ from kinfolk.cli.options import (
     LabelsFromFolders,
     Workers,
     examples,
+    option,
     overwrite_option,
     screen,
 )
@@ -29,8 +31,9 @@ if TYPE_CHECKING:
     from kinfolk.auditing.inputs import AuditInput
     from kinfolk.trial import Trial
 
-FINDING = "Finding"
-TRYING = "Trying"
+_data_option = partial(option, panel=DATA)
+_option = partial(option, panel="Finding")
+_trying = partial(option, panel="Trying")
 EPILOG = examples(
     "kinfolk audit photos/ --out audit/",
     "kinfolk audit features.npy --images photos/ --labels labels.csv --alpha 0.02",
@@ -45,28 +48,18 @@ ADVISE_EPILOG = examples(
     "kinfolk advise photos/ --labels-from-folders --try 30",
 )
 
-Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write.", rich_help_panel=DATA)]
+Out = Annotated[Path, _data_option("Folder to write.", "--out", "-o", metavar="FOLDER")]
 Labels = Annotated[
     Path | None,
-    typer.Option(
-        help=(
-            "Labels: .npy, .npz, .txt, or the column `label` of .csv, .tsv, .parquet, joined by a"
-            " column such as `key` or `file`."
-        ),
-        rich_help_panel=DATA,
-        show_default=False,
+    _data_option(
+        "Labels: .npy, .npz, .txt, or the column `label` of .csv, .tsv, .parquet, joined by a"
+        " column such as `key` or `file`.",
+        metavar="FILE",
     ),
 ]
-Alpha = Annotated[
-    float,
-    typer.Option(
-        "--alpha",
-        metavar="X",
-        help="Share of each sample's similarities to flag.",
-        rich_help_panel=FINDING,
-    ),
-]
+Alpha = Annotated[float, _option("Share of each sample's similarities to flag.", metavar="X")]
 Overwrite = Annotated[bool, overwrite_option("the audit in --out")]
+ENCODER = "a run, torchvision/NAME or timm/NAME; default: patches of the images."
 
 
 def audit(
@@ -74,71 +67,37 @@ def audit(
         str,
         typer.Argument(
             metavar="FEATURES|RUN|IMAGES",
-            help=(
-                "Features (.npy, .npz, .csv, .parquet, .safetensors, .pt), a run folder, or a"
-                " folder of images."
-            ),
-            show_default=False,
+            help="Features (.npy, .npz, .csv, .parquet, .safetensors, .pt), a run folder, or a"
+            " folder of images.",
         ),
     ],
     out: Out = Path("audit"),
     images: Annotated[
         str | None,
-        typer.Option(
-            "--images",
-            metavar="DIR|TABLE",
-            help="Images of the rows of a file of features, in their order.",
-            rich_help_panel=DATA,
-            show_default=False,
+        _data_option(
+            "Images of the rows of a file of features, in their order.", metavar="FOLDER|TABLE"
         ),
     ] = None,
     encoder: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RUN|NAME",
-            help=(
-                "Embeds images: a run, torchvision/NAME or timm/NAME. [dim]Default: patches of the"
-                " images.[/]"
-            ),
-            rich_help_panel=DATA,
-            show_default=False,
-        ),
+        str | None, _data_option(f"Embeds images: {ENCODER}", metavar="RUN|NAME")
     ] = None,
     labels: Labels = None,
     labels_from_folders: LabelsFromFolders = False,
     keys: Annotated[
         Path | None,
-        typer.Option(
-            help="Names of the rows: .txt, or the column `key` of a table.",
-            rich_help_panel=DATA,
-            show_default=False,
-        ),
+        _data_option("Names of the rows: .txt, or the column `key` of a table.", metavar="FILE"),
     ] = None,
     texts: Annotated[
         Path | None,
-        typer.Option(
-            help="Texts of the rows: .txt, or the column `text` of a table.",
-            rich_help_panel=DATA,
-            show_default=False,
-        ),
+        _data_option("Texts of the rows: .txt, or the column `text` of a table.", metavar="FILE"),
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Name of the features in a file with several arrays.",
-            rich_help_panel=DATA,
-        ),
+        _data_option("Name of the features in a file with several arrays.", metavar="NAME"),
     ] = None,
     alpha: Alpha = 0.01,
     pairs: Annotated[
-        int,
-        typer.Option(
-            "--pairs",
-            metavar="K",
-            help="Largest number of flagged pairs to list for each anchor.",
-            rich_help_panel=FINDING,
-        ),
+        int, _option("Largest number of flagged pairs to list for each anchor.", metavar="K")
     ] = 10,
     workers: Workers = None,
     overwrite: Overwrite = False,
@@ -186,47 +145,30 @@ def audit(
 
 
 def advise(
-    data: Annotated[str, typer.Argument(metavar="DATA", help=SOURCE_HELP, show_default=False)],
+    data: Annotated[str, typer.Argument(metavar="DATA", help=SOURCE_HELP)],
     out: Out = Path("advice"),
     guide: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RUN|NAME",
-            help=(
-                "Encoder of the audit: a run, torchvision/NAME or timm/NAME. [dim]Default:"
-                " patches.[/]"
-            ),
-            rich_help_panel=DATA,
-            show_default=False,
-        ),
+        str | None, _data_option(f"Encoder of the audit: {ENCODER}", metavar="RUN|NAME")
     ] = None,
     labels: Labels = None,
     labels_from_folders: LabelsFromFolders = False,
     alpha: Alpha = 0.01,
     minutes: Annotated[
         float | None,
-        typer.Option(
+        _trying(
+            "Train these methods on the data, in that time in all, and compare them.",
             "--try",
             metavar="MINUTES",
-            help="Train these methods on the data, in that time in all, and compare them.",
-            rich_help_panel=TRYING,
-            show_default=False,
         ),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Setting of the trainings of --try. Can be repeated.",
-            rich_help_panel=TRYING,
+        _trying(
+            "Setting of the trainings of --try. Can be repeated.", "--set", metavar="KEY=VALUE"
         ),
     ] = None,
     recipe: Annotated[
-        str | None,
-        typer.Option(
-            help="Recipe of the trainings of --try.", rich_help_panel=TRYING, show_default=False
-        ),
+        str | None, _trying("Recipe of the trainings of --try.", metavar="NAME")
     ] = None,
     workers: Workers = None,
     overwrite: Overwrite = False,
@@ -319,7 +261,7 @@ def _save(found: Audit, out: Path, given: AuditInput) -> None:
 
 
 TRIAL, GUIDE, LABELS = "try", "guide.npy", "labels.npy"
-"""The folder of a trial in that of an advice, and the files in it."""
+"""The folder of a trial in that of an advice, and its files."""
 
 
 def try_methods(
@@ -332,11 +274,7 @@ def try_methods(
     has_file: bool = False,
 ) -> None:
     """Starts a trial on what was audited, or continues the one in `out`, and prints its result.
-
-    Args:
-        minutes: the time limit of the trainings.
-        has_file: whether the labels of the audit come from a file of the user, not from the data.
-    """
+    `has_file`: whether the labels come from a file of the user, not from the data."""
     import numpy as np
 
     from kinfolk.auditing.verdict import Candidate, candidates

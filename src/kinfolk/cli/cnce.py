@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-import typer
-
-from kinfolk.cli.options import FLAG, RUNNING, Debug, examples
+from kinfolk.cli.options import Debug, examples, flag, option, overwrite_option
 from kinfolk.errors import UsageError
 
-STUDIES = ("table", "variance")
 EPILOG = examples(
     "kinfolk cnce",
     "kinfolk cnce --train-each --out table5.json",
@@ -20,52 +17,38 @@ EPILOG = examples(
 
 def cnce(
     study: Annotated[
-        str,
-        typer.Option(
-            "--study",
-            "-s",
-            help="table: estimates for each ω (Table 5). variance: for each number of negatives.",
+        Literal["table", "variance"],
+        option(
+            "table: estimates for each ω (Table 5). variance: for each number of negatives.",
+            *("--study", "-s"),
+            metavar=None,
         ),
     ] = "table",
     seeds: Annotated[
         int,
-        typer.Option(
-            "--seeds",
-            metavar="N",
-            min=1,
-            help="Number of runs. Mean and deviation are over the runs.",
-        ),
+        option("Number of runs. Mean and deviation are over the runs.", metavar="N", min=1),
     ] = 5,
-    epochs: Annotated[
-        int, typer.Option("--epochs", metavar="N", min=1, help="Epochs of each critic.")
-    ] = 100,
+    epochs: Annotated[int, option("Epochs of each critic.", metavar="N", min=1)] = 100,
     train_each: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--train-each",
-            metavar=FLAG,
-            help="table: also train a critic for each ω with its own CNCE (slower).",
+            "table: also train a critic for each ω with its own CNCE (slower).",
+            None,
         ),
     ] = False,
     views: Annotated[
         tuple[Path, Path] | None,
-        typer.Option(
+        option(
+            "variance: embeddings of two views, with matching rows, instead of the toy data.",
             metavar="A.npy B.npy",
-            help="variance: embeddings of two views, with matching rows, instead of the toy data.",
-            show_default=False,
         ),
     ] = None,
-    temperature: Annotated[float, typer.Option(help="Temperature of the critic.")] = 0.07,
+    temperature: Annotated[float, option("Temperature of the critic.", metavar="X")] = 0.07,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="JSON file for all results.", show_default=False),
+        Path | None, option("JSON file for all results.", "--out", "-o", metavar="FILE")
     ] = None,
-    overwrite: Annotated[
-        bool,
-        typer.Option(
-            "--overwrite", metavar=FLAG, help="Replace the file.", rich_help_panel=RUNNING
-        ),
-    ] = False,
+    overwrite: Annotated[bool, overwrite_option("the file")] = False,
     debug: Debug = False,
 ) -> None:
     """Measure NCE and CNCE, two lower bounds on mutual information, where the true value is known.
@@ -105,8 +88,6 @@ def _check(
     out: Path | None,
     overwrite: bool,
 ) -> None:
-    if study not in STUDIES:
-        raise UsageError(f"unknown study {study!r} (there are: {', '.join(STUDIES)})")
     if study == "variance" and train_each:
         raise UsageError("--train-each belongs to --study table")
     if study == "table" and views is not None:

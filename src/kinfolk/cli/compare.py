@@ -5,18 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from kinfolk.cli.options import (
     DATA,
-    SOURCE_HELP,
     TRAINING,
+    Data,
     Debug,
     NoReport,
     Recipe,
     examples,
+    option,
     overwrite_option,
     with_settings,
 )
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from kinfolk.comparing.table import Column
 
 
-FORMATS = ("table", "csv", "markdown", "html")
+Format = Literal["table", "csv", "markdown", "html"]
 EPILOG = examples(
     "kinfolk compare runs/simclr-0 runs/simclr-1 runs/glofnd-0 runs/glofnd-1",
     "kinfolk compare runs/study --base sogclr --figure knn",
@@ -42,49 +43,33 @@ EPILOG = examples(
 def compare(
     runs: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="RUN",
-            help="Evaluated runs, or folders that contain several.",
-            show_default=False,
-        ),
+        typer.Argument(metavar="RUN", help="Evaluated runs, or folders that contain several."),
     ],
     base: Annotated[
         str | None,
-        typer.Option(
-            "--base",
-            "-b",
+        option(
+            "Method to compare with; default: their framework.",
+            *("--base", "-b"),
             metavar="METHOD",
-            help="Method to compare with. [dim]Default: their framework.[/]",
         ),
     ] = None,
     oracle: Annotated[
         str | None,
-        typer.Option(
-            metavar="METHOD",
-            help="Method that uses the labels. [dim]Default: the base with +oracle.[/]",
-        ),
+        option("Method that uses the labels; default: the base with +oracle.", metavar="METHOD"),
     ] = None,
     figure: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Figure for gains and tests. [dim]Default: linear.[/]"),
+        str | None, option("Figure for gains and tests; default: linear.", metavar="NAME")
     ] = None,
     columns: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME,…", help="Columns to show, by their names. [dim]Default: all.[/]"
-        ),
+        str | None, option("Columns to show, by their names; default: all.", metavar="NAME,…")
     ] = None,
     format: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            "-f",
-            help="table, csv, markdown or html. [dim]Default: by --out, or table.[/]",
-        ),
+        Format | None,
+        option("Format; default: by --out, or table.", "--format", "-f", metavar=None),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="File to write: .csv, .md or .html."),
+        option("File to write: .csv, .md or .html.", "--out", "-o", metavar="FILE"),
     ] = None,
     overwrite: Annotated[bool, overwrite_option("the file")] = False,
     debug: Debug = False,
@@ -99,8 +84,6 @@ def compare(
     from kinfolk.cli.options import screen
     from kinfolk.comparing import compare as compare_runs
 
-    if format is not None and format not in FORMATS:
-        raise UsageError(f"--format (={format}) must be one of {', '.join(FORMATS)}")
     if out is not None and format == "table":
         raise UsageError(
             "--format table is for the screen; leave out --out, or choose csv, markdown or html"
@@ -114,10 +97,10 @@ def compare(
     if out is not None:
         found.save(out, format)
         screen().print(f"{plural(len(found.records), 'row')}: {out}", markup=False)
-    elif format in (None, "table"):
+    elif format is None or format == "table":
         show_comparison(found, screen())
     else:
-        typer.echo(found.to(str(format)), nl=False)
+        typer.echo(found.to(format), nl=False)
 
 
 def show_comparison(found: Comparison, console: Console) -> None:
@@ -183,34 +166,28 @@ SWEEP_SETTINGS = {
 @with_settings(SWEEP_SETTINGS)
 def sweep(
     *,
-    data: Annotated[
-        str,
-        typer.Option("--data", "-d", help=SOURCE_HELP, rich_help_panel=DATA, show_default=False),
-    ],
+    data: Data,
     out: Annotated[
-        Path,
-        typer.Option(
-            "--out", "-o", help="Folder for the runs.", rich_help_panel=DATA, show_default=False
-        ),
+        Path, option("Folder for the runs.", "--out", "-o", metavar="FOLDER", panel=DATA)
     ],
     chosen: Mapping[str, Any],
     method: Annotated[
         str,
-        typer.Option(
-            "--method", "-m", help="Methods, separated by commas.", rich_help_panel=TRAINING
+        option(
+            "Methods, separated by commas.", "--method", "-m", metavar="METHODS", panel=TRAINING
         ),
     ] = "simclr",
     settings: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "Values of a setting. Can be repeated.",
             "--set",
             metavar="KEY=VALUE,VALUE",
-            help="Values of a setting. Can be repeated.",
-            rich_help_panel=TRAINING,
+            panel=TRAINING,
         ),
     ] = None,
     seeds: Annotated[
-        str, typer.Option(help="Seeds, separated by commas.", rich_help_panel=TRAINING)
+        str, option("Seeds, separated by commas.", metavar="N,N", panel=TRAINING)
     ] = "0",
     recipe: Recipe = None,
     no_report: NoReport = False,

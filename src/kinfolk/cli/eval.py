@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
-from kinfolk.cli.options import DATA, FLAG, Debug, LabelsFromFolders, RunsData, Workers, examples
+from kinfolk.cli.options import (
+    DATA,
+    Debug,
+    LabelsFromFolders,
+    RunsData,
+    Workers,
+    examples,
+    flag,
+    option,
+)
 from kinfolk.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -26,21 +35,18 @@ CAPTION_PROTOCOLS = ("retrieval", "zero-shot", "sts")
 PROTOCOLS = (*LABEL_PROTOCOLS, "kin", *CAPTION_PROTOCOLS)
 WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin", ".tar")
 """Endings of files of weights; MoCo's end in .pth.tar."""
-PROBES = ("lbfgs", "glofnd", "ifnd", "ring", "rcl")
-FINETUNINGS = ("ifnd", "rcl")
-NORMALISERS = ("arithmetic", "geometric", "min", "max")
+Probe = Literal["lbfgs", "glofnd", "ifnd", "ring", "rcl"]
+PROBES = get_args(Probe)
 METRICS = {"top1": "top-1", "mean-per-class": "mean per class", "map": "mAP"}
-_data_option = partial(typer.Option, rich_help_panel=DATA, show_default=False)
-_option = partial(typer.Option, rich_help_panel="Protocol settings")
-_weights_option = partial(
-    typer.Option, rich_help_panel="Weights from elsewhere", show_default=False
-)
+SETTINGS = "Protocol settings"
+_data_option = partial(option, panel=DATA)
+_option = partial(option, panel=SETTINGS)
+_imported = partial(option, panel="Imported weights")
 EPILOG = examples(
     "kinfolk eval runs/digits",
     "kinfolk eval runs/photos --data labelled/ --labels-from-folders --protocol knn,linear,semi",
     "kinfolk eval runs/photos --protocol finetune --percent 10",
-    "kinfolk eval runs/imagenet --protocol finetune --subset 1percent.txt --subset 10percent.txt"
-    " --finetuning rcl",
+    "kinfolk eval runs/imagenet --protocol finetune --subset 1percent.txt --finetuning rcl",
     "kinfolk eval runs/photos --data pets/ --labels-from-folders --protocol transfer",
     "kinfolk eval runs/cifar100 --hierarchy cifar100 --depth 1 --protocol linear,clusters",
     "kinfolk eval runs/captions --data test.csv --protocol retrieval",
@@ -56,7 +62,6 @@ def evaluate(
         typer.Argument(
             metavar="RUN|WEIGHTS",
             help="Run folder, or a .safetensors, .pt or .pth file of another program.",
-            show_default=False,
         ),
     ],
     data: RunsData = None,
@@ -64,187 +69,137 @@ def evaluate(
     hierarchy: Annotated[
         str | None,
         _data_option(
-            help="Table of child and parent classes, or cifar100. [dim]Default: the run's.[/]"
+            "Table of child and parent classes, or cifar100; default: the run's.", metavar="FILE"
         ),
     ] = None,
     depth: Annotated[
         int | None,
         _data_option(
-            metavar="N", min=0, help="Use the labels at this depth of the hierarchy. 0 is the root."
+            "Use the labels at this depth of the hierarchy. 0 is the root.", metavar="N", min=0
         ),
     ] = None,
     label_sets: Annotated[
         Path | None,
         _data_option(
-            metavar="FILE",
-            help="transfer: table with the columns image and label, one row per label.",
+            "transfer: table with the columns image and label, one row per label.", metavar="FILE"
         ),
     ] = None,
     protocol: Annotated[
         str,
-        typer.Option(
-            "--protocol",
-            "-p",
+        option(
+            f"One or more, separated by commas: {', '.join(PROTOCOLS)}.",
+            *("--protocol", "-p"),
             metavar="NAMES",
-            help=f"One or more, separated by commas: {', '.join(PROTOCOLS)}.",
         ),
     ] = "knn,linear",
     seed: Annotated[
-        int,
-        typer.Option(metavar="N", help="Seed for held-out parts, drawn labels and augmentation."),
+        int, option("Seed for held-out parts, drawn labels and augmentation.", metavar="N")
     ] = 0,
-    k: Annotated[int, _option("--k", metavar="N", min=1, help="knn: number of neighbours.")] = 20,
-    temperature: Annotated[
-        float, _option(metavar="T", help="knn: temperature of the votes.")
-    ] = 0.1,
+    k: Annotated[int, _option("knn: number of neighbours.", "--k", metavar="N", min=1)] = 20,
+    temperature: Annotated[float, _option("knn: temperature of the votes.", metavar="X")] = 0.1,
     probe: Annotated[
-        str,
-        _option(
-            metavar="NAME",
-            help="linear, semi: lbfgs, or the probe of a paper (glofnd, ifnd, ring, rcl).",
-        ),
+        Probe, _option("linear, semi: lbfgs, or the probe of a paper.", metavar=None)
     ] = "lbfgs",
     unpooled: Annotated[
         bool,
-        _option(
-            "--unpooled",
-            metavar=FLAG,
-            help="Use features before average pooling, as in the tables of Ring.",
+        flag(
+            "--unpooled", "Use features before average pooling, as in the tables of Ring.", SETTINGS
         ),
     ] = False,
     own_mean: Annotated[
         bool,
-        _option(
+        flag(
             "--own-mean",
-            metavar=FLAG,
-            help=(
-                "Normalise images by the mean and deviation of the data, as in the transfer of"
-                " Ring."
-            ),
+            "Normalise images by the mean and deviation of the data, as in the transfer of Ring.",
+            SETTINGS,
         ),
     ] = False,
     percent: Annotated[
         str | None,
         _option(
+            "semi, finetune: shares of the labels in percent; default: 100,10,1,0.1 for semi, 10,1"
+            " for finetune.",
             metavar="LIST",
-            help=(
-                "semi, finetune: shares of the labels in percent. [dim]Default: 100,10,1,0.1 for"
-                " semi, 10,1 for finetune.[/]"
-            ),
         ),
     ] = None,
     subset: Annotated[
         list[Path] | None,
         _option(
+            "semi, finetune: list of file names to use, such as SimCLR's 1percent.txt. Can be"
+            " repeated.",
             metavar="FILE",
-            help=(
-                "semi, finetune: list of file names to use, such as SimCLR's 1percent.txt. Can be"
-                " repeated."
-            ),
         ),
     ] = None,
-    draws: Annotated[
-        int, _option(metavar="N", min=1, help="semi: subsets drawn for each share.")
-    ] = 3,
+    draws: Annotated[int, _option("semi: subsets drawn for each share.", metavar="N", min=1)] = 3,
     finetuning: Annotated[
-        str, _option(metavar="NAME", help="finetune: settings of a paper (ifnd, rcl).")
+        Literal["ifnd", "rcl"], _option("finetune: settings of a paper.", metavar=None)
     ] = "ifnd",
     epochs: Annotated[
         int | None,
         _option(
+            "finetune: number of epochs; default: that of the paper, more with few labels.",
             metavar="N",
             min=1,
-            help=(
-                "finetune: number of epochs. [dim]Default: that of the paper, more with few"
-                " labels.[/]"
-            ),
         ),
     ] = None,
     metric: Annotated[
-        str | None,
-        _option(
-            metavar="NAME",
-            help=(
-                "transfer: top1, mean-per-class or map. [dim]Default: from the name of the data.[/]"
-            ),
-        ),
+        Literal["top1", "mean-per-class", "map"] | None,
+        _option("transfer: metric; default: from the name of the data.", metavar=None),
     ] = None,
     num_clusters: Annotated[
         int | None,
         _option(
-            metavar="N",
-            min=1,
-            help="clusters: number of clusters. [dim]Default: the number of classes.[/]",
+            "clusters: number of clusters; default: the number of classes.", metavar="N", min=1
         ),
     ] = None,
     normaliser: Annotated[
-        str,
-        _option(
-            metavar="NAME",
-            help=(
-                "clusters: normaliser of NMI (arithmetic or geometric mean of the entropies, min,"
-                " max)."
-            ),
-        ),
+        Literal["arithmetic", "geometric", "min", "max"],
+        _option("clusters: mean of the entropies that NMI is divided by.", metavar=None),
     ] = "arithmetic",
     alpha: Annotated[
         float | None,
         _option(
-            metavar="A",
-            help=(
-                "kin: share of pairs above the exact quantile. [dim]Default: that of the method, or"
-                " 0.01.[/]"
-            ),
+            "kin: share of pairs above the exact quantile; default: that of the method, or 0.01.",
+            metavar="X",
         ),
     ] = None,
     classes: Annotated[
         Path | None,
         _option(
-            metavar="FILE",
-            help="zero-shot: class names, one per line. [dim]Default: those of the data.[/]",
+            "zero-shot: class names, one per line; default: those of the data.", metavar="FILE"
         ),
     ] = None,
     templates: Annotated[
         Path | None,
-        _option(
-            metavar="FILE", help="zero-shot: sentences with {} for the class name, one per line."
-        ),
+        _option("zero-shot: sentences with {} for the class name, one per line.", metavar="FILE"),
     ] = None,
     like: Annotated[
         Path | None,
-        _weights_option(
-            metavar="RUN", help="Take data, image size and normalisation from this run."
-        ),
+        _imported("Take data, image size and normalisation from this run.", metavar="RUN"),
     ] = None,
     row_name: Annotated[
         str | None,
-        _weights_option(
-            "--name", help="Name in `kinfolk compare`. [dim]Default: the name of the file.[/]"
+        _imported(
+            "Name in `kinfolk compare`; default: the name of the file.", "--name", metavar="NAME"
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        _weights_option(
-            "--out", "-o", help="Folder to write. [dim]Default: NAME-eval next to it.[/]"
+        _imported(
+            "Folder to write; default: NAME-eval next to it.", *("--out", "-o"), metavar="FOLDER"
         ),
     ] = None,
     model: Annotated[
         str | None,
-        _weights_option(
-            metavar="NAME", help="Network that is no ResNet: timm/NAME, torchvision/NAME."
-        ),
+        _imported("Network that is no ResNet: timm/NAME, torchvision/NAME.", metavar="NAME"),
     ] = None,
     image_size: Annotated[
         int | None,
-        _weights_option(
-            metavar="N", min=1, help="Side of the images. [dim]Default: their own, up to 224.[/]"
-        ),
+        _imported("Side of the images; default: their own, up to 224.", metavar="N", min=1),
     ] = None,
     train_seed: Annotated[
         int | None,
-        _weights_option(
-            metavar="N", help="Seed of the training, which `kinfolk compare` pairs by."
-        ),
+        _imported("Seed of the training, which `kinfolk compare` pairs by.", metavar="N"),
     ] = None,
     workers: Workers = None,
     debug: Debug = False,
@@ -266,24 +221,18 @@ def evaluate(
     Without a test split, knn uses leave-one-out and the others test on a fifth of each class.
     The weights of the run never change.
 
-    A file of weights from elsewhere is evaluated like a run, in a folder next to it, for `kinfolk
-    compare`. It takes the protocols of labels.
+    A file of weights is evaluated like a run, in a folder next to it, for `kinfolk compare`. It
+    takes the protocols of labels.
     """
-    names = list(
-        dict.fromkeys(name.strip().lower() for name in protocol.split(",") if name.strip())
-    )
-    if not names:
-        raise UsageError(f"--protocol is empty (there are: {', '.join(PROTOCOLS)})")
-    for name in names:
-        _check_name("protocol", name, PROTOCOLS)
-    _check_name("probe", probe, PROBES)
-    _check_name("fine-tuning", finetuning, FINETUNINGS)
-    _check_name("normaliser", normaliser, NORMALISERS)
-    if metric is not None:
-        _check_name("metric", metric, tuple(METRICS))
+    words = [name.strip().lower() for name in protocol.split(",") if name.strip()]
+    names, shares, lists = list(dict.fromkeys(words)), _shares(percent), subset or []
+    unknown = next((name for name in names if name not in PROTOCOLS), None)
+    if unknown is not None or not names:
+        hint = did_you_mean(unknown or "", PROTOCOLS, limit=1)
+        what = f"unknown protocol {unknown!r}{hint}" if unknown else "--protocol is empty"
+        raise UsageError(f"{what} (there are: {', '.join(PROTOCOLS)})")
     if alpha is not None and not 0 < alpha < 1:
         raise UsageError(f"--alpha (={alpha:g}) must be in (0, 1)")
-    shares, lists = _shares(percent), subset or []
     _check_lists(lists)
     about: dict[str, Any] = {
         "like": like,
@@ -333,11 +282,12 @@ def evaluate(
     features = Features(opened, images, unpooled, own_mean)
 
     def semi() -> dict[str, Any]:
+        fractions = shares or (() if lists else FRACTIONS)
         return protocols.run_semi(
             features.parts,
             seed,
             probe,
-            fractions=shares or (() if lists else FRACTIONS),
+            fractions=fractions,
             draws=draws,
             lists=lists,
             keys=images.samples.keys,
@@ -345,13 +295,14 @@ def evaluate(
         )
 
     def finetune() -> dict[str, Any]:
+        fractions = shares or (() if lists else protocols.FINETUNED)
         return protocols.run_finetune(
             opened.encoder(),
             images,
             features.views,
             features.parts,
             seed,
-            fractions=shares or (() if lists else protocols.FINETUNED),
+            fractions=fractions,
             lists=lists,
             settings=finetuning,
             epochs=epochs,
@@ -365,9 +316,8 @@ def evaluate(
             sets, _ = read_label_sets(label_sets, images.samples.keys)
             parts = take_parts(images, features.values, sets)
         before = protocols.read_results(opened.path).get("transfer")
-        how = features.options()
         return protocols.run_transfer(
-            parts, seed, str(source), metric, before, how=how, progress=True
+            parts, seed, str(source), metric, before, how=features.options(), progress=True
         )
 
     def retrieve() -> dict[str, Any]:
@@ -382,9 +332,7 @@ def evaluate(
         "finetune": finetune,
         "transfer": transfer,
         "clusters": lambda: protocols.run_clusters(
-            features.parts,
-            num_clusters,
-            normaliser=normaliser,  # type: ignore[arg-type]
+            features.parts, num_clusters, normaliser=normaliser
         ),
         "kin": lambda: measure_kin(opened, images, seed, alpha=alpha, progress=True),
         "retrieval": retrieve,
@@ -411,13 +359,8 @@ def evaluate(
 
 
 class Features:
-    """Features of a data source by a run, computed once for all protocols.
-
-    Args:
-        unpooled: take them before average pooling.
-        own_mean: normalise images by the training split of the data, or by all samples if it has
-            none.
-    """
+    """Features of a data source by a run, computed once for all protocols; see the options
+    `--unpooled` and `--own-mean`."""
 
     def __init__(
         self, opened: OpenedRun, images: ImageData, unpooled: bool, own_mean: bool
@@ -450,8 +393,7 @@ class Features:
 
     @cached_property
     def parts(self) -> Parts:
-        """Labelled features by split. Data without labels is an error before anything is
-        embedded."""
+        """Labelled features by split; data without labels is refused before it is embedded."""
         from kinfolk.embedding import require_labels, take_parts
 
         require_labels(self.images.samples.labels)
@@ -474,31 +416,17 @@ def _check_weights(file: Path, names: list[str]) -> None:
 def _import_weights(
     file: Path, data: str | None, labels_from_folders: bool, about: dict[str, Any]
 ) -> Path:
-    """Writes the folder that a file of weights is evaluated in, and shows what was found in the
-    file."""
+    """Writes the folder that a file of weights is evaluated in."""
     from kinfolk.cli.options import screen
     from kinfolk.errors import printable
     from kinfolk.training.foreign_weights import import_weights
 
     seed = about.pop("train_seed") or 0
     folder, network = import_weights(
-        file,
-        data=data,
-        labels_from_folders=labels_from_folders,
-        seed=seed,
-        progress=True,
-        **about,
+        file, data=data, labels_from_folders=labels_from_folders, seed=seed, progress=True, **about
     )
     screen().print(printable(f"{file}: {network.describe()}; results in {folder}"), markup=False)
     return folder
-
-
-def _check_name(what: str, name: str, known: tuple[str, ...]) -> None:
-    if name not in known:
-        raise UsageError(
-            f"unknown {what} {name!r}{did_you_mean(name, known, limit=1)} (there are:"
-            f" {', '.join(known)})"
-        )
 
 
 def _check_lists(lists: list[Path]) -> None:

@@ -15,6 +15,7 @@ from kinfolk.cli.options import (
     LabelsFromFolders,
     Workers,
     examples,
+    option,
     print_table,
     screen,
 )
@@ -86,11 +87,11 @@ RECIPES_EPILOG = examples(
 
 def recipes(
     action: Annotated[
-        str, typer.Argument(metavar="[show]", help="show: print one recipe.", show_default=False)
+        str, typer.Argument(metavar="[show]", help="show: print one recipe.")
     ] = "list",
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="Name of the recipe to print.", show_default=False),
+        typer.Argument(metavar="[NAME]", help="Name of the recipe to print."),
     ] = None,
     debug: Debug = False,
 ) -> None:
@@ -125,9 +126,7 @@ SETTINGS_EPILOG = examples(
 def settings(
     prefix: Annotated[
         str,
-        typer.Argument(
-            metavar="[PREFIX]", help="Section, key, or the beginning of one.", show_default=False
-        ),
+        typer.Argument(metavar="[PREFIX]", help="Section, key, or the beginning of one."),
     ] = "",
     debug: Debug = False,
 ) -> None:
@@ -160,12 +159,10 @@ MAX_ROWS = 20
 
 
 def data(
-    source: Annotated[str, typer.Argument(metavar="SPEC", help=SOURCE_HELP, show_default=False)],
+    source: Annotated[str, typer.Argument(metavar="DATA", help=SOURCE_HELP)],
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", "-o", help="Folder for samples.parquet and quarantine.csv.", show_default=False
-        ),
+        option("Folder for samples.parquet and quarantine.csv.", "--out", "-o", metavar="FOLDER"),
     ] = None,
     labels_from_folders: LabelsFromFolders = False,
     workers: Workers = None,

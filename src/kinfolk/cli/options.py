@@ -75,83 +75,84 @@ def print_refused(images: ImageData) -> None:
 
 DATA, TRAINING, RUNNING = "Data", "Training", "Running"
 SOURCE_HELP = "Folder, .npz, .npy, .csv, .tsv, .parquet, CIFAR archive, shards (.tar), or `digits`."
-FLAG = ""
-"""Metavar of options that take no value."""
 
-Debug = Annotated[
-    bool,
-    typer.Option(
-        "--debug", metavar=FLAG, help="Show the traceback of an error.", rich_help_panel=RUNNING
-    ),
-]
-RunFolder = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RUN", help="Run folder written by `kinfolk train --out`.", show_default=False
-    ),
-]
-RunsData = Annotated[
-    str | None,
-    typer.Option(
-        "--data",
-        "-d",
-        help=f"{SOURCE_HELP} [dim]Default: the data of the run.[/]",
-        rich_help_panel=DATA,
-        show_default=False,
-    ),
-]
-NoReport = Annotated[
-    bool,
-    typer.Option(
-        "--no-report", metavar=FLAG, help="Do not write report.html.", rich_help_panel=RUNNING
-    ),
-]
-Recipe = Annotated[
-    str | None,
-    typer.Option(
-        "--recipe",
-        "--config",
-        help="Start from a recipe: a name or a YAML file; see `kinfolk recipes`.",
-        rich_help_panel=TRAINING,
-        show_default=False,
-    ),
-]
-LabelsFromFolders = Annotated[
-    bool,
-    typer.Option(
-        "--labels-from-folders",
-        metavar=FLAG,
-        help="Use the first folder of each file as its class.",
-        rich_help_panel=DATA,
-    ),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        "--workers",
-        metavar="N",
-        help="Processes that decode images. [dim]Default: one per core.[/]",
-        rich_help_panel=RUNNING,
-        show_default=False,
-    ),
-]
+
+def option(
+    about: str, *flags: str, metavar: str | None, panel: str | None = None, **more: Any
+) -> Any:
+    """An option with a value. Options without flags are named after their parameter. A default that
+    is not the one of the parameter stands after "; default: "."""
+    text, _, default = about.partition("; default: ")
+    if default:
+        text += f". [dim]Default: {default}[/]"
+    return typer.Option(*flags, metavar=metavar, help=text, rich_help_panel=panel, **more)
+
+
+def flag(name: str, about: str, panel: str | None = RUNNING) -> Any:
+    """An option without a value."""
+    return option(about, name, metavar="", panel=panel)
 
 
 def overwrite_option(what: str) -> Any:
     """The option `--overwrite`, which replaces `what`."""
-    return typer.Option(
-        "--overwrite", metavar=FLAG, help=f"Replace {what}.", rich_help_panel=RUNNING
-    )
+    return flag("--overwrite", f"Replace {what}.")
 
 
-METAVARS = {"whole": "N", "number": "X", "list,": "NAME"}
+Debug = Annotated[bool, flag("--debug", "Show the traceback of an error.")]
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Run folder written by `kinfolk train --out`.")
+]
+Data = Annotated[str, option(SOURCE_HELP, "--data", "-d", metavar="DATA", panel=DATA)]
+RunsData = Annotated[
+    str | None,
+    option(
+        f"{SOURCE_HELP[:-1]}; default: the data of the run.",
+        *("--data", "-d"),
+        metavar="DATA",
+        panel=DATA,
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    option(
+        "Any other setting, see `kinfolk settings`. Can be repeated.",
+        "--set",
+        metavar="KEY=VALUE",
+        panel=TRAINING,
+    ),
+]
+NoReport = Annotated[bool, flag("--no-report", "Do not write report.html.")]
+Recipe = Annotated[
+    str | None,
+    option(
+        "Start from a recipe: a name or a YAML file; see `kinfolk recipes`.",
+        *("--recipe", "--config"),
+        metavar="NAME",
+        panel=TRAINING,
+    ),
+]
+LabelsFromFolders = Annotated[
+    bool,
+    flag("--labels-from-folders", "Use the first folder of each file as its class.", DATA),
+]
+Workers = Annotated[
+    int | None,
+    option(
+        "Processes that decode images; default: one per core.",
+        metavar="N",
+        panel=RUNNING,
+    ),
+]
+
+
+METAVARS = {"whole": "N", "number": "X"}
 """By the first word of the type of a setting."""
 
 
 def with_settings(keys: Mapping[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorates a command that has the parameter `chosen`: in its place the command gets an option
-    for each of `keys` of the configuration, with its description. It receives the values that were
-    given by key, as texts or flags, which the configuration checks.
+    for each of `keys` of the configuration, with its description. It receives those that were
+    given.
 
     Args:
         keys: key of the configuration by the names of the option, such as "--method -m".
@@ -166,26 +167,22 @@ def with_settings(keys: Mapping[str, str]) -> Callable[[Callable[..., None]], Ca
         is_flag = "true or false" in setting.type
         value = setting.default.strip('"')
         about, _, default = setting.description.partition(f"; {value}: ")
-        about = about.partition("; null: ")[0]
+        about = about.partition("; null: ")[0].rstrip(".")
         if not default and value not in ("false", "null", "[]"):
             default = f"{value}."
-        option = typer.Option(
+        metavar = METAVARS.get(setting.type.split()[0], _metavar(name))
+        described_option = option(
+            f"{about}; default: {default}" if default else f"{about}.",
             *flags,
-            metavar=FLAG if is_flag else METAVARS.get(setting.type.split()[0], "TEXT"),
-            help=f"{about.rstrip('.')}." + (f" [dim]Default: {default}[/]" if default else ""),
-            rich_help_panel={"data": DATA, "trainer": RUNNING}.get(setting.section, TRAINING),
+            metavar="" if is_flag else metavar,
+            panel={"data": DATA, "trainer": RUNNING}.get(setting.section, TRAINING),
             show_default=False,
         )
         kind = bool if is_flag else list[str] if setting.type.startswith("list") else str
         key_of[name] = key
-        options.append(
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=None,
-                annotation=Annotated[kind | None, option],
-            )
-        )
+        annotation: Any = Annotated[kind | None, described_option]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        options.append(inspect.Parameter(name, keyword, default=None, annotation=annotation))
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
@@ -198,22 +195,20 @@ def with_settings(keys: Mapping[str, str]) -> Callable[[Callable[..., None]], Ca
         parameters = list[inspect.Parameter]()
         for parameter in signature.parameters.values():
             parameters += options if parameter.name == "chosen" else [parameter]
-        with_options.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=parameters
-        )
+        described = signature.replace(parameters=parameters)
+        with_options.__signature__ = described  # type: ignore[attr-defined]
         return with_options
 
     return decorate
 
 
-def flowing(text: str) -> str:
-    r"""A help text whose paragraphs are wrapped by the terminal. A paragraph with wide gaps is a
-    table and keeps its lines.
+def _metavar(name: str) -> str:
+    return "FILE" if name in ("exclude", "init") else "NAME"
 
-    Example:
-        >>> flowing("One\ntwo.\n\na    table\nb    row")
-        'One two.\n\na    table\nb    row'
-    """
+
+def flowing(text: str) -> str:
+    """A help text whose paragraphs are wrapped by the terminal. A paragraph with wide gaps is a
+    table and keeps its lines."""
     paragraphs = text.split("\n\n")
     return "\n\n".join(
         paragraph if "   " in paragraph else " ".join(paragraph.split("\n"))

@@ -8,17 +8,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from kinfolk.cli.options import (
-    FLAG,
-    RUNNING,
     Debug,
     LabelsFromFolders,
     RunFolder,
     RunsData,
     Workers,
     examples,
+    flag,
+    option,
+    overwrite_option,
 )
 from kinfolk.errors import UsageError, plural
 
@@ -43,43 +42,29 @@ def embed(
     run: RunFolder,
     out: Annotated[
         Path,
-        typer.Option(
-            "--out",
-            "-o",
-            help="File to write: .npy with a .parquet of the samples next to it, or .csv.",
-            show_default=False,
+        option(
+            "File to write: .npy with a .parquet of the samples next to it, or .csv.",
+            *("--out", "-o"),
+            metavar="FILE",
         ),
     ],
     data: RunsData = None,
     labels_from_folders: LabelsFromFolders = False,
     views: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Write N augmented views to N files: NAME-1.npy, …",
-            show_default=False,
-        ),
+        option("Write N augmented views to N files: NAME-1.npy, …", metavar="N", min=1),
     ] = None,
     projected: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--projected",
-            metavar=FLAG,
-            help=(
-                "Write the unit-norm embeddings that the loss compares. Only for the run's own"
-                " data."
-            ),
+            "Write the unit-norm embeddings that the loss compares. Only for the run's own data.",
+            None,
         ),
     ] = False,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the augmented views.")] = 0,
+    seed: Annotated[int, option("Seed of the augmented views.", metavar="N")] = 0,
     workers: Workers = None,
-    overwrite: Annotated[
-        bool,
-        typer.Option(
-            "--overwrite", metavar=FLAG, help="Replace the files.", rich_help_panel=RUNNING
-        ),
-    ] = False,
+    overwrite: Annotated[bool, overwrite_option("the files")] = False,
     debug: Debug = False,
 ) -> None:
     """Write the features of every sample as a float32 array, one row per sample.
@@ -93,11 +78,9 @@ def embed(
             f"--out (={out}) must end in .npy, with the samples next to it as .parquet, or in .csv"
         )
     table = out.with_suffix(".parquet")
-    files = (
-        [out]
-        if views is None
-        else [out.with_name(f"{out.stem}-{number}{out.suffix}") for number in range(1, views + 1)]
-    )
+    files = [out]
+    if views is not None:
+        files = [out.with_name(f"{out.stem}-{n}{out.suffix}") for n in range(1, views + 1)]
     written = files if out.suffix == ".csv" else [*files, table]
     if not overwrite and (existing := [path for path in written if path.exists()]):
         raise UsageError(
@@ -125,10 +108,8 @@ def embed(
         out.parent.mkdir(parents=True, exist_ok=True)
         _write(path, features, images)
     if out.suffix == ".npy":
-        origin = replace(
-            run_origin(opened, data),
-            has_labels=images.samples.labels is not None,
-        )
+        has_labels = images.samples.labels is not None
+        origin = replace(run_origin(opened, data), has_labels=has_labels)
         images.samples.to_parquet(table, {ORIGIN: json.dumps(asdict(origin))})
     named = ", ".join(str(path) for path in written)
     screen().print(
@@ -144,8 +125,8 @@ def _features(
     version: int | None,
     seed: int,
 ) -> NDArray[np.float32]:
-    """(N, F) features of the images, or of augmented view number `version`. With a framework: (N,
-    D) projected unit-norm embeddings."""
+    """(N, F) features of the images, or of augmented view number `version`; with a framework its
+    projected embeddings."""
     import numpy as np
     import torch
 
@@ -162,43 +143,31 @@ def _features(
 
 
 def _write(path: Path, features: NDArray[np.float32], images: ImageData) -> None:
-    """Writes the features atomically; a .csv file has the columns key, split, label and f0, f1,
-    …"""
+    """Writes an array, or a table with the columns key, split, label and f0, f1, …"""
     import numpy as np
 
     from kinfolk.errors import escape_cell
     from kinfolk.files import write_atomically, write_by_name
 
-    if path.suffix == ".csv":
-        import pyarrow as pa
-        import pyarrow.csv as pc
-
-        samples = images.samples
-        labels = (
-            [None] * len(samples)
-            if samples.labels is None
-            else [None if label < 0 else int(label) for label in samples.labels]
-        )
-        named = [
-            (
-                None
-                if label is None
-                else escape_cell(samples.classes[label])
-                if samples.classes
-                else str(label)
-            )
-            for label in labels
-        ]
-        columns = {
-            "key": pa.array([escape_cell(str(key)) for key in samples.keys]),
-            "split": pa.array(list(samples.splits)),
-        }
-        columns |= {"label": pa.array(named, pa.string())} | {
-            f"f{at}": pa.array(column) for at, column in enumerate(features.T)
-        }
-        write_by_name(path, lambda unfinished: pc.write_csv(pa.table(columns), unfinished))
+    if path.suffix != ".csv":
+        write_atomically(path, lambda file: np.save(file, features))
         return
-    write_atomically(path, lambda file: np.save(file, features))
+    import pyarrow as pa
+    import pyarrow.csv as pc
+
+    samples = images.samples
+    names = [None] * len(samples) if samples.labels is None else samples.labels.tolist()
+    labels = [None if label is None or label < 0 else str(label) for label in names]
+    if samples.classes:
+        classes = samples.classes
+        labels = [None if label is None else escape_cell(classes[int(label)]) for label in labels]
+    columns = {
+        "key": pa.array([escape_cell(str(key)) for key in samples.keys]),
+        "split": pa.array(list(samples.splits)),
+        "label": pa.array(labels, pa.string()),
+        **{f"f{at}": pa.array(column) for at, column in enumerate(features.T)},
+    }
+    write_by_name(path, lambda unfinished: pc.write_csv(pa.table(columns), unfinished))
 
 
 EXPORT_EPILOG = examples(
@@ -212,47 +181,34 @@ def export(
     run: RunFolder,
     format: Annotated[
         str,
-        typer.Option(
-            "--format",
-            "-f",
-            help="safetensors, torchvision, timm, detectron2 or onnx.",
-            show_default=False,
+        option(
+            "safetensors, torchvision, timm, detectron2 or onnx.", "--format", "-f", metavar="NAME"
         ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            help="File to write; for timm a folder. [dim]Default: in RUN/export/.[/]",
-            show_default=False,
+        option(
+            "File to write; for timm a folder; default: in RUN/export/.",
+            *("--out", "-o"),
+            metavar="FILE",
         ),
     ] = None,
-    overwrite: Annotated[
-        bool,
-        typer.Option(
-            "--overwrite", metavar=FLAG, help="Replace an existing export.", rich_help_panel=RUNNING
-        ),
-    ] = False,
+    overwrite: Annotated[bool, overwrite_option("an existing export")] = False,
     debug: Debug = False,
 ) -> None:
     """Write the encoder for other software, under the parameter names it expects.
 
     The projection head and the classifier are left out. If the target package is installed, the
     export is loaded there and must return the same features. torchvision, timm and detectron2 take
-    ResNets trained with `--set model.stem=imagenet` and the usual width; safetensors and onnx take
-    any encoder.
+    ResNets trained with `--set model.stem=imagenet` and the default width; safetensors and onnx
+    take any encoder.
     """
     from kinfolk.cli.options import screen
     from kinfolk.exporting import export as write
 
     found = write(run, format, out, overwrite=overwrite)
-    for head, text in (
-        ("Written", str(found.path)),
-        ("Checked", found.checked),
-        ("Use", found.use),
-    ):
-        screen().print(f"{head}: {text}", markup=False)
+    text = f"Written: {found.path}\nChecked: {found.checked}\nUse: {found.use}"
+    screen().print(text, markup=False)
 
 
 REPORT_EPILOG = examples("kinfolk report runs/photos")
@@ -276,10 +232,9 @@ def report(
     from kinfolk.training.load_run import open_run
 
     images = None if data is None else open_run(run).data(data, progress=True)
-    path = write_report(
-        run,
-        images,
-        progress=True,
-        on_missing=lambda text: screen().print(printable(text), markup=False),
-    )
+
+    def explain(text: str) -> None:
+        screen().print(printable(text), markup=False)
+
+    path = write_report(run, images, progress=True, on_missing=explain)
     screen().print(f"Report: {path}", markup=False, highlight=False)

@@ -6,18 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from kinfolk.cli.options import (
     DATA,
-    FLAG,
-    RUNNING,
     SOURCE_HELP,
     TRAINING,
     Debug,
     NoReport,
     Recipe,
+    Settings,
     examples,
+    flag,
+    option,
     overwrite_option,
     with_settings,
 )
@@ -57,60 +56,37 @@ SETTINGS = {
 @with_settings(SETTINGS)
 def train(
     *,
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out", "-o", help="Run folder to write.", rich_help_panel=DATA, show_default=False
-        ),
-    ],
+    out: Annotated[Path, option("Run folder to write.", "--out", "-o", metavar="RUN", panel=DATA)],
     data: Annotated[
-        str | None,
-        typer.Option("--data", "-d", help=SOURCE_HELP, rich_help_panel=DATA, show_default=False),
+        str | None, option(SOURCE_HELP, "--data", "-d", metavar="DATA", panel=DATA)
     ] = None,
     chosen: Mapping[str, Any],
     recipe: Recipe = None,
     known_kin: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Pairs from `kinfolk audit` for +known (.parquet or .csv).",
             metavar="FILE",
-            help="Pairs from `kinfolk audit` for +known (.parquet or .csv).",
-            rich_help_panel=TRAINING,
+            panel=TRAINING,
         ),
     ] = None,
     guide: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help=(
-                "Features for +guide: .npy, .safetensors, a run folder, timm/NAME,"
-                " torchvision/NAME, patches (from these images alone); for text pairs st/NAME."
-            ),
-            rich_help_panel=TRAINING,
+        option(
+            "Features for +guide: .npy, .safetensors, a run folder, timm/NAME, torchvision/NAME,"
+            " patches (from these images alone); for text pairs st/NAME.",
+            metavar="FILE|RUN|NAME",
+            panel=TRAINING,
         ),
     ] = None,
     temperature: Annotated[
         float | None,
-        typer.Option(
-            metavar="X",
-            help="Temperature of the loss. [dim]Default: that of the framework.[/]",
-            rich_help_panel=TRAINING,
+        option(
+            "Temperature of the loss; default: that of the framework.", metavar="X", panel=TRAINING
         ),
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Any other setting, see `kinfolk settings`. Can be repeated.",
-            rich_help_panel=TRAINING,
-        ),
-    ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", metavar=FLAG, help="Continue the run in --out.", rich_help_panel=RUNNING
-        ),
-    ] = False,
+    settings: Settings = None,
+    resume: Annotated[bool, flag("--resume", "Continue the run in --out.")] = False,
     overwrite: Annotated[bool, overwrite_option("the run in --out")] = False,
     no_report: NoReport = False,
     debug: Debug = False,
@@ -124,13 +100,13 @@ def train(
         raise UsageError("--resume and --overwrite exclude each other; give only one")
     method = chosen.get("method", "simclr")
     is_stored = "method" not in chosen and (resume or recipe is not None)
-    for option, detector, value in (
+    for name, detector, value in (
         ("--known-kin", "known", known_kin),
         ("--guide", "guide", guide),
     ):
         if value is not None and not is_stored and f"+{detector}" not in method.lower():
             raise UsageError(
-                f"{option} needs a method with the detector `{detector}`, such as --method"
+                f"{name} needs a method with the detector `{detector}`, such as --method"
                 f" {method.partition('+')[0]}+{detector}"
             )
     given = {
