@@ -78,7 +78,7 @@ def test_tables_are_written_as_markdown_and_csv(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--format", "doc"], "'doc' is not one of 'table'"),
+        (["--format", "doc"], "Invalid value for '--format'"),
         (["--format", "table", "--out", "x.md"], "--format table is for the screen"),
         (["--out", "x.doc"], "must end in .csv, .md, .html"),
         (

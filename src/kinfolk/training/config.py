@@ -1,9 +1,7 @@
-"""The configuration of a training: its sections with their fields and defaults, the reading of
-`section.key=value`, and the list of all settings.
+"""The configuration of a training, the reading of `section.key=value`, and the list of settings.
 
 The docstring of a field is its description, for `kinfolk settings`, docs/settings.md and the
-options of `kinfolk train`. Unknown keys are refused with the nearest valid ones. The whole
-configuration, defaults included, is written to config.yaml.
+options of `kinfolk train`. Unknown keys are refused with the nearest valid ones.
 """
 
 from __future__ import annotations
@@ -38,8 +36,7 @@ WIDEST = 1 << 14
 
 
 class Section(BaseModel):
-    """Abstract. A part of the configuration. Unknown keys are refused, and values do not change
-    after construction."""
+    """Abstract. A part of the configuration."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -51,7 +48,7 @@ class Section(BaseModel):
 
 
 def _require_finite(value: Any) -> Any:
-    """JSON would turn another number into null."""
+    """JSON would turn other numbers into null."""
     for number in value if isinstance(value, list | tuple) else (value,):
         if isinstance(number, float) and not math.isfinite(number):
             raise ValueError("Input should be a finite number")
@@ -343,7 +340,7 @@ class TrainConfig(Section):
 
     @classmethod
     def of(cls, document: Mapping[str, Any], where: str = "the configuration") -> TrainConfig:
-        """Checks a nested mapping and raises a one-sentence error for the first invalid value."""
+        """Checks a nested mapping; the error is one sentence about the first invalid value."""
         try:
             return cls.model_validate(document)
         except ValidationError as error:
@@ -353,16 +350,15 @@ class TrainConfig(Section):
     def load(cls, path: str | os.PathLike[str]) -> TrainConfig:
         """Reads a YAML file, such as the config.yaml of a run, and imports its plugins.
 
-        A plugin file in the folder of the configuration is refused: opening a run folder never runs
-        code that came with it.
+        A plugin file next to it is refused: opening a run folder never runs code that came with it.
         """
         from kinfolk.plugins import load_plugins
 
         config, folder = cls.of(read_yaml(Path(path)), str(path)), Path(path).resolve().parent
         for name in config.plugins:
-            if name.endswith(".py") and (
-                not Path(name).is_absolute() or Path(name).resolve().is_relative_to(folder)
-            ):
+            path_of = Path(name)
+            is_near = not path_of.is_absolute() or path_of.resolve().is_relative_to(folder)
+            if name.endswith(".py") and is_near:
                 raise UsageError(
                     f"the plugin `{name}` of {path} is not imported, because it may have come with"
                     " that folder; keep plugins elsewhere"
@@ -371,8 +367,7 @@ class TrainConfig(Section):
         return config
 
     def with_settings(self, settings: Sequence[str] | Mapping[str, Any]) -> TrainConfig:
-        """A copy with `section.key` set to a value: `["detector.alpha=0.02"]` (values are YAML) or
-        `{"detector.alpha": 0.02}`."""
+        """A copy with `{"detector.alpha": 0.02}` or `["detector.alpha=0.02"]` (values are YAML)."""
         document = self.model_dump(mode="json")
         for key, value in parse_settings(settings).items():
             *path, last = key.split(".")
@@ -393,13 +388,12 @@ class TrainConfig(Section):
         return type(self).of(document, "the settings")
 
     def to_yaml(self) -> str:
-        """The whole configuration, defaults included, in the order of the fields."""
+        """With all defaults, in the order of the fields."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
 def parse_settings(settings: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """`["optimizer.lr=0.1"]` → `{"optimizer.lr": 0.1}`; values are YAML, so lists, true and null
-    work."""
+    """`["optimizer.lr=0.1"]` as `{"optimizer.lr": 0.1}`; values are YAML."""
     if isinstance(settings, Mapping):
         return dict(settings)
     parsed: dict[str, Any] = {}
@@ -425,9 +419,8 @@ def parse_settings(settings: Sequence[str] | Mapping[str, Any]) -> dict[str, Any
 
 
 REQUIRED_FILES = {
-    "detector.pairs": (
-        "give the file of pairs with --known-kin FILE, such as pairs.parquet of `kinfolk audit`"
-    )
+    "detector.pairs": "give the file of pairs with --known-kin FILE, such as pairs.parquet of"
+    " `kinfolk audit`"
 }
 
 
@@ -441,11 +434,8 @@ def validation_message(
     0". Unknown keys of `model`, read from `where`, come first."""
     errors = error.errors(include_url=False)
     first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
-    place = prefix + ".".join(
-        str(part)
-        for part in first["loc"]
-        if part not in ("int", "float") and not str(part).startswith("literal")
-    )
+    parts = [str(part) for part in first["loc"] if part not in ("int", "float")]
+    place = prefix + ".".join(part for part in parts if not part.startswith("literal"))
     if first["type"] == "missing":
         how = REQUIRED_FILES.get(place, f"set it with `{place}=VALUE`")
         return f"`{place}` is required and was not given; {how}"
@@ -464,16 +454,12 @@ def validation_message(
 
 
 def suggest(name: str, valid: Iterable[str], also: Iterable[str] = ()) -> str:
-    """The end of a message about an unknown name: the nearest of `valid` and `also`, and the list
-    of all valid names."""
+    """The end of a message about an unknown name: the nearest of `valid` and `also`, and all of
+    `valid`."""
     valid = list(valid)
     inner = [other for other in also if other.split(".")[-1] == name]
-    hint = (
-        f"; did you mean {' or '.join(inner)}?"
-        if inner
-        else did_you_mean(name, [*valid, *also]) or "."
-    )
-    return f"{hint} Valid: {', '.join(valid) if valid else 'none'}"
+    hint = f"; did you mean {' or '.join(inner)}?" if inner else did_you_mean(name, [*valid, *also])
+    return f"{hint or '.'} Valid: {', '.join(valid) or 'none'}"
 
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:
@@ -484,14 +470,7 @@ def section_of(field: FieldInfo) -> type[BaseModel] | None:
 
 @dataclass(frozen=True)
 class Setting:
-    """A key of the configuration.
-
-    Args:
-        key: as in `--set KEY=VALUE`.
-        type: in words, with the bounds of a number.
-        default: as it is written in YAML.
-        description: one sentence.
-    """
+    """A key of the configuration, with its type in words and its default as YAML."""
 
     key: str
     type: str
@@ -500,18 +479,15 @@ class Setting:
 
     @property
     def section(self) -> str:
-        """The part of the key before its last dot; empty for a key of no section."""
         return self.key.rpartition(".")[0]
 
 
 def list_settings(prefix: str = "") -> list[Setting]:
-    """All settings whose key is `prefix`, is in the section `prefix`, or begins with it.
+    """All settings whose key begins with `prefix`.
 
     Example:
         >>> [setting.key for setting in list_settings("checkpoint.every")]
         ['checkpoint.every_epochs', 'checkpoint.every_minutes']
-        >>> list_settings("seed")[0].type
-        'whole number'
     """
     every = list(_settings(TrainConfig))
     found = [setting for setting in every if setting.key.startswith(prefix)]
@@ -552,12 +528,7 @@ BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 def describe_type(field: FieldInfo) -> str:
-    """The type of a setting in words, with the bounds of a number.
-
-    Example:
-        >>> describe_type(OptimizerConfig.model_fields["lr"])
-        'number or null, > 0'
-    """
+    """The type of a setting in words, such as "number or null, > 0"."""
     bounds = [
         f"{sign} {getattr(rule, name):g}"
         for rule in field.metadata

@@ -1,5 +1,4 @@
-"""YAML files and the metrics.jsonl of a run folder: reading with limits on their size, and warnings
-by the metrics of an epoch."""
+"""YAML files and the metrics.jsonl of a run folder."""
 
 from __future__ import annotations
 
@@ -15,13 +14,11 @@ from kinfolk.files import first_line
 
 LARGEST_FILE = 1 << 20
 LARGEST_DOCUMENT = 100_000
-"""Largest number of nodes of a document with all aliases expanded: a few lines of nested aliases
-could make billions."""
+"""Nodes of a document with all aliases expanded: a few lines of nested aliases make billions."""
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a YAML document. Raises `yaml.YAMLError`, also if it is too large or nested too
-    deeply."""
+    """The value of a YAML document. One that is too large or too deep raises `yaml.YAMLError`."""
     if len(text) > LARGEST_FILE:
         raise yaml.YAMLError(f"it has {len(text):,} characters, more than {LARGEST_FILE:,}")
     loader = yaml.SafeLoader(text)
@@ -41,7 +38,6 @@ def parse_yaml(text: str) -> Any:
 
 
 def _num_values(node: yaml.Node, known: dict[int, int]) -> int:
-    """Number of values of a node with its aliases expanded; each node is counted once."""
     if id(node) not in known:
         known[id(node)] = LARGEST_DOCUMENT + 1  # a node that contains itself is infinite
         parts = node.value if isinstance(node, yaml.CollectionNode) else []
@@ -87,20 +83,12 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
 
 
 def describe_torn_lines(path: Path, torn: list[int]) -> str:
-    """The message about lines that could not be read."""
     which = ", ".join(map(str, torn[:5])) + (" …" if len(torn) > 5 else "")
     return f"{path} has torn lines, which are left out: {which}"
 
 
 def row_warnings(row: Mapping[str, float]) -> dict[str, str]:
-    """What is wrong by the metrics of an epoch, by the metric that shows it. For the log of a
-    training and for its report.
-
-    Example:
-        >>> row = {"epoch": 3, "clustered": 0.3, "with_key": 0.2, "tp_similarity": 0.1}
-        >>> list(row_warnings(row))
-        ['with_key']
-    """
+    """What is wrong by the metrics of an epoch, by the metric that shows it."""
     found, where = {}, f"in epoch {int(row.get('epoch', 0))}"
     if row.get("clustered", 1) < 0.01:
         found["clustered"] = (

@@ -1,10 +1,5 @@
-"""Weights of another program as a run folder, so that every command for runs takes them.
-
-`import_weights` finds the network that a state dict belongs to, and writes a folder with its
-encoder, the settings of its evaluation and the list of samples. `kinfolk eval` measures it like
-any run, and `kinfolk compare` shows it next to the runs of this library. Only tensors are read
-from the file.
-"""
+"""Weights of another program as a run folder, so that every command for runs takes them. Only
+tensors are read from the file."""
 
 from __future__ import annotations
 
@@ -48,8 +43,8 @@ ANCHOR = "layer1.0.conv1.weight"
 
 @dataclass(frozen=True)
 class Network:
-    """An encoder with its weights, the arguments of `build_encoder` that made it, and the number of
-    tensors that were used and left out."""
+    """An encoder, the arguments of `build_encoder` that made it, and the number of tensors that
+    were used and left out."""
 
     encoder: nn.Module
     arguments: dict[str, Any]
@@ -57,29 +52,22 @@ class Network:
     left_out: int
 
     def describe(self) -> str:
-        """Name, stem and width, for the screen."""
         name, rest = self.arguments["name"], self.arguments
         how = f", {rest['stem']} stem, width {rest['width']}" if "stem" in rest else ""
         return f"{name}{how}; {self.used} tensors, {self.left_out} others left out"
 
 
 def find_network(state: Mapping[str, Tensor], source: str, model: str | None = None) -> Network:
-    """The encoder of a state dict, without classifier, projection head and momentum copy.
-
-    Args:
-        state: tensors by name. A ResNet has the names of torchvision and timm, after any prefix,
-            as in `module.encoder_q.layer1.0.conv1.weight`.
-        source: the file, for messages.
-        model: the name of the network for `build_encoder`, needed if it is not a ResNet.
-    """
+    """The encoder of a state dict, without classifier, projection head and momentum copy. A ResNet
+    has the names of torchvision and timm, after any prefix; of another network give the `model` for
+    `build_encoder`."""
     named = {name.replace(".shortcut.", ".downsample."): value for name, value in state.items()}
     prefix = _prefix(named) if model is None or "resnet" in model else ""
     if prefix is None:
         first = ", ".join(short(name) for name in list(state)[:3])
         raise KinfolkError(
-            f"{source} has no ResNet under the names of torchvision or timm ({ANCHOR}); its first "
-            f"names "
-            f"are {first}; name its network with --model, as in --model timm/vit_small_patch16_224"
+            f"{source} has no ResNet under the names of torchvision or timm ({ANCHOR}); its first"
+            f" names are {first}; name its network with --model, as in --model timm/NAME"
         )
     inner = {name[len(prefix) :]: value for name, value in named.items() if name.startswith(prefix)}
     arguments = {"name": model} if model is not None else _resnet(inner, source)
@@ -104,7 +92,7 @@ def _resnet(state: Mapping[str, Tensor], source: str) -> dict[str, Any]:
     """The arguments of `build_encoder` for a ResNet with these tensors."""
     places = [re.match(r"layer([1-4])\.(\d+)\.", name) for name in state]
     blocks = {(int(place[1]), int(place[2])) for place in places if place is not None}
-    depths = tuple(sum(stage == wanted for stage, _ in blocks) for wanted in (1, 2, 3, 4))
+    depths = tuple(sum(stage == each for stage, _ in blocks) for each in (1, 2, 3, 4))
     bottleneck = "layer1.0.conv3.weight" in state
     first = state.get("conv1.weight")
     name = DEPTHS.get((bottleneck, depths))
@@ -117,9 +105,8 @@ def _resnet(state: Mapping[str, Tensor], source: str) -> dict[str, Any]:
     if first is None or first.ndim != 4 or first.shape[1] != 3 or first.shape[-1] not in (3, 7):
         size = "missing" if first is None else f"of the shape {tuple(first.shape)}"
         raise KinfolkError(
-            f"the first convolution of {source} (conv1.weight) is {size}, and must be 3×3 or 7×7 "
-            f"on "
-            "three channels; name its network with --model, as in --model timm/NAME"
+            f"the first convolution of {source} (conv1.weight) is {size}, and must be 3×3 or 7×7 on"
+            " three channels; name its network with --model, as in --model timm/NAME"
         )
     stem = "imagenet" if first.shape[-1] == 7 else "cifar"
     return {"name": name, "stem": stem, "width": int(state[ANCHOR].shape[0])}
@@ -141,14 +128,13 @@ def import_weights(
     """Writes the encoder in `file` as a run folder and returns the folder, with what was found.
 
     Args:
-        file: a .safetensors file, or a .pt or .pth file of tensors; no code of it is run.
+        file: a .safetensors file, or a .pt or .pth file of tensors.
         out: the folder; None: next to the file, called NAME-eval.
         data, labels_from_folders: the samples that it is measured on; None: those of `like`.
         like: a run folder whose data, size of views and normalisation are used.
         name: the row in `kinfolk compare`; None: the name of the file.
-        model: the network, where it is not a ResNet of `find_network`.
-        image_size: side of the images in pixels; None: that of `like`, or of the images up to 224.
-        seed: the seed of the training that made the weights; runs of a seed are compared in pairs.
+        image_size: None: that of `like`, or of the images up to 224.
+        seed: of the training that made the weights.
     """
     out = file.with_name(f"{file.stem}-eval") if out is None else out
     if data is None and like is None:
@@ -171,9 +157,8 @@ def import_weights(
     about = {"name": config.method, "file": str(file.resolve()), "digest": digest}
     write_text(out / FOREIGN, json.dumps(about, indent=2) + "\n")
     meta = {"method": config.method, "seed": seed, "views": build_views(config).config()}
-    save_encoder(
-        network.encoder, out, {**meta, "settings": settings_digest(result_settings(config))}
-    )
+    meta["settings"] = settings_digest(result_settings(config))
+    save_encoder(network.encoder, out, meta)
     write_text(run.config, config.to_yaml())
     return out, network
 
@@ -188,18 +173,16 @@ def _config(
     image_size: int | None,
     seed: int,
 ) -> TrainConfig:
-    """The settings of the folder: data and views, and the network. Those of a training are
-    unknown."""
+    """Data, views and the network. The settings of the training are unknown."""
     given: dict[str, Any] = {"method": _row_name(name or file.stem), "seed": seed}
     given |= {f"model.{key}": value for key, value in network.arguments.items()}
     given["model.init"] = str(file.resolve())
     config = TrainConfig().with_settings({"views.preset": "simclr"})
     if like is not None:
-        own = open_run(like).config
-        views = (
-            own.views if image_size is None else own.views.model_copy(update={"size": image_size})
-        )
-        config = config.model_copy(update={"data": own.data, "views": views})
+        run = open_run(like).config
+        size = run.views.size if image_size is None else image_size
+        views = run.views.model_copy(update={"size": size})
+        config = config.model_copy(update={"data": run.data, "views": views})
     elif image_size is not None:
         given |= {"views.size": image_size, "data.image_size": math.ceil(image_size * 8 / 7)}
     if data is not None:
@@ -222,12 +205,13 @@ def _require_same_weights(out: Path, file: Path, digest: str) -> None:
     """Refuses a folder with other things, or with results of other weights."""
     if not out.exists():
         return
-    if not out.is_dir() or (any(out.iterdir()) and not (out / FOREIGN).is_file()):
+    mark = out / FOREIGN
+    if not out.is_dir() or (any(out.iterdir()) and not mark.is_file()):
         raise UsageError(f"{out} exists and holds other things; give another folder with --out")
-    if not (out / FOREIGN).is_file():
+    if not mark.is_file():
         return
     try:
-        known = json.loads((out / FOREIGN).read_text(encoding="utf-8"))["digest"]
+        known = json.loads(mark.read_text(encoding="utf-8"))["digest"]
     except (OSError, ValueError, KeyError, TypeError):
         known = None
     if known != digest:

@@ -1,5 +1,4 @@
-"""The features of a guide, from what a user names: a file of features, a run folder, a model of
-another package, or `patches`.
+"""The features of a guide, from what a user names.
 
 Dimension key: N training samples, F features.
 """
@@ -28,11 +27,11 @@ from kinfolk.models.weights import load_encoder
 from kinfolk.training.config import TrainConfig
 
 SMALL, SMALL_SIDE, SIDE = 64, 128, 224
-"""Models of other packages see images of 224 pixels a side, and images of up to 64 pixels enlarged
-to 128."""
+"""Models of other packages see images of 224 pixels a side, and images of up to 64 enlarged to
+128."""
 PATCHES, PATCHES_SIDE, PATCHES_IMAGES = "patches", 32, 10_000
-"""The guide that is made from the images themselves sees them with 32 pixels a side, and learns
-from up to 10,000 of them."""
+"""The guide that is made from the images themselves sees 32 pixels a side, and learns from up to
+10,000 images."""
 
 
 def guide_features(named: str | Path, data: ImageData, cache: Path | None = None) -> Tensor:
@@ -40,22 +39,16 @@ def guide_features(named: str | Path, data: ImageData, cache: Path | None = None
 
     Args:
         named: a .npy or .safetensors file; a run folder, whose encoder embeds the images;
-            timm/NAME, torchvision/NAME, open_clip/NAME, with the published weights; or `patches`,
-            features that are made from these images alone (`kinfolk.PatchFeatures`). Rows of a file
-            are matched by name if the .parquet file that `kinfolk embed` wrote is next to it;
-            otherwise they must be the training samples, or all samples, of which the first N are
-            taken.
-        cache: a folder for features that are computed from a name: a resumed run, its other ranks
-            and its report read the same ones again.
+            timm/NAME, torchvision/NAME, open_clip/NAME, with the published weights; or `patches`.
+            Rows of a file are matched by name if the .parquet file that `kinfolk embed` wrote is
+            next to it; otherwise they must be the training samples, or all samples.
+        cache: a folder for features that are computed from a name, so that a resumed run and its
+            other ranks read the same ones again.
     """
     path = Path(named)
-    # ./patches is a file or a run
-    if str(named) == PATCHES or (str(named).partition("/")[0] in PACKAGES and not path.exists()):
-        return (
-            _computed(str(named), data)
-            if cache is None
-            else _computed_once(str(named), data, cache)
-        )
+    is_name = str(named).partition("/")[0] in PACKAGES and not path.exists()
+    if is_name or str(named) == PATCHES:  # ./patches is a file or a run
+        return _once(lambda: _computed(str(named), data), str(named), data, cache)
     if path.is_dir():
         if not (path / "config.yaml").is_file():
             raise UsageError(
@@ -68,9 +61,8 @@ def guide_features(named: str | Path, data: ImageData, cache: Path | None = None
         return _embedded(load_encoder(path)[0], Views(made.preset, made.size, **made.options), data)
     features_NF = read_features(path)
     if (rows := _rows_by_key(path, len(features_NF), data)) is not None:
-        return (
-            features_NF if torch.equal(rows, torch.arange(len(features_NF))) else features_NF[rows]
-        )
+        is_ordered = torch.equal(rows, torch.arange(len(features_NF)))
+        return features_NF if is_ordered else features_NF[rows]
     if len(features_NF) not in (data.num_train, len(data)):
         raise UsageError(
             f"the guide `{path}` has {len(features_NF):,} rows; it must have one for each of the"
@@ -82,8 +74,8 @@ def guide_features(named: str | Path, data: ImageData, cache: Path | None = None
 
 def text_guide(named: str | Path, data: ImageData, cache: Path | None = None) -> dict[str, Tensor]:
     """The arguments `features` and `positives` of a guide for text pairs: (num_ids, F) each, of the
-    anchors and of the positives, by a model of sentence-transformers (st/NAME); explicit negatives
-    follow in both. A file has features of the anchors alone."""
+    anchors and of the positives, by a model of sentence-transformers; explicit negatives follow in
+    both. A file has features of the anchors alone."""
     if Path(named).is_file():
         return {"features": guide_features(named, data)}
     if not str(named).startswith(SENTENCE):
@@ -107,17 +99,15 @@ def text_guide(named: str | Path, data: ImageData, cache: Path | None = None) ->
         features: Tensor = found.cpu().half()
         return features
 
-    both = computed() if cache is None else _once(computed, str(named), data, cache)
+    both = _once(computed, str(named), data, cache)
     return {"features": both[: len(sides[0])], "positives": both[len(sides[0]) :]}
 
 
-def _computed_once(named: str, data: ImageData, cache: Path) -> Tensor:
-    """As `_computed`, or from the file that an earlier call wrote for the same guide, samples and
-    resolution."""
-    return _once(lambda: _computed(named, data), named, data, cache)
-
-
-def _once(compute: Callable[[], Tensor], named: str, data: ImageData, cache: Path) -> Tensor:
+def _once(compute: Callable[[], Tensor], named: str, data: ImageData, cache: Path | None) -> Tensor:
+    """The features, from the file that an earlier call wrote for the same guide, samples and
+    resolution, if there is one."""
+    if cache is None:
+        return compute()
     about = f"{named} {samples_digest(data.samples)} {data.num_train} {data.height} {data.width}"
     file = cache / f"guide-{hashlib.blake2b(about.encode(), digest_size=8).hexdigest()}.npy"
     if not file.is_file():
@@ -139,18 +129,16 @@ def _computed(named: str, data: ImageData) -> Tensor:
 
 
 def patch_features(data: ImageData) -> Tensor:
-    """(N, F) features of the training images that are learned from these images alone, by k-means
-    of small patches."""
+    """(N, F) features learned from the training images by k-means of small patches."""
     # one scale for all channels: patches keep their colour
     views = Views("plain", PATCHES_SIDE, mean=(0, 0, 0), std=(0.25, 0.25, 0.25))
     number = min(data.num_train, PATCHES_IMAGES)
     # over the whole data set, which may be sorted by class
     ids = torch.arange(number) * data.num_train // number
-    made = PatchFeatures.fit(
-        torch.cat(
-            [views.evaluate(data.pixels(part), data.aspect(part)) for part in torch.split(ids, 512)]
-        )
-    )
+    images = [
+        views.evaluate(data.pixels(part), data.aspect(part)) for part in torch.split(ids, 512)
+    ]
+    made = PatchFeatures.fit(torch.cat(images))
     features_NF = _embedded(made, views, data)
     if bool((features_NF == 0).all(1).any()):
         raise UsageError(
@@ -162,8 +150,7 @@ def patch_features(data: ImageData) -> Tensor:
 
 def _rows_by_key(path: Path, number: int, data: ImageData) -> Tensor | None:
     """(N,) row of each training sample in a file of features, by the keys in the .parquet file next
-    to it; None if there are no keys, or if they are the row numbers of an array, which fit any
-    other array."""
+    to it; None without keys. Row numbers of an array would fit any other array."""
     table = path.with_suffix(".parquet")
     keys = data.samples.keys[: data.num_train]
     if not table.is_file() or re.fullmatch(r"\w+/\d+", keys[0]):

@@ -1,10 +1,5 @@
-"""Optimisers (SGD, LARS, AdamW), the scaling of the learning rate with the batch, and the schedule
-of the learning rate.
-
-Weight decay applies to matrices and kernels only: biases and norms (parameters with at most one
-dimension) are never decayed. The learning rate is a pure function of the step: warm-up, then
-cosine, steps or constant.
-"""
+"""Optimisers (SGD, LARS, AdamW), the scaling of the learning rate with the batch, and its schedule.
+Biases and norms are never decayed."""
 
 from __future__ import annotations
 
@@ -24,8 +19,8 @@ Scaling = Literal["linear", "sqrt", "none"]
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Trainable parameters in two groups: matrices and kernels with `weight_decay`, biases and
-    norms (ndim ≤ 1) with none."""
+    """Trainable parameters in two groups: those with more than one dimension with `weight_decay`,
+    biases and norms with none."""
     trainable = [param for param in module.parameters() if param.requires_grad]
     groups = [
         {"params": [param for param in trainable if param.ndim > 1], "weight_decay": weight_decay},
@@ -45,11 +40,7 @@ def build_optimizer(
     betas: tuple[float, float] = (0.9, 0.999),
     trust: float = 0.001,
 ) -> Optimizer:
-    """The optimiser called `name` over the trainable parameters of `module`; `lr` is taken as it is
-    (see `scaled_lr`).
-
-    `momentum` and `nesterov` concern sgd and lars, `trust` lars, `betas` adamw.
-    """
+    """The optimiser called `name` over the trainable parameters of `module`."""
     check_not_negative(lr=lr, weight_decay=weight_decay, momentum=momentum)
     groups = parameter_groups(module, weight_decay)
     if not groups:
@@ -64,8 +55,7 @@ def build_optimizer(
 
 
 def move_to_own_group(optimizer: Optimizer, parameters: Iterable[nn.Parameter], lr: float) -> None:
-    """Moves `parameters` to a group of their own, with learning rate `lr` and without weight
-    decay."""
+    """Moves `parameters` to a group with learning rate `lr` and without weight decay."""
     own = list(parameters)
     chosen = {id(parameter) for parameter in own}
     for group in optimizer.param_groups:
@@ -106,22 +96,12 @@ def lr_factor(
 ) -> float:
     """The factor of the learning rate at `step` (from 0).
 
-    Warm-up rises as (step + 1) / warmup_steps, so the first step is not zero and the last step of
-    the warm-up has the full rate. Then, with p = (step − warmup_steps) / (total_steps −
-    warmup_steps), at most 1:
+    Warm-up rises as (step + 1) / warmup_steps. Then, with p = (step − warmup_steps) / (total_steps
+    − warmup_steps), at most 1:
 
         cosine    final + (1 − final) · (1 + cos(π p)) / 2
         steps     gamma to the number of `milestones` ≤ step
         constant  1
-
-    Args:
-        step: optimiser steps done so far.
-        total_steps: steps of the whole training; the value stays constant after them.
-        warmup_steps: length of the warm-up.
-        kind: "cosine", "steps" or "constant".
-        milestones: steps at which "steps" multiplies by `gamma`.
-        gamma: the factor of "steps".
-        final: the end of "cosine", as a share of the full rate.
     """
     require_choice("kind", kind, get_args(Schedule))
     require(total_steps >= 1, "total_steps", total_steps, "at least 1")
@@ -141,13 +121,8 @@ def lr_factor(
 def build_scheduler(
     optimizer: Optimizer, factor: Callable[[int], float], others: Sequence[Callable[[], float]] = ()
 ) -> LambdaLR:
-    """A scheduler that is stepped after every optimiser step. Its only state is the number of
-    steps, so resuming is exact.
-
-    `factor` returns the factor of the learning rate at a step, usually by `lr_factor`. The last
-    groups of the optimiser, one for each of `others`, use these factors instead, independent of the
-    step.
-    """
+    """A scheduler that is stepped after every optimiser step. The last groups of the optimiser, one
+    for each of `others`, use these factors instead."""
     own: list[Callable[[int], float]] = [_independent_of_step(other) for other in others]
     # a plain function is not saved in a checkpoint
     shared = [lambda step: factor(step)] * (len(optimizer.param_groups) - len(own))
