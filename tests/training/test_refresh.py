@@ -23,7 +23,7 @@ from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.load_run import load_framework, open_run
 from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
-from tests.training.children import run_child, run_ranks, training
+from tests.training.children import few_images, run_child, run_ranks, training
 from tests.training.small import BARE, assert_same
 
 CLUSTERED: dict[str, Any] = {
@@ -37,10 +37,15 @@ BANK: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+def few(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return few_images(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def whole(few: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     folder = tmp_path_factory.mktemp("whole")
     return {
-        name: train(**training(folder / name, **more))
+        name: train(**training(folder / name, **few, **more))
         for name, more in (("pass", CLUSTERED), ("bank", BANK))
     }
 
@@ -57,28 +62,35 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     ],
 )
 def test_killed_and_resumed_is_the_same(
-    tmp_path: Path, whole: dict[str, Run], source: str, moment: str, each_step: bool
+    tmp_path: Path,
+    few: dict[str, Any],
+    whole: dict[str, Run],
+    source: str,
+    moment: str,
+    each_step: bool,
 ) -> None:
-    more = {"pass": CLUSTERED, "bank": BANK}[source]
+    more = {**few, **{"pass": CLUSTERED, "bank": BANK}[source]}
     assert run_child(tmp_path / "run", moment, each_step=each_step, **more) == -signal.SIGKILL
     run = train(**training(tmp_path / "run", each_step=each_step, resume=True, **more))
     assert_same(run, whole[source])
     assert ["refresh_seconds" in row for row in run.epochs()] == [False, True, True]
 
 
-def test_two_ranks_resumed_at_the_end_of_an_epoch_are_the_same(tmp_path: Path) -> None:
+def test_two_ranks_resumed_at_the_end_of_an_epoch_are_the_same(
+    tmp_path: Path, few: dict[str, Any]
+) -> None:
     """Ranks count their own statistics of BatchNorm; all must embed with those that the checkpoint
     holds."""
-    whole, out = Run(tmp_path / "whole"), Run(tmp_path / "run")
-    assert run_ranks(whole.path, "", "", **CLUSTERED) == [0, 0]
-    assert run_ranks(out.path, "", "terminate step 5", **CLUSTERED) == [1, 1]
+    whole, out, more = Run(tmp_path / "whole"), Run(tmp_path / "run"), {**few, **CLUSTERED}
+    assert run_ranks(whole.path, "", "", **more) == [0, 0]
+    assert run_ranks(out.path, "", "terminate step 5", **more) == [1, 1]
     assert read_checkpoint(out.checkpoint)["kinfolk"]["epoch"] == 1
-    assert run_ranks(out.path, "", "", resume=True, **CLUSTERED) == [0, 0]
+    assert run_ranks(out.path, "", "", resume=True, **more) == [0, 0]
     assert_same(out, whole)
 
 
 def test_all_training_samples_are_embedded_as_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, few: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In data-set order, without augmentation, in evaluation mode, which is put back."""
     seen: list[tuple[int, Tensor, float]] = []
@@ -106,7 +118,9 @@ def test_all_training_samples_are_embedded_as_they_are(
     for space, size in (("projected", 16), ("features", 64)):
         seen.clear()
         train(
-            **training(tmp_path / space, method="simclr+ifnd", settings={"detector.space": space})
+            **training(
+                tmp_path / space, method="simclr+ifnd", settings={"detector.space": space}, **few
+            )
         )
         assert [(epoch, progress) for epoch, _, progress in seen] == [
             (1, 1 / 3),
@@ -136,7 +150,7 @@ def test_the_last_clustering_is_of_the_finished_encoder(whole: dict[str, Run]) -
 
 @pytest.mark.parametrize("which", ["query", "momentum"])
 def test_moco_clusters_what_the_chosen_encoder_embeds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
+    tmp_path: Path, few: dict[str, Any], monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
     models: list[Any] = []
 
@@ -148,29 +162,29 @@ def test_moco_clusters_what_the_chosen_encoder_embeds(
     monkeypatch.setattr(refresh, "embed_in_parts", embedded)
     settings = {
         **CLUSTERED["settings"],
-        "framework.queue_size": 600,
+        "framework.queue_size": 96,
         "framework.cluster_encoder": which,
     }
-    train(**training(tmp_path / which, method="moco+ifnd", epochs=2, settings=settings))
+    train(**training(tmp_path / which, method="moco+ifnd", epochs=2, settings=settings, **few))
     assert set(models) == {"MoCo" if which == "query" else "MomentumCopy"}
 
 
 def test_features_that_are_known_are_not_computed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, few: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*args: Any, **options: Any) -> Tensor:
         raise AssertionError("a bank and what was collected need no pass over the data")
 
     monkeypatch.setattr(refresh, "embed_in_parts", never)
     for name, more in (("bank", {"method": "ir+ifnd"}), ("collected", BANK)):
-        # divides the 1,442 samples: all of them were seen after an epoch
-        whole = {"batch_size": 103}
-        rows = train(**training(tmp_path / name, epochs=2, **{**more, **whole})).epochs()
+        # the batch divides the 170 samples: all of them were seen after an epoch
+        given = {**few, **more, "batch_size": 34}
+        rows = train(**training(tmp_path / name, epochs=2, **given)).epochs()
         assert rows[1]["flagged"] > 0
 
 
 def test_the_measured_knn_is_passed_on_before_the_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, few: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[Any] = []
     save = checkpoint.CheckpointSaver._save
@@ -186,20 +200,23 @@ def test_the_measured_knn_is_passed_on_before_the_checkpoint(
             tmp_path / "run",
             method="simclr+ring",
             settings={"knn.every": 2, "detector.anneal": "knn"},
+            **few,
         )
     )
     knn = [row["steering_knn"] for row in run.epochs() if "steering_knn" in row]
     assert events == ["saved", ("knn", knn[0]), "saved", ("knn", knn[1]), "saved"]
 
 
-def test_a_training_that_diverged_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_that_diverged_says_so(
+    tmp_path: Path, few: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         refresh,
         "embed_in_parts",
         lambda framework, data, *others, **options: torch.full((data.num_train, 16), torch.nan),
     )
     with pytest.raises(ValueError, match="the features of sample 0 are not finite"):
-        train(**training(tmp_path / "run", **CLUSTERED))
+        train(**training(tmp_path / "run", **few, **CLUSTERED))
 
 
 def test_the_epoch_is_set_once_per_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
