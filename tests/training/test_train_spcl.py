@@ -19,7 +19,7 @@ from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.module import TrainingModule
 from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
-from tests.training.children import run_ranks, training
+from tests.training.children import few_images, run_ranks, training
 from tests.training.small import assert_same
 
 SPCL: dict[str, Any] = {
@@ -29,7 +29,7 @@ SPCL: dict[str, Any] = {
 }
 DETECTING: dict[str, Any] = {
     "method": "spcl+glofnd",
-    "settings": {"framework.num_clusters": [30, 10]},
+    "settings": {"framework.num_clusters": [12, 5]},
 }
 
 
@@ -96,34 +96,28 @@ def test_batches_and_heads_of_every_epoch(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_two_ranks_interrupted_and_resumed_are_the_same(tmp_path: Path) -> None:
     whole, out = Run(tmp_path / "whole"), Run(tmp_path / "run")
-    assert run_ranks(whole.path, "", "", **DETECTING) == [0, 0]
-    assert run_ranks(out.path, "", "terminate step 7", **DETECTING) == [1, 1]
+    given = {**few_images(tmp_path), **DETECTING}
+    assert run_ranks(whole.path, "", "", **given) == [0, 0]
+    assert run_ranks(out.path, "", "terminate step 7", **given) == [1, 1]
     assert read_checkpoint(out.checkpoint)["kinfolk"]["step"] == 7
-    assert run_ranks(out.path, "", "", resume=True, **DETECTING) == [0, 0]
+    assert run_ranks(out.path, "", "", resume=True, **given) == [0, 0]
     assert_same(out, whole)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"framework.prototypes": "labels"},
-        {"framework.prototypes": "labels", "framework.reinitialise": []},
-        {"framework.contrast_weight": 0.0},
-        {"framework.metric_weight": 0.0, "framework.every": 2},
-        {"framework.prototype_weight": 0.0, "framework.reverse_weight": 0.5},
-    ],
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {"framework.prototypes": "labels", "framework.reinitialise": []},
+    {"framework.contrast_weight": 0.0},
+    {"framework.metric_weight": 0.0, "framework.every": 2},
+    {"framework.prototype_weight": 0.0, "framework.reverse_weight": 0.5},
 )
-def test_spcl_trains_with_every_option(tmp_path: Path, settings: dict[str, Any]) -> None:
-    run = train(
-        **training(
-            tmp_path / "run",
-            method="spcl",
-            epochs=1,
-            batch_size=640,
-            settings={**settings, "knn.every": 0},
-        )
-    )
-    assert run.epochs()[0]["loss"] > 0
+
+
+def test_spcl_trains_with_every_option(tmp_path: Path) -> None:
+    few = {**few_images(tmp_path), "method": "spcl", "epochs": 1, "batch_size": 80}
+    for number, options in enumerate(OPTIONS):
+        settings = {"framework.num_clusters": [12], **options, "knn.every": 0}
+        run = train(**training(tmp_path / str(number), settings=settings, **few))
+        assert run.epochs()[0]["loss"] > 0, options
 
 
 def test_labels_for_prototypes_need_labels(tmp_path: Path) -> None:
