@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.auditing.inputs import open_input
+from kinfolk.cli import main
 from kinfolk.detectors import Guide
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.frameworks import TextPairs
@@ -161,3 +162,41 @@ def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(KinfolkError, match=r"can't be loaded: .*; give st/ and a folder"):
         trained(table(tmp_path / "t.csv"), tmp_path / "run", tmp_path / "empty")
+
+
+def run_command(words: list[str]) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    return int(left.value.code or 0)
+
+
+def test_advice_for_texts_names_the_model_and_tries_the_methods_on_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, model = table(tmp_path / "t.csv", 32), f"st/{saved(tmp_path / 'model', True)}"
+    command = ["advise", str(folder), "--out", str(tmp_path / "advice"), "--alpha", "0.1"]
+    assert run_command(command) == 2
+    assert "(--guide st/NAME)" in " ".join(capsys.readouterr().err.split())
+    monkeypatch.setattr("kinfolk.trial.MOST_EPOCHS", 3)
+    monkeypatch.setattr("kinfolk.trial.PLANNED_SEEDS", 2)
+    monkeypatch.setattr("kinfolk.trial.MOST_SEEDS", 2)
+    command += ["--guide", model, "--try", "20", "--set", "batch_size=8"]
+    assert run_command(command) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"--model {model} --out runs/pairs --method pairs" in said
+    assert "3 epochs and 2 seeds each" in said
+    assert f"--data {folder} --model {model} --set batch_size=8 --out runs/" in said
+    for name in ("pairs", "glofnd"):
+        opened = open_run(tmp_path / "advice" / "try" / name / "seed-1")
+        assert opened.config.model.name == model
+
+
+def test_a_trial_of_texts_without_labels_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"anchor": sentence(1, i), "positive": sentence(2, i)} for i in range(16)]
+    data, model = write_table(tmp_path / "t.csv", rows), saved(tmp_path / "model", True)
+    command = ["advise", str(data), "--out", str(tmp_path / "advice"), "--guide", f"st/{model}"]
+    assert run_command([*command, "--try", "1"]) == 2
+    assert "give `" in (said := " ".join(capsys.readouterr().err.split()))
+    assert "a column `label`" in said

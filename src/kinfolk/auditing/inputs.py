@@ -98,7 +98,7 @@ def open_input(
         raise UsageError(f"`{data}` is {what}; leave out --images")
     with tempfile.TemporaryDirectory(prefix="kinfolk-audit-") as cache:
         if encoder is None and not is_run:
-            _require_encoder_for_texts(path)
+            _require_encoder_for_texts(path, "--guide" if as_images else "--encoder")
         if is_run and encoder is None:
             found = _embed_by_run(path, None, False, None, progress)
         elif encoder is not None and encoder.startswith("st/"):
@@ -390,7 +390,9 @@ def _embed_texts(data: str, encoder: str, progress: bool) -> AuditInput:
 
     words = f"{encoder} with its pretrained weights"
     return _from_texts(
-        images, Provenance(data, encoder=words, framework="pairs", captions=True), embed
+        images,
+        Provenance(data, encoder=words, framework="pairs", captions=True, model=encoder),
+        embed,
     )
 
 
@@ -413,7 +415,7 @@ def _from_texts(
     )
 
 
-def _require_encoder_for_texts(path: Path) -> None:
+def _require_encoder_for_texts(path: Path, option: str) -> None:
     """Refuses a table of texts without an encoder, which would be read as features."""
     if path.suffix.lower() in TABLES and path.is_file():
         from kinfolk.data.table import read_columns
@@ -424,8 +426,8 @@ def _require_encoder_for_texts(path: Path) -> None:
             names = list(read_columns(path))
         if text_columns(names) is not None:
             raise UsageError(
-                f"`{path}` is a table of text pairs; embed them by a run (--encoder RUN) or a model"
-                " of sentence-transformers (--encoder st/NAME)"
+                f"`{path}` is a table of text pairs; embed them by a run ({option} RUN) or a model"
+                f" of sentence-transformers ({option} st/NAME)"
             )
 
 

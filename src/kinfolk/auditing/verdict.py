@@ -37,6 +37,7 @@ class Provenance:
         guide: what `kinfolk train --guide` takes for the features.
         framework: the framework of the run, or simclr; pairs for sentences.
         captions: whether the run learnt from images and captions, or the samples are sentences.
+        model: what `kinfolk train --model` takes to start from the audited encoder of sentences.
     """
 
     data: str | None = None
@@ -47,11 +48,13 @@ class Provenance:
     guide: str | None = None
     framework: str = "simclr"
     captions: bool = False
+    model: str | None = None
 
     @property
     def data_options(self) -> str:
         data = "DATA" if self.data is None else shlex.quote(self.data)
-        return data + (" --labels-from-folders" if self.labels_from_folders else "")
+        data += " --labels-from-folders" if self.labels_from_folders else ""
+        return data + ("" if self.model is None else f" --model {shlex.quote(self.model)}")
 
 
 UNKNOWN = Provenance()

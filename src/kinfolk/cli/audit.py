@@ -46,6 +46,7 @@ ADVISE_EPILOG = examples(
     "kinfolk advise photos/ --guide timm/resnet50",
     "kinfolk advise photos/ --guide runs/first",
     "kinfolk advise photos/ --labels-from-folders --try 30",
+    "kinfolk advise pairs.csv --guide st/all-MiniLM-L6-v2 --try 30",
 )
 
 Out = Annotated[Path, _data_option("Folder to write.", "--out", "-o", metavar="FOLDER")]
@@ -59,7 +60,7 @@ Labels = Annotated[
 ]
 Alpha = Annotated[float, _option("Share of each sample's similarities to flag.", metavar="X")]
 Overwrite = Annotated[bool, overwrite_option("the audit in --out")]
-ENCODER = "a run, torchvision/NAME or timm/NAME; default: patches of the images."
+ENCODER = "a run, torchvision/NAME, timm/NAME, or st/NAME of texts; default: patches of the images."
 
 
 def audit(
@@ -283,8 +284,14 @@ def try_methods(
     folder, methods = out / TRIAL, list[Candidate]()
     if audited is not None:
         audit, given = audited
-        if given.origin.captions:
+        if given.origin.captions and given.origin.framework != "pairs":
             raise UsageError("--try compares methods for images, not for images with captions")
+        if given.origin.captions and not given.origin.has_labels:
+            raise UsageError(
+                f"--try compares methods for text pairs by labels; give `{data}` a column `label`"
+            )
+        if given.origin.model is not None:
+            settings = {"model.name": given.origin.model, **settings}
         folder.mkdir(parents=True, exist_ok=True)
         methods = candidates(audit, given.origin)
         if len(methods) == 1:  # the audited features may tell less than those of the encoder
@@ -329,9 +336,11 @@ def show_trial(trial: Trial) -> None:
         return
     data = shlex.quote(plan.data)
     for key, value in plan.settings.items():
-        is_option = key == "data.labels_from_folders"
-        option = f"--set {shlex.quote(f'{key}={value}')}"
-        data += f" {'--labels-from-folders' if is_option else option}"
+        options = {
+            "data.labels_from_folders": "--labels-from-folders",
+            "model.name": f"--model {shlex.quote(str(value))}",
+        }
+        data += " " + options.get(key, f"--set {shlex.quote(f'{key}={value}')}")
     data += "" if plan.recipe is None else f" --recipe {shlex.quote(plan.recipe)}"
     console.print(Text("\nThe long run:", "dim"))
     chosen = trial.best or plan.candidates[0]
