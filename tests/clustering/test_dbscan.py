@@ -26,9 +26,7 @@ def clumps(number: int = 240, dim: int = 6, seed: int = 0) -> Tensor:
 def test_equals_scikit_learn(seed: int, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from sklearn.cluster import DBSCAN
 
-    monkeypatch.setattr(
-        import_module("kinfolk.clustering.dbscan"), "_BLOCK_ELEMENTS", {"cpu": elements}
-    )
+    monkeypatch.setattr(import_module("kinfolk.clustering.dbscan"), "_CPU_ELEMENTS", elements)
     z, radii = clumps(seed=seed), [0.25, 0.35, 0.5]
     for radius, found in zip(radii, dbscan(z, radii, nested=False), strict=True):
         other = DBSCAN(eps=radius, min_samples=4).fit(z.numpy())
@@ -51,7 +49,7 @@ def test_growing_radii_are_nested_by_construction() -> None:
         z = clumps(seed=seed)
         radii = [0.2, 0.3, 0.35, 0.4, 0.5]
         nested, free = dbscan(z, radii), dbscan(z, radii, nested=False)
-        assert conforming(nested, strict=True) == 1
+        assert conforming(nested) == 1
         assert [len(level.unique()) for level in nested] == sorted(
             (len(level.unique()) for level in nested), reverse=True
         )
@@ -67,7 +65,7 @@ def test_levels_of_kmeans_and_dbscan_nest_and_conform() -> None:
     for levels in (by_kmeans, by_dbscan):
         assert levels.shape == (4, len(z))
         assert levels[0].tolist() == list(range(len(z)))
-        assert 0 < conforming(levels, strict=True) <= conforming(levels) <= 1
+        assert 0 < conforming(levels) <= 1
     assert conforming(by_kmeans) < conforming(by_dbscan)
 
 
@@ -75,8 +73,6 @@ def test_the_conforming_share_equals_a_count_by_hand() -> None:
     labels = torch.tensor([[0, 1, 2, 3, 4, 5], [7, 7, 7, 9, 9, 2], [1, 1, 0, 0, 1, 1]])
     # the third strays; of the tie 3–4 the smallest label wins
     assert conforming(labels) == pytest.approx(4 / 6)
-    assert conforming(labels, strict=True) == pytest.approx(1 / 6)
-    assert conforming(labels[:2], strict=True) == 1
 
 
 def test_what_is_wrong_is_named() -> None:

@@ -92,7 +92,7 @@ def test_images_without_contrast_have_finite_features() -> None:
 
 
 def test_images_smaller_than_a_patch_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"must have more than `side` \(=6\) pixels"):
+    with pytest.raises(ValueError, match=r"more than `side` \(=6\) pixels"):
         PatchFeatures.fit(torch.zeros(5, 3, 6, 6))
 
 

@@ -97,11 +97,11 @@ def test_what_does_not_fit_is_refused() -> None:
         build_encoder("timm/resnet18", in_channels=2)
     with pytest.raises(ValueError, match=r"`in_channels` \(=0\) must be at least 1"):
         build_encoder("resnet10", in_channels=0)
-    with pytest.raises(ValueError, match="must name a number for each of the 1 encoders"):
+    with pytest.raises(ValueError, match="must be a number for each of the 1 encoders"):
         SplitEncoder([build_encoder("resnet10")], (1, 2))
     with pytest.raises(ValueError, match=r"the images \(=4 channels\) must have 3"):
         split_encoder()(torch.zeros(1, 4, 8, 8))
-    with pytest.raises(ValueError, match="must name a number for each of the 1 heads"):
+    with pytest.raises(ValueError, match="must be a number for each of the 1 heads"):
         SplitHead([nn.Linear(2, 2)], (1, 1))
 
 

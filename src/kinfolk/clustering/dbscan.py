@@ -16,12 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kinfolk.errors import require
 from kinfolk.stores.per_sample import Exact
 
 Number = TypeVar("Number", int, float)
-_BLOCK_ELEMENTS = {"cpu": 1 << 22, "default": 1 << 25}
-"""Similarities held at a time; the pairs among them that join two clusters are copied to the
-host."""
+_CPU_ELEMENTS, _DEVICE_ELEMENTS = 1 << 22, 1 << 25  # similarities held at a time
 
 
 @torch.no_grad()
@@ -79,7 +78,8 @@ def dbscan(
 
 
 def _block_rows(number: int, device: torch.device) -> int:
-    return max(1, _BLOCK_ELEMENTS["cpu" if device.type == "cpu" else "default"] // max(number, 1))
+    most = _CPU_ELEMENTS if device.type == "cpu" else _DEVICE_ELEMENTS
+    return max(1, most // max(number, 1))
 
 
 def from_level_2(values: Sequence[Number], falling: bool = False) -> tuple[Number, ...]:
@@ -95,13 +95,9 @@ def count_levels(given: Sequence[float] | None) -> int:
 
 
 def check_dbscan(radii: Sequence[float], min_samples: int) -> None:
-    grow = all(a < b for a, b in pairwise(radii))
-    if not grow or not all(r > 0 for r in radii):
-        raise ValueError(
-            f"`radii` (={list(radii)}) must be above 0 and grow from one level to the next"
-        )
-    if min_samples < 1:
-        raise ValueError(f"`min_samples` (={min_samples}) must be at least 1")
+    grow = all(a < b for a, b in pairwise(radii)) and all(r > 0 for r in radii)
+    require(grow, "radii", list(radii), "above 0 and grow from one level to the next")
+    require(min_samples >= 1, "min_samples", min_samples, "at least 1")
 
 
 def require_finite(features: Tensor) -> None:
@@ -115,14 +111,9 @@ def require_finite(features: Tensor) -> None:
 def _join_parts(part_N: Tensor, near_bN: Tensor, core_N: Tensor, start: int) -> Tensor:
     """The parts after joining cores that are near each other; each is named by its smallest
     core."""
-    stop = start + len(near_bN)
-    new_bN = (
-        near_bN
-        & core_N
-        & core_N[start:stop].unsqueeze(1)
-        & (part_N != part_N[start:stop].unsqueeze(1))
-    )
-    row, column = new_bN.nonzero(as_tuple=True)
+    rows = slice(start, start + len(near_bN))
+    cores_bN = near_bN & core_N & core_N[rows].unsqueeze(1)
+    row, column = (cores_bN & (part_N != part_N[rows].unsqueeze(1))).nonzero(as_tuple=True)
     if not len(row):
         return part_N
     from scipy.sparse import coo_array
@@ -130,24 +121,16 @@ def _join_parts(part_N: Tensor, near_bN: Tensor, core_N: Tensor, start: int) -> 
 
     ends = (part_N[start + row].cpu().numpy(), part_N[column].cpu().numpy())
     graph = coo_array((torch.ones(len(row)).numpy(), ends), shape=(len(part_N), len(part_N)))
-    component = torch.from_numpy(connected_components(graph, directed=False)[1]).to(
-        part_N.device, torch.int64
-    )
-    first = torch.full_like(part_N, len(part_N)).scatter_reduce(
-        0, component, torch.arange(len(part_N), device=part_N.device), "amin"
-    )
+    found = connected_components(graph, directed=False)[1]
+    component = torch.from_numpy(found).to(part_N.device, torch.int64)
+    number_N = torch.arange(len(part_N), device=part_N.device)
+    first = torch.full_like(part_N, len(part_N)).scatter_reduce(0, component, number_N, "amin")
     return first[component[part_N]]
 
 
-_FIT_SAMPLES = 1 << 14
-"""Number of evenly spread samples whose distances radii are fitted to: enough to estimate a share
-of one hundredth."""
-_FOLLOW_SAMPLES = 1 << 11
-"""The same for radii that are adjusted every epoch, for which fewer must do."""
-LARGEST = 0.1
-"""The share of all samples that no cluster may exceed."""
-SHARES = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.5)
-"""Shares of the samples that are cores, among which one is found by halving."""
+_FIT_SAMPLES, _FOLLOW_SAMPLES = 1 << 14, 1 << 11  # whose distances radii are fitted to
+LARGEST = 0.1  # the share of all samples that no cluster may exceed
+SHARES = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.5)  # of cores, among which is chosen
 
 
 class Radii(Exact):
@@ -197,9 +180,8 @@ class Radii(Exact):
         distance_n = _core_distances(features, self.min_samples, _FIT_SAMPLES)
         radii = _fitting(features, distance_n, len(self.fitted), self.min_samples, LARGEST)
         self.fitted.copy_(torch.tensor(radii, dtype=torch.float64))
-        self.shares.copy_(
-            torch.tensor([(distance_n <= radius).double().mean().item() for radius in radii])
-        )
+        shares = [(distance_n <= radius).double().mean().item() for radius in radii]
+        self.shares.copy_(torch.tensor(shares))
         return radii
 
     @torch.no_grad()
@@ -228,9 +210,8 @@ def fitting_radii(
         >>> 0 < near[0] < near[1] < 1
         True
     """
-    return _fitting(
-        features, _core_distances(features, min_samples, _FIT_SAMPLES), number, min_samples, largest
-    )
+    distance_n = _core_distances(features, min_samples, _FIT_SAMPLES)
+    return _fitting(features, distance_n, number, min_samples, largest)
 
 
 def _fitting(
@@ -242,17 +223,12 @@ def _fitting(
     low, high = 0, len(tried)  # the largest cluster grows with the radius
     while high - low > 1:
         middle = (low + high) // 2
-        size = (
-            torch.bincount(dbscan(features, [tried[middle]], min_samples=min_samples)[0])
-            .max()
-            .item()
-        )
-        low, high = (middle, high) if size <= largest * len(features) else (low, middle)
+        label_N = dbscan(features, [tried[middle]], min_samples=min_samples)[0]
+        fits = torch.bincount(label_N).max().item() <= largest * len(features)
+        low, high = (middle, high) if fits else (low, middle)
     share = (distance_n <= tried[low]).double().mean().item()
-    radii = _growing(
-        distance_n, [share / 2**level for level in range(number - 1, 0, -1)], tried[low]
-    )
-    return tuple(round(radius, 6) for radius in radii)
+    shares = [share / 2**level for level in range(number - 1, 0, -1)]
+    return tuple(round(radius, 6) for radius in _growing(distance_n, shares, tried[low]))
 
 
 def _growing(distance_n: Tensor, shares: Sequence[float], last: float) -> list[float]:
@@ -264,9 +240,8 @@ def _growing(distance_n: Tensor, shares: Sequence[float], last: float) -> list[f
 
 
 def _core_distances(features: Tensor, min_samples: int, number: int) -> Tensor:
-    places_n = torch.arange(
-        0, len(features), max(1, len(features) // number), device=features.device
-    )
+    step = max(1, len(features) // number)
+    places_n = torch.arange(0, len(features), step, device=features.device)
     return kth_distance(features, min_samples, places_n).sort().values
 
 

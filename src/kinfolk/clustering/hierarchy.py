@@ -24,16 +24,17 @@ from torch import Tensor, nn
 from kinfolk import distributed
 from kinfolk.clustering.dbscan import require_finite
 from kinfolk.clustering.hierarchy_update import Level, Limits, Moves, Rings, refine
+from kinfolk.errors import require
 from kinfolk.stores.per_sample import COARSE, Arriving, Exact, check_ids, sent, size_differs, skips
 
 
-def conforming(labels: Tensor, *, strict: bool = False) -> float:
+def conforming(labels: Tensor) -> float:
     """Share in [0, 1] of the samples that conform, of (H, N) labels from the lowest level to the
     highest.
 
     A sample conforms if, at every higher level, it is in the same cluster as most samples of each
-    of its lower clusters; with `strict`, as all of them. Nested labels give 1. The paper gives
-    figures (k-means 73.88 %, DBSCAN 97.3 %) without a definition.
+    of its lower clusters. Nested labels give 1. The paper gives figures (k-means 73.88 %, DBSCAN
+    97.3 %) without a definition.
 
     Example:
         >>> conforming(torch.tensor([[0, 0, 0, 1], [5, 5, 7, 7]]))
@@ -44,43 +45,36 @@ def conforming(labels: Tensor, *, strict: bool = False) -> float:
     good_N = torch.ones(labels.shape[1], dtype=torch.bool, device=labels.device)
     for high in range(1, len(labels)):
         for low in range(high):
-            good_N &= _with_most(labels[low], labels[high], strict)
+            good_N &= _with_most(labels[low], labels[high])
     return good_N.double().mean().item()
 
 
 def level_figures(labels: Tensor) -> dict[str, float]:
     """Metrics of (H, N) levels: the share of samples that conform, that are not alone at the
     highest level (`clustered`), and that are in its `largest_cluster`."""
-    size = torch.unique(labels[-1], return_counts=True)[1].double()
-    total = labels.shape[1]
+    size = torch.unique(labels[-1], return_counts=True)[1].double() / labels.shape[1]
     return {
         "conforming": conforming(labels),
-        "clustered": size[size > 1].sum().item() / total,
-        "largest_cluster": size.max().item() / total,
+        "clustered": size[size > 1.5 / labels.shape[1]].sum().item(),
+        "largest_cluster": size.max().item(),
     }
 
 
-def _with_most(low_N: Tensor, high_N: Tensor, strict: bool) -> Tensor:
-    """(N,) whether the higher label of each sample is that of most, or of all, of its lower
-    cluster; in a tie, the smallest label counts."""
+def _with_most(low_N: Tensor, high_N: Tensor) -> Tensor:
+    """(N,) whether the higher label of each sample is that of most of its lower cluster; in a tie,
+    the smallest label counts."""
     low_N = torch.unique(low_N, return_inverse=True)[1]
     high_N = torch.unique(high_N, return_inverse=True)[1]
     span = int(high_N.max()) + 1
     pair_P, inverse_N, count_P = torch.unique(
         low_N * span + high_N, return_inverse=True, return_counts=True
     )
-    cluster_P = pair_P // span
-    size = torch.bincount(low_N)
-    if strict:
-        whole_N: Tensor = count_P[inverse_N] == size[low_N]
-        return whole_N
-    most = torch.zeros_like(size).scatter_reduce(0, cluster_P, count_P, "amax")
-    largest_P = count_P == most[cluster_P]
-    place_P = torch.arange(len(pair_P), device=low_N.device)
-    first = torch.full_like(size, len(pair_P)).scatter_reduce(
-        0, cluster_P[largest_P], place_P[largest_P], "amin"
-    )
-    with_most_N: Tensor = first[low_N] == inverse_N
+    cluster_P, number = pair_P // span, int(low_N.max()) + 1
+    most_C = count_P.new_zeros(number).scatter_reduce(0, cluster_P, count_P, "amax")
+    largest_P = (count_P == most_C[cluster_P]).nonzero().flatten()
+    first_C = count_P.new_full((number,), len(pair_P))
+    first_C = first_C.scatter_reduce(0, cluster_P[largest_P], largest_P, "amin")
+    with_most_N: Tensor = first_C[low_N] == inverse_N
     return with_most_N
 
 
@@ -109,10 +103,9 @@ class Tree(Exact):
     def __init__(self, num_samples: int, levels: int, dim: int | None) -> None:
         super().__init__()
         self.num_samples, self.levels, self.dim = num_samples, levels, dim
-        for name in ("parent", "after", "before", "entry", "units", "free"):
+        for name in ("parent", "after", "before", "entry", "units", "free", "sizes"):
             self.register_buffer(name, torch.zeros(levels, num_samples, dtype=torch.int64))
         self.register_buffer("num_free", torch.zeros(levels, dtype=torch.int64))
-        self.register_buffer("sizes", torch.zeros(levels, num_samples, dtype=torch.int64))
         self.register_buffer("features", torch.zeros(num_samples, dim or 0))
         self.register_buffer("sums", torch.zeros(levels - 1, num_samples, dim or 0))
         self.register_buffer("pointers", None, persistent=False)
@@ -126,10 +119,9 @@ class Tree(Exact):
     def labels_of(self, ids: Tensor) -> Tensor:
         """(H, …) the clusters of some samples, on the device of `ids`: a CPU, or that of the
         pointers."""
-        above, found = (
-            self.parent if self.pointers is None or ids.device.type == "cpu" else self.pointers,
-            [ids],
-        )
+        on_host = self.pointers is None or ids.device.type == "cpu"
+        above, found = self.parent if on_host else self.pointers, [ids]
+        assert above is not None
         found.extend(above[level][found[level]] for level in range(self.levels - 1))
         return torch.stack(found)
 
@@ -260,14 +252,8 @@ class Tree(Exact):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         saved, features = state_dict.get(prefix + "parent"), state_dict.get(prefix + "features")
         advice = "use the same data set and levels"
-        if size_differs(
-            f"{prefix}parent",
-            saved,
-            others[-1],
-            advice,
-            levels=self.levels,
-            num_samples=self.num_samples,
-        ):
+        sizes = {"levels": self.levels, "num_samples": self.num_samples}
+        if size_differs(f"{prefix}parent", saved, others[-1], advice, **sizes):
             return
         if self.dim is None and features is not None and features.shape[1]:
             self._set_dim(features.shape[1])
@@ -330,31 +316,19 @@ class OnlineHierarchy(nn.Module):
         feature_momentum: float = 0.5,
     ) -> None:
         super().__init__()
-        for name, value, least in (
-            ("num_samples", num_samples, 1),
-            ("levels", levels, 1),
-            ("parts", parts, 2),
-            ("max_units", max_units, 2),
-        ):
-            if value < least:
-                raise ValueError(f"`{name}` (={value}) must be at least {least}")
-        if not 0 <= feature_momentum < 1:
-            raise ValueError(f"`feature_momentum` (={feature_momentum}) must be in [0, 1)")
-        each = (
-            tuple(merge_similarity)
-            if isinstance(merge_similarity, Sequence)
-            else (merge_similarity,) * (levels - 1)
-        )
-        if len(each) != levels - 1 or not all(-1 <= value <= 1 for value in each):
-            raise ValueError(
-                f"`merge_similarity` (={merge_similarity}) must be a number in [-1, 1], or one for"
-                f" each of the levels 2 to {levels}"
-            )
-        if any(later > earlier for earlier, later in pairwise(each)):
-            raise ValueError(
-                f"`merge_similarity` (={merge_similarity}) must not rise: a higher level joins less"
-                " similar samples"
-            )
+        require(num_samples >= 1, "num_samples", num_samples, "at least 1")
+        require(levels >= 1, "levels", levels, "at least 1")
+        require(parts >= 2, "parts", parts, "at least 2")
+        require(max_units >= 2, "max_units", max_units, "at least 2")
+        require(0 <= feature_momentum < 1, "feature_momentum", feature_momentum, "in [0, 1)")
+        given = merge_similarity
+        each = tuple(given) if isinstance(given, Sequence) else (given,) * (levels - 1)
+        rule = f"a number in [-1, 1], or one for each of the levels 2 to {levels}"
+        fits = len(each) == levels - 1 and all(-1 <= value <= 1 for value in each)
+        require(fits, "merge_similarity", merge_similarity, rule)
+        falls = all(later <= earlier for earlier, later in pairwise(each))
+        rule = "falling or constant: a higher level joins less similar samples"
+        require(falls, "merge_similarity", merge_similarity, rule)
         self.num_samples, self.levels, self.merge_similarity = num_samples, levels, each
         self.parts, self.max_units, self.feature_momentum = parts, max_units, feature_momentum
         self.tree = Tree(num_samples, levels, dim)
@@ -427,10 +401,9 @@ class OnlineHierarchy(nn.Module):
         if not len(ids_U):
             return
         total_UD = rows_BD.new_zeros(len(ids_U), rows_BD.shape[1]).index_add_(0, inverse, rows_BD)
-        mean_UD = F.normalize(total_UD, dim=1).lerp(
-            self.tree.features[ids_U].to(total_UD), self.feature_momentum
-        )
-        self.tree.write(ids_U, F.normalize(mean_UD, dim=1).to(self.tree.features.dtype))
+        old_UD = self.tree.features[ids_U].to(total_UD)
+        new_UD = F.normalize(total_UD, dim=1).lerp(old_UD, self.feature_momentum)
+        self.tree.write(ids_U, F.normalize(new_UD, dim=1).to(self.tree.features.dtype))
         # a step in mixed precision calls this from its forward pass
         with torch.autocast("cpu", enabled=False):
             for level in range(1, self.levels):
@@ -449,9 +422,13 @@ class OnlineHierarchy(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def __repr__(self) -> str:
-        how = f"dim={self.tree.dim}, parts={self.parts}, max_units={self.max_units}"
-        means = (
-            f"merge_similarity={self.merge_similarity}, {how},"
-            f" feature_momentum={self.feature_momentum}"
+        names = (
+            "num_samples",
+            "levels",
+            "merge_similarity",
+            "parts",
+            "max_units",
+            "feature_momentum",
         )
-        return f"OnlineHierarchy(num_samples={self.num_samples}, levels={self.levels}, {means})"
+        given = {"dim": self.tree.dim, **{name: getattr(self, name) for name in names}}
+        return f"OnlineHierarchy({', '.join(f'{name}={value}' for name, value in given.items())})"

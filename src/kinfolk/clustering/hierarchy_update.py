@@ -51,6 +51,12 @@ class Rings:
             unit_K = self.after[unit_K]
         return path_WK.T
 
+    def members(self, start_K: Tensor, number_K: Tensor) -> Tensor:
+        """The first `number` units of each ring, from `start` on, ring after ring."""
+        path = self.walk(start_K, int(number_K.max()))
+        place_W = torch.arange(path.shape[1], device=path.device)
+        return path[place_W < number_K.unsqueeze(1)]
+
     def take_out(self, unit_M: Tensor, cluster_M: Tensor) -> None:
         """Removes distinct units from the rings of their clusters."""
         if not len(unit_M):
@@ -158,9 +164,7 @@ def siblings(level: Level, cluster_K: Tensor, border_K: Tensor, limit: int) -> T
     border_P, inverse = torch.unique(border_K, return_inverse=True)
     # the first of each border
     start_P = torch.empty_like(border_P).scatter_(0, inverse.flip(0), cluster_K.flip(0))
-    number_P = level.siblings.units[border_P].clamp(max=limit)
-    path = level.siblings.walk(start_P, int(number_P.max()))
-    found = path[torch.arange(path.shape[1], device=path.device) < number_P.unsqueeze(1)]
+    found = level.siblings.members(start_P, level.siblings.units[border_P].clamp(max=limit))
     place = torch.searchsorted(cluster_K, found).clamp(max=len(cluster_K) - 1)
     return found[cluster_K[place] != found]
 
@@ -230,9 +234,8 @@ def components(edge_E2: Tensor, number: int) -> Tensor:
     one_E, other_E = edge_E2.unbind(1)
     while len(one_E):
         low_E = torch.minimum(group_n[one_E], group_n[other_E])
-        new_n = group_n.scatter_reduce(0, one_E, low_E, "amin").scatter_reduce(
-            0, other_E, low_E, "amin"
-        )
+        new_n = group_n.scatter_reduce(0, one_E, low_E, "amin")
+        new_n = new_n.scatter_reduce(0, other_E, low_E, "amin")
         new_n = new_n[new_n]
         if torch.equal(new_n, group_n):
             break
@@ -292,10 +295,8 @@ def refine(level: Level, touched: Tensor, limits: Limits) -> Moves:
     unit, to = [unit_KW[moves_KW]], [to_KW[moves_KW]]
     if len(leaving):
         size = level.units.units[other[leaving]].clamp(max=limits.max_units)
-        path = level.units.walk(level.units.entry[other[leaving]], int(size.max()))
-        there = torch.arange(path.shape[1], device=path.device) < size.unsqueeze(1)
-        unit.append(path[there])
-        to.append(target_n[num_parts:][leaving].unsqueeze(1).expand_as(path)[there])
+        unit.append(level.units.members(level.units.entry[other[leaving]], size))
+        to.append(target_n[num_parts:][leaving].repeat_interleave(size))
     return Moves(torch.cat(unit), torch.cat(to), border_n)
 
 
@@ -317,16 +318,10 @@ def _split(
     # large clusters form a separate group
     for rows, width in by_width(torch.where(rest_K, max(2 * limits.max_units, 9), used_K)):
         width = min(width, unit_KW.shape[1])
-        cluster, unit, valid, rest = (
-            cluster_K[rows],
-            unit_KW[rows, :width],
-            valid_KW[rows, :width],
-            rest_K[rows],
-        )
-        sums, large = (
-            level.unit_sum.index_select(0, unit.flatten()).view(*unit.shape, -1),
-            bool(rest[0]),
-        )
+        cluster, rest = cluster_K[rows], rest_K[rows]
+        unit, valid = unit_KW[rows, :width], valid_KW[rows, :width]
+        sums = level.unit_sum.index_select(0, unit.flatten()).view(*unit.shape, -1)
+        large = bool(rest[0])
         if large:
             total = valid.unsqueeze(1).to(sums.dtype) @ sums
             sums = torch.cat((level.cluster_sum[cluster].unsqueeze(1) - total, sums), 1)
@@ -349,16 +344,11 @@ def _targets(
     """(n,) the slot that each node ends in: that of the largest node of its group that has one, the
     first of equals, or −1 − g if none has."""
     border, order = border_n.sort(stable=True)
-    group_n = torch.empty_like(order)
-    group_n[order] = order[
-        merge_groups(F.normalize(sum_nD[order], dim=1), border, limits.similarity)
-    ]
+    found = merge_groups(F.normalize(sum_nD[order], dim=1), border, limits.similarity)
+    group_n = torch.empty_like(order).scatter_(0, order, order[found])
     weight_n = torch.where(slot_n >= 0, number_n, 0)
-    most_n = torch.zeros_like(group_n).scatter_reduce(0, group_n, weight_n, "amax")
-    best_n = torch.where(
-        (weight_n == most_n[group_n]) & (weight_n > 0), slot_n, torch.iinfo(slot_n.dtype).max
-    )
-    keeper_n = torch.full_like(group_n, torch.iinfo(slot_n.dtype).max).scatter_reduce(
-        0, group_n, best_n, "amin"
-    )
-    return torch.where(most_n[group_n] > 0, keeper_n[group_n], -1 - group_n)
+    most_n = torch.zeros_like(group_n).scatter_reduce(0, group_n, weight_n, "amax")[group_n]
+    none = torch.iinfo(slot_n.dtype).max
+    best_n = torch.where((weight_n == most_n) & (weight_n > 0), slot_n, none)
+    keeper_n = torch.full_like(group_n, none).scatter_reduce(0, group_n, best_n, "amin")
+    return torch.where(most_n > 0, keeper_n[group_n], -1 - group_n)

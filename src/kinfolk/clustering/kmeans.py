@@ -19,21 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk import distributed
-from kinfolk.errors import KinfolkError
+from kinfolk.errors import KinfolkError, require
 
-_ROUNDS, _TRIALS = 256, 16
-"""Draws of k-means++, and samples tried in each: twelve groups whose members are half as far apart
-as the groups are still found."""
-_BLOCK_ELEMENTS = {"cpu": 1 << 18, "default": 1 << 28}
-"""Similarities of samples to centroids at a time."""
+_ROUNDS, _TRIALS = 256, 16  # draws of k-means++, and samples tried in each
+_CPU_ELEMENTS, _DEVICE_ELEMENTS, _DRAW_ELEMENTS = 1 << 18, 1 << 28, 1 << 22  # of a block
 _MIN_ROWS = 64
-_DRAW_ELEMENTS = 1 << 22
-_RESIDENT_BYTES = 4 << 30
-"""Rows of up to this size are moved to the device once; larger ones block by block in every
-iteration."""
-_SPLIT = 1 / 1024
-"""How far the two halves of a cluster are moved apart when an empty cluster takes one of them; as
-in faiss."""
+_RESIDENT_BYTES = 4 << 30  # rows of up to this size are moved to the device once
+_SPLIT = 1 / 1024  # how far the halves of a split cluster are moved apart, as in faiss
 
 
 @dataclass(frozen=True)
@@ -81,14 +73,12 @@ def kmeans(
         tensor([2, 2])
     """
     check_clusterable(features, (num_clusters,))
-    if iterations < 1:
-        raise ValueError(f"`iterations` (={iterations}) must be at least 1")
-    if points_per_cluster < 1:
-        raise ValueError(f"`points_per_cluster` (={points_per_cluster}) must be at least 1")
-    if init is not None and init.shape != (num_clusters, features.shape[1]):
+    require(iterations >= 1, "iterations", iterations, "at least 1")
+    require(points_per_cluster >= 1, "points_per_cluster", points_per_cluster, "at least 1")
+    shape = num_clusters, features.shape[1]
+    if init is not None and init.shape != shape:
         raise ValueError(
-            f"`init` (={tuple(init.shape)}) must have the shape"
-            f" {(num_clusters, features.shape[1])}: clusters × features"
+            f"`init` (={tuple(init.shape)}) must have the shape {shape}: clusters × features"
         )
     device = features.device if device is None else device
     shared = over_ranks and distributed.world_size() > 1
@@ -101,10 +91,7 @@ def kmeans(
         with distributed.threads_of_waiting_ranks():
             found = _faiss_kmeans(*given)
     else:
-        found = Clusters(
-            torch.empty(len(features), dtype=torch.int64),
-            torch.empty(num_clusters, features.shape[1]),
-        )
+        found = Clusters(torch.empty(len(features), dtype=torch.int64), torch.empty(shape))
     dist.broadcast(found.labels, 0)
     dist.broadcast(found.centroids, 0)
     return found
@@ -122,15 +109,11 @@ def _faiss_kmeans(
     import faiss  # here: `import kinfolk` needs only torch
 
     rows_NF = features.detach().to("cpu", torch.float32).contiguous()
-    start_KF = init
-    if start_KF is None:
-        generator = torch.Generator().manual_seed(seed % 2**63)
-        start_KF = first_centroids(
-            _draw_rows(rows_NF, num_clusters * points_per_cluster, generator),
-            num_clusters,
-            generator,
-        )
-    start_KF = start_KF.detach().to("cpu", torch.float32).contiguous()
+    if init is None:
+        draw = torch.Generator().manual_seed(seed % 2**63)
+        drawn_SF = _draw_rows(rows_NF, num_clusters * points_per_cluster, draw)
+        init = first_centroids(drawn_SF, num_clusters, draw)
+    start_KF = init.detach().to("cpu", torch.float32).contiguous()
     with _threads(faiss):
         lloyd = faiss.Kmeans(
             rows_NF.shape[1],
@@ -144,11 +127,7 @@ def _faiss_kmeans(
         )
         lloyd.train(rows_NF.numpy(), init_centroids=start_KF.numpy())
         _, nearest = lloyd.index.search(rows_NF.numpy(), 1)
-        assert lloyd.centroids is not None
-    labels_N, centroids_KF = (
-        torch.from_numpy(nearest).flatten(),
-        torch.from_numpy(lloyd.centroids.copy()),
-    )
+    labels_N, centroids_KF = torch.from_numpy(nearest).flatten(), torch.tensor(lloyd.centroids)
     _repair(rows_NF, labels_N, centroids_KF, spherical)
     return Clusters(labels_N, centroids_KF)
 
@@ -179,9 +158,10 @@ def torch_kmeans(
     if shared:
         dist.broadcast(start_KF, 0)
     start_KF = F.normalize(start_KF, dim=1) if spherical else start_KF
-    centroids_KF = lloyd_iterations(
-        _resident(drawn_SF[rank::world], device), start_KF, iterations, spherical, shared
-    )
+    rows_SF = drawn_SF[rank::world]
+    if 4 * rows_SF.numel() <= _RESIDENT_BYTES:
+        rows_SF = rows_SF.to(device, torch.float32)
+    centroids_KF = lloyd_iterations(rows_SF, start_KF, iterations, spherical, shared)
     sizes = [len(features) // world + (each < len(features) % world) for each in range(world)]
     first = sum(sizes[:rank])
     own_NF = features[first : first + sizes[rank]].detach()
@@ -245,8 +225,8 @@ def _refill(centroids_KF: Tensor, count_K: Tensor) -> Tensor:
 def block_of_scores(rows_SF: Tensor, centroids_KF: Tensor) -> Tensor:
     """(R, K) room for the scores of a block of rows."""
     device, number = centroids_KF.device, len(centroids_KF)
-    rows = max(_MIN_ROWS, _BLOCK_ELEMENTS["cpu" if device.type == "cpu" else "default"] // number)
-    return torch.empty(min(rows, len(rows_SF)), number, device=device)
+    most = _CPU_ELEMENTS if device.type == "cpu" else _DEVICE_ELEMENTS
+    return torch.empty(min(max(_MIN_ROWS, most // number), len(rows_SF)), number, device=device)
 
 
 def assignments(
@@ -257,14 +237,8 @@ def assignments(
     half_K = centroids_KF.square().sum(1).mul_(-0.5)
     for rows_RF in torch.split(rows_SF, len(score_RK)):
         rows_RF = rows_RF.to(centroids_KF.device, torch.float32)
-        yield (
-            rows_RF,
-            torch.addmm(half_K, rows_RF, centroids_KF.T, out=score_RK[: len(rows_RF)]).argmax(1),
-        )
-
-
-def _resident(rows: Tensor, device: torch.device) -> Tensor:
-    return rows.to(device, torch.float32) if 4 * rows.numel() <= _RESIDENT_BYTES else rows
+        scores = torch.addmm(half_K, rows_RF, centroids_KF.T, out=score_RK[: len(rows_RF)])
+        yield rows_RF, scores.argmax(1)
 
 
 def first_centroids(features: Tensor, num_clusters: int, generator: torch.Generator) -> Tensor:
@@ -278,28 +252,21 @@ def first_centroids(features: Tensor, num_clusters: int, generator: torch.Genera
     trials = _TRIALS if step == 1 else 1
     square_S = features.square().sum(1)
     chosen = torch.randint(len(features), (1,), generator=generator).to(features.device)
-    sizes = [trials * min(step, num_clusters - done) for done in range(1, num_clusters, step)] or [
-        0
-    ]
+    nearest_S = torch.full_like(square_S, torch.inf)
+    nearest_S = _nearest(features, square_S, chosen.view(1, 1), nearest_S)[0]
+    sizes = [trials * min(step, num_clusters - done) for done in range(1, num_clusters, step)]
     # for all rounds at once, so that the host does not wait in each
-    uniform = torch.cat(
-        [torch.rand(size, generator=generator, dtype=torch.float64) for size in sizes]
-    ).to(features.device)
-    nearest_S = _nearest(
-        features, square_S, chosen.view(1, 1), torch.full_like(square_S, torch.inf)
-    )[0]
-    for uniform_R in torch.split(uniform, sizes) if num_clusters > 1 else ():
+    drawn = [torch.rand(size, generator=generator, dtype=torch.float64) for size in sizes or [0]]
+    uniform = torch.cat(drawn).to(features.device)
+    for uniform_R in torch.split(uniform, sizes) if sizes else ():
         uniform_TM = uniform_R.view(trials, -1)
         total_S = nearest_S.double().cumsum(0)
-        drawn_TM = torch.searchsorted(total_S, uniform_TM * total_S[-1], right=True).clamp_(
-            max=len(features) - 1
-        )
+        drawn_TM = torch.searchsorted(total_S, uniform_TM * total_S[-1], right=True)
+        drawn_TM.clamp_(max=len(features) - 1)
         nearest_TS = _nearest(features, square_S, drawn_TM, nearest_S)
         best_1 = nearest_TS.double().sum(1).argmin(keepdim=True)
-        chosen, nearest_S = (
-            torch.cat((chosen, drawn_TM.index_select(0, best_1)[0])),
-            nearest_TS.index_select(0, best_1)[0],
-        )
+        chosen = torch.cat((chosen, drawn_TM.index_select(0, best_1)[0]))
+        nearest_S = nearest_TS.index_select(0, best_1)[0]
     return features[chosen]
 
 
@@ -349,9 +316,8 @@ def check_clusterable(features: Tensor, num_clusters: tuple[int, ...]) -> None:
 def _repair(rows_NF: Tensor, labels_N: Tensor, centroids_KF: Tensor, spherical: bool) -> None:
     """Gives each empty cluster the sample farthest from its centroid, and all that equal it, in
     place."""
-    empty = (
-        (torch.bincount(labels_N, minlength=len(centroids_KF)) == 0).nonzero().flatten().tolist()
-    )
+    count_K = torch.bincount(labels_N, minlength=len(centroids_KF))
+    empty = (count_K == 0).nonzero().flatten().tolist()
     if not empty:
         return
     places_NF = labels_N.unsqueeze(1).expand_as(rows_NF)
@@ -360,13 +326,8 @@ def _repair(rows_NF: Tensor, labels_N: Tensor, centroids_KF: Tensor, spherical: 
         for of in ("amax", "amin")
     )
     mixed = (most_KF > least_KF).any(1).tolist()
-    for row in (
-        (rows_NF - centroids_KF[labels_N])
-        .square()
-        .sum(1)
-        .argsort(descending=True, stable=True)
-        .tolist()
-    ):
+    distance_N = (rows_NF - centroids_KF[labels_N]).square().sum(1)
+    for row in distance_N.argsort(descending=True, stable=True).tolist():
         if not empty or not any(mixed):
             return
         left = int(labels_N[row])

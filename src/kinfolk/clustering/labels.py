@@ -19,13 +19,12 @@ from torch import Tensor
 
 from kinfolk import distributed
 from kinfolk.clustering.dbscan import dbscan
-from kinfolk.clustering.kmeans import Clusters, check_clusterable, kmeans
+from kinfolk.clustering.kmeans import check_clusterable, kmeans
+from kinfolk.errors import require, require_choice
 from kinfolk.stores.per_sample import Exact, size_differs
 
 Schedule = Literal["linear", "step", "constant"]
-"""How the share of accepted samples grows."""
 Confidence = Literal["sample", "cluster"]
-"""By what samples are accepted."""
 _BLOCK_ELEMENTS = 1 << 22
 ConfidenceOf = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 """(S,) the confidence of (S, D) features with (K, D) centroids in their clusters (S,), at a
@@ -53,12 +52,9 @@ def concentration(
     the largest φ of the others, or `temperature`. `clip`: φ is cut at this quantile and at 1 − it
     (0.1 in the published code, not in the paper).
     """
-    if not temperature > 0:
-        raise ValueError(f"`temperature` (={temperature}) must be above 0")
-    if not (alpha >= 0 and math.isfinite(alpha)):
-        raise ValueError(f"`alpha` (={alpha}) must be at least 0")
-    if not 0 <= clip < 0.5:
-        raise ValueError(f"`clip` (={clip}) must be in [0, 0.5)")
+    require(temperature > 0, "temperature", temperature, "above 0")
+    require(0 <= alpha < math.inf, "alpha", alpha, "at least 0")
+    require(0 <= clip < 0.5, "clip", clip, "in [0, 0.5)")
     distance_N = torch.linalg.vector_norm(features.double() - centroids.double()[labels], dim=1)
     size_K = torch.bincount(labels, minlength=len(centroids))
     total_K = torch.zeros(len(centroids), dtype=torch.float64, device=features.device).index_add_(
@@ -80,15 +76,10 @@ def concentration(
 def check_acceptance(
     schedule: Schedule, final_rate: float, confidence: Confidence, step_at: float = 0.0
 ) -> None:
-    for name, value, allowed in (
-        ("schedule", schedule, get_args(Schedule)),
-        ("confidence", confidence, get_args(Confidence)),
-    ):
-        if value not in allowed:
-            raise ValueError(f"`{name}` (={value!r}) must be one of {', '.join(allowed)}")
+    require_choice("schedule", schedule, get_args(Schedule))
+    require_choice("confidence", confidence, get_args(Confidence))
     for name, share in (("final_rate", final_rate), ("step_at", step_at)):
-        if not 0 <= share <= 1:
-            raise ValueError(f"`{name}` (={share}) must be in [0, 1]")
+        require(0 <= share <= 1, name, share, "in [0, 1]")
 
 
 def rate_at(
@@ -124,13 +115,11 @@ def sample_confidence(
     """(N,) κ_i = exp(z_i·c_{y_i} / t) / Σ_j exp(z_i·c_j / t) (IFND, equation 2), at unit norm."""
     parts = []
     rows = max(1, _BLOCK_ELEMENTS // len(centroids_KD))
-    for features_RD, labels_R in zip(
-        torch.split(features_ND, rows), torch.split(labels_N, rows), strict=True
-    ):
+    blocks = zip(torch.split(features_ND, rows), torch.split(labels_N, rows), strict=True)
+    for features_RD, labels_R in blocks:
         logit_RK = (features_RD @ centroids_KD.T).div_(temperature)
-        parts.append(
-            torch.exp(logit_RK.gather(1, labels_R.unsqueeze(1)).squeeze(1) - logit_RK.logsumexp(1))
-        )
+        own_R = logit_RK.gather(1, labels_R.unsqueeze(1)).squeeze(1)
+        parts.append((own_R - logit_RK.logsumexp(1)).exp())
     return torch.cat(parts)
 
 
@@ -145,11 +134,8 @@ def accept_most_confident(
     """(N,) True for exactly round(rate · N) samples, the most confident; of equally confident ones,
     those with the least `distance_N`: by their order, the first classes would be accepted first."""
     count = round(rate * len(confidence_N))
-    order_N = (
-        torch.arange(len(confidence_N), device=confidence_N.device)
-        if distance_N is None
-        else distance_N.argsort(stable=True)
-    )
+    distance_N = torch.zeros_like(confidence_N) if distance_N is None else distance_N
+    order_N = distance_N.argsort(stable=True)
     accepted_N = torch.zeros_like(confidence_N, dtype=torch.bool)
     accepted_N[order_N[confidence_N[order_N].argsort(descending=True, stable=True)[:count]]] = True
     return accepted_N
@@ -158,13 +144,9 @@ def accept_most_confident(
 def centroid_distance(features_ND: Tensor, centroids_KD: Tensor, labels_N: Tensor) -> Tensor:
     """(N,) ‖v_i − c_{y_i}‖."""
     rows = max(1, _BLOCK_ELEMENTS // max(1, features_ND.shape[1]))
-    parts = zip(torch.split(features_ND, rows), torch.split(labels_N, rows), strict=True)
-    return torch.cat(
-        [
-            torch.linalg.vector_norm(features_RD - centroids_KD[labels_R], dim=1)
-            for features_RD, labels_R in parts
-        ]
-    )
+    blocks = zip(torch.split(features_ND, rows), torch.split(labels_N, rows), strict=True)
+    norm = torch.linalg.vector_norm
+    return torch.cat([norm(x_RD - centroids_KD[label_R], dim=1) for x_RD, label_R in blocks])
 
 
 # The labels
@@ -224,30 +206,25 @@ class PseudoLabels(Exact):
         )
         if not self.num_clusters:
             raise ValueError("`num_clusters` must name at least one number of clusters")
+        rule = f"at least 1 and below the number of samples ({num_samples})"
         for number in self.num_clusters:
-            if not 1 <= number < num_samples:
-                raise ValueError(
-                    f"`num_clusters` (={number}) must be at least 1 and below the number of samples"
-                    f" ({num_samples})"
-                )
+            require(1 <= number < num_samples, "num_clusters", number, rule)
         self.num_samples, self.dim, self.seed = num_samples, dim, seed
         self.warm_start, self.spherical = warm_start, spherical
         self.iterations, self.warm_iterations = iterations, warm_iterations
         self.points_per_cluster = points_per_cluster
         for name in K_MEANS_DEFAULTS:
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` (={getattr(self, name)}) must be at least 1")
-        self.register_buffer("labels", torch.arange(num_samples).repeat(len(self.num_clusters), 1))
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        shape = len(self.num_clusters), num_samples
+        self.register_buffer("labels", torch.arange(num_samples).repeat(shape[0], 1))
         self.register_buffer("centroids", torch.zeros(sum(self.num_clusters), dim or 0))
         self.register_buffer("refreshed", torch.tensor(False))
-        shape = len(self.num_clusters), num_samples
-        self.register_buffer(
-            "accepted", torch.zeros(shape, dtype=torch.bool) if accepts else None, persistent=False
-        )
-        self.register_buffer(
-            "confidence", torch.zeros(shape) if accepts else None, persistent=False
-        )
-        self.register_buffer("highest", torch.ones(shape[0]) if accepts else None, persistent=False)
+        for name, first in (
+            ("accepted", torch.zeros(shape, dtype=torch.bool)),
+            ("confidence", torch.zeros(shape)),
+            ("highest", torch.ones(shape[0])),
+        ):
+            self.register_buffer(name, first if accepts else None, persistent=False)
         self._has_labels = False
 
     @property
@@ -301,29 +278,29 @@ class PseudoLabels(Exact):
         """
         number = self.num_samples if ids is None else len(ids)
         if len(features) != number or (self.dim is not None and features.shape[1:] != (self.dim,)):
-            wanted = f"({number}, {'features' if self.dim is None else self.dim})"
             raise ValueError(
-                f"`features` (={tuple(features.shape)}) must have the shape {wanted}: all samples"
-                " in data-set order"
+                f"`features` (={tuple(features.shape)}) must have the shape ({number},"
+                f" {'features' if self.dim is None else self.dim}): all samples in data-set order"
             )
         check_clusterable(features, self.num_clusters)
-        warm = (
-            self.warm_start
-            and bool(self.refreshed)
-            and self.centroids.shape[1] == features.shape[1]
-        )
-        found = [
-            self._clusters(features, level, self.seed if seed is None else seed, warm)
-            for level in range(len(self.num_clusters))
-        ]
-        labels = self._singletons
-        labels[:, slice(None) if ids is None else ids] = torch.stack(
-            [each.labels for each in found]
-        )
-        self.labels, self.centroids = (
-            labels,
-            torch.cat([each.centroids for each in found]).to(self.centroids.dtype),
-        )
+        is_known = bool(self.refreshed) and self.centroids.shape[1] == features.shape[1]
+        warm = self.warm_start and is_known
+        labels, centroids = self._singletons, []
+        for level, number in enumerate(self.num_clusters):
+            found = kmeans(
+                features,
+                number,
+                seed=(self.seed if seed is None else seed) + level,
+                init=self.level(level) if warm else None,
+                iterations=self.warm_iterations if warm else self.iterations,
+                spherical=self.spherical,
+                points_per_cluster=self.points_per_cluster,
+                device=self.labels.device,
+                over_ranks=True,
+            )
+            labels[level, slice(None) if ids is None else ids] = found.labels
+            centroids.append(found.centroids)
+        self.labels, self.centroids = labels, torch.cat(centroids).to(self.centroids.dtype)
         self.refreshed.fill_(True)
         self._has_labels = self.accepted is None or self._has_labels
 
@@ -331,8 +308,7 @@ class PseudoLabels(Exact):
     def accept(
         self, features: Tensor, rate: float, confidence: ConfidenceOf, ids: Tensor | None = None
     ) -> None:
-        """Accepts the most confident share `rate` of the clustered samples as labels, at each
-        level.
+        """Accepts the most confident share `rate` of the clustered samples, at each level.
 
         Args:
             features, ids: those of the last `refresh`, on this module's device.
@@ -340,16 +316,13 @@ class PseudoLabels(Exact):
         """
         assert self.accepted is not None, "`accepts` must be True"
         ids_S = torch.arange(self.num_samples, device=self.labels.device) if ids is None else ids
-        accepted_LN, confidence_LN = (
-            torch.zeros_like(self.accepted),
-            torch.zeros_like(self.accepted, dtype=torch.float32),
-        )
+        accepted_LN = torch.zeros_like(self.accepted)
+        confidence_LN = torch.zeros_like(self.accepted, dtype=torch.float32)
         for level, clusters_N in enumerate(self.labels):
             cluster_S, centroids_KD = clusters_N[ids_S], self.level(level).to(features.dtype)
             confidence_S = confidence(features, centroids_KD, cluster_S, level)
-            accepted_LN[level, ids_S] = accept_most_confident(
-                confidence_S, rate, centroid_distance(features, centroids_KD, cluster_S)
-            )
+            distance_S = centroid_distance(features, centroids_KD, cluster_S)
+            accepted_LN[level, ids_S] = accept_most_confident(confidence_S, rate, distance_S)
             confidence_LN[level, ids_S] = confidence_S.to(confidence_LN.dtype)
         if distributed.world_size() > 1:  # sums on an accelerator may differ in the last bit
             for result in (accepted_LN, confidence_LN):
@@ -362,47 +335,20 @@ class PseudoLabels(Exact):
         """Sets (L, N) which clusters are labels, and their confidence. None: none are accepted."""
         assert self.accepted is not None
         assert self.confidence is not None
-        self.accepted = (
-            torch.zeros_like(self.accepted)
-            if accepted is None
-            else accepted.to(self.accepted.device)
-        )
-        self.confidence = (
-            torch.zeros_like(self.confidence)
-            if confidence is None
-            else confidence.to(self.confidence)
-        )
+        for name, new in (("accepted", accepted), ("confidence", confidence)):
+            old = getattr(self, name)
+            setattr(self, name, torch.zeros_like(old) if new is None else new.to(old))
         self._has_labels, highest_L = bool(self.accepted.any()), self.confidence.amax(1)
         self.highest = highest_L.where(highest_L > 0, torch.ones_like(highest_L))
-
-    def _clusters(self, features: Tensor, level: int, seed: int, warm: bool) -> Clusters:
-        return kmeans(
-            features,
-            self.num_clusters[level],
-            seed=seed + level,
-            init=self.level(level) if warm else None,
-            iterations=self.warm_iterations if warm else self.iterations,
-            spherical=self.spherical,
-            points_per_cluster=self.points_per_cluster,
-            device=self.labels.device,
-            over_ranks=True,
-        )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         labels, centroids = state_dict.get(prefix + "labels"), state_dict.get(prefix + "centroids")
         advice = f"use the same data set and the same `num_clusters` (={self.num_clusters})"
-        if size_differs(
-            f"{prefix}labels",
-            labels,
-            others[-1],
-            advice,
-            levels=len(self.num_clusters),
-            num_samples=self.num_samples,
-        ):
+        sizes = {"levels": len(self.num_clusters), "num_samples": self.num_samples}
+        clusters = sum(self.num_clusters)
+        if size_differs(f"{prefix}labels", labels, others[-1], advice, **sizes):
             return
-        if size_differs(
-            f"{prefix}centroids", centroids, others[-1], advice, clusters=sum(self.num_clusters)
-        ):
+        if size_differs(f"{prefix}centroids", centroids, others[-1], advice, clusters=clusters):
             return
         if centroids is not None and self.dim is None and centroids.shape != self.centroids.shape:
             # the size of a feature is known only from the first refresh on
@@ -423,15 +369,9 @@ def kmeans_levels(
     """(H, N) labels: level 1 every sample its own, then one k-means for each of `num_clusters`,
     which fall."""
     check_falling(num_clusters)
+    how: dict[str, Any] = {"iterations": iterations, "over_ranks": over_ranks, "spherical": True}
     levels = [
-        kmeans(
-            features,
-            number,
-            seed=seed + place,
-            iterations=iterations,
-            spherical=True,
-            over_ranks=over_ranks,
-        ).labels
+        kmeans(features, number, seed=seed + place, **how).labels
         for place, number in enumerate(num_clusters)
     ]
     return _with_first(torch.stack(levels))

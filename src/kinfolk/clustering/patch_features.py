@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kinfolk.clustering.kmeans import kmeans
+from kinfolk.errors import require
 from kinfolk.seeding import generator
 
 _CONTRAST, _WHITENING, _THRESHOLD = 2.5e-3, 0.1, 0.5
@@ -43,6 +44,11 @@ class PatchFeatures(nn.Module):
         torch.Size([64, 8])
     """
 
+    kernels: Tensor
+    offset: Tensor
+    centre: Tensor
+    projection: Tensor
+
     def __init__(
         self,
         kernels_KCss: Tensor,
@@ -52,10 +58,6 @@ class PatchFeatures(nn.Module):
         stride: int,
     ) -> None:
         super().__init__()
-        self.kernels: Tensor
-        self.offset: Tensor
-        self.centre: Tensor
-        self.projection: Tensor
         self.register_buffer("kernels", kernels_KCss)
         self.register_buffer("offset", offset_K)
         self.register_buffer("centre", centre_Q)
@@ -84,30 +86,21 @@ class PatchFeatures(nn.Module):
             side, stride: pixels of a side of a patch, and from one patch to the next.
             samples: M patches that the typical ones are learned from.
         """
+        shape = tuple(images.shape)
         if images.ndim != 4 or not len(images):
             raise ValueError(
-                f"`images` (={tuple(images.shape)}) must have the shape (B, C, S, S), with at least"
-                " one image"
+                f"`images` (={shape}) must have the shape (B, C, S, S), with at least one image"
             )
         number, channels, height, width = images.shape
-        if min(height, width) < side + 1:
-            raise ValueError(
-                f"`images` (={tuple(images.shape)}) must have more than `side` (={side}) pixels a"
-                " side"
-            )
-        if size < 1:
-            raise ValueError(f"`size` (={size}) must be at least 1")
+        rule = f"images of more than `side` (={side}) pixels a side"
+        require(min(height, width) > side, "images", shape, rule)
+        require(size >= 1, "size", size, "at least 1")
         samples = min(samples, number * (height - side + 1) * (width - side + 1))
-        if not 1 <= num_patches < samples:
-            raise ValueError(
-                f"`num_patches` (={num_patches}) must be at least 1 and below the number of patches"
-                f" (={samples:,})"
-            )
+        rule = f"at least 1 and below the number of patches (={samples:,})"
+        require(1 <= num_patches < samples, "num_patches", num_patches, rule)
         images = images.float()
-        if not bool(images.isfinite().all()):
-            raise ValueError(
-                f"`images` (={tuple(images.shape)}) must be finite; some values are NaN or infinite"
-            )
+        rule = "finite; some values are NaN or infinite"
+        require(bool(images.isfinite().all()), "images", shape, rule)
         draw, device = generator(seed, "patches"), images.device
         of_M, top_M, left_M = (
             torch.randint(most, (samples,), generator=draw).to(device)
@@ -119,54 +112,39 @@ class PatchFeatures(nn.Module):
         patches_MP = patches_MP - patches_MP.mean(1, keepdim=True)
         patches_MP /= (patches_MP.var(1, correction=0, keepdim=True) + _CONTRAST).sqrt()
         mean_P = patches_MP.mean(0)
-        variance_P, axes_PP = torch.linalg.eigh(
-            (patches_MP - mean_P).T @ (patches_MP - mean_P) / samples
-        )
+        centred_MP = patches_MP - mean_P
+        variance_P, axes_PP = torch.linalg.eigh(centred_MP.T @ centred_MP / samples)
         whitening_PP = axes_PP * (variance_P.clamp(min=0) + _WHITENING).rsqrt() @ axes_PP.T
-        white_MP = functional.normalize((patches_MP - mean_P) @ whitening_PP, dim=1)
-        typical_KP = (
-            kmeans(white_MP, num_patches, seed=seed, spherical=True).centroids.to(device)
-            @ whitening_PP
-        )
-        kernels_KCss = typical_KP.view(num_patches, channels, side, side)
+        white_MP = functional.normalize(centred_MP @ whitening_PP, dim=1)
+        found = kmeans(white_MP, num_patches, seed=seed, spherical=True)
+        typical_KP = found.centroids.to(device) @ whitening_PP
         made = cls(
-            kernels_KCss,
+            typical_KP.view(num_patches, channels, side, side),
             typical_KP @ mean_P,
             images.new_zeros(4 * num_patches),
             torch.eye(4 * num_patches, device=device),
             stride,
         )
         counts_BQ = made(images)
-        centre_Q, deviation_Q = (
-            counts_BQ.mean(0),
-            counts_BQ.std(0, correction=0) + 1e-3 * counts_BQ.std() + 1e-6,
-        )
-        counts_BQ = (counts_BQ - centre_Q) / deviation_Q
+        made.centre = counts_BQ.mean(0)
+        deviation_Q = counts_BQ.std(0, correction=0) + 1e-3 * counts_BQ.std() + 1e-6
+        counts_BQ = (counts_BQ - made.centre) / deviation_Q
         size = min(size, number, 4 * num_patches)
         variance_Q, axes_QQ = torch.linalg.eigh(counts_BQ.T @ counts_BQ / number)
-        made.centre = centre_Q
-        made.projection = (
-            axes_QQ[:, -size:]
-            * variance_Q[-size:].clamp(min=1e-6).pow(-0.25)
-            / deviation_Q.unsqueeze(1)
-        )
+        scale_Q = variance_Q[-size:].clamp(min=1e-6).pow(-0.25)
+        made.projection = axes_QQ[:, -size:] * scale_Q / deviation_Q.unsqueeze(1)
         return made
 
     def forward(self, images: Tensor) -> Tensor:
-        return torch.cat(
-            [
-                (self._counts(part) - self.centre) @ self.projection
-                for part in torch.split(images.float(), _IMAGES_AT_A_TIME)
-            ]
-        )
+        parts = torch.split(images.float(), _IMAGES_AT_A_TIME)
+        return torch.cat([(self._counts(part) - self.centre) @ self.projection for part in parts])
 
     def _counts(self, images_BCSS: Tensor) -> Tensor:
         """(B, Q): how much of each quarter of the image is like each typical patch."""
         side = self.kernels.shape[-1]
         mean = functional.avg_pool2d(images_BCSS, side, self.stride).mean(1, keepdim=True)
-        square = functional.avg_pool2d(images_BCSS.square(), side, self.stride).mean(
-            1, keepdim=True
-        )
+        square = functional.avg_pool2d(images_BCSS.square(), side, self.stride)
+        square = square.mean(1, keepdim=True)
         deviation = (square - mean.square()).clamp(min=0).add_(_CONTRAST).sqrt()
         product = functional.conv2d(images_BCSS, self.kernels, stride=self.stride)  # (B, K, S', S')
         product -= self.kernels.sum((1, 2, 3)).view(-1, 1, 1) * mean

@@ -19,6 +19,8 @@ from kinfolk.stats import Stats
 
 
 class OpenClipLoss(nn.Module):
+    """Abstract. Called as a loss of open_clip."""
+
     loss: CLIPLoss | SigLIPLoss
 
     def __init__(self) -> None:
@@ -30,15 +32,6 @@ class OpenClipLoss(nn.Module):
         pass them."""
         self._next = {"ids": ids, "group_ids": group_ids}
 
-    def take_batch(
-        self, ids: Tensor | None, group_ids: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """The ids and groups of this call: those given, or those of `set_batch`."""
-        known, self._next = self._next, {}
-        return (known.get("ids") if ids is None else ids), (
-            known.get("group_ids") if group_ids is None else group_ids
-        )
-
     @property
     def stats(self) -> Stats:
         """The counts of the last call."""
@@ -48,9 +41,31 @@ class OpenClipLoss(nn.Module):
         """Sets the epoch for schedules and warm-ups."""
         self.loss.set_progress(epoch, num_epochs)
 
-
-def _answer(loss: Tensor, output_dict: bool) -> Tensor | dict[str, Tensor]:
-    return {"contrastive_loss": loss} if output_dict else loss
+    def forward(
+        self,
+        image_features: Tensor,
+        text_features: Tensor,
+        logit_scale: Tensor,
+        logit_bias: Tensor | None = None,
+        output_dict: bool = False,
+        ids: Tensor | None = None,
+        group_ids: Tensor | None = None,
+    ) -> Tensor | dict[str, Tensor]:
+        """The loss, or with `output_dict` {"contrastive_loss": loss}. `logit_scale`: 1 /
+        temperature; `logit_bias` has no effect on a softmax."""
+        known, self._next = self._next, {}
+        ids = known.get("ids") if ids is None else ids
+        group_ids = known.get("group_ids") if group_ids is None else group_ids
+        given = image_features, text_features, ids, group_ids
+        t, loss_fn = 1 / logit_scale.float(), self.loss
+        if isinstance(loss_fn, SigLIPLoss):
+            pairs, _ = loss_fn.pairs_of(*given, loss_fn)
+            bias = torch.zeros_like(logit_scale) if logit_bias is None else logit_bias
+            loss = loss_fn.on(pairs, t, (bias,))
+        else:
+            of_images, of_texts = loss_fn.pairs_of(*given, loss_fn.image)
+            loss = (loss_fn.image.on(of_images, t) + loss_fn.text.on(of_texts, t)) / 2
+        return {"contrastive_loss": loss} if output_dict else loss
 
 
 class ClipLoss(OpenClipLoss):
@@ -73,25 +88,6 @@ class ClipLoss(OpenClipLoss):
         super().__init__()
         self.loss = CLIPLoss(learnable=False, **settings)
 
-    def forward(
-        self,
-        image_features: Tensor,
-        text_features: Tensor,
-        logit_scale: Tensor,
-        logit_bias: Tensor | None = None,
-        output_dict: bool = False,
-        ids: Tensor | None = None,
-        group_ids: Tensor | None = None,
-    ) -> Tensor | dict[str, Tensor]:
-        """The loss, or with `output_dict` {"contrastive_loss": loss}. `logit_bias` has no effect on
-        a softmax."""
-        assert isinstance(self.loss, CLIPLoss)
-        ids, group_ids = self.take_batch(ids, group_ids)
-        pairs = self.loss.pairs_of(image_features, text_features, ids, group_ids, self.loss.image)
-        t = 1 / logit_scale.float()
-        loss = (self.loss.image.on(pairs[0], t) + self.loss.text.on(pairs[1], t)) / 2
-        return _answer(loss, output_dict)
-
 
 class SigLipLoss(OpenClipLoss):
     """open_clip's `SigLipLoss` with a detector: each pair is classified by itself.
@@ -104,20 +100,3 @@ class SigLipLoss(OpenClipLoss):
     def __init__(self, **settings: Any) -> None:
         super().__init__()
         self.loss = SigLIPLoss(learnable=False, **settings)
-
-    def forward(
-        self,
-        image_features: Tensor,
-        text_features: Tensor,
-        logit_scale: Tensor,
-        logit_bias: Tensor | None = None,
-        output_dict: bool = False,
-        ids: Tensor | None = None,
-        group_ids: Tensor | None = None,
-    ) -> Tensor | dict[str, Tensor]:
-        """The loss, or with `output_dict` {"contrastive_loss": loss}."""
-        assert isinstance(self.loss, SigLIPLoss)
-        ids, group_ids = self.take_batch(ids, group_ids)
-        pairs, _ = self.loss.pairs_of(image_features, text_features, ids, group_ids, self.loss)
-        bias = torch.zeros_like(logit_scale) if logit_bias is None else logit_bias
-        return _answer(self.loss.on(pairs, 1 / logit_scale.float(), (bias,)), output_dict)

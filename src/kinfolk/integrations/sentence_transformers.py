@@ -76,14 +76,15 @@ def add_ids(
             f"`dataset` (={type(dataset).__name__}) must be a datasets.Dataset: sample ids need its"
             " length"
         )
-    known_by = (known_by,) if isinstance(known_by, str) else tuple(known_by)
+    removed = [known_by] if isinstance(known_by, str) else list(known_by)
+    keys = tuple(removed)
+    removed += [] if ids is None else [ids]
     names: list[str] = list(dataset.column_names)
-    for name in (*known_by, *(() if ids is None else (ids,))):
+    columns = f"(columns: {', '.join(names)})"
+    for name in removed:
         if name not in names:
-            raise ValueError(
-                f"there is no column {name!r} in the data set (columns: {', '.join(names)})"
-            )
-    texts = [name for name in names if name != ids and name not in known_by]
+            raise ValueError(f"there is no column {name!r} in the data set {columns}")
+    texts = [name for name in names if name not in removed]
     if taken := [name for name in texts if name in LABEL_COLUMNS]:
         raise ValueError(
             f"the trainer takes the column {taken[0]!r} for labels: remove it, or name it as `ids`"
@@ -91,18 +92,14 @@ def add_ids(
         )
     if len(texts) < 2:
         raise ValueError(
-            f"the data set (columns: {', '.join(names)}) must have two columns of texts at least:"
-            " anchor and positive"
+            f"the data set {columns} must have two columns of texts at least: anchor and positive"
         )
     id_N = list(range(len(dataset))) if ids is None else _numbers(dataset[ids])
-    linked = [
-        group_ids_of(dataset[name]).tolist()
-        for name in (*known_by, *(texts[:2] if duplicates else ()))
-    ]
-    group_N = _components(id_N, linked)
-    columns = [id_N, group_N, *_negatives(dataset, texts, id_N, group_N)]
-    labelled = dataset.remove_columns([*known_by, *(() if ids is None else (ids,))])
-    return labelled.add_column("label", [list(row) for row in zip(*columns, strict=True)])
+    links = (*keys, *(texts[:2] if duplicates else ()))
+    group_N = _components(id_N, [group_ids_of(dataset[name]).tolist() for name in links])
+    numbers = [id_N, group_N, *_negatives(dataset, texts, id_N, group_N)]
+    rows = [list(row) for row in zip(*numbers, strict=True)]
+    return dataset.remove_columns(removed).add_column("label", rows)
 
 
 def num_ids(dataset: Any) -> int:
@@ -114,9 +111,7 @@ def num_ids(dataset: Any) -> int:
 
 def _numbers(values: Sequence[Any]) -> list[int]:
     """Integers as they are; of other values, their rank by a hash."""
-    if all(
-        isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values
-    ):
+    if all(type(value) is int and value >= 0 for value in values):
         return list(values)
     hashes = group_ids_of(values).tolist()
     rank = {value: number for number, value in enumerate(sorted(set(hashes)))}
@@ -148,19 +143,13 @@ def _negatives(
     dataset: Any, texts: list[str], ids: list[int], groups: list[int]
 ) -> list[list[int]]:
     """Ids and groups of the explicit negatives, column by column."""
-    known = {
-        text: (number, group)
-        for text, number, group in zip(dataset[texts[1]], ids, groups, strict=True)
-    }
+    known = dict(zip(dataset[texts[1]], zip(ids, groups, strict=True), strict=True))
     following = max(ids) + 1
-    found = list[list[tuple[int, int]]]()
     for name in texts[2:]:
-        column = list[tuple[int, int]]()
         for text in dataset[name]:
             if text not in known:
                 known[text], following = (following, -1), following + 1
-            column.append(known[text])
-        found.append(column)
+    found = [[known[text] for text in dataset[name]] for name in texts[2:]]
     return [[entry[part] for entry in column] for part in (0, 1) for column in found]
 
 
@@ -230,7 +219,7 @@ class KinfolkLoss(nn.Module):
         loss = self._contrast(loss_fn, anchors, positives, given)
         if not training:
             return loss
-        if self.in_trainer is None and self._needs_callback():
+        if self.in_trainer is None and (self.loss.state_dict() or self.detectors):
             warnings.warn(
                 "add callbacks=[KinfolkCallback(loss)] to the trainer: this loss has schedules or"
                 " state",
@@ -270,22 +259,19 @@ class KinfolkLoss(nn.Module):
         found = (each.detector for each in self.loss.objectives)
         return tuple(each for each in found if isinstance(each, Detector))
 
-    def _needs_callback(self) -> bool:
-        return bool(self.loss.state_dict()) or bool(self.detectors)
-
     def _ids(
         self, columns: list[Features], labels: Tensor | None, loss_fn: TwoTowerLoss
     ) -> dict[str, Any]:
-        number = len(columns) - 2
+        number, known = len(columns) - 2, self.known_positives
+        found: dict[str, Any] = {"ids": None, "group_ids": None}
         if labels is None:
             if any(each.looks_up for each in loss_fn.objectives):
                 raise ValueError(
                     "the loss looks samples up: train on the data set that add_ids(dataset) returns"
                 )
-            groups = [_text_keys(column) for column in columns[1:]] if self.known_positives else []
-            found: dict[str, Any] = {"ids": None, "group_ids": groups[0] if groups else None}
-            if number and groups:
-                found["negative_group_ids"] = torch.stack(groups[1:], 1)
+            if known:
+                found["group_ids"], *others = (_text_keys(column) for column in columns[1:])
+                found |= {"negative_group_ids": torch.stack(others, 1)} if others else {}
             return found
         if labels.ndim != 2 or labels.is_floating_point() or labels.shape[1] != 2 + 2 * number:
             raise ValueError(
@@ -293,17 +279,17 @@ class KinfolkLoss(nn.Module):
                 f" add_ids(dataset) adds to {len(columns)} columns of texts, (batch,"
                 f" {2 + 2 * number})"
             )
-        ids, groups_B, negative_ids, negative_groups = torch.split(
-            labels, [1, 1, number, number], 1
+        found["ids"], groups_B, negative_ids, negative_groups = (
+            labels[:, 0],
+            labels[:, 1],
+            labels[:, 2 : 2 + number],
+            labels[:, 2 + number :],
         )
-        found = {
-            "ids": ids.squeeze(1),
-            "group_ids": groups_B.squeeze(1) if self.known_positives else None,
-        }
+        if known:
+            found["group_ids"] = groups_B
         if number:
-            found["negative_ids"] = negative_ids
-            if self.known_positives:
-                found["negative_group_ids"] = negative_groups
+            found |= {"negative_ids": negative_ids}
+            found |= {"negative_group_ids": negative_groups} if known else {}
         return found
 
     @property
@@ -317,30 +303,29 @@ class KinfolkLoss(nn.Module):
         if self.mini_batch_size is None:
             return self._encode(features, first)
         found = list[Tensor]()
-        for chunk in self._chunks(features):
-            wrapped = first and not found
+        for chunk in self._chunks(features, self.mini_batch_size):
+            given = chunk, first and not found
             if torch.is_grad_enabled():
-                found.append(checkpoint(self._encode, chunk, wrapped, use_reentrant=False))
+                found.append(checkpoint(self._encode, *given, use_reentrant=False))
             else:
-                found.append(self._encode(chunk, wrapped))
+                found.append(self._encode(*given))
         return torch.cat(found)
 
-    def _chunks(self, features: Features) -> Iterator[dict[str, Any]]:
-        mask, step = features.get("attention_mask"), self.mini_batch_size
-        if not isinstance(mask, Tensor) or mask.ndim != 2 or step is None:
+    def _chunks(self, features: Features, step: int) -> Iterator[dict[str, Any]]:
+        mask = features.get("attention_mask")
+        if not isinstance(mask, Tensor) or mask.ndim != 2:
             raise ValueError(
                 "`mini_batch_size` must be None with this model: it has no padded tokens"
                 " (attention_mask)"
             )
+        rows = {
+            name
+            for name, value in features.items()
+            if isinstance(value, Tensor) and value.ndim and len(value) == len(mask)
+        }
         for first in range(0, len(mask), step):
-            yield {
-                name: (
-                    value[first : first + step]
-                    if isinstance(value, Tensor) and value.ndim and len(value) == len(mask)
-                    else value
-                )
-                for name, value in features.items()
-            }
+            part = slice(first, first + step)
+            yield {name: value[part] if name in rows else value for name, value in features.items()}
 
     def _encode(self, features: Features, wrapped: bool) -> Tensor:
         """DistributedDataParallel is called once in a step, which is enough to average the
@@ -443,12 +428,10 @@ class KinfolkCallback(TrainerCallback):
         self.loss.loss.set_progress(float(state.epoch or 0), epochs)
         due = [each for each in self.loss.detectors if each.due(epoch)]
         if due and epoch > self.refreshed:
-            model, loader = given["model"], given["train_dataloader"]
-            features = (
-                None
-                if all(each.collects for each in due)
-                else self._features(model, loader.dataset, args.prompts)
-            )
+            features = None
+            if not all(each.collects for each in due):
+                dataset = given["train_dataloader"].dataset
+                features = self._features(given["model"], dataset, args.prompts)
             for each in due:
                 each.set_loss_temperature(self.loss.loss.current_temperature)
                 each.refresh(None if each.collects else features, epoch / epochs)
@@ -491,18 +474,14 @@ class KinfolkCallback(TrainerCallback):
     @torch.no_grad()
     def _features(self, model: Any, dataset: Any, prompts: Any) -> Tensor:
         """(N, D) embeddings of the anchors by sample id, and of explicit negatives by theirs."""
-        texts = self._texts(dataset)
-        world, rank = (
-            distributed.world_size(),
-            0 if distributed.world_size() == 1 else torch.distributed.get_rank(),
-        )
+        texts, world = self._texts(dataset), distributed.world_size()
+        rank = 0 if world == 1 else torch.distributed.get_rank()
         cuts = [len(texts) * each // world for each in range(world + 1)]
-        prompt = prompts.get(dataset.column_names[0]) if isinstance(prompts, dict) else prompts
         was_training = model.training
         part = model.encode(
             texts[cuts[rank] : cuts[rank + 1]],
             batch_size=self.batch_size,
-            prompt=prompt,
+            prompt=prompts.get(dataset.column_names[0]) if isinstance(prompts, dict) else prompts,
             convert_to_tensor=True,
             normalize_embeddings=True,
             show_progress_bar=False,
@@ -514,7 +493,7 @@ class KinfolkCallback(TrainerCallback):
     def _texts(self, dataset: Any) -> list[str]:
         if not hasattr(dataset, "column_names"):
             raise KinfolkError(
-                "a detector that clusters the training set needs one data set (="
+                f"a detector that clusters the training set needs one data set (="
                 f"{type(dataset).__name__}): join several before add_ids(dataset)"
             )
         if "label" not in dataset.column_names:
@@ -522,21 +501,16 @@ class KinfolkCallback(TrainerCallback):
                 "a detector that clusters the training set needs sample ids: train on"
                 " add_ids(dataset)"
             )
-        columns = [name for name in dataset.column_names if name not in LABEL_COLUMNS]
-        sizes = {each.num_samples for each in self.loss.detectors} - {None}
-        number = max(num_ids(dataset), *(size for size in sizes if size is not None), 0)
-        found: list[str | None] = [None] * number
-        for place, name in (
-            (0, columns[0]),
-            *((2 + k, name) for k, name in enumerate(columns[2:])),
-        ):
+        anchor, _, *negatives = (x for x in dataset.column_names if x not in LABEL_COLUMNS)
+        sizes = [each.num_samples or 0 for each in self.loss.detectors]
+        found: list[str | None] = [None] * max(num_ids(dataset), *sizes)
+        for place, name in ((0, anchor), *enumerate(negatives, 2)):
             for row, text in zip(dataset["label"], dataset[name], strict=True):
                 found[row[place]] = found[row[place]] or text
         if None in found:
-            missing = found.index(None)
             raise KinfolkError(
-                f"no row has the sample id {missing}: `num_samples` of the detector must be"
-                " num_ids(dataset)"
+                f"no row has the sample id {found.index(None)}: `num_samples` of the detector must"
+                " be num_ids(dataset)"
             )
         return [text for text in found if text is not None]
 

@@ -11,18 +11,12 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from kinfolk.errors import KinfolkError, UsageError, did_you_mean
+from kinfolk.errors import KinfolkError, UsageError, did_you_mean, require, require_choice
 from kinfolk.models.heads import SplitEncoder
 from kinfolk.models.text import import_optional, open_clip_model
 
-# ResNet with torchvision's parameter names and without its classifier
-#
-# He et al., Deep Residual Learning for Image Recognition, 2015. The stride of a bottleneck is in
-# its 3×3 convolution, as in torchvision. With `stem="imagenet"` and `width=64` the encoder is
-# torchvision's network without `fc`, and state dicts can be exchanged:
-#
-#     load_state(resnet50(stem="imagenet"), torchvision_model.state_dict())  # drops fc.*
-#     torchvision_model.fc = nn.Identity(); torchvision_model.load_state_dict(encoder.state_dict())
+# ResNet (He et al., Deep Residual Learning for Image Recognition, 2015) with torchvision's names of
+# parameters and without its classifier. With `stem="imagenet"` state dicts can be exchanged with it.
 
 Stem = Literal["cifar", "imagenet"]
 
@@ -76,6 +70,9 @@ class Bottleneck(nn.Module):
         return out
 
 
+Block = type[BasicBlock] | type[Bottleneck]
+
+
 class ResNet(nn.Module):
     """Residual network, (B, C, H, W) → (B, output_size): the globally averaged last stage.
 
@@ -89,7 +86,7 @@ class ResNet(nn.Module):
 
     def __init__(
         self,
-        block: type[BasicBlock] | type[Bottleneck],
+        block: Block,
         depths: Sequence[int],
         *,
         stem: Stem = "cifar",
@@ -98,11 +95,9 @@ class ResNet(nn.Module):
         in_channels: int = 3,
     ) -> None:
         super().__init__()
-        if stem not in get_args(Stem):
-            raise ValueError(f"`stem` (={stem!r}) must be one of {', '.join(get_args(Stem))}")
-        for name, value in (("width", width), ("in_channels", in_channels)):
-            if value < 1:
-                raise ValueError(f"`{name}` (={value}) must be at least 1")
+        require_choice("stem", stem, get_args(Stem))
+        require(width >= 1, "width", width, "at least 1")
+        require(in_channels >= 1, "in_channels", in_channels, "at least 1")
         self.config: dict[str, Any] | None = None
         """The arguments of `build_encoder`, so that `load_encoder` can build the same again."""
         self.output_size = width * 8 * block.expansion
@@ -111,28 +106,23 @@ class ResNet(nn.Module):
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, 2, 1) if stem == "imagenet" else nn.Identity()
-        in_size = width
-        stages = []
-        for stage, depth in enumerate(depths):
-            size = width * 2**stage
-            stages.append(_stage(block, in_size, size, depth, stride=1 if stage == 0 else 2))
-            in_size = size * block.expansion
-        self.layer1, self.layer2, self.layer3, self.layer4 = stages
+        sizes = [width, *(width * 2**stage * block.expansion for stage in range(4))]
+        self.layer1, self.layer2, self.layer3, self.layer4 = (
+            _stage(block, sizes[stage], width * 2**stage, depth, stride=min(stage, 1) + 1)
+            for stage, depth in enumerate(depths)
+        )
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self._initialise(zero_init_residual)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            elif isinstance(module, BasicBlock | Bottleneck) and zero_init_residual:
+                nn.init.zeros_(module.last_norm.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         out: Tensor = self.avgpool(x).flatten(1)
         return out
-
-    def _initialise(self, zero_init_residual: bool) -> None:
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            elif isinstance(module, BasicBlock | Bottleneck) and zero_init_residual:
-                nn.init.zeros_(module.last_norm.weight)
 
 
 def require_memory(build: Callable[[], ResNet], what: str) -> None:
@@ -151,39 +141,29 @@ def require_memory(build: Callable[[], ResNet], what: str) -> None:
         )
 
 
-def _stage(
-    block: type[BasicBlock] | type[Bottleneck], in_size: int, size: int, depth: int, stride: int
-) -> nn.Sequential:
+def _stage(block: Block, in_size: int, size: int, depth: int, stride: int) -> nn.Sequential:
     out_size = size * block.expansion
     downsample = None
     if stride != 1 or in_size != out_size:
         downsample = nn.Sequential(
             nn.Conv2d(in_size, out_size, 1, stride, bias=False), nn.BatchNorm2d(out_size)
         )
-    blocks = [block(in_size, size, stride, downsample)]
-    blocks += [block(out_size, size, 1, None) for _ in range(depth - 1)]
-    return nn.Sequential(*blocks)
+    first = block(in_size, size, stride, downsample)
+    return nn.Sequential(first, *(block(out_size, size, 1, None) for _ in range(depth - 1)))
 
 
-# The keyword arguments are those of `ResNet`. Millions of parameters: 0.3, for training on a CPU;
-# 11, 21, 24, 43 and 58.
+# Millions of parameters: 0.3, for training on a CPU; 11, 21, 24, 43 and 58.
 resnet10 = partial(ResNet, BasicBlock, (1, 1, 1, 1), width=16)
 resnet18 = partial(ResNet, BasicBlock, (2, 2, 2, 2))
 resnet34 = partial(ResNet, BasicBlock, (3, 4, 6, 3))
 resnet50 = partial(ResNet, Bottleneck, (3, 4, 6, 3))
-resnet101 = partial(ResNet, Bottleneck, (3, 4, 23, 3))
-resnet152 = partial(ResNet, Bottleneck, (3, 8, 36, 3))
-
-
-# Encoders by name
-
 ENCODERS: dict[str, Callable[..., ResNet]] = {
     "resnet10": resnet10,
     "resnet18": resnet18,
     "resnet34": resnet34,
     "resnet50": resnet50,
-    "resnet101": resnet101,
-    "resnet152": resnet152,
+    "resnet101": partial(ResNet, Bottleneck, (3, 4, 23, 3)),
+    "resnet152": partial(ResNet, Bottleneck, (3, 8, 36, 3)),
 }
 
 
@@ -193,11 +173,9 @@ class Adapted(nn.Module):
 
     def __init__(self, module: nn.Module, output_size: int) -> None:
         super().__init__()
-        if output_size < 1:
-            raise ValueError(f"`output_size` (={output_size}) must be at least 1")
+        require(output_size >= 1, "output_size", output_size, "at least 1")
         self.config: dict[str, Any] | None = None
-        self.module = module
-        self.output_size = output_size
+        self.module, self.output_size = module, output_size
 
     def forward(self, x: Tensor) -> Tensor:
         features = _as_vectors(self.module(x), self.module)
@@ -232,7 +210,6 @@ def build_encoder(
         128
     """
     package, slash, model = name.partition("/")
-    encoder: ResNet | Adapted
     if slash and package in PACKAGES:
         if width is not None or zero_init_residual:
             raise UsageError(
@@ -244,33 +221,26 @@ def build_encoder(
                 f"{name!r} takes images of 3 channels, not of `in_channels` (={in_channels});"
                 f" choose one of {', '.join(ENCODERS)}."
             )
-        encoder = PACKAGES[package](model, pretrained)
-    else:
-        if name not in ENCODERS:
-            raise UsageError(
-                f"There is no encoder {name!r}{_nearest(name, ENCODERS)}; torchvision/NAME,"
-                " timm/NAME and open_clip/NAME work too."
-            )
-        if pretrained:
-            raise UsageError(
-                f"`pretrained` has no weights for {name!r}; load a file with `load_weights`, or"
-                f" take 'torchvision/{name}'."
-            )
-        build = partial(
-            ENCODERS[name],
-            stem=stem,
-            zero_init_residual=zero_init_residual,
-            in_channels=in_channels,
-            **({} if width is None else {"width": width}),
+        adapted = PACKAGES[package](model, pretrained)
+        adapted.config = {"name": name}
+        return adapted
+    if name not in ENCODERS:
+        raise UsageError(
+            f"There is no encoder {name!r}{_nearest(name, ENCODERS)}; torchvision/NAME, timm/NAME"
+            " and open_clip/NAME work too."
         )
-        require_memory(build, f"`width` (={width})")
-        encoder = build()
-        width = encoder.bn1.num_features
-    encoder.config = {"name": name}
-    if isinstance(encoder, ResNet):
-        encoder.config |= {"stem": stem, "width": width, "zero_init_residual": zero_init_residual}
-        if in_channels != 3:
-            encoder.config["in_channels"] = in_channels
+    if pretrained:
+        raise UsageError(
+            f"`pretrained` has no weights for {name!r}; load a file with `load_weights`, or take"
+            f" 'torchvision/{name}'."
+        )
+    how: dict[str, Any] = {"stem": stem, "zero_init_residual": zero_init_residual}
+    how |= {} if width is None else {"width": width}
+    how |= {} if in_channels == 3 else {"in_channels": in_channels}
+    build = partial(ENCODERS[name], **how)
+    require_memory(build, f"`width` (={width})")
+    encoder = build()
+    encoder.config = {"name": name, **how, "width": encoder.bn1.num_features}
     return encoder
 
 
@@ -307,26 +277,17 @@ def _timm(model: str, pretrained: bool) -> Adapted:
     if not timm.is_model(model.partition(".")[0]) and not model.startswith("hf"):
         raise UsageError(f"timm has no model {model!r}{_nearest(model, timm.list_models())}.")
     module: nn.Module = timm.create_model(model, pretrained=pretrained, num_classes=0)
-    # Some networks have a layer between the pooled features and the classifier, which stays when
-    # the classifier is removed.
-    size = getattr(module, "head_hidden_size", None) or module.num_features
-    assert isinstance(size, int)
+    # some networks have a layer between the pooled features and the classifier, which stays
+    size: Any = getattr(module, "head_hidden_size", None) or module.num_features
     return Adapted(module, size)
 
 
 def _open_clip(model: str, pretrained: bool) -> Adapted:
-    visual: nn.Module = open_clip_model(model, pretrained).visual
-    size = visual.output_dim
-    assert isinstance(size, int)
-    return Adapted(visual, size)
+    visual = open_clip_model(model, pretrained).visual
+    return Adapted(visual, visual.output_dim)
 
 
-PACKAGES: dict[str, Callable[[str, bool], Adapted]] = {
-    "torchvision": _torchvision,
-    "timm": _timm,
-    "open_clip": _open_clip,
-}
-"""Packages whose models are named PACKAGE/MODEL."""
+PACKAGES = {"torchvision": _torchvision, "timm": _timm, "open_clip": _open_clip}
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:
@@ -365,8 +326,7 @@ def _as_vectors(features: object, module: nn.Module) -> Tensor:
     )
 
 
-_POOLS = ("AdaptiveAvgPool2d", "FastAdaptiveAvgPool", "SelectAdaptivePool2d")
-"""Class names of global average pools; the second and the third are timm's."""
+_POOLS = ("AdaptiveAvgPool2d", "FastAdaptiveAvgPool", "SelectAdaptivePool2d")  # the last two: timm
 
 
 class FeatureMap(nn.Module):
@@ -376,9 +336,7 @@ class FeatureMap(nn.Module):
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
         self.encoder = encoder
-        towers: Sequence[nn.Module] = (
-            list(encoder.towers) if isinstance(encoder, SplitEncoder) else [encoder]
-        )
+        towers = list(encoder.towers) if isinstance(encoder, SplitEncoder) else [encoder]
         pools = [_last_pool(tower) for tower in towers]
         self._pools = [pool for pool in pools if pool is not None]
         if len(self._pools) != len(towers) and not isinstance(encoder, Adapted):

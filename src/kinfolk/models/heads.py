@@ -25,6 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kinfolk.errors import require
+
 
 def projection_head(
     in_size: int,
@@ -47,8 +49,7 @@ def projection_head(
     """
     numbers = {"in_size": in_size, "hidden_size": hidden_size, "out_size": out_size}
     for name, value in {**numbers, "layers": layers}.items():
-        if value < 1:
-            raise ValueError(f"`{name}` (={value}) must be at least 1")
+        require(value >= 1, name, value, "at least 1")
     sizes = [in_size, *[hidden_size] * (layers - 1), out_size]
     modules: list[nn.Module] = []
     for layer in range(layers):
@@ -115,14 +116,10 @@ class SplitEncoder(nn.Module):
 
     def __init__(self, encoders: Sequence[nn.Module], channels: Sequence[int]) -> None:
         super().__init__()
-        if len(encoders) != len(channels) or not encoders:
-            raise ValueError(
-                f"`channels` (={tuple(channels)}) must name a number for each of the"
-                f" {len(encoders)} encoders"
-            )
-        if min(channels) < 1:
-            raise ValueError(f"`channels` (={tuple(channels)}) must be at least 1 each")
         self.towers, self.channels = nn.ModuleList(encoders), tuple(channels)
+        rule = f"a number for each of the {len(encoders)} encoders"
+        require(0 < len(encoders) == len(channels), "channels", self.channels, rule)
+        require(min(channels) >= 1, "channels", self.channels, "at least 1 each")
         self.output_sizes = tuple(int(encoder.output_size) for encoder in encoders)  # type: ignore[arg-type]
         self.output_size = sum(self.output_sizes)
         configs = [getattr(encoder, "config", None) for encoder in encoders]
@@ -147,11 +144,9 @@ class SplitHead(nn.Module):
 
     def __init__(self, heads: Sequence[nn.Module], sizes: Sequence[int]) -> None:
         super().__init__()
-        if len(heads) != len(sizes) or not heads:
-            raise ValueError(
-                f"`sizes` (={tuple(sizes)}) must name a number for each of the {len(heads)} heads"
-            )
         self.heads, self.sizes = nn.ModuleList(heads), tuple(sizes)
+        rule = f"a number for each of the {len(heads)} heads"
+        require(0 < len(heads) == len(sizes), "sizes", self.sizes, rule)
         given = zip(heads, sizes, strict=True)
         self.output_size = sum(
             size if isinstance(head, nn.Identity) else embedding_size(nn.Identity(), head)

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kinfolk.errors import KinfolkError, UsageError, install_hint
+from kinfolk.errors import KinfolkError, UsageError, install_hint, require
 from kinfolk.files import first_line
 
 
@@ -56,12 +56,9 @@ class TextTransformer(nn.Module):
         super().__init__()
         numbers = {"vocab_size": vocab_size, "context": context}
         for name, value in {**numbers, "width": width, "layers": layers, "heads": heads}.items():
-            if value < 1:
-                raise ValueError(f"`{name}` (={value}) must be at least 1")
-        if width % heads:
-            raise ValueError(f"`width` (={width}) must be a multiple of `heads` (={heads})")
-        if not 0 <= end_id < vocab_size:
-            raise ValueError(f"`end_id` (={end_id}) must be in [0, vocab_size={vocab_size})")
+            require(value >= 1, name, value, "at least 1")
+        require(width % heads == 0, "width", width, f"a multiple of `heads` (={heads})")
+        require(0 <= end_id < vocab_size, "end_id", end_id, f"in [0, vocab_size={vocab_size})")
         self.output_size, self.context, self.end_id, self.causal = width, context, end_id, causal
         self.tokens = nn.Embedding(vocab_size, width)
         self.positions = nn.Parameter(torch.empty(context, width))
@@ -239,11 +236,8 @@ def build_text(
     vocab_size: int,
     context: int,
     end_id: int,
-    width: int = 512,
-    layers: int = 12,
-    heads: int = 8,
-    causal: bool = True,
     pretrained: bool = False,
+    **sizes: Any,
 ) -> nn.Module:
     """Builds the text tower called `name`.
 
@@ -251,29 +245,21 @@ def build_text(
         name: transformer; open_clip/NAME, or st/NAME (sentence-transformers or transformers, always
             with its weights) where these packages are installed.
         vocab_size, context, end_id: of the tokenizer.
-        width, layers, heads, causal: of `transformer`.
         pretrained: use the package's published weights, which it downloads.
+        sizes: further arguments of `TextTransformer`.
     """
-    package, slash, model = name.partition("/")
+    package, _, model = name.partition("/")
     if name == "transformer":
         if pretrained:
             raise UsageError(
                 "`pretrained` has no weights for the text tower 'transformer'; start from a file"
                 " instead"
             )
-        return TextTransformer(
-            vocab_size,
-            context,
-            end_id=end_id,
-            width=width,
-            layers=layers,
-            heads=heads,
-            causal=causal,
-        )
-    if slash and package == "open_clip":
-        return _open_clip(model, vocab_size, end_id, context, pretrained)
-    if slash and name.startswith(SENTENCE):
+        return TextTransformer(vocab_size, context, end_id=end_id, **sizes)
+    if name.startswith(SENTENCE):
         return SentenceEncoder(sentence_transformer(name), end_id)
+    if package == "open_clip" and model:
+        return _open_clip(model, vocab_size, end_id, context, pretrained)
     raise UsageError(
         f"There is no text encoder {name!r}; use transformer, open_clip/NAME or st/NAME."
     )
