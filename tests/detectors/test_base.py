@@ -3,6 +3,7 @@ flagging."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -19,8 +20,12 @@ from kinfolk.detectors import (
     Graded,
     Guide,
     Hierarchy,
+    Known,
+    Oracle,
+    Ring,
     StartAt,
     Teacher,
+    Union,
 )
 from kinfolk.detectors.base import InGuideSpace, Wrapped
 from kinfolk.evaluation.detection import flagged
@@ -317,9 +322,17 @@ def test_a_start_before_the_first_epoch_is_refused(epoch: int, update_from: int 
         StartAt(FNC(top_k=1), epoch=epoch, update_from=update_from)
 
 
-def test_repr_shows_the_wrapped_detector() -> None:
-    assert repr(StartAt(FNC(top_k=1), epoch=3)) == "StartAt(FNC(top_k=1), epoch=3, update_from=3)"
-    assert repr(InGuideSpace(Nearest())).startswith("InGuideSpace(Nearest(")
+def test_repr_is_the_call() -> None:
+    assert repr(StartAt(FNC(top_k=1), epoch=3)) == "StartAt(FNC(top_k=1), epoch=3)"
+    assert repr(InGuideSpace(Nearest())) == "InGuideSpace(Nearest())"
+    labels, keys = torch.arange(900), [f"{i:03}" for i in range(900)]
+    known = Known(torch.tensor([[0, 1]]), num_samples=900, keys=keys)
+    assert repr(copy.deepcopy(Union(Oracle(labels), known))) == (
+        "Union(Oracle(<Tensor (900,)>), Known(<Tensor (1, 2)>, num_samples=900, keys=['000', '001',"
+        " '002', '003', '004', '005', ...]))"
+    )
+    ring = Ring(lower=0.5, upper=0.9, num_samples=9, num_clusters=(2, 3), anneal="step", seed=1)
+    assert repr(eval(repr(ring))) == repr(ring)
 
 
 def test_the_mask_of_a_graded_detector_is_that_of_the_detector() -> None:

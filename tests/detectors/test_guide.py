@@ -144,7 +144,7 @@ def test_a_copy_shares_the_features() -> None:
     assert twin.features is not None
     assert guide.features is not None
     assert twin.features.data_ptr() == guide.features.data_ptr()
-    assert repr(twin) == repr(guide) == "Guide(<12 features>, alpha=0.1)"
+    assert repr(twin) == repr(guide) == f"Guide(<Tensor {tuple(guide.features.shape)}>, alpha=0.1)"
 
 
 def test_the_candidates_own_modality_guides_without_a_file() -> None:
@@ -259,7 +259,6 @@ def test_an_array_is_taken_as_it_is() -> None:
         for given in (features(), array)
     ]
     assert torch.equal(*losses)
-    assert repr(Guide(array, alpha=0.2)) == "Guide(<12 features>, alpha=0.2)"
 
 
 @pytest.mark.parametrize(

@@ -199,13 +199,6 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
         Known(num_samples=6, pairs=str(other))
 
 
-def test_repr_counts_pairs() -> None:
-    assert (
-        repr(Known(num_samples=6, pairs=torch.tensor(PAIRS)))
-        == "Known(<6 pairs>, num_samples=6, symmetric=True)"
-    )
-
-
 def test_pairs_are_matched_by_key(tmp_path: Path) -> None:
     (tmp_path / "pairs.csv").write_text(
         "anchor,kin,anchor_key,kin_key\n0,1,a,b\n1,2,b,c\n2,0,c,z\n"

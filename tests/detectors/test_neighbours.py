@@ -103,13 +103,6 @@ def test_the_default_number_of_clusters_and_the_epochs_of_refreshes() -> None:
         True,
         False,
     ]
-    expected = (
-        "Neighbours(num_samples=60, num_clusters=5, num_clusterings=10, num_background=None,"
-        " every=2)"
-    )
-    assert (
-        repr(Neighbours(num_samples=60, num_clusters=5, num_background=None, every=2)) == expected
-    )
     for name in ("num_clusterings", "num_background", "every"):
         with pytest.raises(ValueError, match=rf"`{name}` \(=0\) must be at least 1"):
             Neighbours(num_samples=60, num_clusters=5, **{name: 0})  # type: ignore[arg-type]

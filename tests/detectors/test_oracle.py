@@ -52,10 +52,6 @@ def test_an_id_without_a_label_is_named() -> None:
         )
 
 
-def test_repr_counts_labels_and_classes() -> None:
-    assert repr(Oracle(torch.tensor([0, 1, -1, 1]))) == "Oracle(labels=<4 labels, 2 classes>)"
-
-
 def test_labels_of_a_file_stand_in_for_those_of_the_data(tmp_path: Path) -> None:
     tracks = tmp_path / "tracks.npy"
     np.save(tracks, np.array([7, 7, 3], dtype=np.int32))

@@ -97,13 +97,10 @@ def test_a_method_name_builds_it() -> None:
     built = build_detector(
         parse("simclr+positive_margin"), context, {"margin": 0.1, "start_epoch": 2, "stop_epoch": 5}
     )
-    shown = (
-        "StopAt(StartAt(PositiveMargin(margin=0.1, relative=True), epoch=2, update_from=2),"
-        " epoch=5)"
-    )
+    shown = "StopAt(StartAt(PositiveMargin(margin=0.1), epoch=2, update_from=None), epoch=5)"
     assert repr(built) == shown
     built = build_detector(parse("clip+positive_margin:absolute:reweight"), context, {})
-    assert repr(built) == "PositiveMargin(margin=0.05, relative=False)"
+    assert repr(built) == "PositiveMargin(relative=False)"
 
 
 def test_an_impossible_margin_is_refused() -> None:

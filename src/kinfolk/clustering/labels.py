@@ -151,8 +151,6 @@ def centroid_distance(features_ND: Tensor, centroids_KD: Tensor, labels_N: Tenso
 
 # The labels
 
-K_MEANS_DEFAULTS = {"iterations": 20, "warm_iterations": 5, "points_per_cluster": 256}
-
 
 class PseudoLabels(Exact):
     """The k-means clusters of all samples at L levels, of which all or only the most confident are
@@ -213,7 +211,7 @@ class PseudoLabels(Exact):
         self.warm_start, self.spherical = warm_start, spherical
         self.iterations, self.warm_iterations = iterations, warm_iterations
         self.points_per_cluster = points_per_cluster
-        for name in K_MEANS_DEFAULTS:
+        for name in ("iterations", "warm_iterations", "points_per_cluster"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         shape = len(self.num_clusters), num_samples
         self.register_buffer("labels", torch.arange(num_samples).repeat(shape[0], 1))
@@ -226,15 +224,6 @@ class PseudoLabels(Exact):
         ):
             self.register_buffer(name, first if accepts else None, persistent=False)
         self._has_labels = False
-
-    @property
-    def changed_settings(self) -> dict[str, int]:
-        """The settings of k-means that are not the default, for the `__repr__` of the owner."""
-        return {
-            name: getattr(self, name)
-            for name, default in K_MEANS_DEFAULTS.items()
-            if getattr(self, name) != default
-        }
 
     @property
     def has_labels(self) -> bool:

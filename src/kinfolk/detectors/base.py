@@ -8,6 +8,7 @@ Dimension key: R rows of a block, C candidates, b samples of a block, N data set
 
 from __future__ import annotations
 
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from kinfolk.errors import require
 from kinfolk.kinship import Action, Kin, check_answer
@@ -70,10 +72,15 @@ class Detector(Exact, ABC):
     """Metrics that `on_metric` is called with: "epoch" (with a fraction, before every step), "loss"
     (after every step), "knn" (when it is measured, never on the test split)."""
 
-    def __new__(cls, *args: Any, **given: Any) -> Detector:
+    def __new__(cls, *args: Any, **given: Any) -> Self:
         if given.get("num_samples") is not None:
             check_num_samples(given["num_samples"])
-        return super().__new__(cls)
+        self, named = super().__new__(cls), [f"{k}={_text(value)}" for k, value in given.items()]
+        self.__dict__["_arguments"] = ", ".join([*map(_text, args), *named])
+        return self
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._arguments})"
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,6 +155,15 @@ class Detector(Exact, ABC):
         return self
 
 
+def _text(value: object) -> str:
+    """An argument for `repr`: the shape of a tensor or array, the beginning of a long list."""
+    shape = getattr(value, "shape", None)
+    return _SHORT.repr(value) if shape is None else f"<{type(value).__name__} {tuple(shape)}>"
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 500
+
 DETECTORS: dict[str, type[Detector]] = {}
 """All registered detectors by their name in a method."""
 Kind = TypeVar("Kind", bound=type[Detector])
@@ -172,15 +188,9 @@ def register(
 
 
 _DELEGATED = (
-    "num_samples",
-    "guide",
-    "soft",
-    "own_weight",
-    "space",
-    "collects",
-    "refreshed_at_end",
-    "wanted_metrics",
-    "metrics",
+    *("num_samples", "guide", "soft", "own_weight", "space", "collects", "refreshed_at_end"),
+    *("wanted_metrics", "metrics", "prepare", "observe", "due", "refresh", "collect", "on_metric"),
+    *("silent_reason", "set_loss_temperature", "inner"),
 )
 
 
@@ -199,42 +209,9 @@ class Wrapped(Detector, ABC):
             )
         self.detector = detector
 
-    def prepare(self, ids_C: Tensor, candidates_CD: Tensor, guide_CG: Tensor | None) -> Any:
-        return self.detector.prepare(ids_C, candidates_CD, guide_CG)
-
-    def observe(
-        self, ids: Tensor, update: Mapping[str, Tensor], is_finite: Tensor | None = None
-    ) -> None:
-        self.detector.observe(ids, update, is_finite)
-
-    def due(self, epoch: int) -> bool:
-        return self.detector.due(epoch)
-
-    def refresh(self, features: Tensor | None, progress: float) -> None:
-        self.detector.refresh(features, progress)
-
-    def collect(self, ids: Tensor, anchors: Tensor, is_finite: Tensor | None = None) -> None:
-        self.detector.collect(ids, anchors, is_finite)
-
-    def on_metric(self, name: str, value: float) -> None:
-        self.detector.on_metric(name, value)
-
-    def silent_reason(self, first_epoch: int = 0) -> str | None:
-        return self.detector.silent_reason(first_epoch)
-
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)
         self.detector.set_progress(epoch, num_epochs)
-
-    def set_loss_temperature(self, temperature: float) -> None:
-        self.detector.set_loss_temperature(temperature)
-
-    @property
-    def inner(self) -> Detector:
-        return self.detector.inner
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.detector!r})"
 
 
 def _delegate(name: str) -> property:
@@ -367,9 +344,6 @@ class StartAt(Wrapped):
         super().set_progress(epoch, num_epochs)
         self.flags, self.learns = epoch >= self.start, epoch >= self.update_from
 
-    def __repr__(self) -> str:
-        return f"StartAt({self.detector!r}, epoch={self.start}, update_from={self.update_from})"
-
 
 class StopAt(Wrapped):
     """Wraps a detector: from `epoch` on nothing is flagged, and its state no longer changes.
@@ -381,7 +355,7 @@ class StopAt(Wrapped):
     Example:
         >>> import kinfolk as kf
         >>> kf.StopAt(kf.StartAt(kf.FNC(top_k=2), epoch=5), epoch=50)
-        StopAt(StartAt(FNC(top_k=2), epoch=5, update_from=5), epoch=50)
+        StopAt(StartAt(FNC(top_k=2), epoch=5), epoch=50)
     """
 
     paper: ClassVar[str] = "a detector that ends"
@@ -412,6 +386,3 @@ class StopAt(Wrapped):
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)
         self.stopped = epoch >= self.stop
-
-    def __repr__(self) -> str:
-        return f"StopAt({self.detector!r}, epoch={self.stop})"

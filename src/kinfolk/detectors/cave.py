@@ -95,15 +95,3 @@ class Cave(Detector):
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
         cluster_again(self.clusters, features)
-
-    def __repr__(self) -> str:
-        own = {"every": self.every} if self.every != 1 else {}
-        own |= {"seed": self.clusters.seed} if self.clusters.seed else {}
-        more = "".join(
-            f", {name}={value}" for name, value in {**own, **self.clusters.changed_settings}.items()
-        )
-        levels = self.clusters.num_clusters
-        return (
-            f"Cave(num_samples={self.num_samples},"
-            f" num_clusters={levels[0] if len(levels) == 1 else levels}{more})"
-        )

@@ -53,9 +53,6 @@ class Components(Detector):
         key_R = torch.where(there_R, key_C[order_C[place_R]], key_C[block.sim_RC.argmax(1)])
         return Kin(same_key(key_R, key_C))
 
-    def __repr__(self) -> str:
-        return "Components()"
-
 
 def components(z_CD: Tensor, ids_C: Tensor) -> Tensor:
     """(C,) the component of each candidate in the graph that links each sample to its nearest other

@@ -101,8 +101,3 @@ class FNC(Detector):
         # degrees begin there
         below_R = sim_RC.masked_fill(sim_RC > last_R.unsqueeze(1), OUT).amax(1)
         return Kin(above(block, last_R, torch.maximum(below_R, level_R)))
-
-    def __repr__(self) -> str:
-        given = {"alpha": self.alpha, "top_k": self.top_k, "min_similarity": self.min_similarity}
-        shown = [f"{name}={value}" for name, value in given.items() if value is not None]
-        return f"FNC({', '.join(shown)})"

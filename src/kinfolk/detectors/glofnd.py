@@ -201,15 +201,6 @@ class GloFND(Detector):
         place_1 = state_1F[:, 1] + rise_1.masked_fill(state_1F[:, 3] == 0, 0.0)  # λ = 1 at first
         return torch.stack((mean_1 + spread_1 * place_1, place_1, mean_1, spread_1), 1)
 
-    def __repr__(self) -> str:
-        rule, alpha = self.rule, str(self.alpha)
-        if self.alphas is not None:
-            low, high = self.alphas.aminmax()
-            alpha = f"<{len(self.alphas)} in [{low:.4g}, {high:.4g}]>"
-        learning = f"rule={rule.name!r}, lr={rule.lr:.4g}, betas={rule.betas}, init={rule.init!r}"
-        sizes = f"num_samples={self.num_samples}, alpha={alpha}"
-        return f"GloFND({sizes}, {learning}, shared={self.shared})"
-
 
 def _checked(alpha_N: Tensor, num_samples: int) -> Tensor:
     """A copy of one α for each sample; raises where the shape or a value is wrong."""

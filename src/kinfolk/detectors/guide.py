@@ -10,6 +10,7 @@ guide.
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Mapping
@@ -216,27 +217,10 @@ class Guide(Detector):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guide:
         """The features are shared, as they are only read."""
-        twin = Guide(
-            None,
-            alpha=self.alpha,
-            margin=self.margin,
-            temperature=self.temperature,
-            relative=self.relative,
-        )
-        twin.features, twin.positives, twin.source = self.features, self.positives, self.source
-        twin.train(self.training)
-        twin.set_progress(self.epoch, self.num_epochs)
+        memo |= {id(table): table for table in (self.features, self.positives)}
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return twin
-
-    def __repr__(self) -> str:
-        given = {"alpha": self.alpha, "margin": self.margin, "temperature": self.temperature}
-        shown = [f"{name}={value}" for name, value in given.items() if value is not None]
-        shown += ["relative=True"] if self.relative else []
-        if self.positives is not None:
-            shown.insert(0, f"positives=<{len(self.positives):,} features>")
-        if self.features is not None:
-            shown.insert(0, f"<{len(self.features):,} features>")
-        return f"Guide({', '.join(shown)})"
 
 
 _CHUNK_ELEMENTS = 1 << 24

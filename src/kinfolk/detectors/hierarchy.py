@@ -200,20 +200,6 @@ class Hierarchy(Detector):
         if self.merge_similarity is None and self.radii.values is not None:
             self.clusters.merge_similarity = _similarity(self.radii.values)
 
-    def __repr__(self) -> str:
-        of = self.clusters
-        start = (
-            f"level={self.level}, warmup_epochs={self.warmup_epochs}, radii={self.radii.given},"
-            f" min_samples={self.min_samples}"
-        )
-        how = (
-            f"merge_similarity={self.merge_similarity}, parts={of.parts}, max_units={of.max_units}"
-        )
-        return (
-            f"Hierarchy(num_samples={of.num_samples}, levels={of.levels}, {start}, {how},"
-            f" feature_momentum={of.feature_momentum})"
-        )
-
 
 def _similarity(radii: Sequence[float]) -> tuple[float, ...]:
     """A little below the similarity 1 − r² / 2 of two samples at the distance r. At that similarity

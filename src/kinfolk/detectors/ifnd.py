@@ -132,7 +132,7 @@ class IFND(Detector):
         require(source != "bank" or space == "projected", "space", space, projected)
         self.schedule, self.final_rate, self.measure = schedule, final_rate, confidence
         self.every, self.space, self.source, self.temperature = every, space, source, temperature
-        self.step_at, self.seed, self.warm_start = step_at, seed, warm_start
+        self.step_at = step_at
         chosen = usual_clusters(num_samples, num_classes) if num_clusters is None else num_clusters
         self.clusters = PseudoLabels(
             num_samples,
@@ -269,18 +269,6 @@ class IFND(Detector):
             known = labels < labels.new_tensor(self.num_clusters).unsqueeze(1)
             self.clusters.set_acceptance(known, confidence)
         super()._load_from_state_dict(state_dict, prefix, *others)
-
-    def __repr__(self) -> str:
-        return (
-            f"IFND(num_samples={self.num_samples}, num_clusters={self.num_clusters},"
-            f" schedule={self.schedule!r}, final_rate={self.final_rate},"
-            f" confidence={self.measure!r}, every={self.every}, space={self.space!r},"
-            f" source={self.source!r}, temperature={self.temperature}, step_at={self.step_at},"
-            f" seed={self.seed}, warm_start={self.warm_start},"
-            f" iterations={self.clusters.iterations},"
-            f" warm_iterations={self.clusters.warm_iterations},"
-            f" points_per_cluster={self.clusters.points_per_cluster})"
-        )
 
 
 def usual_clusters(num_samples: int, num_classes: int | None = None) -> tuple[int, ...]:

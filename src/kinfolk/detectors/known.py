@@ -70,7 +70,7 @@ class Known(Detector):
     ) -> None:
         super().__init__()
         require(num_samples >= 1, "num_samples", num_samples, "at least 1")
-        self.num_samples, self.symmetric = num_samples, symmetric
+        self.num_samples = num_samples
         name = "`pairs`" if isinstance(pairs, Tensor) else f"`{pairs}`"
         pairs_P2, listed_P = (
             (pairs, None) if isinstance(pairs, Tensor) else read_known(pairs, keys, num_samples)
@@ -126,12 +126,6 @@ class Known(Detector):
             None
             if len(self.kin_P)
             else "`pairs` lists no pair of two different samples; give the pairs of these samples"
-        )
-
-    def __repr__(self) -> str:
-        return (
-            f"Known(<{len(self.kin_P)} pairs>, num_samples={self.num_samples},"
-            f" symmetric={self.symmetric})"
         )
 
 

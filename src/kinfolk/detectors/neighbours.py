@@ -18,7 +18,7 @@ from kinfolk.errors import require, require_choice
 from kinfolk.kinship import Kin
 from kinfolk.pairs import Block
 
-USUAL_SIZE = 43
+PAPER_SIZE = 43
 """Samples per cluster in the paper: 30,000 clusters of ImageNet's 1.28 million images."""
 
 
@@ -75,9 +75,8 @@ class Neighbours(Detector):
         require_choice("space", space, get_args(Space))
         self.num_samples, self.num_background = num_samples, num_background
         self.every, self.space = every, space
-        usual = max(1, num_samples // USUAL_SIZE)
-        self.num_clusters = usual if num_clusters is None else num_clusters
-        self.num_clusterings, self.warm_start, self.seed = num_clusterings, warm_start, seed
+        default = max(1, num_samples // PAPER_SIZE)
+        self.num_clusters = default if num_clusters is None else num_clusters
         self.clusters = PseudoLabels(
             num_samples,
             None,
@@ -100,18 +99,6 @@ class Neighbours(Detector):
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
         cluster_again(self.clusters, features)
-
-    def __repr__(self) -> str:
-        always = ("num_samples", "num_clusters", "num_clusterings", "num_background")
-        shown: dict[str, object] = {name: getattr(self, name) for name in always}
-        usual: dict[str, object] = {"every": 1, "space": "projected", "warm_start": True, "seed": 0}
-        shown |= {
-            name: getattr(self, name)
-            for name, value in usual.items()
-            if getattr(self, name) != value
-        }
-        shown |= self.clusters.changed_settings
-        return f"Neighbours({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
 def distant(sim_RC: Tensor, num_background: int | None) -> Tensor | None:

@@ -75,12 +75,6 @@ class Oracle(Detector):
             else "no two samples have the same known label; use data with labels of classes"
         )
 
-    def __repr__(self) -> str:
-        return (
-            f"Oracle(labels=<{len(self.labels)} labels, {len(set(self.labels.tolist()) - {-1})}"
-            " classes>)"
-        )
-
 
 def _read_labels(path: Path, expected: int | None) -> Tensor:
     """(N,) integers of a .npy file; nothing in it is run."""

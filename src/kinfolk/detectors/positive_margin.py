@@ -59,9 +59,6 @@ class PositiveMargin(Detector):
             return Kin()
         return Kin(above(block, level_below(block.pos_RP.amax(1), self.margin, self.relative)))
 
-    def __repr__(self) -> str:
-        return f"PositiveMargin(margin={self.margin}, relative={self.relative})"
-
 
 def level_below(positive: Tensor, margin: float, relative: bool) -> Tensor:
     """The level `margin` below the similarity of the positive, as a share of it or a difference.

@@ -229,24 +229,6 @@ class Ring(Detector):
     def refresh(self, features: Tensor | None, progress: float) -> None:
         cluster_again(self.clusters, features)
 
-    def __repr__(self) -> str:
-        shown: dict[str, object] = {"lower": self.anneal.final, "upper": self.final_upper}
-        others = {
-            "num_samples": (self.num_samples, None),
-            "draw": (self.draw, None),
-            "anneal": (self.anneal.policy, "none"),
-            "start_lower": (self.anneal.start, 0.0),
-            "start_upper": (self.start_upper, None),
-            "anneal_epochs": (self.anneal.epochs, None),
-            "anneal_jumps": (self.anneal.jumps, 4),
-            "boundaries": ("exact" if self.boundaries is None else "learned", "exact"),
-            "num_clusters": (None if self.clusters is None else self.clusters.num_clusters, None),
-            "every": (self.every, 1),
-            "seed": (0 if self.clusters is None else self.clusters.seed, 0),
-        }
-        shown |= {name: value for name, (value, default) in others.items() if value != default}
-        return f"Ring({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
-
 
 def exact(block: Block, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     """(R, C), (R, C) bool: too close, and too far. Of n negatives, sorted by similarity, those from

@@ -46,8 +46,8 @@ class Teacher(Detector):
             momentum of their own.
 
     Example:
-        >>> Teacher(temperature=0.05)
-        Teacher(temperature=0.05, own_weight=0.5)
+        >>> Teacher(temperature=0.05).own_weight
+        0.5
     """
 
     guide = "teacher"
@@ -70,7 +70,3 @@ class Teacher(Detector):
     @torch.no_grad()
     def find(self, block: Block) -> Kin:
         return Kin(torch.softmax(guide_similarities(block) / self.temperature, 1))
-
-    def __repr__(self) -> str:
-        own = "" if self.momentum is None else f", momentum={self.momentum}"
-        return f"Teacher(temperature={self.temperature}, own_weight={self.own_weight}{own})"

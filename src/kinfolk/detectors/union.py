@@ -38,7 +38,7 @@ class Union(Detector):
     Example:
         >>> import torch, kinfolk as kf
         >>> kf.Union(kf.FNC(top_k=1), kf.Oracle(torch.tensor([0, 1, 0])))
-        Union(FNC(top_k=1), Oracle(labels=<3 labels, 2 classes>))
+        Union(FNC(top_k=1), Oracle(<Tensor (3,)>))
     """
 
     paper: ClassVar[str] = "Bulat et al., CVPR 2024"
@@ -171,9 +171,6 @@ class Union(Detector):
     def set_loss_temperature(self, temperature: float) -> None:
         for each in self.members:
             each.set_loss_temperature(temperature)
-
-    def __repr__(self) -> str:
-        return f"Union({', '.join(map(repr, self.members))})"
 
 
 def unite(found: Iterable[Kin]) -> Kin:
