@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinfolk.errors import UsageError, short
-from kinfolk.report.record import DETECTION_NAMES, read_record
+from kinfolk.report.record import DETECTION_NAMES, is_number, read_record
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.load_run import FOREIGN, exported_meta
 from kinfolk.training.settings import (
@@ -93,7 +93,7 @@ def figures_of_result(protocol: str, result: Mapping[str, Any]) -> dict[str, flo
         (name if key in MAIN else f"{name} {SHARES[key]}"): 100 * float(value)
         for name, part in parts.items()
         for key, value in part.items()
-        if (key in MAIN or key == "top5") and _is_number(value)
+        if (key in MAIN or key == "top5") and is_number(value)
     }
 
 
@@ -110,12 +110,12 @@ def parts_of(protocol: str, result: Mapping[str, Any]) -> dict[str, Mapping[str,
 def _walk(name: str, result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for key, value in result.items():
         # recalls, not the detection of a direction
-        if key in DIRECTIONS and all(map(_is_number, value.values())):
+        if key in DIRECTIONS and all(map(is_number, value.values())):
             for rank, share in value.items():
                 yield f"{DIRECTIONS[key]} {rank}", 100 * float(share)
         elif isinstance(value, Mapping) and key not in OTHER_RULES:
             yield from _walk(f"{name} {key}", value)
-        elif not _is_number(value):
+        elif not is_number(value):
             continue
         elif key in MAIN:
             yield name, 100 * float(value)
@@ -123,10 +123,6 @@ def _walk(name: str, result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             yield f"{name} {SHARES[key]}", 100 * float(value)
         elif key in DISTANCES:
             yield f"{name} {DISTANCES[key]}", float(value)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 # ---- reading

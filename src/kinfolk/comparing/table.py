@@ -259,30 +259,33 @@ def _record(
     record: dict[str, Any] = {"method": name, "seeds": seeds, "base": low, "oracle": high}
     for key in (*results, *training):
         values = _values(runs, key)
-        record[key] = statistics.mean(values) if values else None
-        record[f"{key}_deviation"] = statistics.stdev(values) if len(values) > 1 else None
-        record[f"{key}_runs"] = len(values)
-        record[f"{key}_low"], record[f"{key}_high"] = interval(values) or (None, None)
-        if key in training:
-            continue
-        pairs = [] if low is None else _pair(runs, rows[low], key)
-        differences = [one - other for one, other in pairs]
-        gain_low, gain_high = interval(differences) or (None, None)
-        p = p_value([one for one, _ in pairs], [other for _, other in pairs], "two-sided")
-        clear = high is not None and _is_clear_gap(rows[high], rows[low or name], key)
-        figures = {row: [run.figures for run in each] for row, each in rows.items()}
-        closed = gap_closed(name, figures, base, key, high) if clear else None
-        record |= {
-            f"{key}_gain": None if low is None else _difference(runs, rows[low], key),
-            f"{key}_pairs": len(pairs),
-            f"{key}_gain_low": gain_low,
-            f"{key}_gain_high": gain_high,
-            f"{key}_p": p,
-            f"{key}_to_oracle": (
-                None if high is None or high == name else _difference(runs, rows[high], key)
-            ),
-            f"{key}_gap_closed": None if closed is None else 100 * closed,
+        low_end, high_end = interval(values) or (None, None)
+        found: dict[str, Any] = {
+            "": statistics.mean(values) if values else None,
+            "_deviation": statistics.stdev(values) if len(values) > 1 else None,
+            "_runs": len(values),
+            "_low": low_end,
+            "_high": high_end,
         }
+        if key in results:
+            pairs = [] if low is None else _pair(runs, rows[low], key)
+            one, other = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+            low_end, high_end = interval([a - b for a, b in pairs]) or (None, None)
+            clear = high is not None and _is_clear_gap(rows[high], rows[low or name], key)
+            figures = {row: [run.figures for run in each] for row, each in rows.items()}
+            closed = gap_closed(name, figures, base, key, high) if clear else None
+            found |= {
+                "_gain": _difference(runs, rows.get(low or "", ()), key),
+                "_pairs": len(pairs),
+                "_gain_low": low_end,
+                "_gain_high": high_end,
+                "_p": p_value(one, other, "two-sided"),
+                "_to_oracle": (
+                    None if high == name else _difference(runs, rows.get(high or "", ()), key)
+                ),
+                "_gap_closed": None if closed is None else 100 * closed,
+            }
+        record |= {f"{key}{ending}": value for ending, value in found.items()}
     return record
 
 
@@ -295,11 +298,8 @@ def _pair(
 ) -> list[tuple[float, float]]:
     """The figure in both rows, for the seeds that both have."""
     other = {run.seed: run.figures[key] for run in base if key in run.figures}
-    return [
-        (run.figures[key], other[run.seed])
-        for run in runs
-        if key in run.figures and run.seed in other
-    ]
+    both = [run for run in runs if key in run.figures and run.seed in other]
+    return [(run.figures[key], other[run.seed]) for run in both]
 
 
 def _difference(
@@ -510,5 +510,4 @@ class Comparison:
     def __str__(self) -> str:
         return self.to_markdown()
 
-    def _repr_markdown_(self) -> str:
-        return str(self)
+    _repr_markdown_ = __str__

@@ -133,10 +133,11 @@ def detection_quality(
 
 
 def _check_shapes(embeddings: Tensor, labels: Tensor) -> None:
-    if embeddings.ndim != 3 or labels.shape != embeddings.shape[:1]:
+    shape = tuple(embeddings.shape)
+    if len(shape) != 3 or labels.shape != shape[:1]:
         raise ValueError(
-            f"`embeddings` (={tuple(embeddings.shape)}) and `labels` (={tuple(labels.shape)}) must"
-            " have the shapes (N, views, size), (N,)"
+            f"`embeddings` (={shape}) and `labels` (={tuple(labels.shape)}) must have the shapes"
+            " (N, views, size), (N,)"
         )
 
 
@@ -213,16 +214,13 @@ def kin_similarity(
     within = (class_sums[0] * class_sums[1]).sum()
     overall = class_sums[0].sum(0) @ class_sums[1].sum(0)
     number = views**2
-    return Similarity(
-        *(
-            float(total / pairs) if pairs else math.nan
-            for total, pairs in (
-                ((own_N - itself).sum(), num * (number - itself)),
-                (within - own_N[known_N].sum(), number * (size_K * (size_K - 1)).sum()),
-                (overall - within, number * (size_K.sum().square() - size_K.square().sum())),
-            )
-        )
+    sums_and_pairs = (
+        ((own_N - itself).sum(), num * (number - itself)),
+        (within - own_N[known_N].sum(), number * (size_K * (size_K - 1)).sum()),
+        (overall - within, number * (size_K.sum().square() - size_K.square().sum())),
     )
+    means = (float(total / pairs) if pairs else math.nan for total, pairs in sums_and_pairs)
+    return Similarity(*means)
 
 
 class ThresholdError(NamedTuple):
@@ -326,12 +324,8 @@ def label_nmi(labels: Array, truth: Array, normaliser: Normaliser = "arithmetic"
         raise ValueError(f"`normaliser` (={normaliser!r}) must be one of {', '.join(NORMALISERS)}")
     labels_N, truth_N = torch.as_tensor(labels).cpu().long(), torch.as_tensor(truth).cpu().long()
     known_N = _require_known(truth_N)
-    pseudo_N = _number_unlabelled(labels_N[known_N])
-    return float(
-        normalized_mutual_info_score(
-            truth_N[known_N].numpy(), pseudo_N.numpy(), average_method=normaliser
-        )
-    )
+    pairs = truth_N[known_N].numpy(), _number_unlabelled(labels_N[known_N]).numpy()
+    return float(normalized_mutual_info_score(*pairs, average_method=normaliser))
 
 
 def _require_known(truth_N: Tensor) -> Tensor:

@@ -89,18 +89,8 @@ def _to_json(value: Any) -> Any:
 
 
 def _sizes(used: Divided, seed: int) -> dict[str, Any]:
-    where = used.measured_on
-    return {
-        "train": len(used.train_y),
-        "test": len(used.test_y),
-        "seed": seed,
-        "measured_on": where,
-    }
-
-
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Without entries that are NaN, such as a top-5 accuracy with five classes or fewer."""
-    return {name: value for name, value in values.items() if value == value}
+    sizes = {"train": len(used.train_y), "test": len(used.test_y)}
+    return {**sizes, "seed": seed, "measured_on": used.measured_on}
 
 
 # Classifiers and clusters
@@ -131,9 +121,10 @@ def run_linear(
         found = asdict(linear_probe(*data, seed=seed, progress=progress))
         del found["held_out"]
     else:
-        trained = gradient_training.gradient_probe(*data, probe, seed=seed, progress=progress)
-        found = asdict(trained)
-    return {**_finite(found), "probe": probe, **_sizes(used, seed)}
+        fit = gradient_training.gradient_probe
+        found = asdict(fit(*data, probe, seed=seed, progress=progress))
+    finite = {name: value for name, value in found.items() if value == value}
+    return {**finite, "probe": probe, **_sizes(used, seed)}
 
 
 def run_semi(
@@ -160,11 +151,7 @@ def run_semi(
         seed=seed,
         progress=progress,
     )
-    rows = []
-    for each in found:
-        row = asdict(each)
-        del row["accuracies"]
-        rows.append(row)
+    rows = [asdict(each) for each in found]
     return {**_over_shares(rows), "draws": draws, "probe": probe, **_sizes(used, seed)}
 
 
@@ -226,9 +213,9 @@ def _over_shares(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Means of `accuracy`, and of `top5` where all shares of the labels have one, and the rows."""
     kept = []
     for row in rows:
-        missing = {"subset", "listed"} if row.get("subset") is None else set()
-        if not math.isfinite(row["top5"]):
-            missing.add("top5")
+        missing = {"accuracies"} if math.isfinite(row["top5"]) else {"accuracies", "top5"}
+        if row.get("subset") is None:
+            missing |= {"subset", "listed"}
         kept.append({name: value for name, value in row.items() if name not in missing})
     names = [name for name in ("accuracy", "top5") if all(name in row for row in kept)]
     return {

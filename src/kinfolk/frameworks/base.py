@@ -174,14 +174,8 @@ class Framework(OnHost, ABC):
 
     def silent_reason(self) -> str | None:
         """Why its detectors cannot flag anything in this training, if they cannot."""
-        return next(
-            (
-                reason
-                for detector in self.detectors
-                if (reason := detector.silent_reason()) is not None
-            ),
-            None,
-        )
+        reasons = (detector.silent_reason() for detector in self.detectors)
+        return next((reason for reason in reasons if reason is not None), None)
 
     def on_metric(self, name: str, value: float) -> None:
         """Called with a training metric, such as "knn", on all ranks; see

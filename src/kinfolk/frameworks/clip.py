@@ -248,11 +248,9 @@ class FastCLIPFramework(ImageText):
     def own_rates(self) -> tuple[OwnRate, ...]:
         loss = cast(FastCLIPLoss, self.loss)
         parameters = tuple(loss.temperature_parameters())
-        return (
-            (OwnRate(parameters, self.temperature_lr, lambda: loss.temperature_lr_factor),)
-            if parameters
-            else ()
-        )
+        if not parameters:
+            return ()
+        return (OwnRate(parameters, self.temperature_lr, lambda: loss.temperature_lr_factor),)
 
 
 class SigLIP(ImageText):

@@ -134,11 +134,9 @@ class IR(BankFramework):
 
 
 def bank_objective(temperature: float, pool_kin: bool, given: Estimate) -> Objective:
-    return (
-        LocalAggregationLoss(temperature=temperature, **without_estimate(given))
-        if pool_kin
-        else NTXentLoss(temperature=temperature, **given)
-    )
+    if pool_kin:
+        return LocalAggregationLoss(temperature=temperature, **without_estimate(given))
+    return NTXentLoss(temperature=temperature, **given)
 
 
 class CMC(Framework):
@@ -199,18 +197,14 @@ class CMC(Framework):
 
     @property
     def known_features(self) -> Tensor | None:
-        return (
-            _join(self.light_bank.features, self.colour_bank.features)
-            if self.light_bank.complete
-            else None
-        )
+        if not self.light_bank.complete:
+            return None
+        return _join(self.light_bank.features, self.colour_bank.features)
 
     def embed(self, images: Tensor) -> Tensor:
         """(B, 2D) joined embeddings of both parts, of unit norm."""
-        light, colour = (
-            F.normalize(part, dim=-1) for part in self.head(self.features(images)).chunk(2, -1)
-        )
-        return _join(light, colour)
+        parts = self.head(self.features(images)).chunk(2, -1)
+        return _join(*(F.normalize(part, dim=-1) for part in parts))
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         ids = integer_ids(ids, views.device)

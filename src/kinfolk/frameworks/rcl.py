@@ -11,6 +11,7 @@ criteria, P predictors (1 or H), K keys, S support queue, N data set.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -303,14 +304,12 @@ def by_dbscan(like: Hierarchy) -> OfflineCriteria:
     time."""
 
     def cluster(features: Tensor) -> Tensor:
-        labels_HN = torch.empty(
-            like.clusters.levels, len(features), dtype=torch.int64, device=features.device
-        )
+        shape = like.clusters.levels, len(features)
+        labels_HN = torch.empty(shape, dtype=torch.int64, device=features.device)
         if distributed.is_rank_zero():
             with distributed.threads_of_waiting_ranks():
-                labels_HN.copy_(
-                    dbscan_levels(features, like.radii.fit(features), min_samples=like.min_samples)
-                )
+                radii = like.radii.fit(features)
+                labels_HN.copy_(dbscan_levels(features, radii, min_samples=like.min_samples))
         if distributed.world_size() > 1:
             dist.broadcast(labels_HN, 0)
         return labels_HN
@@ -329,20 +328,16 @@ def by_kmeans(
     """
     first = min(1 << (number - 2), 4) * num_samples // 5
     given = (num_clusters,) if isinstance(num_clusters, int) else num_clusters
-    chosen = from_level_2(
-        tuple(first >> level for level in range(number - 1)) if given is None else given,
-        falling=True,
-    )
-    if len(chosen) != number - 1 or not all(1 <= each < num_samples for each in chosen):
-        needed = (
-            f"; {len(chosen)} numbers need `criteria` (={len(chosen) + 1})"
-            if len(chosen) != number - 1
-            else ""
+    if given is None:
+        given = tuple(first >> level for level in range(number - 1))
+    chosen = from_level_2(given, falling=True)
+    fits = len(chosen) == number - 1
+    if not fits or not all(1 <= each < num_samples for each in chosen):
+        needed = f"; {len(chosen)} numbers need `criteria` (={len(chosen) + 1})"
+        raise ValueError(
+            f"`num_clusters` (={list(chosen)}) must be one number below {num_samples} for each of"
+            f" the criteria 2 to {number}{'' if fits else needed}"
         )
-        rule = (
-            f"must be one number below {num_samples} for each of the criteria 2 to {number}{needed}"
-        )
-        raise ValueError(f"`num_clusters` (={list(chosen)}) {rule}")
     check_falling(chosen)
     cluster = partial(kmeans_levels, num_clusters=chosen, seed=seed, over_ranks=True)
     return OfflineCriteria(num_samples, number, cluster)
@@ -403,47 +398,41 @@ class RCL(ClusteringFramework, SupportFramework):
         momentum_schedule: MomentumSchedule = "constant",
         **shared: Unpack[Shared],
     ) -> None:
-        given = (num_clusters,) if isinstance(num_clusters, int) else num_clusters
+        given = dict(locals())
         if criteria is None:
-            criteria = count_levels(radii if given is None else given)
-        for name, number, least in (
-            ("criteria", criteria, 1),
-            ("num_keys", num_keys, 1),
-            ("warmup_epochs", warmup_epochs, 0),
-            ("every", every, 1),
-        ):
-            whole = (
-                isinstance(number, Integral) and not isinstance(number, bool) and number >= least
-            )
-            require(whole, name, number, f"a whole number of at least {least}")
-        kinds, retrievals = get_args(Kind), get_args(Retrieval)
-        require(hierarchy in kinds, "hierarchy", hierarchy, f"one of {', '.join(kinds)}")
-        require(retrieval in retrievals, "retrieval", retrieval, f"one of {', '.join(retrievals)}")
+            numbers = (num_clusters,) if isinstance(num_clusters, int) else num_clusters
+            criteria = count_levels(radii if numbers is None else numbers)
+        for name, least in (("criteria", 1), ("num_keys", 1), ("warmup_epochs", 0), ("every", 1)):
+            number = criteria if name == "criteria" else given[name]
+            whole = isinstance(number, Integral) and not isinstance(number, bool)
+            must = f"a whole number of at least {least}"
+            require(whole and number >= least, name, number, must)
+        for name, kind in (("hierarchy", Kind), ("retrieval", Retrieval)):
+            must = f"one of {', '.join(get_args(kind))}"
+            require(given[name] in get_args(kind), name, given[name], must)
         clusters = criteria > 1
         online = clusters and hierarchy == "online"
-        by_density = clusters and hierarchy != "kmeans"
-        for name, value, default, used, where in (
-            ("num_clusters", num_clusters, None, clusters and hierarchy == "kmeans", "k-means"),
-            ("cluster_seed", cluster_seed, 0, clusters and hierarchy == "kmeans", "k-means"),
-            ("radii", radii, None, by_density, "DBSCAN"),
-            ("min_samples", min_samples, 4, by_density, "DBSCAN"),
-            ("merge_similarity", merge_similarity, None, online, "the online refinement"),
-            ("parts", parts, 3, online, "the online refinement"),
-            ("max_units", max_units, 32, online, "the online refinement"),
-            ("feature_momentum", feature_momentum, 0.5, online, "the online refinement"),
-            ("every", every, 1, clusters and not online, "offline clustering"),
-            ("num_keys", num_keys, 1, clusters, "retrieval from clusters"),
-            ("own_key", own_key, True, clusters, "retrieval from clusters"),
-            ("retrieval", retrieval, "hierarchy", clusters, "retrieval from clusters"),
-            ("hierarchy", hierarchy, "online", clusters, "clusters"),
-            ("shared_predictor", shared_predictor, False, clusters, "several criteria"),
+        kmeans = clusters and hierarchy == "kmeans"
+        for names, used, where in (
+            ("num_clusters cluster_seed", kmeans, "k-means"),
+            ("radii min_samples", clusters and not kmeans, "DBSCAN"),
+            (
+                "merge_similarity parts max_units feature_momentum",
+                online,
+                "the online refinement",
+            ),
+            ("every", clusters and not online, "offline clustering"),
+            ("num_keys own_key retrieval", clusters, "retrieval from clusters"),
+            ("hierarchy shared_predictor", clusters, "clusters"),
         ):
-            if value != default and not used:
-                how = f"`hierarchy` (={hierarchy!r})" if clusters else f"`criteria` (={criteria})"
-                raise ValueError(
-                    f"`{name}` (={value!r}) is a setting of {where} and has no effect with {how};"
-                    " leave it out"
-                )
+            for name in () if used else names.split():
+                if given[name] != inspect.signature(RCL).parameters[name].default:
+                    how = f"`hierarchy` (={hierarchy!r})"
+                    how = how if clusters else f"`criteria` (={criteria})"
+                    raise ValueError(
+                        f"`{name}` (={given[name]!r}) is a setting of {where} and has no effect"
+                        f" with {how}; leave it out"
+                    )
         objective = RelativeContrastLoss(temperature=temperature, **shared)
         predictors = 1 if shared_predictor else criteria
         queue = (num_samples, queue_size, momentum, momentum_schedule)
@@ -455,9 +444,9 @@ class RCL(ClusteringFramework, SupportFramework):
         self.retrieval, self.own_key = retrieval, own_key
         self.chance = RowRandom()
         self.criteria: OnlineCriteria | OfflineCriteria | None = None
-        if criteria > 1 and hierarchy == "kmeans":
+        if kmeans:
             self.criteria = by_kmeans(num_samples, criteria, num_clusters, cluster_seed)
-        elif criteria > 1:
+        elif clusters:
             density = Hierarchy(
                 num_samples=num_samples,
                 levels=criteria,
@@ -477,17 +466,13 @@ class RCL(ClusteringFramework, SupportFramework):
         clustering."""
         if self.criteria is None or not self.criteria.started:
             return None
-        return self.criteria.labels_of(
-            torch.arange(self.num_samples, device=next(self.criteria.buffers()).device)
-        )
+        device = next(self.criteria.buffers()).device
+        return self.criteria.labels_of(torch.arange(self.num_samples, device=device))
 
     @property
     def metrics(self) -> dict[str, float]:
-        return (
-            super().metrics
-            if self.labels is None
-            else {**super().metrics, **level_figures(self.labels)}
-        )
+        figures = {} if self.labels is None else level_figures(self.labels)
+        return {**super().metrics, **figures}
 
     def retrieve(
         self, keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor
@@ -502,14 +487,10 @@ class RCL(ClusteringFramework, SupportFramework):
         chance_A = self.chance.rows(len(ids), ids.device)
         number = self.num_criteria - 1 if self.retrieval == "each" else 1
         places = []
-        for h in range(1, number + 1):  # from the last criterion down, each with a draw of its own
-            one_A, support_S = labels_HA[-h], labels_HS[-h]
+        for h in range(1, number + 1):  # from the last criterion down, each with another draw
+            labelled = labels_HA[-h], ids, labels_HS[-h], support_ids
             draw_A = (chance_A + (h - 1) / number) % 1
-            places.append(
-                cluster_mates(
-                    one_A, ids, support_S, support_ids, self.num_keys, draw_A, self.num_samples
-                )
-            )
+            places.append(cluster_mates(*labelled, self.num_keys, draw_A, self.num_samples))
         place_AK = torch.cat(places, 1)
         entry_AK, there_AK = place_AK.clamp(min=0), place_AK >= 0
         same_HAK = (labels_HA.unsqueeze(2) == labels_HS[:, entry_AK]) & there_AK

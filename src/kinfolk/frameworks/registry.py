@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
 import torch
@@ -58,21 +58,16 @@ class Method:
     @property
     def named_arguments(self) -> Mapping[str, Any]:
         """Arguments that the variant stands for."""
-        return (
-            {}
-            if self.detector is None or self.variant is None
-            else DETECTORS[self.detector].variants[self.variant]
-        )
+        if self.detector is None or self.variant is None:
+            return {}
+        return DETECTORS[self.detector].variants[self.variant]
 
     def __str__(self) -> str:
         if self.detector is None:
             return self.framework
         variant = "" if self.variant is None else f":{self.variant}"
-        return f"{self.framework}+{self.detector}{variant}" + (
-            ""
-            if self.action == DETECTORS[self.detector].default_action == "eliminate"
-            else f":{self.action}"
-        )
+        short = self.action == DETECTORS[self.detector].default_action == "eliminate"
+        return f"{self.framework}+{self.detector}{variant}" + ("" if short else f":{self.action}")
 
 
 @dataclass(frozen=True)
@@ -124,30 +119,34 @@ def framework_arguments(method: Method) -> dict[str, inspect.Parameter]:
     return _settable(FRAMEWORKS[method.framework])
 
 
+_OF_ANY_DETECTOR = {
+    name: inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
+    for name, default, annotation in (
+        ("start_epoch", None, "int | None"),
+        ("update_from", None, "int | None"),
+        ("stop_epoch", None, "int | None"),
+        ("degrees", False, "bool"),
+    )
+}
+
+
 def detector_arguments(
     method: Method, given: Mapping[str, Any] | None = None
 ) -> dict[str, inspect.Parameter]:
-    """Arguments of the detector that a user may set, with its defaults next to what is `given`, its
-    start epochs, and `degrees`."""
+    """Arguments of the detector that a user may set, with its defaults next to what is `given`."""
     if method.detector is None:
         return {}
-    start = {
-        name: inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation="int | None"
-        )
-        for name in ("start_epoch", "update_from", "stop_epoch")
-    }
-    start["degrees"] = inspect.Parameter(
-        "degrees", inspect.Parameter.KEYWORD_ONLY, default=False, annotation="bool"
-    )
     kind = DETECTORS[method.detector]
     settable = _settable(kind)
-    usual = kind.defaults(
-        {name: value for name, value in (given or {}).items() if name in settable}
-    )
-    usual = {**usual, **method.named_arguments}
-    own = {name: p.replace(default=usual.get(name, p.default)) for name, p in settable.items()}
-    return {**own, **start}
+    known = {name: value for name, value in (given or {}).items() if name in settable}
+    defaults = {**kind.defaults(known), **method.named_arguments}
+    found = {
+        name: each.replace(default=defaults.get(name, each.default))
+        for name, each in settable.items()
+    }
+    return {**found, **_OF_ANY_DETECTOR}
 
 
 def build(
@@ -162,14 +161,12 @@ def build(
     """Builds the framework with its objective and the detector that `method` names, or
     `detector`."""
     kind: Callable[..., Framework] = FRAMEWORKS[method.framework]
-    detector = (
-        build_detector(method, context, detector_args or {}) if detector is None else detector
-    )
+    if detector is None:
+        detector = build_detector(method, context, detector_args or {})
     _require_guide(method, detector)
     given = _from_context(FRAMEWORKS[method.framework], context, method)
-    return kind(
-        encoder, head, detector=detector, action=method.action, **given, **(framework_args or {})
-    )
+    given |= {"detector": detector, "action": method.action, **(framework_args or {})}
+    return kind(encoder, head, **given)
 
 
 def build_detector(
@@ -180,20 +177,13 @@ def build_detector(
     if method.detector is None:
         return None
     kind = DETECTORS[method.detector]
-    own = {
-        name: value
-        for name, value in arguments.items()
-        if name not in ("start_epoch", "update_from", "stop_epoch", "degrees")
-    }
+    own = {name: value for name, value in arguments.items() if name not in _OF_ANY_DETECTOR}
     make: Callable[..., Detector] = kind
-    detector = make(
-        **_from_context(kind, context, method),
-        **{**kind.defaults(own), **method.named_arguments, **own},
-    )
-    detector = Graded(detector) if arguments.get("degrees") else detector
-    start, update_from, stop = (
-        arguments.get(name) for name in ("start_epoch", "update_from", "stop_epoch")
-    )
+    given = {**kind.defaults(own), **method.named_arguments, **own}
+    detector = make(**_from_context(kind, context, method), **given)
+    start, update_from, stop, degrees = map(arguments.get, _OF_ANY_DETECTOR)
+    if degrees:
+        detector = Graded(detector)
     if start is not None:
         detector = StartAt(detector, epoch=start, update_from=update_from)
     elif update_from is not None:
@@ -206,78 +196,69 @@ def build_detector(
 
 def _require_guide(method: Method, detector: Detector | None) -> None:
     """Refuses a detector that needs embeddings which the framework does not have."""
-    reads = None if detector is None else detector.guide
-    if reads is None or reads in FRAMEWORKS[method.framework].guides:
+    guide = None if detector is None else detector.guide
+    if guide is None or guide in FRAMEWORKS[method.framework].guides:
         return
-    able = ", ".join(name for name, kind in FRAMEWORKS.items() if reads in kind.guides)
-    reasons = {
-        "modality": (
+    able = ", ".join(name for name, kind in FRAMEWORKS.items() if guide in kind.guides)
+    if guide == "modality":
+        raise UsageError(
             f"the guide of {method} needs features (--guide FILE; only {able} have a second"
             " modality that can guide without)"
-        ),
-        "teacher": (
-            f"{method} has no teacher: use +teacher with {able}, or +guide with features of any"
-            " model"
-        ),
-    }
-    raise UsageError(reasons[reads])
+        )
+    raise UsageError(
+        f"{method} has no teacher: use +teacher with {able}, or +guide with features of any model"
+    )
 
 
 def _settable(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
     """The arguments of `kind` that a user may set, including those that all losses share."""
-    parameters = inspect.signature(kind.__init__).parameters
-    own = {
-        name: p
-        for name, p in parameters.items()
-        if name not in _SET_BY_TRAINING and p.kind is not inspect.Parameter.VAR_KEYWORD
+    parameters = {
+        name: each
+        for name, each in inspect.signature(kind.__init__).parameters.items()
+        if name not in _SET_BY_TRAINING
     }
-    if all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-        return own
-    (name,) = (p.name for p in parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD)
-    (shared,) = get_type_hints(kind.__init__)[name].__args__  # Unpack[Shared] or Unpack[Estimate]
-    defaults = {
-        each.name: each.default for each in fields(NTXentLoss) if each.default is not MISSING
-    }
-    hints = {
-        name: hint
-        for name, hint in get_type_hints(shared).items()
-        if name not in (*_SET_BY_TRAINING, *own)
-    }
-    return own | {
-        name: inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=hint
-        )
-        for name, hint in hints.items()
-        if name not in ("gather", "compile")
-    }
+    last = next(reversed(parameters), "")
+    if not parameters or parameters[last].kind is not inspect.Parameter.VAR_KEYWORD:
+        return parameters
+    del parameters[last]
+    (shared,) = get_type_hints(kind.__init__)[last].__args__  # Unpack[Shared] or Unpack[Estimate]
+    defaults = {each.name: each.default for each in fields(NTXentLoss)}
+    for name, hint in get_type_hints(shared).items():
+        if name not in (*_SET_BY_TRAINING, *parameters, "gather", "compile"):
+            parameters[name] = inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=hint
+            )
+    return parameters
 
 
 def _from_context(kind: type[nn.Module], context: Context, method: Method) -> dict[str, Any]:
-    wanted = inspect.signature(kind.__init__).parameters
-    given: dict[str, Any] = {"num_samples": context.num_samples} if "num_samples" in wanted else {}
-    if "labels" in wanted:
-        given["labels"] = context.labels
-    if "num_classes" in wanted and context.labels is not None:
-        given["num_classes"] = len(torch.unique(context.labels[context.labels >= 0])) or None
-    if "keys" in wanted:
-        given["keys"] = context.keys
-    if "second_head" in wanted:
-        given["second_head"] = context.second_head
-    elif context.second_head is not None and issubclass(kind, Framework):
-        able = ", ".join(
+    labels, text = context.labels, context.text
+    encoder, head = (None, None) if text is None else text
+    known: dict[str, Any] = {
+        "num_samples": context.num_samples,
+        "labels": labels,
+        "keys": context.keys,
+        "second_head": context.second_head,
+        "text_encoder": encoder,
+        "text_head": head,
+    }
+    if labels is not None:
+        known["num_classes"] = len(torch.unique(labels[labels >= 0])) or None
+    parameters = inspect.signature(kind.__init__).parameters
+    if "text_encoder" in parameters and text is None:
+        raise UsageError(f"{method} needs a text encoder; `Context.text` must be given")
+    if context.second_head is not None and issubclass(kind, Framework):
+        able = [
             name
             for name, each in FRAMEWORKS.items()
             if "second_head" in inspect.signature(each.__init__).parameters
-        )
-        raise UsageError(
-            f"`head.second` (=true) must be false with {method.framework}: a second head is for"
-            f" {able}"
-        )
-    if "text_encoder" in wanted:
-        if context.text is None:
-            raise UsageError(f"{method} needs a text encoder; `Context.text` must be given")
-        given["text_encoder"], given["text_head"] = context.text
-    return given
+        ]
+        if "second_head" not in parameters:
+            raise UsageError(
+                f"`head.second` (=true) must be false with {method.framework}: a second head is for"
+                f" {', '.join(able)}"
+            )
+    return {name: value for name, value in known.items() if name in parameters}
 
 
 def _require_known(name: str, names: Iterable[str], kind: str, whole: str) -> str:

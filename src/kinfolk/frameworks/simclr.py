@@ -34,15 +34,10 @@ class TaughtBatch(BatchFramework, ABC):
 
     def __init__(self, encoder: nn.Module, head: nn.Module, objective: Objective) -> None:
         super().__init__(encoder, head, objective)
-        taught = teacher_of(objective.detector)
-        self.teacher = (
-            None
-            if taught is None
-            else MomentumCopy(
-                encoder, head, MOMENTUM if taught.momentum is None else taught.momentum
-            )
-        )
+        taught, self.teacher = teacher_of(objective.detector), None
         if taught is not None:
+            momentum = MOMENTUM if taught.momentum is None else taught.momentum
+            self.teacher = MomentumCopy(encoder, head, momentum)
             self.num_views, self.weak_views = 3, (2,)  # type: ignore[misc]
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
@@ -50,11 +45,10 @@ class TaughtBatch(BatchFramework, ABC):
             return super().forward(views, ids)
         ids = integer_ids(ids, views.device)
         z1, z2 = self.head(self.encoder(views[:2].flatten(0, 1))).chunk(2)
-        taught = unit(self.teacher(views[2]))
-        pairs = replace(
-            two_views(z1, z2, ids), guide=taught, candidate_guide=taught.repeat_interleave(2, 0)
-        )
-        return self.objective.on(pairs)
+        guide = unit(self.teacher(views[2]))
+        pairs = two_views(z1, z2, ids)
+        both = guide.repeat_interleave(2, 0)
+        return self.objective.on(replace(pairs, guide=guide, candidate_guide=both))
 
     def after_step(self) -> None:
         super().after_step()

@@ -24,6 +24,7 @@ from torch import Tensor
 from kinfolk.data.text import TextData
 from kinfolk.embedding import embed
 from kinfolk.errors import short
+from kinfolk.evaluation.protocols import Augmented
 from kinfolk.report import html
 from kinfolk.report.maps import choose, data_uri, square_images
 from kinfolk.seeding import generator, kept_random_state
@@ -101,23 +102,18 @@ class Gallery:
 
     @property
     def intro(self) -> str:
-        text = f"{len(self.anchors):,} training samples, "
+        what = (
+            "each embedded from one augmented view, with the closest samples that the detector"
+            " flags as its kin (likely false negatives), and their similarity."
+        )
         if self.flagged is None:
-            text += (
-                "each with its nearest neighbours by the encoder's features of the images as they"
-                " are, and their cosine similarity."
-            )
+            what = "each with its nearest neighbours by the encoder's features, and their cosine."
             if self.same is not None:
-                text += f" For {self.same:.1%} of the anchors the nearest has their label."
-        else:
-            text += (
-                "each embedded from one augmented view, with the closest samples that the detector"
-                " flags as its kin, and their similarity. Kin are samples flagged as likely false"
-                " negatives."
-            )
+                what += f" For {self.same:.1%} of the anchors the nearest has their label."
         if self.has_labels:
-            text += " ✓ marks the anchor's label, ✗ another label."
-        return f"{text} Click an image to make it the anchor, or use the arrow keys."
+            what += " ✓ marks the anchor's label, ✗ another label."
+        number = f"{len(self.anchors):,} training samples"
+        return f"{number}, {what} Click an image to make it the anchor, or use the arrow keys."
 
     def as_json(self) -> dict[str, Any]:
         """Data for the page's script."""
@@ -154,7 +150,7 @@ def embed_samples(
     if len(framework.detectors) != 1:
         features = embed(framework, data, views, ids_M, progress=progress)
         return Compared(places, ids_M, F.normalize(features, dim=1), None)
-    augmented = _Augmented(views, generator(seed, "report"))
+    augmented = Augmented(views, seed, 0)
     embedding = embed(framework, data, augmented, ids_M, progress=progress, projected=True)
     return Compared(places, ids_M, embedding, framework.detectors[0])
 
@@ -191,17 +187,6 @@ def find_kin(
         has_labels=label_M is not None and bool((label_M >= 0).any()),
         same=same,
     )
-
-
-@dataclass(frozen=True)
-class _Augmented:
-    """Augmented views in place of the plain views of an evaluation."""
-
-    views: Views
-    draw: torch.Generator
-
-    def evaluate(self, pixels: Tensor, aspect: Tensor | None = None) -> Tensor:
-        return self.views(pixels, self.draw, aspect=aspect, num_views=1)[0]
 
 
 NUM_IMAGES, NUM_QUERIES, NUM_RESULTS, SIDE, LONGEST = 500, 6, 6, 112, 300
@@ -250,45 +235,51 @@ def draw_retrieval(opened: OpenedRun, data: ImageData, *, progress: bool = False
     """
     if "text" not in opened.modalities:
         return None
-    towers, seed = opened.towers(), opened.config.seed
-    if data.texts is not None:
-        return _draw_pairs(opened, data, towers)
+    towers, config = opened.towers(), opened.config
+    titles = "Captions for an image", "Images for a caption"
+    if data.texts is None:
+        first, groups, second = _images_and_captions(data, towers, config.seed, progress)
+    else:
+        titles = "Positives for an anchor", "Anchors for a positive"
+        first, groups, second = _both_texts(data, towers, config.seed)
+    detectors: tuple[Detector | None, ...] = (None, None)
+    if "+" in config.method:
+        with kept_random_state():
+            run = Run(opened.path)
+            detectors = load_framework(config, run, data, towers.tokenizer).detectors
+    return retrieval_section(
+        _search(first, second, groups, detectors[0], config.seed),
+        _search(second, first, groups, detectors[1], config.seed),
+        method=config.method,
+        detects=detectors[0] is not None,
+        titles=titles,
+    )
+
+
+def _images_and_captions(
+    data: ImageData, towers: Towers, seed: int, progress: bool
+) -> tuple[Side, Tensor, Side]:
     text = TextData(data.samples, towers.tokenizer)
     first, of_N = data.distinct(torch.arange(data.num_train))
     ids_I = first[torch.from_numpy(choose(len(first), seed, NUM_IMAGES))]
-    words, owners = text.all_of(torch.isin(of_N, of_N[ids_I]).nonzero()[:, 0])
-    images = Side(
-        towers.images(data, ids_I, progress),
-        ids_I,
-        lambda at: Shown(data.samples.keys[int(ids_I[at])], _uri(data, ids_I[at])),
-    )
-    texts = Side(towers.texts(words), owners, lambda at: Shown(words[at]))
-    by_image, by_text = _detectors(opened, data, towers)
-    return retrieval_section(
-        _search(images, texts, text.groups, by_image, seed),
-        _search(texts, images, text.groups, by_text, seed),
-        method=opened.config.method,
-        detects=by_image is not None,
-    )
+    words, owners_M = text.all_of(torch.isin(of_N, of_N[ids_I]).nonzero()[:, 0])
+
+    def image(at: int) -> Shown:
+        from PIL import Image
+
+        (square,) = square_images(data, ids_I[at : at + 1].numpy(), SIDE)
+        uri = data_uri(Image.fromarray(square), quality=80)
+        return Shown(data.samples.keys[int(ids_I[at])], uri)
+
+    images = Side(towers.images(data, ids_I, progress), ids_I, image)
+    texts = Side(towers.texts(words), owners_M, lambda at: Shown(words[at]))
+    return images, text.groups, texts
 
 
-def _detectors(
-    opened: OpenedRun, data: ImageData, towers: Towers
-) -> tuple[Detector | None, Detector | None]:
-    """The detectors of both directions, from the last checkpoint."""
-    if "+" not in opened.config.method:
-        return None, None
-    with kept_random_state():
-        framework = load_framework(opened.config, Run(opened.path), data, towers.tokenizer)
-    one, other = framework.detectors
-    return one, other
-
-
-def _draw_pairs(opened: OpenedRun, data: ImageData, towers: Towers) -> Markup:
-    """As `draw_retrieval`, of text pairs."""
+def _both_texts(data: ImageData, towers: Towers, seed: int) -> tuple[Side, Tensor, Side]:
+    """Anchors and positives of some text pairs, each distinct text once."""
     assert data.texts is not None
-    config = opened.config
-    ids = torch.from_numpy(choose(data.num_train, config.seed, NUM_IMAGES))
+    ids = torch.from_numpy(choose(data.num_train, seed, NUM_IMAGES))
     pairs = data.texts.of(ids)
 
     def side(at: int) -> Side:
@@ -297,15 +288,7 @@ def _draw_pairs(opened: OpenedRun, data: ImageData, towers: Towers) -> Markup:
         owners = ids[torch.tensor(list(first.values()))]
         return Side(towers.texts(words), owners, lambda row: Shown(short(words[row], LONGEST)))
 
-    anchors, positives, groups = side(0), side(1), data.texts.groups
-    by_anchor, by_positive = _detectors(opened, data, towers)
-    return retrieval_section(
-        _search(anchors, positives, groups, by_anchor, config.seed),
-        _search(positives, anchors, groups, by_positive, config.seed),
-        method=config.method,
-        detects=by_anchor is not None,
-        titles=("Positives for an anchor", "Anchors for a positive"),
-    )
+    return side(0), data.texts.groups, side(1)
 
 
 def _search(
@@ -343,10 +326,3 @@ def retrieval_section(
     return html.render_template(
         template, by_image=by_image, by_text=by_text, titles=titles, detector=detector
     )
-
-
-def _uri(data: ImageData, id: Tensor) -> str:
-    from PIL import Image
-
-    (square,) = square_images(data, id[None].numpy(), SIDE)
-    return data_uri(Image.fromarray(square), quality=80)

@@ -68,12 +68,8 @@ def render(
     curves = curve_panels(record.epochs, normaliser_of(record), record.labelled)
     costs = [panel for panel in curves if panel.id in COSTS]
     panels = [*(panel for panel in curves if panel not in costs), *levels, *costs]
-    measured, tables, refused = (
-        fraction_panels(record.results),
-        texts.data_tables(record),
-        texts.quarantine(record),
-    )
-    results = texts.results(record)
+    measured, results = fraction_panels(record.results), texts.results(record)
+    tables, refused = texts.data_tables(record), texts.quarantine(record)
     present: dict[str, Any] = {
         "curves": panels,
         "results": results or measured,
@@ -125,14 +121,12 @@ def render(
 
 
 def _caption(embedding: EmbeddingMap, linked: bool) -> str:
-    count, of = len(embedding.keys), ""
-    if count < embedding.total:
-        of = f" of {embedding.total:,}"
-    which = f"{count:,}{of} samples{' at random' if of else ''}"
+    which = f"{len(embedding.keys):,} samples"
+    if len(embedding.keys) < embedding.total:
+        which = f"{len(embedding.keys):,} of {embedding.total:,} samples at random"
     colour = ", coloured by label" if embedding.labels is not None else ""
-    what, kin = "image" if embedding.sprites else "text", ""
-    if linked:
-        kin = " and click it to see its kin"
+    what = "image" if embedding.sprites else "text"
+    kin = " and click it to see its kin" if linked else ""
     return (
         f"{embedding.method} of the encoder's features of {which}{colour}. Point at a sample to see"
         f" its {what}{kin}. Drag to move, double-click to reset."

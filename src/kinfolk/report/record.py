@@ -119,7 +119,7 @@ def _read_epochs(path: Path) -> list[dict[str, float]]:
         warnings.warn(describe_torn_lines(path, torn), KinfolkWarning, stacklevel=2)
     by_epoch: dict[int, dict[str, float]] = {}
     for row in rows:
-        numbers = {name: float(value) for name, value in row.items() if _is_number(value)}
+        numbers = {name: float(value) for name, value in row.items() if is_number(value)}
         by_epoch[row["epoch"]] = numbers
     return [by_epoch[epoch] for epoch in sorted(by_epoch)]
 
@@ -141,12 +141,12 @@ def _read_samples(path: Path) -> tuple[dict[str, int], dict[str, int]]:
 # ---- numbers in words
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _is_finite(value: Any) -> TypeGuard[float]:
-    return _is_number(value) and math.isfinite(value)
+    return is_number(value) and math.isfinite(value)
 
 
 def number(value: Any) -> str:
@@ -291,8 +291,8 @@ def tiles(record: Record) -> list[tuple[str, str, str]]:
     if record.labelled and (knn := record.values("knn")):
         found.append(("kNN accuracy", percent(knn[-1]), f"best {percent(max(knn))}"))
     for result in record.results:
-        if result["protocol"] == "linear" and _is_number(result.get("accuracy")):
-            more = f", top-5 {percent(result['top5'])}" if _is_number(result.get("top5")) else ""
+        if result["protocol"] == "linear" and is_number(result.get("accuracy")):
+            more = f", top-5 {percent(result['top5'])}" if is_number(result.get("top5")) else ""
             found.append(("Linear probe", percent(result["accuracy"]), f"on frozen features{more}"))
         if result["protocol"] == "retrieval":
             images = "images" in result
@@ -375,8 +375,8 @@ def _details(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Everything else in a result."""
     details = [(str(s.get("name")), percent(s.get("accuracy"))) for s in _parts(result, "sets")]
     for part in _parts(result, "fractions"):
-        if _is_number(part.get("fraction")):
-            five = f" (top-5 {percent(part['top5'])})" if _is_number(part.get("top5")) else ""
+        if is_number(part.get("fraction")):
+            five = f" (top-5 {percent(part['top5'])})" if is_number(part.get("top5")) else ""
             name = part.get("subset") or f"{100 * part['fraction']:g} %"
             details.append((name, percent(part.get("accuracy")) + five))
     main = MAIN.get(str(result.get("protocol")), "accuracy")
