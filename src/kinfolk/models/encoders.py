@@ -16,7 +16,7 @@ from kinfolk.models.heads import SplitEncoder
 from kinfolk.models.text import import_optional, open_clip_model
 
 # ResNet (He et al., Deep Residual Learning for Image Recognition, 2015) with torchvision's names of
-# parameters and without its classifier. With `stem="imagenet"` state dicts can be exchanged with it.
+# parameters and without its classifier. With `stem="imagenet"` state dicts can be exchanged.
 
 Stem = Literal["cifar", "imagenet"]
 

@@ -36,11 +36,8 @@ def constant(values: Any, device: torch.device, dtype: torch.dtype = torch.float
 # Random parameters
 
 NUM_TRIES = 10  # torchvision's number of attempts to find a crop that fits
-_AREA, _RATIO, _PLACE = (
-    slice(0, NUM_TRIES),
-    slice(NUM_TRIES, 2 * NUM_TRIES),
-    slice(2 * NUM_TRIES, 2 * NUM_TRIES + 2),
-)
+_AREA, _RATIO = slice(0, NUM_TRIES), slice(NUM_TRIES, 2 * NUM_TRIES)
+_PLACE = slice(2 * NUM_TRIES, 2 * NUM_TRIES + 2)
 _FLIP, _JITTER = 2 * NUM_TRIES + 2, 2 * NUM_TRIES + 3
 _FACTORS, _ORDER = slice(_JITTER + 1, _JITTER + 5), slice(_JITTER + 5, _JITTER + 9)
 _GREY, _BLUR, _SIGMA, _SOLARISE = range(_JITTER + 9, _JITTER + 13)
@@ -134,10 +131,8 @@ def _ranges(hows: tuple[Augmentation, ...], device: torch.device) -> tuple[Tenso
 
 # Crop, resize and flip, as one resampling
 #
-# These are linear in the pixels and separable, so each image needs only two small matrices: `out =
-# rows @ image @ columns.T`. The weights are those of torchvision and Pillow for antialiased
-# bilinear resizing (a triangle as wide as the reduction, read inside the crop only), so the result
-# equals theirs up to rounding. A blur of the result can be multiplied into the same matrices.
+# Linear in the pixels and separable: `out = rows @ image @ columns.T`, with the weights of Pillow for
+# antialiased bilinear resizing. A blur can be multiplied into the same matrices.
 
 
 def crop_boxes(
@@ -261,10 +256,10 @@ def resample_each(
     out = torch.empty(len(pixels_BHWC), pixels_BHWC.shape[3], size, size, dtype=torch.float32)
     flips = [False] * len(out) if flip_B is None else flip_B.tolist()
     boxes = box_B4.long().tolist()
-    for image_HWC, (top, left, tall, wide), flip, target in zip(
+    for image, (top, left, tall, wide), flip, target in zip(
         pixels_BHWC, boxes, flips, out, strict=True
     ):
-        part = image_HWC[None, top : top + tall, left : left + wide].permute(0, 3, 1, 2)
+        part = image[None, top : top + tall, left : left + wide].permute(0, 3, 1, 2)
         resized = interpolate(part, size=(size, size), mode="bilinear", antialias=True)
         target.copy_((resized.flip(3) if flip else resized)[0].contiguous())
     return out
@@ -292,23 +287,16 @@ def blur_matrices(sigma_B: Tensor, size: int, num_taps: int) -> Tensor:
 def apply_blur(image_CSS: Tensor, matrix_SS: Tensor, radius: int) -> Tensor:
     """`matrix @ image @ matrix.T` for a matrix of `blur_matrices` that is zero further than
     `radius` from the diagonal."""
-    channels, size, _ = image_CSS.shape
+    size = image_CSS.shape[-1]
     across_CSS, both_CSS = torch.empty_like(image_CSS), torch.empty_like(image_CSS)
-    bands = []
-    for start in range(0, size, _BAND):
-        lines = slice(start, min(start + _BAND, size))
-        bands.append((lines, slice(max(0, start - radius), min(lines.stop + radius, size))))
-    for lines, read in bands:
-        torch.mm(
-            image_CSS.view(-1, size)[:, read],
-            matrix_SS[lines, read].T,
-            out=across_CSS.view(-1, size)[:, lines],
-        )
-    for lines, read in bands:
-        for channel in range(channels):
-            torch.mm(
-                matrix_SS[lines, read], across_CSS[channel, read], out=both_CSS[channel, lines]
-            )
+    lines, across = image_CSS.view(-1, size), across_CSS.view(-1, size)
+    bands = [slice(start, min(start + _BAND, size)) for start in range(0, size, _BAND)]
+    reads = [slice(max(0, band.start - radius), min(band.stop + radius, size)) for band in bands]
+    for band, read in zip(bands, reads, strict=True):
+        torch.mm(lines[:, read], matrix_SS[band, read].T, out=across[:, band])
+    for band, read in zip(bands, reads, strict=True):
+        for channel, out in zip(across_CSS, both_CSS, strict=True):
+            torch.mm(matrix_SS[band, read], channel[read], out=out[band])
     return both_CSS
 
 
@@ -336,17 +324,14 @@ def _taps(size: int, num_taps: int, device: torch.device) -> Tensor:
 # Brightness, contrast, saturation, hue and greyscale, as one affine map of the colour
 #
 # Each of torchvision's four adjustments is linear in the colour x and the mean colour m of the
-# image, so all four, in their random order, are `x -> A x + D m`: a 3 × 3 matrix and an offset.
-# Only contrast needs the mean:
+# image, so all four, in their random order, are `x -> A x + D m`. Only contrast needs the mean:
 #
 #     contrast(x) = c x + (1 - c) grey(m),    and so    m -> c m + (1 - c) grey(m)
 #
-# The other adjustments do the same to x and m. Hence A is the product of the adjustments with `c`
-# for contrast, and A + D the product with contrast's effect on m. There are two approximations:
-# torchvision cuts values to [0, 1] after each adjustment, this only once at the end; and it shifts
-# the hue in HSV, which is not linear, where this rotates the colour about the grey axis by the same
-# angle. The two agree for grey pixels and for shifts of 0, 1/3 and 2/3 of the circle; in between,
-# the rotation keeps the mean of the three channels, HSV their maximum and minimum.
+# Hence A is the product of the adjustments with `c` for contrast, and A + D the product with
+# contrast's effect on m. Torchvision shifts the hue in HSV, which is not linear; this rotates the
+# colour about the grey axis by the same angle, which agrees for grey pixels and for thirds of the
+# circle.
 
 LUMA = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green and blue in grey
 
@@ -407,13 +392,10 @@ def recolour(
 #     f(x) = x^(1/3) if x > (6/29)³ else x / (3 (6/29)²) + 4/29
 #     L = 116 f(Y/Yn) − 16,    a = 500 (f(X/Xn) − f(Y/Yn)),    b = 200 (f(Y/Yn) − f(Z/Zn))
 #
-# The white point is that of M, so white and every grey have a = b = 0 up to rounding. L is in [0,
-# 100]; a and b of sRGB's colours are in [−86.2, 98.3] and [−107.9, 94.5].
+# The white point is that of M, so every grey has a = b = 0.
 
-LAB_MEAN = (50.8, 0.4, 5.9)
+LAB_MEAN = (50.8, 0.4, 5.9)  # over the first 8,000 training images of CIFAR-10
 LAB_STD = (24.4, 10.3, 15.9)
-"""Of L, a and b over the pixels of photographs: measured on the first 8,000 training images of
-CIFAR-10, rounded."""
 
 _TO_XYZ = (
     (0.4124564, 0.3575761, 0.1804375),

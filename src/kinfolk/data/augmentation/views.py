@@ -134,50 +134,33 @@ class Views:
             replace(how, jitter=0.0, grey=0.0, blur=0.0, solarise=0.0) if view in weak else how
             for view, how in enumerate(hows)
         ]
-        views = torch.empty(
-            num_views, batch, 3, self.size, self.size, device=pixels.device, dtype=torch.float32
-        )
-        uniform_VBU = torch.empty(
-            num_views, batch, NUM_UNIFORM, device=pixels.device, dtype=torch.float32
-        )
+
+        size = self.size
+        views = torch.empty(num_views, batch, 3, size, size, device=pixels.device)
+        uniform_VBU = torch.empty(num_views, batch, NUM_UNIFORM, device=pixels.device)
         for uniform_BU in uniform_VBU:
             uniform_BU.uniform_(generator=generator)
         draws = draw(hows, uniform_VBU, height, width, aspect)
         if pixels.device.type != "cpu" and all(how.kernel == hows[0].kernel for how in hows):
-            render(
-                pixels,
-                hows,
-                draws.flatten(),
-                *self._rgb_normalisation,
-                out_RCSS=views.flatten(0, 1),
-            )
-            self._convert(views.flatten(0, 1))
+            self._render(pixels, hows, draws.flatten(), views.flatten(0, 1))
             return views
         for view, how in enumerate(hows):
             for part in self._parts(pixels):
-                render(
-                    pixels[part],
-                    [how],
-                    draws[view, part],
-                    *self._rgb_normalisation,
-                    out_RCSS=views[view, part],
-                )
-                self._convert(views[view, part])
+                self._render(pixels[part], [how], draws[view, part], views[view, part])
         return views
 
     def evaluate(self, pixels: Tensor, aspect: Tensor | None = None) -> Tensor:
         """The centre square of the original, resized and normalised: (B, 3, size, size)."""
         _check(pixels, aspect)
         batch, height, width, _ = pixels.shape
-        aspect_B = constant((width / height,), pixels.device).expand(batch)
+        device = pixels.device
+        aspect_B = constant((width / height,), device).expand(batch)
         if aspect is not None:
             aspect_B = aspect.float()
         box_B4 = centred_boxes(aspect_B, height, width, (1.0, 1.0), share=self.evaluate_share)
-        images = torch.empty(
-            batch, 3, self.size, self.size, device=pixels.device, dtype=torch.float32
-        )
-        identity = constant(((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)), pixels.device)
-        zero = constant((0.0,) * 3, pixels.device)
+        images = torch.empty(batch, 3, self.size, self.size, device=device)
+        identity = constant(((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)), device)
+        zero = constant((0.0,) * 3, device)
         for part in self._parts(pixels):
             image = resize(pixels[part], box_B4[part], self.size)
             maps = identity.expand(len(image), 3, 3), zero.expand(len(image), 3)
@@ -197,13 +180,10 @@ class Views:
         """All resolved settings: `Views(**views.config())` makes the same views."""
         settings: dict[str, Any] = {}
         for field in fields(Augmentation):
-            values = [getattr(how, field.name) for how in self.augmentations]
-            if any(value != values[0] for value in values):
-                settings[field.name] = values
-            else:
-                settings[field.name] = (
-                    list(values[0]) if isinstance(values[0], tuple) else values[0]
-                )
+            first, *others = values = [getattr(how, field.name) for how in self.augmentations]
+            is_one = all(value == first for value in others)
+            one = list(first) if isinstance(first, tuple) else first
+            settings[field.name] = one if is_one else values
         named = {"preset": self.preset, "size": self.size, "space": self.space}
         named |= {"mean": list(self.mean), "std": list(self.std)}
         return {**named, "evaluate_share": self.evaluate_share, **settings}
@@ -218,6 +198,12 @@ class Views:
         follows."""
         return (self.mean, self.std) if self.space == "rgb" else ((0.0,) * 3, (1.0,) * 3)
 
+    def _render(
+        self, pixels: Tensor, hows: Sequence[Augmentation], draws: Draws, out_RCSS: Tensor
+    ) -> None:
+        render(pixels, hows, draws, *self._rgb_normalisation, out_RCSS=out_RCSS)
+        self._convert(out_RCSS)
+
     def _convert(self, image_RCSS: Tensor) -> None:
         """Converts red, green and blue in [0, 1] to another space and normalises, in place."""
         if self.space == "lab":
@@ -229,9 +215,9 @@ class Views:
         batch, height, width, _ = pixels.shape
         step = max(batch, 1)
         if pixels.device.type == "cpu":
-            floats = 6 * self.size**2 + (
-                0 if height * width >= transforms.LARGE else (3 * width + 4 * self.size) * height
-            )
+            floats = 6 * self.size**2
+            if height * width < transforms.LARGE:
+                floats += (3 * width + 4 * self.size) * height
             step = max(1, _CHUNK_BYTES // (4 * floats))
         for start in range(0, batch, step):
             yield slice(start, start + step)
@@ -252,15 +238,12 @@ def render(
     num_taps = taps_for(hows[0].kernel, size) if any(how.blur > 0 for how in hows) else 0
     image_RCSS = resize(pixels_BHWC, draws.box, size, draws.flip, draws, num_taps)
     mean_RC1 = image_RCSS.mean(dim=(2, 3))[:, :, None] / 255
-    normalise(
-        image_RCSS, draws.matrix, torch.bmm(draws.pull, mean_RC1)[:, :, 0], mean, std, out_RCSS
-    )
-    if any(how.solarise > 0 for how in hows):
-        for how, image_BCSS, chosen_B in zip(
-            hows, out_RCSS.chunk(len(hows)), draws.solarise.chunk(len(hows)), strict=True
-        ):
-            if how.solarise > 0:
-                solarise(image_BCSS, chosen_B, how.threshold, mean, std)
+    offset_RC = torch.bmm(draws.pull, mean_RC1)[:, :, 0]
+    normalise(image_RCSS, draws.matrix, offset_RC, mean, std, out_RCSS)
+    parts = (x.chunk(len(hows)) for x in (out_RCSS, draws.solarise))
+    for how, image_BCSS, chosen_B in zip(hows, *parts, strict=True):
+        if how.solarise > 0:
+            solarise(image_BCSS, chosen_B, how.threshold, mean, std)
 
 
 def resize(
