@@ -154,18 +154,12 @@ def child(rank: int, world: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def ranks(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> list[dict[str, Any]]:
-    folder: Path = tmp_path_factory.mktemp("ranks")
-    spawn(child, (request.param, str(folder)), nprocs=request.param)
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(request.param)]
-
-
-def test_ranks_together_equal_one_process(ranks: list[dict[str, Any]]) -> None:
+def test_ranks_together_equal_one_process(tmp_path: Path) -> None:
+    world = len(SIZES)
+    spawn(child, (world, str(tmp_path)), nprocs=world)
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(world)]
     for name in ARGUMENTS:
-        framework, world = made(name), len(ranks)
+        framework = made(name)
         steps = [parts(step, world, framework.num_views) for step in range(STEPS)]
         joined = [
             (torch.cat([views for views, _ in step], 1), torch.cat([ids for _, ids in step]))

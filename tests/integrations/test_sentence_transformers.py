@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 import kinfolk as kf
 from kinfolk.errors import KinfolkError
-from tests.ranks import spawn
 
 pytest.importorskip("sentence_transformers")
 pytest.importorskip("datasets")
@@ -325,9 +323,6 @@ def test_a_loss_with_state_asks_for_its_callback() -> None:
         KinfolkLoss(model, kf.NTXentLoss(temperature=0.1))  # type: ignore[arg-type]
 
 
-SIZES = (5, 3)
-
-
 def gradient_of(model: Any, rows: list[int], ranks: bool) -> tuple[Tensor, Tensor]:
     """The loss and the gradient of the encoder, in chunks, with explicit negatives and a
     detector."""
@@ -346,25 +341,3 @@ def gradient_of(model: Any, rows: list[int], ranks: bool) -> tuple[Tensor, Tenso
     assert isinstance(value, Tensor)
     value.backward()  # type: ignore[no-untyped-call]
     return value.detach(), gradients(model)
-
-
-def rank_of(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    model = small_model()  # before there are ranks: only the first of them writes files
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/sync", rank=rank, world_size=len(SIZES)
-    )
-    first = sum(SIZES[:rank])
-    torch.save(
-        gradient_of(model, list(range(first, first + SIZES[rank])), True), f"{folder}/{rank}.pt"
-    )
-    dist.destroy_process_group()
-
-
-def test_two_processes_are_one_batch(tmp_path: Path) -> None:
-    spawn(rank_of, (str(tmp_path),), nprocs=len(SIZES))
-    loss, gradient = gradient_of(small_model(), list(range(sum(SIZES))), False)
-    for rank in range(len(SIZES)):
-        found = torch.load(tmp_path / f"{rank}.pt")
-        torch.testing.assert_close(found[0], loss, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(found[1], gradient, rtol=1e-3, atol=1e-5)

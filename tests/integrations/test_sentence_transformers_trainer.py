@@ -23,6 +23,7 @@ from tests.integrations.test_sentence_transformers import (  # noqa: E402
     N,
     arguments,
     features,
+    gradient_of,
     pairs,
     small_model,
 )
@@ -138,25 +139,40 @@ def trained(folder: str, detector: str, size: int, parts: tuple[Any, Any, Any]) 
     return {"weights": weights(model), **loss.loss.state_dict(), "logs": torch.tensor(logs)}
 
 
-def rank_of(rank: int, folder: str, detector: str) -> None:
+SIZES, WITH_STATE = (5, 3), ("glofnd", "ifnd")
+
+
+def rank_of(rank: int, folder: str) -> None:
+    """One batch of unequal parts, and trainings; importing the libraries is what takes time."""
     torch.set_num_threads(1)
-    parts = made(detector, mini_batch_size=3)  # before there are ranks, see `small_model`
+    model = small_model()  # before there are ranks: only the first of them writes files
+    parts = {detector: made(detector, mini_batch_size=3) for detector in WITH_STATE}
     names = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ.update(names, MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")  # not used: a file is
     dist.init_process_group("gloo", init_method=f"file://{folder}/sync", rank=rank, world_size=2)
-    torch.save(trained(f"{folder}/out", detector, 4, parts), f"{folder}/{rank}.pt")
+    rows = range(sum(SIZES[:rank]), sum(SIZES[: rank + 1]))
+    found: dict[str, Any] = {"batch": gradient_of(model, list(rows), True)}
+    for detector in WITH_STATE:
+        found[detector] = trained(f"{folder}/{detector}", detector, 4, parts[detector])
+    torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("detector", ["glofnd", "ifnd"])
-def test_two_processes_train_as_one(detector: str, tmp_path: Path) -> None:
-    spawn(rank_of, (str(tmp_path), detector), nprocs=2)
-    one = trained(str(tmp_path / "one"), detector, 8, made(detector))
-    for rank in range(2):
-        found = torch.load(tmp_path / f"{rank}.pt")
-        assert found.keys() == one.keys()
-        for name, value in one.items():
-            torch.testing.assert_close(found[name], value, rtol=1e-3, atol=2e-5, msg=name)
+def test_two_processes_are_one(tmp_path: Path) -> None:
+    spawn(rank_of, (str(tmp_path),), nprocs=2)
+    loss, gradient = gradient_of(small_model(), list(range(sum(SIZES))), False)
+    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    for found in ranks:
+        torch.testing.assert_close(found["batch"][0], loss, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found["batch"][1], gradient, rtol=1e-3, atol=1e-5)
+    for detector in WITH_STATE:
+        one = trained(str(tmp_path / "one" / detector), detector, 8, made(detector))
+        for found in ranks:
+            assert found[detector].keys() == one.keys()
+            for name, value in one.items():
+                torch.testing.assert_close(
+                    found[detector][name], value, rtol=1e-3, atol=2e-5, msg=name
+                )
 
 
 def test_several_losses_resume_each_with_its_state(tmp_path: Path) -> None:

@@ -45,9 +45,18 @@ def batch(step: int) -> tuple[Tensor, Tensor, Tensor]:
     return one, other, torch.randperm(N, generator=g)[:B]
 
 
+def answer(detector: str) -> str:
+    """The kind of answer that a detector gives."""
+    if detector == "none" or "soft" in detector or "degrees" in detector:
+        return "none" if detector == "none" else "degrees"
+    return (
+        "levels" if detector.partition(",")[0] in ("ifnd", "neighbours", "hierarchy") else "flags"
+    )
+
+
 def cases() -> list[tuple[str, str, Action]]:
-    """Every loss with every registered detector and every action, every kind of a detector with
-    every action that it can have."""
+    """Every loss with every action and every kind of answer (none, flags, degrees, several levels),
+    every detector with every action that it can have."""
     found = [
         (loss, detector, action)
         for loss in LOSSES
@@ -59,7 +68,7 @@ def cases() -> list[tuple[str, str, Action]]:
 
     def parts(case: tuple[str, str, Action]) -> set[tuple[str, str]]:
         loss, detector, action = case
-        return {(loss, detector.partition(",")[0]), (detector, action), (loss, action)}
+        return {(loss, answer(detector)), (detector, action), (loss, action)}
 
     return cover(found, parts)
 

@@ -131,7 +131,7 @@ def _ranges(hows: tuple[Augmentation, ...], device: torch.device) -> tuple[Tenso
 
 # Crop, resize and flip, as one resampling
 #
-# Linear in the pixels and separable: `out = rows @ image @ columns.T`, with the weights of Pillow for
+# Linear in the pixels and separable: `out = rows @ image @ columns.T`, with Pillow's weights for
 # antialiased bilinear resizing. A blur can be multiplied into the same matrices.
 
 
