@@ -23,7 +23,7 @@ measure() { "$python" benchmarks/gpu_hour.py "$@"; }
 sizes() { if [ -n "$quick" ]; then echo "$1"; else echo "$2"; fi; }
 
 suite() {
-  "$python" -m pytest -n 4 -q >"$work/suite.log" 2>&1
+  OMP_NUM_THREADS=1 "$python" -m pytest -n 4 --dist worksteal -q >"$work/suite.log" 2>&1
   status=$?
   echo '```'
   tail -15 "$work/suite.log"
@@ -50,25 +50,31 @@ compile:Compiled and eager
 table:Time and peak memory of a loss
 resume:Killed and resumed"
 
+page() { # written anew after each check, so that it is complete whenever the script is ended
+  cat "$work/head.md" "$work/summary.md" "$work/checks.md" >"$out"
+}
 run() { # name, title
-  printf '\n## %s\n\n' "$2" >>"$out"
   begun=$(date +%s)
   if "$1" >"$work/$1.md" 2>"$work/$1.err"; then verdict="passed"; else verdict="**FAILED**"; failed=1; fi
-  cat "$work/$1.md" >>"$out"
-  printf '\n%s after %s s.\n' "$verdict" "$(($(date +%s) - begun))" >>"$out"
-  if [ "$verdict" != passed ]; then
-    { printf '\n```\n'; tail -30 "$work/$1.err"; printf '```\n'; } >>"$out"
-  fi
+  printf '| %s | %s | %s |\n' "$2" "$verdict" "$(($(date +%s) - begun))" >>"$work/summary.md"
+  {
+    printf '\n## %s\n\n' "$2"
+    cat "$work/$1.md"
+    if [ "$verdict" != passed ]; then printf '\n```\n%s\n```\n' "$(tail -30 "$work/$1.err")"; fi
+  } >>"$work/checks.md"
   echo "$1: $verdict" >&2
 }
 
 {
-  printf '# First run on a GPU\n\n%s, commit %s\n\n' "$(date -u +%Y-%m-%d)" \
-    "$(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
+  printf '# First run on a GPU\n\n%s, commit %s%s\n\n' "$(date -u +%Y-%m-%d)" \
+    "$(git rev-parse --short HEAD 2>/dev/null || echo unknown)" "${quick:+, small sizes}"
   measure machine
-} >"$out" || exit 1
+} >"$work/head.md"
+printf '\n| check | result | seconds |\n| --- | --- | --- |\n' >"$work/summary.md"
+: >"$work/checks.md"
 for name in $only; do
   run "$name" "$(echo "$titles" | sed -n "s/^$name://p")"
+  page
 done
 echo "wrote $out" >&2
 exit $failed

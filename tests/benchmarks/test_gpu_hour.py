@@ -55,7 +55,7 @@ def commands(tmp_path: Path, only: str) -> list[list[str]]:
     stand_in.chmod(0o755)
     code, page = run(tmp_path, only, str(stand_in))
     assert code == 0, page
-    assert page.count("\npassed after ") == len(only.split())
+    assert page.count(" | passed | ") == page.count("\n## ") == len(only.split())
     machine, *others = (line.split() for line in written.read_text(encoding="utf-8").splitlines())
     assert machine == ["benchmarks/gpu_hour.py", "machine"]
     return others
@@ -89,8 +89,10 @@ def test_two_ranks_equal_one_process_on_a_cpu(tmp_path: Path) -> None:
     )
     other.join()
     assert (ended.code, other.exitcode) == (0, 0), ended.err
-    assert "2 ranks, gloo" in ended.out
+    assert "2 ranks with gloo against one process: batch 32" in ended.out
     assert ended.out.count("| equal |") == len(gpu_hour.LOSSES)
+    rows = [line.split(" | ") for line in ended.out.splitlines() if "GloFND" in line]
+    assert all(int(row[4]) > 0 for row in rows), "the detectors flag something"
 
 
 def command_line(log: str, words: list[str]) -> None:
@@ -133,7 +135,7 @@ def test_a_killed_and_resumed_training_equals_one_never_killed_on_a_cpu(
         gpu_hour.main()
     page = capsys.readouterr().out
     assert left.value.code == 0, page
-    assert "ended by -9, resumed" in page
+    assert "ended with -9, resumed" in page
     assert "The losses differ by 0.0e+00" in page
 
 
@@ -144,16 +146,62 @@ def test_a_check_that_fails_is_marked_and_other_files_stay(tmp_path: Path) -> No
     code, page = run(tmp_path, "unknown")
     assert other.exists()
     assert code == 1
-    assert "**FAILED**" in page
+    assert " | **FAILED** | " in page
+
+
+def test_the_page_is_complete_after_each_check(tmp_path: Path) -> None:
+    """The result of each check stands at the top, and again in its section."""
+    stand_in = tmp_path / "python"
+    stand_in.write_text('#!/bin/sh\necho "$2"; [ "$2" != table ]\n', encoding="utf-8")
+    stand_in.chmod(0o755)
+    code, page = run(tmp_path, "compile table", str(stand_in))
+    assert code == 1
+    parts = [line for line in page.splitlines() if line.startswith(("#", "| C", "| T"))]
+    assert [part.rpartition(" | ")[0] or part for part in parts] == [
+        "# First run on a GPU",
+        "| Compiled and eager | passed",
+        "| Time and peak memory of a loss | **FAILED**",
+        "## Compiled and eager",
+        "## Time and peak memory of a loss",
+    ]
 
 
 def test_a_wrong_result_is_called_different(capsys: pytest.CaptureFixture[str]) -> None:
     loss_fn = gpu_hour.LOSSES["NTXentLoss"](False)
     right = gpu_hour.run_steps(loss_fn, torch.device("cpu"), 8, slice(None), steps=2)
-    wrong = [(loss * 1.001, gradient) for loss, gradient in right]
-    assert gpu_hour.compare("same", right, right, (loss_fn, loss_fn), 2e-5)
-    assert not gpu_hour.compare("other", wrong, right, (loss_fn, loss_fn), 2e-5)
+    wrong = [step._replace(loss=step.loss * 1.001) for step in right]
+    assert gpu_hour.compare("same", right, right, (loss_fn, loss_fn))
+    assert not gpu_hour.compare("other", wrong, right, (loss_fn, loss_fn))
     assert "DIFFERENT" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flips", "factor", "equal"),
+    [(0, 1.001, False), (1, 1.001, True), (1, 1.1, False), (5, 1.001, False)],
+)
+def test_a_candidate_at_a_threshold_may_be_flagged_or_not(
+    flips: int, factor: float, equal: bool
+) -> None:
+    loss_fn = gpu_hour.LOSSES["NTXentLoss"](False)
+    one = gpu_hour.Step(torch.tensor(1.0), torch.ones(2), torch.tensor(20_000))
+    other = one._replace(gradient=factor * one.gradient, flagged=one.flagged + flips)
+    assert gpu_hour.compare("flipped", [other], [one], (loss_fn, loss_fn)) is equal
+
+
+def test_the_machine_is_described(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = SimpleNamespace(name="NVIDIA A100", total_memory=80 << 30, major=8, minor=0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: about)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 7))
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 92000)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert gpu_hour.machine()
+    page = capsys.readouterr().out
+    assert "| GPU 1 | NVIDIA A100, 80 GB, sm_80 |" in page
+    assert "| CUDA | 13.0 |" in page
+    assert "| cuDNN, NCCL | 92000, 2.29.7 |" in page
 
 
 def test_time_is_measured(

@@ -16,11 +16,13 @@ Call = Callable[[Any, Tensor, Tensor, Tensor], Tensor]
 
 
 class Case(NamedTuple):
-    """A loss, made from the number of samples and from arguments that all losses share; and how it
-    is called with two embeddings of each sample and the ids."""
+    """A loss, made from the number of samples and from arguments that all losses share; how it is
+    called with two embeddings of each sample and the ids; and the batches of its steps."""
 
     make: Make
     call: Call = lambda loss_fn, one, other, ids: loss_fn(one, other, ids)
+    sizes: tuple[int, ...] = (9, 11, 7)
+    num_samples: int = 14
 
 
 def random(*shape: int, seed: int = 5) -> Tensor:
@@ -69,6 +71,12 @@ def bank(loss_fn: Any, one: Tensor, other: Tensor, ids: Tensor) -> Tensor:
     return found
 
 
+def bf16(loss_fn: Any, one: Tensor, other: Tensor, ids: Tensor) -> Tensor:
+    """Embeddings as an encoder under autocast returns them."""
+    found: Tensor = loss_fn(one.bfloat16(), other.bfloat16(), ids)
+    return found
+
+
 def ntxent(
     detector: Callable[[int], Any] = lambda N: None,
     call: Call = lambda loss_fn, one, other, ids: loss_fn(one, other, ids),
@@ -91,6 +99,14 @@ CASES: dict[str, Case] = {
     "NTXent + GloFND attract": ntxent(glofnd, action="attract"),
     "NTXent + GloFND reweight": ntxent(glofnd, action="reweight"),
     "NTXent with a bank + GloFND": ntxent(glofnd, bank),
+    # more candidates than a kernel reads at once, so that it loops over them
+    "NTXent with a long bank + GloFND": ntxent(glofnd, bank)._replace(
+        sizes=(5, 4, 6), num_samples=2100
+    ),
+    "NTXent in blocks + GloFND": ntxent(glofnd, block_rows=6)._replace(
+        sizes=(9, 12, 15), num_samples=16
+    ),
+    "NTXent in bf16 + GloFND": ntxent(glofnd, bf16),
     "NTXent + FNC": ntxent(lambda N: kf.FNC(top_k=2), action="attract"),
     "NTXent + Oracle": ntxent(oracle, action="attract"),
     "NTXent + Known": ntxent(
@@ -157,14 +173,13 @@ class Step(NamedTuple):
     flagged: int
 
 
-def steps(
-    case: Case, sizes: list[int], N: int, compile: bool
-) -> tuple[list[Step], dict[str, Tensor]]:
-    """Steps with batches of these sizes, and the state after them."""
+def steps(case: Case, compile: bool) -> tuple[list[Step], dict[str, Tensor]]:
+    """Steps with batches of the case's sizes, and the state after them."""
     torch.manual_seed(0)
+    N = case.num_samples
     loss_fn = case.make(N, compile=compile)
     found, parameters = list[Step](), list(loss_fn.parameters())
-    for seed, number in enumerate(sizes):
+    for seed, number in enumerate(case.sizes):
         g = torch.Generator().manual_seed(seed)
         one = torch.randn(number, D, generator=g)
         other = (one + 0.7 * torch.randn(number, D, generator=g)).requires_grad_()

@@ -23,7 +23,6 @@ from torch._dynamo.utils import counters
 
 from tests.gpu import cases, triton_device
 
-SIZES, NUM_SAMPLES = [9, 11, 7], 14
 LARGE, MANY = 1024, 4096
 """Batch and data set of the compilation for a GPU: Inductor chooses block sizes by them."""
 
@@ -83,18 +82,19 @@ def run(name: str) -> Found:
     triton_device.MODULES.clear()
     triton_device.LAUNCHES.clear()
     large = not triton_device.INTERPRETED
-    sizes, number = ([LARGE], MANY) if large else (SIZES, NUM_SAMPLES)
+    if large:
+        case = case._replace(sizes=(LARGE,), num_samples=MANY)
     compile_ = torch.compile
     torch.compile = compile_for_gpu  # type: ignore[assignment]
     try:
-        got, state = cases.steps(case, sizes, number, compile=True)
+        got, state = cases.steps(case, compile=True)
     finally:
         torch.compile = compile_
     modules = triton_device.MODULES
     if not modules or not all("async_compile.triton(" in module for module in modules):
         raise RuntimeError("no Triton was generated")
     graphs = counters["stats"]["unique_graphs"] / len(compiled)
-    launches = sum(triton_device.LAUNCHES.values()) // len(sizes)
+    launches = sum(triton_device.LAUNCHES.values()) // len(case.sizes)
     shown = Found(name, 0.0, graphs, len(triton_device.LAUNCHES), launches)
     if large:
         kernels = triton_device.CUBINS
@@ -103,7 +103,7 @@ def run(name: str) -> Found:
             max(getattr(k, name) for k in kernels) for name in ("spilled", "shared")
         )
     else:
-        expected, right = cases.steps(case, sizes, number, compile=False)
+        expected, right = cases.steps(case, compile=False)
         for one, other in zip(got, expected, strict=True):
             shown.loss = max(shown.loss, difference(one.loss, other.loss))
             pairs = zip(one.gradients, other.gradients, strict=True)

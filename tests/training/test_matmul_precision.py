@@ -163,7 +163,7 @@ def test_a_precision_chosen_for_one_backend_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    "strategy", ["fsdp", "fsdp_cpu_offload", "deepspeed_stage_3", "deepspeed_stage_2"]
+    "strategy", ["fsdp", "FSDP", "fsdp_cpu_offload", "deepspeed_stage_3", "deepspeed_stage_2"]
 )
 def test_strategies_that_divide_parameters_are_refused(strategy: str) -> None:
     with pytest.raises(

@@ -155,7 +155,7 @@ def _require_known(config: TrainerConfig, accelerator: str) -> None:
             f"`trainer.precision` (={config.precision}) is not supported: it would also store the"
             f" state per sample in that precision; use {TRUE_PRECISIONS[config.precision]}"
         )
-    if config.strategy.startswith(SHARDED):
+    if config.strategy.lower().startswith(SHARDED):
         raise UsageError(
             f"`trainer.strategy` (={config.strategy}) is not supported: it divides parameters among"
             " the ranks, but momentum encoders and the state per sample must be whole on each of"
