@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -337,6 +339,9 @@ def test_groups_are_never_negatives() -> None:
         ({"temperature": 0.0}, r"`temperature` \(=0.0\) must be above 0"),
         ({"temperature": 0.1, "action": "elimnate"}, "eliminate, attract, reweight"),
         ({"temperature": 0.1, "min_negatives": 0}, "at least 1"),
+        ({"min_negatives": 1.5}, r"`min_negatives` \(=1.5\) must be an integer, at least 1"),
+        ({"block_rows": 2.5}, r"`block_rows` \(=2.5\) must be an integer, at least 1"),
+        ({"temperature": math.inf}, r"`temperature` \(=inf\) must be above 0"),
         ({"temperature": 0.1, "kin_weight": 1.5}, r"`kin_weight` \(=1.5\)"),
         ({"temperature": 0.1, "block_rows": 0}, "block_rows"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, fields, replace
@@ -35,17 +36,16 @@ from kinfolk.stores.per_sample import (
 )
 
 READ_EVERY = 32
-"""Steps after which the host reads losses from an accelerator; on a CPU it reads every step."""
 
 
 def may_read(calls: int, *tensors: Tensor) -> bool:
-    """Whether the host may read these tensors now: always on a CPU, every `READ_EVERY` calls on an
-    accelerator, where reading stops the step."""
+    """Whether the host may read these tensors now: on an accelerator, where reading stops the
+    step, only in every `READ_EVERY`-th call."""
     return all(x.device.type == "cpu" for x in tensors) or calls % READ_EVERY == 0
 
 
 class Shared(TypedDict, total=False):
-    """The arguments that all losses share; see `Settings`. A framework passes them on."""
+    """The arguments that all losses share; see `Settings`."""
 
     detector: Detector | None
     action: Action
@@ -62,19 +62,17 @@ class Settings(nn.Module):
     """Abstract. The arguments that all losses share, all of them keyword-only.
 
     Args:
-        temperature: t > 0. Each loss has its paper's default.
-        detector: finds false negatives among the candidates; None: nothing is flagged.
+        temperature: t > 0; the default is that of each loss's paper.
+        detector: finds false negatives (kin) among the candidates.
         action: what is done about kin: "eliminate" (out of the denominator), "attract" (also a
             positive), "reweight" (a weight in the denominator).
         min_negatives: this many negatives of each anchor, the least similar, are always kept.
         kin_weight: the weight of kin with "reweight", for detectors without degrees.
         own_weight: with "attract", the share of the pull that the positives keep, in [0, 1]; kin
             share the rest by their degrees. None: a positive counts as much as kin of degree 1.
-        block_rows: rows of similarities held at a time; None: as many as fit into some megabytes.
-        gather: use the candidates of all ranks; None: where a process group is initialised. State
-            is merged over ranks in any case.
-        compile: compiles the loss of a block with `torch.compile`, for GPUs: on a CPU it changes
-            little. Needs a C++ compiler.
+        block_rows: rows of similarities held at a time; None: some megabytes.
+        gather: whether to use the candidates of all ranks; None: under a process group.
+        compile: compiles the loss of a block with `torch.compile`, which is meant for GPUs.
     """
 
     temperature: float = 0.1
@@ -87,10 +85,8 @@ class Settings(nn.Module):
     gather: bool | None = None
     compile: InitVar[bool] = False  # not an attribute: modules have a method `compile`
 
-    shares_pull: ClassVar[bool] = True
-    """Whether positives and attracted kin share one pull, so that `own_weight` can divide it."""
-    refused: ClassVar[Mapping[str, str]] = {}
-    """Settings of other losses that make no sense here, each with the reason."""
+    shares_pull: ClassVar[bool] = True  # positives and attracted kin, by `own_weight`
+    refused: ClassVar[Mapping[str, str]] = {}  # settings of other losses, with the reason
 
     def __new__(cls, *args: Any, **given: Any) -> Settings:
         for name in given.keys() & cls.refused:
@@ -108,13 +104,14 @@ class Settings(nn.Module):
             raise TypeError(
                 f"`detector` (={found!r}) must be a detector object, such as kf.FNC(top_k=3)"
             )
-        require(self.temperature > 0, "temperature", self.temperature, "above 0")
+        t, rows, least = self.temperature, self.block_rows, self.min_negatives
+        require(0 < t < math.inf, "temperature", t, "above 0")
         require(action in ACTIONS, "action", action, f"one of {', '.join(ACTIONS)}")
-        least = "at least 1: an anchor without negatives has no gradient"
-        require(self.min_negatives >= 1, "min_negatives", self.min_negatives, least)
+        some = "an integer, at least 1: an anchor without negatives has no gradient"
+        require(isinstance(least, int) and least >= 1, "min_negatives", least, some)
         require(0 <= self.kin_weight <= 1, "kin_weight", self.kin_weight, "in [0, 1]")
-        rows = self.block_rows
-        require(rows is None or rows >= 1, "block_rows", rows, "at least 1")
+        several = rows is None or (isinstance(rows, int) and rows >= 1)
+        require(several, "block_rows", rows, "an integer, at least 1")
         every = f"'attract' or 'reweight' with {found!r}: every candidate is kin to some degree"
         require(action != "eliminate" or found is None or not found.soft, "action", action, every)
         divides = action == "attract" and self.shares_pull
@@ -141,12 +138,9 @@ del Settings.detector, Settings.compile
 class Objective(Settings, ABC):
     """Abstract. A contrastive loss over two views, or over any `Pairs`."""
 
-    attracted_stay: ClassVar[bool] = True
-    """Whether attracted kin stay in the denominator (InfoNCE) or leave it (SogCLR)."""
-    keeps_negatives: ClassVar[bool] = True
-    """Whether an anchor needs negatives, so that `min_negatives` of them are kept."""
-    uses_degrees: ClassVar[bool] = False
-    """Whether it uses `Pairs.degree`."""
+    attracted_stay: ClassVar[bool] = True  # in the denominator (InfoNCE) or leave it (SogCLR)
+    keeps_negatives: ClassVar[bool] = True  # `min_negatives` applies
+    uses_degrees: ClassVar[bool] = False  # of `Pairs.degree`
     labels: Tensor | None
     groups: Tensor | None
     _block_loss: BlockLoss | None = None
@@ -164,15 +158,15 @@ class Objective(Settings, ABC):
         """The (R,) loss of each row of a block, and (b,) state to write. Reads state only."""
 
     def anchor_temperature(self, pairs: Pairs) -> Tensor:
-        """(), or (A,) the temperature of each anchor. Default: the constant `temperature`."""
+        """(), or (A,) the temperature of each anchor."""
         return pairs.anchors.new_full((), self.temperature)
 
     def state_of(self, outcome: Outcome, ids: Tensor) -> State:
-        """(B,) the state to write, from what `row_loss` proposed. Default: none."""
+        """(B,) the state to write, from what `row_loss` proposed."""
         return {}
 
     def observe(self, ids: Tensor, update: State, is_finite: Tensor | None = None) -> None:
-        """Writes state; see `Detector.observe`. Default: no state."""
+        """Writes state; see `Detector.observe`."""
 
     def forward(self, z1: Tensor, z2: Tensor, ids: Tensor | None = None) -> Tensor:
         """Scalar: the mean over the 2B anchors of all ranks. `z1`, `z2`: (B, D) two views, of any
@@ -185,10 +179,9 @@ class Objective(Settings, ABC):
         temperature: Tensor | None = None,
         parameters: tuple[Tensor, ...] = (),
     ) -> Tensor:
-        """Scalar: the same over any anchors × candidates, of any norm. Under a process group,
-        candidates that are the anchors (one tensor) or `local_candidates` are gathered from all
-        ranks. `temperature`: a learned one, (), instead of this loss's. `parameters`: learned
-        scalars besides it, `Rows.parameters`."""
+        """Scalar: the same over any `Pairs`. Candidates that are the anchors (one tensor) or
+        `local_candidates` are gathered from all ranks. `temperature`: a learned one, () instead of
+        this loss's; `parameters`: learned scalars besides it."""
         if torch.compiler.is_compiling():  # in a user's graph: it breaks here
             outside: Tensor = torch.compiler.disable(self.on)(pairs, temperature, parameters)  # type: ignore[no-untyped-call]
             return outside
@@ -234,13 +227,13 @@ class Objective(Settings, ABC):
         self.labels = _table(labels, "labels")
 
     def set_groups(self, groups: Tensor | None) -> None:
-        """Sets (N,) groups of all samples, known positives: candidates of the anchor's group are
-        never its negatives. Below 0: no group. `Pairs` with groups keep theirs."""
+        """Sets (N,) groups, known positives: candidates of the anchor's group are never its
+        negatives. Below 0: no group. `Pairs` with groups keep theirs."""
         self.groups = _table(groups, "groups")
 
     def set_progress(self, epoch: float, num_epochs: int) -> None:
-        """Sets the epoch, counted from 0, for schedules and warm-ups. Schedules that move with
-        every step need a call before every step with a fraction: `epoch + step / num_steps`."""
+        """Sets the epoch, from 0, for schedules and warm-ups. Schedules that move with every step
+        need a call before every step: `epoch + step / num_steps`."""
         if self.detector is not None:
             if int(epoch) != self.detector.epoch:
                 self._flush_losses()
@@ -249,7 +242,7 @@ class Objective(Settings, ABC):
                 self.detector.on_metric("epoch", epoch)
 
     def number(self, z: Tensor) -> Tensor:
-        """Ids for a call without any: the positions in the batch of all ranks."""
+        """Ids where none are given: the positions in the batch of all ranks."""
         if self.looks_up:
             raise ValueError("`ids` must be given: state or labels are looked up by sample id")
         first = 0
@@ -259,7 +252,7 @@ class Objective(Settings, ABC):
 
     @property
     def looks_up(self) -> bool:
-        """Whether state, labels or groups are looked up by sample id, so that calls need ids."""
+        """Whether anything is looked up by sample id, so that calls need ids."""
         return bool(self._sizes())
 
     def _sizes(self) -> dict[str, int]:
@@ -272,7 +265,8 @@ class Objective(Settings, ABC):
 
     def check_ids(self, *ids: Tensor) -> None:
         """Refuses ids of samples for which there is no state, label or group."""
-        for name, size in self._sizes().items():
+        if sizes := self._sizes():
+            name, size = min(sizes.items(), key=lambda item: item[1])
             for each in ids:
                 check_ids(each, size, f"the number of samples of `{name}`")
 
@@ -284,9 +278,9 @@ class Objective(Settings, ABC):
         return replace(pairs, groups=keys, candidate_groups=others)
 
     def _run(self) -> BlockLoss:
-        if self.compiles and self._block_loss is None:
-            self._block_loss = compile_block_loss()
-        return self._block_loss or block_loss
+        if self._block_loss is None:
+            self._block_loss = compile_block_loss() if self.compiles else block_loss
+        return self._block_loss
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_block_loss": None}  # a copy compiles its own
@@ -295,7 +289,7 @@ class Objective(Settings, ABC):
         return distributed.world_size() > 1 and self.gather is not False
 
     def _gather(self, pairs: Pairs) -> tuple[Pairs, list[int] | None]:
-        """The pairs with the candidates of all ranks, and the batch sizes of the ranks."""
+        """The pairs with the candidates of all ranks, and the ranks' batch sizes."""
         if not self._gathers():
             return pairs, None
         sizes = distributed.batch_sizes(len(pairs.ids), pairs.ids.device)
@@ -349,11 +343,10 @@ class Objective(Settings, ABC):
 
 
 def _table(values: Tensor | None, name: str) -> Tensor | None:
-    """(N,) integers of all samples. Refuses other types and shapes."""
-    if values is None:
-        return None
-    values = integer_ids(values, name=name)
-    require(values.ndim == 1, name, tuple(values.shape), "of the shape (samples,)")
+    """(N,) integers. Refuses other types and shapes."""
+    if values is not None:
+        values = integer_ids(values, name=name)
+        require(values.ndim == 1, name, tuple(values.shape), "of the shape (samples,)")
     return values
 
 

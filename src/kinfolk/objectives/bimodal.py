@@ -1,5 +1,4 @@
-"""Losses of image and text, or of any two towers: two directions, each with anchors of one tower
-and candidates of the other.
+"""Losses of image and text, or of any two towers: anchors of one tower and candidates of the other.
 
 - CLIP: Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML
   2021, figure 3; the learned temperature of section 2.5.
@@ -37,14 +36,8 @@ from kinfolk.stats import Stats
 
 
 class LearnedTemperature(nn.Module):
-    """t = exp(−`logit_scale`) in [lowest, highest]. In training the parameter itself is clamped
-    before it is used, so that it never stays where it has no gradient. Its gradient is the same on
-    all ranks.
-
-    Args:
-        initial: t at the start.
-        lowest, highest: of t; 0.01 is the scale of at most 100 of the paper.
-        gradient_factor: multiplies the gradient that t receives.
+    """t = exp(−`logit_scale`) in [lowest, highest]. In training the parameter itself is clamped, so
+    that it never stays where it has no gradient. Its gradient is the same on all ranks.
 
     Example:
         >>> round(LearnedTemperature(0.07)().item(), 4)
@@ -83,20 +76,12 @@ Direction = TypeVar("Direction", bound=Objective)
 
 
 class Negatives(TypedDict, total=False):
-    """Explicit negatives, K for each pair: further candidates of the first tower's anchors.
+    """Explicit negatives, K for each pair: further candidates of the first tower's anchors."""
 
-    Args:
-        negatives: (B, K, D), of any norm, embeddings of the second tower.
-        negative_ids: (B, K) their sample ids. Not needed if nothing is looked up per sample.
-        negative_group_ids: (B, K) their groups; a negative of an anchor's group is no negative of
-            that anchor. Below 0: no group.
-        own_only: a negative counts for the anchor of its row only, not for all anchors.
-    """
-
-    negatives: Tensor | None
-    negative_ids: Tensor | None
-    negative_group_ids: Tensor | None
-    own_only: bool
+    negatives: Tensor | None  # (B, K, D) embeddings of the second tower
+    negative_ids: Tensor | None  # (B, K), if anything is looked up per sample
+    negative_group_ids: Tensor | None  # (B, K), as `group_ids`
+    own_only: bool  # a negative counts for the anchor of its row, not for all
 
 
 class TwoTowers(Settings, ABC):
@@ -111,7 +96,7 @@ class TwoTowers(Settings, ABC):
         objective: Objective,
         **explicit: Unpack[Negatives],
     ) -> tuple[Pairs, Pairs]:
-        """The pairs of both directions. The other tower's embedding of a sample is its positive."""
+        """The pairs of both directions; the positive is the other tower's embedding."""
         if image.ndim != 2 or text.shape != image.shape or not image.numel():
             shapes = f"`image_features` (={tuple(image.shape)}) and `text_features`"
             raise ValueError(
@@ -157,8 +142,7 @@ def _check_shapes(shape: torch.Size, what: str, **given: Tensor | None) -> None:
 def with_negatives(
     pairs: Pairs, objective: Objective, grouped: bool, **explicit: Unpack[Negatives]
 ) -> Pairs:
-    """The pairs with explicit negatives as further candidates. `grouped`: whether keys are
-    groups."""
+    """The pairs with explicit negatives as further candidates."""
     z, given = explicit["negatives"], explicit.get("negative_ids")
     assert z is not None
     groups, (rows, size) = explicit.get("negative_group_ids"), pairs.anchors.shape
@@ -194,9 +178,8 @@ def with_negatives(
 
 
 def group_ids_of(values: Iterable[object]) -> Tensor:
-    """(N,) group ids of any values, such as texts or names of documents: equal values are one
-    group. None and "" are in no group (−1). The same value has the same id in every run and
-    process.
+    """(N,) group ids of any values, such as texts: equal values have one id, the same in every
+    process. None and "" are in no group (−1).
 
     Example:
         >>> group_ids_of(["the same", "the same", "another", ""]).tolist()
@@ -215,11 +198,7 @@ def group_ids_of(values: Iterable[object]) -> Tensor:
 
 class BimodalLoss(TwoTowers, ABC, Generic[Direction]):
     """Abstract. The mean of two losses: of image anchors against texts, and of texts against
-    images.
-
-    Everything that is kept per sample (thresholds, moving averages, temperatures) is kept once for
-    each direction, so the detector is copied for the texts. Candidates that share the anchor's id
-    or group are never negatives."""
+    images. State per sample is kept for each direction, so the detector is copied."""
 
     image: Direction
     text: Direction
@@ -255,10 +234,10 @@ class BimodalLoss(TwoTowers, ABC, Generic[Direction]):
 
         Args:
             image_features, text_features: (B, D), of any norm; row i of both is one sample.
-            ids: (B,) sample ids. Not needed if nothing is kept or looked up per sample.
-            group_ids: (B,) known positives: samples of one group (captions of one image, equal
-                texts) are never each other's negatives. Below 0: no group.
-            explicit: `negatives` (B, K, D), `negative_ids`, …: see `Negatives`.
+            ids: (B,) sample ids, if anything is kept or looked up per sample.
+            group_ids: (B,) known positives: samples of one group, such as captions of one image,
+                are never each other's negatives. Below 0: no group.
+            explicit: see `Negatives`.
         """
         pairs = self.pairs_of(image_features, text_features, ids, group_ids, self.image, **explicit)
         temperature = None if self.learned is None else self.learned()
@@ -266,7 +245,7 @@ class BimodalLoss(TwoTowers, ABC, Generic[Direction]):
 
     @property
     def objectives(self) -> tuple[Direction, Direction]:
-        """The losses of the two directions: of image anchors, of text anchors."""
+        """The losses of the two directions."""
         return self.image, self.text
 
     @property
@@ -280,8 +259,7 @@ class BimodalLoss(TwoTowers, ABC, Generic[Direction]):
         return self.temperature if self.learned is None else self.learned.value
 
     def temperature_parameters(self) -> list[nn.Parameter]:
-        """The learned temperature, for a parameter group without weight decay; empty if
-        constant."""
+        """For a parameter group without weight decay; empty if t is constant."""
         return [] if self.learned is None else list(self.learned.parameters())
 
     def set_eval_labels(self, labels: Tensor | None) -> None:
@@ -307,16 +285,15 @@ class CLIPLoss(BimodalLoss[NTXentLoss]):
         loss = ½ mean_i ( −s_ii / t + log( exp(s_ii / t) + Σ_{j ≠ i} w_ij exp(s_ij / t) ) )
              + ½ mean_i ( −s_ii / t + log( exp(s_ii / t) + Σ_{j ≠ i} v_ij exp(s_ji / t) ) )
 
-    The first line has images i and texts j, the second texts i and images j. w, v: 1; 0 where j
-    shares the group of i; for kin as the action says, see `NTXentLoss`. Without groups and detector
-    it is the cross-entropy over rows and columns of the matrix of similarities.
-    State: `learned.logit_scale`, the logarithm of 1 / t, and that of the two detectors.
+    w, v: 1; 0 where j shares the group of i; for kin as the action says, see `NTXentLoss`. Without
+    groups and detector it is the cross-entropy over rows and columns of the similarities.
+    State: `learned.logit_scale` = −log t, and that of the two detectors.
 
     Args:
         learnable: False keeps the temperature constant.
-        min_temperature: the learned t never falls below; 0.01 is the paper's scale of at most 100.
+        min_temperature: of the learned t; 0.01 is the paper's scale of at most 100.
         decoupled, prior, hardness: see `NTXentLoss`.
-        temperature, detector, action, …: see `Settings`; the detector is copied for the texts.
+        temperature, detector, action, …: see `Settings`.
 
     Example:
         >>> import torch, kinfolk as kf
@@ -353,15 +330,14 @@ class BimodalSogCLRLoss(BimodalLoss[SogCLRLoss]):
         gradient mean_i( −∇s_ii + ½ (t / u_I,i) ∇ĝ_I,i + ½ (t / u_T,i) ∇ĝ_T,i )
 
     Candidates of the anchor's group, and with "eliminate" or "attract" its kin, are not in ĝ.
-    State: u of each direction (`image.u`, `text.u`), and that of the two detectors.
+    State: `image.u`, `text.u`, and that of the two detectors.
 
     Args:
-        num_samples: N; ids are in [0, N).
-        gamma, decay_epochs: see `SogCLRLoss`.
-        temperature, detector, action, …: see `Settings`; the detector is copied for the texts.
+        num_samples, gamma, decay_epochs: see `SogCLRLoss`.
+        temperature, detector, action, …: see `Settings`.
 
-    Deviates from the paper in: the mean of the two directions, half of its sum; a constant, t times
-    the logarithm of the number of negatives, is left out.
+    Deviates from the paper in: half of its sum of the two directions; without its constant, t times
+    the logarithm of the number of negatives.
 
     Example:
         >>> import torch, kinfolk as kf
@@ -396,10 +372,9 @@ class SigLIPLoss(Objective, TwoTowers):
     State: t, b and the detector's.
 
     Args:
-        bias: b at the start; −10 as in the paper, so that negatives do not dominate the first
-            steps.
+        bias: b at the start; −10, so that negatives do not dominate the first steps.
         learnable: False keeps t and b constant.
-        min_temperature: the learned t never falls below.
+        min_temperature: of the learned t.
         temperature, detector, action, …: see `Settings`.
 
     Example:

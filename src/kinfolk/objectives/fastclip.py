@@ -22,8 +22,7 @@ from kinfolk.objectives.bimodal import BimodalLoss, LearnedTemperature
 from kinfolk.objectives.sogclr import AveragedLoss
 from kinfolk.pairs import Pairs
 
-# weight of a new gradient of an individual temperature, and its largest size (iSogCLR)
-_NEW, _CLIP = 0.5, 5.0
+_NEW, _CLIP = 0.5, 5.0  # iSogCLR: weight and largest size of an individual temperature's gradient
 _SLOW_BELOW, _SLOW = 0.03, 1 / 3
 TemperatureGradient = Literal["released", "exact"]
 
@@ -42,12 +41,9 @@ class RobustContrastLoss(AveragedLoss):
     temperatures also t and its momentum.
 
     Args:
-        rho: ρ, which keeps t from growing.
-        epsilon: ε. Samples whose u_i is far below it hardly pull or push.
-        individual_lr: the step of a temperature of each sample; None: one for all.
-        lowest, highest: of the individual temperatures.
-        halved: log(ε + u_i) and ρ count half in the gradient by t; see `FastCLIPLoss`.
-        num_samples, gamma, decay_epochs: see `SogCLRLoss`.
+        lowest, highest: of individual temperatures.
+        halved: log(ε + u_i) and ρ count half in the gradient by t.
+        rho, epsilon, individual_lr: see `FastCLIPLoss`.
         temperature, detector, action, …: see `Settings`.
     """
 
@@ -125,31 +121,28 @@ class FastCLIPLoss(BimodalLoss[RobustContrastLoss]):
     candidates' part of the loss, and 1 in the gradient of the value ("exact"). With c = 1 and fewer
     than exp(ρ) negatives (665 with ρ = 6.5) t falls until ε or `min_temperature` stops it.
 
-    γ falls from 1 to `gamma` along a cosine in `decay_epochs`; `set_progress` moves it. The
-    temperature needs a learning rate of its own, which falls to a third while t < 0.03:
+    The temperature needs a separate learning rate, which falls to a third while t < 0.03:
 
         own = {"params": loss_fn.temperature_parameters(), "lr": 2e-4, "weight_decay": 0}
         optimizer = AdamW([{"params": towers}, own])
         schedule = LambdaLR(optimizer, [other, lambda step: loss_fn.temperature_lr_factor])
 
-    With `individual_lr`, every image and every text has its own temperature (iSogCLR), learned
-    within the loss. State: `learned.logit_scale`, the logarithm of 1 / t, or the individual
-    temperatures (`image.temperatures`, `text.temperatures`); u of each direction; the detectors'.
+    State: `learned.logit_scale` = −log t, or `image.temperatures` and `text.temperatures`; u of
+    each direction; the detectors'.
 
     Args:
-        num_samples: N; ids are in [0, N).
-        rho: ρ; the larger, the lower t settles.
-        gamma: γ at its end.
-        decay_epochs: epochs in which γ falls; None: it is constant.
-        epsilon: ε.
+        num_samples, gamma, decay_epochs: see `SogCLRLoss`.
+        rho: ρ, which keeps t from growing; the larger, the lower t settles.
+        epsilon: ε. Samples whose u_i is far below it hardly pull or push.
         min_temperature: t never falls below.
-        individual_lr: the step of individual temperatures; None: one temperature, a parameter.
+        individual_lr: the step of a temperature of each image and each text, learned within the
+            loss (iSogCLR); None: one temperature, a parameter.
         temperature_gradient: "released", with which the published values of ρ were chosen, or
             "exact". Individual temperatures have the exact one, as in the published code.
-        temperature, detector, action, …: see `Settings`; the detector is copied for the texts.
+        temperature, detector, action, …: see `Settings`.
 
-    Deviates from the paper in: the mean of the two directions, half of its sum, and the default
-    gradient by t, both as in the published code; individual temperatures go by iSogCLR's rule.
+    Deviates from the paper in: half of its sum of the two directions, and the default gradient by
+    t, both as in the published code; individual temperatures go by iSogCLR's rule.
 
     Example:
         >>> import torch, kinfolk as kf
@@ -203,7 +196,7 @@ class FastCLIPLoss(BimodalLoss[RobustContrastLoss]):
 
     @property
     def temperature_lr_factor(self) -> float:
-        """1, or a third while t < 0.03. An accelerator is asked once in `READ_EVERY` calls."""
+        """1, or a third while t < 0.03."""
         if may_read(self._calls, *self.temperature_parameters(), self.image.store.rows):
             self._factor = _SLOW if self.current_temperature < _SLOW_BELOW else 1.0
         self._calls += 1

@@ -33,8 +33,7 @@ class Estimate(Shared, total=False):
 
 
 def without_estimate(given: Estimate) -> Shared:
-    """The shared arguments, and those of the estimate only if they are set: a loss without them
-    refuses them with a reason."""
+    """The shared arguments, and those of the estimate that are set, which other losses refuse."""
     mine = ("prior", "hardness", "decoupled")
     return {name: value for name, value in given.items() if name not in mine or value}  # type: ignore[return-value]
 
@@ -47,8 +46,8 @@ class NTXentLoss(Objective):
                  + log( Σ_{own p} exp(s_ip / t) + Σ_j w_ij exp(s_ij / t) )
 
     P_i: the anchor's positives, with "attract" also its kin. w_ij of a negative is 1; of kin 0 with
-    "eliminate", 1 with "attract", a weight in [0, 1] with "reweight". No state. Without a detector
-    it is plain NT-Xent; with `Oracle` and "attract" it is SupCon.
+    "eliminate", 1 with "attract", a weight in [0, 1] with "reweight". Without a detector it is
+    plain NT-Xent; with `Oracle` and "attract" it is SupCon.
 
     Args:
         temperature, detector, action, …: see `Settings`.
@@ -96,8 +95,7 @@ class NTXentLoss(Objective):
 
 
 def harden(rows: Rows, hardness: float) -> Tensor:
-    """(R,) log Σ_j w_ij h_ij exp(s_ij / t) with h_ij = exp(β s_ij / t) / its mean over
-    negatives."""
+    """(R,) log Σ_j w_ij h_ij exp(s_ij / t), h_ij = exp(β s_ij / t) / its mean over negatives."""
     weight = rows.weight()
     log_mean = rows.log_sum(scale=hardness) - weight.where(weight > 0, 1.0).log()
     return (rows.log_sum(scale=1 + hardness) - log_mean).where(weight > 0, OUT)

@@ -31,14 +31,13 @@ from kinfolk.pairs import OUT, Pairs
 
 
 class PrototypeCrossEntropy(nn.Module):
-    """A linear classifier g_p of features by their prototypes, at one or several numbers of
-    prototypes: the mean over levels and features of all ranks of CE(g_p(h), y). It has no state
-    besides the classifier.
+    """A linear classifier g_p of features by their prototypes: the mean over levels and features
+    of all ranks of CE(g_p(h), y).
 
     Args:
         num_features: F.
-        num_clusters: K of each level: the classes of the classifier are the prototypes.
-        reverse_weight, log_zero: of the symmetric form; see `prototype_cross_entropy`.
+        num_clusters: K of each level.
+        reverse_weight, log_zero: see `prototype_cross_entropy`.
     """
 
     def __init__(
@@ -55,8 +54,7 @@ class PrototypeCrossEntropy(nn.Module):
         self.head = nn.Linear(num_features, sum(self.num_clusters))
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
-        """Scalar, of this rank's (A, F) features and their labels (L, A), below 0 where unknown;
-        ranks may have different numbers of features."""
+        """Scalar, of this rank's (A, F) features and their labels (L, A), below 0: unknown."""
         with torch.autocast(features.device.type, enabled=False):
             logits = self.head(features.to(self.head.weight.dtype)).split(self.num_clusters, 1)
             losses = [
@@ -67,7 +65,7 @@ class PrototypeCrossEntropy(nn.Module):
 
 
 def mean_over_ranks(loss_A: Tensor) -> Tensor:
-    """Scalar: the mean over the anchors of all ranks, which may have different numbers of them."""
+    """Scalar: the mean over the anchors of all ranks."""
     if distributed.world_size() == 1:
         return loss_A.mean()
     number = sum(distributed.batch_sizes(len(loss_A), loss_A.device))
@@ -77,19 +75,12 @@ def mean_over_ranks(loss_A: Tensor) -> Tensor:
 def prototype_cross_entropy(
     logits: Tensor, labels: Tensor, reverse_weight: float = 0.0, log_zero: float = -4.0
 ) -> Tensor:
-    """(A,) cross-entropy of each row to its prototype, and with a `reverse_weight` w the symmetric
-    one.
+    """(A,) cross-entropy of each row of the (A, K) `logits` to its prototype, 0 for labels below 0;
+    and with a `reverse_weight` w the symmetric one, in which a wrong prototype has less effect.
 
         −log p_y + w · RCE,       RCE = −Σ_k p_k log q_k = −log_zero · (1 − p_y)
 
-    q is the one-hot label, whose zeros have the logarithm `log_zero`. RCE is bounded, which limits
-    the effect of a wrong prototype.
-
-    Args:
-        logits: (A, K) g_p(h).
-        labels: (A,) prototype of each; below 0: none, the loss is 0.
-        reverse_weight: w; 0: plain cross-entropy.
-        log_zero: A of Wang et al., below 0.
+    q is the one-hot label, whose zeros have the logarithm `log_zero`, A of Wang et al.
 
     Example:
         >>> prototype_cross_entropy(torch.zeros(2, 4), torch.tensor([3, -1]))
@@ -115,16 +106,16 @@ def prototype_nce(
 
         loss_i = −log( exp(v_i·c_s / φ_s) / Σ_j exp(v_i·c_j / φ_j) )
 
-    s is the prototype of sample i. It is InfoNCE over the row terms of the engine: with t the
-    smallest φ and candidates c_j · t / φ_j, the exponents are v_i·c_j / φ_j. The number of the
-    prototype is the sample id, so that the own prototype is in the sum only once.
+    s is the prototype of sample i. It is InfoNCE: with t the smallest φ and candidates c_j · t /
+    φ_j, the exponents are v_i·c_j / φ_j. The number of the prototype is the sample id, so that the
+    anchor's prototype is in the sum only once.
 
     Args:
         anchors: (A, D) v, of any norm.
         prototypes: (K, D) c, of any norm, without gradient.
-        concentration: (K,) φ; 0 marks an empty cluster, which is not in the sum.
+        concentration: (K,) φ; 0: an empty cluster, which is not in the sum.
         labels: (A,) prototype of each anchor; below 0: none, the loss is 0.
-        drawn: (M,) prototypes in the sum besides the anchor's own; None: all.
+        drawn: (M,) prototypes in the sum besides the anchor's; None: all.
 
     Example:
         >>> z, phi = torch.eye(2), torch.tensor([0.5, 0.5])
@@ -156,13 +147,8 @@ def proto_nce(
     levels: Sequence[tuple[Tensor, Tensor, Tensor]],
     drawn: Sequence[Tensor | None] | None = None,
 ) -> Tensor:
-    """Scalar: the prototype term, mean over the levels and over the anchors of all ranks.
-
-    Args:
-        anchors: (A, D), this rank's; ranks may have different numbers.
-        levels: (prototypes, concentration, labels) of each; see `prototype_nce`.
-        drawn: of each level, the same on all ranks; see `prototype_nce`.
-    """
+    """Scalar: the mean of `prototype_nce` over levels (prototypes, concentration, labels) and over
+    the anchors of all ranks. `drawn`: of each level, the same on all ranks."""
     given = zip(levels, drawn or [None] * len(levels), strict=True)
     loss = torch.stack([prototype_nce(anchors, *level, some) for level, some in given]).mean()
     return mean_over_ranks(loss.expand(len(anchors)))
@@ -176,11 +162,9 @@ class LocalAggregationLoss(Objective):
         loss_i = −log [ ( Σ_own exp(s/t) + Σ_{j ∈ C_i ∩ B_i} exp(s_ij/t) )
                         / ( Σ_own exp(s/t) + Σ_{j ∈ B_i} exp(s_ij/t) ) ]
 
-    C_i, the close neighbours, are the kin that the detector finds; B_i, the background, are the
-    candidates that it does not ignore. The kin are summed inside the logarithm, so it is enough if
-    some of them are near, while `NTXentLoss` attracts each of them. This is the action "attract",
-    the default and the paper's. With "eliminate" kin leave the background, with "reweight" they
-    have a weight there; in both cases, and without a detector, the loss is `NTXentLoss`. No state.
+    C_i are the kin that the detector finds, B_i the candidates that it does not ignore. The kin are
+    summed inside the logarithm, so it is enough if some of them are near, while `NTXentLoss`
+    attracts each. With other actions than "attract", and without a detector, it is `NTXentLoss`.
 
     Args:
         temperature, detector, action, …: see `Settings`.

@@ -24,12 +24,10 @@ class RelativeContrastLoss(Objective):
 
         loss_i = mean_{keys k} ( log( exp(s_ik / t) + Σ_j w_ij exp(s_ij / t) ) − y_ik · s_ik / t )
 
-    The keys are the own positives of `Pairs`, and y_ik their degrees: 1 if the labels of anchor and
-    key are equal under the criterion, 0 if not. With several criteria and one prediction for all, y
-    is the share of criteria that agree, P_c of equation 9, which equals the mean over criteria of
-    equation 2. w_ij of a negative is 1; for kin it is 0 with `eliminate` and a factor with
-    `reweight`. With `attract` kin are further keys with y = 1, which are in the sum already. No
-    state. With one key that is positive, it is `NTXentLoss`.
+    The keys are the positives of `Pairs`, and y_ik their degrees: 1 if the labels of anchor and key
+    are equal under the criterion, 0 if not, the share of criteria that agree (P_c of equation 9)
+    where there are several. w_ij: see `NTXentLoss`. With "attract" kin are further keys with y = 1,
+    which are in the sum already. With one key that is positive, it is `NTXentLoss`.
 
     Args:
         temperature, detector, action, …: see `Settings`.

@@ -18,15 +18,10 @@ from kinfolk.stores.per_sample import sent
 
 
 class SiameseMetric(nn.Module):
-    """The metric loss with its head, which classifies |h − ĥ|: whether two features have the same
-    prototype.
+    """The metric loss with its head g_m, (M, F) → (M, 1), which classifies |h − ĥ|: whether two
+    features have the same prototype.
 
         mean over h^p of ( CE(g_m(|h^p − ĥ^p|), 1) + CE(g_m(|h^p − ĥ^q|), 0) ) / 2
-
-    See `draw_partners` and `siamese_metric`. It has no state besides the head.
-
-    Args:
-        head: g_m: (M, F) → (M, 1).
     """
 
     def __init__(self, head: nn.Module) -> None:
@@ -46,8 +41,7 @@ class SiameseMetric(nn.Module):
 @dataclass(frozen=True)
 class Partners:
     """(A,) for each feature: whether it is an anchor h^p, the number of a feature with the same
-    prototype, and of one with another; −1 if there is no other. The numbers of features that are
-    not anchors are not used."""
+    prototype, and of one with another; −1: there is none."""
 
     anchors_A: Tensor
     same_A: Tensor
@@ -55,19 +49,13 @@ class Partners:
 
 
 def draw_partners(prototypes: Tensor, num_views: int, generator: torch.Generator) -> Partners:
-    """Draws the pairs of equation 3 among the features of a batch, without waiting for an
-    accelerator.
+    """Draws the pairs of equation 3 in a batch with the (B,) `prototypes`, without waiting for an
+    accelerator. `generator`: on the CPU.
 
-    The anchor prototype p is the most frequent one of the batch. If it has less than half of the
-    batch, because its cluster is smaller, the next ones are anchor prototypes too, until they have
-    half. Each anchor is paired by its own prototype. The partner ĥ^p is a view of another sample of
-    that prototype, or the next view of the same sample if it is the only one. The partner ĥ^q is
-    any view of a sample of another prototype.
-
-    Args:
-        prototypes: (B,) prototype of each sample.
-        num_views: V.
-        generator: on the CPU.
+    The anchor prototype p is the most frequent one; if it has less than half of the batch, the next
+    ones are anchor prototypes too, until they have half. The partner ĥ^p is a view of another
+    sample of the anchor's prototype, or the next view of its sample if it is the only one. The
+    partner ĥ^q is any view of a sample of another prototype.
 
     Example:
         >>> found = draw_partners(torch.tensor([5, 2, 5, 7]), 1, torch.Generator().manual_seed(0))
@@ -108,14 +96,8 @@ def draw_partners(prototypes: Tensor, num_views: int, generator: torch.Generator
 def siamese_metric(
     features: Tensor, partners: Partners, head: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Scalar: the binary cross-entropy of g_m(|h − ĥ|) to 1 for partners of one prototype and to 0
-    for others, mean over all pairs of all ranks.
-
-    Args:
-        features: (A, F) h of this rank, sample-major; ranks may have different numbers.
-        partners: of the features of all ranks in rank order, the same on all ranks.
-        head: g_m: (M, F) → (M, 1) or (M,), each row by itself.
-    """
+    """Scalar: the mean over all pairs of all ranks of the loss above. `features`: (A, F) of this
+    rank, sample-major; `partners`: of all ranks in rank order."""
     with torch.autocast(features.device.type, enabled=False):
         features = features if features.dtype == torch.float64 else features.float()
         everything, start, several = features, 0, distributed.world_size() > 1

@@ -27,14 +27,13 @@ class AveragedLoss(Objective, ABC):
 
         u_i ← (1 − γ) u_i + γ ĝ_i,  u_i = ĝ_i on the first visit
 
-    It is stored as a logarithm, so that no temperature overflows. All views of a sample read the
-    same old u; the mean of their new values is stored. A sample without negatives is left as it is.
+    It is stored as a logarithm, so that no temperature overflows. The mean of the new values of a
+    sample's views is stored. A sample without negatives is left as it is.
 
     Args:
         num_samples: N; ids are in [0, N).
-        gamma: γ in (0, 1], the weight of the new value, at its end.
-        decay_epochs: epochs in which γ falls from 1 to `gamma` along a cosine; `set_progress` moves
-            it. None: it is constant.
+        gamma: γ in (0, 1], the weight of the new value.
+        decay_epochs: epochs in which γ falls from 1 to `gamma` along a cosine, by `set_progress`.
         temperature, detector, action, …: see `Settings`.
     """
 
@@ -58,7 +57,7 @@ class AveragedLoss(Objective, ABC):
         self.store = PerSample(self.num_samples, log_u=-math.inf, **self.state_fields())
 
     def state_fields(self) -> Mapping[str, float]:
-        """Further fields of the store, with their initial values. Default: none."""
+        """Further fields of the store, with their initial values."""
         return {}
 
     def set_progress(self, epoch: float, num_epochs: int) -> None:
@@ -79,8 +78,7 @@ class AveragedLoss(Objective, ABC):
 
     @torch.no_grad()
     def average(self, rows: Rows, log_g: Tensor, bare: Tensor) -> tuple[Tensor, Tensor]:
-        """(R,) log of the new u, 0 in `bare` rows (without negatives), and (b,) the value to
-        store."""
+        """(R,) log of the new u, 0 in `bare` rows (without negatives), and (b,) what to store."""
         gamma = self.current_gamma.to(log_g.dtype)
         old_b1 = self.store.log_u[rows.ids].to(log_g.dtype).unsqueeze(1)
         log_g_bV = log_g.masked_fill(bare, torch.nan).view(-1, rows.num_views)
@@ -110,16 +108,15 @@ def log_mean(logs: Tensor) -> Tensor:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SogCLRLoss(AveragedLoss):
-    """The global contrastive loss: the mean over a batch's negatives is replaced by a moving
-    average kept for each sample.
+    """The global contrastive loss: a moving average of each sample instead of the batch's mean.
 
         ĝ_i = Σ_j w_ij exp(s_ij / t) / Σ_j w_ij       (the positive is not among them)
         u_i ← (1 − γ) u_i + γ ĝ_i,  u_i = ĝ_i on the first visit
         value    mean_i( −s_i,pos + t·log u_i )
         gradient mean_i( −∇s_i,pos + (t / u_i) ∇ĝ_i )
 
-    With "attract", kin are positives too (mean of similarities) and leave ĝ. State: u. With γ = 1
-    the gradient is that of −s_pos + t·log ĝ of the batch.
+    With "attract", kin are positives too and leave ĝ. State: u. With γ = 1 the gradient is that of
+    −s_pos + t·log ĝ of the batch.
 
     Args:
         num_samples, gamma, decay_epochs: see `AveragedLoss`.
