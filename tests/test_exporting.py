@@ -154,17 +154,17 @@ def test_the_configuration_is_yaml() -> None:
         (
             {"name": "resnet18", "stem": "cifar", "width": 64},
             "detectron2",
-            r"3×3 convolution without pooling.*\(`model.stem`\)",
+            r"its `stem` is cifar instead of imagenet",
         ),
         (
             {"name": "resnet50", "stem": "imagenet", "width": 32},
             "timm",
-            r"32 channels instead of 64 \(`model.width`\)",
+            r"its `width` is 32 instead of 64",
         ),
         (
             {"name": "resnet18", "stem": "imagenet", "width": 64, "in_channels": 1},
             "torchvision",
-            "images of 1 channels",
+            "its `in_channels` is 1 instead of 3",
         ),
         ({"towers": [], "channels": [1, 2]}, "torchvision", "two networks"),
         ({"name": "timm/vit_tiny_patch16_224"}, "torchvision", "it is timm/vit_tiny_patch16_224"),
@@ -200,7 +200,7 @@ def test_wrong_formats_and_existing_files_are_refused(small: Path, tmp_path: Pat
     ):
         kf.export(small, "keras")
     with pytest.raises(
-        UsageError, match="can't be exported to torchvision: there is no resnet10; its stem"
+        UsageError, match="can't be exported to torchvision: there is no resnet10; its `stem`"
     ):
         kf.export(small, "torchvision", tmp_path / "out.pth")
     assert not (tmp_path / "out.pth").exists()

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -203,18 +203,20 @@ def _timm(encoder: Encoder, path: Path) -> tuple[str, str]:
 def _detectron2(encoder: Encoder, path: Path) -> tuple[str, str]:
     name, state = network_in("detectron2", encoder.config), plain_state(encoder.module)
 
+    arrays = {detectron2_name(key): value.detach().cpu().numpy() for key, value in state.items()}
+    # with this flag detectron2 matches names from their ends
+    document = {"model": arrays, "__author__": "kinfolk", "matching_heuristics": True}
+
     def write(unfinished: Path) -> None:
         with unfinished.open("wb") as file:
-            write_pickle(state, file)
+            _PlainPickler(file, protocol=4).dump(document)
 
     write_by_name(path, write)
     mean = encoder.views.get("mean", (0.485, 0.456, 0.406))
     std = encoder.views.get("std", (0.229, 0.224, 0.225))
-    return (
-        "names as detectron2's converter gives them; not loaded",
-        f"MODEL.WEIGHTS {path}, with the configuration\n"
-        + config_lines(int(name.removeprefix("resnet")), mean, std),
-    )
+    lines = config_lines(int(name.removeprefix("resnet")), mean, std)
+    use = f"MODEL.WEIGHTS {path}, with the configuration\n{lines}"
+    return "names as detectron2's converter gives them; not loaded", use
 
 
 def _onnx(encoder: Encoder, path: Path) -> tuple[str, str]:
@@ -306,30 +308,17 @@ def network_in(package: str, config: Mapping[str, Any] | None) -> str:
         if home and home != package and not (name in RESNETS and home in PACKAGES):
             faults = [f"it is {config['name']}, which {package} names or builds differently"]
         elif not home:
-            faults = _differences_from_resnet(name, config)
+            faults = [f"there is no {name}"] if name not in RESNETS else []
+            for key, right in (("stem", "imagenet"), ("width", 64), ("in_channels", 3)):
+                found = config.get(key, 3 if key == "in_channels" else None)
+                if found != right:
+                    faults.append(f"its `{key}` is {found} instead of {right}")
     if faults:
         raise UsageError(
             f"the encoder can't be exported to {package}: {'; '.join(faults)}; safetensors and onnx"
             " take any encoder"
         )
     return name
-
-
-def _differences_from_resnet(name: str, config: Mapping[str, Any]) -> list[str]:
-    """How one of our ResNets differs from those that the packages share."""
-    faults = [f"there is no {name}"] if name not in RESNETS else []
-    if config.get("stem") != "imagenet":
-        faults.append(
-            "its stem is a 3×3 convolution without pooling, for small images, instead of 7×7 with"
-            " pooling (`model.stem`)"
-        )
-    if config.get("width") != 64:
-        faults.append(
-            f"its first stage has {config.get('width')} channels instead of 64 (`model.width`)"
-        )
-    if config.get("in_channels", 3) != 3:
-        faults.append(f"it takes images of {config['in_channels']} channels instead of 3")
-    return faults
 
 
 def _build_torchvision(name: str) -> nn.Module:
@@ -414,14 +403,6 @@ def detectron2_name(name: str) -> str:
     for pattern, replacement in _RENAMED:
         name = re.sub(pattern, replacement, name)
     return name
-
-
-def write_pickle(state: Mapping[str, Tensor], file: BinaryIO) -> None:
-    """With the flag that makes detectron2 match names from their ends."""
-    arrays = {detectron2_name(name): value.detach().cpu().numpy() for name, value in state.items()}
-    _PlainPickler(file, protocol=4).dump(
-        {"model": arrays, "__author__": "kinfolk", "matching_heuristics": True}
-    )
 
 
 class _PlainPickler(pickle.Pickler):

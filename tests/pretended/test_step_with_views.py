@@ -11,6 +11,7 @@ from torch import nn
 from kinfolk.data.augmentation.views import Views
 from kinfolk.detectors import GloFND
 from kinfolk.frameworks.simclr import SogCLRFramework
+from kinfolk.training.config import TrainConfig
 from kinfolk.training.module import TrainingModule
 from tests.pretended.device import AVAILABLE, CUDA, LOG, on_device, pretended
 
@@ -50,11 +51,8 @@ def test_a_step_of_sogclr_with_glofnd_never_waits(monkeypatch: pytest.MonkeyPatc
         framework,
         Data(),
         Views("sogclr", 32),
+        TrainConfig(method="sogclr+glofnd", batch_size=B, epochs=2),
         lambda *_: None,
-        method="sogclr+glofnd",
-        batch_size=B,
-        epochs=2,
-        seed=0,
     )
     with pretended():
         made.to(CUDA)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from kinfolk.data.augmentation.views import Views
 from kinfolk.frameworks.registry import Context, build, parse
+from kinfolk.training.config import TrainConfig, TrainerConfig
 from kinfolk.training.loader import BatchLoader
 from kinfolk.training.metrics_log import MetricsLog
 from kinfolk.training.module import NonFiniteLossError, TrainingModule
@@ -54,6 +55,11 @@ def ready_views(
     return pixels.transpose(0, 1)
 
 
+def small_config(method: str, epochs: int = 2) -> TrainConfig:
+    trainer = TrainerConfig(channels_last=False, precision="32")
+    return TrainConfig(method=method, batch_size=B, epochs=epochs, trainer=trainer)
+
+
 def module() -> TrainingModule:
     torch.manual_seed(0)
     method = parse("sogclr+glofnd")
@@ -67,17 +73,7 @@ def module() -> TrainingModule:
     )
     framework.set_eval_labels(torch.arange(N) % 4)
     views: Any = ready_views
-    return TrainingModule(
-        framework,
-        Data(),
-        views,
-        lambda *_: None,
-        method="sogclr+glofnd",
-        batch_size=B,
-        epochs=2,
-        seed=0,
-        channels_last=False,
-    )
+    return TrainingModule(framework, Data(), views, small_config("sogclr+glofnd"), lambda *_: None)
 
 
 def batch(step: int) -> dict[str, Any]:
@@ -180,15 +176,11 @@ def test_embeddings_that_streamed_data_is_clustered_by_are_collected_without_wai
         framework,
         data,
         views,
+        small_config("simclr+ifnd", epochs=3),
         lambda *_: None,
-        method="simclr+ifnd",
-        batch_size=B,
-        epochs=3,
-        seed=0,
-        channels_last=False,
     )
     trainer: Any = SimpleNamespace(current_epoch=0)
-    refresh, expected = Refresh(data, views, epochs=3, autocast=None), torch.zeros(N, D)
+    refresh, expected = Refresh(data), torch.zeros(N, D)
     batches = []
     for step in range(3):
         ids = torch.arange(B * step, B * step + B)

@@ -44,16 +44,11 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
-@pytest.mark.parametrize("precision", ["bf16-true", "16-true", "64-true", "64"])
-def test_a_precision_that_would_convert_the_state_is_refused(precision: str) -> None:
-    with pytest.raises(
-        UsageError,
-        match=(
-            rf"`trainer.precision` \(={precision}\) is not supported.*; use"
-            r" (bf16-mixed|16-mixed|32-true)"
-        ),
-    ):
-        launch.resolve_trainer(TrainerConfig(precision=precision))
+def test_a_precision_that_would_convert_the_state_is_refused() -> None:
+    for precision in ("bf16-true", "16-true", "64-true", "64"):
+        given = TrainerConfig(precision=precision)
+        with pytest.raises(UsageError, match=rf"\(={precision}\) is not supported.* bf16-mixed,"):
+            launch.resolve_trainer(given)
 
 
 def test_all_gpus_share_the_statistics_of_batchnorm(gpus: list[str]) -> None:
@@ -128,11 +123,11 @@ def test_the_encoder_is_compiled_in_place(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(nn.Module, "compile", lambda self: compiled.append(self))
     encoder = nn.Linear(3, 3)
     framework = build(parse("moco"), encoder, nn.Linear(3, 2), Context(8), {"queue_size": 4}, {})
-    given: Any = (framework, SimpleNamespace(num_train=8), None, lambda *_: None)
+    trainer = TrainerConfig(compile_encoder=True)
+    config = TrainConfig(method="moco", batch_size=4, epochs=1, trainer=trainer)
+    given: Any = (framework, SimpleNamespace(num_train=8), None, config, lambda *_: None)
     names = list(framework.state_dict())
-    module = TrainingModule(
-        *given, method="moco", batch_size=4, epochs=1, seed=0, compile_encoder=True
-    )
+    module = TrainingModule(*given)
     assert len(compiled) == 2, "the encoder and its momentum copy"
     assert compiled[0] is encoder
     assert list(module.framework.state_dict()) == names

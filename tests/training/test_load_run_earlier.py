@@ -21,7 +21,7 @@ from kinfolk.training import train as training
 from kinfolk.training.build import build_framework
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.run_folder import Run
-from kinfolk.training.settings import checked_arguments, written_arguments
+from kinfolk.training.settings import checked_arguments
 from tests.training.small import BARE
 
 CONFIG = Path(__file__).with_name("earlier_run.yaml")
@@ -68,8 +68,8 @@ def train_as_before(monkeypatch: pytest.MonkeyPatch, out: Path, **more: Any) -> 
     """A run that writes its configuration, digests and checkpoint as an earlier version did."""
 
     def earlier_names(*args: Any) -> dict[str, Any]:
-        found = written_arguments(*args)
-        if "decoupled" in found:
+        found = checked_arguments(*args)
+        if args[-1] and "decoupled" in found:
             found = {**found, "positive_in_denominator": not found["decoupled"], "decoupled": False}
         return found
 
@@ -80,7 +80,7 @@ def train_as_before(monkeypatch: pytest.MonkeyPatch, out: Path, **more: Any) -> 
         return framework
 
     with monkeypatch.context() as patch:
-        patch.setattr(defaults, "written_arguments", earlier_names)
+        patch.setattr(defaults, "checked_arguments", earlier_names)
         patch.setattr(training, "build_framework", earlier_state)
         return train_small(out, **more)
 

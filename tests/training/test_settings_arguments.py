@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from kinfolk.errors import UsageError
-from kinfolk.training.settings import checked_arguments, written_arguments
+from kinfolk.training.settings import checked_arguments
 
 
 class Detector:
@@ -35,7 +35,7 @@ def test_texts_become_numbers_and_defaults_are_filled_in() -> None:
         "rule": "adam",
         "betas": (0.5, 0.6),
     }
-    assert written_arguments(Detector, PARAMETERS, given, "detector", "glofnd") == {
+    assert checked_arguments(Detector, PARAMETERS, given, "detector", "glofnd", written=True) == {
         "alpha": 0.01,
         "rule": "adam",
         "betas": [0.5, 0.6],

@@ -105,32 +105,27 @@ def _show_table(found: dict[str, Any]) -> None:
     from kinfolk.cli.options import plain_table
 
     rows = {(row["critic"], row["points"], row["omega"]): row for row in found["rows"]}
-    settings = found["settings"]
+    settings, premise = found["settings"], found["premise"]
     titles = {"nce": "One critic for all rows, trained by NCE"}
     if settings["train_each"]:
         titles["own"] = "A critic for each row, trained by the estimator of that row"
     _print(_truth(found["true"]))
     for critic, title in titles.items():
-        heads = ["ω", "paper", "training points", "fresh points"]
-        heads += ["premise"] if critic == "nce" else []
-        table = plain_table(*heads, right=tuple(heads), title=title)
+        heads = ("ω", "paper", "training points", "fresh points", "premise")
+        table = plain_table(*heads, right=heads, title=title)
         for omega, paper in found["paper"].items():
             ours = [rows[critic, points, int(omega)] for points in ("train", "fresh")]
+            holds = f"{100 * premise[omega]:.0f} %" if critic == "nce" and omega != "0" else "–"
             cells = [_mean_and_deviation(row) for row in (paper, *ours)]
-            if critic == "nce":
-                cells.append("–" if omega == "0" else f"{100 * found['premise'][omega]:.0f} %")
-            table.add_row("NCE" if omega == "0" else omega, *cells)
+            table.add_row("NCE" if omega == "0" else omega, *cells, holds)
         _print(table)
     runs = settings["seeds"]
     spread = f"Mean ± standard deviation over {runs} runs" if runs > 1 else "One run"
     _print(
         f"{spread}: {settings['num_points']:,} points, {settings['num_negatives']} negatives,"
-        f" epochs: {settings['epochs']}. CNCE draws negatives above the percentile ω.",
-        style="dim",
-    )
-    _print(
-        "Premise: share of fresh anchors whose negatives all have e^f above its mean, as theorem"
-        " 3.1 requires.",
+        f" epochs: {settings['epochs']}. CNCE draws negatives above the percentile ω. Premise:"
+        " share of fresh anchors whose negatives all have e^f above its mean, as theorem 3.1"
+        " requires.",
         style="dim",
     )
 
@@ -146,10 +141,8 @@ def _show_variance(found: dict[str, Any]) -> None:
         heads += [f"ω = {omega}" if omega else "NCE", "variance"]
     table = plain_table(*heads, right=tuple(heads))
     for number in numbers:
-        cells = []
-        for omega in omegas:
-            row = rows[number, omega]
-            cells += [f"{row['mean']:.4f}", f"{row['variance']:.1e}"]
+        ours = [rows[number, omega] for omega in omegas]
+        cells = [text for row in ours for text in (f"{row['mean']:.4f}", f"{row['variance']:.1e}")]
         table.add_row(f"{number:,}", *cells)
     if found["true"] is not None:
         _print(_truth(found["true"]))
@@ -174,7 +167,6 @@ def _print(what: Any, style: str | None = None) -> None:
 
 
 def _mean_and_deviation(row: dict[str, Any]) -> str:
-    """Mean ± deviation, e.g. 0.01345 ± 0.00100; small values as powers of ten."""
     digits = ".5f" if abs(row["mean"]) >= 1e-3 else ".1e"
     values = (row["mean"], row["stdev"])
     return " ± ".join(format(value, digits) for value in values if value is not None)

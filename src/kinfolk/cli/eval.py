@@ -234,23 +234,23 @@ def evaluate(
     if alpha is not None and not 0 < alpha < 1:
         raise UsageError(f"--alpha (={alpha:g}) must be in (0, 1)")
     _check_lists(lists)
-    about: dict[str, Any] = {
+    imported: dict[str, Any] = {
         "like": like,
         "name": row_name,
         "model": model,
         "image_size": image_size,
-        "train_seed": train_seed,
+        "seed": train_seed,
         "out": out,
     }
+    imported = {key: value for key, value in imported.items() if value is not None}
     if run.is_file():
-        _check_weights(run, names)
         source = data if like is None else None
-        run = _import_weights(run, source, labels_from_folders, about)
+        run = _import_weights(run, names, data=source, from_folders=labels_from_folders, **imported)
         data = None if like is None else data
-    elif given := [key for key, value in about.items() if value is not None]:
+    elif imported:
+        first = next(iter(imported)).replace("_", "-").replace("seed", "train-seed")
         raise UsageError(
-            f"--{given[0].replace('_', '-')} is for a file of weights, and {run} is not a file;"
-            " leave it out"
+            f"--{first} is for a file of weights, and {run} is not a file; leave it out"
         )
     from kinfolk.cli.options import print_refused
     from kinfolk.embedding import take_parts
@@ -261,7 +261,7 @@ def evaluate(
 
     opened = open_run(run)
     opened.encoder()  # fails before any image is read if the run has no model
-    towers: Any = opened.towers() if any(name in CAPTION_PROTOCOLS for name in names) else None
+    towers: Any = opened.towers() if {*names} & {*CAPTION_PROTOCOLS} else None
     class_names = None if classes is None else retrieval.read_lines(classes)
     sentences = retrieval.TEMPLATES if templates is None else retrieval.read_lines(templates)
     images = opened.data(
@@ -400,30 +400,25 @@ class Features:
         return take_parts(self.images, self.values)
 
 
-def _check_weights(file: Path, names: list[str]) -> None:
-    if file.suffix.lower() not in WEIGHTS:
-        raise UsageError(
-            f"{file} is neither a run folder nor a file of weights ({', '.join(WEIGHTS)})"
-        )
-    for name in names:
-        if name not in LABEL_PROTOCOLS:
-            raise UsageError(
-                f"--protocol {name} needs a run of kinfolk, and {file} is a file of weights; leave"
-                " it out"
-            )
-
-
 def _import_weights(
-    file: Path, data: str | None, labels_from_folders: bool, about: dict[str, Any]
+    file: Path, names: list[str], *, data: str | None, from_folders: bool, **options: Any
 ) -> Path:
     """Writes the folder that a file of weights is evaluated in."""
     from kinfolk.cli.options import screen
     from kinfolk.errors import printable
     from kinfolk.training.foreign_weights import import_weights
 
-    seed = about.pop("train_seed") or 0
+    if file.suffix.lower() not in WEIGHTS:
+        raise UsageError(
+            f"{file} is neither a run folder nor a file of weights ({', '.join(WEIGHTS)})"
+        )
+    if others := [name for name in names if name not in LABEL_PROTOCOLS]:
+        raise UsageError(
+            f"--protocol {others[0]} needs a run of kinfolk, and {file} is a file of weights; leave"
+            " it out"
+        )
     folder, network = import_weights(
-        file, data=data, labels_from_folders=labels_from_folders, seed=seed, progress=True, **about
+        file, data=data, labels_from_folders=from_folders, progress=True, **options
     )
     screen().print(printable(f"{file}: {network.describe()}; results in {folder}"), markup=False)
     return folder
@@ -449,12 +444,12 @@ def _shares(percent: str | None) -> list[float] | None:
         shares = [float(text) / 100 for text in percent.split(",") if text.strip()]
     except ValueError:
         shares = []
-    if not shares or not all(0 < share <= 1 for share in shares):
-        raise UsageError(
-            f"--percent (={percent}) must be numbers above 0 and at most 100, separated by commas,"
-            " such as 100,10,1"
-        )
-    return shares
+    if shares and all(0 < share <= 1 for share in shares):
+        return shares
+    raise UsageError(
+        f"--percent (={percent}) must be numbers above 0 and at most 100, separated by commas, such"
+        " as 100,10,1"
+    )
 
 
 def show_results(results: Mapping[str, Mapping[str, Any]]) -> None:
@@ -467,11 +462,8 @@ def show_results(results: Mapping[str, Mapping[str, Any]]) -> None:
     table = plain_table("protocol", "result", "measured on", right=("result",))
     for name, result in results.items():
         for number, (part, value, where) in enumerate(lines(result)):
-            table.add_row(
-                Text(printable(f"{name}{part}") if number == 0 or part else ""),
-                Text(value, "bold"),
-                Text(printable(where)),
-            )
+            head = printable(f"{name}{part}") if number == 0 or part else ""
+            table.add_row(Text(head), Text(value, "bold"), Text(printable(where)))
     screen().print(table, soft_wrap=False)
 
 
@@ -482,21 +474,15 @@ def lines(result: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     where = str(result["measured_on"])
     present = {side: result[name] for name, side in DIRECTIONS.items() if name in result}
     if "fractions" in result:
-        rows = result["fractions"]
-        for row in rows:
+        for row in result["fractions"]:
             all_listed = row.get("listed", row["labels"]) == row["labels"]
             listed = "" if all_listed else f" of {row['listed']:,} listed"
             name = row.get("subset") or f"{100 * row['fraction']:g} %"
             yield f" {name}", _accuracy(row), f"{row['labels']:,}{listed} labels, {where}"
-        if len(rows) > 1:
-            yield " average", _accuracy(result), f"mean of the {len(rows)} above"
     elif "sets" in result:
-        sets = result["sets"]
-        for row in sets:
+        for row in result["sets"]:
             value = f"{METRICS[row['metric']]} {percent(row['accuracy'])}"
             yield f" {row['name']}", value, str(row["measured_on"])
-        if len(sets) > 1:
-            yield " average", percent(result["accuracy"]), f"mean of the {len(sets)} above"
     elif "exact" in result:
         yield from _detection_lines(result, where, list(DIRECTIONS))
     elif present:
@@ -514,10 +500,12 @@ def lines(result: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield "", f"NMI {percent(result['nmi'], result['deviation'])}", how
     else:
         yield "", _accuracy(result), where
+    number = len(result.get("fractions", result.get("sets", ())))
+    if number > 1:
+        yield " average", _accuracy(result), f"mean of the {number} above"
 
 
 def _accuracy(row: Mapping[str, Any]) -> str:
-    """The accuracy with its deviation, and top-5 accuracy if it was measured."""
     five = f", top-5 {percent(row['top5'])}" if row.get("top5") is not None else ""
     return percent(row["accuracy"], row.get("deviation")) + five
 
@@ -525,8 +513,6 @@ def _accuracy(row: Mapping[str, Any]) -> str:
 def _detection_lines(
     result: Mapping[str, Any], where: str, directions: list[str]
 ) -> Iterator[tuple[str, str, str]]:
-    """Quality of the method's detection and of the exact quantile, then thresholds and
-    similarities."""
     directions = [name for name in directions if name in result]
     parts = [(" flagged", result), (f" exact, α = {result['alpha']:g}", result["exact"])]
     parts += [(f" {name.replace('_', ' ')}", result[name]) for name in directions]
@@ -549,14 +535,13 @@ def _detection_lines(
 
 
 def _detection(row: Mapping[str, Any], prefix: str = "") -> str:
-    """Precision, recall and F1 over pairs, or per anchor with the prefix "anchor_"."""
     shares = [row.get(prefix + name) for name in ("precision", "recall", "f1")]
     texts = ["—" if share is None or share != share else f"{100 * share:.1f}" for share in shares]
     return f"precision {texts[0]}, recall {texts[1]}, F1 {texts[2]} %"
 
 
 def percent(share: float, deviation: float | None = None) -> str:
-    """A share in percent, with its deviation if there is one. NaN is shown as —."""
+    """A share in percent. NaN is shown as —."""
     if share != share:
         return "—"
     if deviation is None or deviation != deviation:

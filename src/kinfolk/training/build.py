@@ -162,9 +162,10 @@ def build_framework(
 def _check_guides(framework: Framework, data: ImageData) -> None:
     """Refuses features of other samples."""
     for part in framework.modules():
-        features = part.features if isinstance(part, Guide) else None
-        numbers = {data.num_ids, max(len(data), data.num_ids)}
-        if features is not None and len(features) not in numbers:
+        if not isinstance(part, Guide) or part.features is None:
+            continue
+        features = part.features
+        if len(features) not in (data.num_ids, max(len(data), data.num_ids)):
             raise UsageError(
                 f"the guide has features of {len(features):,} samples; it must have one row for"
                 f" each of the {data.num_ids:,} training samples, in data-set order, or for each of"

@@ -42,7 +42,7 @@ from kinfolk.files import (
 )
 from kinfolk.frameworks.clip import ImageText
 from kinfolk.models.weights import why_unreadable
-from kinfolk.training.config import CheckpointConfig
+from kinfolk.training.config import TrainConfig
 from kinfolk.training.module import TrainingModule
 
 FORMAT = 2
@@ -171,8 +171,6 @@ class CheckpointSaver(pl.Callback):
 
     Args:
         path: the file. Older checkpoints next to it are `last-1.ckpt`, `last-2.ckpt`, …
-        epochs: number of epochs of the whole training.
-        settings: when to save, and how many checkpoints to keep.
         identity: the run that the checkpoint belongs to; see `settings.identity`.
         export: called on rank zero with the finished epochs and steps before each checkpoint.
         accuracy: the kNN accuracy of the epoch that has just ended, on rank zero, if measured.
@@ -182,16 +180,16 @@ class CheckpointSaver(pl.Callback):
     def __init__(
         self,
         path: Path,
-        epochs: int,
-        settings: CheckpointConfig,
+        config: TrainConfig,
         identity: Mapping[str, Any],
         export: Callable[[int, int], None],
         accuracy: Callable[[], float | None],
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        self.path, self.epochs, self.settings, self.identity = path, epochs, settings, identity
-        self.export, self.accuracy, self.state = export, accuracy, state
-        minutes = settings.every_minutes
+        self.path, self.identity, self.export = path, identity, export
+        self.epochs, self.settings = config.epochs, config.checkpoint
+        self.accuracy, self.state = accuracy, state
+        minutes = self.settings.every_minutes
         self.every_seconds = float("inf") if minutes is None else 60 * minutes
         self.received: signal.Signals | None = None
         self.best = None if state is None else state.get("best")

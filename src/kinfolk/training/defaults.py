@@ -8,7 +8,7 @@ import itertools
 import math
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kinfolk.data.augmentation.presets import augmentations
@@ -45,7 +45,6 @@ from kinfolk.training.settings import (
     load_recipe,
     recipe_path,
     with_method,
-    written_arguments,
 )
 
 if TYPE_CHECKING:
@@ -189,7 +188,7 @@ def resolve(config: TrainConfig) -> TrainConfig:
             f"`detector.{next(iter(config.detector))}` is set, but {method} has no detector; write"
             f" the method as {method}+NAME"
         )
-    framework, detector = method_arguments(config, written_arguments)
+    framework, detector = method_arguments(config, written=True)
     has_captions, views = learns_from_text(config), config.views
     needed = FRAMEWORKS[method.framework].view_options
     for name, value in needed.items():
@@ -227,18 +226,18 @@ def resolve(config: TrainConfig) -> TrainConfig:
 
 
 def method_arguments(
-    config: TrainConfig, complete: Callable[..., dict[str, Any]] = checked_arguments
+    config: TrainConfig, written: bool = False
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arguments of the framework and of the detector, by `checked_arguments` or
-    `written_arguments`."""
+    """The arguments of the framework and of the detector, by `checked_arguments`."""
     method = parse(config.method)
     name, kind = method.framework, FRAMEWORKS[method.framework]
-    framework = complete(kind, framework_arguments(method), config.framework, "framework", name)
+    given, settable = config.framework, framework_arguments(method)
+    framework = checked_arguments(kind, settable, given, "framework", name, written)
     if method.detector is None:
         return framework, {}
-    given = config.detector
-    parameters = detector_arguments(method, given)
-    detector = complete(DETECTORS[method.detector], parameters, given, "detector", method.detector)
+    name, given = method.detector, config.detector
+    settable = detector_arguments(method, given)
+    detector = checked_arguments(DETECTORS[name], settable, given, "detector", name, written)
     return framework, detector
 
 

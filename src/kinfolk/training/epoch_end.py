@@ -19,7 +19,6 @@ from torch import Tensor
 
 from kinfolk.clustering.hierarchy import OnlineHierarchy
 from kinfolk.clustering.labels import PseudoLabels
-from kinfolk.data.augmentation.views import Views
 from kinfolk.data.images import ImageData
 from kinfolk.data.labels import TEST_SPLITS, VALIDATION_SPLITS
 from kinfolk.data.sample_table import samples_digest
@@ -32,7 +31,7 @@ from kinfolk.files import check_safetensors, write_safetensors
 from kinfolk.frameworks import RCL
 from kinfolk.frameworks.base import Framework
 from kinfolk.seeding import generator
-from kinfolk.training.config import KnnConfig, SnapshotConfig
+from kinfolk.training.config import TrainConfig
 from kinfolk.training.launch import float32_products
 from kinfolk.training.module import TrainingModule
 from kinfolk.training.run_folder import Run, epoch_of, snapshot_file
@@ -47,20 +46,11 @@ class Knn:
     accuracy receives `steering_knn` instead, which never uses the test samples.
     """
 
-    def __init__(
-        self,
-        data: ImageData,
-        views: Views,
-        config: KnnConfig,
-        *,
-        epochs: int,
-        seed: int,
-        autocast: torch.dtype | None,
-    ) -> None:
-        self.data, self.views, self.config, self.epochs = data, views, config, epochs
-        self.autocast = autocast
-        self.bank, self.queries = _parts(data, TEST_SPLITS, config.max_samples, seed)
-        self.steering_queries = _parts(data, VALIDATION_SPLITS, config.max_samples, seed)[1]
+    def __init__(self, data: ImageData, config: TrainConfig) -> None:
+        self.data, self.config, self.epochs = data, config.knn, config.epochs
+        most, seed = self.config.max_samples, config.seed
+        self.bank, self.queries = _parts(data, TEST_SPLITS, most, seed)
+        self.steering_queries = _parts(data, VALIDATION_SPLITS, most, seed)[1]
         steering = self.steering_queries
         self.has_steering_queries = self.queries is not None and (
             steering is None or not torch.equal(self.queries, steering)
@@ -108,8 +98,8 @@ class Knn:
 
     def _embedded(self, module: TrainingModule, epoch: int, ids: Tensor) -> tuple[Tensor, Tensor]:
         assert self.data.labels is not None
-        where: dict[str, Any] = {"device": module.device, "autocast": self.autocast}
-        features = embed(module.framework, self.data, self.views, ids, **where)
+        where: dict[str, Any] = {"device": module.device, "autocast": module.autocast}
+        features = embed(module.framework, self.data, module.views, ids, **where)
         module.require_finite(features, "features")
         if epoch == self.epochs:
             self._last.append((ids, features))
@@ -244,29 +234,19 @@ class Snapshots:
     """Writes `snapshots/epoch-NNNN.safetensors` after the first epoch, the last one and some
     equally spaced epochs between them, always of the same samples."""
 
-    def __init__(
-        self,
-        run: Run,
-        data: ImageData,
-        views: Views,
-        config: SnapshotConfig,
-        *,
-        epochs: int,
-        seed: int,
-        autocast: torch.dtype | None,
-    ) -> None:
-        self.run, self.data, self.views, self.autocast = run, data, views, autocast
-        self.epochs = snapshot_epochs(config.epochs, epochs)
-        order = torch.randperm(data.num_train, generator=generator(seed, "snapshots"))
-        self.ids = order[: config.samples].sort().values
+    def __init__(self, run: Run, data: ImageData, config: TrainConfig) -> None:
+        self.run, self.data = run, data
+        self.epochs = snapshot_epochs(config.snapshots.epochs, config.epochs)
+        order = torch.randperm(data.num_train, generator=generator(config.seed, "snapshots"))
+        self.ids = order[: config.snapshots.samples].sort().values
         self.samples = samples_digest(data.samples) if self.epochs else ""
 
     def __call__(self, module: TrainingModule, epoch: int) -> dict[str, float]:
         if epoch not in self.epochs:
             return {}
-        where: dict[str, Any] = {"device": module.device, "autocast": self.autocast}
+        where: dict[str, Any] = {"device": module.device, "autocast": module.autocast}
         embedding_SD = embed(
-            module.framework, self.data, self.views, self.ids, projected=True, **where
+            module.framework, self.data, module.views, self.ids, projected=True, **where
         )
         tensors = {"ids": self.ids, "embedding": embedding_SD.half()}
         labels_N = accepted_labels(module.framework)

@@ -34,18 +34,10 @@ from kinfolk.files import first_line, is_running, write_text
 from kinfolk.training.config import TrainerConfig, suggest
 
 PRECISIONS = ("auto", "32", "32-true", "bf16", "bf16-mixed", "16", "16-mixed")
-TRUE_PRECISIONS = {
-    "bf16-true": "bf16-mixed",
-    "16-true": "16-mixed",
-    "64": "32-true",
-    "64-true": "32-true",
-}
-"""Precisions of Lightning that convert all weights and buffers, and so the state per sample, each
-with the one to use instead."""
-SHARDED = ("fsdp", "deepspeed", "model_parallel")
-"""How the names of strategies begin that divide the parameters among the ranks."""
-OTHER_LAUNCHERS = ("spawn", "xla", "tpu")
-"""Strategies with these words pickle the training, or need a TPU."""
+"""Others of Lightning convert all weights and buffers, and so the state per sample."""
+NOT_STRATEGIES = ("fsdp", "deepspeed", "model_parallel", "spawn", "xla", "tpu")
+"""Words in the names of strategies that divide the parameters and the state per sample among the
+ranks, pickle the training, or need a TPU."""
 CPU_BFLOAT16 = ("avx512_bf16", "amx_bf16")
 """Instruction sets without which bf16 is emulated and slower than 32 bits on a CPU."""
 
@@ -150,22 +142,10 @@ def _require_known(config: TrainerConfig, accelerator: str) -> None:
     from lightning.pytorch.accelerators import AcceleratorRegistry
     from lightning.pytorch.strategies import StrategyRegistry
 
-    if config.precision in TRUE_PRECISIONS:
-        raise UsageError(
-            f"`trainer.precision` (={config.precision}) is not supported: it would also store the"
-            f" state per sample in that precision; use {TRUE_PRECISIONS[config.precision]}"
-        )
-    if config.strategy.lower().startswith(SHARDED):
-        raise UsageError(
-            f"`trainer.strategy` (={config.strategy}) is not supported: it divides parameters among"
-            " the ranks, but momentum encoders and the state per sample must be whole on each of"
-            " them; use ddp, and `trainer.chunk_size` where activations do not fit"
-        )
-    refused = (*SHARDED, *OTHER_LAUNCHERS)
     strategies = [
         name
         for name in ("auto", *StrategyRegistry.available_strategies())
-        if not any(word in name for word in refused)
+        if not any(word in name.lower() for word in NOT_STRATEGIES)
     ]
     for key, value, names in (
         ("precision", config.precision, PRECISIONS),
@@ -385,11 +365,8 @@ def _exit_with_rank_zero(status_file: Path, over: threading.Event) -> None:
 
 
 class _RankZero:
-    """The state of rank zero as another rank sees it.
-
-    torchrun gives all launches one name unless another is given. A file that was last touched
-    before this process was started belongs to an earlier launch.
-    """
+    """The state of rank zero as another rank sees it. torchrun gives all launches one name: a file
+    that was last touched before this process was started belongs to an earlier one."""
 
     def __init__(self, status_file: Path, first_sign: float) -> None:
         self.status_file, self.first_sign, self.ready = status_file, first_sign, False

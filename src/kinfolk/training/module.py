@@ -28,6 +28,7 @@ from kinfolk.frameworks.base import Framework
 from kinfolk.frameworks.moco import MomentumCopy
 from kinfolk.seeding import derive_seed, generator
 from kinfolk.stores.per_sample import finite
+from kinfolk.training.config import TrainConfig
 from kinfolk.training.loader import BatchLoader, PixelSource, TextSource
 
 NEVER = 2**62
@@ -50,39 +51,31 @@ class TrainingModule(pl.LightningModule):
         data, text: the samples, and the captions of a framework that learns from them.
         views: makes the views from uint8 pixels; see `Views`.
         optimizers: (framework, steps per epoch) → the return value of `configure_optimizers`.
-        method: the name of the method, for messages.
-        batch_size: over all ranks together.
-        chunk_size: samples of this rank whose activations are held at a time; see `in_chunks`.
     """
 
     def __init__(
         self,
         framework: Framework,
         data: PixelSource,
-        views: Callable[..., Tensor],
+        views: Any,
+        config: TrainConfig,
         optimizers: Callable[[Framework, int], Any],
-        *,
-        method: str,
-        batch_size: int,
-        epochs: int,
-        seed: int,
-        channels_last: bool = True,
         text: TextSource | None = None,
-        chunk_size: int | None = None,
-        compile_encoder: bool = False,
     ) -> None:
         super().__init__()
         self.framework, self.data, self.views, self.text = framework, data, views, text
-        self.optimizer_factory, self.chunk_size = optimizers, chunk_size
-        self.method, self.batch_size, self.epochs, self.seed = method, batch_size, epochs, seed
+        self.config, self.optimizer_factory = config, optimizers
+        self.method, self.batch_size = config.method, config.batch_size
+        self.epochs, self.seed = config.epochs, config.seed
+        self.autocast = torch.bfloat16 if "bf16" in config.trainer.precision else None
         self.loader: BatchLoader | None = None
         self.started = False  # whether the state of a resumed training has been restored
         self.last_batch: tuple[int, int, Tensor] = (0, 0, torch.zeros(0))
         self.describe_saved: Callable[[], str] = lambda: "no checkpoint was saved"
         # on an accelerator: the number of the first step whose loss was not finite
         self._first_bad_step: Tensor | None = None
-        self.channels_last = channels_last and not _crashes_channels_last(framework)
-        for encoder in encoders_of(framework) if compile_encoder else ():
+        self.channels_last = config.trainer.channels_last and not _crashes_channels_last(framework)
+        for encoder in encoders_of(framework) if config.trainer.compile_encoder is True else ():
             encoder.compile()
         if self.channels_last:
             framework.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -132,7 +125,7 @@ class TrainingModule(pl.LightningModule):
         texts = {name: batch[name] for name in names if name in batch}
         # not the rows: all ranks need equally many chunks for SyncBatchNorm
         share = self.batch_size // distributed.world_size()
-        chunks = 1 if self.chunk_size is None else math.ceil(share / self.chunk_size)
+        chunks = math.ceil(share / (self.config.trainer.chunk_size or share))
         # a rank that streams data may lose an image that cannot be read
         equal = getattr(self.data, "stream", None) is None
         with in_chunks(encoders_of(self.framework), chunks), distributed.equal_batches(equal):
@@ -151,7 +144,7 @@ class TrainingModule(pl.LightningModule):
             options: dict[str, Any] = {"num_views": self.framework.num_views}
             if self.framework.weak_views:
                 options["weak"] = self.framework.weak_views
-            views = self.views(batch["pixels"], draw, aspect=batch["aspect"], **options)
+            views: Tensor = self.views(batch["pixels"], draw, aspect=batch["aspect"], **options)
         if self.channels_last and views.ndim == 5:
             flat = views.flatten(0, 1).contiguous(memory_format=torch.channels_last)
             return flat.view(views.shape)

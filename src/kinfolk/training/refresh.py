@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from kinfolk import distributed
-from kinfolk.data.augmentation.views import Views
 from kinfolk.data.images import ImageData
 from kinfolk.data.text import NumberedTexts
 from kinfolk.data.transfer import Returning
@@ -42,15 +41,8 @@ class Refresh(pl.Callback):
     without augmentation right after its step. The few samples that the epoch left out are read.
     """
 
-    def __init__(
-        self,
-        data: ImageData | NumberedTexts,
-        views: Views,
-        *,
-        epochs: int,
-        autocast: torch.dtype | None,
-    ) -> None:
-        self.data, self.views, self.epochs, self.autocast = data, views, epochs, autocast
+    def __init__(self, data: ImageData | NumberedTexts) -> None:
+        self.data = data
         self.seconds: float | None = None
         self.collected: Collected | None = None
         self._returning = Returning(self._collect)
@@ -68,18 +60,16 @@ class Refresh(pl.Callback):
             return
         assert isinstance(module, TrainingModule)
         framework, coming = module.framework, trainer.current_epoch + 1
-        is_due = framework.due(coming) if coming < self.epochs else _finishes(framework)
+        is_due = framework.due(coming) if coming < module.epochs else _finishes(framework)
         if framework.collects or not is_due:
             return
         device, projected = module.device, framework.space == "projected"
         with evaluating(framework), torch.no_grad(), torch.autocast(device.type, enabled=False):
-            views = self.views.evaluate(batch["pixels"], batch["aspect"])
-            is_cast, embedding = self.autocast is not None, framework.refresh_model
-            casting = torch.autocast(
-                device.type, dtype=self.autocast, enabled=is_cast, cache_enabled=False
-            )
-            with casting:
-                z = embedding_function(embedding, projected)(views)
+            views = module.views.evaluate(batch["pixels"], batch["aspect"])
+            dtype, model = module.autocast, framework.refresh_model
+            is_cast = dtype is not None
+            with torch.autocast(device.type, dtype=dtype, enabled=is_cast, cache_enabled=False):
+                z = embedding_function(model, projected)(views)
         ids, z = distributed.gather_all(batch["ids"].to(device), z.float())
         self._returning.add(ids, z)
 
@@ -91,14 +81,14 @@ class Refresh(pl.Callback):
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         assert isinstance(module, TrainingModule)
         epoch, framework = trainer.current_epoch, module.framework
-        framework.set_progress(epoch, self.epochs)
+        framework.set_progress(epoch, module.epochs)
         self.seconds = None
         if not framework.due(epoch):
             return
         start = time.perf_counter()
         features = self._features(module)
         with float32_products("highest"):  # TF32 rounds away the distance of near neighbours
-            framework.refresh(features, epoch / self.epochs)
+            framework.refresh(features, epoch / module.epochs)
         for optimizer in trainer.optimizers:
             for parameter in framework.reinitialised:
                 optimizer.state.pop(parameter, None)
@@ -107,7 +97,7 @@ class Refresh(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         assert isinstance(module, TrainingModule)
         framework = module.framework
-        if trainer.current_epoch + 1 < self.epochs or not _finishes(framework):
+        if trainer.current_epoch + 1 < module.epochs or not _finishes(framework):
             return
         start = time.perf_counter()
         features = self._features(module)
@@ -139,19 +129,16 @@ class Refresh(pl.Callback):
         projected = framework.space == "projected"
         if projected and framework.known_features is not None:
             return framework.known_features
-        where: dict[str, Any] = {
-            "device": module.device,
-            "autocast": self.autocast,
-            "projected": projected,
-        }
+        where: dict[str, Any] = {"device": module.device, "autocast": module.autocast}
+        where["projected"] = projected
         model, number = framework.refresh_model, self.data.num_train
         if self.collected is None:
-            return embed_in_parts(model, self.data, self.views, number, **where)
+            return embed_in_parts(model, self.data, module.views, number, **where)
         features, left_out = self.collected.features, (~self.collected.seen).nonzero()[:, 0]
         self.collected = None
         if len(left_out):
             share_statistics(framework)
-            features[left_out] = embed(model, self.data, self.views, left_out, **where)
+            features[left_out] = embed(model, self.data, module.views, left_out, **where)
         return features
 
 

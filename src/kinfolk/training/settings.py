@@ -165,6 +165,7 @@ def checked_arguments(
     given: Mapping[str, Any],
     section: str,
     owner: str,
+    written: bool = False,
 ) -> dict[str, Any]:
     """The arguments of a call: `given` with types checked, strings converted to numbers by
     annotation, and defaults filled in.
@@ -174,20 +175,31 @@ def checked_arguments(
         parameters: the parameters that a user may set.
         given: the values set by the user.
         section, owner: names for messages, such as "detector" and "glofnd".
+        written: whether the values are the plain types of config.yaml, where a tuple is a list.
     """
-    model = _validated(target, parameters, given, section, owner)
+    refused: Mapping[str, str] = getattr(target, "refused", {})
+    given = current_names(given, owner)
+    for key, value in given.items():
+        if key in refused:
+            raise UsageError(
+                f"`{section}.{key}` (={value!r}) must be left out with {owner}: {refused[key]}"
+            )
+        if key not in parameters:
+            raise UsageError(f"unknown key `{section}.{key}` for {owner}{suggest(key, parameters)}")
+    init = inspect.getattr_static(target, "__init__") if isinstance(target, type) else target
+    hints, empty = typing.get_type_hints(init), inspect.Parameter.empty
+    fields: dict[str, Any] = {  # parameters of a plugin may have no annotation
+        name: (hints.get(name, Any), ... if parameter.default is empty else parameter.default)
+        for name, parameter in parameters.items()
+    }
+    settings = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
+    try:
+        model: BaseModel = create_model(section.title(), __config__=settings, **fields)(**given)
+    except ValidationError as error:
+        raise UsageError(validation_message(error, f"{section}.")) from None
+    if written:
+        return model.model_dump(mode="json")
     return {name: getattr(model, name) for name in parameters}
-
-
-def written_arguments(
-    target: Callable[..., Any],
-    parameters: Mapping[str, inspect.Parameter],
-    given: Mapping[str, Any],
-    section: str,
-    owner: str,
-) -> dict[str, Any]:
-    """As `checked_arguments`, in the plain types of config.yaml, where a tuple is a list."""
-    return _validated(target, parameters, given, section, owner).model_dump(mode="json")
 
 
 RENAMED = {"framework": {"positive_in_denominator", "rule"}, "detector": {"fraction", "rule"}}
@@ -212,36 +224,6 @@ def current_names(given: Mapping[str, Any], owner: str) -> dict[str, Any]:
     if owner in ("rcl", "hierarchy") and given.get("rule") == "centres":
         del given["rule"]  # the one that is left
     return given
-
-
-def _validated(
-    target: Callable[..., Any],
-    parameters: Mapping[str, inspect.Parameter],
-    given: Mapping[str, Any],
-    section: str,
-    owner: str,
-) -> BaseModel:
-    refused: Mapping[str, str] = getattr(target, "refused", {})
-    given = current_names(given, owner)
-    for key, value in given.items():
-        if key in refused:
-            raise UsageError(
-                f"`{section}.{key}` (={value!r}) must be left out with {owner}: {refused[key]}"
-            )
-        if key not in parameters:
-            raise UsageError(f"unknown key `{section}.{key}` for {owner}{suggest(key, parameters)}")
-    init = inspect.getattr_static(target, "__init__") if isinstance(target, type) else target
-    hints, empty = typing.get_type_hints(init), inspect.Parameter.empty
-    fields: dict[str, Any] = {  # parameters of a plugin may have no annotation
-        name: (hints.get(name, Any), ... if parameter.default is empty else parameter.default)
-        for name, parameter in parameters.items()
-    }
-    settings = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
-    try:
-        model: BaseModel = create_model(section.title(), __config__=settings, **fields)(**given)
-        return model
-    except ValidationError as error:
-        raise UsageError(validation_message(error, f"{section}.")) from None
 
 
 WITHOUT_EFFECT = (

@@ -6,10 +6,9 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +27,6 @@ from kinfolk.models.text import SentenceEncoder
 from kinfolk.models.weights import save_encoder, save_towers
 from kinfolk.seeding import kept_random_state
 from kinfolk.training.build import (
-    NO_PARTS,
     Parts,
     build_framework,
     build_optimizers,
@@ -155,6 +153,7 @@ def train(
     run = replace(run, rank=global_rank(num_processes(config) // config.trainer.num_nodes))
     several = num_processes(config) > 1
     console = Console(stderr=True) if progress and run.rank == 0 else None
+    start = _Start(run, config, parts, overwrite, console, origins, tuple(notes))
     register_rank_zero(run.rank, several)
     with ExitStack() as stack:
         with report_refusal(run.launch, run.rank, several):
@@ -167,7 +166,7 @@ def train(
         stack.enter_context(kept_random_state())
         stack.enter_context(explain_file_errors(run.path))
         if run.rank > 0:
-            return _fit_as_helper(run, data, config.epochs, resume, parts)
+            return _fit_as_helper(start, data, resume)
         # the other ranks know by now that rank zero is running
         source = open_data(data, config, run)
         config = fit_to_data(config, source)
@@ -176,10 +175,22 @@ def train(
                 samples = Samples.read(run.samples)
                 config = fit_text(config, samples)
                 with collect_warnings():
-                    chosen = "batch_size" in origins
-                    config = fit_batch(config, samples.num_train, chosen)
+                    config = fit_batch(config, samples.num_train, "batch_size" in origins)
             refuse_changes(stored, config)
-        return _run(run, config, source, resume, overwrite, console, notes, origins, parts)
+        return _run(replace(start, config=config), source, resume)
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What the user asked for. `notes` are warnings for the log."""
+
+    run: Run
+    config: TrainConfig
+    parts: Parts
+    overwrite: bool
+    console: Console | None
+    origins: Mapping[str, str]
+    notes: tuple[str, ...]
 
 
 def _require_negatives(images: ImageData, config: TrainConfig, name: str) -> None:
@@ -204,34 +215,26 @@ def _require_negatives(images: ImageData, config: TrainConfig, name: str) -> Non
         )
 
 
-def _fit_as_helper(run: Run, data: Data | None, epochs: int, resume: bool, parts: Parts) -> Run:
+def _fit_as_helper(start: _Start, data: Data | None, resume: bool) -> Run:
     """Trains on a rank above zero: maps the data of rank zero, or reads the source again where its
     cache is not visible, as on another machine."""
+    run = start.run
     wait_for_rank_zero(run.launch)
     config = TrainConfig.load(run.config)
     has_state = resume and run.checkpoint.exists()
     state = read_checkpoint(run.checkpoint)["kinfolk"] if has_state else None
-    if state is not None and state["epoch"] >= epochs:  # nothing to resume; rank zero logs it
+    if state is not None and state["epoch"] >= start.config.epochs:  # rank zero logs it
         return run
     images = take_over(run.handover)
     if images is None:
         images = read_data(open_data(data, config, run), config, run, several=True, progress=False)
-    return _fit(run, config, images, state, overwrite=False, console=None, parts=parts)
+    return _fit(replace(start, config=config), images, state)
 
 
-def _run(
-    run: Run,
-    config: TrainConfig,
-    source: Source,
-    resume: bool,
-    overwrite: bool,
-    console: Console | None,
-    notes: Sequence[str],
-    origins: Mapping[str, str],
-    parts: Parts,
-) -> Run:
+def _run(start: _Start, source: Source, resume: bool) -> Run:
     """Trains on rank zero. Nothing is written or removed before data and method have been
     checked."""
+    run, config, console = start.run, start.config, start.console
     several = num_processes(config) > 1
     with collect_warnings() as refused:
         state = last_checkpoint_state(run, source, config) if resume else None
@@ -241,15 +244,15 @@ def _run(
             " has done; leave `epochs` (--epochs) out, give a larger number to train further, or"
             " start a new run"
         )
-    if state is not None and state["epoch"] >= config.epochs:
+    if state is not None and state["epoch"] == config.epochs:
         if several:
             mark_ready(run.launch)
+        epochs = plural(config.epochs, "epoch")
         with logging_to(None, console):
             LOG.info(
-                "%s is finished after %s, there is nothing to resume; give a larger `epochs`"
-                " (--epochs) to train further",
-                run.path,
-                plural(config.epochs, "epoch"),
+                "%s",
+                f"{run.path} is finished after {epochs}, there is nothing to resume; give a larger"
+                " `epochs` (--epochs) to train further",
             )
         return replace(run, unchanged=True)
     images = read_data(source, config, run, several, progress=console is not None)
@@ -260,24 +263,15 @@ def _run(
     config = fit_text(config, images.samples)
     with collect_warnings() as reduced:
         if state is None:
-            config = fit_batch(config, images.num_train, chosen="batch_size" in origins)
+            config = fit_batch(config, images.num_train, chosen="batch_size" in start.origins)
         warn_if_large(config)
-    warned = (*notes, *refused, *reduced)
-    return _fit(run, config, images, state, overwrite, console, warned, origins, parts)
+    notes = (*start.notes, *refused, *reduced)
+    return _fit(replace(start, config=config, notes=notes), images, state)
 
 
-def _fit(
-    run: Run,
-    config: TrainConfig,
-    images: ImageData,
-    state: dict[str, Any] | None,
-    overwrite: bool,
-    console: Console | None,
-    notes: Sequence[str] = (),
-    origins: Mapping[str, str] = MappingProxyType({}),
-    parts: Parts = NO_PARTS,
-) -> Run:
+def _fit(start: _Start, images: ImageData, state: dict[str, Any] | None) -> Run:
     """Builds everything and trains, on any rank."""
+    run, config, console = start.run, start.config, start.console
     several = num_processes(config) > 1
     if images.stream is not None:
         images.stream.note = run.quarantine
@@ -286,56 +280,39 @@ def _fit(
     with collect_warnings() as build_warnings:
         tokenizer = None if text is None else text.tokenizer
         resumed = state is not None
-        framework = build_framework(config, images, tokenizer, resumed, parts, run.cache)
+        framework = build_framework(config, images, tokenizer, resumed, start.parts, run.cache)
         framework.set_progress(0, config.epochs)  # raises warnings about the length of the training
         warn_if_silent(config.method, framework.silent_reason())
     framework.set_groups(None if images.groups is None else images.of_ids(images.groups))
-    views, epochs, seed = build_views(config), config.epochs, config.seed
-    autocast = torch.bfloat16 if "bf16" in config.trainer.precision else None
-    knn = Knn(images, views, config.knn, epochs=epochs, seed=seed, autocast=autocast)
+    knn = Knn(images, config)
     require_knn(framework, knn, config.method)
     if run.rank == 0:
-        write_start(run, config, images, state, overwrite, text)
+        write_start(run, config, images, state, start.overwrite, text)
         if several:
             hand_over(images, run.handover)
             mark_ready(run.launch)
     with logging_to(run.log if run.rank == 0 else None, console), quiet_lightning():
-        log_start(run, config, images, state, origins)
-        for warning in (*notes, *build_warnings) if run.rank == 0 else ():
+        log_start(run, config, images, state, start.origins)
+        for warning in (*start.notes, *build_warnings) if run.rank == 0 else ():
             LOG.warning("%s", warning)
-        module = TrainingModule(
-            framework,
-            images,
-            views,
-            partial(build_optimizers, config),
-            method=config.method,
-            batch_size=config.batch_size,
-            epochs=epochs,
-            seed=seed,
-            channels_last=config.trainer.channels_last,
-            text=text,
-            chunk_size=config.trainer.chunk_size,
-            compile_encoder=config.trainer.compile_encoder is True,
-        )
-        refreshed = images if images.texts is None else NumberedTexts(images.texts)
+        views, optimizers = build_views(config), partial(build_optimizers, config)
+        module = TrainingModule(framework, images, views, config, optimizers, text)
         measurements: list[Measurement] = [
             knn,
             ClusterQuality(images, config.knn.nmi_normaliser),
-            Refresh(refreshed, views, epochs=epochs, autocast=autocast),
+            Refresh(images if images.texts is None else NumberedTexts(images.texts)),
             lambda module, epoch: module.framework.metrics,
-            Snapshots(
-                run, images, views, config.snapshots, epochs=epochs, seed=seed, autocast=autocast
-            ),
+            Snapshots(run, images, config),
         ]
         this_run = identity(config, samples_digest(images.samples), images.num_train)
         meta = {
             "method": config.method,
-            "seed": seed,
+            "seed": config.seed,
             "views": views.config(),
             "num_samples": images.num_train,
             "samples": this_run["samples"],
             "settings": this_run["settings_digest"],
-            "epochs": epochs,
+            "epochs": config.epochs,
         }
 
         def export(epoch: int, step: int) -> None:
