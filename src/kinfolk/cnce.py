@@ -370,9 +370,8 @@ def by_negatives(
     for number in negatives:
         for omega in omegas:
             kept_AM = support(ordered_AC, omega)
-            drawn = (
-                draw(kept_AM, number, generator(seed, "draw", number, r)) for r in range(draws)
-            )
+            draw_of = (generator(seed, "draw", number, r) for r in range(draws))
+            drawn = (draw(kept_AM, number, each) for each in draw_of)
             ratio_RA = torch.stack([log_ratio(positive_A, negatives_AK) for negatives_AK in drawn])
             mean, variance = float(ratio_RA.mean()), float(ratio_RA.var(0).mean())
             rows.append({"negatives": number, "omega": omega, "mean": mean, "variance": variance})
@@ -410,18 +409,12 @@ def table_study(
                 for part, (x_N, y_N) in points.items():
                     for name, value in _measure(critic, x_N, y_N, toy, seed, omega):
                         found.setdefault((*name, part), []).append(value)
-    rows = [
-        {
-            "critic": critic,
-            "omega": omega,
-            "points": part,
-            "mean": fmean(values),
-            "stdev": stdev(values) if len(values) > 1 else None,
-            "values": values,
-        }
-        for (critic, omega, part), values in found.items()
-        if critic != "premise"
-    ]
+    rows = []
+    for (kind, omega, part), values in found.items():
+        if kind != "premise":
+            spread = stdev(values) if len(values) > 1 else None
+            row = {"critic": kind, "omega": omega, "points": part, "mean": fmean(values)}
+            rows.append({**row, "stdev": spread, "values": values})
     return {
         "study": "table",
         "settings": asdict(toy) | {"seeds": num_seeds, "train_each": train_each},
@@ -439,10 +432,8 @@ def _measure(
     positive_A, others_AC = scores(critic.embed_x(x_N), critic.embed_y(y_N), toy.temperature)
     ordered_AC = others_AC.sort(1).values
     for omega in PAPER if trained == 0 else (trained,):
-        negatives_AK = draw(
-            support(ordered_AC, omega), toy.num_negatives, generator(seed, "measure")
-        )
-        estimate = float(log_ratio(positive_A, negatives_AK).mean())
+        kept_AM, draws = support(ordered_AC, omega), generator(seed, "measure")
+        estimate = float(log_ratio(positive_A, draw(kept_AM, toy.num_negatives, draws)).mean())
         if trained == omega:
             yield ("own", omega), estimate
         if trained == 0:

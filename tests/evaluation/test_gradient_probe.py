@@ -61,13 +61,13 @@ def test_a_gradient_probe_agrees_with_lbfgs_on_few_labels(features: Parts) -> No
 
 
 def test_epochs_and_rates_are_those_of_the_papers() -> None:
-    assert [PROBES["glofnd"].epochs_of(fraction) for fraction in (1, 0.1, 0.01, 0.001)] == [
+    assert [PROBES["glofnd"].epochs_of(fraction, 5000) for fraction in (1, 0.1, 0.01, 0.001)] == [
         90,
         285,
         900,
         900,
     ]
-    assert [PROBES["ifnd"].epochs_of(fraction) for fraction in (1, 0.01)] == [100, 100]
+    assert [PROBES["ifnd"].epochs_of(fraction, 5000) for fraction in (1, 0.01)] == [100, 100]
     assert [PROBES["ifnd"].factor(epoch / 100) for epoch in (0, 59, 60, 80)] == pytest.approx(
         [1, 1, 0.1, 0.01]
     )
@@ -102,17 +102,12 @@ def test_top5_is_measured_with_more_than_five_classes(features: Parts) -> None:
     assert tenth.accuracy < tenth.top5 <= 1
 
 
-def test_seeded_and_versions_in_turn(features: Parts) -> None:
+def test_a_gradient_probe_is_seeded(features: Parts) -> None:
     train_x, train_y, test_x, test_y = features[0][:80], features[1][:80], features[2], features[3]
     quick = ProbeSettings("sgd", 1.0, 32, 4, "cosine")
     once = gradient_probe(train_x, train_y, test_x, test_y, quick)
     assert gradient_probe(train_x, train_y, test_x, test_y, quick) == once
     assert gradient_probe(train_x, train_y, test_x, test_y, quick, seed=1) != once
-    assert gradient_probe(np.stack([train_x] * 2), train_y, test_x, test_y, quick) == once
-    other = train_x + np.random.default_rng(0).normal(size=train_x.shape).astype(np.float32)
-    assert (
-        gradient_probe(np.stack([train_x, other]), train_y, test_x, test_y, quick).loss != once.loss
-    )
 
 
 def test_unlabelled_samples_and_wrong_use(features: Parts) -> None:

@@ -18,7 +18,7 @@ from kinfolk.data.images import ImageData
 from kinfolk.data.prepare import prepare
 from kinfolk.embedding import take_parts
 from kinfolk.errors import UsageError
-from kinfolk.evaluation.gradient_training import FinetuneResult
+from kinfolk.evaluation.gradient_training import TrainedResult
 from kinfolk.evaluation.protocols import Augmented, run_finetune, run_kin
 from kinfolk.training.build import build_framework, build_views
 from kinfolk.training.defaults import assemble, fit_to_data
@@ -93,9 +93,9 @@ def test_fine_tuning_of_the_papers_on_drawn_and_listed_labels(
 ) -> None:
     received: list[dict[str, Any]] = []
 
-    def fake(*_: Any, **settings: Any) -> FinetuneResult:
+    def fake(*_: Any, **settings: Any) -> TrainedResult:
         received.append(settings)
-        return FinetuneResult(0.5, math.nan, 1, 1, 0.0)
+        return TrainedResult(0.5, math.nan, 1, 1, 0.0)
 
     monkeypatch.setattr(sys.modules["kinfolk.evaluation.gradient_training"], "finetune", fake)
     data, source = three_classes()

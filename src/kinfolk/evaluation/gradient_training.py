@@ -6,13 +6,13 @@ Ring, section 5; RCL, section 5.2. Fine-tuning (`tuning`) of encoder and linear 
 that are cropped and flipped: IFND, appendix C; RCL, section 5.2, and SimCLR, appendix B.5.
 
 Deviates from the papers in: features are standardised, and for the probes `glofnd` and `ifnd`
-scaled to a mean squared norm of 1, so that a learning rate means the same for any encoder; GloFND's
-early stopping on the test set is left out, and its rate decays to 0 with a cosine; RCL's probe
-takes at least 300 steps, and fine-tuning at least 200; the rate of RCL's fine-tuning is scaled by
-the actual batch size and decays to 0 with a cosine, which neither paper states. The papers draw new
-augmentations for the probes in every epoch; here several augmented versions are used in turn.
+scaled to a mean squared norm of 1, so that a learning rate means the same for any encoder; probes
+are trained on features of images without augmentation; GloFND's early stopping on the test set is
+left out, and its rate decays to 0 with a cosine; RCL's probe takes at least 300 steps, and
+fine-tuning at least 200; the rate of RCL's fine-tuning is scaled by the actual batch size and
+decays to 0 with a cosine, which neither paper states.
 
-Dimension key: N training samples, M test samples, B batch, F features, V versions, K classes.
+Dimension key: N training samples, M test samples, B batch, F features, K classes.
 """
 
 from __future__ import annotations
@@ -61,14 +61,11 @@ class ProbeSettings:
     nesterov: bool = False
     fewest_steps: int = 0
 
-    def epochs_of(self, fraction: float, num_samples: int | None = None) -> int:
-        """Epochs on this share of the labels, which are `num_samples`; None: enough of them for
-        `fewest_steps`."""
+    def epochs_of(self, fraction: float, num_samples: int) -> int:
+        """Epochs on this share of the labels, which are `num_samples`."""
         epochs = self.epochs
         if self.grows:
             epochs = min(10 * epochs, round(epochs / math.sqrt(fraction)))
-        if num_samples is None:
-            return epochs
         return max(epochs, math.ceil(self.fewest_steps / math.ceil(num_samples / self.batch_size)))
 
     def factor(self, progress: float) -> float:
@@ -94,14 +91,15 @@ PROBES = {
 
 
 @dataclass(frozen=True)
-class GradientResult:
-    """Accuracy (and top-5, NaN with five classes or fewer) on the test samples after the last
-    epoch, number of epochs, and mean cross-entropy over the last epoch."""
+class TrainedResult:
+    """Accuracy and top-5 (NaN with five classes or fewer) on the test samples, number of epochs and
+    optimiser steps, and mean cross-entropy over the last epoch."""
 
     accuracy: float
+    top5: float
     epochs: int
+    steps: int
     loss: float
-    top5: float = math.nan
 
 
 def gradient_probe(
@@ -114,14 +112,12 @@ def gradient_probe(
     fraction: float = 1.0,
     seed: int = 0,
     progress: bool = False,
-) -> GradientResult:
+) -> TrainedResult:
     """Accuracy of a linear classifier trained by gradient descent on frozen features. The test
     labels are used once, at the end.
 
     Args:
-        train_x: (N, F), or (V, N, F) for several versions of the features, such as those of
-            augmented images. Epoch e uses version e mod V.
-        train_y, test_x, test_y: see `linear_probe`.
+        train_x, train_y, test_x, test_y: see `linear_probe`.
         settings: a name from `PROBES`, or other settings.
         fraction: share of all labels that the training part has.
         seed: seed of the order of the samples.
@@ -129,9 +125,7 @@ def gradient_probe(
     if isinstance(settings, str) and settings not in PROBES:
         raise ValueError(f"`settings` (={settings!r}) must be one of {', '.join(PROBES)}")
     how = PROBES[settings] if isinstance(settings, str) else settings
-    versions = train_x if train_x.ndim == 3 else train_x[None]
-    parts = [labelled(version, train_y, "train") for version in versions]
-    x_VNF, y_N = np.stack([x for x, _ in parts]), parts[0][1]
+    x_NF, y_N = labelled(train_x, train_y, "train")
     xt, yt = labelled(test_x, test_y, "test")
     classes_K, class_N = np.unique(y_N, return_inverse=True)
     if len(classes_K) < 2:
@@ -139,15 +133,14 @@ def gradient_probe(
             f"A linear probe needs at least two classes; all {len(y_N)} labelled training samples"
             f" are of class {y_N[0]}."
         )
-    mean_F, deviation_F = x_VNF.mean((0, 1), dtype=np.float64), x_VNF.std((0, 1), dtype=np.float64)
+    mean_F, deviation_F = x_NF.mean(0, dtype=np.float64), x_NF.std(0, dtype=np.float64)
     scale_F = np.where(deviation_F > 0, deviation_F, 1.0)
-    scale_F = scale_F * math.sqrt(x_VNF.shape[2]) if how.unit_norm else scale_F
-    inputs_VNF, tested_MF = (
-        torch.from_numpy(((x - mean_F) / scale_F).astype(np.float32)) for x in (x_VNF, xt)
+    scale_F = scale_F * math.sqrt(x_NF.shape[1]) if how.unit_norm else scale_F
+    inputs_NF, tested_MF = (
+        torch.from_numpy(((x - mean_F) / scale_F).astype(np.float32)) for x in (x_NF, xt)
     )
     targets_N, num = torch.from_numpy(class_N), len(class_N)
-    layer = nn.Linear(x_VNF.shape[2], len(classes_K), device="meta").to_empty(device="cpu")
-    _set_zero(layer)
+    layer = _zero_layer(x_NF.shape[1], len(classes_K), "cpu")
     epochs = how.epochs_of(fraction, num)
     optimizer: torch.optim.Optimizer
     if how.optimizer == "adamw":
@@ -159,25 +152,22 @@ def gradient_probe(
     total = 0.0
     for epoch in show_progress(range(epochs), epochs, "Linear probe", enabled=progress):
         order_N = torch.randperm(num, generator=generator(seed, "gradient-probe", epoch))
-        version_NF = inputs_VNF[epoch % len(inputs_VNF)]
-        total = _train_epoch(
-            layer,
-            optimizer,
-            (
-                (version_NF[ids_B], targets_N[ids_B])
-                for ids_B in torch.split(order_N, how.batch_size)
-            ),
-        )
+        batches = torch.split(order_N, how.batch_size)
+        parts = ((inputs_NF[ids_B], targets_N[ids_B]) for ids_B in batches)
+        total = _train_epoch(layer, optimizer, parts)
         scheduler.step()
     with torch.no_grad():
         scores_MK = layer(tested_MF).numpy()
-    accuracy = float((classes_K[scores_MK.argmax(1)] == yt).mean())
-    return GradientResult(accuracy, epochs, total / num, top5(scores_MK, classes_K, yt))
+    steps = epochs * math.ceil(num / how.batch_size)
+    return _result(scores_MK, classes_K, yt, epochs, steps, total / num)
 
 
-def _set_zero(layer: nn.Linear) -> None:
+def _zero_layer(size: int, classes: int, device: torch.device | str) -> nn.Linear:
+    """Drawn on no device, so that torch's generator is not used."""
+    layer = nn.Linear(size, classes, device="meta").to_empty(device=device)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
+    return layer
 
 
 def _train_epoch(
@@ -192,6 +182,18 @@ def _train_epoch(
         optimizer.step()
         total += float(loss.detach()) * len(class_B)
     return total
+
+
+def _result(
+    scores_MK: np.ndarray,
+    classes_K: np.ndarray,
+    truth_M: np.ndarray,
+    epochs: int,
+    steps: int,
+    loss: float,
+) -> TrainedResult:
+    accuracy = float((classes_K[scores_MK.argmax(1)] == truth_M).mean())
+    return TrainedResult(accuracy, top5(scores_MK, classes_K, truth_M), epochs, steps, loss)
 
 
 # Fine-tuning
@@ -212,7 +214,7 @@ def tuning(name: str, fraction: float) -> dict[str, Any]:
     """
     tenth = fraction >= A_TENTH
     if name == "ifnd":
-        return {"classifier_lr": 0.1 if tenth else 1.0, "weight_decay": 5e-4}
+        return {"classifier_lr": 0.1 if tenth else 1.0}
     if name == "rcl":
         return {
             "batch_size": 4096,
@@ -240,18 +242,6 @@ class Augmenting(Preparation, Protocol):
         """(V, B, 3, size, size)."""
 
 
-@dataclass(frozen=True)
-class FinetuneResult:
-    """Accuracy and top-5 (NaN with five classes or fewer) on the test samples, epochs, optimiser
-    steps, and mean cross-entropy over the last epoch."""
-
-    accuracy: float
-    top5: float
-    epochs: int
-    steps: int
-    loss: float
-
-
 def finetune(
     encoder: nn.Module,
     data: Images,
@@ -271,24 +261,20 @@ def finetune(
     seed: int = 0,
     device: torch.device | str | None = None,
     progress: bool = False,
-) -> FinetuneResult:
+) -> TrainedResult:
     """Trains a copy of `encoder` with a linear classifier on `train`, and tests it on `test` once
-    at the end.
+    at the end. `tuning` returns the arguments of the papers.
 
     Args:
         encoder: (B, 3, H, W) → (B, F).
-        data: pixels and aspect ratios by id.
         views: augments the training images, and prepares the test images with its `evaluate`.
         train, test: ids (N,) and classes (N,), all labelled. A test class without training samples
             counts as wrong.
         epochs: None means `min_epochs`, or as many as 200 steps need.
-        batch_size, lr, classifier_lr, weight_decay, nesterov: arguments of SGD. `tuning` returns
-            those of the papers.
         schedule: "steps" multiplies both rates by 0.2 after 60 and 80 % of the epochs; "cosine"
             lets them decay to 0.
         scale_lr: whether to reduce the rates in proportion when batches are smaller than
             `batch_size`.
-        seed: seed of order and augmentation.
     """
     (ids_N, label_N), (test_ids_M, test_label_M) = (
         (ids.cpu(), labels.cpu()) for ids, labels in (train, test)
@@ -322,12 +308,14 @@ def finetune(
             draw = generator(seed, "finetune", epoch, step, device=device)
             yield views(pixels, draw, aspect=aspect, num_views=1)[0], class_N[place_B].to(device)
 
+    def factor(epoch: int) -> float:
+        return _factor(schedule, epoch, epochs)
+
     with kept_random_state():
         torch.manual_seed(derive_seed(seed, "finetune"))  # dropout of the encoder
         copied = adapt(copy.deepcopy(encoder)).to(device)
         assert isinstance(copied.output_size, int)
-        layer = nn.Linear(copied.output_size, len(classes_K), device=device)
-        _set_zero(layer)
+        layer = _zero_layer(copied.output_size, len(classes_K), device)
         model = nn.Sequential(copied, layer).train()
         scale = min(1.0, len(ids_N) / num_batches / batch_size) if scale_lr else 1.0
         groups = [
@@ -335,10 +323,9 @@ def finetune(
             {"params": layer.parameters(), "lr": scale * classifier_lr},
         ]
         optimizer = torch.optim.SGD(
-            groups, lr=scale * lr, momentum=0.9, weight_decay=weight_decay, nesterov=nesterov
+            groups, momentum=0.9, weight_decay=weight_decay, nesterov=nesterov
         )
-        scheduler = LambdaLR(optimizer, lambda epoch: _factor(schedule, epoch, epochs))
-        total = 0.0
+        scheduler, total = LambdaLR(optimizer, factor), 0.0
         for epoch in show_progress(range(epochs), epochs, "Fine-tuning", enabled=progress):
             total = _train_epoch(model, optimizer, batches(epoch))
             scheduler.step()
@@ -347,11 +334,9 @@ def finetune(
                     f"The fine-tuning loss is not finite in epoch {epoch + 1}; use a smaller"
                     " learning rate."
                 )
-    logits_MK = embed(model, data, views, test_ids_M, device=device).numpy()
-    classes, truth = classes_K.numpy(), test_label_M.numpy()
-    accuracy = float((classes[logits_MK.argmax(1)] == truth).mean())
-    best_five = top5(logits_MK, classes, truth)
-    return FinetuneResult(accuracy, best_five, epochs, epochs * num_batches, total / len(ids_N))
+    scores_MK = embed(model, data, views, test_ids_M, device=device).numpy()
+    tested = scores_MK, classes_K.numpy(), test_label_M.numpy()
+    return _result(*tested, epochs, epochs * num_batches, total / len(ids_N))
 
 
 def _factor(schedule: Literal["steps", "cosine"], epoch: int, epochs: int) -> float:
@@ -418,12 +403,9 @@ def read_subset(path: str | Path, keys: Sequence[str]) -> ListedSubset:
         raise UsageError(
             f"there is no list `{path}`; --subset takes a text file with one file name per line"
         )
-    lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
-    names = dict.fromkeys(
-        PurePosixPath(line.replace("\\", "/")).parts
-        for line in lines
-        if line and not line.startswith("#")
-    )
+    lines = map(str.strip, path.read_text(encoding="utf-8-sig").splitlines())
+    listed = [line for line in lines if line and not line.startswith("#")]
+    names = dict.fromkeys(PurePosixPath(line.replace("\\", "/")).parts for line in listed)
     ends: dict[tuple[str, ...], list[int]] = defaultdict(list)
     lengths = {len(name) for name in names}
     for row, key in enumerate(keys):
@@ -456,7 +438,6 @@ class FewLabels:
 
     Args:
         labels: number of labels.
-        accuracies: accuracy of each draw.
         top5: NaN with five classes or fewer.
         subset, listed: name of the list that the labels were taken from, and its number of names.
     """
@@ -499,14 +480,13 @@ def semi_supervised(
     if draws < 1:
         raise ValueError(f"`draws` (={draws}) must be at least 1")
     x, y = labelled(train_x, train_y, "train")
-    known = np.asarray(train_y) >= 0
-    rows: list[tuple[float, ListedSubset | None, list[np.ndarray]]] = []
+    rows: list[tuple[float, tuple[str | None, int], list[np.ndarray]]] = []
     for fraction in sorted(set(fractions), reverse=True):
         seeds = range(seed, seed + (1 if fraction == 1 else draws))
-        rows.append((fraction, None, [label_subset(y, fraction, each) for each in seeds]))
+        rows.append((fraction, (None, 0), [label_subset(y, fraction, each) for each in seeds]))
     for subset in subsets:
-        used = subset.used[known]
-        rows.append((float(used.mean()), subset, [used]))
+        used = subset.used[np.asarray(train_y) >= 0]
+        rows.append((float(used.mean()), (subset.name, subset.listed), [used]))
     fit: Callable[..., Any] = linear_probe if probe == "lbfgs" else gradient_probe
     results = []
     for fraction, listed, parts in show_progress(rows, len(rows), "Few labels", enabled=progress):
@@ -516,14 +496,8 @@ def semi_supervised(
             for draw, used in enumerate(parts)
         ]
         accuracies = tuple(each.accuracy for each in found)
-        results.append(
-            FewLabels(
-                fraction,
-                int(parts[0].sum()),
-                *spread(accuracies),
-                accuracies,
-                float(np.mean([each.top5 for each in found])),
-                *((listed.name, listed.listed) if listed else ()),
-            )
-        )
+        of_five = float(np.mean([each.top5 for each in found]))
+        labels = int(parts[0].sum())
+        measured = (*spread(accuracies), accuracies, of_five)
+        results.append(FewLabels(fraction, labels, *measured, *listed))
     return results

@@ -245,15 +245,12 @@ class Classifiers:
 
     def __init__(self, x: np.ndarray, y: np.ndarray, metric: Metric, max_iter: int) -> None:
         self.classes = np.unique(y) if y.ndim == 1 else None
-        self.single = (
-            Logistic(x, y, max_iter) if self.classes is not None and len(self.classes) > 1 else None
-        )
-        sets = self._label_sets(y)
-        self.rankers = {
-            label: Logistic(x[sets[:, label] >= 0], sets[sets[:, label] >= 0, label], max_iter)
-            for label in range(sets.shape[1] if metric == "map" else 0)
-            if {0, 1} <= set(sets[:, label].tolist())
-        }
+        several = self.classes is not None and len(self.classes) > 1
+        self.single = Logistic(x, y, max_iter) if several else None
+        self.rankers: dict[int, Logistic] = {}
+        for label, of_N in enumerate(self._label_sets(y).T if metric == "map" else ()):
+            if {0, 1} <= set(of_N.tolist()):
+                self.rankers[label] = Logistic(x[of_N >= 0], of_N[of_N >= 0], max_iter)
 
     def __bool__(self) -> bool:
         return self.single is not None or (self.classes is None and bool(self.rankers))
@@ -326,11 +323,10 @@ def _search(
             strength = max(ordered, key=lambda each: np.nan_to_num(round(found[each], 9), nan=-1.0))
     final = Classifiers(x, y, metric, max_iter)
     if not final:
-        what = (
-            "labels that some samples have and others do not"
-            if y.ndim == 2
-            else f"at least two classes; all {len(y)} labelled training samples are of class {y[0]}"
-        )
+        what = "labels that some samples have and others do not"
+        if y.ndim == 1:
+            what = f"at least two classes; all {len(y)} labelled training samples are of class"
+            what = f"{what} {y[0]}"
         raise KinfolkError(f"Logistic regression needs {what}.")
     return _Search(final, strength, found, final.fit(strength, of_mean))
 
@@ -463,11 +459,9 @@ def transfer(
     parts = [held] if held.any() else []
     best = _search(x, y, strengths, parts, metric, max_iter, of_mean=False, progress=progress)
     found = best.classifiers.measure(xt, yt)
-    top1, per_class, area, eleven = (
-        found[name] for name in ("top1", "mean-per-class", "map", "map-11")
-    )
+    metrics = found["top1"], found["mean-per-class"], found["map"], found["map-11"]
     chosen = best.strength, best.held_out, best.converged
-    return TransferResult(found[metric], metric, top1, per_class, area, eleven, *chosen)
+    return TransferResult(found[metric], metric, *metrics, *chosen)
 
 
 def _with_label_sets(x: Array, y: Array, part: str) -> tuple[np.ndarray, np.ndarray]:

@@ -172,9 +172,8 @@ def run_finetune(
     encoder. `accuracy` is the mean over them."""
     used = divide(parts, seed, "fine-tuning")
     cropping = Views(**{**views.config(), "jitter": 0.0, "grey": 0.0, "blur": 0.0, "solarise": 0.0})
-    ids, labels, test_ids, test_labels = map(
-        torch.from_numpy, (used.train_ids, used.train_y, used.test_ids, used.test_y)
-    )
+    ids, labels = torch.from_numpy(used.train_ids), torch.from_numpy(used.train_y)
+    test = torch.from_numpy(used.test_ids), torch.from_numpy(used.test_y)
     subsets: list[tuple[dict[str, Any], np.ndarray]] = [
         ({"fraction": fraction}, gradient_training.label_subset(used.train_y, fraction, seed))
         for fraction in sorted(set(fractions), reverse=True)
@@ -190,7 +189,7 @@ def run_finetune(
             images,
             cropping,
             (ids[chosen], labels[chosen]),
-            (test_ids, test_labels),
+            test,
             epochs=epochs,
             seed=seed,
             device=_device(),
@@ -321,13 +320,8 @@ def run_kin(
         )
     ids, labels = torch.arange(num), images.labels[:num]
     given: Any = {"device": _device(), "progress": progress, "projected": True}
-    z_NVD = torch.stack(
-        [
-            embed(framework, images, Augmented(views, seed, view), ids, **given)
-            for view in range(NUM_VIEWS)
-        ],
-        1,
-    )
+    augmented = [Augmented(views, seed, view) for view in range(NUM_VIEWS)]
+    z_NVD = torch.stack([embed(framework, images, each, ids, **given) for each in augmented], 1)
     framework.to("cpu")
     # several detectors each see a part of the embedding
     detector = framework.detectors[0] if len(framework.detectors) == 1 else None

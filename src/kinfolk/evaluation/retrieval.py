@@ -123,17 +123,13 @@ def class_embeddings(
             "zero-shot classification needs the names of the classes; give labelled data whose"
             " classes have names, or a file"
         )
-    for template in templates:
-        if "{}" not in template:
-            raise UsageError(
-                f"the template {template!r} does not contain {{}}, which stands for the name of the"
-                " class"
-            )
     if not templates:
         raise UsageError("zero-shot classification needs at least one template")
-    sentences = [
-        template.replace("{}", name.replace("_", " ")) for name in classes for template in templates
-    ]
+    for template in templates:
+        if "{}" not in template:
+            raise UsageError(f"the template {template!r} does not contain {{}} for the class")
+    names = [name.replace("_", " ") for name in classes]
+    sentences = [template.replace("{}", name) for name in names for template in templates]
     each_KSD = embed(sentences).view(len(classes), len(templates), -1)
     return F.normalize(each_KSD.mean(1), dim=-1)
 
@@ -250,10 +246,8 @@ def evaluated_ids(data: ImageData) -> tuple[Tensor, str]:
     chosen = next((split for split in TEST_SPLITS if split in splits), None)
     if chosen is None:
         return torch.arange(len(data)), "all samples"
-    return (
-        torch.tensor([row for row, split in enumerate(splits) if split == chosen]),
-        f"{chosen} split",
-    )
+    rows = [row for row, split in enumerate(splits) if split == chosen]
+    return torch.tensor(rows), f"{chosen} split"
 
 
 # Text pairs
@@ -330,10 +324,8 @@ def run_pair_retrieval(towers: Towers, data: ImageData, seed: int = 0) -> dict[s
     ids, where = evaluated_ids(data)
     if len(ids) > MOST_PAIRS:
         order = torch.randperm(len(ids), generator=generator(seed, "pair-retrieval"))
-        ids, where = (
-            ids[order[:MOST_PAIRS].sort().values],
-            f"{MOST_PAIRS:,} pairs of {where}, drawn",
-        )
+        ids = ids[order[:MOST_PAIRS].sort().values]
+        where = f"{MOST_PAIRS:,} pairs of {where}, drawn"
     groups_N, pairs = data.texts.groups[ids], data.texts.of(ids)
     sides = []
     for side in (0, 1):

@@ -74,9 +74,8 @@ class MomentumCopy(nn.Module):
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         if self.schedule == "cosine":
-            self.momentum = (
-                1 - (1 - self.base_momentum) * (1 + math.cos(math.pi * epoch / num_epochs)) / 2
-            )
+            falling = (1 + math.cos(math.pi * epoch / num_epochs)) / 2
+            self.momentum = 1 - (1 - self.base_momentum) * falling
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
@@ -99,9 +98,7 @@ class MomentumCopy(nn.Module):
         torch._foreach_lerp_(slow, fast, 1 - self.momentum)
 
     def extra_repr(self) -> str:
-        return f"momentum={self.base_momentum}" + (
-            "" if self.schedule == "constant" else f", schedule={self.schedule!r}"
-        )
+        return f"momentum={self.base_momentum}, schedule={self.schedule!r}"
 
 
 class MomentumFramework(Framework, ABC):
@@ -156,11 +153,7 @@ class MomentumFramework(Framework, ABC):
 
 def both_orders(views: Tensor) -> tuple[Tensor, Tensor]:
     """(2B, …) both views of each sample, next to each other, and the other view of each row."""
-    first, second = views[0], views[1]
-    return (
-        torch.stack((first, second), 1).flatten(0, 1),
-        torch.stack((second, first), 1).flatten(0, 1),
-    )
+    return views[:2].transpose(0, 1).flatten(0, 1), views[:2].flip(0).transpose(0, 1).flatten(0, 1)
 
 
 class MoCo(MomentumFramework):

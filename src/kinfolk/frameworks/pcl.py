@@ -84,11 +84,8 @@ class Prototypes(Exact):
     def of(self, ids: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
         """(K, D) centroids, (K,) concentrations and (A,) labels of the samples `ids`, for each
         level; −1 where none was accepted."""
-        found = zip(self._phi, self.clusters.of(ids), strict=True)
-        return [
-            (self.clusters.level(level), phi_K, labels)
-            for level, (phi_K, labels) in enumerate(found)
-        ]
+        levels = map(self.clusters.level, range(len(self._phi)))
+        return list(zip(levels, self._phi, self.clusters.of(ids), strict=True))
 
     @torch.no_grad()
     def refresh(self, features: Tensor, rate: float) -> None:
@@ -108,12 +105,8 @@ class Prototypes(Exact):
     ) -> Tensor:
         if self.confidence == "cluster":
             return self._phi[level][labels_N].reciprocal()
-        return sample_confidence(
-            F.normalize(features_ND, dim=1),
-            F.normalize(centroids_KD, dim=1),
-            labels_N,
-            self.temperature,
-        )
+        unit = F.normalize(features_ND, dim=1), F.normalize(centroids_KD, dim=1)
+        return sample_confidence(*unit, labels_N, self.temperature)
 
     @property
     def _phi(self) -> tuple[Tensor, ...]:
@@ -246,10 +239,8 @@ class PCL(ClusteringFramework, MomentumFramework):
             return proto_nce(anchors, levels)
         # equal on all ranks and after a resume
         draw = torch.Generator().manual_seed(1_000_003 * self.cluster_seed + int(self.draws))
-        drawn = [
-            sent(torch.randperm(len(phi), generator=draw)[:number], ids.device)
-            for _, phi, _ in levels
-        ]
+        orders = (torch.randperm(len(phi), generator=draw) for _, phi, _ in levels)
+        drawn = [sent(order[:number], ids.device) for order in orders]
         if self.training:
             self.draws.add_(1)
         return proto_nce(anchors, levels, drawn)

@@ -157,17 +157,14 @@ class SPCL(ClusteringFramework):
         for name, weight in self.weights.items():
             require(weight >= 0, name, weight, "at least 0")
         if not any(self.weights.values()):
-            raise ValueError(
-                f"one of {', '.join(map('`{}`'.format, self.weights))} must be above 0"
-            )
+            names = ", ".join(f"`{name}`" for name in self.weights)
+            raise ValueError(f"one of {names} must be above 0")
         for each in reinitialise:
             require(each in get_args(Head), "reinitialise", each, f"among {get_args(Head)}")
         alone = "0 if `contrast_weight` is 0, because there would be no loss before"
         require(not warmup_epochs or contrast_weight > 0, "warmup_epochs", warmup_epochs, alone)
-        for name, value, kind in (
-            ("batch_mode", batch_mode, Batches),
-            ("prototypes", prototypes, Source),
-        ):
+        chosen = ("batch_mode", batch_mode, Batches), ("prototypes", prototypes, Source)
+        for name, value, kind in chosen:
             require(value in get_args(kind), name, value, f"one of {', '.join(get_args(kind))}")
         require(whiten is None or whiten >= 1, "whiten", whiten, "at least 1")
         self.num_samples, self.reinitialise = num_samples, reinitialise
@@ -196,14 +193,12 @@ class SPCL(ClusteringFramework):
         if not contrast_weight:
             # used only for metrics, so the optimiser and DDP must not expect a gradient
             head.requires_grad_(False)
-        self.metric = (
-            SiameseMetric(projection_head(size, size, 1, norm=False)) if metric_weight else None
-        )
-        self.prototype = (
-            PrototypeCrossEntropy(size, self.assigned.num_prototypes, reverse_weight, log_zero)
-            if prototype_weight
-            else None
-        )
+        self.metric = self.prototype = None
+        if metric_weight:
+            self.metric = SiameseMetric(projection_head(size, size, 1, norm=False))
+        if prototype_weight:
+            numbers = self.assigned.num_prototypes
+            self.prototype = PrototypeCrossEntropy(size, numbers, reverse_weight, log_zero)
         require_resettable(*self._heads_to_reset())
         self.seed: Tensor
         self.draws: Tensor
@@ -302,9 +297,9 @@ class SPCL(ClusteringFramework):
     def features_for(self, detector: Detector, features: Tensor | None) -> Tensor | None:
         """A detector that uses embeddings receives those of g_c before it is reset."""
         given = super().features_for(detector, features)
-        return (
-            given if given is None or detector.space == "features" else embeddings(self.head, given)
-        )
+        if given is None or detector.space == "features":
+            return given
+        return embeddings(self.head, given)
 
     @property
     def _with_prototypes(self) -> bool:
@@ -314,9 +309,8 @@ class SPCL(ClusteringFramework):
 
     def _heads_to_reset(self) -> list[nn.Module]:
         heads = {"contrast": self.head, "metric": self.metric, "prototype": self.prototype}
-        return [
-            head for name, head in heads.items() if name in self.reinitialise and head is not None
-        ]
+        chosen = (heads[name] for name in heads if name in self.reinitialise)
+        return [head for head in chosen if head is not None]
 
 
 # Batches
@@ -374,9 +368,8 @@ def one_prototype_batches(labels: Tensor, batch_size: int, generator: torch.Gene
     for draw in torch.randint(len(anchors), (steps,), generator=generator).tolist():
         start, size = int(start_K[anchors[draw]]), int(size_K[anchors[draw]])
         others = _in_turns(len(labels) - size, batch_size - half, generator)
-        places = torch.cat(
-            (start + _in_turns(size, half, generator), others + size * (others >= start))
-        )
+        others += size * (others >= start)
+        places = torch.cat((start + _in_turns(size, half, generator), others))
         batches.append(by_cluster_N[places[torch.randperm(batch_size, generator=generator)]])
     return torch.cat(batches)
 
@@ -395,9 +388,8 @@ def pca_whitened(features: Tensor, size: int) -> Tensor:
     variance_F, axes_FF = torch.linalg.eigh(centred.T @ centred / len(centred))
     variance_P, axes_FP = variance_F.flip(0)[:size], axes_FF.flip(1)[:, :size]
     kept_P = variance_P > variance_F[-1] * 1e-9
-    white_NP: Tensor = (
-        centred @ axes_FP * torch.where(kept_P, variance_P.clamp(min=1e-300).rsqrt(), 0.0)
-    )
+    scale_P = torch.where(kept_P, variance_P.clamp(min=1e-300).rsqrt(), 0.0)
+    white_NP: Tensor = centred @ axes_FP * scale_P
     return white_NP.to(features.dtype)
 
 
