@@ -19,27 +19,29 @@ from kinfolk.data.source import AnySource, Source
 from kinfolk.errors import KinfolkError, UsageError, short
 
 CIFAR100 = "the hierarchy of CIFAR-100"
-SUPERCLASSES: dict[str, tuple[str, ...]] = {
-    "aquatic_mammals": ("beaver", "dolphin", "otter", "seal", "whale"),
-    "fish": ("aquarium_fish", "flatfish", "ray", "shark", "trout"),
-    "flowers": ("orchid", "poppy", "rose", "sunflower", "tulip"),
-    "food_containers": ("bottle", "bowl", "can", "cup", "plate"),
-    "fruit_and_vegetables": ("apple", "mushroom", "orange", "pear", "sweet_pepper"),
-    "household_electrical_devices": ("clock", "keyboard", "lamp", "telephone", "television"),
-    "household_furniture": ("bed", "chair", "couch", "table", "wardrobe"),
-    "insects": ("bee", "beetle", "butterfly", "caterpillar", "cockroach"),
-    "large_carnivores": ("bear", "leopard", "lion", "tiger", "wolf"),
-    "large_man-made_outdoor_things": ("bridge", "castle", "house", "road", "skyscraper"),
-    "large_natural_outdoor_scenes": ("cloud", "forest", "mountain", "plain", "sea"),
-    "large_omnivores_and_herbivores": ("camel", "cattle", "chimpanzee", "elephant", "kangaroo"),
-    "medium_mammals": ("fox", "porcupine", "possum", "raccoon", "skunk"),
-    "non-insect_invertebrates": ("crab", "lobster", "snail", "spider", "worm"),
-    "people": ("baby", "boy", "girl", "man", "woman"),
-    "reptiles": ("crocodile", "dinosaur", "lizard", "snake", "turtle"),
-    "small_mammals": ("hamster", "mouse", "rabbit", "shrew", "squirrel"),
-    "trees": ("maple_tree", "oak_tree", "palm_tree", "pine_tree", "willow_tree"),
-    "vehicles_1": ("bicycle", "bus", "motorcycle", "pickup_truck", "train"),
-    "vehicles_2": ("lawn_mower", "rocket", "streetcar", "tank", "tractor"),
+_SUPERCLASSES = """\
+aquatic_mammals: beaver dolphin otter seal whale
+fish: aquarium_fish flatfish ray shark trout
+flowers: orchid poppy rose sunflower tulip
+food_containers: bottle bowl can cup plate
+fruit_and_vegetables: apple mushroom orange pear sweet_pepper
+household_electrical_devices: clock keyboard lamp telephone television
+household_furniture: bed chair couch table wardrobe
+insects: bee beetle butterfly caterpillar cockroach
+large_carnivores: bear leopard lion tiger wolf
+large_man-made_outdoor_things: bridge castle house road skyscraper
+large_natural_outdoor_scenes: cloud forest mountain plain sea
+large_omnivores_and_herbivores: camel cattle chimpanzee elephant kangaroo
+medium_mammals: fox porcupine possum raccoon skunk
+non-insect_invertebrates: crab lobster snail spider worm
+people: baby boy girl man woman
+reptiles: crocodile dinosaur lizard snake turtle
+small_mammals: hamster mouse rabbit shrew squirrel
+trees: maple_tree oak_tree palm_tree pine_tree willow_tree
+vehicles_1: bicycle bus motorcycle pickup_truck train
+vehicles_2: lawn_mower rocket streetcar tank tractor"""
+SUPERCLASSES = {
+    name: members.split() for name, members in (x.split(":") for x in _SUPERCLASSES.splitlines())
 }
 
 
@@ -62,8 +64,8 @@ class Hierarchy:
         self._refuse_cycle()
         roots = sorted(set(self.parents.values()) - self.parents.keys())
         if len(roots) > 1:
-            more = f" and {len(roots) - 3} more" if len(roots) > 3 else ""
             some = ", ".join(short(repr(root)) for root in roots[:3])
+            more = f" and {len(roots) - 3} more" if len(roots) > 3 else ""
             raise KinfolkError(
                 f"{name} has {len(roots)} roots ({some}{more}); add a line for each that names a"
                 " common parent"
@@ -86,8 +88,7 @@ class Hierarchy:
         """The new class index of each of `classes`, and the new classes, in alphabetical order."""
         if depth < 0:
             raise UsageError(f"`depth` (={depth}) must be 0, the root, or more")
-        paths = [self.path(name) for name in classes]
-        names = [path[min(depth, len(path) - 1)] for path in paths]
+        names = [self.path(name)[: depth + 1][-1] for name in classes]
         kept = sorted(set(names))
         place = {name: index for index, name in enumerate(kept)}
         return [place[name] for name in names], kept
@@ -107,7 +108,7 @@ class Hierarchy:
                     )
                 walk[node] = None
                 node = self.parents.get(node)
-            settled.update(walk)  # `|=` with keys would copy all that is settled
+            settled.update(walk)
 
 
 def open_hierarchy(spec: str | os.PathLike[str]) -> Hierarchy:
@@ -118,12 +119,12 @@ def open_hierarchy(spec: str | os.PathLike[str]) -> Hierarchy:
         # some copies of the data shorten them
         parents |= {fine.removesuffix("_tree"): "trees" for fine in SUPERCLASSES["trees"]}
         return Hierarchy({**parents, **dict.fromkeys(SUPERCLASSES, "everything")}, CIFAR100)
-    path = Path(spec)
+    path, parents = Path(spec), {}
+    name = f"`{path}`"
     if not path.is_file():
         raise UsageError(
-            f"there is no hierarchy file `{spec}`; give a table of child and parent, or cifar100"
+            f"there is no hierarchy file {name}; give a table of child and parent, or cifar100"
         )
-    name, parents = f"`{path}`", {}
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             rows = list(csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ","))
@@ -134,23 +135,21 @@ def open_hierarchy(spec: str | os.PathLike[str]) -> Hierarchy:
             f"{name} must begin with a line that names its two columns, `child` and `parent`"
         )
     for number, row in enumerate(rows[1:], 2):
-        cells = [cell.strip() for cell in row]
+        child, *rest = cells = [cell.strip() for cell in row] or [""]
         if not any(cells):
             continue
-        if len(cells) != 2 or not cells[0]:
+        line = f"line {number} of {name}"
+        if not child or len(rest) != 1:
+            raise KinfolkError(f"{line} must hold a child and its parent; it holds {row}")
+        if not rest[0]:
             raise KinfolkError(
-                f"line {number} of {name} must hold a child and its parent; it holds {row}"
+                f"{line} gives {child!r} no parent; name one, or leave the line out if it is the"
+                " root"
             )
-        child, parent = cells
-        if not parent:
+        if parents.setdefault(child, rest[0]) != rest[0]:
             raise KinfolkError(
-                f"line {number} of {name} gives {child!r} no parent; name one, or leave the line"
-                " out if it is the root"
-            )
-        if parents.setdefault(child, parent) != parent:
-            raise KinfolkError(
-                f"line {number} of {name} gives {child!r} a second parent, {parent!r}; it has"
-                f" {parents[child]!r}; keep one"
+                f"{line} gives {child!r} a second parent, {rest[0]!r}; it has {parents[child]!r};"
+                " keep one"
             )
     return Hierarchy(parents, name)
 
@@ -176,13 +175,13 @@ def _classes(source: Source, hierarchy: Hierarchy) -> list[str]:
         raise UsageError(
             f"{source.name} has no labels that a hierarchy could replace; give labelled data"
         )
-    numbers = [str(number) for number in range(max(labels) + 1)]
-    if hierarchy.name != CIFAR100:
-        return numbers
-    fine = sorted(name for members in SUPERCLASSES.values() for name in members)
-    if len(numbers) > len(fine):
-        raise KinfolkError(
-            f"{source.name} has the label {numbers[-1]}, and CIFAR-100 has 100 classes; use"
-            " another hierarchy"
-        )
-    return fine[: len(numbers)]
+    names = [str(number) for number in range(max(labels) + 1)]
+    if hierarchy.name == CIFAR100:
+        fine = sorted(name for members in SUPERCLASSES.values() for name in members)
+        if len(names) > len(fine):
+            raise KinfolkError(
+                f"{source.name} has the label {names[-1]}, and CIFAR-100 has 100 classes; use"
+                " another hierarchy"
+            )
+        names = fine[: len(names)]
+    return names

@@ -63,14 +63,14 @@ def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
                 f"two files have the same name once written as text, `{short(first)}`; rename one"
                 " of them"
             )
-    classes = sorted({folder for *_, folder in found if folder is not None})
+    classes = sorted({name for *_, name in found if name is not None})
     if labels_from_folders and not classes:
         raise UsageError(
             f"`labels_from_folders` needs a folder per class below `{root}`; all images are at its"
             " top level"
         )
     if not labels_from_folders:
-        if len(classes) > 1 and all(folder is not None for *_, folder in found):
+        if len(classes) > 1 and all(name is not None for *_, name in found):
             some = ", ".join(map(short, classes[:3])) + (", …" if len(classes) > 3 else "")
             LOG.info(
                 "%s",
@@ -79,9 +79,7 @@ def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
             )
         classes = []
     label_of: dict[str | None, int] = {name: label for label, name in enumerate(classes)}
-    items = [
-        Item(key, label_of.get(folder), split, origin=path) for key, path, split, folder in found
-    ]
+    items = [Item(key, label_of.get(name), split, origin=path) for key, path, split, name in found]
     return FileSource(f"`{root}`", items, classes=classes or None, refused=sorted(refused))
 
 
@@ -136,11 +134,11 @@ def _inspect(path: str, is_regular: bool) -> str:
         if not is_named_image:
             return "other"
         is_link = os.path.islink(path)
-        return (
-            "a link to a file that does not exist"
-            if is_link
-            else f"can't be read: {error.strerror}"
+        gone, unreadable = (
+            "a link to a file that does not exist",
+            f"can't be read: {error.strerror}",
         )
+        return gone if is_link else unreadable
     is_webp = head[:4] == b"RIFF" and head[8:] == b"WEBP"
     return "image" if head.startswith(_MAGIC) or is_webp else "other"
 

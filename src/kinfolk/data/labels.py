@@ -16,21 +16,14 @@ Ints = npt.NDArray[np.int64]
 Caption = str | tuple[str, ...]
 """The caption of a sample, or several, of which one is drawn each time the sample is used."""
 
-SPLITS = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "test": "test",
-    "testing": "test",
-}
-"""Names of folders or archives at the top of a source, and the splits they are."""
-_ALIASES = {**SPLITS, "dev": "val", "": "train"}
 VALIDATION_SPLITS = ("val", "valid", "validation")
 """Names of a validation split, the only other split that may influence training."""
 TEST_SPLITS = ("test", *VALIDATION_SPLITS)
 """The splits that accuracy is measured on, in order of preference."""
+SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
+SPLITS |= dict.fromkeys(VALIDATION_SPLITS, "val")
+"""Names of folders or archives at the top of a source, and the splits they are."""
+_ALIASES = {**SPLITS, "dev": "val", "": "train"}
 
 
 def split_name(given: str) -> str:
@@ -182,27 +175,20 @@ def group_ids(
         [0, 1, 0, 1]
     """
     parents = list(range(len(digests)))
-    _join(parents, ((digest,) for digest in digests))
-    if captions is not None:
-        _join(
-            parents,
-            ({normalise_caption(text) for text in captions_of(caption)} for caption in captions),
-        )
-    if groups is not None:
-        _join(parents, (() if group is None or group == "" else (group,) for group in groups))
-    return np.array([_root(parents, sample) for sample in range(len(parents))], dtype=np.int64)
 
+    def root(sample: int) -> int:
+        while parents[sample] != sample:
+            parents[sample] = sample = parents[parents[sample]]
+        return sample
 
-def _join(parents: list[int], keys: Iterable[Iterable[Hashable]]) -> None:
-    first: dict[Hashable, int] = {}
-    for sample, shared in enumerate(keys):
-        for key in shared:
-            a, b = _root(parents, sample), _root(parents, first.setdefault(key, sample))
-            parents[max(a, b)] = min(a, b)  # the first member stays the root
+    def join(keys: Iterable[Iterable[Hashable]]) -> None:
+        first: dict[Hashable, int] = {}
+        for sample, shared in enumerate(keys):
+            for key in shared:
+                a, b = root(sample), root(first.setdefault(key, sample))
+                parents[max(a, b)] = min(a, b)  # the first member stays the root
 
-
-def _root(parents: list[int], sample: int) -> int:
-    while parents[sample] != sample:
-        parents[sample] = parents[parents[sample]]
-        sample = parents[sample]
-    return sample
+    join((digest,) for digest in digests)
+    join({normalise_caption(text) for text in captions_of(caption)} for caption in captions or ())
+    join(() if not group else (group,) for group in groups or ())
+    return np.array([root(sample) for sample in range(len(parents))], dtype=np.int64)

@@ -123,12 +123,10 @@ class FileSource(Source):
         self,
         name: str,
         items: list[Item],
-        *,
-        classes: list[str] | None = None,
-        refused: Refusals | None = None,
         keep: Callable[[Path], object] | None = None,
+        **given: Any,
     ) -> None:
-        super().__init__(name, items, classes=classes, refused=refused)
+        super().__init__(name, items, **given)
         self._keep = keep
 
     def load(self, index: int) -> bytes:
@@ -234,17 +232,14 @@ def exclude(source: AnySource, path: str | None) -> AnySource:
     out = {at for at, item in enumerate(items) if utf8_key(item.key) in keys}
     kept = [at for at, item in enumerate(items) if at not in out and item.same_as not in out]
     if keys and len(kept) == len(items):
+        has = short(items[0].key) if items else "no samples"
         raise UsageError(
-            f"none of the {len(keys):,} samples that `{path}` excludes is in {source.name}: it"
-            f" has {short(min(keys))}, the data has"
-            f" {short(items[0].key) if items else 'no samples'}; give a list of these samples"
+            f"none of the {len(keys):,} samples that `{path}` excludes is in {source.name}: it has"
+            f" {short(min(keys))}, the data has {has}; give a list of these samples"
         )
-    row_of = {at: row for row, at in enumerate(kept)}
+    row_of: dict[int | None, int] = {at: row for row, at in enumerate(kept)}
     smaller = copy.copy(source)
-    smaller._items = [
-        item if item.same_as is None else replace(item, same_as=row_of[item.same_as])
-        for item in (items[at] for at in kept)
-    ]
+    smaller._items = [replace(items[at], same_as=row_of.get(items[at].same_as)) for at in kept]
     return smaller
 
 
@@ -284,8 +279,7 @@ def check_unchanged(
     items = source.items()
     order = [at for at in arrange(items) if items[at].key in known or items[at].key not in out]
     found = key_difference(samples.keys, [items[at].key for at in order])
-    if found is None:
-        found = content_change(samples, source, order)
+    found = found or content_change(samples, source, order)
     if found is None:  # only now, because some labels are known only after `load`
         columns: dict[str, Sequence[Any]] = {
             "split": [items[at].split for at in order],
