@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -146,13 +145,11 @@ NAMES = [
 LOCAL = ["ntxent/local", "sogclr/local"]
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def ranks(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> list[dict[str, Any]]:
-    folder: Path = tmp_path_factory.mktemp("ranks")
-    spawn(child, (request.param, str(folder), NAMES), nprocs=request.param)
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(request.param)]
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder, world = tmp_path_factory.mktemp("ranks"), len(SIZES)
+    spawn(child, (world, str(folder), NAMES), nprocs=world)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]
 
 
 def test_ranks_together_equal_one_process(ranks: list[dict[str, Any]]) -> None:

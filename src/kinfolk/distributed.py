@@ -58,14 +58,11 @@ def batch_sizes(local: int, device: torch.device) -> list[int]:
 def threads_of_waiting_ranks() -> Iterator[None]:
     """Within, torch computes with the CPU threads of all ranks of this machine. torchrun sets
     `OMP_NUM_THREADS=1` where it is not set; then all cores are used."""
-    before = torch.get_num_threads()
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    set_by_torchrun = (
-        "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1"
-    )
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))
+    before, given = torch.get_num_threads(), os.environ
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    set_by_torchrun = "TORCHELASTIC_RUN_ID" in given and given.get("OMP_NUM_THREADS") == "1"
+    local = int(given.get("LOCAL_WORLD_SIZE", world_size()))
     torch.set_num_threads(max(before, cores if set_by_torchrun else min(cores, before * local)))
     try:
         yield
@@ -122,24 +119,19 @@ def gather_together(tensors: Sequence[Tensor], sizes: list[int]) -> list[Tensor]
         if own < longest:
             rows = torch.cat((rows, rows.new_zeros((each * (longest - own), *rows.shape[1:]))))
         piece = rows.view(-1).view(torch.uint8)
-        layout.append((each, start, len(piece)))
         padding = -len(piece) % _ALIGNMENT
-        pieces.extend((piece, piece.new_zeros(padding)) if padding else (piece,))
+        layout.append((each, start, len(piece)))
+        pieces += (piece, piece.new_zeros(padding)) if padding else (piece,)
         start += len(piece) + padding
     packed = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-    message_WB, found, same = packed.new_empty(world, start), list[Tensor](), min(sizes) == longest
+    message_WB, found = packed.new_empty(world, start), list[Tensor]()
     _all_gather(message_WB.view(-1), packed)
     for tensor, (each, first, length) in zip(tensors, layout, strict=True):
-        rows = (
-            message_WB[:, first : first + length]
-            .view(tensor.dtype)
-            .reshape(world, each * longest, *tensor.shape[1:])
-        )
-        found.append(
-            rows.flatten(0, 1)
-            if same
-            else torch.cat([part[: each * size] for part, size in zip(rows, sizes, strict=True)])
-        )
+        rows = message_WB[:, first : first + length].view(tensor.dtype)
+        rows = rows.reshape(world, each * longest, *tensor.shape[1:])
+        if min(sizes) < longest:
+            parts = [part[: each * size] for part, size in zip(rows, sizes, strict=True)]
+        found.append(rows.flatten(0, 1) if min(sizes) == longest else torch.cat(parts))
     return found
 
 
@@ -163,7 +155,7 @@ def sum_over_ranks(value: Tensor) -> Tensor:
     return total
 
 
-def averaged(parameter: Tensor) -> Tensor:
+def average_gradient(parameter: Tensor) -> Tensor:
     """The same value; its gradient comes back as the average over ranks, for a parameter outside of
     DistributedDataParallel."""
     if world_size() == 1:

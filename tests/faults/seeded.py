@@ -103,8 +103,8 @@ FAULTS = (
     Fault(
         "stores: the queue keeps the ids of the rows before",
         "stores/queue.py",
-        "self.ids[places] = kept(is_finite, ids[-self.size :], self.ids[places])",
-        "self.ids[places] = kept(is_finite, self.ids[places], self.ids[places])",
+        "self.ids[places] = unless_broken(is_finite, ids[-self.size :], self.ids[places])",
+        "self.ids[places] = unless_broken(is_finite, self.ids[places], self.ids[places])",
         ["tests/stores/test_queue.py"],
     ),
     Fault(

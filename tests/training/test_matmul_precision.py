@@ -162,7 +162,9 @@ def test_a_precision_chosen_for_one_backend_stays() -> None:
         torch.set_float32_matmul_precision("highest")
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "FSDP", "deepspeed_stage_2", "ddp_spawn", "xla", "dpp"])
+@pytest.mark.parametrize(
+    "strategy", ["fsdp", "FSDP", "deepspeed_stage_2", "ddp_spawn", "xla", "dpp"]
+)
 def test_strategies_that_cannot_work_are_refused(strategy: str) -> None:
     with pytest.raises(UsageError, match=r"not supported.* Valid: auto, ddp, ") as caught:
         resolve_trainer(TrainerConfig(accelerator="cpu", strategy=strategy))

@@ -25,7 +25,15 @@ from kinfolk import distributed
 from kinfolk.clustering.dbscan import require_finite
 from kinfolk.clustering.hierarchy_update import Level, Limits, Moves, Rings, refine
 from kinfolk.errors import require
-from kinfolk.stores.per_sample import COARSE, Arriving, Exact, check_ids, sent, size_differs, skips
+from kinfolk.stores.per_sample import (
+    COARSE,
+    Arriving,
+    Exact,
+    check_ids,
+    is_broken,
+    size_differs,
+    to_device,
+)
 
 
 def conforming(labels: Tensor) -> float:
@@ -209,7 +217,7 @@ class Tree(Exact):
     def _send(self, level: int, slots: Tensor) -> None:
         if self.pointers is not None:
             there, values = (
-                sent(x, self.pointers.device) for x in (slots, self.parent[level, slots])
+                to_device(x, self.pointers.device) for x in (slots, self.parent[level, slots])
             )
             self.pointers[level, there] = values
 
@@ -373,7 +381,7 @@ class OnlineHierarchy(nn.Module):
         self.settle()
         if ids.device.type != "cpu":
             self._arriving = Arriving(ids, features, *(() if is_finite is None else (is_finite,)))
-        elif not skips(is_finite):
+        elif not is_broken(is_finite):
             self._apply_update(ids, features)
 
     @torch.no_grad()

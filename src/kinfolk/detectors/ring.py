@@ -34,7 +34,7 @@ from kinfolk.detectors.shared_labels import cluster_again, same_cluster
 from kinfolk.errors import require, require_choice
 from kinfolk.kinship import Kin, above
 from kinfolk.pairs import Block
-from kinfolk.stores.per_sample import Exact, sent
+from kinfolk.stores.per_sample import Exact, to_device
 
 Bounds = Literal["exact", "learned"]
 
@@ -181,7 +181,7 @@ class Ring(Detector):
         return self._shares(ids_C.device)
 
     def _shares(self, device: torch.device) -> Tensor:
-        return sent(torch.tensor([self.lower, self.upper], dtype=torch.float64), device)
+        return to_device(torch.tensor([self.lower, self.upper], dtype=torch.float64), device)
 
     @torch.no_grad()
     def find(self, block: Block) -> Kin:

@@ -35,7 +35,7 @@ from kinfolk.objectives import NTXentLoss
 from kinfolk.objectives.ntxent import Estimate
 from kinfolk.objectives.prototypes import proto_nce
 from kinfolk.pairs import Pairs, integer_ids, two_views
-from kinfolk.stores.per_sample import Exact, check_ids, check_num_samples, sent
+from kinfolk.stores.per_sample import Exact, check_ids, check_num_samples, to_device
 
 
 class Prototypes(Exact):
@@ -240,7 +240,7 @@ class PCL(ClusteringFramework, MomentumFramework):
         # equal on all ranks and after a resume
         draw = torch.Generator().manual_seed(1_000_003 * self.cluster_seed + int(self.draws))
         orders = (torch.randperm(len(phi), generator=draw) for _, phi, _ in levels)
-        drawn = [sent(order[:number], ids.device) for order in orders]
+        drawn = [to_device(order[:number], ids.device) for order in orders]
         if self.training:
             self.draws.add_(1)
         return proto_nce(anchors, levels, drawn)

@@ -37,7 +37,7 @@ from kinfolk.models.heads import embedding_size, prediction_head
 from kinfolk.objectives import RelativeContrastLoss
 from kinfolk.objectives.base import Shared
 from kinfolk.pairs import Pairs, integer_ids
-from kinfolk.stores.per_sample import OnHost, StepRandom, check_ids, sent, skips
+from kinfolk.stores.per_sample import OnHost, StepRandom, check_ids, is_broken, to_device
 
 _BLOCK_ELEMENTS = 1 << 22
 Kind = Literal["online", "kmeans", "dbscan"]
@@ -55,7 +55,7 @@ class RowRandom(StepRandom):
             sizes = distributed.batch_sizes(number, device)
             first, total = sum(sizes[: dist.get_rank()]), sum(sizes)
         everywhere = torch.rand(total, generator=self.generator(), dtype=torch.float64)
-        return sent(everywhere[first : first + number], device)
+        return to_device(everywhere[first : first + number], device)
 
 
 def cluster_mates(
@@ -183,7 +183,7 @@ class SupportFramework(MomentumFramework, ABC):
         loss = self.objective.on(pairs)
         if self.training:
             is_finite = self.push(keys, row_ids, loss)
-            if not skips(is_finite):
+            if not is_broken(is_finite):
                 self.learn(keys, row_ids, is_finite)
         return loss
 

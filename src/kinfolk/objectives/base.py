@@ -31,8 +31,8 @@ from kinfolk.stores.per_sample import (
     check_ids,
     check_num_samples,
     finite,
+    is_broken,
     refuse_recomputation,
-    skips,
 )
 
 READ_EVERY = 32
@@ -318,7 +318,7 @@ class Objective(Settings, ABC):
         if distributed.world_size() > 1 and sizes is None:  # gathered losses are equal on all ranks
             torch.distributed.all_reduce(mean)  # not finite where one of them is not
             mean, is_finite = mean / distributed.world_size(), finite(mean)
-        if skips(is_finite):
+        if is_broken(is_finite):
             return
         if parts:
             rows = [x for _, update in parts for x in update.values()]

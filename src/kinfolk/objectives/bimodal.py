@@ -61,7 +61,7 @@ class LearnedTemperature(nn.Module):
         if self.training:
             with torch.no_grad():
                 self.logit_scale.clamp_(*bounds)
-        scale = distributed.averaged(self.logit_scale)
+        scale = distributed.average_gradient(self.logit_scale)
         scale = scale if scale.dtype == torch.float64 else scale.float()
         t = torch.exp(-(scale if self.training else scale.clamp(*bounds)))
         return t.detach() + self.gradient_factor * (t - t.detach())
@@ -412,7 +412,7 @@ class SigLIPLoss(Objective, TwoTowers):
         """Scalar: the mean over the images of all ranks; see `BimodalLoss.forward`."""
         pairs, _ = self.pairs_of(image_features, text_features, ids, group_ids, self, **explicit)
         bias: Any = self.bias
-        return self.on(pairs, self.learned(), (distributed.averaged(bias),))
+        return self.on(pairs, self.learned(), (distributed.average_gradient(bias),))
 
     def row_loss(self, rows: Rows) -> tuple[Tensor, State]:
         x = rows.sim / rows.t.unsqueeze(1) + rows.parameters[0]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kinfolk import distributed
-from kinfolk.stores.per_sample import sent
+from kinfolk.stores.per_sample import to_device
 
 
 class SiameseMetric(nn.Module):
@@ -78,7 +78,9 @@ def draw_partners(prototypes: Tensor, num_views: int, generator: torch.Generator
     anchors_A, start_A, size_A = anchors_B[sample_A], start_B[sample_A], size_B[sample_A]
     # the draws of the k-th of M anchors are the k-th and the (M + k)-th
     turn_A = (anchors_A.cumsum(0) - 1).clamp(min=0)
-    uniform = sent(torch.rand(2 * len(sample_A), generator=generator, dtype=torch.float64), device)
+    uniform = to_device(
+        torch.rand(2 * len(sample_A), generator=generator, dtype=torch.float64), device
+    )
     first_A, second_A = uniform[turn_A], uniform[turn_A + anchors_A.sum()]
 
     drawn_A = (first_A * (size_A - 1) * num_views).long()

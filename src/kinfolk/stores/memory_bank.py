@@ -20,12 +20,12 @@ from kinfolk.stores.per_sample import (
     StepRandom,
     check_ids,
     check_num_samples,
-    kept,
+    is_broken,
     means_by_id,
     refuse_recomputation,
-    sent,
     size_differs,
-    skips,
+    to_device,
+    unless_broken,
 )
 
 
@@ -47,7 +47,7 @@ class Draw(StepRandom):
             return torch.arange(self.num_samples, device=device)
         assert self.number is not None
         drawn = distinct(self.num_samples, self.number, self.generator())
-        return drawn if device is None else sent(drawn, device)
+        return drawn if device is None else to_device(drawn, device)
 
 
 def distinct(num_samples: int, number: int, generator: torch.Generator) -> Tensor:
@@ -127,34 +127,24 @@ class Bank(Exact):
     @torch.no_grad()
     def write(self, ids: Tensor, z: Tensor, is_finite: Tensor | None = None) -> None:
         """Moves the entries of `ids` (b,) towards `z` (b, D), of any norm, of all ranks; several
-        rows of one id count as their mean. `is_finite`: whether the loss is; see `kept`."""
+        rows of one id count as their mean. See `unless_broken` for `is_finite`."""
         check_ids(ids, self.num_samples)
         if z.shape != (len(ids), self.dim):
             raise ValueError(f"`z` (={tuple(z.shape)}) must have the shape {(len(ids), self.dim)}")
         refuse_recomputation("a loss over a memory bank")
-        if skips(is_finite):
+        if is_broken(is_finite):
             return
         ids, z = distributed.gather_all(ids, z)
-        old_bD, mean_bD = (
-            self.features[ids],
-            means_by_id(ids, F.normalize(z.to(self.features.dtype), dim=1)),
-        )
-        self.features[ids] = kept(
-            is_finite, F.normalize(torch.lerp(mean_bD, old_bD, self.momentum), dim=1), old_bD
-        )
+        old_bD = self.features[ids]
+        mean_bD = means_by_id(ids, F.normalize(z.to(self.features.dtype), dim=1))
+        new_bD = F.normalize(torch.lerp(mean_bD, old_bD, self.momentum), dim=1)
+        self.features[ids] = unless_broken(is_finite, new_bD, old_bD)
         self.seen[ids] = True if is_finite is None else self.seen[ids] | is_finite
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        saved = state_dict.get(f"{prefix}features")
+        key, sizes = f"{prefix}features", {"num_samples": self.num_samples, "dim": self.dim}
         advice = "use the same data set and settings"
-        if not size_differs(
-            f"{prefix}features",
-            saved,
-            others[-1],
-            advice,
-            num_samples=self.num_samples,
-            dim=self.dim,
-        ):
+        if not size_differs(key, state_dict.get(key), others[-1], advice, **sizes):
             super()._load_from_state_dict(state_dict, prefix, *others)
 
     def __repr__(self) -> str:

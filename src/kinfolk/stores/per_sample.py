@@ -19,6 +19,7 @@ from kinfolk.errors import require
 from kinfolk.seeding import step_generator
 
 COARSE = (torch.bfloat16, torch.float16)
+SAME_DATA = "use the same data set"
 
 
 class OnHost(nn.Module):
@@ -64,7 +65,7 @@ class StepRandom(OnHost, ABC):
 
     def advance(self, is_finite: Tensor | None = None) -> None:
         """Moves to the next step, unless this one is known to be broken."""
-        if not skips(is_finite):
+        if not is_broken(is_finite):
             self.count += 1
 
 
@@ -111,14 +112,10 @@ def size_differs(
     """
     if saved is None or saved.shape[: len(sizes)] == tuple(sizes.values()):
         return False
-    got, expected = (
-        " × ".join(map(str, numbers))
-        for numbers in (saved.shape[: len(sizes)] or (1,), sizes.values())
-    )
-    error_msgs.append(
-        f"`{key}` has the size {got}, but {' × '.join(f'`{name}`' for name in sizes)} is"
-        f" {expected}: {advice}"
-    )
+    got = " × ".join(map(str, saved.shape[: len(sizes)] or (1,)))
+    names = " × ".join(f"`{name}`" for name in sizes)
+    expected = " × ".join(map(str, sizes.values()))
+    error_msgs.append(f"`{key}` has the size {got}, but {names} is {expected}: {advice}")
     return True
 
 
@@ -127,22 +124,20 @@ def finite(loss: Tensor) -> Tensor:
     return (loss.detach() - loss.detach()) == 0  # two launches, where `isfinite` has four
 
 
-def skips(is_finite: Tensor | None) -> bool:
+def is_broken(is_finite: Tensor | None) -> bool:
     """Whether a step is known to be broken. An accelerator would have to wait; there the write
-    itself keeps what was there (`kept`)."""
+    itself keeps what was there (`unless_broken`)."""
     return is_finite is not None and is_finite.device.type == "cpu" and not bool(is_finite)
 
 
-def kept(is_finite: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
+def unless_broken(is_finite: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
     """The new values, or of a broken step on an accelerator the old ones."""
-    return (
-        new
-        if is_finite is None or is_finite.device.type == "cpu"
-        else torch.where(is_finite, new, old)
-    )
+    if is_finite is None or is_finite.device.type == "cpu":
+        return new
+    return torch.where(is_finite, new, old)
 
 
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A copy on `device` of a tensor on the host. The host does not wait for the device."""
     # a copy from memory that is not pinned may wait
     pins = device.type == "cuda" and torch.cuda.is_available()
@@ -175,11 +170,9 @@ def means_by_id(ids: Tensor, rows: Tensor) -> Tensor:
     if ids.device.type == "cpu" and not bool((sorted_b[1:] == sorted_b[:-1]).any()):
         return rows  # the common case; on an accelerator the check would stop the step
     group_bF = torch.searchsorted(sorted_b, ids).unsqueeze(1).expand_as(rows)
-    return (
-        torch.empty_like(rows)
-        .scatter_reduce_(0, group_bF, rows, "mean", include_self=False)
-        .gather(0, group_bF)
-    )
+    mean_bF = torch.empty_like(rows)
+    mean_bF.scatter_reduce_(0, group_bF, rows, "mean", include_self=False)
+    return mean_bF.gather(0, group_bF)
 
 
 class PerSample(Exact):
@@ -221,21 +214,18 @@ class PerSample(Exact):
     ) -> None:
         """Sets fields of the samples `ids`; other fields stay as they are. See `write_rows`."""
         check_ids(ids, self.num_samples)
-        if set(values) == set(self.fields):
-            columns = [values[name] for name in self.fields]
-        else:
-            before = self.read(ids)
-            columns = [values.get(name, before[name]) for name in self.fields]
-        self.write_rows(
-            ids, torch.stack([column.to(self.rows.dtype) for column in columns], 1), is_finite
-        )
+        missing = set(self.fields) - set(values)
+        before = self.read(ids) if missing else {}
+        columns = [(before if name in missing else values)[name] for name in self.fields]
+        rows = torch.stack([column.to(self.rows.dtype) for column in columns], 1)
+        self.write_rows(ids, rows, is_finite)
 
     def write_rows(self, ids: Tensor, values_bF: Tensor, is_finite: Tensor | None = None) -> None:
         """Sets all fields of the samples `ids`. Several rows of one id are stored as their mean;
         where a value is NaN, the old one stays. `is_finite`: whether the loss is; if not, nothing
         is written."""
         check_ids(ids, self.num_samples)
-        if skips(is_finite):
+        if is_broken(is_finite):
             return
         valid_bF = values_bF == values_bF  # NaN is not equal to itself
         if is_finite is not None and is_finite.device.type != "cpu":
@@ -260,25 +250,17 @@ class PerSample(Exact):
         *rest: Any,
     ) -> None:
         for name in self.fields:
-            saved = state_dict.get(prefix + name)
+            key = prefix + name
+            saved = state_dict.get(key)
             if saved is None:
-                missing.append(prefix + name)
-            elif size_differs(
-                prefix + name,
-                saved,
-                rest[-1],
-                "use the same data set",
-                num_samples=self.num_samples,
-            ):
+                missing.append(key)
+            elif size_differs(key, saved, rest[-1], SAME_DATA, num_samples=self.num_samples):
                 return
             else:
                 getattr(self, name).copy_(saved)
         if strict:
-            unexpected += [
-                key
-                for key in state_dict
-                if key.startswith(prefix) and key[len(prefix) :] not in self.fields
-            ]
+            others = (key for key in state_dict if key.startswith(prefix))
+            unexpected += [key for key in others if key[len(prefix) :] not in self.fields]
 
 
 class Collected(Exact):
@@ -303,30 +285,23 @@ class Collected(Exact):
 
     @torch.no_grad()
     def write(self, ids: Tensor, anchors: Tensor, is_finite: Tensor | None = None) -> None:
-        """Keeps the mean of the (b·V, D) `anchors`, sample-major, of each of `ids` (b,).
-        `is_finite`: whether the loss is; see `kept`."""
+        """Keeps the mean of the (b·V, D) `anchors`, sample-major, of each of `ids` (b,); see
+        `unless_broken` for `is_finite`."""
         check_ids(ids, self.num_samples)
-        if not len(ids) or skips(is_finite):
+        if not len(ids) or is_broken(is_finite):
             return
         mean_bD = anchors.view(len(ids), -1, anchors.shape[-1]).mean(1)
         if not self.features.shape[1]:
-            self.features = mean_bD.new_zeros(
-                self.num_samples, mean_bD.shape[1], dtype=torch.float32
-            )
-        self.features[ids] = kept(
-            is_finite, means_by_id(ids, mean_bD.to(self.features.dtype)), self.features[ids]
-        )
+            shape = self.num_samples, mean_bD.shape[1]
+            self.features = mean_bD.new_zeros(shape, dtype=torch.float32)
+        new_bD = means_by_id(ids, mean_bD.to(self.features.dtype))
+        self.features[ids] = unless_broken(is_finite, new_bD, self.features[ids])
         self.seen[ids] = True if is_finite is None else self.seen[ids] | is_finite
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        saved = state_dict.get(f"{prefix}features")
-        if size_differs(
-            f"{prefix}features",
-            saved,
-            others[-1],
-            "use the same data set",
-            num_samples=self.num_samples,
-        ):
+        key = f"{prefix}features"
+        saved = state_dict.get(key)
+        if size_differs(key, saved, others[-1], SAME_DATA, num_samples=self.num_samples):
             return
         if saved is not None and saved.shape != self.features.shape:
             self.features = self.features.new_zeros(saved.shape)

@@ -12,7 +12,13 @@ from torch import Tensor
 
 from kinfolk import distributed
 from kinfolk.errors import require
-from kinfolk.stores.per_sample import Exact, kept, refuse_recomputation, size_differs, skips
+from kinfolk.stores.per_sample import (
+    Exact,
+    is_broken,
+    refuse_recomputation,
+    size_differs,
+    unless_broken,
+)
 
 
 class Queue(Exact):
@@ -75,30 +81,22 @@ class Queue(Exact):
                 f" the shapes (rows, {self.dim}) and (rows,)"
             )
         refuse_recomputation("a loss over a queue")
-        if skips(is_finite):
+        if is_broken(is_finite):
             return
         features, ids = distributed.gather_all(features, ids)
         number = len(ids)
-        places = (
-            torch.arange(number, device=ids.device)[-self.size :] + int(self.pointer)
-        ) % self.size
-        self.features[places] = kept(
-            is_finite, features[-self.size :].to(self.features.dtype), self.features[places]
-        )
-        self.ids[places] = kept(is_finite, ids[-self.size :], self.ids[places])
+        places = torch.arange(number, device=ids.device)[-self.size :] + int(self.pointer)
+        places %= self.size
+        new = features[-self.size :].to(self.features.dtype)
+        self.features[places] = unless_broken(is_finite, new, self.features[places])
+        self.ids[places] = unless_broken(is_finite, ids[-self.size :], self.ids[places])
         self.pointer.add_(number).remainder_(self.size)
         self.filled.add_(number).clamp_(max=self.size)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        saved = state_dict.get(f"{prefix}features")
-        if not size_differs(
-            f"{prefix}features",
-            saved,
-            others[-1],
-            "use the same settings",
-            size=self.size,
-            dim=self.dim,
-        ):
+        key, sizes = f"{prefix}features", {"size": self.size, "dim": self.dim}
+        advice = "use the same settings"
+        if not size_differs(key, state_dict.get(key), others[-1], advice, **sizes):
             super()._load_from_state_dict(state_dict, prefix, *others)
 
     def __repr__(self) -> str:
