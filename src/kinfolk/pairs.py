@@ -112,9 +112,14 @@ def integer_ids(ids: Tensor, device: torch.device | None = None, name: str = "id
     if not isinstance(ids, Tensor):
         what = f"`{name}` (={type(ids).__name__})"
         raise TypeError(f"{what} must be an integer tensor: torch.as_tensor({name})")
-    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+    if not is_integer(ids):
         raise ValueError(f"`{name}` (={ids.dtype}) must be an integer tensor")
     return ids.to(device, torch.int64)
+
+
+def is_integer(x: Tensor) -> bool:
+    """Whether its type is one of integers."""
+    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
 
 
 def two_views(z1: Tensor, z2: Tensor, ids: Tensor) -> Pairs:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kinfolk.detectors import IFND, StartAt
-from kinfolk.detectors.ifnd import usual_clusters
+from kinfolk.detectors.ifnd import default_clusters
 from kinfolk.kinship import Action
 from kinfolk.objectives import CLIPLoss, NTXentLoss, SogCLRLoss
 from kinfolk.pairs import OUT, Block, Pairs
@@ -332,7 +332,7 @@ def test_training_collects_by_itself() -> None:
     [(50_000, (100, 300, 1000)), (8_000, (40, 120, 400)), (24, (12,)), (5, (2,)), (2, (1,))],
 )
 def test_default_clusters_follow_the_number_of_samples(number: int, want: tuple[int, ...]) -> None:
-    assert usual_clusters(number) == want == IFND(num_samples=number).num_clusters
+    assert default_clusters(number) == want == IFND(num_samples=number).num_clusters
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

@@ -88,8 +88,8 @@ FAULTS = (
     Fault(
         "detectors: FNC takes the next smaller similarity as its k-th",
         "detectors/fnc.py",
-        "k_R.unsqueeze(1) - 1)",
-        "(k_R.unsqueeze(1)).clamp(max=most - 1))",
+        "gather(1, k_R1 - 1)",
+        "gather(1, k_R1.clamp(max=most - 1))",
         ["tests/detectors/test_fnc.py"],
     ),
     # stores

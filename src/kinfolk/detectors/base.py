@@ -42,8 +42,8 @@ class Bound:
 class Detector(Exact, ABC):
     """Abstract. Returns which candidates are kin (detected false negatives) of each anchor.
 
-    `find` reads state and `observe` writes it: in training only, once per step, without gradient.
-    Neither may make the host wait for an accelerator (no `.item()`, `bool(tensor)`).
+    `find` reads state and `observe` writes it, in training only, once per step. Neither may make
+    the host wait for an accelerator (no `.item()`, `bool(tensor)`).
     """
 
     paper: ClassVar[str] = ""
@@ -53,21 +53,20 @@ class Detector(Exact, ABC):
     """Names that stand for arguments in a method name: `ring:learned`."""
 
     num_samples: int | None = None
-    """N, if `find` looks anything up by sample id: calls without ids are then refused."""
+    """N, if anything is looked up by sample id: calls without ids are then refused."""
     guide: str | None = None
-    """What the framework must pass as `Pairs.guide`: "teacher", embeddings of a slow copy of the
-    encoder, or "modality", those of the other modality. None: nothing."""
+    """What the framework must pass as `Pairs.guide`: embeddings of a "teacher", a slow copy of the
+    encoder, or of the other "modality"."""
     soft: bool = False
-    """Whether all candidates are kin to some degree, so that "eliminate" would leave no
-    negative."""
+    """Whether all candidates are kin to some degree, so that "eliminate" is refused."""
     own_weight: float | None = None
-    """With "attract", the share of the positives in the pull, if the loss does not set it."""
+    """The `own_weight` of a loss that does not set it."""
     space: Space = "projected"
     """Which features `refresh` receives."""
     collects: bool = False
-    """Whether `collect` is called in every step; `refresh` then receives no features."""
+    """Whether `collect` is called in every step; `refresh` then receives None."""
     refreshed_at_end: bool = False
-    """Whether `refresh` is also called after the last epoch, with the progress 1."""
+    """Whether `refresh` is also called after the last epoch."""
     wanted_metrics: frozenset[str] = frozenset()
     """Metrics that `on_metric` is called with: "epoch" (with a fraction, before every step), "loss"
     (after every step), "knn" (when it is measured, never on the test split)."""
@@ -88,12 +87,11 @@ class Detector(Exact, ABC):
 
     @classmethod
     def defaults(cls, given: Mapping[str, object]) -> Mapping[str, object]:
-        """Values that a training uses for arguments the user has not `given`. Default: none."""
+        """Arguments that a training adds to those `given` by the user."""
         return {}
 
     def prepare(self, ids_C: Tensor, candidates_CD: Tensor, guide_CG: Tensor | None) -> Any:
-        """Called once per step with the candidates; the result is `Block.prepared` of all blocks.
-        Default: None."""
+        """Called once per step with the candidates; the result is `Block.prepared`."""
         return None
 
     @abstractmethod
@@ -104,32 +102,31 @@ class Detector(Exact, ABC):
         self, ids: Tensor, update: Mapping[str, Tensor], is_finite: Tensor | None = None
     ) -> None:
         """Writes the state that `find` proposed, of all blocks and ranks. `is_finite`: whether the
-        loss is; pass it on to the store, which writes nothing if not. Default: no state."""
+        loss is; a store that receives it writes nothing if not."""
 
     def due(self, epoch: int) -> bool:
-        """Whether `refresh` must be called before this epoch, counted from 0. Default: never."""
+        """Whether `refresh` must be called before this epoch, counted from 0."""
         return False
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
         """The step before some epochs, such as a clustering. `features`: (N, F) of all samples in
-        data-set order, the same on all ranks; None if it collects its own. `progress`: in [0,
-        1]."""
+        data-set order, the same on all ranks. `progress`: of the training, in [0, 1]."""
 
     def collect(self, ids: Tensor, anchors: Tensor, is_finite: Tensor | None = None) -> None:
         """Called in every step with the unit-norm anchors (B·V, D), sample-major, of the samples
-        `ids` (B,) of all ranks, if `collects`."""
+        `ids` (B,) of all ranks."""
 
     def on_metric(self, name: str, value: float) -> None:
         """Called with one of the `wanted_metrics`; the value is the same on all ranks."""
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics logged at the end of each epoch. Default: none."""
+        """Metrics logged at the end of each epoch."""
         return {}
 
     def silent_reason(self, first_epoch: int = 0) -> str | None:
-        """Why it cannot flag or drop anything in a training of `num_epochs` epochs in which it
-        starts in `first_epoch`, or None. Training warns before the first step."""
+        """Why it cannot flag or drop anything in a training in which it starts in `first_epoch`;
+        None: it can. A training warns."""
         return None
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
@@ -137,16 +134,16 @@ class Detector(Exact, ABC):
         self.epoch, self.num_epochs = epoch, num_epochs
 
     def set_loss_temperature(self, temperature: float) -> None:
-        """Sets the temperature of the loss, which some detectors use."""
+        """Sets the temperature of the loss."""
         self.loss_temperature = temperature
 
     def swap_towers(self) -> None:
         """Called on the copy for the second direction of a loss of two towers, whose anchors are
-        the first direction's candidates. Default: both directions are alike."""
+        the first direction's candidates."""
 
     def bounds(self, ids: Tensor) -> list[Bound]:
         """The bounds that the report draws, for the samples `ids` (M,): one named "threshold", or
-        "lower" and "upper". Default: none."""
+        "lower" and "upper"."""
         return []
 
     @property
@@ -195,11 +192,7 @@ _DELEGATED = (
 
 
 class Wrapped(Detector, ABC):
-    """Abstract. Changes the answer of another detector. Everything else is that detector's.
-
-    Args:
-        detector: the wrapped detector.
-    """
+    """Abstract. Changes the answer of another detector. Everything else is that detector's."""
 
     def __init__(self, detector: Detector) -> None:
         super().__init__()
@@ -237,12 +230,8 @@ class Graded(Wrapped):
         listed pairs with a similarity (Known)      that similarity, in [0, 1]
         a guide's similarity (Guide)                (1 + cosine) / 2, as in CWCL
 
-    Kin of other detectors (Oracle, Components, an exact Ring, one clustering without confidence)
-    stay as they are. Levels that would each be a separate loss become one answer. "eliminate" does
-    not use degrees.
-
-    Args:
-        detector: the wrapped detector.
+    Kin of other detectors stay as they are. Levels that would each be a separate loss become one
+    answer. "eliminate" does not use degrees.
 
     Example:
         >>> import kinfolk as kf
@@ -257,8 +246,7 @@ class Graded(Wrapped):
 
 
 def guide_similarities(block: Block) -> Tensor:
-    """(R, C) similarities of `block.guide_bG`, or those contrasted where there is none; `OUT` at
-    the anchor's sample."""
+    """(R, C) similarities of the guide, or those contrasted if there is none."""
     if block.guide_bG is None or block.guide_CG is None:
         return block.sim_RC
     sim = block.guide_bG.to(block.sim_RC.dtype) @ block.guide_CG.to(block.sim_RC.dtype).T
@@ -267,9 +255,8 @@ def guide_similarities(block: Block) -> Tensor:
 
 
 class InGuideSpace(Wrapped):
-    """The wrapped detector sees the similarities of `Pairs.guide` instead of those contrasted.
-
-    For a second head, which attracts what is similar in the embedding of the first head."""
+    """The wrapped detector sees the similarities of `Pairs.guide`, such as the first of two heads,
+    instead of those contrasted."""
 
     paper: ClassVar[str] = "Zheng et al., ICCV 2021"
 
@@ -289,7 +276,7 @@ class StartAt(Wrapped):
     Args:
         detector: the wrapped detector.
         epoch: first epoch, counted from 0, in which kin are flagged. Annealing begins with it.
-        update_from: first epoch in which the state changes; None means `epoch`.
+        update_from: first epoch in which the state changes; None: `epoch`.
     """
 
     paper: ClassVar[str] = "Balmaseda et al., ICML 2025, section 4.3"
@@ -346,11 +333,8 @@ class StartAt(Wrapped):
 
 
 class StopAt(Wrapped):
-    """Wraps a detector: from `epoch` on nothing is flagged, and its state no longer changes.
-
-    Args:
-        detector: the wrapped detector.
-        epoch: first epoch, counted from 0, in which nothing is flagged.
+    """Wraps a detector: from `epoch` on, counted from 0, nothing is flagged and its state no longer
+    changes.
 
     Example:
         >>> import kinfolk as kf

@@ -22,10 +22,8 @@ class FNC(Detector):
     """Kin are the candidates of the batch most similar to the anchor: the first k, those above a
     similarity, or both at once.
 
-    k = round(alpha · n), at least 1, of the anchor's n negatives, or `top_k`. One order statistic
-    per row, no sort: kin are all candidates not below the k-th largest similarity by more than
-    rounding, so ties with it are kin too and the order of the candidates is of no consequence. No
-    state.
+    k = round(alpha · n), at least 1, of the anchor's n negatives, or `top_k`. Candidates as similar
+    as the k-th, up to rounding, are kin too, so that their order is of no consequence.
 
     Args:
         alpha: share of the negatives, in (0, 1).
@@ -51,12 +49,8 @@ class FNC(Detector):
             raise ValueError(f"`alpha` (={alpha}) and `top_k` (={top_k}) exclude each other")
         require(alpha is None or 0 < alpha < 1, "alpha", alpha, "in (0, 1)")
         require(top_k is None or top_k >= 1, "top_k", top_k, "at least 1")
-        require(
-            min_similarity is None or -1 <= min_similarity <= 1,
-            "min_similarity",
-            min_similarity,
-            "in [-1, 1]",
-        )
+        level = -1.0 if min_similarity is None else min_similarity
+        require(-1 <= level <= 1, "min_similarity", level, "in [-1, 1]")
         warn_if_most_are_flagged(alpha)
         self.alpha, self.top_k, self.min_similarity = alpha, top_k, min_similarity
 
@@ -65,36 +59,24 @@ class FNC(Detector):
         return {} if any(value is not None for value in given.values()) else {"alpha": 0.01}
 
     def silent_reason(self, first_epoch: int = 0) -> str | None:
-        if self.min_similarity is None or self.min_similarity < 1:
-            return None
-        return (
-            f"no candidate is above `min_similarity` (={self.min_similarity}); choose one below 1"
-        )
+        why = f"no candidate is above `min_similarity` (={self.min_similarity}); choose one below 1"
+        return why if self.min_similarity == 1 else None
 
     def bounds(self, ids: Tensor) -> list[Bound]:
         return [] if self.alpha is None else [Bound("threshold", self.alpha)]
 
     @torch.no_grad()
     def find(self, block: Block) -> Kin:
-        sim_RC, n_R = block.sim_RC, block.per_row(block.num_negatives_b)
-        level_R = torch.full_like(
-            sim_RC[:, 0], -2.0 if self.min_similarity is None else self.min_similarity
-        )
-        if self.alpha is None and self.top_k is None:
+        sim_RC, n_R, alpha = block.sim_RC, block.per_row(block.num_negatives_b), self.alpha
+        least = -2.0 if self.min_similarity is None else self.min_similarity
+        level_R = torch.full_like(sim_RC[:, 0], least)
+        if alpha is None and self.top_k is None:
             return Kin(above(block, level_R))
         most = sim_RC.shape[1]
-        most = (
-            min(most, self.top_k or most)
-            if self.alpha is None
-            else max(1, round(most * self.alpha))
-        )
-        k_R = (n_R if self.alpha is None else (n_R.double() * self.alpha).round().long()).clamp(
-            1, most
-        )
-        top_RK = sim_RC.topk(most, dim=1).values
-        kth_R = (
-            top_RK.gather(1, k_R.unsqueeze(1) - 1).squeeze(1) - 8 * torch.finfo(sim_RC.dtype).eps
-        )
+        most = min(most, self.top_k or most) if alpha is None else max(1, round(most * alpha))
+        k_R = n_R if alpha is None else (n_R.double() * alpha).round().long()
+        k_R1, rounding = k_R.clamp(1, most).unsqueeze(1), 8 * torch.finfo(sim_RC.dtype).eps
+        kth_R = sim_RC.topk(most, dim=1).values.gather(1, k_R1 - 1).squeeze(1) - rounding
         last_R = torch.maximum(kth_R, level_R).masked_fill(n_R == 0, torch.inf)
         if not block.degrees:
             return Kin(above(block, last_R))

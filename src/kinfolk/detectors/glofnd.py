@@ -26,13 +26,12 @@ class GloFND(Detector):
     quantile of its similarities to the whole data set.
 
     Each visit of a sample moves its λ by a rule of `thresholds.py`. "adam" and "sgd" flag with the
-    new λ, as in the paper, "tracking" with the λ from before the count of this visit, moved with
-    the mean and spread of the similarities. A λ of 1 flags nothing.
+    new λ, as in the paper, "tracking" with that from before the count of this visit. A λ of 1 flags
+    nothing.
 
     Args:
         num_samples: N; ids are in [0, N).
-        alpha: α, the share of the negatives to flag: a number, or (N,) one for each sample. If it
-            is 0 for all, the loss equals that without a detector bit for bit.
+        alpha: α, the share of the negatives to flag: a number, or (N,) one for each sample.
         rule: "tracking", "adam" (the paper's) or "sgd".
         lr: step size of "adam" (default 0.05) and "sgd" (default 0.01 / α, so that a threshold that
             nothing reaches falls by 0.01 per visit). "tracking" has none.
@@ -44,8 +43,7 @@ class GloFND(Detector):
             used from the next batch on.
 
     State: per sample λ, and π, μ and σ (`place`, `mean`, `spread`) with one drift c for all samples
-    ("tracking"), or the number of visits, m and v. `alpha` is not part of it. A visit without
-    negatives changes nothing. In `eval()` the stored λ is used and nothing changes.
+    ("tracking"), or the number of visits, m and v. In `eval()` nothing changes.
 
     Deviates from the paper in: the default rule (with Adam's constant step a threshold never
     settles); Adam's bias correction, which counts the sample's updates (published code: epochs).
@@ -144,8 +142,8 @@ class GloFND(Detector):
         self.store.write_rows(ids, new_bF, is_finite)
 
     def _visit(self, block: Block) -> tuple[Tensor, Tensor | None]:
-        """(b,) the level above which candidates are flagged, and (b, F) what `observe` receives:
-        the new state, or what one shared λ learns from. Where it is NaN, the state stays."""
+        """(b,) the level above which candidates are flagged, and (b, F) the new state, or what one
+        shared λ learns from. Where it is NaN, the state stays."""
         ids = torch.zeros_like(block.ids) if self.shared else block.ids
         sim_bVC, n_b, state_bF = block.sim_bVC, block.num_per_sample, self.store.read_rows(ids)
         alpha = self.alpha if self.alphas is None else self.alphas[ids]
@@ -171,8 +169,8 @@ class GloFND(Detector):
         return level_b.masked_fill(nothing_b, torch.inf), new_bF
 
     def _start(self, sim_bVC: Tensor, n_b: Tensor, ids: Tensor) -> Tensor | None:
-        """(b,) the λ that a first visit sets, if it sets one; NaN without negatives. Only the
-        device knows which visits are the first, so it is computed for all and must be cheap."""
+        """(b,) the λ that a first visit sets, if it sets one; computed for all visits, because only
+        the device knows which are the first."""
         if self.rule.init == "one":
             return None
         mean_b, spread_b, _ = thresholds.moments(sim_bVC, n_b).to(self.store.rows.dtype).unbind(1)

@@ -47,29 +47,25 @@ class Guide(Detector):
 
     s⁺ is the guide's similarity of the anchor to its positive. With one table of features it is 1:
     the positive is another view of the same sample. Pairs of two things (question and answer, image
-    and caption) have two tables, `features` of the anchors and `positives`: s_ij compares the
-    anchor i with the positive j, and s⁺_i the two of one pair, as in GISTEmbed. In the other
-    direction of a loss of two towers, the tables change places.
+    and caption) have two tables: s_ij compares anchor i with positive j, and s⁺_i the two of one
+    pair, as in GISTEmbed. In the other direction of two towers, the tables change places.
 
-    With degrees and `attract`, own positive and candidates share the pull as softmax(s_ij / t_g),
-    the own positive with s⁺: X-CLR's targets. `Graded` gives kin by `alpha` or `margin` the degree
-    (1 + s_ij) / 2. The features are only read. On a CPU the file stays mapped into memory, so that
-    a step reads only the batch's rows; on an accelerator they move there, in the precision of the
-    file. No state: features are data, so they are not in `state_dict()`.
+    With degrees and "attract", positive and candidates share the pull as softmax(s_ij / t_g), the
+    positive with s⁺: X-CLR's targets. `Graded` gives kin by `alpha` or `margin` the degree
+    (1 + s_ij) / 2. On a CPU a file stays mapped into memory, so that a step reads only the batch's
+    rows. Features are data, so they are not in `state_dict()`.
 
-    Without features, a framework of images and captions takes the candidates' own modality as the
-    guide: an image's candidate captions are compared with its own caption, a caption's candidate
-    images with its own image.
+    Without features, a loss of images and captions compares an image's candidate captions with its
+    caption, and a caption's candidate images with its image.
 
     Args:
         features: (N, F) in data-set order, any norm, a tensor or a NumPy array; or a .npy or
             .safetensors file of them, such as the output of `kinfolk embed`.
-        positives: the same of the positives, in the same order. Further rows are explicit
-            negatives, by their sample ids.
+        positives: the same of the positives. Further rows are explicit negatives, by sample id.
         alpha: α in (0, 1); at least one candidate is kin.
         margin: in [0, 2]; the larger, the more candidates are kin.
         temperature: t_g > 0. Exactly one of the three is given.
-        relative: whether `margin` is a share of s⁺ or a difference; the same where s⁺ is 1.
+        relative: whether `margin` is a share of s⁺ or a difference.
         num_samples: N, which the features must match.
 
     Example:
@@ -79,6 +75,9 @@ class Guide(Detector):
         >>> loss_fn(torch.eye(3), torch.eye(3), torch.arange(3)).isfinite().item()
         True
     """
+
+    features: Tensor | None
+    positives: Tensor | None
 
     def __init__(
         self,
@@ -112,17 +111,13 @@ class Guide(Detector):
         self.source = features if isinstance(features, str | Path) else None
         features_NF = None if features is None else _checked(features, num_samples)
         positives_MF = None if positives is None else _checked(positives, None, "positives")
-        if (
-            features_NF is not None
-            and positives_MF is not None
-            and not _fit(features_NF, positives_MF)
-        ):
-            raise ValueError(
-                f"`positives` (={tuple(positives_MF.shape)}) must have as many features as"
-                f" `features` (={tuple(features_NF.shape)}), and a row for each of its rows"
-            )
-        self.features: Tensor | None
-        self.positives: Tensor | None
+        if features_NF is not None and positives_MF is not None:
+            (rows, size), (others, other_size) = features_NF.shape, positives_MF.shape
+            if size != other_size or others < rows:
+                raise ValueError(
+                    f"`positives` (={(others, other_size)}) must have as many features as"
+                    f" `features` (={(rows, size)}), and a row for each of its rows"
+                )
         for name, table, given in (
             ("features", features_NF, features),
             ("positives", positives_MF, positives),
@@ -157,7 +152,7 @@ class Guide(Detector):
     def prepare(
         self, ids_C: Tensor, candidates_CD: Tensor, guide_CG: Tensor | None
     ) -> Tensor | None:
-        """(C, F) features of the candidates, read once for all blocks."""
+        """(C, F) features of the candidates."""
         return None if self.features is None else self._read_candidates(ids_C, candidates_CD.dtype)
 
     @torch.no_grad()
@@ -185,11 +180,8 @@ class Guide(Detector):
         if features_CF is None:
             features_CF = self._read_candidates(block.candidate_ids, block.sim_RC.dtype)
         anchors_bF = self._read(block.ids, block.sim_RC.dtype)
-        sim_RC = (
-            (anchors_bF @ features_CF.T)
-            .repeat_interleave(block.num_views, 0)
-            .masked_fill(block.sim_RC < -2, OUT)
-        )
+        sim_RC = (anchors_bF @ features_CF.T).repeat_interleave(block.num_views, 0)
+        sim_RC = sim_RC.masked_fill(block.sim_RC < -2, OUT)
         if self.positives is None:
             return sim_RC, one_11
         pos_b = (anchors_bF * self._read_candidates(block.ids, block.sim_RC.dtype)).sum(1)
@@ -224,19 +216,14 @@ class Guide(Detector):
 
 
 _CHUNK_ELEMENTS = 1 << 24
-"""Features that are looked at together when they are opened."""
 
 
 def _name(features: object, name: str = "features") -> str:
     return f"`{features}`" if isinstance(features, str | Path) else f"`{name}`"
 
 
-def _fit(features_NF: Tensor, positives_MF: Tensor) -> bool:
-    return features_NF.shape[1] == positives_MF.shape[1] and len(positives_MF) >= len(features_NF)
-
-
 def _require_directions(features_NF: Tensor, name: str) -> None:
-    """Refuses rows without a direction, in one pass over the features."""
+    """Refuses rows without a direction."""
     step = max(1, _CHUNK_ELEMENTS // features_NF.shape[1])
     parts = [part_nF.abs().amax(1) for part_nF in features_NF.split(step)]  # type: ignore[no-untyped-call]
     largest_N = torch.cat(parts)
@@ -269,7 +256,7 @@ def _checked(
 
 
 def _tensor(features: object) -> Tensor:
-    """A tensor, or an array as one that shares its memory."""
+    """A tensor; that of an array shares its memory."""
     if isinstance(features, Tensor):
         return features
     if isinstance(features, Array):

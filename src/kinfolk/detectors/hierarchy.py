@@ -27,26 +27,22 @@ class Hierarchy(Detector):
     """Kin are the candidates in the anchor's cluster at a level of a hierarchy that every step
     refines.
 
-    The degree of kinship is the share of all H levels, including level 1, at which the two share a
-    cluster (P_c of equation 9). With `reweight`, kin of a higher degree count less as negatives.
-    Nothing is flagged before the hierarchy starts.
+    The degree of kinship is the share of all H levels at which the two share a cluster (P_c of
+    equation 9). Nothing is flagged before the hierarchy starts.
 
     Args:
         num_samples: N.
-        levels: H; at level 1 every sample is its own cluster. None: one more than there are
-            `radii`, or 3.
-        level: the level, counted from 1, at which a shared cluster means kin; None: the highest. At
-            level 1 nothing is flagged.
+        levels: H; at level 1 every sample is a cluster. None: one more than `radii`, or 3.
+        level: the level, counted from 1, at which a shared cluster means kin; None: the highest.
         warmup_epochs: epochs before DBSCAN on the embeddings of all samples sets the levels; from
             then on every step refines them.
         radii: of DBSCAN for the levels 2 … H, growing, or for H … 2 as the paper prints them; None:
-            fitted to the first embeddings, see `fitting_radii`.
+            fitted to the first embeddings, and in every epoch set to those at which as many samples
+            are cores as at the start.
         min_samples: of DBSCAN.
         merge_similarity: σ_m, a number or one for each level from 2; None: the larger of 1 − ¾ r²
-            and 0.95 (1 − r² / 2), r the radius. In every epoch, fitted radii are set to those at
-            which as many samples are cores as at the start.
-        parts, max_units, feature_momentum: of the refinement; see
-            `kinfolk.clustering.OnlineHierarchy`.
+            and 0.95 (1 − r² / 2), r the radius.
+        parts, max_units, feature_momentum: see `kinfolk.clustering.OnlineHierarchy`.
 
     State: the hierarchy, its radii if they are fitted, and whether it has started.
 
@@ -91,16 +87,11 @@ class Hierarchy(Detector):
             )
         self.num_samples = num_samples
         self.radii, self.merge_similarity = Radii(levels, radii, min_samples), merge_similarity
-        similarity = (
-            _similarity(self.radii.given or (0.5,) * (levels - 1))
-            if merge_similarity is None
-            else merge_similarity
-        )
-        self.level, self.warmup_epochs, self.min_samples = (
-            level or levels,
-            warmup_epochs,
-            min_samples,
-        )
+        similarity = merge_similarity
+        if similarity is None:
+            similarity = _similarity(self.radii.given or (0.5,) * (levels - 1))
+        self.level, self.warmup_epochs = level or levels, warmup_epochs
+        self.min_samples = min_samples
         self.clusters = OnlineHierarchy(
             num_samples,
             levels,
@@ -122,15 +113,15 @@ class Hierarchy(Detector):
 
     @property
     def collects(self) -> bool:  # type: ignore[override]
-        """True once it has started. The start itself uses the features of all samples."""
+        """True once it has started; the start uses the features of all samples."""
         return bool(self.started)
 
     def collect(self, ids: Tensor, anchors: Tensor, is_finite: Tensor | None = None) -> None:
-        """Refines the clusters of this step's samples, each with the mean of its views."""
-        self._follow_radii()
-        self.clusters.update(
-            ids.repeat_interleave(len(anchors) // max(len(ids), 1)), anchors, is_finite
-        )
+        """Refines the clusters of this step's samples."""
+        if self.merge_similarity is None and self.radii.values is not None:
+            self.clusters.merge_similarity = _similarity(self.radii.values)
+        ids = ids.repeat_interleave(len(anchors) // max(len(ids), 1))
+        self.clusters.update(ids, anchors, is_finite)
 
     def due(self, epoch: int) -> bool:
         return epoch == self.warmup_epochs
@@ -153,8 +144,8 @@ class Hierarchy(Detector):
         return None
 
     def follow(self, epoch: int) -> None:
-        """Fits the radii that σ_m depends on to the current features, once per epoch, also if the
-        epoch is interrupted and resumed. All ranks continue with the hierarchy of rank zero."""
+        """Fits the radii to the current features, once per epoch, also if it is resumed. All ranks
+        continue with the hierarchy of rank zero."""
         self.epoch = epoch
         if self.started and int(self.radii.epoch) != epoch:
             self.clusters.share()
@@ -195,14 +186,8 @@ class Hierarchy(Detector):
     def metrics(self) -> dict[str, float]:
         return level_figures(self.clusters.labels) if self.started else {}
 
-    def _follow_radii(self) -> None:
-        """Sets σ_m by the radii, if it is not given and they are known."""
-        if self.merge_similarity is None and self.radii.values is not None:
-            self.clusters.merge_similarity = _similarity(self.radii.values)
-
 
 def _similarity(radii: Sequence[float]) -> tuple[float, ...]:
-    """A little below the similarity 1 − r² / 2 of two samples at the distance r. At that similarity
-    clusters may dissolve, because views of a sample differ too and a split is tried in every step.
-    Much below it, one cluster may absorb the others."""
+    """A little below the similarity 1 − r² / 2 of two samples at the distance r, at which clusters
+    may dissolve; much below it, one cluster may absorb the others."""
     return tuple(max(1 - 0.75 * r * r, 0.95 * (1 - r * r / 2)) for r in radii)

@@ -43,48 +43,36 @@ class IFND(Detector):
         κ_i = exp(cos(z_i, c_{y_i}) / t) / Σ_j exp(cos(z_i, c_j) / t)
 
     and the `rate` most confident labels are accepted: with "linear" from 0 in the first epoch to
-    `final_rate` in the last, `final_rate` from `step_at` of the training on with "step",
-    `final_rate` with "constant". Of equally confident labels those nearer to their centroid are
-    accepted. A sample that is not accepted has no kin. Each k is a level, and the loss is the mean
-    over levels. Before the first refresh nothing is flagged: the loss is that without a detector,
-    bit for bit.
+    `final_rate` in the last, with "step" `final_rate` from `step_at` of the training on, with
+    "constant" always. A sample that is not accepted has no kin. Each k is a level, and the loss is
+    the mean over levels. Before the first refresh nothing is flagged.
 
     In a training it is refreshed before every `every`-th epoch, if the rate is above 0, and once
-    more after the last epoch, so that its labels describe the final encoder. With "linear" the last
-    refresh before an epoch has the final rate. If `every` is not below the number of epochs,
-    "linear" and "step" flag nothing, because there is no refresh with a rate above 0 before an
-    epoch.
+    more after the last. With "linear" the last refresh before an epoch has the final rate.
 
     Args:
         num_samples: N; ids are in [0, N).
-        num_clusters: k of each level, below N; a number: of the only level. None: 1, 3 and 10 times
-            `num_classes`, as in the paper.
-        num_classes: number of classes. A training sets it if the data have labels. None: estimated
-            as √(N / 5), at least 20; see `usual_clusters`.
+        num_clusters: k of each level, below N. None: 1, 3 and 10 times `num_classes`, as in the
+            paper.
+        num_classes: number of classes, which a training takes from labels. None: √(N / 5), at least
+            20; see `default_clusters`.
         schedule, final_rate: how the accepted share grows, and its final value.
         confidence: "sample" (equation 2), or "cluster": the concentration of the sample's cluster,
             as in PCL.
         every: epochs between two refreshes; well below the number of epochs.
         space: what is clustered: "projected" embeddings, or the encoder's "features".
         source: "pass" embeds all samples without augmentation before an epoch; "bank" uses the mean
-            over views of each sample's embedding as it was last computed in training, at no extra
-            cost. A sample that was not seen yet has no kin.
-        temperature: t of the confidence; None: that of the loss (equations 1 and 2 have one
-            temperature). The objective that is built with the detector sets it; a training takes a
-            learned one as it is at the refresh; 0.2 without an objective.
+            over views of each sample's embedding as it was last computed in training, at no cost.
+        temperature: t of the confidence; None: that of the loss.
         step_at: share of the training after which "step" accepts.
-        seed: of k-means.
-        warm_start: k-means goes on from the last centroids, with `warm_iterations`.
-        iterations, warm_iterations, points_per_cluster: of k-means, see `PseudoLabels`. The
-            published code of PCL, whose procedure the paper follows, has 20 iterations, always
-            anew, and 1,000 points.
+        seed, warm_start, iterations, warm_iterations, points_per_cluster: of k-means, see
+            `PseudoLabels`.
 
     State: labels, clusters, centroids, confidence; with "bank" the embeddings.
 
-    Deviates from the paper in: k-means on the projected embeddings by default (features in the
-    paper), of unit norm; a warm start of k-means, from fewer points; the rate reaches its final
-    value, where the paper has e / E in epoch e of E and never trains with all labels; no refresh
-    where the rate is 0; see `docs/methods/ifnd.md`.
+    Deviates from the paper in: k-means on projected embeddings of unit norm by default, with a warm
+    start and fewer points; the rate reaches its final value; no refresh where the rate is 0; see
+    `docs/methods/ifnd.md`.
 
     Example:
         >>> detector = IFND(num_samples=4, num_clusters=(2,), schedule="constant")
@@ -122,18 +110,16 @@ class IFND(Detector):
         require_choice("space", space, get_args(Space))
         require_choice("source", source, get_args(Source))
         require(every >= 1, "every", every, "at least 1")
-        require(
-            temperature is None or temperature > 0,
-            "temperature",
-            temperature,
-            "above 0, or None for that of the loss",
-        )
+        above_0 = temperature is None or temperature > 0
+        require(above_0, "temperature", temperature, "above 0, or None for that of the loss")
         projected = "'projected' with `source` (='bank'), which collects projected embeddings"
         require(source != "bank" or space == "projected", "space", space, projected)
         self.schedule, self.final_rate, self.measure = schedule, final_rate, confidence
         self.every, self.space, self.source, self.temperature = every, space, source, temperature
         self.step_at = step_at
-        chosen = usual_clusters(num_samples, num_classes) if num_clusters is None else num_clusters
+        chosen = (
+            default_clusters(num_samples, num_classes) if num_clusters is None else num_clusters
+        )
         self.clusters = PseudoLabels(
             num_samples,
             None,
@@ -151,7 +137,7 @@ class IFND(Detector):
 
     @property
     def labels(self) -> Tensor:
-        """(L, N) the pseudo-labels; a sample whose label is not accepted has one of its own."""
+        """(L, N) the pseudo-labels; a sample whose label is not accepted has a label alone."""
         return self.clusters.distinct
 
     @property
@@ -168,13 +154,8 @@ class IFND(Detector):
 
     def rate(self, progress: float) -> float:
         """The share of labels that is accepted at this point of the training."""
-        return rate_at(
-            self.schedule,
-            self.final_rate,
-            progress,
-            self.step_at,
-            last_clustering(self.every, self.num_epochs),
-        )
+        last = last_clustering(self.every, self.num_epochs)
+        return rate_at(self.schedule, self.final_rate, progress, self.step_at, last)
 
     def due(self, epoch: int) -> bool:
         return epoch % self.every == 0 and self.rate(epoch / self.num_epochs) > 0
@@ -222,8 +203,7 @@ class IFND(Detector):
 
     @torch.no_grad()
     def refresh(self, features: Tensor | None, progress: float) -> None:
-        """Clusters (N, D) `features` of any norm, or what was collected, and accepts as many labels
-        as are due at this `progress`."""
+        """Clusters `features` of any norm, or what was collected, and accepts labels."""
         rate, ids_S = self.rate(progress), None
         if self.collected is not None:
             ids_S = self.collected.seen.nonzero().squeeze(1)
@@ -271,15 +251,12 @@ class IFND(Detector):
         super()._load_from_state_dict(state_dict, prefix, *others)
 
 
-def usual_clusters(num_samples: int, num_classes: int | None = None) -> tuple[int, ...]:
-    """1, 3 and 10 times the number of classes, at most N/2, each once.
-
-    Without `num_classes` it is estimated as √(N / 5), at least 20: of N samples from C classes,
-    rather too many clusters than too few. Too many lower the recall, too few join classes, and most
-    flagged pairs are then wrong.
+def default_clusters(num_samples: int, num_classes: int | None = None) -> tuple[int, ...]:
+    """1, 3 and 10 times the number of classes, at most N/2, each once. Without `num_classes` it is
+    estimated as √(N / 5), at least 20: too few clusters are worse than too many.
 
     Example:
-        >>> usual_clusters(50_000, 10), usual_clusters(50_000), usual_clusters(1_536)
+        >>> default_clusters(50_000, 10), default_clusters(50_000), default_clusters(1_536)
         ((10, 30, 100), (100, 300, 1000), (20, 60, 200))
     """
     coarsest = max(20.0, math.sqrt(num_samples / 5)) if num_classes is None else max(2, num_classes)

@@ -28,26 +28,24 @@ from kinfolk.errors import (
 )
 from kinfolk.files import first_line
 from kinfolk.kinship import Kin
-from kinfolk.pairs import Block
+from kinfolk.pairs import Block, is_integer
 
 
 @register("known", "pairs found beforehand, as by `kinfolk audit`", "pairs (--known-kin FILE)")
 class Known(Detector):
     """Kin are the listed pairs, whatever the embedding says now.
 
-    No state: pairs are data, so they are not in `state_dict()`.
+    Pairs are data, so they are not in `state_dict()`.
 
     Args:
-        num_samples: N, size of the data set.
-        pairs: (P, 2) integers, sample ids of anchor and kin; or a file with the columns `anchor`
-            and `kin`, `.parquet` or `.csv`, such as the `pairs.parquet` of an audit.
+        pairs: (P, 2) integers, sample ids of anchor and kin; or a `.parquet` or `.csv` file with
+            the columns `anchor` and `kin`, such as the `pairs.parquet` of an audit.
+        num_samples: N.
+        symmetric: a pair holds both ways.
         keys: (N,) names of the samples. A file with the columns `anchor_key` and `kin_key` is then
-            matched by name: its pairs may come from other samples or another order, and pairs of
-            samples that are not in the training are left out with a warning.
-        symmetric: a pair holds both ways, also where only one of the two lists the other.
-        similarities: (P,) how similar the two samples of each pair are; with `Graded` the degree of
-            kinship, cut to [0, 1]. Of a pair that is listed more than once the highest counts.
-            None: the column `similarity` of the file; without one, kin have no degrees.
+            matched by name, and pairs of other samples are left out with a warning.
+        similarities: (P,) with `Graded` the degree of kinship, cut to [0, 1]; of a pair that is
+            listed more than once the highest. None: the column `similarity` of the file, if any.
 
     Example:
         >>> import torch, kinfolk as kf
@@ -58,6 +56,9 @@ class Known(Detector):
     """
 
     num_samples: int
+    start_N: Tensor
+    kin_P: Tensor
+    degree_P: Tensor | None
 
     def __init__(
         self,
@@ -76,12 +77,7 @@ class Known(Detector):
             (pairs, None) if isinstance(pairs, Tensor) else read_known(pairs, keys, num_samples)
         )
         listed_P = listed_P if similarities is None else similarities
-        if (
-            pairs_P2.ndim != 2
-            or pairs_P2.shape[1] != 2
-            or pairs_P2.is_floating_point()
-            or pairs_P2.dtype == torch.bool
-        ):
+        if pairs_P2.ndim != 2 or pairs_P2.shape[1] != 2 or not is_integer(pairs_P2):
             raise ValueError(
                 f"{name} (={pairs_P2.dtype}, shape {tuple(pairs_P2.shape)}) must be integers of the"
                 " shape (pairs, 2)"
@@ -98,16 +94,11 @@ class Known(Detector):
             pairs_P2.to(torch.int64).cpu(), num_samples, symmetric, name, listed_P
         )
         self.longest = int(start_N.diff().max())
-        self.start_N: Tensor
-        self.kin_P: Tensor
-        self.degree_P: Tensor | None
-        self.register_buffer("start_N", start_N, persistent=False)
-        self.register_buffer("kin_P", kin_P, persistent=False)
-        self.register_buffer("degree_P", degree_P, persistent=False)
+        for name, table in (("start_N", start_N), ("kin_P", kin_P), ("degree_P", degree_P)):
+            self.register_buffer(name, table, persistent=False)
 
     @torch.no_grad()
     def find(self, block: Block) -> Kin:
-        """Each row lists its kin; the list is as wide as the longest of all rows."""
         if not self.longest:
             return Kin()
         ids_R = block.row_ids
@@ -122,11 +113,8 @@ class Known(Detector):
         return Kin(listed_RC if block.degrees and self.degree_P is not None else listed_RC > 0)
 
     def silent_reason(self, first_epoch: int = 0) -> str | None:
-        return (
-            None
-            if len(self.kin_P)
-            else "`pairs` lists no pair of two different samples; give the pairs of these samples"
-        )
+        why = "`pairs` lists no pair of two different samples; give the pairs of these samples"
+        return None if len(self.kin_P) else why
 
 
 def listed(ids_RK: Tensor, ids_C: Tensor, value_RK: Tensor) -> Tensor:
@@ -154,12 +142,9 @@ def read_pairs(
 def read_known(
     path: str | os.PathLike[str], keys: Sequence[str] | None = None, num_samples: int | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """(P, 2) sample ids of anchor and kin in a table, matched by `keys` (N,) where both sides have
-    keys, and their (P,) similarities if the table has the column. Reading it never runs code.
-
-    A table without keys must come from an audit of `num_samples` samples, if it records how many
-    were audited.
-    """
+    """(P, 2) sample ids of anchor and kin in a table, matched by `keys` (N,) if both sides have
+    keys, and their (P,) similarities if it has the column. A table without keys must come from an
+    audit of `num_samples` samples, if it records how many were audited."""
     path = Path(path)
     if not path.is_file():
         raise UsageError(
@@ -183,8 +168,7 @@ def read_known(
             f"`{path}` is not a readable table of known kin ({first_line(error)})"
         ) from error
     similarity = _similarities(path, table)
-    # The keys of an array are only row numbers, which fit any other array: its pairs are matched by
-    # the number of samples.
+    # the keys of an array are row numbers, which fit any other array
     if (
         keys is not None
         and {"anchor_key", "kin_key"} <= set(table.column_names)
@@ -237,8 +221,7 @@ def _similarities(path: Path, table: Any) -> Tensor | None:
 def _by_key(
     path: Path, anchors: list[str], kin: list[str], keys: Sequence[str]
 ) -> tuple[Tensor, Tensor]:
-    """(P, 2) ids of the pairs whose samples are both among `keys`, and (P,) their rows in the
-    table."""
+    """(P, 2) ids of the pairs of samples among `keys`, and (P,) their rows in the table."""
     place = {utf8_key(key): at for at, key in enumerate(keys)}
     if path.suffix.lower() == ".csv":
         anchors, kin = (
@@ -270,8 +253,7 @@ def _by_key(
 def _by_anchor(
     pairs_P2: Tensor, num_samples: int, symmetric: bool, name: str, similarities: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(N + 1,), (P,), (P,): where each anchor's kin begin, and the kin, each once, with their
-    degrees where similarities are known. A sample is not its own kin."""
+    """(N + 1,), (P,), (P,): where each anchor's kin begin; the kin, each once; their degrees."""
     if len(pairs_P2):
         low, high = (int(x) for x in pairs_P2.aminmax())
         if low < 0 or high >= num_samples:

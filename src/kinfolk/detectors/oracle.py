@@ -14,20 +14,18 @@ from torch import Tensor
 from kinfolk.detectors.base import Detector, register
 from kinfolk.errors import UsageError
 from kinfolk.kinship import Kin, same_key
-from kinfolk.pairs import Block
+from kinfolk.pairs import Block, is_integer
 
 
 @register("oracle", "true labels; attracted: Khosla et al., NeurIPS 2020", "labels")
 class Oracle(Detector):
     """Kin are the candidates with the anchor's label.
 
-    Attracted on NT-Xent, it is SupCon. No state: labels are data, so they are not in
-    `state_dict()`.
+    Attracted on NT-Xent, it is SupCon. Labels are data, so they are not in `state_dict()`.
 
     Args:
-        labels: (N,) integers, addressed by sample id; below 0: unknown, never kin.
-        labels_file: a .npy file of such integers, used instead of `labels`, such as the tracks of
-            video frames.
+        labels: (N,) integers by sample id; below 0: unknown, never kin.
+        labels_file: a .npy file of such integers, instead of `labels`.
 
     Example:
         >>> import torch, kinfolk as kf
@@ -50,12 +48,7 @@ class Oracle(Detector):
                 "the oracle needs labels and the data has none; use labelled data,"
                 " --labels-from-folders, or `labels_file`"
             )
-        if (
-            labels.ndim != 1
-            or labels.is_floating_point()
-            or labels.dtype == torch.bool
-            or not len(labels)
-        ):
+        if labels.ndim != 1 or not is_integer(labels) or not len(labels):
             raise ValueError(
                 f"`labels` (={labels.dtype}, shape {tuple(labels.shape)}) must be integers of the"
                 " shape (num_samples,)"
@@ -69,15 +62,12 @@ class Oracle(Detector):
 
     def silent_reason(self, first_epoch: int = 0) -> str | None:
         shared = bool((torch.bincount(self.labels[self.labels >= 0]) > 1).any())
-        return (
-            None
-            if shared
-            else "no two samples have the same known label; use data with labels of classes"
-        )
+        why = "no two samples have the same known label; use data with labels of classes"
+        return None if shared else why
 
 
 def _read_labels(path: Path, expected: int | None) -> Tensor:
-    """(N,) integers of a .npy file; nothing in it is run."""
+    """(N,) integers of a .npy file."""
     import numpy as np
 
     if not path.is_file():

@@ -48,12 +48,11 @@ Bounds = Literal["exact", "learned"]
 class Ring(Detector):
     """Negatives are the candidates that are neither too far from the anchor nor too close to it.
 
-    The anchor's n negatives stand from far to close; those at ⌊lower·n⌋ ≤ i < ⌊upper·n⌋ are its
-    negatives. Those from ⌊upper·n⌋ on, too close, are kin; those before ⌊lower·n⌋ are left out
-    whatever the action. Equal similarities at a bound are treated alike: all of them are kin, or
-    all in the ring. `Ring(lower=0, upper=1)` is the loss without a detector, bit for bit. An anchor
-    keeps at least one negative: the closest of those not kin, or the farthest kin where the ring is
-    empty.
+    Of the anchor's n negatives, from far to close, those at ⌊lower·n⌋ ≤ i < ⌊upper·n⌋ remain.
+    Those from ⌊upper·n⌋ on, too close, are kin; those before ⌊lower·n⌋ are left out whatever the
+    action. Equal similarities are treated alike. `Ring(lower=0, upper=1)` is the loss without a
+    detector, bit for bit. An anchor keeps at least one negative: the closest of those not kin, or
+    the farthest kin where the ring is empty.
 
     Args:
         lower, upper: ω_ℓ < ω_u, shares in [0, 1].
@@ -61,8 +60,8 @@ class Ring(Detector):
         draw: number of negatives, drawn anew for each anchor and step from its ring without
             replacement (as IR does); None: the whole ring. From torch's global generator. In
             `eval()` the ring is taken whole.
-        anneal: how the bounds move from `start_lower` and `start_upper` to `lower` and `upper`:
-            "none", "linear", "step", "knn" or "loss"; see `Anneal`. "linear" moves at every step.
+        anneal: how the bounds move from `start_lower` and `start_upper` to `lower` and `upper`; see
+            `Anneal`.
         start_lower: where `lower` begins.
         start_upper: where `upper` begins; None: it does not move. `Ring(lower=0.9, upper=0.99,
             anneal="linear", start_upper=0.9)` excludes the closest tenth of the candidates above
@@ -70,12 +69,10 @@ class Ring(Detector):
         anneal_epochs: over how many epochs; None: a third of the training.
         anneal_jumps: of "step".
         boundaries: "exact": order statistics of each row. "learned": two thresholds per sample; see
-            `ring_learned.py`. Ids are then needed.
+            `ring_learned.py`.
         num_clusters: Ring + C_i: kin are the members of the anchor's k-means cluster (a tuple: of
-            any of several clusterings), wherever they lie; what is too close is left out. Meant to
-            be attracted. None: no clusters.
-        every: epochs between two clusterings.
-        seed: of the clusterings.
+            any of several clusterings), meant to be attracted; what is too close is left out.
+        every, seed: epochs between two clusterings, and their seed.
 
     State: how far the bounds have moved, the learned thresholds, the clusters.
 
@@ -112,16 +109,15 @@ class Ring(Detector):
         require(lower < upper, "lower", lower, f"below `upper` (={upper})")
         require(draw is None or draw >= 1, "draw", draw, "at least 1")
         require_choice("boundaries", boundaries, get_args(Bounds))
-        if num_samples is None and (boundaries == "learned" or num_clusters is not None):
+        by_id = boundaries == "learned" or num_clusters is not None
+        if num_samples is None and by_id:
             raise ValueError(
                 "`num_samples` must be given for learned boundaries and for clusters: they are kept"
                 " by sample id"
             )
         require(every >= 1, "every", every, "at least 1")
         self.final_upper, self.start_upper, self.draw, self.every = upper, start_upper, draw, every
-        self.num_samples = (
-            num_samples if boundaries == "learned" or num_clusters is not None else None
-        )
+        self.num_samples = num_samples if by_id else None
         self.anneal = Anneal(anneal, start_lower, lower, anneal_epochs, anneal_jumps)
         if start_upper is not None:
             never = "None with `anneal` (='none'): the bounds then never move"
@@ -129,11 +125,9 @@ class Ring(Detector):
             higher = f"above `start_lower` (={start_lower}) and at most 1"
             require(start_lower < start_upper <= 1, "start_upper", start_upper, higher)
         self.boundaries = Boundaries(num_samples or 0) if boundaries == "learned" else None
-        self.clusters = (
-            None
-            if num_clusters is None
-            else PseudoLabels(num_samples or 0, None, num_clusters, seed=seed)
-        )
+        self.clusters = None
+        if num_clusters is not None:
+            self.clusters = PseudoLabels(num_samples or 0, None, num_clusters, seed=seed)
 
     @classmethod
     def defaults(cls, given: Mapping[str, object]) -> Mapping[str, object]:
@@ -177,7 +171,7 @@ class Ring(Detector):
         ]
 
     def prepare(self, ids_C: Tensor, candidates_CD: Tensor, guide_CG: Tensor | None) -> Tensor:
-        """(2,) the present shares, as a tensor: they change with every step."""
+        """(2,) the present shares, as a tensor: no reason to compile anew."""
         return self._shares(ids_C.device)
 
     def _shares(self, device: torch.device) -> Tensor:
@@ -186,11 +180,8 @@ class Ring(Detector):
     @torch.no_grad()
     def find(self, block: Block) -> Kin:
         update: Mapping[str, Tensor] = {}
-        lower, upper = (
-            self._shares(block.sim_RC.device)
-            if block.prepared is None
-            else block.prepared.unbind(0)
-        )
+        shares = self._shares(block.sim_RC.device) if block.prepared is None else block.prepared
+        lower, upper = shares.unbind(0)
         if self.boundaries is None:
             close_RC, far_RC = exact(block, lower, upper)
         else:
@@ -246,14 +237,12 @@ def exact(block: Block, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
 def between(block: Block, lower_b: Tensor, upper_b: Tensor) -> tuple[Tensor, Tensor]:
     """(R, C) too close: above `upper_b`; (R, C) bool too far: below `lower_b`, but never all."""
     lower_R = block.per_row(torch.minimum(lower_b, upper_b)).to(block.sim_RC.dtype)
-    return above(block, upper_b), block.sim_RC < torch.minimum(
-        lower_R, block.sim_RC.amax(1)
-    ).unsqueeze(1)
+    least_R1 = torch.minimum(lower_R, block.sim_RC.amax(1)).unsqueeze(1)
+    return above(block, upper_b), block.sim_RC < least_R1
 
 
 def index(share: Tensor, n_R: Tensor) -> Tensor:
-    """(R,) ⌊share·n⌋ of the share as it was written: 0.29 · 100 is 28.999999999999996 in floating
-    point, but counts as 29.
+    """(R,) ⌊share·n⌋ of the share as it was written: 0.29 · 100, in floating point below 29, is 29.
 
     Example:
         >>> index(torch.tensor(0.29, dtype=torch.float64), torch.tensor([100, 99]))
@@ -263,8 +252,7 @@ def index(share: Tensor, n_R: Tensor) -> Tensor:
 
 
 def draw(ring_RC: Tensor, number: int) -> Tensor:
-    """(R, C) bool: `number` of each row's True places, at random without replacement; all if there
-    are no more."""
+    """(R, C) bool: `number` of each row's True places, at random without replacement."""
     if number >= ring_RC.shape[1]:
         return ring_RC
     key_RC = torch.rand(ring_RC.shape, device=ring_RC.device).masked_fill_(~ring_RC, 2.0)
@@ -273,9 +261,7 @@ def draw(ring_RC: Tensor, number: int) -> Tensor:
 
 
 Policy = Literal["none", "linear", "step", "knn", "loss"]
-_MEMORY = 0.99
-"""Of the running mean of the loss: two losses in a row differ by the draw of their batches, which
-says nothing of a trend."""
+_MEMORY = 0.99  # of the running mean of the loss: two losses in a row differ by their batches
 
 
 class Anneal(Exact):
@@ -287,9 +273,8 @@ class Anneal(Exact):
         epochs: E; None: a third of the training, as in the paper (100 of 300).
         jumps: J.
 
-    State: `done`; the last accuracy or the running mean of the loss; for "knn" the epoch of that
-    accuracy; for "loss" the steps of this epoch and of the one before, by which T is known: the
-    bounds stay where they begin in the first epoch.
+    State: `done`; the last accuracy or the running mean of the loss; the epoch of that accuracy, or
+    the steps of this epoch and of the one before, which is T: in the first nothing moves.
     """
 
     on_host = ("done", "reference", "counted")
@@ -309,10 +294,8 @@ class Anneal(Exact):
         self.policy, self.start, self.final = policy, start, final
         self.epochs, self.jumps = epochs, jumps
         self.epoch, self.num_epochs = 0, 1
-        self.register_buffer(
-            "done", torch.tensor(1.0 if policy == "none" else 0.0, dtype=torch.float64)
-        )
-        self.register_buffer("reference", torch.tensor(math.nan, dtype=torch.float64))
+        for name, first in (("done", float(policy == "none")), ("reference", math.nan)):
+            self.register_buffer(name, torch.tensor(first, dtype=torch.float64))
         # the epoch, its steps so far, the steps of the one before
         self.register_buffer("counted", torch.zeros(3, dtype=torch.int64))
 
@@ -333,14 +316,13 @@ class Anneal(Exact):
         return final if done == 1 else start + done * (final - start)
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
-        """Called with the epoch, counted from 0, and the length of the training."""
+        """See `Detector.set_progress`."""
         self.epoch, self.num_epochs = epoch, num_epochs
         if self.policy == "loss" and epoch != int(self.counted[0]):
             self.counted.copy_(torch.tensor([epoch, 0, int(self.counted[1])]))
 
     def on_metric(self, value: float) -> None:
-        """Called with the number of epochs done (fractional), the accuracy of an epoch, or the loss
-        of a step, as the policy needs."""
+        """Called with the epoch (fractional), the accuracy of an epoch, or the loss of a step."""
         if self.policy in ("linear", "step"):
             done = min(1.0, value / self._length())
             jumped = math.floor(done * self.jumps + 1e-9) / self.jumps
