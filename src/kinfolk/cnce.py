@@ -8,19 +8,13 @@ candidates, one of which is the positive v_1,
     NCE = E[Z] with v_2:k ~ p(v),     CNCE = E[Z] with v_2:k ~ p(v | S_B).
 
 S_B contains the v whose score is between the ω_ℓ-th and the ω_u-th percentile of the anchor's
-scores (section 4), so ω = 95 keeps the hardest 5 percent, and ω = 0 is NCE. Theorem 3.1 requires
-that B lies above c = E_p[e^f] (`premise`); without an upper end CNCE decreases as ω increases and
-never exceeds NCE, premise or not. A ring (upper < 100) needs the premise.
-
-In the experiment (X, Y) = Z + ε with Z ~ N(0, Σ_Z), ε ~ N(0, Σ_ε) is Gaussian with covariance
-Σ = Σ_Z + Σ_ε, hence
+scores (section 4), so ω = 95 keeps the hardest 5 percent, and ω = 0 is NCE. In the experiment
+(X, Y) = Z + ε with Z ~ N(0, Σ_Z), ε ~ N(0, Σ_ε) is Gaussian with covariance Σ = Σ_Z + Σ_ε, hence
 
     I(X; Y) = −½ · log(1 − Σ_12² / (Σ_11 · Σ_22)) = 0.02041.
 
 The critic is f(x, y) = ⟨g(x), h(y)⟩ / temperature: two perceptrons of five linear layers, ten units
-wide, with ReLU. Choices that the paper does not state: unit-norm outputs (section 2) of ten numbers
-and temperature 0.07 (section 5). Instead of a memory bank, all points are embedded at each step.
-Negatives are drawn with replacement, because those of the theorem are i.i.d., never the partner.
+wide, with ReLU. What the paper does not state: docs/methods/cnce.md.
 
 Dimension key: N points, B batch, A anchors, C candidates of an anchor other than its positive, M
 candidates in the support, K negatives drawn, D embedding, R draws.

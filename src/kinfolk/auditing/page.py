@@ -138,11 +138,8 @@ def gallery(audit: Audit) -> tuple[list[int], dict[str, Any]]:
     groups = [audit.groups[audit.groups["group"] == group] for group in range(GROUPS)]
     groups = [members for members in groups if len(members)]
     hubs, mislabels, outliers = audit.hubs[:HUBS], audit.mislabels[:DOUBTFUL], audit.outliers[:HUBS]
-    shown = [
-        anchors,
-        *(each["kin"] for each in pairs),
-        *(each["sample"][:MEMBERS] for each in groups),
-    ]
+    shown = [anchors, *(each["kin"] for each in pairs)]
+    shown += [each["sample"][:MEMBERS] for each in groups]
     shown += [table["sample"] for table in (hubs, mislabels, outliers)]
     samples = np.unique(np.concatenate(shown)).astype(np.int64)
 
@@ -242,6 +239,8 @@ def panels_of(audit: Audit) -> list[Panel]:
     if survey.same_density is not None:
         lines.append(line("equal labels", centre[part], survey.same_density[part], "second"))
     low, middle, high = np.quantile(audit.thresholds, (0.05, 0.5, 0.95))
+    thresholds = histogram("samples", audit.thresholds, "accent")
+    occurrence = histogram("samples", audit.occurrence, "third")
     panels = [
         Panel(
             "similarity",
@@ -254,16 +253,15 @@ def panels_of(audit: Audit) -> list[Panel]:
             "threshold",
             "Thresholds",
             f"the (1 − α) quantile of each sample, α = {audit.alpha:g}",
-            f"Nine of ten thresholds lie between {low:.3f} and {high:.3f}, the median is"
-            f" {middle:.3f}",
-            figure([histogram("samples", audit.thresholds, "accent")], "threshold"),
+            f"Nine of ten lie between {low:.3f} and {high:.3f}, the median is {middle:.3f}",
+            figure([thresholds], "threshold"),
         ),
         Panel(
             "occurrence",
             "How often a sample is flagged",
             "number of anchors that flag it; hubs are at the far right",
             f"Mean {audit.occurrence.mean():.1f}, at most {audit.occurrence.max()}",
-            figure([histogram("samples", audit.occurrence, "third")], "anchors"),
+            figure([occurrence], "anchors"),
         ),
     ]
     if not survey.curve:

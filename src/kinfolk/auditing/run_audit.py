@@ -189,7 +189,7 @@ def _list_pairs(kin: Kin, pairs: int) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class Audit:
-    """The false negatives of an embedding.
+    """The false negatives of an embedding; see docs/audit.md.
 
     Args:
         thresholds: (N,) the (1 − alpha) quantile of each sample's N − 1 similarities; similarities
@@ -197,11 +197,9 @@ class Audit:
         pairs: (P,) rows of anchor, kin, similarity and rank (from 1, closest first).
         flagged: (N,) number of flagged pairs of each anchor, listed or not.
         occurrence: (N,) number of anchors that flag each sample.
-        groups: rows of group, sample, kind: duplicates and near-duplicates.
-        hubs: rows of sample, occurrence, times_expected.
+        groups, hubs, outliers: rows of group, sample, kind; of sample, occurrence, times_expected;
+            of sample, similarity, median.
         label_check: likely label errors, and how well the features can tell them.
-        outliers: rows of sample, similarity, median: samples that are far from their nearest
-            neighbours, and the median over all samples.
         outstanding: for several α the share of the flagged pairs that stands out.
         best_alpha: the α with the highest F1 among those at which at least half of the flagged
             pairs are right by the labels; None without labels or if there is none.
@@ -209,11 +207,9 @@ class Audit:
             interval if a random part of the samples is labelled; NaN without labels.
         precision, recall, f1: of all flagged pairs against the labels; NaN without labels.
         batches: expected false negatives in a batch; without labels, negatives that stand out.
-        views: views of each sample among the negatives of a batch.
         survey: statistics of some anchors; with labels, precision and recall along α.
         verified: whether near-duplicates were verified by their pixels.
         labels, classes: (N,) labels, −1 where unknown, and the names of the classes.
-        keys, texts: (N,) names and texts of the samples, if given.
     """
 
     alpha: float

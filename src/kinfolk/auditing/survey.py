@@ -2,14 +2,10 @@
 negatives of a batch, and the share of pairs that stands out.
 
 **What stands out** is measured with decoys instead of labels: made-up samples that have no kin but
-are spread like the real ones. The share of decoys above an anchor's threshold tells how many of its
+are spread like the real ones. The share of decoys above an anchor's threshold says how many of its
 flagged samples chance explains; the rest stands out. Of four kinds of decoys the one that explains
-most counts (see `_decoys`). They imitate noise, but not every noise exactly: of ReLU activations of
-64 random inputs in 256 units, up to a quarter of the flagged pairs still seems to stand out. So a
-share is given only if at least `CLEAR` of the flagged pairs stand out at some α.
-
-What stands out is a property of the features, not of any labels: the images of CIFAR-100 have 1 %
-of pairs with equal labels, and 5 % in its 20 superclasses.
+most counts. They imitate noise, but not every noise exactly, so a share is given only if at least
+`CLEAR` of the flagged pairs stand out at some α.
 
 Dimension key: S surveyed anchors (in `kin_shares`: samples with a known label), N data set, A
 anchors, M other samples, P values of α.

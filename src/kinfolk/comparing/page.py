@@ -80,21 +80,13 @@ def caption(comparison: Comparison) -> str:
 def _runs(comparison: Comparison, folder: Path) -> list[dict[str, Any]]:
     """An entry for each run, with a link to its report or folder."""
     found = []
-    for name, runs in comparison.rows.items():
-        for run in runs:
-            report = run.path / "report.html"
-            target = os.path.relpath(report if report.is_file() else run.path, folder)
-            value = run.figures.get(comparison.figure)
-            found.append(
-                {
-                    "method": name,
-                    "seed": run.seed,
-                    "value": "–" if value is None else f"{value:.2f}",
-                    "epochs": len(run.epochs),
-                    "path": str(run.path),
-                    "link": quote(target.replace(os.sep, "/")),
-                }
-            )
+    for name, run in ((name, run) for name, runs in comparison.rows.items() for run in runs):
+        report = run.path / "report.html"
+        target = os.path.relpath(report if report.is_file() else run.path, folder)
+        value = run.figures.get(comparison.figure)
+        entry = {"method": name, "seed": run.seed, "epochs": len(run.epochs), "path": str(run.path)}
+        entry["value"] = "–" if value is None else f"{value:.2f}"
+        found.append({**entry, "link": quote(target.replace(os.sep, "/"))})
     return found
 
 
@@ -170,12 +162,8 @@ def _points(
             "width": 6,
         },
     }
-    dots = [
-        (row, seed, value)
-        for row, found in enumerate(seeds)
-        for seed, value in found
-        if len(found) > 1
-    ]
+    several = [(row, found) for row, found in enumerate(seeds) if len(found) > 1]
+    dots = [(row, seed, value) for row, found in several for seed, value in found]
     single = {
         "type": "scatter",
         "mode": "markers",

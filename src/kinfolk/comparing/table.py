@@ -443,13 +443,10 @@ class Comparison:
 
     Args:
         records: one mapping for each row: `method`, `seeds`, `base`, `oracle`; for every figure F
-            its mean `F`, `F_deviation`, `F_runs`, its 95 % confidence interval `F_low`, `F_high`;
-            for results also `F_gain` (method − base), `F_pairs` (seeds that both have),
-            `F_gain_low`, `F_gain_high`, `F_p` (two-sided paired t-test), `F_p_holm` (corrected for
-            the number of methods), `F_verdict` ("better", "worse", "not significant" or "no test"),
-            `F_to_oracle` (method − oracle) and `F_gap_closed`. Shares and differences are in
-            percent; missing values are None.
-        columns: the columns of the table.
+            its mean `F`, `F_deviation`, `F_runs` and the ends `F_low`, `F_high` of its 95 %
+            confidence interval; for results also `F_gain` (method − base), `F_pairs`, `F_gain_low`,
+            `F_gain_high`, `F_p`, `F_p_holm`, `F_verdict`, `F_to_oracle` (method − oracle) and
+            `F_gap_closed`. Shares and differences are in percent; missing values are None.
         figure: the figure that gains and tests are of.
         notes: remarks for the reader.
         rows: the runs of each row, by its name.

@@ -1,13 +1,5 @@
 """Quality of false-negative detection, and of the clusters behind it, over a whole data set with
-labels; exact, in row blocks.
-
-    precision, recall, F1    over all pairs, and per anchor (GloFND, Table 1)
-    MTPR, MTNR               mean over the anchors of the share of their false negatives that is
-                             flagged, and of their true negatives that is not (IFND, section 4.4)
-    NMI                      of clusters and labels (IFND, Table 4, Figure 6)
-    thresholds               learned against exact (1 − α) quantiles (GloFND, section 5)
-    similarity               of views of a sample, of samples of one class and of different classes
-                             (SPCL, Table 2)
+labels; exact, in row blocks. docs/evaluation.md says which table of which paper each figure is.
 
 Dimension key: N samples, V views, D embedding, B anchor samples, b samples of a block, R = b·V
 rows, C = N·V candidates, K classes, L levels, F features, U distinct pairs of pseudo-label and
@@ -107,8 +99,7 @@ def detection_quality(
     The views of a sample are not candidates of each other. A pair counts if both labels are known.
 
     Args:
-        embeddings: (N, V, D).
-        labels: (N,) classes. Below 0 means unknown.
+        embeddings, labels: (N, V, D) and (N,), where a label below 0 is unknown.
         alpha: share of an anchor's similarities above its exact quantile, taken over all its views.
         find: a rule to compare, such as that of a detector.
         anchors: (B,) ids of the anchor samples. None means all.
@@ -186,15 +177,10 @@ def kin_similarity(
         Σ over pairs of samples of a class of z·z′ = ‖Σ z‖² − Σ ‖zᵢ‖²
 
     Args:
-        embeddings: (N, V, D).
-        labels: (N,) classes. Samples below 0 count only for the true positives.
+        embeddings, labels: (N, V, D) and (N,). Samples of unknown class (below 0) count only for
+            the true positives.
         candidates: (N, V, D) embeddings of the samples as candidates, such as their captions, all
-            of which are positives. None means `embeddings`, where a view is not its own positive.
-
-    Example:
-        >>> two = torch.eye(2).repeat_interleave(2, 0).unsqueeze(1).expand(4, 2, 2)
-        >>> kin_similarity(two, torch.tensor([0, 0, 1, 1]))
-        Similarity(true_positive=1.0, false_negative=1.0, true_negative=0.0)
+            of which are positives. None means `embeddings`, without pairs of a view and itself.
     """
     _check_shapes(embeddings, labels)
     sums = [
@@ -268,9 +254,6 @@ def mtpr_mtnr(labels: Array, truth: Array) -> Rates:
         MTPR = mean over i of |{j ≠ i : y_j = y_i, p_j = p_i}| / |{j ≠ i : y_j = y_i}|
         MTNR = mean over i of |{j : y_j ≠ y_i, p_j ≠ p_i}| / |{j : y_j ≠ y_i}|
 
-    The first mean is over the samples whose class has another sample, the second over those that
-    have a negative.
-
     Args:
         labels: (N,) pseudo-labels p, or (L, N) for several levels, whose mean is returned. A
             negative label is a separate cluster.
@@ -315,8 +298,7 @@ def label_nmi(labels: Array, truth: Array, normaliser: Normaliser = "arithmetic"
     """Normalised mutual information of (N,) pseudo-labels and (N,) classes, as in scikit-learn.
 
     Samples of unknown class (below 0) are left out; a negative pseudo-label is a separate cluster.
-    `normaliser`: the mean of the entropies, "arithmetic", "geometric" (Strehl & Ghosh, 2002, which
-    the IFND paper cites), or "min" or "max" of the two.
+    `normaliser`: the mean of the entropies, or the smaller or larger of them.
     """
     from sklearn.metrics import normalized_mutual_info_score
 
@@ -343,13 +325,8 @@ def nmi(
     seeds: Sequence[int] = SEEDS,
     normaliser: Normaliser = "arithmetic",
 ) -> Spread:
-    """`label_nmi` of the classes and k-means clusters of unit-norm features, over several seeds.
-
-    Args:
-        features: (N, F).
-        truth: (N,) classes. Samples of unknown class (below 0) are left out.
-        num_clusters: None means the number of classes.
-    """
+    """`label_nmi` of the classes and k-means clusters of (N, F) unit-norm features, over several
+    seeds. `num_clusters`: None means the number of classes."""
     from kinfolk.clustering.kmeans import kmeans
 
     if not seeds:

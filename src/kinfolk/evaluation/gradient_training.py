@@ -6,11 +6,10 @@ Ring, section 5; RCL, section 5.2. Fine-tuning (`tuning`) of encoder and linear 
 that are cropped and flipped: IFND, appendix C; RCL, section 5.2, and SimCLR, appendix B.5.
 
 Deviates from the papers in: features are standardised, and for the probes `glofnd` and `ifnd`
-scaled to a mean squared norm of 1, so that a learning rate means the same for any encoder; probes
-are trained on features of images without augmentation; GloFND's early stopping on the test set is
-left out, and its rate decays to 0 with a cosine; RCL's probe takes at least 300 steps, and
-fine-tuning at least 200; the rate of RCL's fine-tuning is scaled by the actual batch size and
-decays to 0 with a cosine, which neither paper states.
+scaled to a mean squared norm of 1, so that a learning rate means the same for any encoder; they
+are of images without augmentation; GloFND's early stopping on the test set is left out, and its
+rate decays to 0 with a cosine; RCL's probe takes at least 300 steps, and fine-tuning at least 200,
+with a rate that is scaled by the actual batch size and decays to 0 with a cosine.
 
 Dimension key: N training samples, M test samples, B batch, F features, K classes.
 """
@@ -114,13 +113,7 @@ def gradient_probe(
     progress: bool = False,
 ) -> TrainedResult:
     """Accuracy of a linear classifier trained by gradient descent on frozen features. The test
-    labels are used once, at the end.
-
-    Args:
-        train_x, train_y, test_x, test_y: see `linear_probe`.
-        settings: a name from `PROBES`, or other settings.
-        fraction: share of all labels that the training part has.
-        seed: seed of the order of the samples.
+    labels are used once, at the end. `fraction`: share of all labels that the training part has.
     """
     if isinstance(settings, str) and settings not in PROBES:
         raise ValueError(f"`settings` (={settings!r}) must be one of {', '.join(PROBES)}")
@@ -267,14 +260,12 @@ def finetune(
 
     Args:
         encoder: (B, 3, H, W) → (B, F).
-        views: augments the training images, and prepares the test images with its `evaluate`.
         train, test: ids (N,) and classes (N,), all labelled. A test class without training samples
             counts as wrong.
         epochs: None means `min_epochs`, or as many as 200 steps need.
         schedule: "steps" multiplies both rates by 0.2 after 60 and 80 % of the epochs; "cosine"
             lets them decay to 0.
-        scale_lr: whether to reduce the rates in proportion when batches are smaller than
-            `batch_size`.
+        scale_lr: reduces the rates in proportion when batches are smaller than `batch_size`.
     """
     (ids_N, label_N), (test_ids_M, test_label_M) = (
         (ids.cpu(), labels.cpu()) for ids, labels in (train, test)
@@ -358,11 +349,6 @@ def label_subset(labels: NDArray[np.int64], fraction: float, seed: int) -> NDArr
 
     A class with fewer samples contributes all of them. For one seed, a smaller subset is contained
     in a larger one. Unlabelled samples (below 0) are never used.
-
-    Example:
-        >>> labels = np.repeat([0, 1, -1], [80, 20, 100])
-        >>> [int(label_subset(labels, fraction, seed=0).sum()) for fraction in (1, 0.1, 0.001)]
-        [100, 10, 2]
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"`fraction` (={fraction}) must be in (0, 1]")
@@ -434,13 +420,8 @@ def read_subset(path: str | Path, keys: Sequence[str]) -> ListedSubset:
 
 @dataclass(frozen=True)
 class FewLabels:
-    """Accuracy of a probe fitted on a subset of the labels: mean and deviation over the draws.
-
-    Args:
-        labels: number of labels.
-        top5: NaN with five classes or fewer.
-        subset, listed: name of the list that the labels were taken from, and its number of names.
-    """
+    """Accuracy of a probe fitted on a subset of the labels: mean and deviation over the draws;
+    `subset` and `listed` are the name and length of the list that they were taken from."""
 
     fraction: float
     labels: int
@@ -466,14 +447,8 @@ def semi_supervised(
     progress: bool = False,
 ) -> list[FewLabels]:
     """Accuracy of a linear probe fitted on class-balanced subsets of the training labels
-    (`label_subset`) or on listed labels (Tables 1 and 7 and Figure 4 of the GloFND paper).
-
-    Args:
-        train_x, train_y, test_x, test_y: see `linear_probe`.
-        fractions: shares of the labels, in (0, 1].
-        subsets: lists of training samples (`read_subset`), measured after the fractions.
-        draws: number of subsets per fraction below 1, each with another seed.
-        probe: "lbfgs" (`linear_probe`) or a name from `PROBES`.
+    (`label_subset`) or on listed labels (Tables 1 and 7 and Figure 4 of the GloFND paper). Each of
+    the `draws` per fraction below 1 has another seed. `probe`: "lbfgs" or a name from `PROBES`.
     """
     if not all(0 < fraction <= 1 for fraction in fractions) or not (fractions or subsets):
         raise ValueError(f"`fractions` (={tuple(fractions)}) must be one or more numbers in (0, 1]")

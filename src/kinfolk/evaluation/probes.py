@@ -51,12 +51,8 @@ def knn_accuracy(
     which vote with the weight exp(cosine / temperature).
 
     Without a test part, each training sample is classified by all others (leave one out). If there
-    are fewer than `k` training samples, all of them vote. A tie goes to the lower class.
-
-    Args:
-        train_x, test_x: (N, F), (M, F).
-        train_y, test_y: (N,), (M,) classes; samples with −1 (unlabelled) are left out.
-        device: where to compute; None: where `train_x` is.
+    are fewer than `k` training samples, all of them vote. A tie goes to the lower class. Unlabelled
+    samples (below 0) are left out.
     """
     if (test_x is None) != (test_y is None):
         raise ValueError("`test_x` and `test_y` must be given together")
@@ -174,13 +170,9 @@ def mean_per_class(predicted: np.ndarray, truth: np.ndarray) -> float:
 
 
 def average_precision(scores: np.ndarray, truth: np.ndarray, points: int | None = None) -> float:
-    """Precision averaged over recall. NaN if there is no positive.
-
-    Args:
-        scores: (M,). Samples with equal scores are retrieved together.
-        truth: (M,) 1 for positives, 0 for negatives. Samples below 0 are ignored.
-        points: None as in scikit-learn; 11 as in VOC 2007: the mean over the recalls 0, 0.1 … 1 of
-            the highest precision at that recall or beyond.
+    """Precision averaged over recall, of scores (M,) and truth (M,), 1 for positives, 0 for
+    negatives, −1 to ignore. NaN if there is no positive. `points`: None as in scikit-learn; 11 as
+    in VOC 2007, the mean over the recalls 0, 0.1 … 1 of the highest precision from there on.
     """
     from sklearn.metrics import average_precision_score, precision_recall_curve
 
@@ -345,14 +337,8 @@ ENOUGH_HELD_OUT, MOST_REPEATS = 200, 5
 
 @dataclass(frozen=True)
 class LinearResult:
-    """Result of `linear_probe`.
-
-    Args:
-        strength: the chosen ℓ2 penalty.
-        held_out: accuracy on the held-out training labels for each strength.
-        converged: whether the final fit reached its tolerance.
-        top5: NaN with five classes or fewer.
-    """
+    """Result of `linear_probe`: with the chosen ℓ2 penalty, the accuracy on the held-out training
+    labels for each, and whether the final fit reached its tolerance."""
 
     accuracy: float
     strength: float
@@ -380,14 +366,8 @@ def linear_probe(
     The strength with the best accuracy on a stratified, held-out part of the training labels is
     chosen. The classifier is then fitted again on all training labels and tested once. With few
     samples, up to five parts are held out in turn; if nothing can be held out, the middle strength
-    is used.
-
-    Args:
-        train_x, test_x: (N, F), (M, F).
-        train_y, test_y: classes; samples with −1 (unlabelled) are left out. A test class without
-            training samples counts as wrong.
-        holdout: share of each class that is held out, at least one sample.
-        max_iter: L-BFGS iterations of a fit.
+    is used. Unlabelled samples (below 0) are left out; a test class without training samples counts
+    as wrong.
     """
     _check_search(strengths, holdout)
     x, y = labelled(train_x, train_y, "train")
@@ -436,13 +416,8 @@ def transfer(
 
         minimise over w    Σ cross-entropy + strength / 2 · ‖w‖²
 
-    The strength is chosen as by `linear_probe`, one of ten in 10⁻⁶ … 10⁵.
-
-    Args:
-        train_x, test_x, holdout, seed, max_iter: see `linear_probe`.
-        train_y, test_y: (N,), (M,) classes; or, for "map", (N, K), (M, K) labels from
-            `read_label_sets`, with one classifier per label. −1 means unlabelled.
-        metric: "top1", "mean-per-class" or "map".
+    The strength is chosen as by `linear_probe`, one of ten in 10⁻⁶ … 10⁵, by the `metric`. With
+    "map", labels may be (N, K), (M, K) from `read_label_sets`, with one classifier per label.
     """
     if metric not in get_args(Metric):
         raise ValueError(f"`metric` (={metric!r}) must be one of {', '.join(get_args(Metric))}")

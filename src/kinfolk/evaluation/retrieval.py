@@ -53,11 +53,6 @@ def retrieval(
     Args:
         images_ID, texts_MD: each image once, and all captions, unit norm.
         owners_M: the row of each caption's image; every image has a caption.
-
-    Example:
-        >>> found = retrieval(torch.eye(3), torch.eye(3)[[0, 0, 1, 2]], torch.tensor([0, 0, 1, 2]))
-        >>> found.image_to_text[1], found.text_to_image[1]
-        (1.0, 1.0)
     """
     if len(owners_M) != len(texts_MD):
         raise ValueError(
@@ -273,19 +268,9 @@ def rank(
     leave_one_out: bool = False,
 ) -> Ranking:
     """Ranks all candidates of each query by cosine similarity. A candidate with the query's key is
-    relevant.
-
-    Equal similarities are ranked with the relevant ones last, so that equal embeddings score as low
-    as possible. Queries without a relevant candidate are left out.
-
-    Args:
-        queries_QD, candidates_CD: unit norm.
-        leave_one_out: candidate i is query i, and is left out for it.
-
-    Example:
-        >>> found = rank(torch.eye(3), torch.eye(3)[[0, 2, 1]], *torch.tensor([[0, 1, 2]] * 2))
-        >>> found.recall[1], round(found.map, 3)
-        (0.3333333333333333, 0.556)
+    relevant. Equal similarities are ranked with the relevant ones last, so that equal embeddings
+    score as low as possible. Queries without a relevant candidate are left out. `leave_one_out`:
+    candidate i is query i, and is left out for it.
     """
     _require_finite(queries_QD, candidates_CD)
     discount_K = 1 / torch.arange(2, DEPTH + 2).double().log2()

@@ -41,7 +41,6 @@ class Bimodal(Framework, ABC):
 
     Args:
         encoder, head: of the first side.
-        loss: called with both embeddings, sample ids and groups.
         known_groups: whether samples that share an image, a text or a group are known positives.
     """
 
@@ -103,11 +102,7 @@ class Bimodal(Framework, ABC):
 
 class ImageText(Bimodal, ABC):
     """Abstract. Images are contrasted with the captions of the batch, and captions with the images.
-
-    Args:
-        encoder, head: image tower, (B, 3, H, W) → (B, F) → (B, D); any two modules.
-        text_encoder, text_head: text tower, (B, T) token ids → (B, F') → (B, D); any two modules.
-        loss, known_groups: see `Bimodal`.
+    The text tower is (B, T) token ids → (B, F') → (B, D); any two modules.
     """
 
     modalities: ClassVar[tuple[str, ...]] = ("image", "text")
@@ -199,11 +194,9 @@ class SogCLRCLIP(ImageText):
 
 
 class FastCLIPFramework(ImageText):
-    """The robust global contrastive loss in both directions. Arguments: see `FastCLIPLoss`.
-
-    Args:
-        temperature_lr: learning rate of the temperature, outside the schedule. A third of it is
-            used below a temperature of 0.03.
+    """The robust global contrastive loss in both directions. Arguments: `FastCLIPLoss`;
+    `temperature_lr` is the learning rate of the temperature, outside the schedule (a third of it
+    below a temperature of 0.03).
     """
 
     paper: ClassVar[str] = "Wei et al., 2024"
@@ -291,11 +284,8 @@ class SigLIP(ImageText):
 class TextPairs(Bimodal):
     """InfoNCE of anchors against the positives of the batch and all explicit negatives, and of
     positives against anchors, with one encoder of texts, as `MultipleNegativesRankingLoss` of
-    sentence-transformers. Other arguments: `Bimodal`, `CLIPLoss`.
-
-    Args:
-        encoder, head: (B, T) token ids → (B, F) → (B, D), of all texts.
-        own_negatives_only: an explicit negative counts for the anchor of its row only.
+    sentence-transformers. With `own_negatives_only` an explicit negative counts for the anchor of
+    its row only.
     """
 
     paper: ClassVar[str] = "Henderson et al., 2017"

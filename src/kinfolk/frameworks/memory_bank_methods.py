@@ -1,11 +1,10 @@
-"""Methods that contrast one view of each sample with a memory bank: IR, CMC and LA.
+"""Methods that contrast one view of each sample with a memory bank.
 
 - IR, instance discrimination: Wu et al., Unsupervised Feature Learning via Non-Parametric Instance
-  Discrimination, CVPR 2018. The loss is equation 3 of Wu et al., Conditional Negative Sampling for
+  Discrimination, CVPR 2018; the loss is equation 3 of Wu et al., Conditional Negative Sampling for
   Contrastive Learning of Visual Representations, ICLR 2021.
-- CMC: Tian et al., Contrastive Multiview Coding, ECCV 2020, with lightness and colour as the two
-  views. The loss is the sum of two losses of IR with the banks swapped, as in section 2 of the ICLR
-  paper.
+- CMC: Tian et al., Contrastive Multiview Coding, ECCV 2020; the loss is that of section 2 of the
+  ICLR paper.
 - LA, local aggregation: Zhuang et al., Local Aggregation for Unsupervised Learning of Visual
   Embeddings, ICCV 2019, section 3.
 
@@ -39,14 +38,7 @@ from kinfolk.stores.per_sample import finite
 
 class BankFramework(Framework, ABC):
     """Abstract. Contrasts one view of each sample with a bank that has the last embedding of every
-    sample.
-
-    The bank is used as it was before the step, and written after it if the loss is finite. The
-    entry of the anchor's sample is the positive and never a negative.
-
-    Args:
-        encoder, head, objective: see `Framework`.
-        bank_momentum: m of the bank, see `Bank`. 0 overwrites.
+    sample. The bank is used as it was before the step, and written after it if the loss is finite.
     """
 
     num_views: ClassVar[int] = 1
@@ -97,19 +89,8 @@ class IR(BankFramework):
 
         loss_i = −z_i·v_i / t + log( exp(z_i·v_i / t) + Σ_{j drawn, j ≠ i} w_ij exp(z_i·v_j / t) )
 
-    v are the entries of the bank before the step.
-
-    Args:
-        encoder, head, num_samples, bank_momentum: see `BankFramework`.
-        num_negatives: entries drawn at random in every step, without replacement, the same for the
-            whole batch. None means all.
-        temperature, detector, action, …: see `NTXentLoss`.
-        pool_kin: whether attracted kin are summed inside the logarithm, as in equation 5 of the
-            Ring paper (`LocalAggregationLoss`), or each is a separate positive.
-
-    Deviates from the paper in: the loss is InfoNCE over the drawn entries, as in equation 3, while
-    the first paper uses noise-contrastive estimation; the draw is shared by the batch, while the
-    published code draws for each anchor with replacement. The anchor's entry is left out if drawn.
+    v are the entries of the bank before the step. Arguments and deviations from the paper:
+    docs/methods/ir.md.
     """
 
     paper: ClassVar[str] = "Wu et al., CVPR 2018"
@@ -147,15 +128,11 @@ class CMC(Framework):
         l_i(x, Y) = −x_i·Y_i / t + log( exp(x_i·Y_i / t) + Σ_{j drawn, ≠ i} w_ij exp(x_i·Y_j / t) )
 
     x_i is the unit-norm embedding of part x of sample i (of one view, converted to CIE Lab), Y the
-    bank of the other part before the step. The detector is copied for the second direction.
+    bank of the other part before the step. Arguments and deviations: docs/methods/cmc.md.
 
     Args:
         encoder, head: (B, 3, H, W) → (B, F) → (B, 2D), where the first half embeds L and the second
             ab: a `SplitEncoder` with channels (1, 2) and a `SplitHead`.
-        num_samples, num_negatives, bank_momentum, temperature, detector, action, pool_kin, …: see
-            `IR`. Both banks have the same draw.
-
-    Deviates from the paper in: InfoNCE over a shared draw, as in `IR`.
     """
 
     paper: ClassVar[str] = "Tian et al., ECCV 2020"
@@ -229,21 +206,9 @@ def _join(light: Tensor, colour: Tensor) -> Tensor:
 
 class LA(BankFramework):
     """Contrasts one view of each sample with a bank of all samples, and attracts close neighbours
-    relative to the near background (`LocalAggregationLoss`).
-
-    The detector `Neighbours` finds both sets: close neighbours C_i share the anchor's k-means
-    cluster in any of several clusterings of the bank, refreshed every epoch, and the background B_i
-    are the entries nearest to the anchor. With another detector, its kin are the close neighbours,
-    and all candidates that it does not ignore are the background.
-
-    Args:
-        encoder, head, num_samples, bank_momentum: see `BankFramework`.
-        num_background: size of B_i; None: the whole bank. With `num_clusters` (None: one for every
-            43 samples) and `num_clusterings` it applies only to `Neighbours`.
-        warmup_epochs: epochs of instance discrimination (`IR` with the whole bank) at the start,
-            because the first entries of the bank are random.
-        temperature, …: see `LocalAggregationLoss`.
-        detector, action: None means `Neighbours` with "attract".
+    relative to the near background (`LocalAggregationLoss`). The detector `Neighbours` finds both;
+    with another detector, its kin are the close neighbours, and all candidates that it does not
+    ignore are the background. Arguments and deviations: docs/methods/la.md.
     """
 
     paper: ClassVar[str] = "Zhuang et al., ICCV 2019"

@@ -163,20 +163,8 @@ class MoCo(MomentumFramework):
         loss_i = −q_i·k_i / t + log( exp(q_i·k_i / t) + Σ_{j in queue, not of sample i} w_ij
         exp(q_i·k_j / t) )
 
-    k_i is the key of the second view; see `MomentumFramework` for the queue.
-
-    Args:
-        encoder, head: of the queries, which are evaluated and exported.
-        momentum, momentum_schedule: of the copy, see `MomentumCopy`.
-        symmetric: whether both views are queries and keys.
-        cluster_encoder: the encoder whose features are passed to a detector that clusters all
-            samples: "query" (which is evaluated) or "momentum", as in the published code of PCL.
-        temperature, detector, action, …: see `NTXentLoss`.
-
-    Deviates from the paper in: old keys of the anchor's sample are left out; a queue that is not
-    full yet is shorter, while the published code fills it with random vectors; the batches of the
-    keys are not shuffled between devices, so the BatchNorm of a device sees queries and keys of the
-    same samples.
+    k_i is the key of the second view. Arguments and deviations from the paper:
+    docs/methods/moco.md.
     """
 
     paper: ClassVar[str] = "He et al., CVPR 2020; Chen et al., 2020"
@@ -257,17 +245,7 @@ class MoCoV3(MomentumFramework):
         Σ_{j ≠ i} w_ij exp(q_i^a·k_j^b / t) ) )
 
     q^a is the prediction of view a, k^b the key of view b. The negatives are the keys of the same
-    view of the other samples of all ranks. Each step calls the detector once per direction.
-
-    Args:
-        encoder, head: of the queries. The encoder is evaluated and exported.
-        momentum, momentum_schedule: of the copy, see `MomentumCopy`.
-        predictor_size: width of the predictor's hidden layer.
-        temperature, detector, action, …: see `NTXentLoss`.
-
-    Deviates from the paper in: the loss is the mean of both directions without the factor 2t, so it
-    is that of the paper divided by 4t; the momentum changes once per epoch; both views go through
-    the encoder in one batch, so BatchNorm sees them together.
+    view of the other samples of all ranks. Arguments and deviations: docs/methods/mocov3.md.
     """
 
     paper: ClassVar[str] = "Chen et al., ICCV 2021"

@@ -135,15 +135,9 @@ class PCL(ClusteringFramework, MomentumFramework):
         loss_i = InfoNCE_i + mean over levels of −log( exp(v_i·c_s / φ_s) / Σ_j exp(v_i·c_j / φ_j) )
 
     c_s is the prototype (unit-norm centroid) of sample i at a level, φ_j the concentration of
-    prototype j, scaled to the mean `temperature`. InfoNCE is that of MoCo, whose momentum
-    embeddings are clustered; with `queue_size=0` it is that of SimCLR, as in the comparison of IFND
-    (appendix E). Detector and action apply only to InfoNCE. The arguments are described in
-    docs/methods/pcl.md.
-
-    Deviates from the published code in: all prototypes are negatives by default, while it draws as
-    many as the queue has places; drawn prototypes are the same for all anchors of a step, without
-    the prototypes of other anchors; k-means runs once per level, with a warm start. See `MoCo` for
-    the queue.
+    prototype j, scaled to the mean `temperature`. InfoNCE, to which detector and action apply, is
+    that of MoCo, whose momentum embeddings are clustered; with `queue_size=0` it is that of SimCLR.
+    Arguments and deviations from the published code: docs/methods/pcl.md.
     """
 
     on_host = ("draws",)

@@ -75,9 +75,7 @@ def cluster_mates(
     Args:
         labels, ids: (A,) cluster and sample of each anchor, both in [0, N).
         support_labels, support_ids: (S,) cluster and sample of each entry.
-        number: K.
         random: (A,) random numbers in [0, 1).
-        num_samples: N.
     """
     # sorted by cluster, then by sample
     names_S, order_S = (support_labels * num_samples + support_ids).sort(stable=True)
@@ -115,13 +113,7 @@ class SupportFramework(MomentumFramework, ABC):
 
     Each criterion has a predictor, or all share one. The keys are made by the momentum copy. The
     negatives are the entries of the queue before the step, without those of the anchor's sample,
-    which are never retrieved either.
-
-    Args:
-        encoder, head: of the queries, which are evaluated and exported.
-        objective: equation 3.
-        queue: arguments of `add_queue`.
-        num_predictors, predictor_size: P, and the width of their hidden layer.
+    which are never retrieved either. `queue`: arguments of `add_queue`.
     """
 
     head_options: ClassVar[Mapping[str, object]] = {"layers": 3, "last_norm": True}
@@ -200,17 +192,7 @@ class NNCLR(SupportFramework):
         exp(q_i·s_j / t) )
 
     n_i is the entry of another sample that is most similar to the key of the other view of i, or
-    the key itself if there is none. The loss is the mean over both directions.
-
-    Args:
-        encoder, head, predictor_size: see `SupportFramework`.
-        queue_size: S, places of the support queue.
-        momentum, momentum_schedule: see `MomentumCopy`. A momentum of 0 is that of the paper.
-        temperature, detector, action, …: see `RelativeContrastLoss`.
-
-    Deviates from the paper in: the negatives are the entries of the queue, while the paper uses the
-    other predictions of the batch; keys come from a momentum encoder; old entries of the anchor's
-    sample are neither neighbours nor negatives; n_i is also in the sum, as in equation 3 of RCL.
+    the key itself if there is none. Arguments and deviations from the paper: docs/methods/nnclr.md.
     """
 
     paper: ClassVar[str] = "Dwibedi et al., ICCV 2021"
@@ -355,15 +337,7 @@ class RCL(ClusteringFramework, SupportFramework):
     criteria 2 … H are larger and larger. The keys are that of the other view, positive under all
     criteria, and up to `num_keys` entries of the queue drawn from the anchor's cluster under the
     last criterion, or under each. Before the first clustering there is only the key of the other
-    view: equation 1. Then DBSCAN on the momentum encoder's embeddings of all samples sets the
-    clusters, and every step refines them with the keys of its samples. The arguments are described
-    in docs/methods/rcl.md; the detector applies to the negatives in the queue, not to the keys.
-
-    Deviates from the paper in: by default the other view is a key too (`own_key`), and keys come
-    from the last criterion alone (`retrieval`); Figure 2 retrieves all keys, with all criteria. Old
-    entries of the anchor's sample are neither keys nor negatives. A retrieved key is also in the
-    sum as an entry of the queue, as in equation 3. The paper states neither the number of retrieved
-    keys nor the momentum. See `Hierarchy` for the clusters.
+    view: equation 1. Arguments and deviations from the paper: docs/methods/rcl.md.
     """
 
     paper: ClassVar[str] = "Tang et al., ECCV 2022"

@@ -97,15 +97,9 @@ class SPCL(ClusteringFramework):
         loss = α · NT-Xent(g_c(h)) + β · metric(g_m, h) + γ · cross-entropy(g_p(h))
 
     Prototypes are k-means clusters of the unit-norm features h of all samples, recomputed before
-    every epoch. The denominator of NT-Xent contains neither z nor z′ (equation 1). The metric loss
-    is `SiameseMetric`, the prototype loss is `PrototypeCrossEntropy`, and batches are composed by
-    `cluster_pair_batches`. Before the first prototypes, the loss is NT-Xent on random batches.
-    Detector and action apply only to NT-Xent. With β = γ = 0 and `decoupled=False` it is SimCLR on
-    batches by cluster. The arguments are described in docs/methods/spcl.md.
-
-    Deviates from the paper in: losses are means where the equations have sums, in the same
-    proportion; features are clustered without augmentation and at unit norm; the first half of a
-    batch has several prototypes if one has too few samples.
+    every epoch. The denominator of NT-Xent, to which detector and action apply, contains neither z
+    nor z′ (equation 1). Before the first prototypes, the loss is NT-Xent on random batches.
+    Arguments and deviations from the paper: docs/methods/spcl.md.
     """
 
     on_host = ("seed", "draws", "begun")
@@ -328,11 +322,6 @@ def cluster_pair_batches(labels: Tensor, batch_size: int, generator: torch.Gener
     other chunks fill the other halves in random order, but never next to a chunk with their
     cluster, as long as there are enough others. The order within a batch is random, so that the
     part of a rank has samples of both halves.
-
-    Args:
-        labels: (N,) cluster of each sample in data-set order.
-        batch_size: B, at least 2 and at most N.
-        generator: random generator on the CPU.
     """
     _check_batch_size(labels, batch_size)
     _, cluster_N = torch.unique(labels.cpu(), return_inverse=True)

@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import json
 import math
-import platform
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -238,15 +236,13 @@ def facts_of(record: Record) -> list[tuple[str, str]]:
     if encoder and isinstance(parameters, int):
         encoder += f", {parameters / 1e6:.2g} M parameters"
     size, speed = views.get("size"), record.last("images_per_second")
+    name = optimizer.get("name")
     facts = [
         ("Data", record.section("data").get("source")),
         ("Encoder", encoder),
         ("Views", f"{views.get('preset', '')}, {size} × {size}" if size else None),
         ("Batch size", config.get("batch_size")),
-        (
-            "Optimiser",
-            f"{optimizer['name']}, learning rate {_rate(record)}" if "name" in optimizer else None,
-        ),
+        ("Optimiser", f"{name}, learning rate {_rate(record)}" if name else None),
         ("Seed", config.get("seed")),
         ("Speed", None if speed is None else f"{speed:,.0f} samples/s"),
         ("Software", _versions(meta)),
@@ -271,13 +267,10 @@ def _rate(record: Record) -> str:
 
 
 def _versions(meta: Mapping[str, Any]) -> str:
-    """Versions that the run recorded, or else those installed now."""
+    """Versions of the software that the run recorded."""
     inner = meta.get("meta")
     recorded = inner.get("versions") if isinstance(inner, Mapping) else None
-    if not isinstance(recorded, Mapping):
-        recorded = {name: metadata.version(name) for name in ("kinfolk", "torch")}
-        recorded["Python"] = platform.python_version()
-    return ", ".join(f"{name} {version}" for name, version in recorded.items())
+    return number(recorded) if isinstance(recorded, Mapping) else ""
 
 
 def normaliser_of(record: Record) -> str:
@@ -360,14 +353,9 @@ def results(record: Record) -> list[dict[str, Any]]:
         value = result.get(MAIN.get(protocol, "accuracy"))
         several = any(len(_parts(result, name)) > 1 for name in ("fractions", "sets"))
         share = round(100 * min(max(float(value), 0.0), 1.0), 1) if _is_finite(value) else None
-        rows.append(
-            {
-                "title": PROTOCOLS.get(protocol, protocol) + (", average" if several else ""),
-                "accuracy": percent(value),
-                "share": share,
-                "details": _details(result),
-            }
-        )
+        title = PROTOCOLS.get(protocol, protocol) + (", average" if several else "")
+        row = {"title": title, "accuracy": percent(value), "share": share}
+        rows.append({**row, "details": _details(result)})
     return rows
 
 
