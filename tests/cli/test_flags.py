@@ -18,7 +18,7 @@ COMMANDS = {
     for name, command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
 }
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
-FOREIGN = {"--version", "--nproc-per-node", "--help"}
+FOREIGN = {"--version", "--nproc-per-node", "--help", "--debug"}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 

@@ -18,7 +18,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from kinfolk.cli import audit, cnce, compare, eval, lists, outputs, train
-from kinfolk.cli.options import Debug, examples, flowing
+from kinfolk.cli.options import examples, flag, flowing
 from kinfolk.errors import InterruptedRunError, KinfolkError, KinfolkWarning, UsageError, printable
 from kinfolk.files import why_failed
 
@@ -59,7 +59,7 @@ def _root(
             is_eager=True,
         ),
     ] = False,
-    debug: Debug = False,
+    debug: Annotated[bool, flag("--debug", "Show the traceback of an error.", None)] = False,
 ) -> None:
     """Contrastive representation learning that detects false negatives."""
 
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     InterruptedRunError.latest = None
     _raise_for_one_ctrl_c()
     try:
-        sys.exit(_run(words, debug="--debug" in words))
+        sys.exit(_run([word for word in words if word != "--debug"], "--debug" in words))
     except KeyboardInterrupt:
         sys.exit(_interrupted())
 

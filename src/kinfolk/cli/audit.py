@@ -16,7 +16,6 @@ import typer
 from kinfolk.cli.options import (
     DATA,
     SOURCE_HELP,
-    Debug,
     LabelsFromFolders,
     Workers,
     examples,
@@ -102,7 +101,6 @@ def audit(
     ] = 10,
     workers: Workers = None,
     overwrite: Overwrite = False,
-    debug: Debug = False,
 ) -> None:
     """Find the samples that would be false negatives of each other, in any embedding.
 
@@ -110,7 +108,6 @@ def audit(
     of images is embedded first, by --encoder or by k-means of patches of the images. Nothing is
     trained.
     """
-    from kinfolk.auditing import audit as run_audit
     from kinfolk.auditing.inputs import open_input
 
     _check_out(out, overwrite)
@@ -130,19 +127,7 @@ def audit(
         labels_from_folders=labels_from_folders,
         workers=workers,
     ) as found:
-        result = run_audit(
-            found.features,
-            alpha,
-            found.labels,
-            pairs=pairs,
-            key=key,
-            keys=found.keys,
-            texts=found.texts,
-            images=found.images,
-            views=found.views,
-            progress=True,
-        )
-        _save(result, out, found)
+        _audit(found, out, alpha, pairs, key)
 
 
 def advise(
@@ -173,7 +158,6 @@ def advise(
     ] = None,
     workers: Workers = None,
     overwrite: Overwrite = False,
-    debug: Debug = False,
 ) -> None:
     """Say what false negatives your data may have, and which methods are worth a try.
 
@@ -181,7 +165,6 @@ def advise(
     verdict. Nothing is trained without --try. Repeat a command with --try to continue it, or to add
     seeds.
     """
-    from kinfolk.auditing import audit as run_audit
     from kinfolk.auditing.inputs import open_input
     from kinfolk.training.config import parse_settings
     from kinfolk.trial import PLAN
@@ -204,17 +187,7 @@ def advise(
         workers=workers,
         as_images=True,
     ) as found:
-        result = run_audit(
-            found.features,
-            alpha,
-            found.labels,
-            keys=found.keys,
-            texts=found.texts,
-            images=found.images,
-            views=found.views,
-            progress=True,
-        )
-        _save(result, out, found)
+        result = _audit(found, out, alpha)
         if minutes is not None:
             shutil.rmtree(out / TRIAL, ignore_errors=True)
             audited = result, found
@@ -234,13 +207,29 @@ def _check_out(out: Path, overwrite: bool) -> None:
         raise UsageError(f"--out (={out}) is a file; give a folder")
 
 
-def _save(found: Audit, out: Path, given: AuditInput) -> None:
+def _audit(
+    given: AuditInput, out: Path, alpha: float, pairs: int = 10, key: str | None = None
+) -> Audit:
+    """Audits, writes the results and prints a summary."""
     from rich.text import Text
 
+    from kinfolk.auditing import audit as run_audit
     from kinfolk.auditing.page import lead, tiles
     from kinfolk.auditing.verdict import verdict
     from kinfolk.cli.options import plain_table
 
+    found = run_audit(
+        given.features,
+        alpha,
+        given.labels,
+        pairs=pairs,
+        key=key,
+        keys=given.keys,
+        texts=given.texts,
+        images=given.images,
+        views=given.views,
+        progress=True,
+    )
     found.save(out, given.thumbnails, given.origin)
     console = screen()
     console.print(Text(printable(lead(found, given.origin.encoder))), soft_wrap=False)
@@ -259,6 +248,7 @@ def _save(found: Audit, out: Path, given: AuditInput) -> None:
     if not given.origin.captions:
         use = f"kinfolk train --method {given.origin.framework}+known --known-kin"
         console.print(f"Pairs: {out / 'pairs.parquet'} (for `{use}`)", markup=False)
+    return found
 
 
 TRIAL, GUIDE, LABELS = "try", "guide.npy", "labels.npy"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from kinfolk.cli.options import Debug, examples, flag, option, overwrite_option
+from kinfolk.cli.options import examples, flag, option, overwrite_option
 from kinfolk.errors import UsageError
 
 EPILOG = examples(
@@ -49,7 +49,6 @@ def cnce(
         Path | None, option("JSON file for all results.", "--out", "-o", metavar="FILE")
     ] = None,
     overwrite: Annotated[bool, overwrite_option("the file")] = False,
-    debug: Debug = False,
 ) -> None:
     """Measure NCE and CNCE, two lower bounds on mutual information, where the true value is known.
 

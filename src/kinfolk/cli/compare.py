@@ -13,7 +13,6 @@ from kinfolk.cli.options import (
     DATA,
     TRAINING,
     Data,
-    Debug,
     NoReport,
     Recipe,
     examples,
@@ -72,7 +71,6 @@ def compare(
         option("File to write: .csv, .md or .html.", "--out", "-o", metavar="FILE"),
     ] = None,
     overwrite: Annotated[bool, overwrite_option("the file")] = False,
-    debug: Debug = False,
 ) -> None:
     """Compare runs: mean ± deviation over seeds, a test against the base, the gap to the oracle.
 
@@ -191,7 +189,6 @@ def sweep(
     ] = "0",
     recipe: Recipe = None,
     no_report: NoReport = False,
-    debug: Debug = False,
 ) -> None:
     """Train every combination of methods, settings and seeds, and compare them in one table.
 

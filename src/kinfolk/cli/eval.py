@@ -11,7 +11,6 @@ import typer
 
 from kinfolk.cli.options import (
     DATA,
-    Debug,
     LabelsFromFolders,
     RunsData,
     Workers,
@@ -202,7 +201,6 @@ def evaluate(
         _imported("Seed of the training, which `kinfolk compare` pairs by.", metavar="N"),
     ] = None,
     workers: Workers = None,
-    debug: Debug = False,
 ) -> None:
     """Evaluate a run with the protocols of the papers. Results are written to RUN/eval/ and shown
     in the report.

@@ -11,7 +11,6 @@ import typer
 
 from kinfolk.cli.options import (
     SOURCE_HELP,
-    Debug,
     LabelsFromFolders,
     Workers,
     examples,
@@ -32,7 +31,7 @@ ACTIONS = {
 METHODS_EPILOG = examples("kinfolk methods", "kinfolk train --method sogclr+glofnd:attract …")
 
 
-def methods(debug: Debug = False) -> None:
+def methods() -> None:
     """List frameworks, detectors, actions and recipes, and how to compose them."""
     from kinfolk.detectors import DETECTORS
     from kinfolk.frameworks import FRAMEWORKS
@@ -93,7 +92,6 @@ def recipes(
         str | None,
         typer.Argument(metavar="[NAME]", help="Name of the recipe to print."),
     ] = None,
-    debug: Debug = False,
 ) -> None:
     """List the recipes of the library, or print one with its header.
 
@@ -128,7 +126,6 @@ def settings(
         str,
         typer.Argument(metavar="[PREFIX]", help="Section, key, or the beginning of one."),
     ] = "",
-    debug: Debug = False,
 ) -> None:
     """List every key of the configuration with its type, default and meaning.
 
@@ -166,7 +163,6 @@ def data(
     ] = None,
     labels_from_folders: LabelsFromFolders = False,
     workers: Workers = None,
-    debug: Debug = False,
 ) -> None:
     """Read every image of a source and show splits, classes, sizes and files that cannot be
     read."""

@@ -98,7 +98,6 @@ def overwrite_option(what: str) -> Any:
     return flag("--overwrite", f"Replace {what}.")
 
 
-Debug = Annotated[bool, flag("--debug", "Show the traceback of an error.")]
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", help="Run folder written by `kinfolk train --out`.")
 ]

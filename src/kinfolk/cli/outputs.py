@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from kinfolk.cli.options import (
-    Debug,
     LabelsFromFolders,
     RunFolder,
     RunsData,
@@ -65,7 +64,6 @@ def embed(
     seed: Annotated[int, option("Seed of the augmented views.", metavar="N")] = 0,
     workers: Workers = None,
     overwrite: Annotated[bool, overwrite_option("the files")] = False,
-    debug: Debug = False,
 ) -> None:
     """Write the features of every sample as a float32 array, one row per sample.
 
@@ -194,7 +192,6 @@ def export(
         ),
     ] = None,
     overwrite: Annotated[bool, overwrite_option("an existing export")] = False,
-    debug: Debug = False,
 ) -> None:
     """Write the encoder for other software, under the parameter names it expects.
 
@@ -217,7 +214,6 @@ REPORT_EPILOG = examples("kinfolk report runs/photos")
 def report(
     run: RunFolder,
     data: RunsData = None,
-    debug: Debug = False,
 ) -> None:
     """Write RUN/report.html: settings, curves, results, anchors with their kin, embedding map and
     views.

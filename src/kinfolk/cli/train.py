@@ -10,7 +10,6 @@ from kinfolk.cli.options import (
     DATA,
     SOURCE_HELP,
     TRAINING,
-    Debug,
     NoReport,
     Recipe,
     Settings,
@@ -89,7 +88,6 @@ def train(
     resume: Annotated[bool, flag("--resume", "Continue the run in --out.")] = False,
     overwrite: Annotated[bool, overwrite_option("the run in --out")] = False,
     no_report: NoReport = False,
-    debug: Debug = False,
 ) -> None:
     """Train an encoder on images or on text pairs.
 
