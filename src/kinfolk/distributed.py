@@ -1,7 +1,7 @@
 """Communication between ranks: embeddings with their gradient, ids, and per-sample updates.
 
 As DistributedDataParallel averages the ranks' gradients, every rank returns the loss of the joined
-batch, and its gradient is scaled so that the **average** over ranks is that of the joined batch.
+batch, and its gradient is scaled so that the **average** over ranks is that of the global batch.
 What is known at one moment is packed into one collective. Every tensor that is communicated is on
 the device of its caller's data: NCCL takes no CPU tensors.
 """

@@ -167,7 +167,7 @@ class Framework(OnHost, ABC):
         return ()
 
     def batches(self, generator: torch.Generator, batch_size: int) -> Tensor | None:
-        """(S·B,) samples of the joined batches of an epoch, one batch after the other, or None for
+        """(S·B,) samples of the global batches of an epoch, one batch after the other, or None for
         a random order. Called before the first step of the epoch; depends only on the state and the
         generator."""
         return None

@@ -64,7 +64,7 @@ class BankFramework(Framework, ABC):
         z: Tensor = self.head(self.encoder(views[0]))
         loss = self.objective.on(bank_pairs(z, self.bank, ids, self.draw))
         if self.training:
-            is_finite = finite(loss)  # of the joined batch, so all ranks agree
+            is_finite = finite(loss)  # of the global batch, so all ranks agree
             self.bank.write(ids, z, is_finite)
             if self.draw is not None:
                 self.draw.advance(is_finite)
@@ -192,7 +192,7 @@ class CMC(Framework):
         loss = self.objective.on(bank_pairs(light, self.colour_bank, *given))
         loss = loss + self.colour_objective.on(bank_pairs(colour, self.light_bank, *given))
         if self.training:
-            is_finite = finite(loss)  # of the joined batch, so all ranks agree
+            is_finite = finite(loss)  # of the global batch, so all ranks agree
             self.light_bank.write(ids, light, is_finite)
             self.colour_bank.write(ids, colour, is_finite)
             self.draw.advance(is_finite)

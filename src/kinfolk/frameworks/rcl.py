@@ -46,7 +46,7 @@ Retrieval = Literal["hierarchy", "each"]
 
 class RowRandom(StepRandom):
     """A random number in [0, 1) for each row of a step, from seed, step and position of the row in
-    the joined batch, so that it is the same for any number of ranks."""
+    the global batch, so that it is the same for any number of ranks."""
 
     def rows(self, number: int, device: torch.device) -> Tensor:
         """(number,) random numbers of the rows of this rank. Does not change the state."""

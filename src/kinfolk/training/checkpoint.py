@@ -229,7 +229,7 @@ class CheckpointSaver(pl.Callback):
         if distributed.world_size() == 1 or module.device.type == "cpu":
             action = self._agreed_action(module.device)
         else:
-            action = self._agreement.after_step(self._wanted_action(), module.device)
+            action = self._agreement.after_step(self._needed_action(), module.device)
         last = batch_idx + 1 >= trainer.num_training_batches
         if action == NOTHING or last or (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
@@ -376,10 +376,10 @@ class CheckpointSaver(pl.Callback):
     def _agreed_action(self, device: torch.device) -> int:
         """The strongest action that any rank needs. Waits for the device if there are several
         ranks."""
-        action = self._wanted_action()
+        action = self._needed_action()
         return action if distributed.world_size() == 1 else int(_highest_of_ranks(action, device))
 
-    def _wanted_action(self) -> int:
+    def _needed_action(self) -> int:
         due = time.monotonic() - self._saved_at > self.every_seconds
         return STOP if self.received is not None else SAVE if due else NOTHING
 
@@ -432,8 +432,8 @@ class Agreement:
         self._answer: HostCopy | None = None
         self._steps, self._since = 0, time.monotonic()
 
-    def after_step(self, wanted: int, device: torch.device) -> int:
-        """The action that all ranks agreed on so far; `wanted`: the action of this rank."""
+    def after_step(self, needed: int, device: torch.device) -> int:
+        """The action that all ranks agreed on so far; `needed`: the action of this rank."""
         if self._answer is not None:
             action, often = divmod(int(self._answer.value()), AGREE_EVERY)
             self.action, self.interval = max(self.action, action), AGREE_EVERY - often
@@ -444,7 +444,7 @@ class Agreement:
         seconds = (time.monotonic() - self._since) / self._steps
         interval = min(max(int(AGREE_SECONDS / max(seconds, 1e-9)), 1), AGREE_EVERY)
         # the highest of one number: the strongest action, and by it the shortest interval
-        number = wanted * AGREE_EVERY + AGREE_EVERY - interval
+        number = needed * AGREE_EVERY + AGREE_EVERY - interval
         self._answer = HostCopy(_highest_of_ranks(number, device))
         self._steps, self._since = 0, time.monotonic()
         return self.action

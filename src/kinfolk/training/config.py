@@ -239,7 +239,7 @@ class TrainerConfig(Section):
     cudnn_benchmark: bool = True
     """Let cuDNN try its algorithms on the first batches; CUDA only."""
     sync_batchnorm: bool | Literal["auto"] = "auto"
-    """BatchNorm over the joined batch of all devices; auto: with several GPUs."""
+    """BatchNorm over the global batch of all devices; auto: with several GPUs."""
     timeout_minutes: float = Field(default=240, gt=0)
     """How long ranks wait for each other before the training fails."""
     gradient_clip: float | None = Field(default=None, gt=0)

@@ -57,9 +57,9 @@ def check_batch_size(batch_size: int, num_train: int, world_size: int) -> None:
 
 
 class BatchLoader:
-    """Yields this rank's part of every joined batch, and can continue in the middle of an epoch.
+    """Yields this rank's part of every global batch, and can continue in the middle of an epoch.
 
-    The joined batch of a step is `batch_size` ids of the epoch's permutation, or of `order`. Rank r
+    The global batch of a step is `batch_size` ids of the epoch's permutation, or of `order`. Rank r
     gets the r-th part, so that the parts in the order of ranks are the batch that one process would
     have. The last, smaller batch of an epoch is dropped. Batches are read ahead in threads.
 
@@ -151,7 +151,7 @@ class BatchLoader:
                 )
         ids = ids[kept]
         batch = {"pixels": pixels, "aspect": aspect, "ids": ids, "epoch": epoch, "step": step}
-        # drawn for the joined batch, so that the ranks' captions are those one process would have
+        # drawn for the global batch, so that the ranks' captions are those one process would have
         if self.text is not None:
             draw = generator(self.seed, "captions", epoch, step)
             uniform = torch.rand(self.batch_size, generator=draw)

@@ -417,7 +417,7 @@ def log_start(
         )
     if trainer.sync_batchnorm is True and num_processes(config) > 1:
         lines.append(
-            f"BatchNorm uses the joined batch of all {num_processes(config)} devices"
+            f"BatchNorm uses the global batch of all {num_processes(config)} devices"
             " (`trainer.sync_batchnorm`)"
         )
     if state is not None:
