@@ -59,7 +59,7 @@ def test_batches_and_heads_of_every_epoch(tmp_path: Path, monkeypatch: pytest.Mo
             0 if trainer.current_epoch == 0 else len(list(framework.parameters()))
         )
         expected = embed(
-            framework, self.data, self.views, torch.arange(self.data.num_train), projected=False
+            framework, self.data, module.views, torch.arange(self.data.num_train), projected=False
         )
         begin(self, trainer, module)
         clustered.append(expected)
