@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from torch.multiprocessing.spawn import start_processes
 
@@ -35,6 +37,9 @@ PRELOADED = [
     "faiss",
 ]
 
+LONGEST = 600.0
+"""Seconds after which the processes of `spawn` count as hanging."""
+
 
 def _context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
@@ -46,7 +51,21 @@ def spawn(function: Callable[..., None], args: tuple[Any, ...] = (), nprocs: int
     """Runs `function(rank, *args)` in `nprocs` processes and waits for them; an exception of one is
     raised here."""
     _context()
-    start_processes(function, args, nprocs, start_method="forkserver")  # type: ignore[no-untyped-call]
+    running = start_processes(function, args, nprocs, join=False, start_method="forkserver")  # type: ignore[no-untyped-call]
+    end = time.monotonic() + LONGEST
+    while not running.join(timeout=end - time.monotonic()):
+        if time.monotonic() > end:
+            for process in running.processes:
+                process.kill()
+            raise TimeoutError(f"{function.__name__} did not end within {LONGEST} seconds")
+
+
+def end_rank() -> NoReturn:
+    """Ends a process of `spawn` that has ranks. Returning can hang: the last reference to a gloo
+    group that dies in the main thread waits for the group's thread, which waits for the GIL."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def start(function: Callable[..., None], *args: Any) -> ForkServerProcess:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kinfolk import distributed
 from kinfolk.objectives import NTXentLoss
-from tests.ranks import spawn
+from tests.ranks import end_rank, spawn
 
 D, SIZES = 6, (5, 3)
 Calls = list[tuple[str, int]]
@@ -57,7 +57,7 @@ def compare_with_fallback(rank: int, folder: str) -> None:
     assert distributed.batch_sizes(SIZES[rank], whole.device) == list(SIZES)
     for one, other in zip(gathered_gradient(rank), direct, strict=True):
         torch.testing.assert_close(one, other)
-    dist.destroy_process_group()
+    end_rank()
 
 
 def test_a_backend_without_them_gives_the_same(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def count_step(rank: int, folder: str) -> None:
         ("all_reduce", 4),  # the loss
         ("reduce_scatter_single", embeddings),  # of the gradient; nothing is reduced for all ranks
     ]
-    dist.destroy_process_group()
+    end_rank()
 
 
 def test_a_step_sends_one_gather_one_number_and_one_reduce_scatter(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from kinfolk import distributed
 from kinfolk.detectors import FNC, Detector, GloFND, Oracle
 from kinfolk.objectives import NTXentLoss, Objective, SogCLRLoss
 from kinfolk.pairs import two_views
-from tests.ranks import spawn
+from tests.ranks import end_rank, spawn
 
 NUM_SAMPLES, SIZES = 40, (5, 3, 7)
 LABELS = torch.arange(NUM_SAMPLES) % 4
@@ -134,7 +134,7 @@ def child(rank: int, world: int, folder: str, names: list[str]) -> None:
             [distinct(step, world)[rank] for step in range(2)],
         )
     torch.save(results, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    end_rank()
 
 
 NAMES = [

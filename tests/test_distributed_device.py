@@ -24,7 +24,7 @@ from kinfolk.training import checkpoint
 from tests.collectives import CollectiveLog, collectives
 from tests.pretended.device import AVAILABLE, CUDA, on_device, pretended
 from tests.pretended.methods import EPOCHS, METHODS, batch, features, made
-from tests.ranks import spawn
+from tests.ranks import end_rank, spawn
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="the pretended device needs g++")
 NETWORKS = (
@@ -109,7 +109,7 @@ def child(rank: int, folder: str) -> None:
     results["drifting"] = drifting(rank)
     results["agreed"] = {seconds: agreed(rank, seconds) for seconds in (0.1, 20.0)}
     torch.save(results, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    end_rank()
 
 
 def drifting(rank: int) -> tuple[Tensor, dict[str, Tensor]]:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from kinfolk.data.augmentation.views import Views
 from kinfolk.embedding import embed, embed_in_parts
-from tests.ranks import spawn
+from tests.ranks import end_rank, spawn
 from tests.test_embedding import Framework, Images
 
 NUM_SAMPLES = 11
@@ -50,7 +50,7 @@ def _child(rank: int, folder: str) -> None:
     )
     assert framework.training
     torch.save(found, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    end_rank()
 
 
 def test_ranks_share_the_work(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kinfolk.clustering import PseudoLabels, kmeans
-from tests.ranks import spawn
+from tests.ranks import end_rank, spawn
 
 
 def features(seed: int, number: int = 60, dim: int = 4) -> Tensor:
@@ -143,7 +143,7 @@ def _child(rank: int, folder: str) -> None:
     for seed in (0, 1):
         clusters.refresh(features(seed))
     torch.save(clusters.state_dict(), f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    end_rank()
 
 
 def test_ranks_share_one_clustering(tmp_path: Path) -> None:

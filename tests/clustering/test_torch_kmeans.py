@@ -17,7 +17,7 @@ from kinfolk.clustering.kmeans import Clusters, first_centroids, lloyd_iteration
 from tests.clustering.test_kmeans import blobs, same_partition
 from tests.collectives import collectives
 from tests.pretended.device import AVAILABLE, LOG, OnDevice, on_device, pretended
-from tests.ranks import spawn
+from tests.ranks import end_rank, spawn
 
 CPU = torch.device("cpu")
 
@@ -118,7 +118,7 @@ def child(rank: int, folder: str) -> None:
     # the ranks' seeds differ: rank zero's counts
     on_cpu = kmeans(x, 30, seed=rank, over_ranks=True)
     torch.save({"torch": found, "faiss": (on_cpu.labels, on_cpu.centroids)}, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    end_rank()
 
 
 def test_ranks_share_the_rows_and_agree(tmp_path: Path) -> None:

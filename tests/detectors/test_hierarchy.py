@@ -17,7 +17,7 @@ from kinfolk.detectors import Hierarchy, StartAt
 from kinfolk.kinship import ACTIONS
 from kinfolk.objectives import NTXentLoss
 from tests.detectors.blocks import kin, random_block
-from tests.ranks import spawn
+from tests.ranks import end_rank, spawn
 
 FINE = torch.tensor([0, 0, 0, 1, 1, 2, 2, 3])
 TOP = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1])
@@ -244,7 +244,7 @@ def _child(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     torch.save(_steps(folder, slice(rank, rank + 1)), f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    end_rank()
 
 
 def test_two_processes_equal_one(tmp_path: Path) -> None:

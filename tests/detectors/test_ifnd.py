@@ -16,7 +16,7 @@ from kinfolk.kinship import Action
 from kinfolk.objectives import CLIPLoss, NTXentLoss, SogCLRLoss
 from kinfolk.pairs import OUT, Block, Pairs
 from tests.detectors.blocks import levels, mask, random_block
-from tests.ranks import spawn
+from tests.ranks import end_rank, spawn
 from tests.reference import ifnd, losses
 
 N = 30
@@ -376,7 +376,7 @@ def _child(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     torch.save(_trained(rank, 2), f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    end_rank()
 
 
 def _trained(rank: int, world: int) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from kinfolk.detectors import Cave, Detector, Ring
 from kinfolk.objectives import NTXentLoss
 from kinfolk.pairs import Pairs
-from tests.ranks import spawn
+from tests.ranks import end_rank, spawn
 
 NUM_SAMPLES, SIZES, STEPS = 30, (5, 3), 6
 NAMES = ["exact", "learned", "linear", "loss", "clusters", "cave", "queue"]
@@ -90,7 +90,7 @@ def child(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     torch.save({name: run(name, rank) for name in NAMES}, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    end_rank()
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from kinfolk.frameworks import LA, Framework, MoCoV3
 from kinfolk.frameworks.rcl import SupportFramework
 from kinfolk.frameworks.registry import Context, build, parse
-from tests.ranks import spawn
+from tests.ranks import end_rank, spawn
 
 NUM_SAMPLES, SIZES, STEPS = 40, (5, 3, 7), 3
 LABELS = torch.arange(NUM_SAMPLES) % 4
@@ -151,7 +151,7 @@ def child(rank: int, world: int, folder: str) -> None:
             DistributedDataParallel(framework, broadcast_buffers=False), framework, batches
         )
     torch.save(results, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    end_rank()
 
 
 def test_ranks_together_equal_one_process(tmp_path: Path) -> None:

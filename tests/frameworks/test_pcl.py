@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from kinfolk.detectors import IFND, Oracle
 from kinfolk.errors import KinfolkWarning
 from kinfolk.frameworks.pcl import PCL, Prototypes
-from tests.ranks import spawn
+from tests.ranks import end_rank, spawn
 from tests.reference import losses, queues
 from tests.reference import prototypes as slow
 
@@ -306,7 +306,7 @@ def on_rank(rank: int, folder: str, queue_size: int) -> None:
     torch.save(
         two_steps(DistributedDataParallel(framework), framework, parts), f"{folder}/{rank}.pt"
     )
-    dist.destroy_process_group()
+    end_rank()
 
 
 @pytest.mark.parametrize("queue_size", [16, 0])

@@ -20,7 +20,7 @@ from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.frameworks.spcl import SPCL
 from kinfolk.objectives import NTXentLoss
 from kinfolk.objectives.siamese import draw_partners
-from tests.ranks import spawn
+from tests.ranks import end_rank, spawn
 from tests.reference import losses
 from tests.reference import spcl as slow
 
@@ -472,7 +472,7 @@ def on_rank(rank: int, folder: str) -> None:
         ]
         results[name] = some_steps(DistributedDataParallel(framework), framework, parts)
     torch.save(results, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    end_rank()
 
 
 def test_two_ranks_equal_one(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import kinfolk as kf
 from kinfolk.errors import KinfolkError
-from tests.ranks import spawn
+from tests.ranks import end_rank, spawn
 
 pytest.importorskip("sentence_transformers")
 pytest.importorskip("datasets")
@@ -155,7 +155,7 @@ def rank_of(rank: int, folder: str) -> None:
     for detector in WITH_STATE:
         found[detector] = trained(f"{folder}/{detector}", detector, 4, parts[detector])
     torch.save(found, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    end_rank()
 
 
 def test_two_processes_are_one(tmp_path: Path) -> None:

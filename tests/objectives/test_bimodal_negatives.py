@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import kinfolk as kf
-from tests.ranks import spawn
+from tests.ranks import end_rank, spawn
 
 B, K, D, N = 5, 2, 4, 20
 
@@ -200,7 +200,7 @@ def rank_of(rank: int, folder: str, kind: str, own_only: bool) -> None:
     )
     part = slice(sum(SIZES[:rank]), sum(SIZES[: rank + 1]))
     torch.save(joined(kind, part, own_only), f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    end_rank()
 
 
 @pytest.mark.parametrize(("kind", "own_only"), [("glofnd", False), ("fnc", True)])

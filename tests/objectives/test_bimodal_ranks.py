@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kinfolk.detectors import FNC, Detector, GloFND, Guide, Oracle
 from kinfolk.objectives import BimodalLoss, BimodalSogCLRLoss, CLIPLoss, FastCLIPLoss, SigLIPLoss
-from tests.ranks import spawn
+from tests.ranks import end_rank, spawn
 
 NUM_SAMPLES, SIZES = 40, (5, 3, 7)
 LABELS = torch.arange(NUM_SAMPLES) % 4
@@ -154,7 +154,7 @@ def child(rank: int, world: int, folder: str, names: list[str]) -> None:
             wrapped(name, whole), whole, [parts(step, world)[rank] for step in range(2)]
         )
     torch.save(results, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    end_rank()
 
 
 LOSSES = ("clip", "sogclr", "fastclip", "siglip")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from kinfolk.objectives.siamese import Partners, SiameseMetric, draw_partners, siamese_metric
-from tests.ranks import spawn
+from tests.ranks import end_rank, spawn
 from tests.reference import spcl as slow
 
 PROTOTYPES = torch.tensor([4, 9, 4, 7, 4, 9, 1, 4])
@@ -164,7 +164,7 @@ def on_rank(rank: int, folder: str) -> None:
         part = torch.split(h, [2 * size for size in SIZES])[rank]
         results.append(outcome(DistributedDataParallel(loss_fn), loss_fn, part, prototypes))
     torch.save(results, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    end_rank()
 
 
 def test_two_ranks_equal_one(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from kinfolk.frameworks import FRAMEWORKS, Framework
 from kinfolk.frameworks.rcl import SupportFramework
 from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.kinship import ACTIONS
-from tests.ranks import spawn
+from tests.ranks import end_rank, spawn
 
 
 def rounded(x: Tensor) -> Tensor:
@@ -339,7 +339,7 @@ def child(rank: int, folder: str, chosen: list[str]) -> None:
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=len(SIZES)
     )
     torch.save({name: attempt(name, rank=rank) for name in chosen}, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    end_rank()
 
 
 def record(chosen: Iterable[str]) -> dict[str, Any]:
