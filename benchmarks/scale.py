@@ -296,8 +296,9 @@ def sample_list(N: int) -> Samples:
         )
         for start in range(0, N, 100_000)
     ]
-    digests = pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(8), N, [None, pa.py_buffer(np.arange(N).tobytes())]
+    digits = np.char.zfill(np.arange(100_000).astype("U5"), 16)
+    digests = pa.concat_arrays(
+        [pa.array(digits[: min(100_000, N - at)]) for at in range(0, N, 100_000)]
     )
     return Samples(
         ids=np.arange(N),
@@ -306,11 +307,7 @@ def sample_list(N: int) -> Samples:
         heights=np.full(N, 375),
         labels=np.arange(N) // 1300,
         classes=None,
-        splits=TextColumn(
-            pa.DictionaryArray.from_arrays(
-                pa.array(np.zeros(N, dtype=np.int8)), pa.array(["train"])
-            )
-        ),
+        splits=TextColumn(pa.repeat("train", N)),
         sizes_bytes=np.full(N, 110_000),
         modified_ns=np.full(N, 1_700_000_000_000_000_000),
         digests=TextColumn(digests),

@@ -4,10 +4,7 @@ is refused."""
 from __future__ import annotations
 
 import importlib
-import io
 import json
-import pickle
-import pickletools
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +15,14 @@ from torch import nn
 
 import kinfolk as kf
 from kinfolk.errors import KinfolkError, UsageError
-from kinfolk.exporting import config_lines, network_in, unavailable
+from kinfolk.exporting import network_in, unavailable
 from kinfolk.models import build_encoder, read_state, save_encoder
 
 NAMES: dict[str, dict[str, list[int]]] = json.loads(
     (Path(__file__).parent / "exporting_names.json").read_text(encoding="utf-8")
 )
 """Parameters and buffers with their shapes: as torchvision 0.28 and timm 1.0.30 list them, who
-agree, and as detectron2 builds them; classifiers left out."""
+agree; classifiers left out."""
 VIEWS = {"size": 32, "mean": [0.5, 0.4, 0.3], "std": [0.25, 0.2, 0.2], "space": "rgb"}
 
 
@@ -96,52 +93,6 @@ def test_timm_has_these_names(run: tuple[str, Path], tmp_path: Path) -> None:
         assert found.checked.startswith("loaded into timm: ")
 
 
-class Plain(pickle.Unpickler):
-    """Reads the tests' own file, and of all code only what makes arrays."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        assert (module, name) in {("numpy", "ndarray"), ("builtins", "bytearray")}
-        return getattr(importlib.import_module(module), name)
-
-
-def test_detectron2_has_these_names(run: tuple[str, Path], tmp_path: Path) -> None:
-    name, folder = run
-    found = kf.export(folder, "detectron2", tmp_path / "zoo.pkl")
-    data = found.path.read_bytes()
-    opcodes = {opcode.name for opcode, _, _ in pickletools.genops(data)}
-    assert not opcodes & {"INST", "OBJ", "BUILD", "PERSID", "EXT1"}
-    loaded = Plain(io.BytesIO(data)).load()
-    assert loaded.keys() == {"model", "__author__", "matching_heuristics"}
-    model = {
-        key: value
-        for key, value in loaded["model"].items()
-        if not key.endswith("num_batches_tracked")
-    }
-    assert shapes(model) == NAMES[f"detectron2 {name}"]
-    state = read_state(folder / "model.safetensors")
-    for ours, theirs in (
-        ("conv1.weight", "stem.conv1.weight"),
-        ("bn1.running_var", "stem.conv1.norm.running_var"),
-        ("layer4.1.bn2.bias", "res5.1.conv2.norm.bias"),
-        ("layer2.0.downsample.0.weight", "res3.0.shortcut.weight"),
-        ("layer2.0.downsample.1.running_mean", "res3.0.shortcut.norm.running_mean"),
-    ):
-        np.testing.assert_array_equal(model[theirs], state[ours].numpy())
-        assert model[theirs].flags.writeable, "torch.from_numpy warns of others"
-    assert "PIXEL_MEAN: [127.500, 102.000, 76.500]" in found.use
-    assert f"DEPTH: {name.removeprefix('resnet')}" in found.use
-    assert ("RES2_OUT_CHANNELS: 64" in found.use) == (name == "resnet18")
-
-
-def test_the_configuration_is_yaml() -> None:
-    import yaml
-
-    config = yaml.safe_load(config_lines(50, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
-    assert config["MODEL"]["PIXEL_MEAN"] == [123.675, 116.28, 103.53]
-    assert config["MODEL"]["RESNETS"] == {"DEPTH": 50, "STRIDE_IN_1X1": False}
-    assert config["INPUT"] == {"FORMAT": "RGB"}
-
-
 @pytest.mark.parametrize(
     ("config", "package", "why"),
     [
@@ -153,7 +104,7 @@ def test_the_configuration_is_yaml() -> None:
         ),
         (
             {"name": "resnet18", "stem": "cifar", "width": 64},
-            "detectron2",
+            "timm",
             r"its `stem` is cifar instead of imagenet",
         ),
         (
@@ -168,7 +119,7 @@ def test_the_configuration_is_yaml() -> None:
         ),
         ({"towers": [], "channels": [1, 2]}, "torchvision", "two networks"),
         ({"name": "timm/vit_tiny_patch16_224"}, "torchvision", "it is timm/vit_tiny_patch16_224"),
-        ({"name": "open_clip/RN50"}, "detectron2", "it is open_clip/RN50"),
+        ({"name": "open_clip/RN50"}, "timm", "it is open_clip/RN50"),
     ],
 )
 def test_what_the_target_has_not_is_refused(
@@ -187,16 +138,14 @@ def test_what_the_target_has_not_is_refused(
 def test_networks_of_other_packages_keep_their_names() -> None:
     assert network_in("torchvision", {"name": "torchvision/convnext_tiny"}) == "convnext_tiny"
     assert network_in("timm", {"name": "timm/resnet50.a1_in1k"}) == "resnet50"
-    assert network_in("detectron2", {"name": "timm/resnet34"}) == "resnet34"
+    assert network_in("torchvision", {"name": "timm/resnet34"}) == "resnet34"
     assert network_in("timm", {"name": "torchvision/resnet152"}) == "resnet152"
 
 
 def test_wrong_formats_and_existing_files_are_refused(small: Path, tmp_path: Path) -> None:
     with pytest.raises(
         UsageError,
-        match=(
-            r"`format` .='keras'. must be one of safetensors, torchvision, timm, detectron2, onnx"
-        ),
+        match=(r"`format` .='keras'. must be one of safetensors, torchvision, timm, onnx"),
     ):
         kf.export(small, "keras")
     with pytest.raises(

@@ -1,10 +1,8 @@
-"""Writes the encoder of a run for other software: safetensors, torchvision, timm, detectron2 and
-ONNX.
+"""Writes the encoder of a run for other software: safetensors, torchvision, timm and ONNX.
 
 Each file is checked before it replaces an older one: the target package loads it, if it is
 installed, and must return the same features. The ONNX model takes normalised images (B, 3, H, W)
-and returns features (B, F). The file for detectron2 is a pickle of arrays; it is only written,
-never read, because reading a pickle can run code.
+and returns features (B, F).
 """
 
 from __future__ import annotations
@@ -13,35 +11,39 @@ import importlib
 import json
 import logging
 import os
-import pickle
-import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from kinfolk.errors import KinfolkError, UsageError, install_hint
-from kinfolk.files import write_by_name
-from kinfolk.models.weights import WEIGHTS, load_encoder, meta_of, plain_state, read_state
+from kinfolk.files import first_line, write_by_name
+from kinfolk.models.encoders import build_encoder
+from kinfolk.models.weights import (
+    WEIGHTS,
+    load_encoder,
+    load_weights,
+    meta_of,
+    plain_state,
+    read_state,
+)
 from kinfolk.seeding import generator
 
 FORMATS = {
     "safetensors": "encoder.safetensors",
     "torchvision": "torchvision.pth",
     "timm": "timm",
-    "detectron2": "detectron2.pkl",
     "onnx": "encoder.onnx",
 }
 """Formats with their default names in `RUN/export/`; timm's is a folder."""
 RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
-"""Networks that torchvision, timm and detectron2 share."""
-PACKAGES = ("torchvision", "timm", "detectron2")
+"""Networks that torchvision and timm share."""
+PACKAGES = ("torchvision", "timm")
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE = 1e-4
 """Largest difference, relative to the largest feature; rounding alone causes about 1e-6."""
@@ -49,8 +51,8 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Exported:
-    """A finished export: the file, or for timm the folder; how it was checked; and code or
-    configuration that loads it."""
+    """A finished export: the file, or for timm the folder; how it was checked; code that loads
+    it."""
 
     path: Path
     format: str
@@ -87,7 +89,7 @@ def export(
 
     Args:
         run: a run folder, or the `model.safetensors` of one.
-        format: "safetensors", "torchvision", "timm", "detectron2" or "onnx".
+        format: "safetensors", "torchvision", "timm" or "onnx".
         out: the file to write, for timm the folder; by default in `RUN/export/`.
     """
     if format == "open_clip":
@@ -164,11 +166,10 @@ def _torchvision(encoder: Encoder, path: Path) -> tuple[str, str]:
         return _compare(encoder, "torchvision", lambda: load_torchvision(name, unfinished))
 
     checked = write_by_name(path, write)
-    layer = "fc" if name in RESNETS else _classifier(_build_torchvision(name))
-    attribute = re.sub(r"\.(\d+)", r"[\1]", layer)
+    layer = "fc" if name in RESNETS else "CLASSIFIER"  # its last linear layer
     return checked, (
         f"model = torchvision.models.{name}()\n"
-        f"model.{attribute} = torch.nn.Identity()  # the file has no classifier; add one after"
+        f"model.{layer} = torch.nn.Identity()  # the file has no classifier; add one after"
         " loading\n"
         f'model.load_state_dict(torch.load("{path}"))'
     )
@@ -200,25 +201,6 @@ def _timm(encoder: Encoder, path: Path) -> tuple[str, str]:
     return checked, f'timm.create_model("local-dir:{path}", pretrained=True)'
 
 
-def _detectron2(encoder: Encoder, path: Path) -> tuple[str, str]:
-    name, state = network_in("detectron2", encoder.config), plain_state(encoder.module)
-
-    arrays = {detectron2_name(key): value.detach().cpu().numpy() for key, value in state.items()}
-    # with this flag detectron2 matches names from their ends
-    document = {"model": arrays, "__author__": "kinfolk", "matching_heuristics": True}
-
-    def write(unfinished: Path) -> None:
-        with unfinished.open("wb") as file:
-            _PlainPickler(file, protocol=4).dump(document)
-
-    write_by_name(path, write)
-    mean = encoder.views.get("mean", (0.485, 0.456, 0.406))
-    std = encoder.views.get("std", (0.229, 0.224, 0.225))
-    lines = config_lines(int(name.removeprefix("resnet")), mean, std)
-    use = f"MODEL.WEIGHTS {path}, with the configuration\n{lines}"
-    return "names as detectron2's converter gives them; not loaded", use
-
-
 def _onnx(encoder: Encoder, path: Path) -> tuple[str, str]:
     views = encoder.views
     notes = {key: views[key] for key in ("size", "mean", "std", "space") if key in views}
@@ -240,13 +222,11 @@ WRITERS: dict[str, Callable[[Encoder, Path], tuple[str, str]]] = {
     "safetensors": _safetensors,
     "torchvision": _torchvision,
     "timm": _timm,
-    "detectron2": _detectron2,
     "onnx": _onnx,
 }
 
 
 def _compare(encoder: Encoder, package: str, load: Callable[[], Callable[[Tensor], Tensor]]) -> str:
-    """Loads the export if the package is installed; returns the result in words."""
     if (why := unavailable(package)) is not None:
         return f"not loaded: {why} here"
     difference = largest_difference(encoder.module, load(), encoder.example_images())
@@ -259,8 +239,6 @@ def largest_difference(
 ) -> float:
     """Of the features, relative to the largest feature."""
     ours, theirs = encoder(images), other(images)
-    if theirs.ndim == 4:
-        theirs = theirs.mean((2, 3))
     return float((ours - theirs).abs().max() / ours.abs().max().clamp_min(1e-12))
 
 
@@ -279,12 +257,10 @@ def unavailable(package: str) -> str | None:
     """Why the package can't be imported here, or None."""
     try:
         importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name == package:
-            return f"{package} is not installed"
-        return f"{package} can't be imported: {error}"
     except (ImportError, RuntimeError, OSError) as error:
-        return f"{package} can't be imported: {str(error).splitlines()[0]}"
+        if isinstance(error, ModuleNotFoundError) and error.name == package:
+            return f"{package} is not installed"
+        return f"{package} can't be imported: {first_line(error)}"
     return None
 
 
@@ -321,33 +297,14 @@ def network_in(package: str, config: Mapping[str, Any] | None) -> str:
     return name
 
 
-def _build_torchvision(name: str) -> nn.Module:
-    module: nn.Module = importlib.import_module("torchvision.models").get_model(name, weights=None)
-    return module
-
-
-def _classifier(module: nn.Module) -> str:
-    """The name of the last linear layer."""
-    linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
-    return str(linear[-1])
-
-
-def load_torchvision(name: str, path: Path) -> Callable[[Tensor], Tensor]:
+def load_torchvision(name: str, path: Path) -> nn.Module:
     """torchvision's network with the exported weights and without its classifier."""
-    module = _build_torchvision(name)
-    classifier = _classifier(module)
-    parent, _, last = classifier.rpartition(".")
-    setattr(module.get_submodule(parent), last, nn.Identity())
-    try:
-        module.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-    except RuntimeError as error:
-        raise KinfolkError(
-            f"torchvision's {name} has other parameters than the export: {error}"
-        ) from error
-    return module.eval()
+    encoder = build_encoder(f"torchvision/{name}")
+    load_weights(encoder, path)
+    return encoder.eval()
 
 
-def load_timm(name: str, path: Path) -> Callable[[Tensor], Tensor]:
+def load_timm(name: str, path: Path) -> nn.Module:
     module: nn.Module = importlib.import_module("timm").create_model(
         name, num_classes=0, checkpoint_path=str(path / "model.safetensors")
     )
@@ -382,43 +339,3 @@ def run_onnx(path: Path, images: Tensor) -> Tensor:
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     (features,) = session.run(["features"], {"images": images.numpy()})
     return torch.from_numpy(features)
-
-
-_RENAMED = (
-    (r"^(?!layer)", "stem."),
-    (r"^layer(\d)", lambda found: f"res{int(found[1]) + 1}"),
-    (r"\bbn(\d)", r"conv\1.norm"),
-    (r"\bdownsample\.0", "shortcut"),
-    (r"\bdownsample\.1", "shortcut.norm"),
-)
-
-
-def detectron2_name(name: str) -> str:
-    """detectron2's name of a parameter of torchvision's ResNet.
-
-    Example:
-        >>> detectron2_name("bn1.weight"), detectron2_name("layer2.0.bn3.bias")
-        ('stem.conv1.norm.weight', 'res3.0.conv3.norm.bias')
-    """
-    for pattern, replacement in _RENAMED:
-        name = re.sub(pattern, replacement, name)
-    return name
-
-
-class _PlainPickler(pickle.Pickler):
-    """Pickles arrays so that all versions of numpy can read them."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, np.ndarray):
-            data = bytearray(np.ascontiguousarray(obj).tobytes())
-            return np.ndarray, (obj.shape, obj.dtype.str, data)
-        return NotImplemented
-
-
-def config_lines(depth: int, mean: Sequence[float], std: Sequence[float]) -> str:
-    pixels = [", ".join(f"{255 * value:.3f}" for value in values) for values in (mean, std)]
-    narrow = "\n    RES2_OUT_CHANNELS: 64" if depth < 50 else ""
-    return (
-        f"MODEL:\n  PIXEL_MEAN: [{pixels[0]}]\n  PIXEL_STD: [{pixels[1]}]\n"
-        f"  RESNETS:\n    DEPTH: {depth}\n    STRIDE_IN_1X1: False{narrow}\nINPUT:\n  FORMAT: RGB"
-    )

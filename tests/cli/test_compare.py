@@ -106,8 +106,8 @@ def test_export_shows_the_file_and_its_check_or_why_not(
     shown = capsys.readouterr().out
     assert f"Written: {tmp_path}/export/encoder.safetensors" in shown
     assert "Checked: read again and equal" in shown
-    assert run("export", tmp_path, "--format", "detectron2") == 2
+    assert run("export", tmp_path, "--format", "torchvision") == 2
     assert (
-        "Error: the encoder can't be exported to detectron2: there is no resnet10; its `stem` is"
+        "Error: the encoder can't be exported to torchvision: there is no resnet10; its `stem` is"
         in capsys.readouterr().err
     )

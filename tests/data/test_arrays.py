@@ -70,7 +70,7 @@ NO_IMAGES: list[tuple[Any, str]] = [
     (images().astype(complex), "has the type complex128"),
     (np.array([["a", "b"]] * 3)[:, :, None].repeat(5, 2), "images must be numbers"),
     (np.zeros((3, 3, 9, 3), np.uint8), "second or the last axis"),
-    (np.zeros((3, 9, 9, 2), np.uint8), "neither the second nor the last"),
+    (np.zeros((3, 9, 9, 2), np.uint8), "second or the last axis must have"),
     (np.zeros((9, 9, 3), np.uint8), r"has the shape \(9, 9, 3\)"),
     (np.zeros((9, 9), np.uint8), r"has the shape \(9, 9\)"),
     (np.zeros((3, 0, 9, 3), np.uint8), "no pixels"),

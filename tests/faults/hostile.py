@@ -3,7 +3,6 @@ refuse them in a sentence or read them."""
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import os
@@ -125,12 +124,6 @@ def made() -> list[tuple[str, bytes, Reader]]:
         ("quotes.csv", b'image,label\n"a' + b'"' * 999, _source),
         ("wide.csv", b"image," + b",".join(b"c%d" % n for n in range(5000)) + b"\n", _source),
         ("links.tar", _tar(), _source),
-        ("train-images-idx3-ubyte", struct.pack(">HBB3I", 0, 8, 3, *[(1 << 32) - 1] * 3), _idx),
-        (
-            "train-images-idx3-ubyte.gz",
-            gzip.compress(struct.pack(">HBB3I", 0, 8, 3, *[1 << 20] * 3)),
-            _idx,
-        ),
         ("tokenizer.json", deep, _tokenizer),
         ("circle.csv", b"child,parent\na,b\nb,a\n", _hierarchy),
         ("binary.csv", bytes(range(256)), _hierarchy),
@@ -209,7 +202,6 @@ def seeds(room: Path) -> list[tuple[str, bytes, Reader]]:
         ("features.parquet", table.getvalue(), _features),
         ("features.safetensors", save({"features": torch.from_numpy(numbers)}), _features),
         ("embedded.parquet", embedded.getvalue(), _source),
-        ("t10k-images-idx3-ubyte", struct.pack(">HBB3I", 0, 8, 3, 4, 5, 7) + bytes(140), _idx),
         ("labels.npy", labels.getvalue(), _labels),
         ("labels.parquet", table.getvalue(), _labels),
         ("labels.csv", b"label\n" + b"\n".join(b"%d" % n for n in range(40)), _labels),
@@ -234,12 +226,6 @@ def seeds(room: Path) -> list[tuple[str, bytes, Reader]]:
 class _Evil:
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, ("ran",)
-
-
-def _idx(path: Path) -> object:
-    from kinfolk.data.arrays import read_idx
-
-    return read_idx(path)
 
 
 def _features(path: Path) -> object:

@@ -171,7 +171,7 @@ def _write(path: Path, features: NDArray[np.float32], images: ImageData) -> None
 EXPORT_EPILOG = examples(
     "kinfolk export runs/photos --format torchvision",
     "kinfolk export runs/photos --format onnx --out encoder.onnx",
-    "kinfolk export runs/imagenet --format detectron2 --out r50.pkl",
+    "kinfolk export runs/imagenet --format timm",
 )
 
 
@@ -179,9 +179,7 @@ def export(
     run: RunFolder,
     format: Annotated[
         str,
-        option(
-            "safetensors, torchvision, timm, detectron2 or onnx.", "--format", "-f", metavar="NAME"
-        ),
+        option("safetensors, torchvision, timm or onnx.", "--format", "-f", metavar="NAME"),
     ],
     out: Annotated[
         Path | None,
@@ -196,9 +194,9 @@ def export(
     """Write the encoder for other software, under the parameter names it expects.
 
     The projection head and the classifier are left out. If the target package is installed, the
-    export is loaded there and must return the same features. torchvision, timm and detectron2 take
-    ResNets trained with `--set model.stem=imagenet` and the default width; safetensors and onnx
-    take any encoder.
+    export is loaded there and must return the same features. torchvision and timm take ResNets
+    trained with `--set model.stem=imagenet` and the default width; safetensors and onnx take any
+    encoder.
     """
     from kinfolk.cli.options import screen
     from kinfolk.exporting import export as write

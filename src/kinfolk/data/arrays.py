@@ -1,14 +1,12 @@
-"""Images as arrays: in memory, in a `.npz`, in a memory-mapped `.npy`, and in the official files of
-CIFAR and MNIST. All values are converted to uint8 by one rule per array. No file can run code.
+"""Images as arrays: in memory, in a `.npz`, in a memory-mapped `.npy`, and in the official archives
+of CIFAR. One rule per array converts values to uint8. No file can run code.
 """
 
 from __future__ import annotations
 
-import gzip
 import io
 import math
 import pickle
-import struct
 import tarfile
 import zipfile
 import zlib
@@ -34,17 +32,12 @@ def find_layout(images: Pixels, what: str) -> Pixels:
     shape = images.shape
     wrong = f"{what} has the shape {shape}"
     if images.ndim == 4:
-        last, second = shape[3] in _CHANNELS, shape[1] in _CHANNELS
-        if second and last:
+        if (shape[1] in _CHANNELS) == (shape[3] in _CHANNELS):
             raise KinfolkError(
-                f"{wrong}: channels may be the second or the last axis; give (N, H, W, 3)"
+                f"{wrong}: either the second or the last axis must have 1, 3 or 4 channels; give"
+                " (N, H, W, 3)"
             )
-        if not second and not last:
-            raise KinfolkError(
-                f"{wrong}: neither the second nor the last axis has 1, 3 or 4 channels; give (N, H,"
-                " W, 3)"
-            )
-        images = np.moveaxis(images, 1, 3) if second else images
+        images = np.moveaxis(images, 1, 3) if shape[1] in _CHANNELS else images
     elif images.ndim != 3 or shape[2] in _CHANNELS:
         raise KinfolkError(f"{wrong}; images must be (N, H, W), (N, H, W, 3) or (N, 3, H, W)")
     if 0 in images.shape[1:]:
@@ -234,14 +227,10 @@ class Layout(NamedTuple):
         return (*self.train, self.test, self.meta)
 
 
+_BATCHES = tuple(f"data_batch_{n}" for n in range(1, 6))
 _CIFAR = (
     Layout(
-        "cifar-10-batches-py",
-        tuple(f"data_batch_{n}" for n in range(1, 6)),
-        "test_batch",
-        "batches.meta",
-        b"labels",
-        b"label_names",
+        "cifar-10-batches-py", _BATCHES, "test_batch", "batches.meta", b"labels", b"label_names"
     ),
     Layout("cifar-100-python", ("train",), "test", "meta", b"fine_labels", b"fine_label_names"),
 )
@@ -272,7 +261,7 @@ def find_cifar(path: Path) -> tuple[Path, Layout] | None:
 
 
 def open_cifar(path: Path, layout: Layout) -> ArraySource:
-    """The source for what `find_cifar` found. CIFAR-100 gets its fine labels."""
+    """The source for what `find_cifar` found, with the fine labels of CIFAR-100."""
     if path.is_dir():
         contents = {name: (path / name).read_bytes() for name in layout.files}
     else:
@@ -355,56 +344,3 @@ def _member(archive: tarfile.TarFile, name: str) -> bytes:
             f"`{name}` in the archive is not a file of a CIFAR archive; download it again"
         )
     return file.read()
-
-
-# MNIST's idx files, also of Fashion-MNIST and KMNIST, such as `train-images-idx3-ubyte.gz`: two
-# zero bytes, a type code, the number of dimensions, each as a big-endian 32-bit number, the values
-
-_TRAIN_AND_TEST = {"train": ("train",), "test": ("t10k", "test")}
-
-
-def find_idx(path: Path) -> Path | None:
-    """The folder of MNIST's files: `path`, or the `raw` folder that torchvision makes in it, or
-    None."""
-    if path.is_file() and path.name.removesuffix(".gz").endswith("-ubyte"):
-        raise KinfolkError(f"`{path}` is one of MNIST's idx files; give the folder of all of them")
-    folders = (path, path / "raw", *sorted(path.glob("*MNIST/raw")))
-    return next((folder for folder in folders if _idx_file(folder, "train", "images")), None)
-
-
-def open_idx(folder: Path, name: str) -> ArraySource:
-    """The source for what `find_idx` found."""
-    arrays: dict[str, tuple[Pixels, Pixels | None]] = {}
-    newest = 0
-    for split in _TRAIN_AND_TEST:
-        images, labels = (_idx_file(folder, split, kind) for kind in ("images", "labels"))
-        if images is not None:
-            arrays[split] = read_idx(images), None if labels is None else read_idx(labels)
-            newest = max(newest, *(file.stat().st_mtime_ns for file in (images, labels or images)))
-    return ArraySource(arrays, name=name, modified_ns=newest)
-
-
-def _idx_file(folder: Path, split: str, kind: str) -> Path | None:
-    for start in _TRAIN_AND_TEST[split]:
-        found = sorted(folder.glob(f"{start}-{kind}[-.]idx[13]-ubyte*"))
-        if found:
-            return found[0]
-    return None
-
-
-def read_idx(path: Path) -> Pixels:
-    """The array of bytes of an idx file."""
-    try:
-        with gzip.open(path) if path.suffix.lower() == ".gz" else open(path, "rb") as file:
-            zero, code, dimensions = struct.unpack(">HBB", file.read(4))
-            if zero or code != 0x08 or not 1 <= dimensions <= 3:
-                raise ValueError("it does not begin with the header of bytes in 1 to 3 dimensions")
-            shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
-            data = file.read(min(math.prod(shape), _MAX_BYTES) + 1)
-        if len(data) != math.prod(shape):
-            raise ValueError(f"its bytes do not fit the shape {shape} of its header")
-        return np.frombuffer(data, np.uint8).reshape(shape)
-    except Exception as error:  # readers raise nearly anything on a broken file
-        raise KinfolkError(
-            f"`{path}` is not a readable idx file: {first_line(error)}; download it again"
-        ) from error

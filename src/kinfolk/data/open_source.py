@@ -19,11 +19,9 @@ from kinfolk.data.arrays import (
     ArraySource,
     find_cifar,
     find_factor,
-    find_idx,
     find_layout,
     open_arrays,
     open_cifar,
-    open_idx,
     to_uint8,
 )
 from kinfolk.data.decode import to_rgb
@@ -48,11 +46,11 @@ def open_source(
     """Opens a data source by its name, its path or its object.
 
     Args:
-        spec: "digits"; a path of an image folder, a `.npz` / `.npy` file, a `.csv` / `.tsv` /
-            `.parquet` table, the official CIFAR-10/100 archive, MNIST's idx files, a folder of
-            Hugging Face `datasets`, or webdataset shards (a `.tar`, a folder of them, or a pattern
-            such as `shards/{000..331}.tar`); an array or tensor of images, or (images, labels); or
-            a map-style `Dataset`, or a mapping from split to `Dataset`.
+        spec: "digits"; the path of an image folder, a `.npz` / `.npy` file, a `.csv` / `.tsv` /
+            `.parquet` table, the official CIFAR-10/100 archive, a folder of Hugging Face
+            `datasets`, or webdataset shards (a `.tar`, a folder of them, or a pattern such as
+            `shards/{000..331}.tar`); an array or tensor of images, or (images, labels); or a
+            map-style `Dataset`, or a mapping from split to `Dataset`.
         labels: of an array, a tensor or a `.npy` file.
         labels_from_folders: use the first folder (below `train/` …) of each file as its class;
             None: only if `spec` is a folder of images.
@@ -101,8 +99,6 @@ def _open_path(
 ) -> Source:
     """The source of an existing file or folder."""
     name, kind = f"`{path}`", "folder" if path.is_dir() else path.name.lower()
-    if (idx := find_idx(path)) is not None:
-        return open_idx(idx, name)
     if (tables := find_hugging_face(path, columns.image_column)) is not None:
         if labels_from_folders:
             raise UsageError(

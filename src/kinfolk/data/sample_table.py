@@ -1,12 +1,10 @@
-"""The table of samples: one row per sample, with the id that addresses all per-sample state; the
-first difference between two tables; and a digest of a table.
-"""
+"""The table of samples: one row per sample, with the id of all state kept for it; the first
+difference between two tables; and a digest of a table."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,16 +32,12 @@ Ints = npt.NDArray[np.int64]
 
 _CHUNK = 1 << 16
 _LONGEST = (1 << 31) - 1
-_DIGEST = re.compile("[0-9a-f]{16}")
 
 
 @final
 class TextColumn(Sequence[Any]):
-    """A column that reads like a list of texts, with None for a missing one, in one block of memory
-    in Arrow's layout, which processes share if it is mapped from a file.
-
-    `array` holds strings, dictionary-encoded strings, lists of strings (read as tuples) or eight
-    bytes each (read as 16 hex digits).
+    """A column that reads like a list of texts (or of tuples of texts), with None for a missing
+    one, in one block of memory in Arrow's layout, which processes share if it is mapped.
 
     Example:
         >>> column = TextColumn.of(["a", None, "b"])
@@ -55,21 +49,14 @@ class TextColumn(Sequence[Any]):
         self.array = array
 
     @classmethod
-    def of(cls, values: Sequence[Any], *, few: bool = False) -> TextColumn:
-        """The compact form of any sequence of texts. `few`: few of them differ."""
+    def of(cls, values: Sequence[Any]) -> TextColumn:
         import pyarrow as pa
 
         if isinstance(values, TextColumn):
             return values
         if any(isinstance(value, tuple) for value in values):
-            return cls(_one_chunk(pa.array(values, pa.large_list(pa.large_string()))))
-        if len(values) and all(isinstance(x, str) and _DIGEST.fullmatch(x) for x in values):
-            return cls(_one_chunk(pa.array(map(bytes.fromhex, values), pa.binary(8))))
-        array = _one_chunk(pa.array(values, pa.large_string()))
-        if few:
-            coded = _one_chunk(array.dictionary_encode())
-            narrow = pa.int8() if len(coded.dictionary) < 128 else pa.int32()
-            return cls(pa.DictionaryArray.from_arrays(coded.indices.cast(narrow), coded.dictionary))
+            return cls(pa.array(values, pa.large_list(pa.large_string())))
+        array = pa.array(values, pa.large_string())
         return cls(array.cast(pa.string()) if array.nbytes < _LONGEST else array)
 
     def __len__(self) -> int:
@@ -91,7 +78,6 @@ class TextColumn(Sequence[Any]):
     def __eq__(self, other: object) -> bool:
         if (
             isinstance(other, TextColumn)
-            and self.array.type == other.array.type
             and self.array.equals(other.array)  # much faster than the comparison below
         ):
             return True
@@ -105,7 +91,6 @@ class TextColumn(Sequence[Any]):
         return f"TextColumn({list(self[:4])!r}{'…' if len(self) > 4 else ''})"
 
     def take(self, rows: Ints) -> TextColumn:
-        """The texts at `rows`."""
         import pyarrow as pa
 
         return TextColumn(_one_chunk(self.array.take(pa.array(rows))))
@@ -119,25 +104,13 @@ class TextColumn(Sequence[Any]):
 
     @cached_property
     def numbers(self) -> Ints:
-        """A number for each text, equal where the texts are; eight bytes are read without a
-        copy."""
-        if _is_digest(self.array):
-            content, start = self.array.buffers()[1], 8 * self.array.offset
-            return np.frombuffer(content, dtype=np.int64, count=len(self), offset=start)
-        texts = np.asarray([value or "" for value in self])
-        return np.unique(texts, return_inverse=True)[1].reshape(-1).astype(np.int64)
+        """A number for each text, equal where the texts are."""
+        coded = self.array.dictionary_encode(null_encoding="encode").indices
+        return np.asarray(coded.to_numpy(), dtype=np.int64)
 
 
 def _value(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.hex()
     return tuple(value) if isinstance(value, list) else value
-
-
-def _is_digest(array: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_fixed_size_binary(array.type))
 
 
 def _is_list(array: Any) -> bool:
@@ -147,7 +120,6 @@ def _is_list(array: Any) -> bool:
 
 
 def _one_chunk(column: Any) -> Any:
-    """A column as one array, without a copy if it has a single chunk."""
     import pyarrow as pa
 
     if not isinstance(column, pa.ChunkedArray):
@@ -178,13 +150,9 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where images are that are read when they are needed.
-
-    Args:
-        archives: the shards, or one folder whose files the keys name.
-        archive: (N,) index of the shard; −1: a file of the folder.
-        offsets: (N,) within the shard; the length is the sample's `size_bytes`.
-    """
+    """Where images are that are read when they are needed: the shards, or one folder whose files
+    the keys name; (N,) index of the shard, −1 for a file; (N,) offset in the shard, where the
+    length is the sample's `size_bytes`."""
 
     archives: list[str]
     archive: Ints
@@ -220,7 +188,7 @@ _PIECE = 1 << 24
 @dataclass(frozen=True, eq=False)
 class Samples:
     """The table of samples, by column. Training samples come first; their ids are 0 … `num_train` −
-    1. It takes about 45 bytes per sample and its key, and processes that map one file share them.
+    1. It takes about 60 bytes per sample and its key, and processes that map one file share them.
 
     Args:
         ids: (N,).
@@ -256,7 +224,7 @@ class Samples:
     def __post_init__(self) -> None:
         for name in _TEXTS.values():
             if (texts := getattr(self, name)) is not None:
-                object.__setattr__(self, name, TextColumn.of(texts, few=name == "splits"))
+                object.__setattr__(self, name, TextColumn.of(texts))
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -276,7 +244,6 @@ class Samples:
 
     @property
     def num_train(self) -> int:
-        """Number of samples in the split "train"."""
         return len(self.rows_of("train"))
 
     def of(self, split: str) -> Samples:
@@ -284,7 +251,6 @@ class Samples:
         return self._take(self.rows_of(split))
 
     def rows_of(self, split: str) -> Ints:
-        """The rows of one split."""
         return TextColumn.of(self.splits).rows_of(split)
 
     def at(self, rows: Ints) -> Samples:
@@ -300,8 +266,7 @@ class Samples:
         return archives[archive], int(self.places.offsets[row]), int(self.sizes_bytes[row])
 
     def first_difference(self, other: Samples) -> str | None:
-        """A sentence on the first difference from `other`, the present state, or None.
-        `modified_ns` is not compared."""
+        """A sentence on the first difference from `other`, the present state, or None."""
         found = key_difference(self.keys, other.keys)
         return found or annotation_difference(self, other.classes, _columns_to_compare(other))
 
@@ -310,14 +275,9 @@ class Samples:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        columns: dict[str, Any] = {}
-        for name in (*_FIRST, *_NUMBERS, *_TEXTS):
-            values = getattr(self, _NUMBERS.get(name) or _TEXTS[name])
-            if name == "label":
-                values = np.full(len(self), -1) if values is None else values
-                columns[name] = pa.array(values, pa.int64(), mask=values < 0)
-            elif values is not None:
-                columns[name] = pa.array(values, pa.int64()) if name in _NUMBERS else _plain(values)
+        columns = {**dict.fromkeys(_FIRST), **self._columns()}
+        labels = np.full(len(self), -1) if self.labels is None else self.labels
+        columns["label"] = pa.array(labels, pa.int64(), mask=labels < 0)
         header = {**(metadata or {}), **self._metadata()}
         table = pa.table(columns).replace_schema_metadata(header or None)
         write_atomically(Path(path), lambda file: pq.write_table(table, file))
@@ -328,8 +288,7 @@ class Samples:
         import pyarrow.parquet as pq
 
         try:
-            found = cls._of_table(pq.read_table(Path(path)))
-            return replace(found, digests=list(found.digests), splits=list(found.splits))
+            return cls._of_table(pq.read_table(Path(path)))
         except FileNotFoundError:
             raise KinfolkError(
                 f"there is no table of samples at `{path}`; restore it, or start a new run"
@@ -341,8 +300,14 @@ class Samples:
         """The same table, mapped from a file in `folder` whose name is the digest of its bytes."""
         import pyarrow as pa
 
+        columns, metadata = self._columns(), self._metadata()
+        if self.places is not None:
+            columns["archive"] = _narrow(self.places.archive)
+            columns["offset"] = _narrow(self.places.offsets)
+            metadata[_ARCHIVES] = json.dumps(self.places.archives).encode()
+        table = pa.table(columns).replace_schema_metadata(metadata or None)
+
         def write(file: Any) -> None:
-            table = self._compact()
             with pa.ipc.new_file(file, table.schema) as writer:
                 writer.write_table(table)
 
@@ -371,19 +336,14 @@ class Samples:
     def _metadata(self) -> dict[Any, Any]:
         return {} if self.classes is None else {_CLASSES: json.dumps(self.classes).encode()}
 
-    def _compact(self) -> Any:
-        """The table in Arrow's layout, with 32 bits for numbers if they suffice."""
-        import pyarrow as pa
-
-        texts = {name: getattr(self, attribute) for name, attribute in _TEXTS.items()}
-        numbers = {name: getattr(self, attribute) for name, attribute in _NUMBERS.items()}
-        metadata = self._metadata()
-        if self.places is not None:
-            numbers |= {"archive": self.places.archive, "offset": self.places.offsets}
-            metadata[_ARCHIVES] = json.dumps(self.places.archives).encode()
-        columns = {name: x.array for name, x in texts.items() if x is not None}
-        columns |= {name: _narrow(x) for name, x in numbers.items() if x is not None}
-        return pa.table(columns).replace_schema_metadata(metadata or None)
+    def _columns(self) -> dict[str, Any]:
+        names = {**_NUMBERS, **_TEXTS}
+        values = {name: getattr(self, attribute) for name, attribute in names.items()}
+        return {
+            name: column.array if isinstance(column, TextColumn) else _narrow(column)
+            for name, column in values.items()
+            if column is not None
+        }
 
     @classmethod
     def _of_table(cls, table: Any) -> Samples:
@@ -427,16 +387,6 @@ def _file_digest(path: Path) -> str:
 
 def _unreadable(path: str | Path, error: Exception) -> KinfolkError:
     return KinfolkError(f"`{path}` is not a readable table of samples: {first_line(error)}")
-
-
-def _plain(values: Sequence[Any]) -> Any:
-    """A column of plain strings or lists of strings."""
-    import pyarrow as pa
-
-    array = TextColumn.of(values).array
-    if pa.types.is_string(array.type) or pa.types.is_dictionary(array.type):
-        return array.cast(pa.string())
-    return pa.array(list(values), pa.list_(pa.string()) if _is_list(array) else pa.string())
 
 
 def _narrow(numbers: Ints) -> Any:
@@ -511,7 +461,6 @@ def _columns_to_compare(samples: Samples) -> dict[str, Any]:
 
 
 def _first_unequal(was: Sequence[Any], now: Sequence[Any]) -> int | None:
-    """The first position, within the shorter of both, where they differ."""
     if isinstance(was, np.ndarray):
         places = np.flatnonzero(was[: len(now)] != now[: len(was)])
         return int(places[0]) if len(places) else None
@@ -531,9 +480,8 @@ def _shorten(value: object) -> str:
 
 
 def samples_digest(samples: Samples) -> str:
-    """32 hexadecimal digits of keys, splits, contents, sizes, labels, classes, captions and groups,
-    in the order of ids. Of streamed data, whose contents are not known, only the sizes count.
-    """
+    """32 hexadecimal digits of all columns that a training depends on, in the order of ids. Of
+    streamed data, whose contents are not known, only the sizes count."""
     state = hashlib.blake2b(digest_size=16)
     state.update(repr(samples.classes).encode("utf-8", "surrogatepass"))
     for texts in (samples.keys, samples.splits, samples.digests, samples.captions, samples.groups):
@@ -563,8 +511,6 @@ def _bytes_of(array: Any) -> list[bytes]:
 
     if _is_list(array):
         return [to_bytes(pc.list_value_length(array)), *_bytes_of(array.flatten())]
-    if _is_digest(array):
-        array = pa.array([value.hex() for value in array.to_pylist()])
     texts = array.cast(pa.large_string())
     lengths = to_bytes(pc.binary_length(texts))
     return [lengths, "".join(pc.fill_null(texts, "").to_pylist()).encode()]
