@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors.base import Detector
-from kinfolk.kinship import Kin
-from kinfolk.pairs import Block
+from kinfolk.pairs import Block, Kin
 
 Say = Callable[[Tensor, Tensor], Kin]
 """The kin of a block, given the (R, 1) ids of its rows and the (1, C) ids of the candidates."""

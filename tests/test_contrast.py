@@ -64,7 +64,7 @@ def steps(loss_fn: Any, grouped: bool) -> dict[str, Any]:
         loss = loss_fn(one, other, ids)
         out["loss"].append(loss)
         out["gradient"].append(torch.autograd.grad(loss, (one, other, *loss_fn.parameters())))
-        out["counts"].append(loss_fn.stats.counts())
+        out["counts"].append(loss_fn.stats.counts)
     out["state"] = dict(loss_fn.state_dict())
     return out
 

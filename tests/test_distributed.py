@@ -111,7 +111,7 @@ def two_steps(
             [p.grad.clone() for p in whole.encoder.parameters() if p.grad is not None]
         )
     out["state"] = {name: value.clone() for name, value in whole.objective.state_dict().items()}
-    out["counts"] = whole.objective.stats.counts()
+    out["counts"] = whole.objective.stats.counts
     return out
 
 

@@ -91,7 +91,7 @@ def test_rates_of_the_anchors_equal_the_released_definition(
 
 def test_the_harmonic_mean_of_the_means_is_the_papers_f1() -> None:
     """Table 1 of GloFND: precision 48.40, recall 58.81, F1 53.10."""
-    stats = Stats.from_counts(
+    stats = Stats(
         torch.tensor([1, 1, 1, 1, 1, 0, 10, round(4.840 * UNIT), round(5.881 * UNIT), 0, 0])
     )
     assert stats.anchor_f1 == pytest.approx(0.5310, abs=5e-5)
@@ -109,15 +109,13 @@ def test_rates_of_the_anchors_before_anything_is_flagged() -> None:
 
 
 def test_shares_and_sums() -> None:
-    stats = Stats.from_counts(
-        torch.tensor([100, 10, 8, 6, 12, 3 * UNIT, 2, UNIT, UNIT // 2, 4, 3 * UNIT])
-    )
+    stats = Stats(torch.tensor([100, 10, 8, 6, 12, 3 * UNIT, 2, UNIT, UNIT // 2, 4, 3 * UNIT]))
     assert (stats.anchor_precision, stats.anchor_recall) == (0.5, 0.25)
     assert stats.anchor_f1 == pytest.approx(1 / 3)
     assert (stats.share, stats.precision, stats.recall) == (0.1, 0.75, 0.5)
     assert stats.f1 == pytest.approx(2 * 0.75 * 0.5 / 1.25)
     assert (stats.tp_similarity, stats.fn_similarity) == (0.75, 0.25)
-    assert (stats + stats).counts().tolist() == [2 * x for x in stats.counts().tolist()]
+    assert (stats + stats).counts.tolist() == [2 * x for x in stats.counts.tolist()]
 
 
 def test_undefined_is_nan() -> None:
@@ -220,9 +218,9 @@ def test_levels_of_a_detector_add_up_and_positives_count_once(block_rows: int | 
         loss_fn(z[0], z[1], torch.arange(7))
         found.append(loss_fn.stats)
     one, two, both = found
-    expected = (one + two).counts()
-    expected[9:11] = one.counts()[9:11]
-    assert torch.equal(both.counts(), expected)
+    expected = (one + two).counts
+    expected[9:11] = one.counts[9:11]
+    assert torch.equal(both.counts, expected)
     assert int(both.positives) == 14
 
 

@@ -27,7 +27,7 @@ SOURCE = ROOT / "src" / "kinfolk"
 # Which parts each part may import (itself, `errors`, `files` and `seeding` always).
 # `detectors.base` is what a detector is; only it, never a concrete detector, is known to the
 # objectives, and the engine knows no detector at all.
-ENGINE = {"pairs", "kinship", "stats", "stores", "distributed"}
+ENGINE = {"pairs", "stats", "stores", "distributed"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "files": set(),
@@ -35,13 +35,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "distributed": set(),
     "lars": set(),
     "pairs": set(),
-    "kinship": {"pairs"},
     "stats": {"pairs"},
     "stores": {"distributed"},
-    "detectors.base": {"kinship", "pairs", "stores"},
+    "detectors.base": {"pairs", "stores"},
     "features": set(),
     "detectors": {"detectors.base", "clustering", "features", *ENGINE},
-    "contrast": {"kinship", "pairs", "stats"},
+    "contrast": {"pairs", "stats"},
     "objectives": {"contrast", "detectors.base", *ENGINE},
     "clustering": {"distributed", "stores"},
     "data": set(),
@@ -62,7 +61,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "frameworks",
         "detectors",
         "detectors.base",
-        "kinship",
         "pairs",
         "data",
         "models",

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from kinfolk.detectors import Teacher as Teacher
     from kinfolk.detectors import Union as Union
     from kinfolk.exporting import export as export
-    from kinfolk.kinship import Kin as Kin
     from kinfolk.objectives import BimodalSogCLRLoss as BimodalSogCLRLoss
     from kinfolk.objectives import CLIPLoss as CLIPLoss
     from kinfolk.objectives import FastCLIPLoss as FastCLIPLoss
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from kinfolk.objectives import SogCLRLoss as SogCLRLoss
     from kinfolk.objectives import group_ids_of as group_ids_of
     from kinfolk.pairs import Block as Block
+    from kinfolk.pairs import Kin as Kin
     from kinfolk.pairs import Pairs as Pairs
     from kinfolk.plugins import register_detector as register_detector
     from kinfolk.plugins import register_framework as register_framework
@@ -67,7 +67,7 @@ _MODULE_OF = {
     "Guide": "kinfolk.detectors",
     "Hierarchy": "kinfolk.detectors",
     "IFND": "kinfolk.detectors",
-    "Kin": "kinfolk.kinship",
+    "Kin": "kinfolk.pairs",
     "Known": "kinfolk.detectors",
     "LocalAggregationLoss": "kinfolk.objectives",
     "NTXentLoss": "kinfolk.objectives",

@@ -5,6 +5,11 @@ loss of each row. Autograd differentiates it while the block is alive, and only 
 inputs outlive it. No derivative is written by hand, except that of the log-sum-exp, which would
 otherwise keep a block several times over.
 
+    lse_i = log Σ_j w_ij exp(s_ij / t),     pull_i = Σ_j y_ij s_ij
+
+w_ij is 1 for a negative. For kin it is 0 with "eliminate" and 1 − degree with "reweight"; y_ij is
+the degree of kin with "attract", otherwise 0.
+
 Dimension key: A anchors, B samples (A = B·V), C candidates, D embedding, P positives per anchor,
 R rows of a block, b samples of a block (R = b·V), L levels of a detector.
 """
@@ -20,8 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kinfolk.kinship import Kin, Policy, check_answer, weigh
-from kinfolk.pairs import OUT, Block, Pairs
+from kinfolk.pairs import OUT, Action, Block, Kin, Pairs, check_answer
 from kinfolk.stats import Stats, count
 
 BLOCK_ENTRIES, MANY_ENTRIES = {"cpu": 1 << 21}, 1 << 26
@@ -29,6 +33,62 @@ BLOCK_ENTRIES, MANY_ENTRIES = {"cpu": 1 << 21}, 1 << 26
 EMPTY = OUT / 1e10
 """A log-sum-exp below this is that of a row without negatives."""
 State = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a loss does about kin."""
+
+    action: Action = "eliminate"
+    kin_weight: float = 0.5  # of kin without degrees with "reweight"
+    min_negatives: int = 1  # of each anchor, the least similar, are never removed
+    attracted_stay: bool = True  # in the denominator (InfoNCE) or leave it (SogCLR)
+
+
+@torch.no_grad()
+def weigh(
+    sim_RC: Tensor, out_RC: Tensor, kin: Kin, policy: Policy
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """(R, C) log w_ij; y_ij, None: nothing is attracted; bool, the candidates that are kin after
+    `min_negatives`, None: none. `out_RC`: candidates that are never negatives."""
+    zero = sim_RC.new_zeros(())
+    out_RC = out_RC if kin.ignore is None else out_RC | kin.ignore
+    if kin.degree is None:
+        return torch.where(out_RC, OUT, zero), None, None
+    graded, attracts = kin.degree.is_floating_point(), policy.action == "attract"
+    kin_RC = (kin.degree > 0 if graded else kin.degree) & ~out_RC
+    degree = kin.degree.to(sim_RC.dtype) if graded else zero + 1
+    if attracts and policy.attracted_stay:
+        return torch.where(out_RC, OUT, zero), kin_RC * degree, kin_RC
+    removed = degree  # the share of their weight that kin lose
+    if policy.action == "eliminate":
+        removed = zero + 1
+    elif not attracts and not graded:
+        removed = zero + (1 - policy.kin_weight)
+    gone_RC = kin_RC & (removed > 1 - 8 * torch.finfo(sim_RC.dtype).eps)
+    kin_RC = kin_RC & ~spare(sim_RC, out_RC, gone_RC, policy.min_negatives)
+    log_w_RC = torch.where(kin_RC, torch.log1p(-removed).clamp(min=OUT), zero)
+    return log_w_RC.masked_fill_(out_RC, OUT), kin_RC * degree if attracts else None, kin_RC
+
+
+def spare(sim_RC: Tensor, out_RC: Tensor, gone_RC: Tensor, min_negatives: int) -> Tensor:
+    """(R, C) bool: kin that stay negatives, because their row would have fewer than
+    `min_negatives`.
+
+    They are the least similar ones. Ties, up to rounding, are treated alike, so that the order of
+    the candidates does not matter."""
+    number = min(min_negatives, sim_RC.shape[1])
+    if number == 0:
+        return torch.zeros_like(gone_RC)
+    gone_sim_RC = torch.where(gone_RC, sim_RC, torch.inf)
+    if number == 1:  # the default, and much faster
+        few_R1, cut_R1 = (out_RC | gone_RC).all(1, keepdim=True), gone_sim_RC.amin(1, keepdim=True)
+    else:
+        missing_R1 = number - (~(out_RC | gone_RC)).sum(1, keepdim=True)
+        least_RK = gone_sim_RC.topk(number, 1, largest=False).values
+        few_R1, cut_R1 = missing_R1 > 0, least_RK.gather(1, (missing_R1 - 1).clamp(0, number - 1))
+    cut_R1 = torch.where(few_R1, cut_R1 + 8 * torch.finfo(sim_RC.dtype).eps, OUT)
+    return gone_RC & (sim_RC <= cut_R1)
 
 
 @dataclass(frozen=True)
@@ -137,13 +197,8 @@ def block_loss(
     seen_RC, seen_RP = torch.where(out_RC, OUT, sim_RC.detach()), pos_RP.detach()
     if part.degree_RP is not None:
         seen_RP = seen_RP[:, :1]  # the first is the other view, the rest are retrieved keys
-    known = (
-        len(c) - out_bC.sum(1, dtype=torch.int32),
-        seen_RP,
-        part.guide_bG,
-        part.guide_CG,
-        part.prepared,
-    )
+    num_negatives_b = len(c) - out_bC.sum(1, dtype=torch.int32)
+    known = num_negatives_b, seen_RP, part.guide_bG, part.guide_CG, part.prepared
     block = Block(seen_RC, ids_b, part.ids_C, views, *known)
     levels = (Kin(),) if how.find is None else check_answer(how.find(block), block)
     labels = None if how.labels_N is None else (how.labels_N[ids_b], how.labels_N[part.ids_C])
@@ -174,7 +229,7 @@ class Outcome(NamedTuple):
     stats: Stats
     found: State  # (B, …)
     proposed: State  # (B, L)
-    t_grad: Tensor | None  # (A,) of each anchor's loss by its temperature, if each has one
+    t_grad: Tensor | None  # (A,) of each anchor's loss by its temperature, if that requires one
 
 
 def contrast(
@@ -201,9 +256,7 @@ def contrast(
     samples, number, each = len(pairs.ids), num_anchors or len(pairs.anchors), temperature.ndim == 1
     inputs = (pairs.anchors, pairs.candidates, pairs.positives, temperature, *parameters)
     by_row = [True, False, True, each, *(False for _ in parameters)]
-    wanted = [
-        torch.is_grad_enabled() and (x.requires_grad or (x is temperature and each)) for x in inputs
-    ]
+    wanted = [torch.is_grad_enabled() and x.requires_grad for x in inputs]
     grads = [torch.zeros_like(x) if want else None for x, want in zip(inputs, wanted, strict=True)]
     many = BLOCK_ENTRIES.get(temperature.device.type, MANY_ENTRIES) // len(pairs.candidates)
     step = max(1, (block_rows or many) // pairs.num_views)
@@ -222,10 +275,9 @@ def contrast(
         cuts = [cut(x, first) if own else x for x, own in zip(inputs, by_row, strict=True)]
         leaves = [x.detach().requires_grad_(want) for x, want in zip(cuts, wanted, strict=True)]
         ids_b, keys_b = cut(pairs.ids, first), cut(keys_B, first)
-        degree_RP, guide_bG = cut(pairs.degree, first), cut(pairs.guide, first)
-        part = Part(ids_b, keys_b, degree_RP, guide_bG, *known_C, pairs.num_views, prepared)
+        known_b = ids_b, keys_b, cut(pairs.degree, first), cut(pairs.guide, first)
         with torch.enable_grad():
-            loss, *noted = run(how, part, *leaves)
+            loss, *noted = run(how, Part(*known_b, *known_C, pairs.num_views, prepared), *leaves)
             loss = loss / number
         blocks.append((loss.detach(), *noted))
         if any(wanted):
@@ -237,7 +289,7 @@ def contrast(
     losses, counts, updates, proposed = zip(*blocks, strict=True)
     total: Tensor = _WithGradient.apply(torch.stack(losses).sum(), grads, *inputs)  # type: ignore[no-untyped-call]
     t_grad = None if grads[3] is None or not each else grads[3] * number
-    stats = Stats.from_counts(torch.stack(counts).sum(0))
+    stats = Stats(torch.stack(counts).sum(0))
     return Outcome(total, stats, _concat(updates), _concat(proposed), t_grad)
 
 

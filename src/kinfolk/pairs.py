@@ -1,4 +1,4 @@
-"""What is compared with what: anchors, candidates and positives, and one row block of them.
+"""What is compared with what, what a detector sees of it (`Block`), and what it answers (`Kin`).
 
 Dimension key: A anchors, B samples of the batch (A = B·V), V views, C candidates, D embedding,
 P positives per anchor, R rows of a block, b samples of a block (R = b·V), G guide embedding.
@@ -6,7 +6,9 @@ P positives per anchor, R rows of a block, b samples of a block (R = b·V), G gu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -14,6 +16,9 @@ from torch import Tensor
 OUT = -1e30
 """Stands for "not in the sum", as a similarity and as a log-weight. Finite, so that a row without
 negatives gives no NaN; a real similarity is never below −2."""
+Action = Literal["eliminate", "attract", "reweight"]
+ACTIONS: tuple[Action, ...] = get_args(Action)
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -22,12 +27,11 @@ class Pairs:
 
     Anchors are **sample-major**: rows `b * num_views` to `(b + 1) * num_views` belong to sample
     `ids[b]`. A candidate with the anchor's id (or group, if groups are given) is never its
-    negative. Positives are vectors, so they may come from a second view, a queue, a bank or
-    another tower."""
+    negative. Embeddings may have any norm."""
 
-    anchors: Tensor  # (A, D), any norm
-    candidates: Tensor  # (C, D), any norm; may be the same tensor as `anchors`
-    positives: Tensor  # (A, P, D), any norm
+    anchors: Tensor  # (A, D)
+    candidates: Tensor  # (C, D); may be the same tensor as `anchors`
+    positives: Tensor  # (A, P, D)
     ids: Tensor  # (B,) sample id of each group of `num_views` anchors
     candidate_ids: Tensor  # (C,)
     num_views: int = 1
@@ -35,9 +39,8 @@ class Pairs:
     candidate_groups: Tensor | None = None  # (C,)
     candidate_owners: Tensor | None = None  # (C,) the only sample it counts for; < 0: all
     unit_candidates: bool = False  # they have unit norm already, as those of a queue or a bank
-    degree: Tensor | None = (
-        None  # (A, P) of each positive: 1 attracted, 0 only repelled, < 0 absent
-    )
+    # (A, P) of each positive: 1 attracted, 0 only repelled, < 0 absent
+    degree: Tensor | None = None
     local_candidates: bool = False  # this rank's part of the batch, to be gathered from all ranks
     collected: Tensor | None = None  # (B·any, D) for `Detector.collect`; None: the anchors
     guide: Tensor | None = None  # (B, G) or (A, G), unit norm: embeddings of another model
@@ -57,10 +60,8 @@ class Pairs:
         rows, per_anchor = samples * self.num_views, self.positives.shape[1:2]
         shapes = {"anchors": (rows, size), "candidates": (number, size), "groups": (samples,)}
         shapes |= {"positives": (rows, *per_anchor, size), "degree": (rows, *per_anchor)}
-        shapes |= dict.fromkeys(
-            ("candidate_ids", "candidate_groups", "candidate_owners"), (number,)
-        )
-        for name, shape in shapes.items():
+        columns = ("candidate_ids", "candidate_groups", "candidate_owners")
+        for name, shape in {**shapes, **dict.fromkeys(columns, (number,))}.items():
             if (value := getattr(self, name)) is not None and value.shape != shape:
                 raise ValueError(
                     f"`{name}` (={tuple(value.shape)}) must have the shape {shape}: there are"
@@ -107,6 +108,60 @@ class Block:
         return values_b.repeat_interleave(self.num_views)
 
 
+@dataclass(frozen=True)
+class Kin:
+    """What a detector returns for a block: which candidates are kin, that is, false negatives.
+
+    Args:
+        degree: (R, C) bool, or degrees in [0, 1] where 0 means not kin. None: nothing is kin.
+        ignore: (R, C) bool, candidates to leave out although they are not kin. None: none.
+        update: name → (b, …) state to write after the step, one row for each sample of the block.
+    """
+
+    degree: Tensor | None = None
+    ignore: Tensor | None = None
+    update: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def above(block: Block, level: Tensor, degrees_from_R: Tensor | None = None) -> Tensor:
+    """(R, C) the candidates more similar than `level`, (R,) or (b,); with `block.degrees`, to the
+    degree (s − level) / (1 − level), where `degrees_from_R` is that level."""
+    sim_RC, rows = block.sim_RC, len(block.sim_RC) // len(level)
+    level_R = level.to(sim_RC.dtype).repeat_interleave(rows) if rows > 1 else level
+    kin_RC = sim_RC > level_R.to(sim_RC.dtype).clamp(min=-2).unsqueeze(1)
+    if not block.degrees:
+        return kin_RC
+    from_R = level_R if degrees_from_R is None else degrees_from_R
+    from_R1 = from_R.to(sim_RC.dtype).nan_to_num(nan=1.0).clamp(-1, 1).unsqueeze(1)
+    width_R1 = (1 - from_R1).clamp(min=torch.finfo(sim_RC.dtype).eps)
+    return ((sim_RC - from_R1) / width_R1).clamp(0, 1) * kin_RC
+
+
+def same_key(key_R: Tensor, key_C: Tensor) -> Tensor:
+    """(R, C) bool: candidates with the anchor's key. A key below 0 equals no other."""
+    return (key_R.unsqueeze(1) == key_C) & (key_C >= 0)
+
+
+def check_answer(answer: object, block: Block) -> tuple[Kin, ...]:
+    """The levels of a detector's answer. Refuses wrong types and shapes."""
+    levels, right = answer if isinstance(answer, tuple) else (answer,), tuple(block.sim_RC.shape)
+    for kin in levels or (answer,):
+        if not isinstance(kin, Kin):
+            raise TypeError(f"`find` must return a `Kin`, or a tuple of them; received {kin!r:.80}")
+        for name, value, floats in (("degree", kin.degree, FLOATS), ("ignore", kin.ignore, ())):
+            dtype, shape = getattr(value, "dtype", type(value)), getattr(value, "shape", ())
+            if value is not None and (shape != right or dtype not in (torch.bool, *floats)):
+                kind = f"{'bool or float' if floats else 'bool'} of the shape {right}"
+                raise ValueError(f"`{name}` of `Kin` (={dtype} {tuple(shape)}) must be {kind}")
+        for name, value in kin.update.items():
+            if not isinstance(value, Tensor) or value.shape[:1] != block.ids.shape:
+                raise ValueError(
+                    f"the update {name!r} (={getattr(value, 'shape', value)}) must have"
+                    f" {len(block.ids)} rows, one per sample"
+                )
+    return levels
+
+
 def integer_ids(ids: Tensor, device: torch.device | None = None, name: str = "ids") -> Tensor:
     """The ids as int64. Refuses other types: float32 cannot distinguish numbers above 2²⁴."""
     if not isinstance(ids, Tensor):
@@ -118,7 +173,6 @@ def integer_ids(ids: Tensor, device: torch.device | None = None, name: str = "id
 
 
 def is_integer(x: Tensor) -> bool:
-    """Whether its type is one of integers."""
     return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
 
 

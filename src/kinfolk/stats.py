@@ -10,7 +10,7 @@ Dimension key: P positives, C candidates, R = b·V rows of a block, b samples, V
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,11 @@ from kinfolk.pairs import Block
 NAN, UNIT = float("nan"), 1 << 20
 """A similarity or a rate of 1 in the sums, which are whole numbers: they come to the same in any
 order, and after a resume."""
+NUM_COUNTS = 11
+
+
+def _count(place: int) -> Any:
+    return property(lambda self: self.counts[place])
 
 
 def _rate(part: str, whole: str, unit: int = 1, needs: str | None = None) -> property:
@@ -33,22 +38,28 @@ def _rate(part: str, whole: str, unit: int = 1, needs: str | None = None) -> pro
     return property(read)
 
 
-@dataclass(frozen=True)
 class Stats:
     """Counts over pairs of an anchor and a negative, over anchors, and over pairs of an anchor and
-    a positive; and the rates that follow from them, NaN where nothing could be counted."""
+    a positive; and the rates that follow from them, NaN where nothing could be counted.
 
-    negatives: Tensor  # pairs that could have been flagged
-    flagged: Tensor  # pairs that were
-    judged: Tensor  # flagged pairs with both labels known
-    hits: Tensor  # judged pairs with equal labels
-    kin: Tensor  # pairs of negatives with equal known labels, flagged or not
-    kin_sum: Tensor  # sum of their similarities
-    anchors: Tensor  # labelled samples that were anchors, once for each level of a detector
-    precision_sum: Tensor  # sum of their precisions (1 with nothing flagged)
-    recall_sum: Tensor  # sum of their recalls (1 without false negatives)
-    positives: Tensor  # pairs of an anchor and a positive
-    positive_sum: Tensor  # sum of their similarities
+    Args:
+        counts: (11,) int64, in the order of the properties: what to sum over steps and ranks.
+    """
+
+    def __init__(self, counts: Tensor) -> None:
+        self.counts = counts
+
+    negatives = _count(0)  # pairs that could have been flagged
+    flagged = _count(1)  # pairs that were
+    judged = _count(2)  # flagged pairs with both labels known
+    hits = _count(3)  # judged pairs with equal labels
+    kin = _count(4)  # pairs of negatives with equal known labels, flagged or not
+    kin_sum = _count(5)  # sum of their similarities
+    anchors = _count(6)  # labelled samples that were anchors, once for each level of a detector
+    precision_sum = _count(7)  # sum of their precisions (1 with nothing flagged)
+    recall_sum = _count(8)  # sum of their recalls (1 without false negatives)
+    positives = _count(9)  # pairs of an anchor and a positive
+    positive_sum = _count(10)  # sum of their similarities
 
     share = _rate("flagged", "negatives")
     precision = _rate("hits", "judged")
@@ -73,16 +84,7 @@ class Stats:
 
     @classmethod
     def empty(cls, device: torch.device | str = "cpu") -> Stats:
-        return cls.from_counts(torch.zeros(len(fields(cls)), dtype=torch.int64, device=device))
-
-    @classmethod
-    def from_counts(cls, counts: Tensor) -> Stats:
-        """The inverse of `counts`."""
-        return cls(*counts.unbind())
-
-    def counts(self) -> Tensor:
-        """(11,) int64: what to sum over ranks."""
-        return torch.stack([getattr(self, field.name) for field in fields(self)])
+        return cls(torch.zeros(NUM_COUNTS, dtype=torch.int64, device=device))
 
     def detection(self) -> dict[str, float]:
         """The rates of detection by name, over pairs and per anchor."""
@@ -90,7 +92,7 @@ class Stats:
         return {"flagged": self.share, **{name: getattr(self, name) for name in names}}
 
     def __add__(self, other: Stats) -> Stats:
-        return Stats.from_counts(self.counts() + other.counts().to(self.negatives.device))
+        return Stats(self.counts + other.counts.to(self.counts.device))
 
     def __str__(self) -> str:
         """Such as "1.0 % of 65,024 negatives flagged, precision 0.79, recall 0.21"."""
@@ -107,41 +109,40 @@ def count(
     labels: tuple[Tensor, Tensor] | None,
     positives: bool = True,
 ) -> Tensor:
-    """(11,) int64 counts of one level of a block, in the order of the fields of `Stats`.
+    """(11,) int64 counts of one level of a block.
 
     Args:
         kin_RC: (R, C) bool, the flagged candidates; None: none.
         labels: (b,) of the samples and (C,) of the candidates, below 0 where unknown; None: none.
         positives: whether the positives are counted: once for all levels.
     """
-    sim_bVC = block.sim_bVC
+    sim_bVC, negatives = block.sim_bVC, block.num_per_sample.sum()
+    none = torch.zeros_like(negatives)
     kin_bVC = None if kin_RC is None else kin_RC.view(sim_bVC.shape)
-    none_b = torch.zeros_like(block.num_negatives_b, dtype=torch.float64)
-    none = none_b.sum()
+    flagged = none if kin_bVC is None else kin_bVC.count_nonzero()
+    by_label, pos = (none,) * 7, (none, none)
 
     def number(mask_bVC: Tensor) -> Tensor:
         """(b,) how many entries are True over all views of each sample."""
         return mask_bVC.sum((1, 2), dtype=torch.int32).double()
 
-    pos = (none, none)
-    if positives and block.pos_RP is not None:
-        pos = (none + block.pos_RP.numel(), _units(block.pos_RP))
-    flagged = none if kin_bVC is None else kin_bVC.count_nonzero()
-    judged_b, hits_b, kin = none_b, none_b, (none,) * 5
     if labels is not None:
         known_b = labels[0] >= 0
         known_b1C = (known_b.unsqueeze(1) & (labels[1] >= 0)).unsqueeze(1)
         same_b1C = known_b1C & (labels[0].view(-1, 1, 1) == labels[1])
         same_bVC = same_b1C & (sim_bVC > -2)
+        same_b = number(same_bVC)
+        judged_b = hits_b = torch.zeros_like(same_b)
         if kin_bVC is not None:
             judged_b, hits_b = number(kin_bVC & known_b1C), number(kin_bVC & same_bVC)
-        same_b, sim_b = number(same_bVC), torch.where(same_bVC, sim_bVC, 0.0).sum((1, 2))
         precision_b = torch.where(judged_b > 0, hits_b / judged_b.clamp(min=1), 1.0)
         recall_b = torch.where(same_b > 0, hits_b / same_b.clamp(min=1), 1.0)
+        similarity = _units(torch.where(same_bVC, sim_bVC, 0.0).sum((1, 2)))
         rates = _units(precision_b * known_b), _units(recall_b * known_b)
-        kin = (same_b.sum(), _units(sim_b), known_b.sum(), *rates)
-    counts = (block.num_per_sample.sum(), flagged, judged_b.sum(), hits_b.sum(), *kin, *pos)
-    return torch.stack([each.double() for each in counts]).to(torch.int64)
+        by_label = (judged_b.sum(), hits_b.sum(), same_b.sum(), similarity, known_b.sum(), *rates)
+    if positives and block.pos_RP is not None:
+        pos = (none + block.pos_RP.numel(), _units(block.pos_RP))
+    return torch.stack([each.long() for each in (negatives, flagged, *by_label, *pos)])
 
 
 def _units(values: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from kinfolk.cli import main
 from kinfolk.cli.lists import ACTIONS
 from kinfolk.detectors import DETECTORS
 from kinfolk.frameworks import FRAMEWORKS
-from kinfolk.kinship import ACTIONS as KNOWN
+from kinfolk.pairs import ACTIONS as KNOWN
 from kinfolk.training.settings import recipe_names
 
 

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from kinfolk.detectors import Detector
 from kinfolk.evaluation.detection import flagged
-from kinfolk.kinship import Kin
-from kinfolk.pairs import OUT, Block
+from kinfolk.pairs import OUT, Block, Kin
 
 
 def block_of(z: Tensor, ids: Tensor, num_views: int = 1) -> Block:

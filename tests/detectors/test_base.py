@@ -30,9 +30,8 @@ from kinfolk.detectors import (
 from kinfolk.detectors.base import InGuideSpace, Wrapped
 from kinfolk.evaluation.detection import flagged
 from kinfolk.frameworks import SimCLR
-from kinfolk.kinship import Kin, above
 from kinfolk.objectives import CLIPLoss, NTXentLoss
-from kinfolk.pairs import Block, Pairs
+from kinfolk.pairs import Block, Kin, Pairs, above
 from tests.detectors.blocks import levels, mask, random_block, step
 
 BLOCK = random_block(0, [0, 1, 2, 3])

@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 
 import kinfolk as kf
-from kinfolk.kinship import ACTIONS, Action
 from kinfolk.objectives import Objective
 from kinfolk.objectives.fastclip import RobustContrastLoss
+from kinfolk.pairs import ACTIONS, Action
 
 N, B = 10, 6
 
 
 def test_what_a_detector_is_made_of_is_public() -> None:
-    from kinfolk import detectors, kinship, pairs
+    from kinfolk import detectors, pairs
 
     assert kf.Detector is detectors.Detector
-    assert (kf.Kin, kf.Block) == (kinship.Kin, pairs.Block)
+    assert (kf.Kin, kf.Block) == (pairs.Kin, pairs.Block)
     assert {"Detector", "Kin", "Block", "register_detector"} <= set(kf.__all__) & set(dir(kf))
 
 

@@ -16,8 +16,8 @@ import kinfolk as kf
 from kinfolk import detectors, objectives
 from kinfolk.detectors import DETECTORS, Detector, register
 from kinfolk.frameworks.registry import Context, build_detector, detector_arguments, parse
-from kinfolk.kinship import Action
 from kinfolk.objectives.fastclip import RobustContrastLoss
+from kinfolk.pairs import Action
 
 MAIN = {"oracle": "labels", "guide": "features", "known": "pairs"}
 """The one argument of these detectors that may be given by position: what they are built around."""
@@ -148,7 +148,7 @@ def test_the_decorator_registers_name_paper_and_defaults() -> None:
 
 FILE = """
 from kinfolk.detectors.base import Detector, register
-from kinfolk.kinship import Kin, above
+from kinfolk.pairs import Kin, above
 
 
 @register("mine", "me, 2026", "nothing", action="attract")

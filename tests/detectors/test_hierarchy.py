@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.detectors import Hierarchy, StartAt
-from kinfolk.kinship import ACTIONS
 from kinfolk.objectives import NTXentLoss
+from kinfolk.pairs import ACTIONS
 from tests.detectors.blocks import kin, random_block
 from tests.ranks import end_rank, spawn
 

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from kinfolk.detectors import IFND, StartAt
 from kinfolk.detectors.ifnd import default_clusters
-from kinfolk.kinship import Action
 from kinfolk.objectives import CLIPLoss, NTXentLoss, SogCLRLoss
-from kinfolk.pairs import OUT, Block, Pairs
+from kinfolk.pairs import OUT, Action, Block, Pairs
 from tests.detectors.blocks import levels, mask, random_block
 from tests.ranks import end_rank, spawn
 from tests.reference import ifnd, losses

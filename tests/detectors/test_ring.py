@@ -14,9 +14,8 @@ from torch import Tensor
 from kinfolk.detectors import Graded, Ring
 from kinfolk.detectors.ring import draw, index
 from kinfolk.frameworks.registry import Context, build_detector, parse
-from kinfolk.kinship import ACTIONS, Action
 from kinfolk.objectives import NTXentLoss, SogCLRLoss
-from kinfolk.pairs import Block, Pairs
+from kinfolk.pairs import ACTIONS, Action, Block, Pairs
 from tests.cover import pairwise
 from tests.detectors.blocks import dropped, mask, random_block
 from tests.reference import ring as reference

@@ -11,8 +11,7 @@ from torch import Tensor
 
 import kinfolk as kf
 from kinfolk.detectors import Detector
-from kinfolk.kinship import ACTIONS, Action, Kin
-from kinfolk.pairs import Block
+from kinfolk.pairs import ACTIONS, Action, Block, Kin
 from tests.detectors.blocks import kin, random_block, step
 
 N = 8

@@ -18,8 +18,7 @@ from kinfolk.evaluation.detection import (
     mtpr_mtnr,
     threshold_error,
 )
-from kinfolk.kinship import Kin
-from kinfolk.pairs import Block
+from kinfolk.pairs import Block, Kin
 from tests.reference import kin as slow
 
 

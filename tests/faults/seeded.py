@@ -57,10 +57,10 @@ FAULTS = (
     ),
     Fault(
         "engine: reweighted kin keep the weight that they should lose",
-        "kinship.py",
+        "contrast.py",
         "(1 - policy.kin_weight)",
         "policy.kin_weight",
-        ["tests/test_kinship.py"],
+        ["tests/test_contrast_weights.py"],
     ),
     # losses
     Fault(

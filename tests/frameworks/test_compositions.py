@@ -22,8 +22,7 @@ from kinfolk.detectors.base import Answer, Detector
 from kinfolk.errors import UsageError
 from kinfolk.frameworks import FRAMEWORKS, Framework
 from kinfolk.frameworks.registry import Context, build, parse
-from kinfolk.kinship import ACTIONS
-from kinfolk.pairs import Block
+from kinfolk.pairs import ACTIONS, Block
 from kinfolk.seeding import generator
 
 NUM_SAMPLES, NUM_CLASSES, BATCH, EPOCHS, WARMUP = 36, 3, 18, 5, 1

@@ -134,7 +134,7 @@ def trained(
         optimizer.step()
         framework.after_step()
     out["state"] = {name: value.clone() for name, value in framework.state_dict().items()}
-    out["counts"] = framework.stats.counts()
+    out["counts"] = framework.stats.counts
     return out
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from kinfolk.detectors import GloFND, Oracle, StartAt
 from kinfolk.frameworks import CMC, IR
-from kinfolk.kinship import ACTIONS
 from kinfolk.models import SplitEncoder, SplitHead
+from kinfolk.pairs import ACTIONS
 from tests.frameworks.steps import assert_writes_nothing
 from tests.reference import multiview, queues
 
@@ -135,7 +135,7 @@ def test_each_direction_has_a_separate_detector(action: Any) -> None:
     assert [detector.epoch for detector in framework.detectors] == [3, 3]
     framework(*batch(0))
     light, colour = (objective.stats for objective in framework.objectives)
-    assert torch.equal(framework.stats.counts(), light.counts() + colour.counts())
+    assert torch.equal(framework.stats.counts, light.counts + colour.counts)
     assert framework.stats.kin > 0, "both know the labels"
     state = framework.state_dict()
     thresholds = [state[name] for name in state if name.endswith("threshold")]

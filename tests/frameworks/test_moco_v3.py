@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kinfolk.detectors import FNC, IFND, GloFND, Oracle
 from kinfolk.frameworks import MoCoV3
-from kinfolk.kinship import ACTIONS
+from kinfolk.pairs import ACTIONS
 from tests.reference import queues
 
 NUM_SAMPLES, BATCH, T = 20, 6, 0.3

@@ -14,8 +14,8 @@ from kinfolk.detectors.components import components
 from kinfolk.errors import UsageError
 from kinfolk.frameworks import SimCLR
 from kinfolk.frameworks.registry import Context, build, parse
-from kinfolk.kinship import Kin
 from kinfolk.objectives import NTXentLoss
+from kinfolk.pairs import Kin
 from tests.scripted import Scripted, same_class
 
 N, B = 20, 8

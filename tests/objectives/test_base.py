@@ -390,12 +390,12 @@ def test_another_thread_reads_complete_counts_during_a_step(
     loss_fn.set_eval_labels(torch.arange(6) % 3)
     z, ids, seen, stop = torch.randn(2, 6, 4), torch.arange(6), [], threading.Event()
     loss_fn(z[0], z[1], ids)
-    one_step = loss_fn.stats.counts().tolist()[:5]
+    one_step = loss_fn.stats.counts.tolist()[:5]
 
     def read() -> None:
         while not stop.is_set():
             stats = loss_fn.stats
-            seen.append((stats.counts().tolist()[:5], stats.detection()))
+            seen.append((stats.counts.tolist()[:5], stats.detection()))
 
     reader = threading.Thread(target=read)
     reader.start()

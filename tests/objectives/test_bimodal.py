@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.detectors import FNC, GloFND, Oracle
-from kinfolk.kinship import Action
 from kinfolk.objectives import CLIPLoss
+from kinfolk.pairs import Action
 from tests.cover import pairwise
 from tests.reference import bimodal
 from tests.scripted import Scripted, same_class
@@ -167,7 +167,7 @@ def test_counts_of_both_directions_add_up(action: Action) -> None:
         loss_fn.set_eval_labels(torch.arange(8) % 3)
         assert loss_fn(images, texts, torch.arange(8)).isfinite()
         assert torch.equal(
-            loss_fn.stats.counts(), loss_fn.image.stats.counts() + loss_fn.text.stats.counts()
+            loss_fn.stats.counts, loss_fn.image.stats.counts + loss_fn.text.stats.counts
         )
         assert int(loss_fn.stats.negatives) == 2 * 56
         assert 0 < loss_fn.stats.share < 1

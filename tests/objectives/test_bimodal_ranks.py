@@ -129,7 +129,7 @@ def two_steps(module: nn.Module, whole: Whole, batches: list[Batch]) -> dict[str
         out["loss"].append(loss.item())
         out["gradient"].append([p.grad.clone() for p in whole.parameters() if p.grad is not None])
     out["state"] = {name: value.clone() for name, value in whole.objective.state_dict().items()}
-    out["counts"] = whole.objective.stats.counts()
+    out["counts"] = whole.objective.stats.counts
     return out
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors import FNC, GloFND
-from kinfolk.kinship import Action
 from kinfolk.objectives import BimodalSogCLRLoss, CLIPLoss
+from kinfolk.pairs import Action
 from tests.reference import bimodal
 from tests.scripted import Scripted, everybody, same_class
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors import GloFND
-from kinfolk.kinship import Action
 from kinfolk.objectives import BimodalSogCLRLoss, FastCLIPLoss
+from kinfolk.pairs import Action
 from tests.cover import pairwise
 from tests.reference import bimodal
 from tests.scripted import Scripted, same_class

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors import FNC
-from kinfolk.kinship import Action, Kin
 from kinfolk.objectives import NTXentLoss
-from kinfolk.pairs import Pairs
+from kinfolk.pairs import Action, Kin, Pairs
 from tests.reference import losses
 from tests.scripted import Scripted, everybody, same_class
 

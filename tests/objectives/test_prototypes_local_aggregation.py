@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors import FNC, Oracle
-from kinfolk.kinship import Kin
 from kinfolk.objectives import LocalAggregationLoss, NTXentLoss
-from kinfolk.pairs import Pairs
+from kinfolk.pairs import Kin, Pairs
 from tests.reference import multiview
 from tests.scripted import Say, Scripted, same_class
 

@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.detectors import FNC, Oracle
-from kinfolk.kinship import ACTIONS
 from kinfolk.objectives import NTXentLoss, RelativeContrastLoss
-from kinfolk.pairs import Pairs
+from kinfolk.pairs import ACTIONS, Pairs
 from tests.reference import relative
 
 T, CRITERIA, QUEUE, BATCH = 0.3, 3, 14, 4

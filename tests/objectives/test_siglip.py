@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.kinship import Kin
 from kinfolk.objectives import SigLIPLoss
+from kinfolk.pairs import Kin
 from tests.scripted import Scripted, everybody, same_class
 
 B = 6

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors import GloFND, Oracle, StartAt
-from kinfolk.kinship import Action, Kin
 from kinfolk.objectives import NTXentLoss, SogCLRLoss
+from kinfolk.pairs import Action, Kin
 from tests.reference import losses
 from tests.scripted import Scripted, everybody, same_class
 

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors import Ring
-from kinfolk.kinship import ACTIONS, Action
 from kinfolk.objectives import FastCLIPLoss, NTXentLoss
 from kinfolk.objectives.base import READ_EVERY
-from kinfolk.pairs import two_views
+from kinfolk.pairs import ACTIONS, Action, two_views
 from tests.cover import cover
 from tests.methods import DETECTORS, LABELS, LOSSES, N
 from tests.pretended.device import AVAILABLE, LOG, OnDevice, on_device, pretended
@@ -98,7 +97,7 @@ def test_a_step_waits_for_nothing(loss: str, detector: str, action: Action) -> N
         for view, other in zip(views, moved, strict=True):
             assert isinstance(other.grad, OnDevice)
             torch.testing.assert_close(other.grad.held, view.grad, rtol=1e-4, atol=1e-6)
-    counts = [one.stats.counts() for one in (here, there)]
+    counts = [one.stats.counts for one in (here, there)]
     if detector != "ring, drawn":
         assert isinstance(counts[1], OnDevice)
         torch.testing.assert_close(counts[1].held[:5], counts[0][:5])

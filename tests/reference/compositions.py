@@ -28,7 +28,7 @@ from kinfolk.errors import KinfolkError
 from kinfolk.frameworks import FRAMEWORKS, Framework
 from kinfolk.frameworks.rcl import SupportFramework
 from kinfolk.frameworks.registry import Context, build, parse
-from kinfolk.kinship import ACTIONS
+from kinfolk.pairs import ACTIONS
 from tests.ranks import end_rank, spawn
 
 
@@ -315,7 +315,7 @@ def run(name: str, dtype: torch.dtype = torch.float64, rank: int | None = None) 
             out["gradient"].append(
                 {key: p.grad.clone() for key, p in params.items() if p.grad is not None}
             )
-            out["counts"].append(framework.stats.counts())
+            out["counts"].append(framework.stats.counts)
             optimizer.step()
             framework.after_step()
     out["state"] = {key: value.clone() for key, value in framework.state_dict().items()}

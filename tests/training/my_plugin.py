@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from kinfolk.detectors.base import Detector
-from kinfolk.kinship import Kin
-from kinfolk.pairs import Block
+from kinfolk.pairs import Block, Kin
 from kinfolk.plugins import register_detector
 
 

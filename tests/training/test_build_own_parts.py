@@ -18,8 +18,7 @@ import kinfolk as kf
 from kinfolk.detectors import DETECTORS
 from kinfolk.detectors.base import Detector
 from kinfolk.errors import UsageError
-from kinfolk.kinship import Kin
-from kinfolk.pairs import Block
+from kinfolk.pairs import Block, Kin
 from kinfolk.plugins import load_plugins, register_detector
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.load_run import open_run
@@ -178,7 +177,7 @@ class Wrong(Detector):
 def test_a_detector_with_wrong_answers_ends_the_training_with_a_sentence(
     tmp_path: Path, images: Any
 ) -> None:
-    """All wrong answers are in tests/test_kinship.py."""
+    """All wrong answers are in tests/test_contrast_weights.py."""
     sentence = (
         r"`degree` of `Kin` \(=torch.bool \(16, 32\)\) must be bool or float of the shape \(32,"
         r" 32\)"

@@ -43,7 +43,7 @@ def test_a_checkpoint_of_fewer_counts_begins_the_epoch_anew(tmp_path: Path) -> N
     metrics_log = MetricsLog(Run(tmp_path), [], 1)
     state = {"loss": torch.zeros(()), "steps": 3, "seconds": 1.0}
     metrics_log.load_state_dict({**state, "counts": torch.ones(9, dtype=torch.int64)})
-    assert torch.equal(metrics_log.counts, Stats.empty().counts())
-    kept = torch.arange(len(Stats.empty().counts()))
+    assert torch.equal(metrics_log.counts, Stats.empty().counts)
+    kept = torch.arange(len(Stats.empty().counts))
     metrics_log.load_state_dict({**state, "counts": kept})
     assert torch.equal(metrics_log.counts, kept)

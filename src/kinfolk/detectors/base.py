@@ -19,8 +19,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from kinfolk.errors import require
-from kinfolk.kinship import Action, Kin, check_answer
-from kinfolk.pairs import OUT, Block
+from kinfolk.pairs import OUT, Action, Block, Kin, check_answer
 from kinfolk.stores.per_sample import Exact, check_num_samples
 
 Space = Literal["projected", "features"]

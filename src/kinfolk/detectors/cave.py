@@ -15,8 +15,7 @@ from kinfolk.clustering.labels import PseudoLabels
 from kinfolk.detectors.base import Detector, register
 from kinfolk.detectors.shared_labels import cluster_again, same_cluster
 from kinfolk.errors import require
-from kinfolk.kinship import Kin
-from kinfolk.pairs import Block
+from kinfolk.pairs import Block, Kin
 
 
 @register("cave", "Wu et al., ICLR 2021, appendix F", "clusters, refreshed each epoch")

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors.base import Detector, register
-from kinfolk.kinship import Kin, same_key
-from kinfolk.pairs import OUT, Block
+from kinfolk.pairs import OUT, Block, Kin, same_key
 
 _CHUNK_ELEMENTS = 1 << 22
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from kinfolk.detectors.base import Bound, Detector, register
 from kinfolk.errors import require, warn_if_most_are_flagged
-from kinfolk.kinship import Kin, above
-from kinfolk.pairs import OUT, Block
+from kinfolk.pairs import OUT, Block, Kin, above
 
 
 @register("fnc", "Huynh et al., WACV 2022", "alpha, top_k or min_similarity")

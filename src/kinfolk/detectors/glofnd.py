@@ -15,8 +15,7 @@ from kinfolk.detectors import thresholds
 from kinfolk.detectors.base import Bound, Detector, register
 from kinfolk.detectors.thresholds import Init, Rule, ThresholdRule
 from kinfolk.errors import require, warn_if_most_are_flagged
-from kinfolk.kinship import Kin, above
-from kinfolk.pairs import Block
+from kinfolk.pairs import Block, Kin, above
 from kinfolk.stores import PerSample
 
 

@@ -24,8 +24,7 @@ from torch.nn import functional
 from kinfolk.detectors.base import Detector, guide_similarities, register
 from kinfolk.detectors.positive_margin import level_below
 from kinfolk.errors import UsageError, require, warn_if_most_are_flagged
-from kinfolk.kinship import Kin
-from kinfolk.pairs import OUT, Block
+from kinfolk.pairs import OUT, Block, Kin
 
 
 @runtime_checkable

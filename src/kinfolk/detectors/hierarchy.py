@@ -18,8 +18,7 @@ from kinfolk.clustering.dbscan import Radii, count_levels, dbscan, require_finit
 from kinfolk.clustering.hierarchy import OnlineHierarchy, level_figures
 from kinfolk.detectors.base import Detector, register
 from kinfolk.errors import require
-from kinfolk.kinship import Kin, same_key
-from kinfolk.pairs import Block
+from kinfolk.pairs import Block, Kin, same_key
 
 
 @register("hierarchy", "Tang et al., ECCV 2022", "one DBSCAN of all samples")

@@ -25,8 +25,7 @@ from kinfolk.clustering.labels import (
 )
 from kinfolk.detectors.base import Answer, Detector, Space, register
 from kinfolk.errors import require, require_choice
-from kinfolk.kinship import Kin, same_key
-from kinfolk.pairs import Block
+from kinfolk.pairs import Block, Kin, same_key
 from kinfolk.stores.per_sample import Collected, size_differs
 
 Source = Literal["pass", "bank"]

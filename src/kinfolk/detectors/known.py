@@ -27,8 +27,7 @@ from kinfolk.errors import (
     utf8_key,
 )
 from kinfolk.files import first_line
-from kinfolk.kinship import Kin
-from kinfolk.pairs import Block, is_integer
+from kinfolk.pairs import Block, Kin, is_integer
 
 
 @register("known", "pairs found beforehand, as by `kinfolk audit`", "pairs (--known-kin FILE)")

@@ -15,8 +15,7 @@ from kinfolk.clustering.labels import PseudoLabels
 from kinfolk.detectors.base import Detector, Space, register
 from kinfolk.detectors.shared_labels import cluster_again, same_cluster
 from kinfolk.errors import require, require_choice
-from kinfolk.kinship import Kin
-from kinfolk.pairs import Block
+from kinfolk.pairs import Block, Kin
 
 PAPER_SIZE = 43
 """Samples per cluster in the paper: 30,000 clusters of ImageNet's 1.28 million images."""

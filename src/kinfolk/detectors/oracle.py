@@ -13,8 +13,7 @@ from torch import Tensor
 
 from kinfolk.detectors.base import Detector, register
 from kinfolk.errors import UsageError
-from kinfolk.kinship import Kin, same_key
-from kinfolk.pairs import Block, is_integer
+from kinfolk.pairs import Block, Kin, is_integer, same_key
 
 
 @register("oracle", "true labels; attracted: Khosla et al., NeurIPS 2020", "labels")

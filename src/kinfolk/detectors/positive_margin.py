@@ -14,8 +14,7 @@ from torch import Tensor
 
 from kinfolk.detectors.base import Detector, register
 from kinfolk.errors import require
-from kinfolk.kinship import Kin, above
-from kinfolk.pairs import Block
+from kinfolk.pairs import Block, Kin, above
 
 
 @register(

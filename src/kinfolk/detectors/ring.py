@@ -32,8 +32,7 @@ from kinfolk.detectors.base import Bound, Detector, register
 from kinfolk.detectors.ring_learned import Boundaries
 from kinfolk.detectors.shared_labels import cluster_again, same_cluster
 from kinfolk.errors import require, require_choice
-from kinfolk.kinship import Kin, above
-from kinfolk.pairs import Block
+from kinfolk.pairs import Block, Kin, above
 from kinfolk.stores.per_sample import Exact, to_device
 
 Bounds = Literal["exact", "learned"]

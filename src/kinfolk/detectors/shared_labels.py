@@ -8,8 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from kinfolk.clustering.labels import PseudoLabels
-from kinfolk.kinship import same_key
-from kinfolk.pairs import Block
+from kinfolk.pairs import Block, same_key
 
 
 def same_cluster(clusters: PseudoLabels, block: Block) -> Tensor:

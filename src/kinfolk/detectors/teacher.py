@@ -13,8 +13,7 @@ import torch
 
 from kinfolk.detectors.base import Detector, guide_similarities, register
 from kinfolk.errors import require
-from kinfolk.kinship import Kin
-from kinfolk.pairs import Block
+from kinfolk.pairs import Block, Kin
 
 
 @register(

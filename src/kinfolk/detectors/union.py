@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.detectors.base import Answer, Detector, Space
-from kinfolk.kinship import Kin
-from kinfolk.pairs import Block
+from kinfolk.pairs import Block, Kin
 
 Value = TypeVar("Value")
 

@@ -20,8 +20,7 @@ from torch.nn import functional
 
 from kinfolk.detectors.thresholds import batch_quantile
 from kinfolk.errors import KinfolkError, show_progress
-from kinfolk.kinship import Kin, above
-from kinfolk.pairs import OUT, Block
+from kinfolk.pairs import OUT, Block, Kin, above
 from kinfolk.stats import Stats, count
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ class DetectionQuality:
         levels = [flagged(kin, block) for kin in (found if isinstance(found, tuple) else (found,))]
         for kin_RC in levels:
             counts = count(block, kin_RC, (labels_N[block.ids], labels_C))
-            self.stats = self.stats + Stats.from_counts(counts)
+            self.stats = self.stats + Stats(counts)
         pairs = ((levels[0], same_RC), (~levels[0], known_RC & ~same_RC))
         for place, (right_RC, of_RC) in enumerate(pairs):
             number_R = of_RC.sum(1)

@@ -16,8 +16,8 @@ from kinfolk.detectors import DETECTORS, Graded, StartAt, StopAt
 from kinfolk.detectors.base import Detector
 from kinfolk.errors import UsageError, did_you_mean
 from kinfolk.frameworks import FRAMEWORKS, Framework
-from kinfolk.kinship import ACTIONS, Action
 from kinfolk.objectives import NTXentLoss
+from kinfolk.pairs import ACTIONS, Action
 
 _SET_BY_TRAINING = {
     "self",

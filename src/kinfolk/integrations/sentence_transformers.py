@@ -245,7 +245,7 @@ class KinfolkLoss(nn.Module):
     def metrics(self) -> dict[str, Tensor]:
         """What a trainer logs: the share of negatives flagged, and the temperature."""
         objectives = self.loss.objectives[: None if self.both_directions else 1]
-        counts = torch.stack([each.stats.counts() for each in objectives]).sum(0)
+        counts = torch.stack([each.stats.counts for each in objectives]).sum(0)
         flagged = counts[1] / counts[0].clamp(min=1)  # a tensor: the host does not wait
         found = {"flagged": flagged} if self.detectors else {}
         learned = self.loss.learned

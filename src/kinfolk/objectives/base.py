@@ -16,6 +16,7 @@ from kinfolk.contrast import (
     BlockLoss,
     Contrast,
     Outcome,
+    Policy,
     Rows,
     State,
     block_loss,
@@ -24,8 +25,7 @@ from kinfolk.contrast import (
 )
 from kinfolk.detectors.base import Detector
 from kinfolk.errors import require
-from kinfolk.kinship import ACTIONS, Action, Policy
-from kinfolk.pairs import Pairs, integer_ids, two_views
+from kinfolk.pairs import ACTIONS, Action, Pairs, integer_ids, two_views
 from kinfolk.stats import Stats
 from kinfolk.stores.per_sample import (
     check_ids,

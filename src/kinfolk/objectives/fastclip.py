@@ -76,7 +76,7 @@ class RobustContrastLoss(AveragedLoss):
         if self.individual_lr is None:
             return super().anchor_temperature(pairs)
         own: Tensor = self.store.temperature[pairs.ids].to(pairs.anchors.dtype)
-        return own.repeat_interleave(pairs.num_views)
+        return own.repeat_interleave(pairs.num_views).requires_grad_()
 
     def row_loss(self, rows: Rows) -> tuple[Tensor, State]:
         t, weight, pull = rows.t, rows.weight(), rows.pull(self.own_weight)

@@ -23,11 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk import distributed
-from kinfolk.contrast import Contrast, Rows, State, contrast
+from kinfolk.contrast import Contrast, Policy, Rows, State, contrast
 from kinfolk.errors import require
-from kinfolk.kinship import Action, Policy
 from kinfolk.objectives.base import Objective, unit
-from kinfolk.pairs import OUT, Pairs
+from kinfolk.pairs import OUT, Action, Pairs
 
 
 class PrototypeCrossEntropy(nn.Module):

@@ -43,7 +43,7 @@ class MetricsLog(pl.Callback):
         self.run, self.measurements, self.log_every = run, measurements, log_every
         self.row: dict[str, float] = {}
         self.loss = torch.zeros((), dtype=torch.float64)
-        self.counts = Stats.empty().counts()
+        self.counts = Stats.empty().counts
         self.shares: dict[str, Tensor] = {}
         self.steps, self.seconds = 0, 0.0
         self._warned: set[str] = set()
@@ -70,7 +70,7 @@ class MetricsLog(pl.Callback):
         assert isinstance(module, TrainingModule)
         loss = outputs["loss"].detach() * trainer.accumulate_grad_batches  # Lightning divided it
         self.loss += loss.double()
-        self.counts += module.framework.stats.counts().to(self.counts.device)
+        self.counts += module.framework.stats.counts.to(self.counts.device)
         for name, share in module.framework.step_shares.items():
             share = share.to(self.counts.device)
             self.shares[name] = self.shares[name] + share if name in self.shares else share
@@ -83,7 +83,7 @@ class MetricsLog(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         assert isinstance(module, TrainingModule)
         finished = trainer.current_epoch + 1
-        stats = Stats.from_counts(_summed(self.counts).cpu())
+        stats = Stats(_summed(self.counts).cpu())
         row = {
             "epoch": finished,
             "step": trainer.global_step,
@@ -157,7 +157,7 @@ class MetricsLog(pl.Callback):
         first = not dist.is_initialized() or dist.get_rank() == 0
         # an earlier version had fewer counts
         kept = first and state["counts"].shape == self.counts.shape
-        self.counts = state["counts"] if kept else Stats.empty().counts()
+        self.counts = state["counts"] if kept else Stats.empty().counts
         shares: dict[str, Tensor] = state.get("shares", {})
         self.shares = {name: share * first for name, share in shares.items()}
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kinfolk.contrast import Policy, weigh
 from kinfolk.detectors.base import Detector
-from kinfolk.kinship import ACTIONS, Action, Kin, Policy, above, check_answer, same_key, weigh
 from kinfolk.objectives import NTXentLoss, SogCLRLoss
-from kinfolk.pairs import OUT, Block
+from kinfolk.pairs import ACTIONS, OUT, Action, Block, Kin, above, check_answer, same_key
 from tests.cover import pairwise
 from tests.detectors.blocks import random_block
 from tests.reference import weights
@@ -97,7 +97,7 @@ def test_the_order_of_candidates_does_not_decide_which_negatives_are_kept(
         )
         loss = loss_fn(views[0], views[1], ids)
         (gradient,) = torch.autograd.grad(loss, views)
-        found.append((loss, gradient[:, ids.argsort()], loss_fn.stats.counts()))
+        found.append((loss, gradient[:, ids.argsort()], loss_fn.stats.counts))
     torch.testing.assert_close(found[0][:2], found[1][:2])
     assert torch.equal(found[0][2], found[1][2])
 
@@ -150,7 +150,7 @@ def test_kin_above_a_level_and_ignored_below_another(
         )
         loss = loss_fn(x[0], x[1])
         (gradient,) = torch.autograd.grad(loss, x)
-        found.append((loss, gradient, loss_fn.stats.counts()))
+        found.append((loss, gradient, loss_fn.stats.counts))
     torch.testing.assert_close(found[0], found[1])
     assert found[0][0].isfinite()
     unit = torch.nn.functional.normalize(torch.stack((z[0], z[1]), 1).flatten(0, 1), dim=1)
@@ -215,7 +215,7 @@ def test_kin_by_keys_or_by_a_list_are_kin_as_a_mask(action: Action) -> None:
     )
     for other in others:
         assert torch.equal(masked(z[0], z[1]), other(z[0], z[1]))
-        assert torch.equal(masked.stats.counts(), other.stats.counts())
+        assert torch.equal(masked.stats.counts, other.stats.counts)
 
 
 def test_wrong_answers_of_a_detector_are_refused() -> None:
