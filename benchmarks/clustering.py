@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfolk.data.augmentation.views import Views
+from kinfolk.data.views import Views
 from kinfolk.detectors import IFND
 from kinfolk.embedding import embed
 from kinfolk.evaluation.detection import label_nmi, mtpr_mtnr

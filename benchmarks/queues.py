@@ -38,7 +38,7 @@ from timing import memory as process_memory
 from torch import Tensor
 
 import kinfolk as kf
-from kinfolk.data.augmentation.views import Views
+from kinfolk.data.views import Views
 from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.models import build_encoder, projection_head
 from kinfolk.objectives import NTXentLoss

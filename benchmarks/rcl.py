@@ -22,7 +22,7 @@ from timing import interleaved, median, verdict
 from torch import Tensor
 
 from kinfolk.clustering import OnlineHierarchy
-from kinfolk.data.augmentation.views import Views
+from kinfolk.data.views import Views
 from kinfolk.detectors import Hierarchy as Detector
 from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.models import build_encoder, projection_head

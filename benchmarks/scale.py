@@ -461,7 +461,7 @@ def measure_start(files: int) -> None:
 
     from PIL import Image
 
-    from kinfolk.data.folder import open_folder
+    from kinfolk.data.open_source import open_folder
     from kinfolk.data.stream import StreamSource
 
     buffer = io.BytesIO()

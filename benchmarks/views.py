@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from kinfolk.data.augmentation.views import IMAGENET_MEAN, IMAGENET_STD, Views
+from kinfolk.data.views import IMAGENET_MEAN, IMAGENET_STD, Views
 
 Run = Callable[[], int]  # makes views and says how many
 

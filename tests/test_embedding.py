@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kinfolk.data.augmentation.views import Views
+from kinfolk.data.views import Views
 from kinfolk.embedding import embed, evaluating
 from kinfolk.errors import KinfolkError
 from tests.data.images import PixelData

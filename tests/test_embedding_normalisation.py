@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kinfolk.data.augmentation.views import Views
+from kinfolk.data.views import Views
 from kinfolk.embedding import normalise_by
 from tests.data.images import PixelData
 

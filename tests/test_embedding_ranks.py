@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from kinfolk.data.augmentation.views import Views
+from kinfolk.data.views import Views
 from kinfolk.embedding import embed, embed_in_parts
 from tests.ranks import end_rank, spawn
 from tests.test_embedding import Framework, Images

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from kinfolk import distributed
-from kinfolk.data.augmentation.views import Views
+from kinfolk.data.images import Returning, Transfer, transfer_batches
 from kinfolk.data.labels import TEST_SPLITS
-from kinfolk.data.transfer import Returning, Transfer, transfer_batches
+from kinfolk.data.views import Views
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.seeding import generator
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.data.augmentation.views import Views
+from kinfolk.data.views import Views
 from kinfolk.errors import KinfolkError
 from kinfolk.evaluation.gradient_training import finetune, tuning
 from kinfolk.models import build_encoder

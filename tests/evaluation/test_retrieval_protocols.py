@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kinfolk.data.augmentation.views import Views
 from kinfolk.data.images import ImageData
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
 from kinfolk.data.text import every_caption, train_tokenizer
+from kinfolk.data.views import Views
 from kinfolk.errors import UsageError
 from kinfolk.evaluation.retrieval import Towers, evaluated_ids, run_retrieval, run_zero_shot
 from kinfolk.models.weights import Pair

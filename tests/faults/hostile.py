@@ -309,7 +309,7 @@ def _excluded(path: Path) -> object:
 
 
 def _hierarchy(path: Path) -> object:
-    from kinfolk.data.class_hierarchy import open_hierarchy
+    from kinfolk.data.labels import open_hierarchy
 
     return open_hierarchy(path)
 

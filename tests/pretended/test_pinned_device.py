@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.data.transfer import Transfer, transfer_batches
+from kinfolk.data.images import Transfer, transfer_batches
 
 SECOND = torch.device("cuda:1")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from kinfolk.data.augmentation.views import Views
+from kinfolk.data.views import Views
 from kinfolk.detectors import GloFND
 from kinfolk.frameworks.simclr import SogCLRFramework
 from kinfolk.training.config import TrainConfig

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from kinfolk.data.augmentation.views import Views
+from kinfolk.data.views import Views
 from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.training.config import TrainConfig, TrainerConfig
 from kinfolk.training.loader import BatchLoader

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kinfolk.data.augmentation.views import Views
-from kinfolk.data.transfer import Transfer
+from kinfolk.data.images import Transfer
+from kinfolk.data.views import Views
 from kinfolk.embedding import embed
 from kinfolk.training.loader import BatchLoader
 from tests.pretended.device import AVAILABLE, CUDA, LOG, OnDevice, pretended

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.data.augmentation.views import Views
+from kinfolk.data.views import Views
 from tests.pretended.device import AVAILABLE, LOG, on_device, pretended
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="the pretended device needs g++")

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import kinfolk as kf
-from kinfolk.data.augmentation.views import Views
+from kinfolk.data.views import Views
 from kinfolk.embedding import embed
 from kinfolk.report.curves import batch_levels, bounds_of, exact_levels, level_panels
 from kinfolk.report.gallery import Compared, embed_samples, find_kin

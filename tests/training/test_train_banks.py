@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kinfolk.cli import main
-from kinfolk.data.augmentation.views import Views
+from kinfolk.data.views import Views
 from kinfolk.errors import UsageError
 from kinfolk.models import SplitEncoder, load_encoder
 from kinfolk.training.checkpoint import read_checkpoint

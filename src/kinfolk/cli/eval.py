@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from kinfolk.data.augmentation.views import Views
     from kinfolk.data.images import ImageData
+    from kinfolk.data.views import Views
     from kinfolk.embedding import Parts
     from kinfolk.training.load_run import OpenedRun
 

@@ -1,10 +1,14 @@
-"""The prepared data set: pixels, labels and aspect ratios by sample id."""
+"""The prepared data set: pixels, labels and aspect ratios by sample id; and its batches on their
+way to the training device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
@@ -123,3 +127,148 @@ class ImageData:
         rows, samples = ids.cpu().numpy(), self.samples
         widths = torch.from_numpy(samples.widths[rows].astype(np.float32))
         return widths / torch.from_numpy(samples.heights[rows].astype(np.float32))
+
+
+# Batches on their way to the training device: read ahead in threads, pinned, and copied and
+# prepared on a separate stream while the batch before is computed. On a CPU nothing is copied.
+
+Batch = dict[str, Any]
+
+
+class Sent(NamedTuple):
+    """A batch with its tensors on the device, and the event after which they may be used there."""
+
+    batch: Batch
+    event: Any
+
+
+def _map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
+    return {k: change(value) if isinstance(value, Tensor) else value for k, value in batch.items()}
+
+
+@final
+class Transfer:
+    """Copies batches to a device. `prepare` is called with each batch there, e.g. to make its
+    views, and returns the batch to hand out."""
+
+    def __init__(
+        self, device: torch.device, prepare: Callable[[Batch], Batch] | None = None
+    ) -> None:
+        self.device, self.prepare = device, prepare
+        # Pinned memory and streams are CUDA's; other devices get plain copies.
+        self.has_streams = device.type == "cuda" and torch.cuda.is_available()
+        self.stream = torch.cuda.Stream(device) if self.has_streams else None  # type: ignore[no-untyped-call]
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether it pays to send a batch before the one before it is finished."""
+        return self.device.type != "cpu"
+
+    def enter_thread(self) -> None:
+        """Called first in every thread that reads batches: it starts with GPU 0 as its device, so
+        pinning would make every rank hold a context there."""
+        if self.has_streams:
+            torch.cuda.set_device(self.device)
+
+    def pin(self, batch: Batch) -> Batch:
+        """The batch in pinned memory, from which a copy need not wait."""
+        return _map_tensors(batch, Tensor.pin_memory) if self.has_streams else batch
+
+    def send(self, batch: Batch) -> Sent:
+        """Starts copying and preparing the batch; returns at once on a GPU."""
+        with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
+            if self.device.type != "cpu":
+                batch = _map_tensors(batch, lambda x: x.to(self.device, non_blocking=True))
+            if self.prepare is not None:
+                batch = self.prepare(batch)
+            event = None if self.stream is None else self.stream.record_event()
+        return Sent(batch, event)
+
+    def receive(self, sent: Sent) -> Batch:
+        """The batch, for use on the current stream, which waits for it (the host does not)."""
+        if sent.event is not None:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(sent.event)
+            for value in sent.batch.values():
+                if isinstance(value, Tensor):
+                    value.record_stream(current)  # its memory was allocated on the other stream
+        return sent.batch
+
+
+def transfer_batches(
+    read: Callable[[int], Batch], steps: Sequence[int], transfer: Transfer, threads: int
+) -> Generator[Batch, None, None]:
+    """The batches `read(step)` of all `steps`, in order, on the device; `threads` are read at a
+    time."""
+    todo = deque(steps)
+    with ThreadPoolExecutor(threads, "kinfolk-batches", transfer.enter_thread) as reader:
+        reading: deque[Future[Batch]] = deque()
+        ahead: deque[Sent] = deque()
+
+        def fetch(step: int) -> Batch:
+            return transfer.pin(read(step))
+
+        def fill() -> None:
+            while todo and len(reading) < threads:
+                reading.append(reader.submit(fetch, todo.popleft()))
+
+        def take() -> Sent:
+            batch = reading.popleft().result()
+            fill()
+            return transfer.send(batch)
+
+        fill()
+        try:
+            while ahead or reading:
+                sent = ahead.popleft() if ahead else take()
+                if transfer.is_ahead and reading and reading[0].done():
+                    ahead.append(take())
+                yield transfer.receive(sent)
+        finally:
+            for each in reading:
+                each.cancel()
+
+
+@final
+class HostCopy:
+    """A copy of a device tensor on its way to the host; `value` waits for it, and for nothing
+    else."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        tensor = tensor.detach()
+        self._event: Any = None
+        if tensor.device.type == "cuda" and torch.cuda.is_available():
+            self._copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._copy.copy_(tensor, non_blocking=True)
+            self._event = torch.cuda.current_stream(tensor.device).record_event()
+        else:
+            self._copy = tensor.to("cpu", non_blocking=tensor.device.type == "cuda")
+
+    def value(self) -> Tensor:
+        if self._event is not None:
+            self._event.synchronize()
+        return self._copy
+
+
+@final
+class Returning:
+    """Takes results from a device to the host, one batch behind, so that the host waits only for
+    what is finished. `write` is called with the tensors of each batch."""
+
+    def __init__(self, write: Callable[..., object]) -> None:
+        self.write = write
+        self._pending: list[HostCopy] = []
+
+    def add(self, *results: Tensor) -> None:
+        """Starts copying the results, and writes those that were added before them."""
+        copies = [HostCopy(result) for result in results]
+        self.finish()
+        self._pending = copies
+        if all(result.device.type == "cpu" for result in results):
+            self.finish()
+
+    def finish(self) -> None:
+        """Writes the last results."""
+        pending, self._pending = self._pending, []
+        if pending:
+            self.write(*(copy.value() for copy in pending))

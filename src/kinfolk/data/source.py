@@ -15,7 +15,17 @@ from typing import Any, TypeVar, final
 import numpy.typing as npt
 
 from kinfolk.data.decode import Place, digest, read_bytes
-from kinfolk.data.labels import Caption, encode_labels, same_type, split_name, usable_captions
+from kinfolk.data.labels import (
+    CIFAR100,
+    SUPERCLASSES,
+    Caption,
+    Hierarchy,
+    encode_labels,
+    open_hierarchy,
+    same_type,
+    split_name,
+    usable_captions,
+)
 from kinfolk.data.sample_table import (
     Samples,
     annotation_difference,
@@ -67,7 +77,7 @@ class Source(ABC):
     """Whether its samples are text pairs instead of images; see `text`."""
 
     class_of_label: Sequence[int] | None = None
-    """The class that replaces each label; see `class_hierarchy`."""
+    """The class that replaces each label; see `at_depth`."""
 
     def __init__(
         self,
@@ -265,6 +275,42 @@ def read_excluded(path: Path) -> list[str]:
         raise KinfolkError(
             f"`{path}` is not a readable list of samples ({first_line(error)})"
         ) from error
+
+
+# Labels at a depth of a hierarchy
+
+
+def at_depth(source: AnySource, hierarchy: str | None, depth: int | None) -> AnySource:
+    """The source with labels at `depth` of `hierarchy`; unchanged if neither is given."""
+    if hierarchy is None and depth is None:
+        return source
+    if hierarchy is None or depth is None:
+        raise UsageError("`hierarchy` and `depth` must be given together")
+    tree, found = open_hierarchy(hierarchy), copy.copy(source)
+    found.class_of_label, found.classes = tree.at(_classes(source, tree), depth)
+    return found
+
+
+def _classes(source: Source, hierarchy: Hierarchy) -> list[str]:
+    """The names of the source's classes or, without names, the numbers of its labels; those of
+    CIFAR-100 are the places of its class names in alphabetical order."""
+    if source.classes is not None:
+        return source.classes
+    labels = [item.label for item in source.items() if item.label is not None]
+    if not labels:
+        raise UsageError(
+            f"{source.name} has no labels that a hierarchy could replace; give labelled data"
+        )
+    names = [str(number) for number in range(max(labels) + 1)]
+    if hierarchy.name == CIFAR100:
+        fine = sorted(name for members in SUPERCLASSES.values() for name in members)
+        if len(names) > len(fine):
+            raise KinfolkError(
+                f"{source.name} has the label {names[-1]}, and CIFAR-100 has 100 classes; use"
+                " another hierarchy"
+            )
+        names = fine[: len(names)]
+    return names
 
 
 # Changes since a run began

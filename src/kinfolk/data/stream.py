@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from kinfolk.data.decode import Place, Read, read_bytes
-from kinfolk.data.folder import open_folder
 from kinfolk.data.images import ImageData
+from kinfolk.data.open_source import open_folder
 from kinfolk.data.prepare import add_to_quarantine, one_writer
 from kinfolk.data.sample_table import Places, Samples
 from kinfolk.data.shards import expand, find_shards, index_shards

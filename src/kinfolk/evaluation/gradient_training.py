@@ -223,7 +223,7 @@ def tuning(name: str, fraction: float) -> dict[str, Any]:
 
 
 class Augmenting(Preparation, Protocol):
-    """The interface needed of the views, such as `kinfolk.data.augmentation.views.Views`."""
+    """The interface needed of the views, such as `kinfolk.data.views.Views`."""
 
     def __call__(
         self,

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kinfolk.data.augmentation.views import Views
+from kinfolk.data.views import Views
 from kinfolk.detectors import GloFND
 from kinfolk.embedding import Divided, Parts, divide, embed
 from kinfolk.errors import KinfolkError, UsageError

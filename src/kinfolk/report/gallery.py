@@ -34,8 +34,8 @@ from kinfolk.training.run_folder import Run
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from kinfolk.data.augmentation.views import Views
     from kinfolk.data.images import ImageData
+    from kinfolk.data.views import Views
     from kinfolk.detectors import Detector
     from kinfolk.evaluation.retrieval import Towers
     from kinfolk.frameworks import Framework

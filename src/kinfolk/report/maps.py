@@ -22,8 +22,8 @@ from kinfolk.seeding import generator
 from kinfolk.training.epoch_end import Snapshot
 
 if TYPE_CHECKING:
-    from kinfolk.data.augmentation.views import Views
     from kinfolk.data.images import ImageData
+    from kinfolk.data.views import Views
 
 
 NUM_SAMPLES = 6

@@ -13,7 +13,6 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from kinfolk.data.augmentation.views import Views
 from kinfolk.data.images import ImageData
 from kinfolk.data.labels import captions_of
 from kinfolk.data.sample_table import Samples
@@ -28,6 +27,7 @@ from kinfolk.data.text import (
     require_captions,
     train_tokenizer,
 )
+from kinfolk.data.views import Views
 from kinfolk.detectors import Guide
 from kinfolk.detectors.base import Detector
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError

@@ -26,8 +26,8 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import nn
 
 from kinfolk import distributed
-from kinfolk.data.augmentation.views import Views
-from kinfolk.data.transfer import HostCopy
+from kinfolk.data.images import HostCopy
+from kinfolk.data.views import Views
 from kinfolk.embedding import evaluating
 from kinfolk.errors import InterruptedRunError, KinfolkError, plural, short
 from kinfolk.files import (

@@ -11,11 +11,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kinfolk.data.augmentation.presets import augmentations
-from kinfolk.data.augmentation.views import Views
 from kinfolk.data.open_source import typical_side
+from kinfolk.data.presets import augmentations
 from kinfolk.data.sample_table import Samples
 from kinfolk.data.text import every_caption
+from kinfolk.data.views import Views
 from kinfolk.detectors import DETECTORS
 from kinfolk.errors import KinfolkWarning, UsageError, warn_about_dropped_settings
 from kinfolk.frameworks import FRAMEWORKS

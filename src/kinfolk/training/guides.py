@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.clustering.patch_features import PatchFeatures
-from kinfolk.data.augmentation.views import Views
 from kinfolk.data.images import ImageData
 from kinfolk.data.sample_table import samples_digest
+from kinfolk.data.views import Views
 from kinfolk.detectors.guide import read_features
 from kinfolk.embedding import embed
 from kinfolk.errors import KinfolkError, UsageError, short

@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from kinfolk.data.augmentation.views import Views
 from kinfolk.data.images import ImageData
 from kinfolk.data.prepare import prepare
 from kinfolk.data.sample_table import Samples, key_difference, samples_digest
 from kinfolk.data.text import PairTexts, TextData, Tokenizer, read_tokenizer
+from kinfolk.data.views import Views
 from kinfolk.detectors.base import Detector
 from kinfolk.embedding import Preparation, embed
 from kinfolk.errors import KinfolkError, UsageError, short

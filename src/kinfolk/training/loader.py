@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from kinfolk.data.images import Transfer, transfer_batches
 from kinfolk.data.stream import StreamedPixels, StreamOrder
-from kinfolk.data.transfer import Transfer, transfer_batches
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.seeding import generator
 

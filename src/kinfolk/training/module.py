@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from kinfolk import distributed
-from kinfolk.data.transfer import Transfer
+from kinfolk.data.images import Transfer
 from kinfolk.errors import KinfolkError
 from kinfolk.frameworks.base import Framework
 from kinfolk.frameworks.moco import MomentumCopy

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from kinfolk import distributed
-from kinfolk.data.images import ImageData
+from kinfolk.data.images import ImageData, Returning
 from kinfolk.data.text import NumberedTexts
-from kinfolk.data.transfer import Returning
 from kinfolk.embedding import (
     embed,
     embed_in_parts,

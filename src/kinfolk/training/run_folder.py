@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from kinfolk.data.class_hierarchy import at_depth
 from kinfolk.data.images import ImageData
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare, read_quarantine, summary, write_quarantine
 from kinfolk.data.sample_table import Samples, samples_digest
-from kinfolk.data.source import Source, check_unchanged, exclude
+from kinfolk.data.source import Source, at_depth, check_unchanged, exclude
 from kinfolk.data.stream import StreamSource
 from kinfolk.data.text import PairTexts, TextData, read_pairs
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, plural, short

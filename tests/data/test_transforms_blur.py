@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kinfolk.data.augmentation.transforms import CUT, apply_blur, blur_matrices, taps_for
+from kinfolk.data.transforms import CUT, apply_blur, blur_matrices, taps_for
 from tests.reference import augmentation as reference
 
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.data.augmentation import transforms
-from kinfolk.data.augmentation import views as views_module
-from kinfolk.data.augmentation.presets import PRESETS
-from kinfolk.data.augmentation.transforms import NUM_UNIFORM, draw
-from kinfolk.data.augmentation.views import IMAGENET_MEAN, IMAGENET_STD, Views
+from kinfolk.data import transforms
+from kinfolk.data import views as views_module
+from kinfolk.data.presets import PRESETS
+from kinfolk.data.transforms import NUM_UNIFORM, draw
+from kinfolk.data.views import IMAGENET_MEAN, IMAGENET_STD, Views
 from kinfolk.errors import UsageError
 from tests.reference import augmentation as reference
 

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfolk.data.augmentation import transforms
-from kinfolk.data.augmentation.presets import SMALL, Augmentation, Value, augmentations
-from kinfolk.data.augmentation.transforms import (
+from kinfolk.data import transforms
+from kinfolk.data.presets import SMALL, Augmentation, Value, augmentations
+from kinfolk.data.transforms import (
     CUT,
     LAB_MEAN,
     LAB_STD,

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate, one_hot
 
-from kinfolk.data.augmentation.presets import Augmentation
+from kinfolk.data.presets import Augmentation
 
 LARGE = 64 * 64  # pixels per image from which a CPU resizes images one by one
 

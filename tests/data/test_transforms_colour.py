@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.data.augmentation.transforms import jitter, recolour, to_grey
+from kinfolk.data.transforms import jitter, recolour, to_grey
 from tests.reference import augmentation as reference
 
 NEVER, ALWAYS = torch.tensor([False]), torch.tensor([True])

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from kinfolk.data.arrays import ArraySource
-from kinfolk.data.class_hierarchy import SUPERCLASSES, Hierarchy, at_depth, open_hierarchy
+from kinfolk.data.labels import SUPERCLASSES, Hierarchy, open_hierarchy
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
+from kinfolk.data.source import at_depth
 from kinfolk.errors import KinfolkError, UsageError
 
 ANIMALS = "child,parent\ndog,mammal\ncat,mammal\nmammal,chordate\ngoldfish,chordate\nchordate,animal\nsnail,animal\n"  # noqa: E501

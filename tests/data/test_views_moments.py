@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.data.augmentation.presets import Augmentation, augmentations
-from kinfolk.data.augmentation.transforms import NUM_UNIFORM, Draws, draw
-from kinfolk.data.augmentation.views import Views
+from kinfolk.data.presets import Augmentation, augmentations
+from kinfolk.data.transforms import NUM_UNIFORM, Draws, draw
+from kinfolk.data.views import Views
 from tests.reference import augmentation as reference
 
 NUM = 20_000

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kinfolk.data.augmentation.presets import PRESETS, Augmentation, augmentations
+from kinfolk.data.presets import PRESETS, Augmentation, augmentations
 from kinfolk.errors import UsageError
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from kinfolk.data.augmentation.transforms import (
+from kinfolk.data.transforms import (
     NUM_TRIES,
     box_weights,
     centred_boxes,

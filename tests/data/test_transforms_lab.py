@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.data.augmentation.transforms import LAB_MEAN, LAB_STD, from_lab, to_lab
-from kinfolk.data.augmentation.views import Views
+from kinfolk.data.transforms import LAB_MEAN, LAB_STD, from_lab, to_lab
+from kinfolk.data.views import Views
 from kinfolk.errors import UsageError
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kinfolk.data.augmentation.views import Views
+from kinfolk.data.views import Views
 
 
 def made(weak: tuple[int, ...], **settings: Any) -> torch.Tensor:
