@@ -49,10 +49,10 @@ def copy_of(image: Image.Image, kind: str, random: np.random.Generator) -> Image
 def by_audit(folder: Path, _: list[Image.Image]) -> Pairs:
     """Pairs within the groups of `kf.audit`."""
     import kinfolk as kf
-    from kinfolk.auditing.inputs import open_input
+    from kinfolk.auditing.inputs import read_input
 
-    with open_input(folder, progress=False) as found:
-        groups = kf.audit(found.features, 0.01, images=found.images).groups
+    found = read_input(folder, progress=False)
+    groups = kf.audit(found.features, 0.01, images=found.images).groups
     pairs: Pairs = set()
     for group in np.unique(groups["group"]):
         pairs |= set(combinations(sorted(groups["sample"][groups["group"] == group].tolist()), 2))

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from labelled_features import load
 
-from kinfolk.auditing.survey import ALPHAS, kin_share, kin_share_range, measure_standing_out
+from kinfolk.auditing.similarities import ALPHAS, kin_share, kin_share_range, measure_standing_out
 from kinfolk.features import Features
 
 DRAWS = 400

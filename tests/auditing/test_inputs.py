@@ -15,7 +15,7 @@ import torch
 from safetensors.numpy import save_file
 
 import kinfolk as kf
-from kinfolk.auditing.inputs import open_input, read_column
+from kinfolk.auditing.inputs import read_column, read_input
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.features import Features, open_features
 
@@ -149,7 +149,6 @@ def test_what_else_may_be_wrong(tmp_path: Path) -> None:
 def test_labels_from_every_kind_of_file(tmp_path: Path) -> None:
     names = ["cat", "dog", "", "cat"]
     np.save(tmp_path / "y.npy", np.asarray(names))
-    np.savez(tmp_path / "y.npz", x=np.zeros(2), labels=np.asarray(names))
     pq.write_table(pa.table({"id": range(4), "label": names}), tmp_path / "y.parquet")
     (tmp_path / "y.csv").write_text(
         "id,label\n" + "".join(f"{i},{name}\n" for i, name in enumerate(names))
@@ -158,7 +157,7 @@ def test_labels_from_every_kind_of_file(tmp_path: Path) -> None:
         "label\tid\n" + "".join(f"{name}\t{i}\n" for i, name in enumerate(names))
     )
     (tmp_path / "y.txt").write_text("\n".join(names))
-    for suffix in ("npy", "npz", "parquet", "csv", "tsv", "txt"):
+    for suffix in ("npy", "parquet", "csv", "tsv", "txt"):
         assert [str(label) for label in read_column(tmp_path / f"y.{suffix}").values] == names, (
             suffix
         )
@@ -209,20 +208,20 @@ def test_keys_and_labels_next_to_the_features_are_found(tmp_path: Path) -> None:
         pa.table({"id": range(6), "key": [f"{i}.png" for i in range(6)], "label": list("ababab")}),
         tmp_path / "x.parquet",
     )
-    with open_input(tmp_path / "x.npy") as found:
-        assert list(found.keys or ()) == [f"{i}.png" for i in range(6)]
-        assert found.labels == list("ababab")
+    found = read_input(tmp_path / "x.npy")
+    assert list(found.keys or ()) == [f"{i}.png" for i in range(6)]
+    assert found.labels == list("ababab")
     (tmp_path / "y.csv").write_text(
         "key,label\n" + "".join(f"{i}.png,{i}\n" for i in reversed(range(6)))
     )
-    with open_input(tmp_path / "x.npy", labels=tmp_path / "y.csv") as found:
-        assert found.labels == list("012345")
+    found = read_input(tmp_path / "x.npy", labels=tmp_path / "y.csv")
+    assert found.labels == list("012345")
 
 
 def test_features_of_sentences_get_the_commands_of_text_pairs(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", X[:20])
     (tmp_path / "t.txt").write_text("".join(f"question {i}\n" for i in range(20)))
-    with open_input(tmp_path / "x.npy", texts=tmp_path / "t.txt") as found:
-        assert (found.origin.framework, found.origin.captions, found.views) == ("pairs", True, 1)
-    with open_input(tmp_path / "x.npy") as found:
-        assert (found.origin.framework, found.origin.captions, found.views) == ("simclr", False, 2)
+    found = read_input(tmp_path / "x.npy", texts=tmp_path / "t.txt")
+    assert (found.origin.framework, found.origin.captions, found.views) == ("pairs", True, 1)
+    found = read_input(tmp_path / "x.npy")
+    assert (found.origin.framework, found.origin.captions, found.views) == ("simclr", False, 2)

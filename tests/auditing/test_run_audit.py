@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import kinfolk as kf
-from kinfolk.auditing import search
-from kinfolk.auditing.survey import batch_lines, kin_shares
+from kinfolk.auditing import similarities
+from kinfolk.auditing.similarities import batch_lines, kin_shares
 from kinfolk.errors import KinfolkError, UsageError
 from tests.reference import audit as reference
 
@@ -29,10 +29,10 @@ def clustered(
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and samples of columns so small that a few hundred samples take the way of many."""
-    monkeypatch.setattr(search, "ROWS", 16)
-    monkeypatch.setattr(search, "COLUMNS", 37)
-    monkeypatch.setattr(search, "TILE_COLUMNS", 41)
-    monkeypatch.setattr(search, "SAMPLED", 64)
+    monkeypatch.setattr(similarities, "ROWS", 16)
+    monkeypatch.setattr(similarities, "COLUMNS", 37)
+    monkeypatch.setattr(similarities, "TILE_COLUMNS", 41)
+    monkeypatch.setattr(similarities, "SAMPLED", 64)
 
 
 @pytest.mark.parametrize("alpha", [0.02, 0.1, 0.5])
@@ -75,8 +75,8 @@ def test_brackets_tiles_and_threads_change_nothing(alpha: float, workers: int) -
         listed = found.pairs[found.pairs["anchor"] == i]
         best = np.sort(others[others > level + 1e-6])[::-1][:7]
         np.testing.assert_allclose(listed["similarity"][: len(best)], best, atol=1e-6)
-    point = found.survey.point(alpha)
-    assert len(found.survey.anchors) == 333
+    point = found.curve.at(alpha)
+    assert found.curve.num_anchors == 333
     assert (found.precision, found.recall, found.f1) == pytest.approx(
         (point.precision, point.recall, point.f1), abs=1e-3
     )
@@ -128,7 +128,7 @@ def test_without_labels_nothing_is_counted_as_right_or_wrong() -> None:
     found = kf.audit(clustered(50)[0], 0.1)
     assert np.isnan([found.precision, found.recall, found.f1, found.kin_share]).all()
     assert found.best_alpha is None
-    assert found.survey.curve == ()
+    assert found.curve.points == ()
 
 
 def test_batches_go_by_the_labels_and_are_no_larger_than_the_data() -> None:
@@ -142,7 +142,6 @@ def test_batches_go_by_the_labels_and_are_no_larger_than_the_data() -> None:
     assert found.kin_share == pytest.approx(np.mean(shares))
     assert line.negatives == 8
     assert line.per_anchor == pytest.approx(8 * found.kin_share)
-    assert line.per_batch == pytest.approx(10 * line.per_anchor)
     assert line.chance == pytest.approx(np.mean([1 - (1 - share) ** 4 for share in shares]))
     (whole,) = kf.audit(x, 0.1).batches
     assert whole.batch_size == 20
@@ -200,8 +199,9 @@ def test_save_writes_tables_summary_and_page(tmp_path: Path) -> None:
     pairs = pq.read_table(out / "pairs.parquet")
     assert pairs.column_names == ["anchor", "kin", "similarity", "rank", "anchor_key", "kin_key"]
     assert pairs["kin_key"].to_pylist() == [f"{i}.png" for i in found.pairs["kin"]]
-    for name in ("groups", "hubs", "outliers", "mislabels", "thresholds"):
-        assert "key" in pq.read_table(out / f"{name}.parquet").column_names, name
+    for name in ("groups", "hubs", "mislabels"):
+        assert "key" in pc.read_csv(out / f"{name}.csv").column_names, name
+    assert "key" in pq.read_table(out / "thresholds.parquet").column_names
     assert (
         pairs["kin"].to_pylist()
         == found.pairs["kin"].tolist()
@@ -209,7 +209,7 @@ def test_save_writes_tables_summary_and_page(tmp_path: Path) -> None:
     )
     thresholds = pq.read_table(out / "thresholds.parquet")
     assert thresholds["threshold"].to_numpy().tolist() == found.thresholds.tolist()
-    assert pq.read_table(out / "groups.parquet")["sample"].to_pylist()[:2] == [3, 7]
+    assert pc.read_csv(out / "groups.csv")["sample"].to_pylist()[:2] == [3, 7]
     summary = json.loads((out / "summary.json").read_text())
     assert summary["f1"] == found.f1
     assert (out / "audit.html").stat().st_size > 100_000
@@ -227,9 +227,7 @@ def test_save_writes_tables_summary_and_page(tmp_path: Path) -> None:
         UsageError, match=r"has the pairs of 82 samples, but there are 90 training samples"
     ):
         kf.Known(num_samples=90, pairs=str(out / "pairs.parquet"))
-    assert not (out / "curve.csv").exists(), (
-        "an earlier audit's curve does not stay beside another's pairs"
-    )
+    assert not (out / "mislabels.csv").exists(), "that of an earlier audit does not stay"
     assert not list(out.glob("*.partial"))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import kinfolk as kf
-from kinfolk.auditing.survey import CLEAR, kin_share, kin_share_range
+from kinfolk.auditing.similarities import CLEAR, kin_share, kin_share_range
 from kinfolk.auditing.verdict import verdict
 from tests.auditing.test_run_audit import clustered
 

@@ -181,7 +181,7 @@ def test_no_alpha_is_suggested_at_which_most_flags_are_wrong() -> None:
     x, labels = features(0.45)
     limited = kf.audit(x, 0.02, labels)
     assert limited.best_alpha is not None
-    at = {point.alpha: point for point in limited.survey.curve}
+    at = {point.alpha: point for point in limited.curve.points}
     highest = max(at.values(), key=lambda point: point.f1)
     assert highest.precision < 0.5 <= at[limited.best_alpha].precision
     assert limited.best_alpha == max(alpha for alpha, point in at.items() if point.precision >= 0.5)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.auditing.inputs import open_input
+from kinfolk.auditing.inputs import read_input
 from kinfolk.cli import main
 from kinfolk.detectors import Guide
 from kinfolk.errors import KinfolkError, UsageError
@@ -146,16 +146,13 @@ def test_a_model_guides_with_its_positives(tmp_path: Path) -> None:
 
 def test_an_audit_embeds_texts_with_a_sentence_model(tmp_path: Path) -> None:
     data, folder = table(tmp_path / "t.csv"), saved(tmp_path / "model", True)
-    with open_input(data, encoder=f"st/{folder}", progress=False) as found:
-        assert np.shape(found.features) == (16, 16)
-        assert found.texts is not None
-        assert found.texts[0] == sentence(0, 4, 7)
-        assert found.labels == [i % 4 for i in range(16)]
-    with (
-        pytest.raises(UsageError, match="embeds texts, and `digits` holds images"),
-        open_input("digits", encoder=f"st/{folder}", progress=False),
-    ):
-        pass
+    found = read_input(data, encoder=f"st/{folder}", progress=False)
+    assert np.shape(found.features) == (16, 16)
+    assert found.texts is not None
+    assert found.texts[0] == sentence(0, 4, 7)
+    assert found.labels == [i % 4 for i in range(16)]
+    with pytest.raises(UsageError, match="embeds texts, and `digits` holds images"):
+        read_input("digits", encoder=f"st/{folder}", progress=False)
 
 
 def test_a_folder_that_is_no_model(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-// Sections that only the audit has: groups of duplicates, doubtful labels, outliers and hubs.
+// Sections that only the audit has: groups of duplicates, doubtful labels and hubs.
 (() => {
   const shown = page.read("gallery");
   const groups = document.getElementById("group-cards");
@@ -10,8 +10,6 @@
     card.append(page.make("h3", "", `${group.kind}, ${group.size} samples${more}`), members);
     return card;
   }));
-  const outliers = document.getElementById("outlier-cards");
-  if (outliers) outliers.append(...shown.outliers.map(([i, note]) => page.sample(i, note)));
   const mislabels = document.getElementById("mislabel-cards");
   if (mislabels) mislabels.append(...shown.mislabels.map(([i, note]) => {
     const figure = page.sample(i);

@@ -1,4 +1,5 @@
-"""What `kinfolk audit` is given: features, a run or images, and labels, keys and texts of the rows.
+"""Reads what `kinfolk audit` is given: features, a run, images or texts, and labels, keys and texts
+of the rows.
 
 Dimension key: N data set.
 """
@@ -8,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,14 +22,14 @@ import numpy as np
 from kinfolk.auditing.page import Thumbnails
 from kinfolk.auditing.verdict import UNKNOWN, Provenance
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, short
-from kinfolk.features import SUFFIXES, Ints, choose_key, open_features
+from kinfolk.features import SUFFIXES, Ints, open_features
 from kinfolk.files import first_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kinfolk.data.images import ImageData
-    from kinfolk.training.config import TrainConfig
+    from kinfolk.data.source import Source
     from kinfolk.training.load_run import OpenedRun
 
 GUIDES = (".npy", ".safetensors")
@@ -46,7 +46,7 @@ KEY_COLUMNS = ("key", "file", "filename", "file_name", "path", "image")
 
 @dataclass(frozen=True)
 class AuditInput:
-    """What an audit works on: features (a path or an array), and what is known of their rows.
+    """Features (a path or an array) to audit, and what is known of their rows.
 
     Args:
         origin: where samples and features come from, for the words and commands of the verdict.
@@ -62,9 +62,14 @@ class AuditInput:
     origin: Provenance = UNKNOWN
     views: int = 2
 
+    def num_rows(self, key: str | None) -> int:
+        if self.keys is not None:
+            return len(self.keys)
+        is_file = isinstance(self.features, str | os.PathLike)
+        return len(open_features(self.features, key) if is_file else self.features)
 
-@contextlib.contextmanager
-def open_input(
+
+def read_input(
     given: str | os.PathLike[str],
     *,
     images: str | None = None,
@@ -77,8 +82,8 @@ def open_input(
     as_images: bool = False,
     workers: int | None = None,
     progress: bool = True,
-) -> Iterator[AuditInput]:
-    """Opens features, a run or images, and joins labels, keys and texts from files.
+) -> AuditInput:
+    """Reads features, a run or images, and joins labels, keys and texts from files.
 
     Args:
         given: a file of features, a run folder, or images (anything that `kinfolk train --data`
@@ -96,58 +101,38 @@ def open_input(
     if images is not None and (not is_file or path.is_dir()):
         what = "a run, which has its own images" if is_run else "a folder of images"
         raise UsageError(f"`{data}` is {what}; leave out --images")
-    with tempfile.TemporaryDirectory(prefix="kinfolk-audit-") as cache:
-        if encoder is None and not is_run:
+    options: dict[str, Any] = {
+        "labels_from_folders": labels_from_folders,
+        "workers": workers,
+        "progress": progress,
+    }
+    if encoder is None and is_run:
+        found = _embed_by_run(path, None, **options)
+    elif encoder is not None and encoder.startswith("st/"):
+        found = _embed_texts(data, encoder, progress)
+    else:
+        if encoder is None:
             _require_encoder_for_texts(path, "--guide" if as_images else "--encoder")
-        if is_run and encoder is None:
-            found = _embed_by_run(path, None, False, None, progress)
-        elif encoder is not None and encoder.startswith("st/"):
-            found = _embed_texts(data, encoder, progress)
-        elif is_file or (not path.exists() and data != "digits" and not as_images):
+        if is_file or (not path.exists() and data != "digits" and not as_images):
             found = _open_features(path, key)
             if images is not None:
-                options = {"workers": workers, "cache_dir": Path(cache), "progress": progress}
-                found = _with_images_of_rows(found, key, images, labels_from_folders, options)
+                found = _add_images(found, key, images, **options)
         else:
-            found = _embed_images(data, encoder, labels_from_folders, workers, progress)
-        yield _add_columns(found, labels, keys, texts, key)
-
-
-def class_names(images: ImageData, number: int) -> list[Any] | None:
-    """Labels of the first samples, as names if the classes have names; None without labels."""
-    labels, classes = images.samples.labels, images.samples.classes
-    if labels is None or not (labels[:number] >= 0).any():
-        return None
-    names = [classes[label] if classes else int(label) for label in labels[:number].clip(0)]
-    return [None if label < 0 else name for label, name in zip(labels, names, strict=False)]
-
-
-def _add_columns(
-    found: AuditInput, labels: Path | None, keys: Path | None, texts: Path | None, key: str | None
-) -> AuditInput:
-    """Joins the files with the samples: by key where both have keys, otherwise by row."""
+            found = _embed_images(data, encoder, **options)
     if keys is not None:
-        values = read_column(keys, "--keys", KEY_COLUMNS).values
-        found = replace(found, keys=[str(value) for value in values])
-    if labels is None and texts is None:
-        return found
-    num = _num_rows(found.features, key) if found.keys is None else len(found.keys)
+        names = read_column(keys, "--keys", KEY_COLUMNS).values
+        found = replace(found, keys=[str(name) for name in names])
     if labels is not None:
         column = read_column(labels, "--labels", LABEL_COLUMNS)
-        found = replace(found, labels=align(column, found.keys, num))
+        found = replace(found, labels=align(column, found.keys, found.num_rows(key)))
     if texts is not None:
-        values = align(read_column(texts, "--texts", TEXT_COLUMNS), found.keys, num)
+        column = read_column(texts, "--texts", TEXT_COLUMNS)
+        values = align(column, found.keys, found.num_rows(key))
         found = replace(found, texts=["" if text is None else str(text) for text in values])
         if found.images is None and found.origin.data is None:  # sentences of unknown origin
             origin = replace(found.origin, framework="pairs", captions=True)
             found = replace(found, origin=origin, views=1)
     return found
-
-
-def _num_rows(features: Any, key: str | None) -> int:
-    return len(
-        open_features(features, key) if isinstance(features, str | os.PathLike) else features
-    )
 
 
 # ---- a file of features
@@ -157,19 +142,20 @@ def _open_features(path: Path, key: str | None) -> AuditInput:
     """Features from a file, with keys, labels and origin as `kinfolk embed` recorded them."""
     suffix = path.suffix.lower()
     table = path if suffix in TABLES else path.with_suffix(".parquet") if suffix == ".npy" else None
-    keys, labels, origin = None, None, UNKNOWN
+    found = AuditInput(path)
     if table is not None and table.is_file():
         # pyarrow's errors are of these kinds
         with contextlib.suppress(KinfolkError, OSError, ValueError):
-            keys, labels, origin = _read_table_of(table)
+            found = _read_table(path, table)
+        keys = found.keys
         unusable = keys is None or len(set(keys)) < len(keys)
-        if unusable or (table != path and len(keys or ()) != _num_rows(path, key)):
-            keys = labels = None
+        if unusable or (table != path and found.num_rows(None) != AuditInput(path).num_rows(key)):
+            found = replace(found, keys=None, labels=None)
     guide = str(path) if suffix in GUIDES else None
-    return AuditInput(path, labels, keys, origin=replace(origin, guide=guide))
+    return replace(found, origin=replace(found.origin, guide=guide))
 
 
-def _read_table_of(path: Path) -> tuple[list[str] | None, list[Any] | None, Provenance]:
+def _read_table(features: Path, path: Path) -> AuditInput:
     """Keys, labels and origin of features in a table; each may be unknown."""
     from kinfolk.data.table import read_columns
 
@@ -179,8 +165,7 @@ def _read_table_of(path: Path) -> tuple[list[str] | None, list[Any] | None, Prov
 
         schema = pq.read_schema(path)
         names = [name for name in (*KEY_COLUMNS, *LABEL_COLUMNS) if name in schema.names]
-        read = pq.read_table(path, columns=names, partitioning=None)
-        table = {name: read[name].to_pylist() for name in names}
+        table = pq.read_table(path, columns=names, partitioning=None).to_pydict()
         with contextlib.suppress(KeyError, TypeError, ValueError):  # not written by `embed`
             origin = Provenance(**json.loads((schema.metadata or {})[ORIGIN.encode()]))
     else:
@@ -189,16 +174,13 @@ def _read_table_of(path: Path) -> tuple[list[str] | None, list[Any] | None, Prov
     labels = next((table[name] for name in LABEL_COLUMNS if name in table), None)
     if labels is not None and all(label is None or label == "" for label in labels):
         labels = None
-    return keys, labels, origin
+    return AuditInput(features, labels, keys, origin=origin)
 
 
-def _with_images_of_rows(
-    found: AuditInput,
-    key: str | None,
-    images: str,
-    labels_from_folders: bool,
-    options: dict[str, Any],
+def _add_images(
+    found: AuditInput, key: str | None, images: str, labels_from_folders: bool, **options: Any
 ) -> AuditInput:
+    """The features with the images of their rows."""
     from kinfolk.data.open_source import open_source
     from kinfolk.data.prepare import prepare
 
@@ -210,7 +192,7 @@ def _with_images_of_rows(
             f"{len(data.quarantine):,} images of `{images}` can't be read (the first is {refused}:"
             f" {reason}); remove them and their rows of the features, or leave out --images"
         )
-    number = _num_rows(found.features, key)
+    number = replace(found, keys=None).num_rows(key)
     if number != len(data):
         raise UsageError(
             f"--images (={images}) has {len(data):,} images and `{found.features}` has {number:,}"
@@ -221,7 +203,6 @@ def _with_images_of_rows(
             f"the images in `{images}` are not those of the table of `{found.features}`, or have"
             " another order; give the data that the features were computed from"
         )
-    labels = class_names(data, len(data))
     recorded = found.origin
     # the samples that `embed` recorded keep the options of their data
     same = recorded.data is not None and Path(recorded.data).resolve() == Path(images).resolve()
@@ -229,27 +210,19 @@ def _with_images_of_rows(
         recorded,
         data=images,
         labels_from_folders=labels_from_folders or (same and recorded.labels_from_folders),
-        has_labels=labels is not None or (same and recorded.has_labels),
     )
-    return replace(
-        found,
-        labels=found.labels if labels is None else labels,
-        keys=data.samples.keys,
-        images=data,
-        thumbnails=Thumbnails(data, source),
-        origin=origin,
-    )
+    added = _from_images(found.features, data, source, origin)
+    if added.labels is None:
+        origin = replace(origin, has_labels=same and recorded.has_labels)
+        added = replace(added, labels=found.labels, origin=origin)
+    return added
 
 
 # ---- runs, images and texts
 
 
 def _embed_by_run(
-    path: str | Path,
-    data: str | None,
-    labels_from_folders: bool,
-    workers: int | None,
-    progress: bool,
+    path: str | Path, data: str | None, labels_from_folders: bool, **options: Any
 ) -> AuditInput:
     """The training samples of a run, or of other `data`, embedded by its encoder. An image with
     several captions is one sample, with all of them as its text."""
@@ -258,11 +231,9 @@ def _embed_by_run(
     from kinfolk.training.load_run import open_run
     from kinfolk.training.run_folder import Run, open_data
 
-    opened = open_run(path)
+    opened, progress = open_run(path), options["progress"]
     opened.encoder()  # a run without a model is refused before any image is read
-    images = opened.data(
-        data, labels_from_folders=labels_from_folders, workers=workers, progress=progress
-    )
+    images = opened.data(data, labels_from_folders=labels_from_folders, **options)
     origin = run_origin(opened, data)
     if data is not None:
         origin = replace(origin, labels_from_folders=labels_from_folders)
@@ -291,28 +262,24 @@ def _embed_by_run(
 
 def run_origin(opened: OpenedRun, data: str | None) -> Provenance:
     """The origin of features by the encoder of a run, of its training data or of other `data`."""
+    from kinfolk.training.guides import PATCHES
+
     config, source = opened.config, opened.config.data.source
     same = data is None or (
         source is not None and (source == data or Path(source).absolute() == Path(data).absolute())
     )
+    detector = config.method.partition("+")[2].partition(":")[0]
+    by_patches = config.detector.get("features") == PATCHES
+    had_help = detector in ("oracle", "guide", "known") and not by_patches
     return Provenance(
         data=source if data is None else data,
         labels_from_folders=bool(config.data.labels_from_folders) and data is None,
         encoder=f"the encoder of the run {opened.path}",
-        same_samples=same and not _has_outside_knowledge(config),
+        same_samples=same and not had_help,
         guide=str(opened.path),
         framework=config.method.partition("+")[0],
         captions="text" in opened.modalities,
     )
-
-
-def _has_outside_knowledge(config: TrainConfig) -> bool:
-    """Whether a training used labels or another model."""
-    from kinfolk.training.guides import PATCHES
-
-    if config.detector.get("features") == PATCHES:
-        return False
-    return any(f"+{detector}" in config.method for detector in ("oracle", "guide", "known"))
 
 
 def rows_by_image(keys: Sequence[str]) -> list[list[int]]:
@@ -326,10 +293,9 @@ def rows_by_image(keys: Sequence[str]) -> list[list[int]]:
 
 
 def _embed_images(
-    data: str, encoder: str | None, labels_from_folders: bool, workers: int | None, progress: bool
+    data: str, encoder: str | None, labels_from_folders: bool, **options: Any
 ) -> AuditInput:
-    """Embeds images as `kinfolk train --guide` does, with a pretrained network, patches or a
-    run."""
+    """Embeds images as `kinfolk train --guide` does."""
     from kinfolk.data.open_source import open_source
     from kinfolk.data.prepare import prepare
     from kinfolk.models.encoders import PACKAGES
@@ -337,10 +303,9 @@ def _embed_images(
 
     encoder = PATCHES if encoder is None else encoder
     if encoder != PATCHES and not ("/" in encoder and encoder.partition("/")[0] in PACKAGES):
-        return _embed_by_run(encoder, data, labels_from_folders, workers, progress)
+        return _embed_by_run(encoder, data, labels_from_folders, **options)
     source = open_source(data, labels_from_folders=labels_from_folders)
-    size = PIXELS if encoder == PATCHES else 256
-    images = prepare(source, image_size=size, workers=workers, progress=progress)
+    images = prepare(source, image_size=PIXELS if encoder == PATCHES else 256, **options)
     if images.num_train < 2:
         raise UsageError(
             f"`{data}` has {images.num_train} image; an audit compares images with each other"
@@ -354,9 +319,9 @@ def _embed_images(
 
 
 def _from_images(
-    features: NDArray[np.float32], images: ImageData, source: Any, origin: Provenance
+    features: Any, images: ImageData, source: Source | None, origin: Provenance
 ) -> AuditInput:
-    labels = class_names(images, images.num_train)
+    labels = _label_names(images)
     return AuditInput(
         features,
         labels,
@@ -365,6 +330,15 @@ def _from_images(
         thumbnails=Thumbnails(images, source),
         origin=replace(origin, has_labels=labels is not None),
     )
+
+
+def _label_names(images: ImageData) -> list[Any] | None:
+    """Labels of the training samples, as names if the classes have names; None without labels."""
+    labels, classes = images.samples.labels, images.samples.classes
+    if labels is None or not (labels[: images.num_train] >= 0).any():
+        return None
+    known = labels[: images.num_train].tolist()
+    return [None if label < 0 else classes[label] if classes else label for label in known]
 
 
 def _embed_texts(data: str, encoder: str, progress: bool) -> AuditInput:
@@ -385,15 +359,12 @@ def _embed_texts(data: str, encoder: str, progress: bool) -> AuditInput:
 
     def embed(ids: Any) -> NDArray[np.float32]:
         assert images.texts is not None
-        words = [pair[0] for pair in images.texts.of(torch.from_numpy(ids))]
-        return np.asarray(model.encode(words, show_progress_bar=progress), dtype=np.float32)
+        anchors = [pair[0] for pair in images.texts.of(torch.from_numpy(ids))]
+        return np.asarray(model.encode(anchors, show_progress_bar=progress), dtype=np.float32)
 
     words = f"{encoder} with its pretrained weights"
-    return _from_texts(
-        images,
-        Provenance(data, encoder=words, framework="pairs", captions=True, model=encoder),
-        embed,
-    )
+    origin = Provenance(data, encoder=words, framework="pairs", captions=True, model=encoder)
+    return _from_texts(images, origin, embed)
 
 
 def _from_texts(
@@ -404,7 +375,7 @@ def _from_texts(
 
     assert images.texts is not None
     ids = images.once(torch.arange(images.num_train))
-    labels = class_names(images, images.num_train)
+    labels = _label_names(images)
     return AuditInput(
         embed(ids.numpy()),
         None if labels is None else [labels[sample] for sample in ids.tolist()],
@@ -446,28 +417,20 @@ class Column:
 
 
 def read_column(
-    path: str | os.PathLike[str],
-    option: str = "--labels",
-    names: Sequence[str] = LABEL_COLUMNS,
+    path: Path, option: str = "--labels", names: Sequence[str] = LABEL_COLUMNS
 ) -> Column:
-    """One value for each sample: from .txt (lines), .npy, .npz, or the column of a table with one
-    of `names`."""
-    path = Path(path)
-    suffix, kinds = path.suffix.lower(), ".npy, .npz, .csv, .tsv, .parquet or .txt"
+    """One value for each sample: from .txt (lines), .npy, or the column of a table with one of
+    `names`."""
+    suffix, kinds = path.suffix.lower(), ".npy, .csv, .tsv, .parquet or .txt"
     if not path.is_file():
         raise UsageError(f"there is no file `{path}`; {option} takes {kinds}")
     try:
         if suffix == ".npy":
-            return Column(path, list(np.load(path, allow_pickle=False).tolist()))
-        if suffix == ".npz":
-            with np.load(path, allow_pickle=False) as arrays:
-                chosen = [name for name in (*names, "labels", "y") if name in arrays.files]
-                name = chosen[0] if chosen else choose_key(arrays.files, None, path)
-                return Column(path, list(arrays[name]))
+            return Column(path, np.load(path, allow_pickle=False).tolist())
         if suffix in TABLES:
             from kinfolk.data.table import read_columns
 
-            return _pick_column(path, read_columns(path), names)
+            return _choose_column(path, read_columns(path), names)
         if suffix == ".txt":
             return Column(path, path.read_text(encoding="utf-8").splitlines())
     except KinfolkError:
@@ -479,7 +442,7 @@ def read_column(
     raise UsageError(f"{option} (={path}) must end in {kinds}")
 
 
-def _pick_column(path: Path, table: dict[str, list[Any]], names: Sequence[str]) -> Column:
+def _choose_column(path: Path, table: dict[str, list[Any]], names: Sequence[str]) -> Column:
     only = next(iter(table)) if len(table) == 1 else None
     name = next((name for name in names if name in table), only)
     if name is None:
@@ -539,7 +502,6 @@ def align(column: Column, keys: Sequence[str] | None, num_samples: int) -> list[
 def _match(given: Sequence[str], keys: Sequence[str]) -> list[int | None] | None:
     """Position in `given` of each of `keys`, by the whole key or else by the file name alone; None
     if nothing matches."""
-
     given, keys = (
         [key.replace("\\", "/").removeprefix("./") for key in each] for each in (given, keys)
     )

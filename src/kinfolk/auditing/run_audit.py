@@ -17,37 +17,37 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kinfolk.auditing.inputs import encode, open_input
+from kinfolk.auditing.inputs import encode, read_input
 from kinfolk.auditing.page import write_page
-from kinfolk.auditing.search import Kin, exact_kin
-from kinfolk.auditing.survey import (
+from kinfolk.auditing.similarities import (
     ALPHAS,
     NAN,
     BatchLine,
+    Curve,
     Outstanding,
-    Survey,
     batch_lines,
     best_alpha,
+    compare_all,
     kin_pairs,
     kin_share,
     kin_share_range,
     kin_shares,
+    measure_curve,
     measure_standing_out,
     score,
-    take_survey,
 )
 from kinfolk.auditing.suspects import (
     NEIGHBOURS,
     LabelCheck,
     check_labels,
+    find_copies,
     find_groups,
     find_hubs,
-    find_outliers,
 )
 from kinfolk.auditing.verdict import UNKNOWN, Provenance, verdict
-from kinfolk.errors import UsageError, escape_cell, utf8_key
+from kinfolk.errors import UsageError, csv_text, utf8_key
 from kinfolk.features import Features, Floats, Ints, open_features
-from kinfolk.files import write_by_name
+from kinfolk.files import write_by_name, write_text
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -58,14 +58,8 @@ if TYPE_CHECKING:
 PAIR = np.dtype(
     [("anchor", np.int64), ("kin", np.int64), ("similarity", np.float32), ("rank", np.int32)]
 )
-TABLES = ("pairs", "groups", "hubs", "mislabels", "outliers")
-WRITTEN = (
-    "thresholds.parquet",
-    *(f"{name}.{kind}" for name in TABLES for kind in ("parquet", "csv")),
-    "curve.csv",
-    "summary.json",
-    "audit.html",
-)
+TABLES = ("pairs.csv", "groups.csv", "hubs.csv", "mislabels.csv")
+WRITTEN = ("thresholds.parquet", "pairs.parquet", *TABLES, "summary.json", "audit.html")
 """Files that `save` may write into a folder."""
 SAMPLES = "kinfolk.samples"
 """Key of the number of audited samples in the metadata of the Parquet files."""
@@ -115,12 +109,12 @@ def audit(
     if pairs < 1:
         raise UsageError(f"`pairs` (={pairs}) must be at least 1")
     if isinstance(features, str | os.PathLike) and (Path(features) / "config.yaml").is_file():
-        with open_input(features, progress=progress) as run:
-            features, views = run.features, run.views
-            labels = run.labels if labels is None else labels
-            keys = run.keys if keys is None else keys
-            texts = run.texts if texts is None else texts
-            images = run.images if images is None else images
+        run = read_input(features, progress=progress)
+        features, views = run.features, run.views
+        labels = run.labels if labels is None else labels
+        keys = run.keys if keys is None else keys
+        texts = run.texts if texts is None else texts
+        images = run.images if images is None else images
     checked = _check_features(features, key)
     num = len(checked)
     labels_N, classes = (None, None) if labels is None else encode(labels, num)
@@ -129,38 +123,39 @@ def audit(
             raise UsageError(
                 f"`{name}` (={len(given):,}) must be as many as the samples (={num:,})"
             )
-    survey = take_survey(checked, alpha, labels_N, progress)
     nearest = max(pairs, NEIGHBOURS)
-    kin = exact_kin(checked, alpha, nearest, labels_N, workers=workers, progress=progress)
-    copies_M2 = None
-    if images is not None:
-        from kinfolk.auditing.pixel_copies import find_copies
-
-        copies_M2 = find_copies(images, kin.near_NK, progress)
-    precision, recall, f1 = NAN, NAN, NAN
-    if labels_N is not None:
-        precision, recall, f1 = score(kin.hits, kin.num_known, kin_pairs(labels_N))
+    found = compare_all(checked, alpha, nearest, labels_N, workers=workers, progress=progress)
+    copies_M2 = None if images is None else find_copies(images, found.near_NK, progress)
     outstanding = measure_standing_out(checked, sorted({*ALPHAS, alpha}))
+    curve, share, interval, scores = Curve(), NAN, (NAN, NAN), (NAN, NAN, NAN)
+    if labels_N is not None:
+        curve = measure_curve(checked, alpha, labels_N, progress)
+        share, interval = kin_share(labels_N), kin_share_range(labels_N)
+        scores = score(found.hits, found.num_known, kin_pairs(labels_N))
+    precision, recall, f1 = scores
+    row_P, rank_P = np.nonzero((found.near_sim_NK > found.threshold_N[:, None])[:, :pairs])
+    listed = np.empty(len(row_P), dtype=PAIR)
+    listed["anchor"], listed["kin"] = row_P, found.near_NK[row_P, rank_P]
+    listed["similarity"], listed["rank"] = found.near_sim_NK[row_P, rank_P], rank_P + 1
     return Audit(
         alpha=alpha,
-        thresholds=kin.threshold_N,
-        pairs=_list_pairs(kin, pairs),
-        flagged=kin.flagged_N,
-        occurrence=kin.occurrence_N,
-        groups=find_groups(checked, kin.near_NK, kin.near_sim_NK, copies_M2),
-        hubs=find_hubs(kin.occurrence_N),
-        label_check=check_labels(checked, labels_N, kin.near_NK),
-        outliers=find_outliers(kin.near_sim_NK),
+        thresholds=found.threshold_N,
+        pairs=listed,
+        flagged=found.flagged_N,
+        occurrence=found.occurrence_N,
+        groups=find_groups(checked, found.near_NK, found.near_sim_NK, copies_M2),
+        hubs=find_hubs(found.occurrence_N),
+        label_check=check_labels(checked, labels_N, found.near_NK),
         outstanding=outstanding,
-        best_alpha=best_alpha(survey),
-        kin_share=NAN if labels_N is None else kin_share(labels_N),
-        kin_share_range=(NAN, NAN) if labels_N is None else kin_share_range(labels_N),
+        best_alpha=best_alpha(curve),
+        kin_share=share,
+        kin_share_range=interval,
         precision=precision,
         recall=recall,
         f1=f1,
         batches=batch_lines(kin_shares(labels_N, outstanding.share), num, views),
         views=views,
-        survey=survey,
+        curve=curve,
         verified=images is not None,
         labels=labels_N,
         classes=classes,
@@ -178,15 +173,6 @@ def _check_features(features: Any, key: str | None) -> Features:
     return Features(np.asarray(features))
 
 
-def _list_pairs(kin: Kin, pairs: int) -> NDArray[Any]:
-    flagged_NK = (kin.near_sim_NK > kin.threshold_N[:, None]) & (kin.near_NK >= 0)
-    row_P, rank_P = np.nonzero(flagged_NK[:, :pairs])
-    rows = np.empty(len(row_P), dtype=PAIR)
-    rows["anchor"], rows["kin"], rows["rank"] = row_P, kin.near_NK[row_P, rank_P], rank_P + 1
-    rows["similarity"] = kin.near_sim_NK[row_P, rank_P]
-    return rows
-
-
 @dataclass(frozen=True)
 class Audit:
     """The false negatives of an embedding; see docs/audit.md.
@@ -197,8 +183,7 @@ class Audit:
         pairs: (P,) rows of anchor, kin, similarity and rank (from 1, closest first).
         flagged: (N,) number of flagged pairs of each anchor, listed or not.
         occurrence: (N,) number of anchors that flag each sample.
-        groups, hubs, outliers: rows of group, sample, kind; of sample, occurrence, times_expected;
-            of sample, similarity, median.
+        groups, hubs: rows of group, sample, kind; of sample, occurrence, times_expected.
         label_check: likely label errors, and how well the features can tell them.
         outstanding: for several α the share of the flagged pairs that stands out.
         best_alpha: the α with the highest F1 among those at which at least half of the flagged
@@ -207,7 +192,7 @@ class Audit:
             interval if a random part of the samples is labelled; NaN without labels.
         precision, recall, f1: of all flagged pairs against the labels; NaN without labels.
         batches: expected false negatives in a batch; without labels, negatives that stand out.
-        survey: statistics of some anchors; with labels, precision and recall along α.
+        curve: with labels, precision and recall along α.
         verified: whether near-duplicates were verified by their pixels.
         labels, classes: (N,) labels, −1 where unknown, and the names of the classes.
     """
@@ -220,7 +205,6 @@ class Audit:
     groups: NDArray[Any]
     hubs: NDArray[Any]
     label_check: LabelCheck
-    outliers: NDArray[Any]
     outstanding: Outstanding
     best_alpha: float | None
     kin_share: float
@@ -230,7 +214,7 @@ class Audit:
     f1: float
     batches: tuple[BatchLine, ...]
     views: int
-    survey: Survey = field(repr=False)
+    curve: Curve = field(repr=False)
     verified: bool = False
     labels: Ints | None = field(default=None, repr=False)
     classes: list[str] | None = field(default=None, repr=False)
@@ -274,13 +258,14 @@ class Audit:
             "outstanding_share": self.outstanding.share,
             "flagged_that_stand_out": self.outstanding.at(self.alpha),
             "kin_share_range": None if math.isnan(self.kin_share) else list(self.kin_share_range),
-            "surveyed_anchors": len(self.survey.anchors),
             "duplicate_groups": self.num_groups("duplicate"),
             "near_duplicate_groups": self.num_groups("near-duplicate"),
             "near_duplicates_verified": self.verified,
-            **{name: len(getattr(self, name)) for name in ("hubs", "mislabels", "outliers")},
+            "hubs": len(self.hubs),
+            "mislabels": len(self.mislabels),
             "label_accuracy": self.label_check.accuracy,
             "label_noise": self.label_check.noise,
+            "curve": [asdict(point) for point in self.curve.points],
             "batches": [asdict(line) for line in self.batches],
             "verdict": verdict(self, origin).sentences,
         }
@@ -311,29 +296,18 @@ class Audit:
         """
         out = Path(folder)
         out.mkdir(parents=True, exist_ok=True)
-        for name in WRITTEN:
-            if name.endswith(".csv") or name.startswith("mislabels"):
-                (out / name).unlink(missing_ok=True)  # this audit may not have it
-        ids = np.arange(len(self), dtype=np.int64)
-        thresholds = {
-            "id": ids,
-            "threshold": self.thresholds,
-            "flagged": self.flagged,
-            "occurrence": self.occurrence,
-        }
-        self._write(out / "thresholds.parquet", thresholds | self._describe("", ids))
-        for name in TABLES if self.labels is not None else set(TABLES) - {"mislabels"}:
-            self._write(out / f"{name}.parquet", self._columns(name), out / f"{name}.csv")
-        if points := [asdict(point) for point in self.survey.curve]:
-            curve = {name: np.asarray([point[name] for point in points]) for name in points[0]}
-            self._write(None, curve, out / "curve.csv")
-        text = json.dumps(self.summary(origin), indent=2) + "\n"
-        write_by_name(
-            out / "summary.json", lambda unfinished: unfinished.write_text(text, encoding="utf-8")
-        )
-        write_by_name(
-            out / "audit.html", lambda unfinished: write_page(self, unfinished, images, origin)
-        )
+        (out / "mislabels.csv").unlink(missing_ok=True)  # of an earlier audit with labels
+        ids = np.arange(len(self))
+        thresholds = {"id": ids, "threshold": self.thresholds, "flagged": self.flagged}
+        thresholds |= {"occurrence": self.occurrence, **self._describe("", ids)}
+        self._write_parquet(out / "thresholds.parquet", thresholds)
+        for file in TABLES if self.labels is not None else TABLES[:-1]:
+            columns = self._columns(file.removesuffix(".csv"))
+            text = csv_text(list(columns), zip(*columns.values(), strict=True))
+            write_text(out / file, text)
+        self._write_parquet(out / "pairs.parquet", self._columns("pairs"))
+        write_text(out / "summary.json", json.dumps(self.summary(origin), indent=2) + "\n")
+        write_by_name(out / "audit.html", lambda file: write_page(self, file, images, origin))
         return out
 
     def _columns(self, name: str) -> dict[str, Any]:
@@ -344,48 +318,22 @@ class Audit:
             ends = self._describe("anchor_", rows["anchor"]) | self._describe("kin_", rows["kin"])
             # keys first, then texts
             return columns | {end: ends[end] for end in sorted(ends, key=lambda end: end[-4:])}
-        if name == "mislabels":
-            for each in ("label", "suggested"):
-                columns[each] = [utf8_key(self.class_name(int(label))) for label in rows[each]]
+        for each in {"label", "suggested"} & set(columns):
+            columns[each] = [utf8_key(self.class_name(int(label))) for label in rows[each]]
         return columns | self._describe("", rows["sample"])
 
-    def _describe(self, prefix: str, ids: NDArray[np.int64]) -> dict[str, Any]:
+    def _describe(self, prefix: str, ids: NDArray[np.int64]) -> dict[str, list[str]]:
         """The keys and texts of samples as columns, if the samples have any."""
-        import pyarrow as pa
-
         columns = {}
         for name, values in (("key", self.keys), ("text", self.texts)):
-            if values is not None:  # each value is made once
-                column = pa.array([utf8_key(value) for value in values], pa.string())
-                columns[prefix + name] = column.take(pa.array(ids))
+            if values is not None:
+                made = [utf8_key(value) for value in values]
+                columns[prefix + name] = [made[sample] for sample in ids]
         return columns
 
-    def _write(
-        self, parquet: Path | None, columns: dict[str, Any], csv: Path | None = None
-    ) -> None:
+    def _write_parquet(self, path: Path, columns: dict[str, Any]) -> None:
         import pyarrow as pa
-        import pyarrow.csv as pc
         import pyarrow.parquet as pq
 
-        def as_column(values: Any) -> Any:
-            texts = isinstance(values, list) or getattr(values, "dtype", np.dtype("O")).kind == "U"
-            return pa.array(list(values), pa.string()) if texts else values
-
-        table = pa.table({name: as_column(values) for name, values in columns.items()})
-        if parquet is not None:
-            named = table.replace_schema_metadata({SAMPLES: str(len(self))})
-            write_by_name(parquet, lambda unfinished: pq.write_table(named, unfinished))
-        if csv is not None:
-            safe = pa.table({name: _escape(table[name]) for name in table.column_names})
-            write_by_name(csv, lambda unfinished: pc.write_csv(safe, unfinished))
-
-
-def _escape(column: Any) -> Any:
-    """Texts for a CSV file, so that no key is taken for a formula; each distinct text once."""
-    import pyarrow as pa
-
-    if not pa.types.is_string(column.type):
-        return column
-    coded = column.combine_chunks().dictionary_encode()
-    texts = [None if text is None else escape_cell(text) for text in coded.dictionary.to_pylist()]
-    return pa.array(texts, pa.string()).take(coded.indices)
+        table = pa.table(columns).replace_schema_metadata({SAMPLES: str(len(self))})
+        write_by_name(path, lambda file: pq.write_table(table, file))

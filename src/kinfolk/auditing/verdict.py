@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kinfolk.auditing.survey import batch_lines, best_alpha, kin_shares
+from kinfolk.auditing.similarities import batch_lines, best_alpha, kin_shares
 
 if TYPE_CHECKING:
     from kinfolk.auditing.run_audit import Audit
@@ -29,15 +29,14 @@ class Provenance:
     """Where audited samples and features come from, for the words and commands of the verdict.
 
     Args:
-        data: what `kinfolk train --data` takes for the samples.
+        data, guide, model: of a training with these samples, this guide, and this encoder of
+            sentences.
         has_labels: whether a training on `data` finds labels.
         encoder: what computed the features, in words.
         same_samples: whether that was an encoder trained on the same samples, without labels or
             another model.
-        guide: what `kinfolk train --guide` takes for the features.
         framework: the framework of the run, or simclr; pairs for sentences.
         captions: whether the run learnt from images and captions, or the samples are sentences.
-        model: what `kinfolk train --model` takes to start from the audited encoder of sentences.
     """
 
     data: str | None = None
@@ -62,8 +61,7 @@ UNKNOWN = Provenance()
 
 @dataclass(frozen=True)
 class Candidate:
-    """A method that is worth a try: its purpose in words, the name of its run, and how it is
-    trained."""
+    """A method that is worth a try: its purpose in words, the name of its run, and settings."""
 
     purpose: str
     name: str
@@ -95,13 +93,8 @@ class Verdict:
 
 
 def verdict(audit: Audit, origin: Provenance = UNKNOWN) -> Verdict:
-    return Verdict(
-        _amount(audit),
-        _alpha(audit),
-        _precision(audit),
-        _advice(audit, origin),
-        tuple(_commands(audit, origin)),
-    )
+    advice, commands = _advice(audit, origin), tuple(_commands(audit, origin))
+    return Verdict(_amount(audit), _alpha(audit), _precision(audit), advice, commands)
 
 
 def alpha_to_try(audit: Audit) -> float | None:
@@ -112,7 +105,7 @@ def alpha_to_try(audit: Audit) -> float | None:
 
 def is_limited(audit: Audit) -> bool:
     """Whether the precision limits the suggested α: F1 is higher at a larger one."""
-    return best_alpha(audit.survey, precision=0) != audit.best_alpha
+    return best_alpha(audit.curve, precision=0) != audit.best_alpha
 
 
 def _amount(audit: Audit) -> str:
@@ -147,22 +140,18 @@ def _amount(audit: Audit) -> str:
 
 
 def _alpha(audit: Audit) -> str:
+    alpha = alpha_to_try(audit)
+    text = f"Suggested α: {alpha:g}, " if alpha is not None else "No α is suggested"
     if audit.best_alpha is not None and is_limited(audit):
-        text = (
-            f"Suggested α: {audit.best_alpha:g}, the largest at which at least half of the flagged"
-            " pairs are right by the labels."
-        )
+        text += "the largest at which at least half of the flagged pairs are right by the labels."
     elif audit.best_alpha is not None:
-        text = f"Suggested α: {audit.best_alpha:g}, where F1 is highest with these labels."
+        text += "where F1 is highest with these labels."
     elif not math.isnan(audit.kin_share):
-        text = (
-            "No α is suggested for a detector: at every α, most of the flagged pairs are wrong by"
-            " the labels."
-        )
-    elif audit.suggested_alpha is None:
-        text = "No α is suggested, because no pairs stand out clearly."
+        text += " for a detector: at every α, most of the flagged pairs are wrong by the labels."
+    elif alpha is None:
+        text += ", because no pairs stand out clearly."
     else:
-        text = f"Suggested α: {audit.suggested_alpha:g}, the share of pairs that stands out."
+        text += "the share of pairs that stands out."
     if audit.alpha >= MOST:
         text += (
             f" Warning: α = {audit.alpha:g} flags most negatives; a training would have few left."
@@ -191,7 +180,7 @@ def beats_chance(audit: Audit) -> bool:
         return audit.suggested_alpha is not None
     alphas = (audit.alpha, audit.best_alpha or audit.alpha)
     least = ABOVE_CHANCE * audit.kin_share
-    return any(audit.survey.point(alpha).precision >= least for alpha in alphas)
+    return any(audit.curve.at(alpha).precision >= least for alpha in alphas)
 
 
 def _advice(audit: Audit, origin: Provenance) -> str:

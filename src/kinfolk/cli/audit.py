@@ -52,7 +52,7 @@ Out = Annotated[Path, _data_option("Folder to write.", "--out", "-o", metavar="F
 Labels = Annotated[
     Path | None,
     _data_option(
-        "Labels: .npy, .npz, .txt, or the column `label` of .csv, .tsv, .parquet, joined by a"
+        "Labels: .npy, .txt, or the column `label` of .csv, .tsv, .parquet, joined by a"
         " column such as `key` or `file`.",
         metavar="FILE",
     ),
@@ -104,11 +104,10 @@ def audit(
 ) -> None:
     """Find the samples that would be false negatives of each other, in any embedding.
 
-    Writes pairs, thresholds, duplicates, likely label errors, outliers, hubs and a page. A folder
-    of images is embedded first, by --encoder or by k-means of patches of the images. Nothing is
-    trained.
+    Writes pairs, thresholds, duplicates, likely label errors, hubs and a page. A folder of images
+    is embedded first, by --encoder or by k-means of patches of the images. Nothing is trained.
     """
-    from kinfolk.auditing.inputs import open_input
+    from kinfolk.auditing.inputs import read_input
 
     _check_out(out, overwrite)
     if labels_from_folders and images is None and not Path(features).is_dir():
@@ -116,7 +115,7 @@ def audit(
             "--labels-from-folders needs --images or a folder of images, whose folders are the"
             " classes"
         )
-    with open_input(
+    found = read_input(
         features,
         images=images,
         encoder=encoder,
@@ -126,8 +125,8 @@ def audit(
         key=key,
         labels_from_folders=labels_from_folders,
         workers=workers,
-    ) as found:
-        _audit(found, out, alpha, pairs, key)
+    )
+    _audit(found, out, alpha, pairs, key)
 
 
 def advise(
@@ -165,7 +164,7 @@ def advise(
     verdict. Nothing is trained without --try. Repeat a command with --try to continue it, or to add
     seeds.
     """
-    from kinfolk.auditing.inputs import open_input
+    from kinfolk.auditing.inputs import read_input
     from kinfolk.training.config import parse_settings
     from kinfolk.trial import PLAN
 
@@ -179,19 +178,19 @@ def advise(
     if minutes is not None and (out / TRIAL / PLAN).is_file() and not overwrite:
         return try_methods(data, out, minutes, common, recipe)
     _check_out(out, overwrite)
-    with open_input(
+    found = read_input(
         data,
         encoder=guide,
         labels=labels,
         labels_from_folders=labels_from_folders,
         workers=workers,
         as_images=True,
-    ) as found:
-        result = _audit(found, out, alpha)
-        if minutes is not None:
-            shutil.rmtree(out / TRIAL, ignore_errors=True)
-            audited = result, found
-            try_methods(data, out, minutes, common, recipe, audited, has_file=labels is not None)
+    )
+    result = _audit(found, out, alpha)
+    if minutes is not None:
+        shutil.rmtree(out / TRIAL, ignore_errors=True)
+        audited = result, found
+        try_methods(data, out, minutes, common, recipe, audited, has_file=labels is not None)
 
 
 def _check_out(out: Path, overwrite: bool) -> None:

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image, ImageDraw, ImageFilter, ImageOps
 
 import kinfolk as kf
-from kinfolk.auditing.inputs import open_input
+from kinfolk.auditing.inputs import read_input
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
 
@@ -117,10 +117,10 @@ def test_a_folder_of_images_is_embedded_and_named(tmp_path: Path) -> None:
     folder.mkdir()
     for i in range(40):
         textured(i, 224).save(folder / f"{i:02}.png")
-    with open_input(folder, progress=False) as found:
-        assert found.features.shape[0] == 40
-        assert found.origin.encoder == "k-means of patches of these images"
-        assert list(found.keys or ()) == [f"{i:02}.png" for i in range(40)]
-        assert found.thumbnails is not None
-        (square,) = found.thumbnails.squares([3])
+    found = read_input(folder, progress=False)
+    assert found.features.shape[0] == 40
+    assert found.origin.encoder == "k-means of patches of these images"
+    assert list(found.keys or ()) == [f"{i:02}.png" for i in range(40)]
+    assert found.thumbnails is not None
+    (square,) = found.thumbnails.squares([3])
     assert square.shape == (160, 160, 3), "from the original of 224 pixels, not from a smaller copy"

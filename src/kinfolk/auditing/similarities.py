@@ -1,0 +1,526 @@
+"""The similarities of all samples: thresholds, neighbours and flagged pairs, precision and recall
+along α, false negatives of a batch, and the share of pairs that stands out.
+
+**All pairs** are compared exactly in blocked products. For each row a lower bound is estimated from
+a random part of the columns, and only the few values above it are kept while a tile of the product
+is in the cache. A row that keeps too few values (the bound is an estimate) or far too many (ties)
+is computed again in full, so there is no N × N matrix and no full sort.
+
+**What stands out** is measured with decoys instead of labels: made-up samples that have no kin but
+are spread like the real ones. The share of decoys above an anchor's threshold says how many of its
+flagged samples chance explains; the rest stands out. Of four kinds of decoys the one that explains
+most counts. They imitate noise, but not every noise exactly, so a share is given only if at least
+`CLEAR` of the flagged pairs stand out at some α.
+
+Dimension key: N data set, D embedding, A anchors, R rows of a block, C columns of a tile, M sampled
+columns or other samples, S values kept of a row (padded with −inf), K nearest neighbours kept, P
+pairs or values of α.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kinfolk.errors import show_progress
+from kinfolk.features import Features, Floats, Ints
+
+ROWS, TILE_COLUMNS, COLUMNS = 512, 4096, 1 << 14
+"""Rows of a block, and columns of a tile and of a product."""
+SAMPLED = 2048
+"""Columns from which the lower bound of a row is estimated."""
+_BLOCK_ELEMENTS = 1 << 23
+NAN = float("nan")
+
+
+def num_kin(alpha: float, others: int) -> int:
+    """Number of `others` similarities above their (1 − α) quantile: ⌊α · others⌋, robust to
+    rounding."""
+    return min(others - 1, int(alpha * others + 1e-9))
+
+
+def column_sample(num_samples: int, limit: int) -> Ints:
+    """Ids of a random part of the samples, the same in every call."""
+    if num_samples <= limit:
+        return np.arange(num_samples, dtype=np.int64)
+    random = np.random.default_rng(num_samples)
+    return np.sort(random.choice(num_samples, limit, replace=False)).astype(np.int64)
+
+
+def full_rows(
+    features: Features, anchors_A: Ints, progress: bool = False, title: str = ""
+) -> Iterator[tuple[Ints, Floats]]:
+    """Yields ids (R,) and all similarities (R, N) of a few anchors at a time, −inf to itself."""
+    num = len(features)
+    step = max(1, _BLOCK_ELEMENTS // num)
+    starts = range(0, len(anchors_A), step)
+    for start in show_progress(starts, len(starts), title, enabled=progress):
+        ids_R = anchors_A[start : start + step]
+        rows = torch.from_numpy(features.take(ids_R))
+        sim = torch.empty(len(ids_R), num)
+        for first in range(0, num, COLUMNS):
+            last = min(num, first + COLUMNS)
+            sim[:, first:last] = rows @ torch.from_numpy(features.rows(first, last)).T
+        sim_RN: Floats = sim.clamp_(-1, 1).numpy()
+        sim_RN[np.arange(len(ids_R)), ids_R] = -np.inf
+        yield ids_R, sim_RN
+
+
+# ---- all pairs
+
+
+class Selection(NamedTuple):
+    """Results for the rows `ids_R`; `row_P`, `kin_P` are the row and id of each flagged pair."""
+
+    ids_R: Ints
+    threshold_R: Floats
+    near_RK: Ints
+    near_sim_RK: Floats
+    flagged_R: Ints
+    row_P: Ints
+    kin_P: Ints
+
+
+def select(ids_R: Ints, sim_RS: Floats, id_RS: Ints | None, k: int, nearest: int) -> Selection:
+    """Threshold (the (k + 1)-th largest similarity), neighbours (ties by id) and pairs of each row,
+    which must contain its largest similarities. `id_RS`: None if the columns are all samples."""
+    width = sim_RS.shape[1]
+    threshold_R = np.partition(sim_RS, width - 1 - k, axis=1)[:, width - 1 - k]
+    num = min(nearest, width)
+    place_RK = np.argpartition(sim_RS, width - num, axis=1)[:, width - num :]
+    near_RK = place_RK if id_RS is None else np.take_along_axis(id_RS, place_RK, 1)
+    near_sim_RK = np.take_along_axis(sim_RS, place_RK, 1)
+    order_RK = np.lexsort((near_RK, -near_sim_RK), axis=1)
+    near_RK = np.take_along_axis(near_RK, order_RK, 1)
+    near_sim_RK = np.take_along_axis(near_sim_RK, order_RK, 1)
+    above_RS = sim_RS > threshold_R[:, None]
+    place_P = np.flatnonzero(above_RS)
+    return Selection(
+        ids_R,
+        threshold_R,
+        np.where(np.isfinite(near_sim_RK), near_RK, -1),
+        near_sim_RK,
+        above_RS.sum(1),
+        place_P // width,
+        place_P % width if id_RS is None else id_RS.reshape(-1)[place_P],
+    )
+
+
+class AllPairs:
+    """Results for all samples, filled in block by block.
+
+    Attributes:
+        threshold_N: (1 − α) quantile of each sample's N − 1 similarities.
+        near_NK, near_sim_NK: nearest neighbours, closest first; −1 and −inf where there are fewer.
+        flagged_N: number of similarities above the threshold.
+        occurrence_N: number of other samples that flag this one.
+        num_known, hits: flagged pairs with two known labels, and with equal labels.
+    """
+
+    def __init__(self, num_samples: int, nearest: int) -> None:
+        self.threshold_N = np.zeros(num_samples, np.float32)
+        self.near_NK = np.full((num_samples, nearest), -1, np.int64)
+        self.near_sim_NK = np.full((num_samples, nearest), -np.inf, np.float32)
+        self.flagged_N, self.occurrence_N = np.zeros((2, num_samples), np.int64)
+        self.num_known = self.hits = 0
+
+    def write(self, found: Selection, labels_N: Ints | None) -> None:
+        ids_R, num = found.ids_R, found.near_RK.shape[1]
+        self.threshold_N[ids_R] = found.threshold_R
+        self.near_NK[ids_R, :num] = found.near_RK
+        self.near_sim_NK[ids_R, :num] = found.near_sim_RK
+        self.flagged_N[ids_R] = found.flagged_R
+        self.occurrence_N += np.bincount(found.kin_P, minlength=len(self.occurrence_N))
+        if labels_N is not None:
+            one, other = labels_N[ids_R][found.row_P], labels_N[found.kin_P]
+            known = (one >= 0) & (other >= 0)
+            self.num_known += int(known.sum())
+            self.hits += int((known & (one == other)).sum())
+
+
+class _BlockSearch:
+    """Computes the results of one block of rows; several threads share one instance."""
+
+    def __init__(self, features: Features, k: int, nearest: int) -> None:
+        self.features, self.k, self.nearest = features, k, nearest
+        self.columns_M = column_sample(len(features), SAMPLED)
+        self.columns_DM = torch.from_numpy(features.take(self.columns_M)).T
+        expected = max(k + 1, nearest) / (len(features) - 1) * len(self.columns_M)
+        self.rank = math.ceil(expected + 4 * math.sqrt(expected) + 4)
+
+    def block(self, start: int) -> list[Selection]:
+        """Results of the rows from `start` on, in parts."""
+        stop, num_sampled = min(start + ROWS, len(self.features)), len(self.columns_M)
+        ids_R, rows_RD = np.arange(start, stop), self.features.rows(start, stop)
+        if self.rank >= num_sampled or num_sampled == len(self.features):
+            return self._in_full(ids_R)
+        sim_RM: Floats = (torch.from_numpy(rows_RD) @ self.columns_DM).numpy()
+        sim_RM[ids_R[:, None] == self.columns_M] = -np.inf
+        place = num_sampled - self.rank
+        floor_R = np.partition(sim_RM, place, axis=1)[:, place]
+        found = self._values_above(start, rows_RD, np.nextafter(floor_R, np.float32(-np.inf)))
+        if found is None:
+            return self._in_full(ids_R)
+        sim_RS, id_RS, count_R = pad(*found, len(ids_R))
+        enough_R = count_R >= max(self.k + 1, self.nearest)
+        parts = self._in_full(ids_R[~enough_R])
+        if enough_R.any():
+            kept = ids_R[enough_R], sim_RS[enough_R], id_RS[enough_R]
+            parts.append(select(*kept, self.k, self.nearest))
+        return parts
+
+    def _values_above(
+        self, start: int, rows_RD: Floats, floor_R: Floats
+    ) -> tuple[Ints, Ints, Floats] | None:
+        """(P,), (P,), (P,) row, id and similarity of all values above the floor; None where there
+        are too many to keep."""
+        num_rows, total = len(rows_RD), len(self.features)
+        most = 6 * self.rank * (total // len(self.columns_M) + 1) * num_rows
+        rows, number = torch.from_numpy(rows_RD), 0
+        row_P, id_P, sim_P = [], [], []
+        for first in range(0, total, TILE_COLUMNS):
+            last = min(first + TILE_COLUMNS, total)
+            width = last - first
+            if first == 0 or width < TILE_COLUMNS:
+                tile, mask = torch.empty(num_rows, width), np.empty((num_rows, width), np.bool_)
+            torch.mm(rows, torch.from_numpy(self.features.rows(first, last)).T, out=tile)
+            sim_RC: Floats = tile.numpy()
+            same = np.arange(max(start, first), min(start + num_rows, last))
+            sim_RC[same - start, same - first] = -np.inf
+            place = np.flatnonzero(np.greater(sim_RC, floor_R[:, None], out=mask))
+            number += len(place)
+            if number > most:
+                return None
+            row_P.append(place // width)
+            id_P.append(place % width + first)
+            sim_P.append(sim_RC.reshape(-1)[place])
+        sims = np.minimum(np.concatenate(sim_P), np.float32(1))
+        return np.concatenate(row_P), np.concatenate(id_P), sims
+
+    def _in_full(self, ids_R: Ints) -> list[Selection]:
+        rows = full_rows(self.features, ids_R)
+        return [select(ids, sim_RN, None, self.k, self.nearest) for ids, sim_RN in rows]
+
+
+def pad(row_P: Ints, id_P: Ints, sim_P: Floats, num_rows: int) -> tuple[Floats, Ints, Ints]:
+    """(R, S), (R, S), (R,): the kept values as a matrix padded with −inf, their ids, and the number
+    in each row."""
+    count_R = np.bincount(row_P, minlength=num_rows)
+    order_P = np.argsort(row_P, kind="stable")
+    row_P = row_P[order_P]
+    start_R, width = count_R.cumsum() - count_R, int(count_R.max(initial=1))
+    place_P = row_P, np.arange(len(row_P)) - start_R[row_P]
+    sim_RS = np.full((num_rows, width), -np.inf, dtype=np.float32)
+    id_RS = np.full((num_rows, width), -1, dtype=np.int64)
+    sim_RS[place_P], id_RS[place_P] = sim_P[order_P], id_P[order_P]
+    return sim_RS, id_RS, count_R
+
+
+def compare_all(
+    features: Features,
+    alpha: float,
+    nearest: int,
+    labels_N: Ints | None,
+    *,
+    workers: int | None = None,
+    progress: bool = False,
+) -> AllPairs:
+    """Compares all samples on several threads."""
+    num = len(features)
+    nearest, k = min(nearest, num - 1), num_kin(alpha, num - 1)
+    found, starts = AllPairs(num, nearest), range(0, num, ROWS)
+    blocks = _on_threads(_BlockSearch(features, k, nearest).block, starts, workers)
+    for parts in show_progress(blocks, len(starts), "Comparing all samples", enabled=progress):
+        for part in parts:
+            found.write(part, labels_N)
+    return found
+
+
+def _on_threads(
+    compute: Callable[[int], list[Selection]], starts: range, workers: int | None
+) -> Iterator[list[Selection]]:
+    """The blocks, in any order. Each thread computes on one core, which suits both products and
+    comparisons."""
+    before = torch.get_num_threads()
+    workers = min(workers or before, len(starts))
+    if workers == 1:
+        yield from map(compute, starts)
+        return
+    try:
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            waiting = iter(starts)
+            running = {pool.submit(compute, start) for start in islice(waiting, workers + 1)}
+            while running:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+                    running |= {pool.submit(compute, start) for start in islice(waiting, 1)}
+    finally:
+        torch.set_num_threads(before)  # new threads take the number that was set last on any thread
+
+
+# ---- precision and recall along α
+
+CURVE_PAIRS, FEWEST_ANCHORS = 50_000_000, 256
+ALPHAS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3)
+MOSTLY_RIGHT = 0.5
+"""Precision below which an α is not suggested: a detector would flag mostly true negatives."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """What one α flags, against the labels; NaN where no labels are known."""
+
+    alpha: float
+    share: float
+    precision: float
+    recall: float
+    f1: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One point for each α, over all pairs of `num_anchors`; empty without labels."""
+
+    points: tuple[Point, ...] = ()
+    num_anchors: int = 0
+
+    def at(self, alpha: float) -> Point:
+        return next(point for point in self.points if point.alpha == alpha)
+
+
+def measure_curve(
+    features: Features, alpha: float, labels_N: Ints, progress: bool = False
+) -> Curve:
+    """Compares anchors with about fifty million pairs with the labels; all of a small data set."""
+    num, others = len(features), len(features) - 1
+    anchors_A = column_sample(num, max(FEWEST_ANCHORS, CURVE_PAIRS // num))
+    alphas = sorted({*ALPHAS, alpha})
+    ranks = others - np.asarray([num_kin(each, others) for each in alphas])
+    # flagged pairs, those with known labels, those with equal labels
+    counts = np.zeros((3, len(alphas)), dtype=np.int64)
+    kin = 0
+    for ids_R, sim_RN in full_rows(features, anchors_A, progress, "Comparing with the labels"):
+        for anchor, sim_N in zip(ids_R, sim_RN, strict=True):
+            order_N = np.sort(sim_N)  # the sample itself, at −inf, comes first
+            bounds = order_N[ranks]
+            counts[0] += _num_above(order_N, bounds)
+            if labels_N[anchor] >= 0:
+                same = np.sort(sim_N[labels_N == labels_N[anchor]])
+                counts[1] += _num_above(np.sort(sim_N[labels_N >= 0]), bounds)
+                counts[2] += _num_above(same, bounds)
+                kin += len(same) - 1
+    points = [
+        Point(each, flagged / (len(anchors_A) * others), *score(hits, known, kin))
+        for each, (flagged, known, hits) in zip(alphas, counts.T.tolist(), strict=True)
+    ]
+    return Curve(tuple(points), len(anchors_A))
+
+
+def score(hits: int, known: int, kin: int) -> tuple[float, float, float]:
+    """Precision, recall and F1; NaN where there is nothing to count."""
+    return (
+        hits / known if known else NAN,
+        hits / kin if kin else NAN,
+        2 * hits / (known + kin) if known + kin else NAN,
+    )
+
+
+def best_alpha(curve: Curve, precision: float = MOSTLY_RIGHT) -> float | None:
+    """The α of the curve with the highest F1 among those with at least this precision."""
+    points = [p for p in curve.points if np.isfinite(p.f1) and p.precision >= precision]
+    return max(points, key=lambda point: point.f1).alpha if points else None
+
+
+def _num_above(order: Floats, bounds: Floats) -> Ints:
+    """Number of sorted values above each bound."""
+    return len(order) - np.searchsorted(order, bounds, side="right")
+
+
+# ---- pairs with equal labels
+
+
+def kin_pairs(labels_N: Ints) -> int:
+    """Ordered pairs of different samples with equal known labels."""
+    # Python integers: the product may be large
+    sizes = np.unique(labels_N[labels_N >= 0], return_counts=True)[1].astype(object)
+    return int(sum(size * (size - 1) for size in sizes))
+
+
+def kin_share(labels_N: Ints) -> float:
+    """Share of pairs with equal labels among the pairs with two known labels; NaN without such."""
+    known = int((labels_N >= 0).sum())
+    return kin_pairs(labels_N) / (known * (known - 1)) if known > 1 else NAN
+
+
+def kin_share_range(labels_N: Ints) -> tuple[float, float]:
+    """95 % confidence interval of `kin_share` in the whole data set, if the samples with a known
+    label are a random part of it.
+
+    The variance is that of a U-statistic, corrected for the labelled part of the data, on a
+    logarithmic scale, because the share is small and its distribution skewed.
+    """
+    share, num = kin_share(labels_N), int((labels_N >= 0).sum())
+    known = num / len(labels_N)
+    if num < 3 or share in (0, 1):
+        highest = -math.log(0.025) / max(1, num * (num - 1) // 2)
+        return (0.0, min(1.0, highest)) if share == 0 and known < 1 else (share, share)
+    by_pair = share * (1 - share) / (num - 1)
+    by_sample = max(0.0, float(kin_shares(labels_N, share).var(ddof=1)) - by_pair)
+    # 3 instead of the 2 of theory: `by_sample` is itself uncertain if few samples are labelled
+    error = math.sqrt(((1 - known) * 4 * by_sample + (1 - known**2) * 3 * by_pair) / num)
+    factor = math.exp(1.96 * error / share)
+    return share / factor, min(1.0, share * factor)
+
+
+def kin_shares(labels_N: Ints | None, otherwise: float) -> NDArray[np.float64]:
+    """(A,) share of the other samples with the same label, for each sample with a known label;
+    `otherwise` if there are fewer than two."""
+    known = np.empty(0) if labels_N is None else labels_N[labels_N >= 0]
+    if len(known) < 2:
+        return np.full(1, otherwise)
+    _, inverse, sizes = np.unique(known, return_inverse=True, return_counts=True)
+    shares: NDArray[np.float64] = (sizes[inverse] - 1) / (len(known) - 1)
+    return shares
+
+
+BATCH_SIZES = (64, 128, 256, 512, 1024, 4096)
+
+
+@dataclass(frozen=True)
+class BatchLine:
+    """Expected false negatives among the `negatives` of an anchor in a batch, and the chance of at
+    least one."""
+
+    batch_size: int
+    negatives: int
+    per_anchor: float
+    chance: float
+
+
+def batch_lines(
+    shares_A: NDArray[np.float64],
+    num_samples: int,
+    views: int = 2,
+    sizes: Sequence[int] = BATCH_SIZES,
+) -> tuple[BatchLine, ...]:
+    """One line for each batch size that the data can fill, or one for the whole data set.
+
+    Args:
+        shares_A: see `kin_shares`.
+        views: of each sample among the negatives.
+    """
+    share, lines = float(shares_A.mean()), []
+    for size in [size for size in sizes if size <= num_samples] or [num_samples]:
+        others = views * (size - 1)
+        chance = float((1 - (1 - shares_A) ** (size - 1)).mean())
+        lines.append(BatchLine(size, others, others * share, chance))
+    return tuple(lines)
+
+
+# ---- what stands out
+
+ANCHORS, OTHERS = 1024, 2048
+WIDEST, ROUNDS = 512, 4
+CLEAR = 0.5
+"""Share of the flagged pairs that must stand out at some α; noise stays below."""
+FEWEST = 20
+"""Anchors and other samples below which nothing is measured."""
+
+
+@dataclass(frozen=True)
+class Outstanding:
+    """(P,) shares of the flagged pairs that stand out, for several α: lower bounds, the mean over
+    anchors minus two standard errors."""
+
+    alphas: tuple[float, ...]
+    stands: tuple[float, ...]
+
+    @property
+    def share(self) -> float:
+        """Share of all pairs that stands out: the largest α · stands, rounded down to two digits,
+        or 0 if no α has `CLEAR`. It is also the suggested α."""
+        if max(self.stands, default=0.0) < CLEAR:
+            return 0.0
+        share = max(alpha * stands for alpha, stands in zip(self.alphas, self.stands, strict=True))
+        digit = 10.0 ** (math.floor(math.log10(share)) - 1)
+        return float(f"{math.floor(share / digit + 1e-9) * digit:.2g}")
+
+    def at(self, alpha: float) -> float:
+        return self.stands[self.alphas.index(alpha)]
+
+
+def measure_standing_out(features: Features, alphas: Sequence[float]) -> Outstanding:
+    """Compares random anchors with other samples and with their decoys."""
+    order = np.random.default_rng(len(features)).permutation(len(features))
+    num_anchors = min(ANCHORS, len(features) // 2)
+    others = np.sort(order[num_anchors : num_anchors + OTHERS])
+    num = len(others)
+    if min(num_anchors, num) < FEWEST:
+        return Outstanding(tuple(alphas), (0.0,) * len(alphas))
+    anchors_AD, others_MD = features.take(np.sort(order[:num_anchors])), features.take(others)
+    kin_P = np.asarray([num_kin(alpha, num) for alpha in alphas])
+    threshold_AP = np.sort(anchors_AD @ others_MD.T, axis=1)[:, num - 1 - kin_P]
+    chance_P = np.zeros(len(kin_P))
+    for decoys_MD in _decoys(others_MD):
+        sim_AM = np.sort(anchors_AD @ decoys_MD.T, axis=1)
+        above_AP = np.stack(list(map(_num_above, sim_AM, threshold_AP)))
+        error_P = above_AP.std(0, ddof=1) / np.sqrt(num_anchors)
+        chance_P = np.maximum(chance_P, above_AP.mean(0) + 2 * error_P)
+    stands_P = np.where(kin_P > 0, 1 - chance_P / np.maximum(kin_P, 1), 0).clip(min=0)
+    return Outstanding(tuple(alphas), tuple(stands_P.tolist()))
+
+
+def _decoys(others_MD: Floats) -> Iterator[Floats]:
+    random = np.random.default_rng(0)
+    mean_D = others_MD.mean(0)
+    deviation_MD = others_MD - mean_D
+    # the mirror image 2·mean − x: the same as x for noise of any covariance, also after PCA
+    yield _unit(mean_D - deviation_MD)
+    # each coordinate shuffled: the same for independent ones such as ReLU activations
+    yield _unit(mean_D + random.permuted(deviation_MD, axis=0))
+    # each principal component shuffled: the same covariance and skewed or heavy-tailed components
+    components_DD = np.linalg.svd(deviation_MD, full_matrices=False)[2]
+    yield _unit(mean_D + random.permuted(deviation_MD @ components_DD.T, axis=0) @ components_DD)
+    # about the same for activations of correlated values; takes too long for wide features
+    if others_MD.shape[1] <= WIDEST:
+        yield _unit(_normal_with_margins(others_MD, random))
+
+
+def _normal_with_margins(x_MD: Floats, random: np.random.Generator) -> Floats:
+    """Normal values with the covariance of `x_MD`, mapped to the values of each of its coordinates.
+    Mapping changes the covariance, so both are imposed in turn."""
+    sorted_MD = np.sort(x_MD, axis=0)
+    root_DD = _root(x_MD)
+
+    def with_margins(values_MD: Any) -> Any:
+        return np.take_along_axis(sorted_MD, values_MD.argsort(0).argsort(0), 0)
+
+    values_MD = random.normal(size=x_MD.shape) @ root_DD.T
+    for _ in range(ROUNDS):
+        mapped_MD = with_margins(values_MD)
+        white_DM = np.linalg.solve(_root(mapped_MD), (mapped_MD - mapped_MD.mean(0)).T)
+        values_MD = white_DM.T @ root_DD.T
+    mapped: Floats = with_margins(values_MD)
+    return mapped
+
+
+def _root(x_MD: Floats) -> Any:
+    """Cholesky factor of the covariance, slightly regularised."""
+    covariance_DD = np.cov(x_MD, rowvar=False).reshape(x_MD.shape[1], -1)
+    ridge = 1e-3 * covariance_DD.diagonal().mean() + 1e-12
+    return np.linalg.cholesky(covariance_DD + ridge * np.eye(len(covariance_DD)))
+
+
+def _unit(rows_MD: Floats) -> Floats:
+    norm_M = np.linalg.norm(rows_MD, axis=1, keepdims=True)
+    unit: Floats = (rows_MD / np.maximum(norm_M, 1e-12)).astype(np.float32)
+    return unit
