@@ -1,18 +1,16 @@
-"""What a ring costs over a queue: its selection, the loss, a training step, memory; and how well
-its bounds are learned.
+"""What a ring costs over a queue: its selection, the loss, a training step, memory.
 
     .venv/bin/python benchmarks/queues.py
     .venv/bin/python benchmarks/queues.py --only loss --repetitions 5
 
 selection   a ring of 256 anchors over a queue of 65,536 against a full `torch.sort` of the same
             similarities
-loss        NT-Xent over that queue, forward and backward, with an exact and a learned ring against
-            the plain loss; for comparison the plain loss as it is usually written, in autograd
+loss        NT-Xent over that queue, forward and backward, with a ring against the plain loss; for
+            comparison the plain loss as it is usually written, in autograd
 step        views, encoders, loss, backward, optimiser, momentum: `moco+ring` against `moco`;
             resnet10, 32×32, batch 256, queue 4,096
 memory      what one call of the loss adds at its peak, in a process of its own, in row blocks ×
             queue
-bounds      the learned bounds of a ring against the exact quantiles, on frozen features
 
 Interleaved repetitions, medians; for the steps the median of the difference, so that slow phases of
 the machine fall on both.
@@ -21,7 +19,6 @@ the machine fall on both.
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import statistics
 import subprocess
@@ -45,7 +42,7 @@ from kinfolk.objectives import NTXentLoss
 from kinfolk.pairs import Block, Pairs
 
 D, TEMPERATURE, LOWER, UPPER = 128, 0.2, 0.9, 0.99
-BATCH, QUEUE, NUM_SAMPLES = 256, 65_536, 100_000
+BATCH, QUEUE = 256, 65_536
 ROWS = 64  # of a block, as many as the engine takes for such a queue on a CPU
 
 
@@ -61,13 +58,8 @@ def features(number: int, clusters: int = 30, seed: int = 0) -> Tensor:
     )
 
 
-def rings() -> dict[str, kf.Ring]:
-    return {
-        "exact ring": kf.Ring(lower=LOWER, upper=UPPER, num_samples=NUM_SAMPLES),
-        "learned ring": kf.Ring(
-            lower=LOWER, upper=UPPER, num_samples=NUM_SAMPLES, boundaries="learned"
-        ),
-    }
+def detectors() -> dict[str, kf.Ring | None]:
+    return {"plain": None, "ring": kf.Ring(lower=LOWER, upper=UPPER)}
 
 
 def table(times: dict[str, list[float]], base: str, wanted: dict[str, float]) -> None:
@@ -120,15 +112,13 @@ def loss(repetitions: int) -> None:
     pairs, queries = queue_pairs()
     runs: dict[str, Callable[[], object]] = {}
     for compiles in (False, True):
-        for name, detector in {"plain": None, **rings()}.items():
+        for name, detector in detectors().items():
             objective = NTXentLoss(temperature=TEMPERATURE, detector=detector, compile=compiles)
-            # learned bounds have left their start, and what is compiled is ready
-            for _ in range(3):
-                objective.on(pairs)
+            objective.on(pairs)  # what is compiled is ready
             called = f"{name}, compiled" if compiles else name
             runs[called] = lambda objective=objective: objective.on(pairs).backward()  # type: ignore[misc]
     runs["plain, in autograd"] = lambda: autograd(queries, pairs).backward()  # type: ignore[no-untyped-call]
-    table(interleaved(runs, repetitions, 0.2), "plain", {"exact ring": 1.8, "learned ring": 1.1})
+    table(interleaved(runs, repetitions, 0.2), "plain", {"ring": 1.8})
 
 
 def autograd(queries: Tensor, pairs: Pairs) -> Tensor:
@@ -179,35 +169,30 @@ def step(steps: int, filling: int = 18) -> None:
         " fill the queue, median difference"
     )
     arguments = {"lower": LOWER, "upper": UPPER, "anneal": "none"}
-    for method in ("moco+ring", "moco+ring:learned"):
-        runs = {"moco": stepper("moco", {}, pixels), method: stepper(method, arguments, pixels)}
-        times: dict[str, list[float]] = {name: [] for name in runs}
-        for number in range(filling + steps):
-            for name in list(runs) if number % 2 else list(runs)[::-1]:
-                start = time.perf_counter()
-                runs[name](number)
-                if number >= filling:
-                    times[name].append(time.perf_counter() - start)
-        base = statistics.median(times["moco"])
-        overhead = (
-            100
-            * statistics.median(b - a for a, b in zip(times["moco"], times[method], strict=True))
-            / base
-        )
-        said = verdict(overhead, 3.0) if method == "moco+ring" else ""
-        print(f"  moco {base * 1e3:7.1f} ms   {method:18} {overhead:+5.1f} %   {said}")
+    runs = {"moco": stepper("moco", {}, pixels), "ring": stepper("moco+ring", arguments, pixels)}
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(filling + steps):
+        for name in list(runs) if number % 2 else list(runs)[::-1]:
+            start = time.perf_counter()
+            runs[name](number)
+            if number >= filling:
+                times[name].append(time.perf_counter() - start)
+    base = statistics.median(times["moco"])
+    differences = (b - a for a, b in zip(times["moco"], times["ring"], strict=True))
+    overhead = 100 * statistics.median(differences) / base
+    said = verdict(overhead, 3.0)
+    print(f"  moco {base * 1e3:7.1f} ms   moco+ring {overhead:+5.1f} %   {said}")
 
 
 def peak(rows: int, detector: str) -> float:
     """MB that one call adds at its peak."""
     pairs, _ = queue_pairs()
-    made: dict[str, kf.Ring | None] = {"plain": None, **rings()}
     z = features(64).requires_grad_()
-    first = NTXentLoss(
-        temperature=TEMPERATURE, detector=kf.Ring(lower=LOWER, upper=UPPER, num_samples=64)
-    )(z, z, torch.arange(64))
+    first = NTXentLoss(temperature=TEMPERATURE, detector=kf.Ring(lower=LOWER, upper=UPPER))(
+        z, z, torch.arange(64)
+    )
     first.backward()  # loads what torch loads at the first call
-    objective = NTXentLoss(temperature=TEMPERATURE, detector=made[detector], block_rows=rows)
+    objective = NTXentLoss(temperature=TEMPERATURE, detector=detectors()[detector], block_rows=rows)
     Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
     before = process_memory("VmRSS")
     objective.on(pairs).backward()  # type: ignore[no-untyped-call]
@@ -220,7 +205,7 @@ def memory() -> None:
         "\nmemory: what one call adds at its peak, forward + backward; a normalised copy of the"
         f" queue, {copy:.0f} MB, is part of it"
     )
-    for detector in ("plain", *rings()):
+    for detector in detectors():
         for rows in (16, 64, 256):
             command = [sys.executable, __file__, "--peak", str(rows), detector]
             megabytes = float(
@@ -234,48 +219,11 @@ def memory() -> None:
             )
 
 
-def bounds(visits: int, number: int = 16_384, queue: int = 8192) -> None:
-    print(
-        f"\nbounds: {number} frozen features, queue {queue}, batches of {BATCH}, {visits} visits;"
-        " error against the exact quantile over all"
-    )
-    z, detector = (
-        features(number),
-        kf.Ring(lower=LOWER, upper=UPPER, num_samples=number, boundaries="learned").train(),
-    )
-    g, held = torch.Generator().manual_seed(0), torch.randperm(number)[:queue]
-    for _ in range(visits):
-        for ids in torch.randperm(number, generator=g).split(BATCH):  # type: ignore[no-untyped-call]
-            sim = z[ids] @ z[held].T
-            own = ids.unsqueeze(1) == held
-            sim.masked_fill_(own, -torch.inf)
-            found = detector.find(Block(sim, ids, held, 1, len(held) - own.sum(1)))
-            detector.observe(ids, found.update)
-            held = torch.cat([held, ids])[-queue:]
-    assert detector.boundaries is not None
-    judged = torch.randperm(number, generator=g)[:1000]
-    sim = z[judged] @ z.T
-    sim[torch.arange(len(judged)), judged] = -torch.inf
-    order = sim.sort(1).values[:, 1:]
-    for name, share in (("lower", LOWER), ("upper", UPPER)):
-        learned = getattr(detector.boundaries.store, f"{name}_level")[judged]
-        error = learned - order[:, math.floor(share * order.shape[1])]
-        below = (order < learned.unsqueeze(1)).float().mean()
-        figures = (
-            f"mean error {error.abs().mean():.4f}, root mean square"
-            f" {error.square().mean().sqrt():.4f}"
-        )
-        print(f"  {name}  {figures}; {below:.4f} below, wanted {share}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="What a ring costs over a queue.")
-    parser.add_argument(
-        "--only", nargs="*", choices=["selection", "loss", "step", "memory", "bounds"]
-    )
+    parser.add_argument("--only", nargs="*", choices=["selection", "loss", "step", "memory"])
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--steps", type=int, default=70)
-    parser.add_argument("--visits", type=int, default=10)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
         "--peak",
@@ -297,7 +245,6 @@ def main() -> None:
         "loss": lambda: loss(options.repetitions),
         "step": lambda: step(options.steps),
         "memory": memory,
-        "bounds": lambda: bounds(options.visits),
     }
     for name, part in parts.items():
         if options.only is None or name in options.only:

@@ -72,7 +72,6 @@ def held() -> list[Held]:
 
     import kinfolk as kf
     from kinfolk.clustering.labels import PseudoLabels
-    from kinfolk.detectors.ring_learned import Boundaries
     from kinfolk.stores import Bank, Queue
     from kinfolk.stores.per_sample import Collected
 
@@ -145,7 +144,6 @@ def held() -> list[Held]:
             lambda N: 16,
             lambda N: kf.GloFND(num_samples=N, alpha=0.01, shared=True),
         ),
-        Held("two thresholds", "`ring:learned`", "32·N", lambda N: 32 * N, Boundaries),
         Held(
             "`Bank`",
             "`ir`, `la`, `cmc`",
@@ -210,7 +208,6 @@ def steps() -> list[Sent]:
         Sent("their gradient", "the same", "8·B·D", lambda b: 8 * b * D),
         Sent("ids and u", "`sogclr`", "12·B", lambda b: 12 * b),
         Sent("ids and thresholds, tracking", "`glofnd`", "32·B", lambda b: 32 * b),
-        Sent("ids and two thresholds", "`ring:learned`", "40·B", lambda b: 40 * b),
         Sent("rows of the queue", "`moco`, `pcl`", "B·(4·D + 8)", lambda b: b * (4 * D + 8)),
         Sent("rows of the bank", "`ir`, `la`", "B·(4·D + 8)", lambda b: b * (4 * D + 8)),
         Sent(

@@ -69,7 +69,6 @@ DETECTORS: dict[str, Callable[[], Detector | None]] = {
     "ifnd": lambda: IFND(num_samples=N, num_clusters=(3, 5), schedule="constant"),
     "ifnd, bank": lambda: IFND(num_samples=N, num_clusters=(3,), source="bank"),
     "ring": lambda: Ring(lower=0.3, upper=0.8),
-    "ring, learned": lambda: Ring(lower=0.3, upper=0.8, num_samples=N, boundaries="learned"),
     "ring, clusters": lambda: Ring(lower=0.3, upper=0.8, num_samples=N, num_clusters=(3, 4)),
     "ring, drawn": lambda: Ring(lower=0.3, upper=0.8, draw=3),
     "cave": lambda: Cave(num_samples=N, num_clusters=3),

@@ -48,8 +48,7 @@ LOSSES: dict[str, Callable[[bool], Any]] = {
         compile=c,
     ),
     "annealed": lambda c: NTXentLoss(
-        detector=Ring(num_samples=N, lower=0.3, upper=0.8, boundaries="learned", anneal="linear"),
-        compile=c,
+        detector=Ring(lower=0.3, upper=0.8, anneal="linear"), compile=c
     ),
     "two directions": lambda c: CLIPLoss(
         detector=Known(torch.tensor([[0, 2], [4, 8], [3, 5]]), num_samples=N), compile=c

@@ -38,7 +38,7 @@ CHOSEN = ("none", "glofnd", "glofnd, shared", "glofnd, late", "fnc, degrees", "f
 CASES = [
     (loss, detector, ACTIONS[(i + j) % 3], (i + j) % 2 == 0)
     for i, loss in enumerate(LOSSES)
-    for j, detector in enumerate((*CHOSEN, "ring, learned", "oracle"))
+    for j, detector in enumerate((*CHOSEN, "ring, clusters", "oracle"))
     if (i + 2 * j) % 3 == 0 or detector in ("glofnd", "fnc, all")
 ]
 

@@ -12,10 +12,10 @@ from kinfolk.pairs import Pairs, two_views
 
 
 def test_two_views_are_sample_major() -> None:
-    z1, z2 = torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0], [4.0]])
+    z1, z2 = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([[-3.0, 0.0], [0.0, -4.0]])
     pairs = two_views(z1, z2, torch.tensor([7, 9]))
-    assert pairs.anchors.flatten().tolist() == [1, 3, 2, 4]
-    assert pairs.positives.flatten().tolist() == [3, 1, 4, 2]
+    assert pairs.anchors.tolist() == [[1, 0], [-1, 0], [0, 1], [0, -1]]
+    assert pairs.positives.tolist() == [[[-1, 0]], [[1, 0]], [[0, -1]], [[0, 1]]]
     assert pairs.candidate_ids.tolist() == [7, 7, 9, 9]
     assert pairs.anchors is pairs.candidates
 

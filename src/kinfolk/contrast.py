@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.pairs import OUT, Action, Block, Kin, Pairs, check_answer
@@ -51,43 +52,49 @@ def weigh(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """(R, C) log w_ij; y_ij, None: nothing is attracted; bool, the candidates that are kin after
     `min_negatives`, None: none. `out_RC`: candidates that are never negatives."""
-    zero = sim_RC.new_zeros(())
-    out_RC = out_RC if kin.ignore is None else out_RC | kin.ignore
+    off = sim_RC.new_full((), OUT)  # multiplied, because `torch.where` is slower on a CPU
+    if kin.ignore is not None:
+        out_RC = out_RC | kin.ignore
+        sim_RC = torch.where(kin.ignore, OUT, sim_RC)
     if kin.degree is None:
-        return torch.where(out_RC, OUT, zero), None, None
+        return out_RC * off, None, None
     graded, attracts = kin.degree.is_floating_point(), policy.action == "attract"
     kin_RC = (kin.degree > 0 if graded else kin.degree) & ~out_RC
-    degree = kin.degree.to(sim_RC.dtype) if graded else zero + 1
+    degree = kin.degree.to(sim_RC.dtype) if graded else off / off
     if attracts and policy.attracted_stay:
-        return torch.where(out_RC, OUT, zero), kin_RC * degree, kin_RC
-    removed = degree  # the share of their weight that kin lose
-    if policy.action == "eliminate":
-        removed = zero + 1
-    elif not attracts and not graded:
-        removed = zero + (1 - policy.kin_weight)
-    gone_RC = kin_RC & (removed > 1 - 8 * torch.finfo(sim_RC.dtype).eps)
+        return out_RC * off, kin_RC * degree, kin_RC
+    removed: Tensor | None = None  # the share of their weight that kin lose; None: all of it
+    if policy.action == "reweight" and not graded:
+        removed = off.new_full((), 1 - policy.kin_weight)
+    elif policy.action != "eliminate" and graded:
+        removed = degree
+    near_one = 1 - 8 * torch.finfo(sim_RC.dtype).eps
+    gone_RC = kin_RC if removed is None else kin_RC & (removed > near_one)
     kin_RC = kin_RC & ~spare(sim_RC, out_RC, gone_RC, policy.min_negatives)
-    log_w_RC = torch.where(kin_RC, torch.log1p(-removed).clamp(min=OUT), zero)
-    return log_w_RC.masked_fill_(out_RC, OUT), kin_RC * degree if attracts else None, kin_RC
+    y_RC = kin_RC * degree if attracts else None
+    if removed is None:
+        return (out_RC | kin_RC) * off, y_RC, kin_RC
+    log_w_RC = kin_RC * torch.log1p(-removed).clamp(min=OUT) + out_RC * off
+    return log_w_RC, y_RC, kin_RC
 
 
 def spare(sim_RC: Tensor, out_RC: Tensor, gone_RC: Tensor, min_negatives: int) -> Tensor:
     """(R, C) bool: kin that stay negatives, because their row would have fewer than
-    `min_negatives`.
+    `min_negatives`. `sim_RC`: `OUT` where `out_RC`.
 
     They are the least similar ones. Ties, up to rounding, are treated alike, so that the order of
     the candidates does not matter."""
     number = min(min_negatives, sim_RC.shape[1])
     if number == 0:
         return torch.zeros_like(gone_RC)
-    gone_sim_RC = torch.where(gone_RC, sim_RC, torch.inf)
-    if number == 1:  # the default, and much faster
-        few_R1, cut_R1 = (out_RC | gone_RC).all(1, keepdim=True), gone_sim_RC.amin(1, keepdim=True)
+    missing_R1 = number - (~(out_RC | gone_RC)).sum(1, dtype=torch.int32, keepdim=True)
+    if number == 1:  # the default; where one is missing, all candidates are gone
+        cut_R1 = F.threshold(sim_RC, -2.0, math.inf).amin(1, keepdim=True)
     else:
-        missing_R1 = number - (~(out_RC | gone_RC)).sum(1, keepdim=True)
+        gone_sim_RC = torch.where(gone_RC, sim_RC, torch.inf)
         least_RK = gone_sim_RC.topk(number, 1, largest=False).values
-        few_R1, cut_R1 = missing_R1 > 0, least_RK.gather(1, (missing_R1 - 1).clamp(0, number - 1))
-    cut_R1 = torch.where(few_R1, cut_R1 + 8 * torch.finfo(sim_RC.dtype).eps, OUT)
+        cut_R1 = least_RK.gather(1, (missing_R1 - 1).clamp(0, number - 1).long())
+    cut_R1 = torch.where(missing_R1 > 0, cut_R1 + 8 * torch.finfo(sim_RC.dtype).eps, OUT)
     return gone_RC & (sim_RC <= cut_R1)
 
 
@@ -194,7 +201,9 @@ def block_loss(
     if part.owners_C is not None:
         out_bC = out_bC | ((part.owners_C >= 0) & (part.owners_C != ids_b.unsqueeze(1)))
         out_RC = out_bC.repeat_interleave(views, 0)
-    seen_RC, seen_RP = torch.where(out_RC, OUT, sim_RC.detach()), pos_RP.detach()
+    hidden_b1C = (out_bC * sim_RC.new_full((), OUT)).unsqueeze(1)
+    seen_RC = (sim_RC.detach().view(len(ids_b), views, -1) + hidden_b1C).flatten(0, 1)
+    seen_RP = pos_RP.detach()
     if part.degree_RP is not None:
         seen_RP = seen_RP[:, :1]  # the first is the other view, the rest are retrieved keys
     num_negatives_b = len(c) - out_bC.sum(1, dtype=torch.int32)

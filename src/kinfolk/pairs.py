@@ -7,7 +7,7 @@ P positives per anchor, R rows of a block, b samples of a block (R = b·V), G gu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import torch
@@ -38,7 +38,7 @@ class Pairs:
     groups: Tensor | None = None  # (B,) known positives: no negatives of each other
     candidate_groups: Tensor | None = None  # (C,)
     candidate_owners: Tensor | None = None  # (C,) the only sample it counts for; < 0: all
-    unit_candidates: bool = False  # they have unit norm already, as those of a queue or a bank
+    unit: bool = False  # anchors, candidates and positives have unit norm already
     # (A, P) of each positive: 1 attracted, 0 only repelled, < 0 absent
     degree: Tensor | None = None
     local_candidates: bool = False  # this rank's part of the batch, to be gathered from all ranks
@@ -181,6 +181,27 @@ def two_views(z1: Tensor, z2: Tensor, ids: Tensor) -> Pairs:
     if z1.shape != z2.shape or z1.ndim != 2 or not z1.numel():
         shapes = f"`z1` (={tuple(z1.shape)}) and `z2` (={tuple(z2.shape)})"
         raise ValueError(f"{shapes} must have one shape (batch, embedding), neither of them 0")
-    ids = integer_ids(ids, z1.device)
-    views, others = (torch.stack(pair, 1).flatten(0, 1) for pair in ((z1, z2), (z2, z1)))
-    return Pairs(views, views, others.unsqueeze(1), ids, ids.repeat_interleave(2), num_views=2)
+    ids, views_B2D = integer_ids(ids, z1.device), unit(torch.stack((z1, z2), 1))
+    views, others = views_B2D.flatten(0, 1), views_B2D.flip(1).view(-1, 1, z1.shape[1])
+    return Pairs(views, views, others, ids, ids.repeat_interleave(2), num_views=2, unit=True)
+
+
+def unit(z: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The same directions with unit norm, in float32 at least."""
+    if z.is_complex():
+        raise ValueError("embeddings must be real numbers; received complex ones")
+    dtype = dtype or (torch.float64 if z.dtype == torch.float64 else torch.float32)
+    return torch.nn.functional.normalize(z.to(dtype), dim=-1)
+
+
+def to_unit(pairs: Pairs) -> Pairs:
+    """The pairs with unit norm, in float32, or in float64 if one of them is."""
+    given = (pairs.anchors, pairs.candidates, pairs.positives)
+    dtype = torch.float64 if any(z.dtype == torch.float64 for z in given) else torch.float32
+    if pairs.unit and all(z.dtype == dtype for z in given):
+        return pairs
+    anchors = unit(pairs.anchors, dtype)
+    same = pairs.candidates is pairs.anchors
+    candidates = anchors if same else unit(pairs.candidates, dtype)
+    positives = unit(pairs.positives, dtype)
+    return replace(pairs, anchors=anchors, candidates=candidates, positives=positives)

@@ -95,13 +95,6 @@ def test_traffic_is_what_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
         wire, kf.NTXentLoss(temperature=0.1, detector=kf.GloFND(num_samples=SAMPLES, alpha=0.1))
     ) - plain == expected("ids and thresholds, tracking")
     assert step(
-        wire,
-        kf.NTXentLoss(
-            temperature=0.1,
-            detector=kf.Ring(lower=0.2, upper=0.9, num_samples=SAMPLES, boundaries="learned"),
-        ),
-    ) - plain == expected("ids and two thresholds")
-    assert step(
         wire, kf.NTXentLoss(temperature=0.1, detector=kf.IFND(num_samples=SAMPLES, source="bank"))
     ) - plain == expected("collected embeddings")
     for store in (Queue(64, scale.D), Bank(SAMPLES, scale.D)):
@@ -144,7 +137,6 @@ PER_SAMPLE: dict[str, Callable[[int], nn.Module]] = {
     "`glofnd` with `tracking` and one α for each sample": lambda N: kf.GloFND(
         num_samples=N, alpha=torch.full((N,), 0.1)
     ),
-    "`ring:learned`": lambda N: kf.Ring(lower=0.3, upper=0.8, num_samples=N, boundaries="learned"),
     "labels of `oracle`": lambda N: kf.Oracle(torch.zeros(N, dtype=torch.int64)),
 }
 

@@ -20,7 +20,7 @@ def test_everything_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     variants = [
         f"{name}:{variant}" for name, kind in DETECTORS.items() for variant in kind.variants
     ]
-    assert "ring:learned" in variants
+    assert "positive_margin:absolute" in variants
     for name in (*FRAMEWORKS, *DETECTORS, *variants, *KNOWN, *recipe_names()):
         assert name in text
     assert "framework[+detector[:variant][:action]]" in text

@@ -93,7 +93,7 @@ def test_an_argument_by_position_is_refused() -> None:
 
 OF_DETECTOR: dict[str, dict[str, Any]] = {
     "cave": {"num_clusters": 3},
-    "ring": {"lower": 0.2, "upper": 0.9, "boundaries": "learned"},
+    "ring": {"lower": 0.2, "upper": 0.9, "num_clusters": 3},
     "known": {"pairs": torch.tensor([[0, 2]])},
     "guide": {"features": torch.eye(8), "alpha": 0.2},
     "neighbours": {"num_clusters": 3},

@@ -15,7 +15,7 @@ def detectors() -> dict[str, Detector]:
         "glofnd, alpha per sample": kf.GloFND(num_samples=6, alpha=torch.linspace(0, 0.3, 6)),
         "glofnd, adam": kf.GloFND(num_samples=6, alpha=0.1, rule="adam"),
         "start": kf.StartAt(kf.GloFND(num_samples=6, alpha=0.1), epoch=1),
-        "ring": kf.Ring(lower=0.2, upper=0.9, num_samples=6, boundaries="learned"),
+        "ring": kf.Ring(lower=0.2, upper=0.9, anneal="knn"),
         "ifnd": kf.IFND(num_samples=6, num_clusters=(2,)),
         "hierarchy": kf.Hierarchy(num_samples=6),
     }

@@ -119,17 +119,13 @@ def test_the_whole_ring_is_the_base_loss_bit_for_bit(objective: NTXentLoss | Sog
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.parametrize(
-    "arguments", [{}, {"boundaries": "learned"}, {"num_clusters": (2, 3)}, {"draw": 3}]
-)
+@pytest.mark.parametrize("arguments", [{}, {"num_clusters": (2, 3)}, {"draw": 3}])
 def test_gradient_equals_finite_differences(action: Action, arguments: dict[str, Any]) -> None:
     detector = Ring(lower=0.3, upper=0.8, num_samples=5, **arguments)
     if detector.due(0):
         detector.refresh(torch.randn(5, 3, generator=torch.Generator().manual_seed(0)), 0.0)
     loss_fn = NTXentLoss(temperature=0.5, detector=detector, action=action).double()
-    z, other = views(3, 5, 3), views(33, 5, 3)
-    # learned levels are then no similarity of `z`, where the loss would jump
-    loss_fn(other[0], other[1], torch.arange(5))
+    z = views(3, 5, 3)
 
     def call(x: Tensor) -> Tensor:
         loss_fn.train("draw" in arguments)
@@ -140,18 +136,14 @@ def test_gradient_equals_finite_differences(action: Action, arguments: dict[str,
     assert torch.autograd.gradcheck(call, (z.requires_grad_(),))
 
 
-@pytest.mark.parametrize("arguments", [{}, {"boundaries": "learned"}])
-def test_the_order_of_candidates_changes_nothing(arguments: dict[str, Any]) -> None:
+def test_the_order_of_candidates_changes_nothing() -> None:
     g = torch.Generator().manual_seed(1)
     anchors, queue, positives = (
         torch.randn(n, 5, generator=g, dtype=torch.float64) for n in (4, 60, 4)
     )
     order, ids = torch.randperm(60, generator=g), torch.arange(60)
     one, other = (
-        NTXentLoss(
-            temperature=0.2, detector=Ring(lower=0.5, upper=0.9, num_samples=60, **arguments)
-        ).double()
-        for _ in range(2)
+        NTXentLoss(temperature=0.2, detector=Ring(lower=0.5, upper=0.9)).double() for _ in range(2)
     )
     first = one.on(Pairs(anchors, queue, positives.unsqueeze(1), torch.arange(4), ids))
     second = other.on(
@@ -161,7 +153,7 @@ def test_the_order_of_candidates_changes_nothing(arguments: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("arguments", [{}, {"boundaries": "learned"}, {"draw": 2}])
+@pytest.mark.parametrize("arguments", [{}, {"draw": 2}])
 def test_cold_and_coarse_stay_finite(dtype: torch.dtype, arguments: dict[str, Any]) -> None:
     loss_fn = NTXentLoss(
         temperature=0.01, detector=Ring(lower=0.5, upper=0.9, num_samples=12, **arguments)
@@ -183,7 +175,7 @@ def test_cold_and_coarse_stay_finite(dtype: torch.dtype, arguments: dict[str, An
     ("action", "arguments", "bounds"),
     pairwise(
         ACTIONS,
-        [{}, {"boundaries": "learned"}, {"num_clusters": 1}, {"draw": 1}],
+        [{}, {"num_clusters": 1}, {"draw": 1}],
         [(0.0, 0.001), (0.5, 0.5001), (0.99, 1.0), (0.999, 0.9999)],
     ),
 )
@@ -315,11 +307,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         r"`anneal_epochs` \(=0\) must be at least 1",
     ),
     ({"lower": 0, "upper": 1, "anneal_jumps": 0}, r"`anneal_jumps` \(=0\) must be at least 1"),
-    (
-        {"lower": 0, "upper": 1, "boundaries": "soft"},
-        r"`boundaries` \(='soft'\) must be one of exact, learned",
-    ),
-    ({"lower": 0, "upper": 1, "boundaries": "learned"}, "`num_samples` must be given"),
     ({"lower": 0, "upper": 1, "num_clusters": 3}, "`num_samples` must be given"),
     (
         {"lower": 0, "upper": 1, "num_clusters": 9, "num_samples": 4},
@@ -337,20 +324,14 @@ def test_wrong_arguments_are_refused_with_name_value_and_rule() -> None:
 
 def test_ids_are_needed_where_state_is_kept_by_them() -> None:
     z = views(0)
-    kept: list[dict[str, Any]] = [{"boundaries": "learned"}, {"num_clusters": 2}]
-    for arguments in kept:
-        with pytest.raises(ValueError, match="`ids` must be given"):
-            NTXentLoss(
-                temperature=0.1, detector=Ring(lower=0.1, upper=0.9, num_samples=20, **arguments)
-            )(z[0], z[1])
+    ring = Ring(lower=0.1, upper=0.9, num_samples=20, num_clusters=2)
+    with pytest.raises(ValueError, match="`ids` must be given"):
+        NTXentLoss(temperature=0.1, detector=ring)(z[0], z[1])
 
 
 def test_the_grammar_knows_it() -> None:
-    made = build_detector(parse("simclr+ring:learned"), Context(30), {})
-    assert (
-        repr(made)
-        == "Ring(num_samples=30, lower=0.9, upper=0.99, anneal='linear', boundaries='learned')"
-    )
+    made = build_detector(parse("simclr+ring"), Context(30), {})
+    assert repr(made) == "Ring(num_samples=30, lower=0.9, upper=0.99, anneal='linear')"
 
 
 def test_an_annealed_ring_logs_its_lower_end() -> None:
@@ -361,15 +342,12 @@ def test_an_annealed_ring_logs_its_lower_end() -> None:
     assert Ring(lower=0.8, upper=1.0).metrics == {}
 
 
-@pytest.mark.parametrize("boundaries", ["exact", "learned"])
-def test_rows_without_negatives(boundaries: Any) -> None:
+def test_rows_without_negatives() -> None:
     """A single sample, a batch of one group, and one of two rows whose candidates are all its
     own."""
     g = torch.Generator().manual_seed(0)
     (one, other), ids = torch.randn(2, 4, 8, generator=g), torch.arange(4)
-    loss_fn = NTXentLoss(
-        temperature=0.1, detector=Ring(lower=0.1, upper=0.9, num_samples=4, boundaries=boundaries)
-    )
+    loss_fn = NTXentLoss(temperature=0.1, detector=Ring(lower=0.1, upper=0.9))
     assert loss_fn(one[:1], other[:1], ids[:1]) == 0
     second = Pairs(one[1:2], one[2:], other[1:2].unsqueeze(1), ids[1:2], torch.tensor([0, 0]))
     both = Pairs(one[:2], one[2:], other[:2].unsqueeze(1), ids[:2], torch.tensor([0, 0]))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.detectors import Ring, StartAt
-from kinfolk.detectors.ring import Anneal, Bounds, Policy
+from kinfolk.detectors.ring import Anneal, Policy
 from kinfolk.objectives import NTXentLoss
 
 
@@ -160,8 +160,7 @@ def test_it_stays_between_its_ends(policy: Policy, figures: list[float]) -> None
 
 
 @pytest.mark.parametrize("policy", ["none", "linear", "step", "knn", "loss"])
-@pytest.mark.parametrize("boundaries", ["exact", "learned"])
-def test_save_load_continue_is_uninterrupted(policy: Policy, boundaries: Bounds) -> None:
+def test_save_load_continue_is_uninterrupted(policy: Policy) -> None:
     start = None if policy == "none" else 0.7
 
     def made() -> NTXentLoss:
@@ -174,7 +173,6 @@ def test_save_load_continue_is_uninterrupted(policy: Policy, boundaries: Bounds)
                 anneal=policy,
                 start_upper=start,
                 anneal_epochs=3,
-                boundaries=boundaries,
             ),
         )
 

@@ -1,5 +1,5 @@
-"""Two gloo processes with unequal batches equal one on the joined batch: the ring, exact and
-learned, annealed in two ways, and Cave."""
+"""Two gloo processes with unequal batches equal one on the joined batch: the ring,
+annealed in two ways, and Cave."""
 
 from __future__ import annotations
 
@@ -17,19 +17,16 @@ from kinfolk.pairs import Pairs
 from tests.ranks import end_rank, spawn
 
 NUM_SAMPLES, SIZES, STEPS = 30, (5, 3), 6
-NAMES = ["exact", "learned", "linear", "loss", "clusters", "cave", "queue"]
+NAMES = ["exact", "linear", "loss", "clusters", "cave", "queue"]
 
 
 def detector(name: str) -> Detector:
     made: dict[str, Ring | Cave] = {
         "exact": Ring(lower=0.3, upper=0.8),
-        "queue": Ring(lower=0.3, upper=0.8, num_samples=NUM_SAMPLES, boundaries="learned"),
-        "learned": Ring(lower=0.3, upper=0.8, num_samples=NUM_SAMPLES, boundaries="learned"),
+        "queue": Ring(lower=0.3, upper=0.8),
         "linear": Ring(
             lower=0.6,
             upper=0.8,
-            num_samples=NUM_SAMPLES,
-            boundaries="learned",
             anneal="linear",
             start_upper=0.7,
             anneal_epochs=2,
@@ -37,8 +34,6 @@ def detector(name: str) -> Detector:
         "loss": Ring(
             lower=0.6,
             upper=0.8,
-            num_samples=NUM_SAMPLES,
-            boundaries="learned",
             anneal="loss",
             anneal_epochs=2,
         ),

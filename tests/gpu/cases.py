@@ -117,9 +117,6 @@ CASES: dict[str, Case] = {
         lambda N: kf.Guide(random(N, 4), temperature=0.5), action="attract"
     ),
     "NTXent + Ring": ntxent(lambda N: kf.Ring(lower=0.3, upper=0.8)),
-    "NTXent + Ring learned": ntxent(
-        lambda N: kf.Ring(lower=0.3, upper=0.8, num_samples=N, boundaries="learned")
-    ),
     "NTXent + Cave": ntxent(cave),
     "NTXent + IFND, two levels": ntxent(ifnd, action="attract"),
     "NTXent + Union": ntxent(lambda N: kf.Union(kf.FNC(top_k=2), oracle(N))),

@@ -139,9 +139,7 @@ def test_groups_of_the_queue_are_no_negatives() -> None:
     ids, queue_ids = torch.tensor([1, 5]), torch.tensor([0, 1, 2, 3, 4, 5, 6, 7])
     loss_fn = NTXentLoss(temperature=0.2)
     loss_fn.set_groups(GROUPS)
-    found = loss_fn.on(
-        Pairs(anchors, queue, anchors.unsqueeze(1), ids, queue_ids, unit_candidates=True)
-    )
+    found = loss_fn.on(Pairs(anchors, queue, anchors.unsqueeze(1), ids, queue_ids, unit=True))
     kept = [queue[[2, 3, 4, 5, 7]], queue[[0, 1, 2, 3, 4, 6, 7]]]
     expected = [
         torch.logsumexp(torch.cat((torch.ones(1), own @ z)) / 0.2, 0) - 1 / 0.2
@@ -260,7 +258,7 @@ COUNTED: dict[str, Callable[[Any], object]] = {
     "GloFND": lambda n: GloFND(num_samples=n, alpha=0.1),
     "IFND": lambda n: IFND(num_samples=n, num_clusters=(3,)),
     "Cave": lambda n: Cave(num_samples=n, num_clusters=3),
-    "Ring": lambda n: Ring(num_samples=n, lower=0.3, upper=0.8, boundaries="learned"),
+    "Ring": lambda n: Ring(num_samples=n, lower=0.3, upper=0.8, num_clusters=3),
     "Neighbours": lambda n: Neighbours(num_samples=n, num_clusters=3),
     "Hierarchy": lambda n: Hierarchy(num_samples=n),
     "Known": lambda n: Known(torch.tensor([[0, 1]]), num_samples=n),

@@ -33,7 +33,6 @@ METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"num_clusters": (3, 5), "schedule": "constant", "source": "bank"},
     ),
     "simclr+ring": ("simclr+ring", {}, {}),
-    "simclr+ring:learned": ("simclr+ring:learned", {}, {}),
     "simclr+cave": ("simclr+cave", {}, {"num_clusters": 3}),
     "simclr+neighbours": (
         "simclr+neighbours",

@@ -54,7 +54,6 @@ OF_DETECTOR: dict[str, dict[str, Any]] = {
     "known": {"pairs": torch.tensor([[0, 2], [4, 8], [3, 5], [7, 9], [10, 23], [1, 6], [11, 12]])},
     "ifnd": {"num_clusters": (3, 5), "schedule": "constant", "final_rate": 0.8},
     "ring": {"lower": 0.3, "upper": 0.8},
-    "ring, learned": {"lower": 0.3, "upper": 0.8, "boundaries": "learned"},
     "ring, clusters": {"lower": 0.3, "upper": 0.8, "num_clusters": (3, 4)},
     "neighbours": {"num_clusters": 4, "num_clusterings": 2, "num_background": 9},
     "guide": {"features": FEATURES, "alpha": 0.15},

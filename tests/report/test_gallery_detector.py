@@ -98,10 +98,6 @@ def test_only_training_samples_are_compared_and_each_run_of_the_report_alike() -
         ),
         (kf.FNC(alpha=0.1), ["exact", "FNC"]),
         (kf.Ring(lower=0.3, upper=0.9), ["lower, exact", "upper, exact"]),
-        (
-            kf.Ring(lower=0.3, upper=0.9, num_samples=2 * NUM, boundaries="learned"),
-            ["lower, exact", "upper, exact"],
-        ),  # never visited: not finite
         (kf.Ring(lower=0.0, upper=0.9), ["upper, exact"]),
         (kf.FNC(top_k=3), None),
         (kf.GloFND(num_samples=2 * NUM, alpha=0.0), None),

@@ -66,7 +66,7 @@ def methods() -> None:
         print_table(columns, rows, name_style="bold cyan")
     console.print(
         "[bold]Compose:[/] [cyan]framework\\[+detector\\[:variant]\\[:action]][/], as in"
-        " [cyan]simclr[/], [cyan]sogclr+glofnd[/], [cyan]moco+ring:learned[/] or"
+        " [cyan]simclr[/], [cyan]sogclr+glofnd[/], [cyan]moco+ring[/] or"
         " [cyan]simclr+oracle:attract[/] (which is SupCon)",
         soft_wrap=False,
     )

@@ -49,7 +49,7 @@ class Detector(Exact, ABC):
     needs: ClassVar[str] = ""
     default_action: ClassVar[Action] = "eliminate"
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Names that stand for arguments in a method name: `ring:learned`."""
+    """Names that stand for arguments in a method name: `positive_margin:absolute`."""
 
     num_samples: int | None = None
     """N, if anything is looked up by sample id: calls without ids are then refused."""

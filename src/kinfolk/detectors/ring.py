@@ -29,21 +29,13 @@ from torch import Tensor
 
 from kinfolk.clustering.labels import PseudoLabels
 from kinfolk.detectors.base import Bound, Detector, register
-from kinfolk.detectors.ring_learned import Boundaries
 from kinfolk.detectors.shared_labels import cluster_again, same_cluster
 from kinfolk.errors import require, require_choice
-from kinfolk.pairs import Block, Kin, above
+from kinfolk.pairs import Block, Kin
 from kinfolk.stores.per_sample import Exact, to_device
 
-Bounds = Literal["exact", "learned"]
 
-
-@register(
-    "ring",
-    "Wu et al., ICLR 2021",
-    "lower, upper",
-    variants={"learned": {"boundaries": "learned"}},
-)
+@register("ring", "Wu et al., ICLR 2021", "lower, upper")
 class Ring(Detector):
     """Negatives are the candidates that are neither too far from the anchor nor too close to it.
 
@@ -55,7 +47,7 @@ class Ring(Detector):
 
     Args:
         lower, upper: ω_ℓ < ω_u, shares in [0, 1].
-        num_samples: N, for learned bounds and clusters.
+        num_samples: N, for clusters.
         draw: number of negatives, drawn anew for each anchor and step from its ring without
             replacement (as IR does); None: the whole ring. From torch's global generator. In
             `eval()` the ring is taken whole.
@@ -67,13 +59,11 @@ class Ring(Detector):
             `lower` at all times, as the authors' configurations do.
         anneal_epochs: over how many epochs; None: a third of the training.
         anneal_jumps: of "step".
-        boundaries: "exact": order statistics of each row. "learned": two thresholds per sample; see
-            `ring_learned.py`.
         num_clusters: Ring + C_i: kin are the members of the anchor's k-means cluster (a tuple: of
             any of several clusterings), meant to be attracted; what is too close is left out.
         every, seed: epochs between two clusterings, and their seed.
 
-    State: how far the bounds have moved, the learned thresholds, the clusters.
+    State: how far the bounds have moved, and the clusters.
 
     Deviates from the paper in: the default of `anneal_epochs`, which is 100 there (of 300); the
     loss policy compares with the running mean of the loss, not with the step before.
@@ -97,7 +87,6 @@ class Ring(Detector):
         start_upper: float | None = None,
         anneal_epochs: int | None = None,
         anneal_jumps: int = 4,
-        boundaries: Bounds = "exact",
         num_clusters: int | tuple[int, ...] | None = None,
         every: int = 1,
         seed: int = 0,
@@ -107,23 +96,17 @@ class Ring(Detector):
             require(0 <= share <= 1, name, share, "in [0, 1]")
         require(lower < upper, "lower", lower, f"below `upper` (={upper})")
         require(draw is None or draw >= 1, "draw", draw, "at least 1")
-        require_choice("boundaries", boundaries, get_args(Bounds))
-        by_id = boundaries == "learned" or num_clusters is not None
-        if num_samples is None and by_id:
-            raise ValueError(
-                "`num_samples` must be given for learned boundaries and for clusters: they are kept"
-                " by sample id"
-            )
+        if num_samples is None and num_clusters is not None:
+            raise ValueError("`num_samples` must be given for clusters: they are kept by sample id")
         require(every >= 1, "every", every, "at least 1")
         self.final_upper, self.start_upper, self.draw, self.every = upper, start_upper, draw, every
-        self.num_samples = num_samples if by_id else None
+        self.num_samples = None if num_clusters is None else num_samples
         self.anneal = Anneal(anneal, start_lower, lower, anneal_epochs, anneal_jumps)
         if start_upper is not None:
             never = "None with `anneal` (='none'): the bounds then never move"
             require(anneal != "none", "start_upper", start_upper, never)
             higher = f"above `start_lower` (={start_lower}) and at most 1"
             require(start_lower < start_upper <= 1, "start_upper", start_upper, higher)
-        self.boundaries = Boundaries(num_samples or 0) if boundaries == "learned" else None
         self.clusters = None
         if num_clusters is not None:
             self.clusters = PseudoLabels(num_samples or 0, None, num_clusters, seed=seed)
@@ -161,13 +144,8 @@ class Ring(Detector):
         return moving if self.start_upper is None else {**moving, "ring_upper": self.upper}
 
     def bounds(self, ids: Tensor) -> list[Bound]:
-        learned = {} if self.boundaries is None else self.boundaries.store.read(ids)
         shares = {"lower": self.lower, "upper": self.upper}
-        return [
-            Bound(name, 1 - share, learned.get(f"{name}_level"))
-            for name, share in shares.items()
-            if 0 < share < 1
-        ]
+        return [Bound(name, 1 - share) for name, share in shares.items() if 0 < share < 1]
 
     def prepare(self, ids_C: Tensor, candidates_CD: Tensor, guide_CG: Tensor | None) -> Tensor:
         """(2,) the present shares, as a tensor: no reason to compile anew."""
@@ -178,33 +156,17 @@ class Ring(Detector):
 
     @torch.no_grad()
     def find(self, block: Block) -> Kin:
-        update: Mapping[str, Tensor] = {}
         shares = self._shares(block.sim_RC.device) if block.prepared is None else block.prepared
-        lower, upper = shares.unbind(0)
-        if self.boundaries is None:
-            close_RC, far_RC = exact(block, lower, upper)
-        else:
-            if self.training:
-                update, lower_b, upper_b = self.boundaries.learn(block, lower, upper)
-            else:
-                state = self.boundaries.store.read(block.ids)
-                lower_b, upper_b = state["lower_level"], state["upper_level"]
-            close_RC, far_RC = between(block, lower_b, upper_b)
+        close_RC, far_RC = exact(block, *shares.unbind(0))
         if self.draw is not None and self.training:
-            ring_RC = (block.sim_RC > -2) & ~far_RC & (close_RC == 0)
+            ring_RC = (block.sim_RC > -2) & ~far_RC & ~close_RC
             far_RC = far_RC | (ring_RC & ~draw(ring_RC, self.draw))
         if self.clusters is None:
-            return Kin(close_RC, far_RC, update)
-        same_RC, outside_RC = same_cluster(self.clusters, block), far_RC | (close_RC > 0)
+            return Kin(close_RC, far_RC)
+        same_RC, outside_RC = same_cluster(self.clusters, block), far_RC | close_RC
         # an empty ring drops nothing
         bare_R1 = ~((block.sim_RC > -2) & ~outside_RC).any(1, keepdim=True)
-        return Kin(same_RC, outside_RC & (same_RC == 0) & ~bare_R1, update)
-
-    def observe(
-        self, ids: Tensor, update: Mapping[str, Tensor], is_finite: Tensor | None = None
-    ) -> None:
-        if self.boundaries is not None:
-            self.boundaries.observe(ids, update, is_finite)
+        return Kin(same_RC, outside_RC & (same_RC == 0) & ~bare_R1)
 
     def on_metric(self, name: str, value: float) -> None:
         self.anneal.on_metric(value)
@@ -231,13 +193,6 @@ def exact(block: Block, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         for place_R in (first_R, close_R)
     )
     return (block.sim_RC >= level_R) & (close_R < n_R).unsqueeze(1), block.sim_RC < far_R
-
-
-def between(block: Block, lower_b: Tensor, upper_b: Tensor) -> tuple[Tensor, Tensor]:
-    """(R, C) too close: above `upper_b`; (R, C) bool too far: below `lower_b`, but never all."""
-    lower_R = block.per_row(torch.minimum(lower_b, upper_b)).to(block.sim_RC.dtype)
-    least_R1 = torch.minimum(lower_R, block.sim_RC.amax(1)).unsqueeze(1)
-    return above(block, upper_b), block.sim_RC < least_R1
 
 
 def index(share: Tensor, n_R: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from kinfolk.detectors.base import Detector, Space
 from kinfolk.errors import require, warn_if_warmup_too_long
 from kinfolk.objectives import Objective
-from kinfolk.objectives.base import unit
+from kinfolk.pairs import unit
 from kinfolk.stats import Stats
 from kinfolk.stores.per_sample import OnHost
 

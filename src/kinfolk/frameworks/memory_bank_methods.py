@@ -31,7 +31,7 @@ from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import LocalAggregationLoss, NTXentLoss, Objective
 from kinfolk.objectives.base import Shared
 from kinfolk.objectives.ntxent import Estimate, without_estimate
-from kinfolk.pairs import Pairs, integer_ids
+from kinfolk.pairs import Pairs, integer_ids, unit
 from kinfolk.stores import Bank, Draw
 from kinfolk.stores.per_sample import finite
 
@@ -75,13 +75,13 @@ def bank_pairs(
     z: Tensor, bank: Bank, ids: Tensor, draw: Draw | None, collected: Tensor | None = None
 ) -> Pairs:
     """Pairs of `z` (B, D) and the drawn entries of a bank, or all of them."""
-    positives, candidates = bank.read(ids).unsqueeze(1), bank.features
+    positives, candidates = unit(bank.read(ids)).unsqueeze(1), bank.features
     if draw is None:
         chosen = torch.arange(bank.num_samples, device=ids.device)
     else:
         chosen = draw.ids(ids.device)
         candidates = candidates if draw.everything else candidates[chosen]
-    return Pairs(z, candidates, positives, ids, chosen, unit_candidates=True, collected=collected)
+    return Pairs(unit(z), candidates, positives, ids, chosen, unit=True, collected=collected)
 
 
 class IR(BankFramework):

@@ -30,9 +30,8 @@ from kinfolk.errors import require, warn_if_queue_too_large
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size, projection_head
 from kinfolk.objectives import NTXentLoss, Objective
-from kinfolk.objectives.base import unit
 from kinfolk.objectives.ntxent import Estimate
-from kinfolk.pairs import Pairs, integer_ids
+from kinfolk.pairs import Pairs, integer_ids, unit
 from kinfolk.stats import Stats
 from kinfolk.stores import Queue
 from kinfolk.stores.per_sample import check_num_samples, finite
@@ -201,7 +200,7 @@ class MoCo(MomentumFramework):
         keys, row_ids = self.make_keys(second), ids.repeat_interleave(number)
         candidates, candidate_ids = self.queue.candidates(keys, row_ids)
         pairs = Pairs(
-            queries, candidates, keys.unsqueeze(1), ids, candidate_ids, number, unit_candidates=True
+            unit(queries), candidates, keys.unsqueeze(1), ids, candidate_ids, number, unit=True
         )
         if self.has_teacher:
             pairs = replace(pairs, guide=keys, candidate_guide=candidates)
@@ -283,12 +282,8 @@ class MoCoV3(MomentumFramework):
         losses, stats = [], Stats.empty(ids.device)
         for query, key in zip(queries, reversed(keys), strict=True):
             pairs = Pairs(
-                query,
-                key,
-                key.unsqueeze(1),
-                ids,
-                ids,
-                unit_candidates=True,
+                *(unit(query), key, key.unsqueeze(1), ids, ids),
+                unit=True,
                 local_candidates=True,
                 collected=key,
             )

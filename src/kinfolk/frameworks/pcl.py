@@ -34,7 +34,7 @@ from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import NTXentLoss
 from kinfolk.objectives.ntxent import Estimate
 from kinfolk.objectives.prototypes import proto_nce
-from kinfolk.pairs import Pairs, integer_ids, two_views
+from kinfolk.pairs import Pairs, integer_ids, two_views, unit
 from kinfolk.stores.per_sample import Exact, check_ids, check_num_samples, to_device
 
 
@@ -212,12 +212,8 @@ class PCL(ClusteringFramework, MomentumFramework):
         keys = self.make_keys(views[1])
         candidates, candidate_ids = self.queue.candidates(keys, ids)
         pairs = Pairs(
-            queries,
-            candidates,
-            keys.unsqueeze(1),
-            ids,
-            candidate_ids,
-            unit_candidates=True,
+            *(unit(queries), candidates, keys.unsqueeze(1), ids, candidate_ids),
+            unit=True,
             collected=keys,
         )
         loss = self.objective.on(pairs) + self._prototype_term(queries, ids)

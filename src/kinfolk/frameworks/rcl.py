@@ -36,7 +36,7 @@ from kinfolk.frameworks.moco import MomentumFramework, MomentumSchedule, both_or
 from kinfolk.models.heads import embedding_size, prediction_head
 from kinfolk.objectives import RelativeContrastLoss
 from kinfolk.objectives.base import Shared
-from kinfolk.pairs import Pairs, integer_ids
+from kinfolk.pairs import Pairs, integer_ids, unit
 from kinfolk.stores.per_sample import OnHost, StepRandom, check_ids, is_broken, to_device
 
 _BLOCK_ELEMENTS = 1 << 22
@@ -162,13 +162,8 @@ class SupportFramework(MomentumFramework, ABC):
             degree = same_AHK.mean(1) if number == 1 else same_AHK.flatten(0, 1)
         positives = found_AKD.repeat_interleave(number, 0)
         pairs = Pairs(
-            anchors,
-            support,
-            positives,
-            ids,
-            support_ids,
-            2 * number,
-            unit_candidates=True,
+            *(unit(anchors), support, positives, ids, support_ids, 2 * number),
+            unit=True,
             degree=degree,
             collected=keys,  # embeddings as returned by `embed`, not predictions
         )

@@ -19,9 +19,9 @@ from kinfolk.detectors.base import InGuideSpace
 from kinfolk.frameworks.base import BatchFramework
 from kinfolk.frameworks.moco import MomentumCopy, teacher_of
 from kinfolk.objectives import NTXentLoss, Objective, SogCLRLoss
-from kinfolk.objectives.base import Shared, unit
+from kinfolk.objectives.base import Shared
 from kinfolk.objectives.ntxent import Estimate
-from kinfolk.pairs import integer_ids, two_views
+from kinfolk.pairs import integer_ids, two_views, unit
 
 MOMENTUM = 0.99
 
@@ -98,7 +98,7 @@ class SimCLR(TaughtBatch):
         ids, features = integer_ids(ids, views.device), self.encoder(views.flatten(0, 1))
         z, w = (head(features).chunk(2) for head in (self.head, self.second_head))
         first, second = (two_views(one, other, ids) for one, other in (z, w))
-        seen = unit(first.anchors.detach())
+        seen = first.anchors.detach()
         second = replace(second, guide=seen, candidate_guide=seen, collected=seen)
         return self.first_objective.on(first) + self.objective.on(second)
 

@@ -25,7 +25,7 @@ from kinfolk.contrast import (
 )
 from kinfolk.detectors.base import Detector
 from kinfolk.errors import require
-from kinfolk.pairs import ACTIONS, Action, Pairs, integer_ids, two_views
+from kinfolk.pairs import ACTIONS, Action, Pairs, integer_ids, to_unit, two_views
 from kinfolk.stats import Stats
 from kinfolk.stores.per_sample import (
     check_ids,
@@ -358,23 +358,3 @@ def group_keys(ids: Tensor, group_ids: Tensor) -> Tensor:
         tensor([ 0,  0, -8, -6])
     """
     return torch.where(group_ids >= 0, group_ids, -1 - ids)
-
-
-def to_unit(pairs: Pairs) -> Pairs:
-    """The pairs with unit norm, in float32, or in float64 if one of them is."""
-    given = (pairs.anchors, pairs.candidates, pairs.positives)
-    if any(z.is_complex() for z in given):
-        raise ValueError("embeddings must be real numbers; received complex ones")
-    dtype = torch.float64 if any(z.dtype == torch.float64 for z in given) else torch.float32
-    anchors, candidates, positives = unit(pairs.anchors, dtype), pairs.candidates, pairs.positives
-    if candidates is pairs.anchors:
-        candidates = anchors
-    elif not (pairs.unit_candidates and candidates.dtype == dtype):
-        candidates = unit(candidates, dtype)
-    return replace(pairs, anchors=anchors, candidates=candidates, positives=unit(positives, dtype))
-
-
-def unit(z: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """The same directions with unit norm, in float32 at least."""
-    dtype = dtype or (torch.float64 if z.dtype == torch.float64 else torch.float32)
-    return nn.functional.normalize(z.to(dtype), dim=-1)

@@ -28,10 +28,10 @@ from kinfolk import distributed
 from kinfolk.contrast import Rows, State
 from kinfolk.detectors.base import Detector
 from kinfolk.errors import require
-from kinfolk.objectives.base import Objective, Settings, group_keys, unit
+from kinfolk.objectives.base import Objective, Settings, group_keys
 from kinfolk.objectives.ntxent import NTXentLoss
 from kinfolk.objectives.sogclr import AveragedLoss, SogCLRLoss
-from kinfolk.pairs import Pairs, integer_ids
+from kinfolk.pairs import Pairs, integer_ids, unit
 from kinfolk.stats import Stats
 
 
@@ -114,12 +114,20 @@ class TwoTowers(Settings, ABC):
         if group_ids is not None:
             keys = group_keys(ids, integer_ids(group_ids, image.device, "group_ids"))
 
+        dtype = torch.promote_types(image.dtype, text.dtype)
+        image, text = unit(image.to(dtype)), unit(text.to(dtype))
+
         def one_way(anchors: Tensor, others: Tensor) -> Pairs:
-            pairs = Pairs(anchors, others, others.unsqueeze(1), ids, ids, local_candidates=True)
-            pairs = replace(pairs, groups=keys, candidate_groups=keys)
+            pairs = Pairs(
+                *(anchors, others, others.unsqueeze(1), ids, ids),
+                groups=keys,
+                candidate_groups=keys,
+                local_candidates=True,
+                unit=True,
+            )
             if objective.detector is None or objective.detector.guide != "modality":
                 return pairs
-            guide = unit(others.detach(), torch.float32)  # compared with the anchor's positive
+            guide = others.detach()  # compared with the anchor's positive
             return replace(pairs, guide=guide, candidate_guide=guide)
 
         first = one_way(image, text)
@@ -165,9 +173,10 @@ def with_negatives(
     if groups is not None:
         groups = integer_ids(groups, z.device, "negative_group_ids")
         keys_BK = torch.where(groups >= 0, groups, keys_BK)
+    z = unit(z)
     added = {"candidates": z, "candidate_ids": ids_BK, "candidate_groups": keys_BK}
     if pairs.candidate_guide is not None:
-        added["candidate_guide"] = unit(z.detach(), torch.float32)
+        added["candidate_guide"] = z.detach()
     found: dict[str, Any] = {
         name: torch.cat((getattr(pairs, name), each.flatten(0, 1))) for name, each in added.items()
     }

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from kinfolk import distributed
 from kinfolk.contrast import Contrast, Policy, Rows, State, contrast
 from kinfolk.errors import require
-from kinfolk.objectives.base import Objective, unit
-from kinfolk.pairs import OUT, Action, Pairs
+from kinfolk.objectives.base import Objective
+from kinfolk.pairs import OUT, Action, Pairs, unit
 
 
 class PrototypeCrossEntropy(nn.Module):

@@ -52,7 +52,7 @@ from kinfolk.training.settings import require_identity, result_settings, setting
 
 FOREIGN = "weights.json"
 """The file that marks a folder as weights from elsewhere; see `foreign_weights`."""
-UNUSED = (".detector.store.tail", ".boundaries.turn")
+UNUSED = (".detector.store.tail",)
 """State of learned thresholds in checkpoints of earlier versions, needed only to train on."""
 
 
