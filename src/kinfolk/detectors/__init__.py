@@ -8,23 +8,21 @@ import importlib
 import pkgutil
 
 from kinfolk.detectors.base import DETECTORS, Detector, Graded, StartAt, StopAt, register
-from kinfolk.detectors.cave import Cave
+from kinfolk.detectors.clusters import Cave, Neighbours
 from kinfolk.detectors.components import Components
-from kinfolk.detectors.fnc import FNC
+from kinfolk.detectors.fnc import FNC, PositiveMargin
 from kinfolk.detectors.glofnd import GloFND
-from kinfolk.detectors.guide import Guide
+from kinfolk.detectors.guide import Guide, Teacher
 from kinfolk.detectors.hierarchy import Hierarchy
 from kinfolk.detectors.ifnd import IFND
-from kinfolk.detectors.known import Known
-from kinfolk.detectors.neighbours import Neighbours
-from kinfolk.detectors.oracle import Oracle
-from kinfolk.detectors.positive_margin import PositiveMargin
+from kinfolk.detectors.known import Known, Oracle
 from kinfolk.detectors.ring import Ring
-from kinfolk.detectors.teacher import Teacher
 from kinfolk.detectors.union import Union
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
+for _name in sorted(DETECTORS):  # the order of all tables
+    DETECTORS[_name] = DETECTORS.pop(_name)
 
 __all__ = [
     "DETECTORS",

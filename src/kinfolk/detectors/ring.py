@@ -28,15 +28,15 @@ import torch
 from torch import Tensor
 
 from kinfolk.clustering.labels import PseudoLabels
-from kinfolk.detectors.base import Bound, Detector, register
-from kinfolk.detectors.shared_labels import cluster_again, same_cluster
+from kinfolk.detectors.base import Bound, register
+from kinfolk.detectors.clusters import Clustering, same_cluster
 from kinfolk.errors import require, require_choice
 from kinfolk.pairs import Block, Kin
 from kinfolk.stores.per_sample import Exact, to_device
 
 
 @register("ring", "Wu et al., ICLR 2021", "lower, upper")
-class Ring(Detector):
+class Ring(Clustering):
     """Negatives are the candidates that are neither too far from the anchor nor too close to it.
 
     Of the anchor's n negatives, from far to close, those at ⌊lower·n⌋ ≤ i < ⌊upper·n⌋ remain.
@@ -174,12 +174,6 @@ class Ring(Detector):
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)
         self.anneal.set_progress(epoch, num_epochs)
-
-    def due(self, epoch: int) -> bool:
-        return self.clusters is not None and epoch % self.every == 0
-
-    def refresh(self, features: Tensor | None, progress: float) -> None:
-        cluster_again(self.clusters, features)
 
 
 def exact(block: Block, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,7 @@ from kinfolk.objectives.bimodal import (
 )
 from kinfolk.objectives.fastclip import FastCLIPLoss
 from kinfolk.objectives.ntxent import NTXentLoss
-from kinfolk.objectives.prototypes import LocalAggregationLoss
-from kinfolk.objectives.relative import RelativeContrastLoss
+from kinfolk.objectives.prototypes import LocalAggregationLoss, RelativeContrastLoss
 from kinfolk.objectives.sogclr import SogCLRLoss
 
 __all__ = [

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors import Neighbours
-from kinfolk.detectors.neighbours import distant
+from kinfolk.detectors.clusters import distant
 from kinfolk.objectives import NTXentLoss
 from kinfolk.pairs import OUT
 from tests.detectors.blocks import dropped, kin, random_block
