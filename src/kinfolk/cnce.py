@@ -23,8 +23,7 @@ candidates in the support, K negatives drawn, D embedding, R draws.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -35,7 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kinfolk.errors import UsageError, show_progress
+from kinfolk.errors import UsageError, require, show_progress
 from kinfolk.seeding import derive_seed, generator
 
 # ---- the estimators
@@ -93,7 +92,7 @@ def log_ratio(positive_A: Tensor, negatives_AK: Tensor) -> Tensor:
 
 
 def support(ordered_AC: Tensor, lower: float, upper: float = 100.0) -> Tensor:
-    """(A, M) the scores between two percentiles of each row of ascending scores, at least one."""
+    """(A, M) the scores between two percentiles of each row of ascending scores."""
     first, last = bounds(ordered_AC.shape[1], lower, upper)
     return ordered_AC[:, first:last]
 
@@ -105,19 +104,16 @@ def bounds(num_candidates: int, lower: float, upper: float = 100.0) -> tuple[int
             f"`lower` (={lower}) and `upper` (={upper}) must be percentiles, 0 <= lower < upper"
             " <= 100"
         )
-    if num_candidates < 1:
-        raise ValueError(f"`num_candidates` (={num_candidates}) must be at least 1")
+    require(num_candidates >= 1, "num_candidates", num_candidates, "at least 1")
     first = min(math.floor(num_candidates * lower / 100), num_candidates - 1)
     return first, max(math.ceil(num_candidates * upper / 100), first + 1)
 
 
 def draw(kept_AM: Tensor, num_negatives: int, generator: torch.Generator) -> Tensor:
-    """(A, K) scores drawn from each row, independently and with replacement, by the inverse of the
-    distribution function. It counts from the top, so that supports with the same upper end pick
-    their largest score with the same random number.
-    """
-    if num_negatives < 1:
-        raise ValueError(f"`num_negatives` (={num_negatives}) must be at least 1")
+    """(A, K) scores drawn from each row with replacement, by the inverse of the distribution
+    function. It counts from the top, so that supports with the same upper end pick their largest
+    score with the same random number."""
+    require(num_negatives >= 1, "num_negatives", num_negatives, "at least 1")
     shape, size = (len(kept_AM), num_negatives), kept_AM.shape[1]
     share_AK = torch.rand(*shape, generator=generator, device=kept_AM.device, dtype=torch.float64)
     below_top_AK = (share_AK * size).long().clamp_(max=size - 1)
@@ -139,8 +135,7 @@ def scores(u_AD: Tensor, v_ND: Tensor, temperature: float) -> tuple[Tensor, Tens
             f"`u_AD` (={tuple(u_AD.shape)}) and `v_ND` (={tuple(v_ND.shape)}) must be (A, D) and"
             " (N, D) with A <= N and N at least 2"
         )
-    if not temperature > 0:
-        raise ValueError(f"`temperature` (={temperature}) must be above 0")
+    require(temperature > 0, "temperature", temperature, "above 0")
     u_AD, v_ND = (functional.normalize(each.double(), dim=1) for each in (u_AD, v_ND))
     score_AN = u_AD @ v_ND.T / temperature
     others = torch.ones_like(score_AN, dtype=torch.bool).fill_diagonal_(False)
@@ -155,7 +150,7 @@ SIGMA_EPSILON = ((1.0, 0.9), (0.9, 1.0))
 
 @dataclass(frozen=True)
 class Toy:
-    """Settings of the toy experiment; the defaults are those of the paper."""
+    """Settings of the experiment; the defaults are those of the paper."""
 
     num_points: int = 2000
     num_negatives: int = 100
@@ -168,12 +163,10 @@ class Toy:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            least = {"num_points": 2, "epochs": 0}.get(name, 1)
-            if name in ("lr", "temperature"):
-                if not value > 0:
-                    raise ValueError(f"`{name}` (={value}) must be above 0")
-            elif value < least:
-                raise ValueError(f"`{name}` (={value}) must be at least {least}")
+            least = {"num_points": 2, "epochs": 0, "lr": 0, "temperature": 0}.get(name, 1)
+            if value < least or (value == 0 and name != "epochs"):
+                rule = "above 0" if name in ("lr", "temperature") else f"at least {least}"
+                raise ValueError(f"`{name}` (={value}) must be {rule}")
 
 
 def true_information() -> float:
@@ -183,7 +176,7 @@ def true_information() -> float:
 
 
 def draw_points(num_points: int, seed: int, *key: int | str) -> tuple[Tensor, Tensor]:
-    """(N,), (N,): x and y of draws of Z + ε, a function of seed and key."""
+    """(N,), (N,): x and y of draws of Z + ε."""
 
     def normal(name: str, sigma: tuple[tuple[float, float], ...]) -> Tensor:
         draws = generator(seed, "toy", name, *key)
@@ -225,10 +218,8 @@ def train_critic(
     toy: Toy,
     seed: int,
     lower: float = 0.0,
-    after_epoch: Callable[[], object] | None = None,
 ) -> Critic:
-    """Trains a critic that maximises NCE on the points, or CNCE with negatives above the percentile
-    `lower`."""
+    """Trains a critic that maximises NCE, or CNCE with negatives above the percentile `lower`."""
     critic = Critic(toy, seed)
     # fused: one call per step
     optimizer = torch.optim.Adam(critic.parameters(), lr=toy.lr, weight_decay=0.0, fused=True)
@@ -247,8 +238,6 @@ def train_critic(
             optimizer.zero_grad()
             torch.autograd.backward(-ratio_B.mean())
             optimizer.step()
-        if after_epoch is not None:
-            after_epoch()
     return critic.requires_grad_(False)
 
 
@@ -300,17 +289,16 @@ def variance_study(
 ) -> dict[str, Any]:
     """Mean and variance of NCE and CNCE on fresh points of the toy, with a critic trained by NCE,
     for each number of negatives. The variance is that of theorem 3.2: of Z over draws of the
-    negatives with (u, v_1) fixed, averaged over anchors and seeds.
-    """
+    negatives with (u, v_1) fixed, averaged over anchors and seeds."""
     toy = toy or Toy()
     rows: list[list[dict[str, Any]]] = []
-    with _count_epochs(num_seeds, num_seeds, toy, progress) as after_epoch:
-        for seed in range(num_seeds):
-            points = draw_points(toy.num_points, seed, "train")
-            critic = train_critic(*points, toy, seed, after_epoch=after_epoch)
-            x_N, y_N = draw_points(toy.num_points, seed, "fresh")
-            u_AD, v_ND = critic.embed_x(x_N[:anchors]), critic.embed_y(y_N)
-            rows.append(by_negatives(u_AD, v_ND, toy.temperature, draws=draws, seed=seed))
+    require(num_seeds >= 1, "num_seeds", num_seeds, "at least 1")
+    seeds = range(num_seeds)
+    for seed in show_progress(seeds, num_seeds, "Training critics", enabled=progress):
+        critic = train_critic(*draw_points(toy.num_points, seed, "train"), toy, seed)
+        x_N, y_N = draw_points(toy.num_points, seed, "fresh")
+        u_AD, v_ND = critic.embed_x(x_N[:anchors]), critic.embed_y(y_N)
+        rows.append(by_negatives(u_AD, v_ND, toy.temperature, draws=draws, seed=seed))
     means = [
         same[0] | {key: fmean(row[key] for row in same) for key in ("mean", "variance")}
         for same in zip(*rows, strict=True)
@@ -328,8 +316,8 @@ def views_study(
     if views[0].ndim != 2 or views[0].shape != views[1].shape or len(views[0]) < 2:
         shapes = " and ".join(str(tuple(view.shape)) for view in views)
         raise UsageError(
-            f"the two views have the shapes {shapes}; both must have the same shape, samples ×"
-            " features, with at least two samples"
+            f"the two views have the shapes {shapes}; both must have one shape (samples, features),"
+            " with at least two samples"
         )
     if not all(bool(view.isfinite().all()) for view in views):
         raise UsageError("the two views contain values that are not finite")
@@ -354,10 +342,8 @@ def by_negatives(
     negatives: Sequence[int] = NEGATIVES,
     omegas: Sequence[float] = OMEGAS,
 ) -> list[dict[str, Any]]:
-    """Mean and variance over draws of the negatives. Row i of `u_AD` and row i of `v_ND` are two
-    views of one sample."""
-    if draws < 2:
-        raise ValueError(f"`draws` (={draws}) must be at least 2")
+    """Mean and variance over draws of the negatives. Row i of both are two views of one sample."""
+    require(draws >= 2, "draws", draws, "at least 2")
     positive_A, others_AC = scores(u_AD, v_ND, temperature)
     ordered_AC = others_AC.sort(1).values
     rows = []
@@ -389,20 +375,20 @@ def table_study(
     """Table 5: NCE and CNCE of the toy for each ω, mean and standard deviation over seeds.
 
     `critic` in the result is "nce" for the critic of each seed that is trained by NCE and measured
-    by every estimator, and "own" (with `train_each`) for a critic per ω that is trained by that
-    CNCE. Each is measured on its training points, as the paper seems to do, and on fresh points.
+    by every estimator, and "own" (with `train_each`) for a critic per ω, trained by that CNCE. Each
+    is measured on its training points and on fresh points.
     """
     toy = toy or Toy()
     found: dict[tuple[str, int, str], list[float]] = {}
     trained = tuple(PAPER) if train_each else (0,)
-    with _count_epochs(num_seeds, num_seeds * len(trained), toy, progress) as after_epoch:
-        for seed in range(num_seeds):
-            points = {part: draw_points(toy.num_points, seed, part) for part in ("train", "fresh")}
-            for omega in trained:
-                critic = train_critic(*points["train"], toy, seed, omega, after_epoch)
-                for part, (x_N, y_N) in points.items():
-                    for name, value in _measure(critic, x_N, y_N, toy, seed, omega):
-                        found.setdefault((*name, part), []).append(value)
+    require(num_seeds >= 1, "num_seeds", num_seeds, "at least 1")
+    plan = [(seed, omega) for seed in range(num_seeds) for omega in trained]
+    for seed, omega in show_progress(plan, len(plan), "Training critics", enabled=progress):
+        points = {part: draw_points(toy.num_points, seed, part) for part in ("train", "fresh")}
+        critic = train_critic(*points["train"], toy, seed, omega)
+        for part, (x_N, y_N) in points.items():
+            for name, value in _measure(critic, x_N, y_N, toy, seed, omega):
+                found.setdefault((*name, part), []).append(value)
     rows = []
     for (kind, omega, part), values in found.items():
         if kind != "premise":
@@ -433,20 +419,3 @@ def _measure(
         if trained == 0:
             yield ("nce", omega), estimate
             yield ("premise", omega), premise(ordered_AC, omega)
-
-
-@contextmanager
-def _count_epochs(
-    num_seeds: int, trainings: int, toy: Toy, progress: bool
-) -> Iterator[Callable[[], object]]:
-    """Yields a function to call after each epoch, which advances a progress bar."""
-    if num_seeds < 1:
-        raise ValueError(f"`num_seeds` (={num_seeds}) must be at least 1")
-    total = trainings * toy.epochs
-    bar = iter(show_progress(range(total), total, "Training critics", enabled=progress))
-    next(bar, None)  # shows the bar before the first epoch ends
-    try:
-        yield lambda: next(bar, None)
-    finally:
-        for _ in bar:  # finishes the bar after an interrupt too
-            pass

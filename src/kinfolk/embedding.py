@@ -64,8 +64,7 @@ def embed(
 ) -> Tensor:
     """(N, F) float32 on the CPU: the features of all samples in data order, or of `ids`.
 
-    The model is in evaluation mode meanwhile. Neither statistics nor random state change. The next
-    batch is read, and on a GPU copied, while the current one is computed.
+    The model is in evaluation mode meanwhile. Neither statistics nor random state change.
 
     Args:
         model: a framework, or a bare encoder that maps (B, 3, H, W) to (B, F).
@@ -163,11 +162,8 @@ def embed_in_parts(
     progress: bool = False,
     projected: bool = False,
 ) -> Tensor:
-    """As `embed`, of the samples 0 to N − 1, the same on every rank; each rank computes one part.
-
-    Since the last step every rank has its own running statistics of BatchNorm. All ranks use those
-    of rank zero, which are in the checkpoint.
-    """
+    """As `embed`, of the samples 0 to N − 1, the same on every rank; each rank computes one part,
+    with rank zero's running statistics of BatchNorm, which are in the checkpoint."""
     world = distributed.world_size()
     share_statistics(model)
     sizes = [num_samples // world + (rank < num_samples % world) for rank in range(world)]
@@ -189,7 +185,6 @@ def embed_in_parts(
 
 
 def share_statistics(model: nn.Module) -> None:
-    """Copies rank zero's running statistics of BatchNorm to all ranks."""
     if distributed.world_size() == 1:
         return
     for part in model.modules():
@@ -271,7 +266,6 @@ def _once(images: ImageData, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def require_labels(labels: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    """The labels; raises if there are none."""
     if labels is None or not (labels >= 0).any():
         raise UsageError(
             "the data has no labels to measure with; give labelled data, or --labels-from-folders"
@@ -281,8 +275,7 @@ def require_labels(labels: NDArray[np.int64] | None) -> NDArray[np.int64]:
 
 
 def divide(parts: Parts, seed: int, what: str) -> Divided:
-    """The parts, with a fifth of each class held out if there is no test split. `what` names the
-    caller in errors."""
+    """The parts, with a fifth of each class held out if there is no test split."""
     train = parts.train_ids, parts.train_x, parts.train_y
     if parts.test_ids is not None and parts.test_x is not None and parts.test_y is not None:
         test = parts.test_ids, parts.test_x, parts.test_y

@@ -42,15 +42,13 @@ def short(text: str, longest: int = LONGEST) -> str:
 
 
 def printable(text: str) -> str:
-    """A text with all characters escaped that are not printable, including line breaks."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def without_controls(value: object) -> object:
-    """For a page: a text with its control characters escaped except line breaks and tabs; other
-    values, such as HTML, as they are."""
+    """For a page: a text with its control characters escaped; other values as they are."""
     if type(value) is not str:
         return value
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), value)
@@ -68,7 +66,6 @@ def escape_cell(text: str) -> str:
 
 
 def unescape_cell(cell: str) -> str:
-    """The text from which `escape_cell` made this cell."""
 
     def letter(found: re.Match[str]) -> str:
         number = found[1] or found[2] or found[3]
@@ -80,7 +77,7 @@ def unescape_cell(cell: str) -> str:
 
 
 def utf8_key(key: str) -> str:
-    """A key that every table can store; bytes that are not valid Unicode are escaped."""
+    """A key that every table can store."""
     return key.encode("utf-8", "backslashreplace").decode()
 
 
@@ -106,11 +103,9 @@ class UsageError(KinfolkError):
 
 
 class InterruptedRunError(KinfolkError):
-    """A signal has ended a training, which can be resumed from its last checkpoint.
-
-    The newest one is kept in `latest`, so that the command line recognises the interruption even
-    where the code that was running answered with another error.
-    """
+    """A signal has ended a training, which can be resumed from its last checkpoint. The newest one
+    is kept in `latest`, so that the command line recognises the interruption even where the code
+    that was running answered with another error."""
 
     latest: ClassVar[InterruptedRunError | None] = None
 

@@ -24,19 +24,15 @@ Floats: TypeAlias = NDArray[np.float32]
 Ints: TypeAlias = NDArray[np.int64]
 
 FEWEST = 3
-_BLOCK_ELEMENTS = 1 << 22
-"""Number of values in a block while the rows are checked."""
-_EXACT_IN_FLOAT32 = (1e-30, 1e30)
-"""Range of one over the norm in which float32 is enough."""
+_BLOCK_ELEMENTS = 1 << 22  # values in a block while the rows are checked
+_EXACT_IN_FLOAT32 = (1e-30, 1e30)  # range of one over the norm in which float32 is enough
 KEYS = ("features", "embeddings", "embedding", "x")
 """Preferred names in a file with several arrays."""
-NOT_FEATURES = ("id", "index", "label", "split", "group", "key", "y", "class", "target")
-"""Columns of a .csv or .tsv file that describe the samples."""
 
 
 class Features:
     """(N, D) features, possibly memory-mapped, checked once; `rows` and `take` return unit-norm
-    float32. `name` is for messages."""
+    float32."""
 
     def __init__(self, array: NDArray[Any], name: str = "`features`") -> None:
         if array.ndim != 2 or array.shape[1] < 1:
@@ -105,13 +101,9 @@ def open_features(path: str | os.PathLike[str], key: str | None = None) -> NDArr
     suffix, kinds = path.suffix.lower(), ", ".join(SUFFIXES)
     if not path.exists():
         raise UsageError(f"there is no file or folder `{path}`; {_instead(path)}")
-    if path.is_dir():
-        raise UsageError(
-            f"`{path}` is a folder without config.yaml, so it is not a run; give a run folder or a"
-            f" file that ends in {kinds}"
-        )
-    if suffix not in SUFFIXES:
-        raise UsageError(f"`{path}` must be a run folder or end in {kinds}")
+    if path.is_dir() or suffix not in SUFFIXES:
+        why = " (this folder has no config.yaml)" if path.is_dir() else ""
+        raise UsageError(f"`{path}` must be a run folder{why} or a file that ends in {kinds}")
     if path.stat().st_size == 0:
         raise KinfolkError(f"`{path}` is empty; write the features again")
     try:
@@ -132,16 +124,14 @@ def open_features(path: str | os.PathLike[str], key: str | None = None) -> NDArr
 def choose_key(names: list[str], key: str | None, path: Path) -> str:
     """The name of the features among several arrays."""
     found = f"it contains {', '.join(names) or 'nothing'}"
-    if key is not None:
-        if key not in names:
-            raise UsageError(f"`{path}` contains no {key!r}; {found}")
-        return key
-    chosen = next((name for name in KEYS if name in names), names[0] if len(names) == 1 else None)
-    if chosen is None:
+    if key is not None and key not in names:
+        raise UsageError(f"`{path}` contains no {key!r}; {found}")
+    first = next((name for name in KEYS if name in names), names[0] if len(names) == 1 else None)
+    if key is None and first is None:
         raise UsageError(
             f"call the features in `{path}` `features`, or give their name with --key; {found}"
         )
-    return chosen
+    return str(key or first)
 
 
 def _npy(path: Path, key: str | None) -> NDArray[Any]:
@@ -182,7 +172,6 @@ def _torch(path: Path, key: str | None) -> NDArray[Any]:
 
 
 def _from_tensor(tensor: Any) -> NDArray[Any]:
-    """A tensor as an array; NumPy has no bfloat16."""
     if str(tensor.dtype) == "torch.bfloat16":
         tensor = tensor.float()
     array: NDArray[Any] = tensor.detach().cpu().numpy()
@@ -192,6 +181,7 @@ def _from_tensor(tensor: Any) -> NDArray[Any]:
 def _parquet(path: Path, key: str | None) -> NDArray[Any]:
     """One column of lists, or all columns of floats."""
     import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     def is_list(kind: Any) -> bool:
@@ -218,64 +208,20 @@ def _parquet(path: Path, key: str | None) -> NDArray[Any]:
         )
     if not lists:
         return np.stack([column.to_numpy() for column in table.columns], axis=1)
-    chunks = table.column(0).chunks
-    length_N = np.array(
-        [length for chunk in chunks for length in chunk.value_lengths().to_pylist()]
-    )
+    length_N = pc.list_value_length(table.column(0)).to_numpy()
     if (other_N := length_N != length_N[0]).any():
         row = other_N.argmax()
         raise KinfolkError(
             f"the rows of `{path}` have unequal lengths: {length_N[0]} in row 0 and {length_N[row]}"
             f" in row {row}; write it again"
         )
-    values = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in chunks]
-    return np.concatenate(values).reshape(len(table), -1)
-
-
-def _csv(path: Path, key: str | None) -> NDArray[Any]:
-    """All columns of numbers but those named in `NOT_FEATURES`. The first row is a header unless
-    all its cells are numbers."""
-    import pyarrow as pa
-    import pyarrow.csv as pc
-
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-    with path.open(encoding="utf-8-sig") as file:
-        first = file.readline().strip().split(delimiter)
-    table = pc.read_csv(
-        path,
-        read_options=pc.ReadOptions(autogenerate_column_names=all(map(_is_float, first))),
-        parse_options=pc.ParseOptions(delimiter=delimiter),
-    )
-    names = [
-        field.name
-        for field in table.schema
-        if (pa.types.is_floating(field.type) or pa.types.is_integer(field.type))
-        and field.name.lower() not in NOT_FEATURES
-    ]
-    if not names:
-        raise UsageError(
-            f"`{path}` has no columns of numbers that could be features; its columns are"
-            f" {', '.join(table.column_names[:8])}"
-        )
-    empty = next((name for name in names if table[name].null_count), None)
-    if empty is not None:
-        raise KinfolkError(f"`{path}` has empty cells in the column `{empty}`; remove or fill them")
-    return np.stack([table[name].to_numpy() for name in names], axis=1).astype(np.float64)
-
-
-def _is_float(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    values: NDArray[Any] = pc.list_flatten(table.column(0)).to_numpy()
+    return values.reshape(len(table), -1)
 
 
 _READERS: dict[str, Callable[[Path, str | None], NDArray[Any]]] = {
     ".npy": _npy,
     ".npz": _npz,
-    ".csv": _csv,
-    ".tsv": _csv,
     ".parquet": _parquet,
     ".safetensors": _safetensors,
     ".pt": _torch,
@@ -285,7 +231,6 @@ SUFFIXES = tuple(_READERS)
 
 
 def _instead(path: Path) -> str:
-    """What to give instead of a file that does not exist: one with a similar name, or a new one."""
     present = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
     similar = difflib.get_close_matches(path.name, present, n=1, cutoff=0.75)
     if similar:

@@ -58,10 +58,8 @@ class DamagedFileError(KinfolkError):
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Writes a file under a temporary name and renames it to `path` once its bytes are on the disk.
-
     The folder of `path` is created if it is missing, but not the one above it: a run folder that
-    was removed is an error.
-    """
+    was removed is an error."""
 
     def write_to(unfinished: Path) -> None:
         with open(unfinished, "wb") as file:
@@ -91,7 +89,6 @@ def write_by_name(path: Path, write: Callable[[Path], T]) -> T:
 
 
 def move_into_place(unfinished: Path, path: Path) -> None:
-    """Flushes a finished file to the disk and renames it to `path`, durably."""
     with open(unfinished, "rb+") as file:
         os.fsync(file.fileno())
     os.replace(unfinished, path)
@@ -99,13 +96,11 @@ def move_into_place(unfinished: Path, path: Path) -> None:
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether a file name is a temporary one that a killed process has left behind."""
     return UNFINISHED in name or name.endswith((".partial", ".part"))
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Removes the temporary files of killed processes from a folder that no other process writes
-    to at this time."""
+    """Removes the temporary files of killed processes from a folder."""
     for entry in folder.glob(f"*{UNFINISHED}*"):
         with contextlib.suppress(OSError):
             entry.unlink()
@@ -134,7 +129,6 @@ def _text_digest(text: str) -> str:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Appends a line to a text file and flushes it to the disk. The folder must exist."""
     with explain_write_errors(path):
         new = not path.exists()
         with open(path, "ab") as file:
@@ -197,7 +191,7 @@ def explain_file_errors(folder: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes a rename durable. Does nothing on systems where a folder cannot be opened."""
+    """Makes a rename durable, where a folder can be opened."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -215,7 +209,6 @@ def first_line(error: BaseException) -> str:
 
 
 def why_failed(error: BaseException) -> str:
-    """Describes an unexpected error in one line."""
     if isinstance(error, OSError) and error.errno in _REASONS and error.filename is not None:
         reason = _REASONS[error.errno]
         if error.errno in (errno.EACCES, errno.EPERM):  # it may have been for reading
@@ -263,7 +256,7 @@ def check_sealed_zip(path: Path) -> None:
 def write_safetensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Writes tensors atomically, with the digest of all bytes of the file in its metadata."""
+    """Writes tensors atomically, with the digest of the whole file in its metadata."""
     from safetensors.torch import save
 
     data = memoryview(save(dict(tensors)))
@@ -288,8 +281,8 @@ def write_safetensors(
 
 
 def check_safetensors(path: Path, metadata: Mapping[str, str], required: bool = False) -> None:
-    """Raises `DamagedFileError` if `path`, whose metadata is given, is not what `write_safetensors`
-    wrote. Files of other programs have no digest and are not checked unless it is `required`."""
+    """Raises `DamagedFileError` if `path` is not what `write_safetensors` wrote. Files of other
+    programs have no digest and are not checked unless it is `required`."""
     if (digest := metadata.get(DIGEST)) is None:
         if required or any(key.startswith("kinfolk") for key in metadata):
             raise DamagedFileError(
@@ -357,7 +350,6 @@ class _Hashing:
 
 
 def _reason(error: BaseException) -> str:
-    """By the first OSError in the chain of causes."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno is not None:
@@ -367,7 +359,6 @@ def _reason(error: BaseException) -> str:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process of this machine is running."""
     try:
         os.kill(pid, 0)
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")

@@ -137,9 +137,9 @@ def test_what_else_may_be_wrong(tmp_path: Path) -> None:
         ("ragged.parquet", None, "unequal lengths"),
         ("missing.parquet", None, "rows without features"),
         ("none.parquet", None, "has no rows"),
-        ("x.txt", None, "must be a run folder or end in"),
+        ("x.txt", None, "must be a run folder or a file that ends in"),
         ("gone.npy", None, "there is no file or folder"),
-        ("", None, "without config.yaml"),
+        ("", None, "has no config.yaml"),
     ):
         with pytest.raises(KinfolkError, match=words):
             Features(open_features(tmp_path / name, key))
@@ -176,18 +176,6 @@ def test_labels_from_every_kind_of_file(tmp_path: Path) -> None:
 def _text(path: Path) -> Path:
     path.write_text("x")
     return path
-
-
-@pytest.mark.parametrize("header", [True, False])
-def test_features_are_read_from_csv_with_and_without_a_header(tmp_path: Path, header: bool) -> None:
-    rows = [",".join(f"{value:.8g}" for value in row) for row in X[:50]]
-    if header:
-        rows = [
-            "key,label," + ",".join(f"f{i}" for i in range(5)),
-            *(f"a/{i}.png,{i % 3},{row}" for i, row in enumerate(rows)),
-        ]
-    (tmp_path / "x.csv").write_text("\n".join(rows))
-    np.testing.assert_allclose(open_features(tmp_path / "x.csv"), X[:50], rtol=1e-6)
 
 
 def test_features_are_read_from_torch_files_without_running_code(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_cifar100_is_built_in() -> None:
         ("child,parent\na,b\nb,c\nc,a\n", "goes in a circle: a → b → c → a"),
         ("child,parent\na,a\n", "goes in a circle: a → a"),
         ("child,parent\na,x\nb,y\n", r"has 2 roots \('x', 'y'\); add a line"),
-        ("child,parent\na,\n", "line 2 of .* gives 'a' no parent"),
+        ("child,parent\na,\n", "line 2 of .* must hold a child and its parent"),
         ("child,parent\n\na,b,c\n", "line 3 of .* must hold a child and its parent"),
         ("child,parent\na,b\na,c\n", "line 3 of .* gives 'a' a second parent, 'c'; it has 'b'"),
     ],

@@ -227,14 +227,13 @@ def test_a_column_of_lists_gives_a_sample_several_captions(tmp_path: Path) -> No
 
 def test_a_parquet_caption_that_is_not_utf8(tmp_path: Path) -> None:
     a, b = image_files(tmp_path, 2)
-    captions = pa.array([b"good", b"caf\xe9"], pa.binary()).view(pa.string())
-    for column in (captions, captions.view(pa.binary())):
-        pq.write_table(pa.table({"image": [a, b], "caption": column}), tmp_path / "t.parquet")
-        data = prepared(tmp_path / "t.parquet")
-        assert (data.samples.captions, data.quarantine) == (
-            ["good"],
-            [(b, "the caption is not valid UTF-8")],
-        )
+    captions = pa.array([b"good", b"caf\xe9"], pa.binary())
+    pq.write_table(pa.table({"image": [a, b], "caption": captions}), tmp_path / "t.parquet")
+    data = prepared(tmp_path / "t.parquet")
+    assert (data.samples.captions, data.quarantine) == (
+        ["good"],
+        [(b, "the caption is not valid UTF-8")],
+    )
 
 
 def test_known_positives_are_groups_of_samples(tmp_path: Path) -> None:
@@ -268,11 +267,7 @@ def test_known_positives_are_groups_of_samples(tmp_path: Path) -> None:
             "unexpected end of data, in the row that begins in line 2",
         ),
         (b'image,caption\na.png,x\nb.png,"two" dogs\n', "in the row that begins in line 3"),
-        ("image,caption\na.png,x\n".encode("utf-16"), "is UTF-16; save it as UTF-8"),
-        (
-            b"image;caption\na.png;x\n",
-            "its columns are 'image;caption'; its cells must be separated by commas",
-        ),
+        (b"image;caption\na.png;x\n", "its columns are 'image;caption'; another is chosen by"),
         (
             b"image\ngone.png\nalso.png\n",
             "all 2 images of .* were refused; the first is gone.png: there is no such file",
@@ -318,26 +313,6 @@ def test_a_caption_of_any_length_costs_its_own_row_alone(tmp_path: Path) -> None
         (a, "the caption has 200,000 characters; it must have fewer than 10,000")
     ]
     assert csv.field_size_limit() == before
-
-
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
-def test_bytes_that_are_no_text_in_parquet(tmp_path: Path, kind: pa.DataType) -> None:
-    a, b = image_files(tmp_path, 2)
-    raw = pa.array([b"good", b"caf\xe9"], pa.binary())
-    texts = pa.Array.from_buffers(pa.string(), 2, raw.buffers()).cast(kind, safe=False)
-    pq.write_table(pa.table({"image": [a, b], "caption": texts}), tmp_path / "t.parquet")
-    data = prepared(tmp_path / "t.parquet")
-    assert (data.samples.captions, data.quarantine) == (
-        ["good"],
-        [(b, "the caption is not valid UTF-8")],
-    )
-    lists = pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), texts)
-    pq.write_table(pa.table({"image": [a], "caption": lists}), tmp_path / "t.parquet")
-    data = prepared(tmp_path / "t.parquet")
-    assert (data.samples.captions, data.quarantine) == (
-        [("good",)],
-        [(f"{a}[2]", "the caption is not valid UTF-8")],
-    )
 
 
 def test_a_parquet_file_without_paths_is_refused_in_one_sentence(tmp_path: Path) -> None:

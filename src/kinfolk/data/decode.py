@@ -84,7 +84,6 @@ def read_bytes(place: Place) -> bytes:
 def read_file(
     place: Place, height: int, width: int, pixel_cap: int, with_digest: bool = True
 ) -> Read:
-    """Reads and decodes one file, or part of one."""
     size_bytes = modified_ns = 0
     try:
         status = os.stat(place if isinstance(place, str) else place[0])
@@ -104,8 +103,7 @@ def read_file(
 
 
 def decode(data: bytes | npt.NDArray[Any], height: int, width: int, pixel_cap: int) -> Decoded:
-    """Pixels of `height` × `width` (squashed, not cropped) from a file's bytes or from an array;
-    raises `RefusedError`."""
+    """Pixels of `height` × `width` (squashed, not cropped) from a file's bytes or an array."""
     if isinstance(data, np.ndarray):
         _check_cap(data.shape[1], data.shape[0], pixel_cap)
         if data.shape == (height, width, 3) and data.dtype == np.uint8:
@@ -140,8 +138,7 @@ def decode(data: bytes | npt.NDArray[Any], height: int, width: int, pixel_cap: i
 def squash(
     image: Image.Image, height: int, width: int, size: tuple[int, int] | None = None
 ) -> Decoded:
-    """Pixels of `height` × `width` of a Pillow image. `size`: (width, height) of its file, if it
-    was decoded at reduced scale."""
+    """`size`: (width, height) of the file, if it was decoded at reduced scale."""
     orientation, target, size = _orientation(image), (width, height), size or image.size
     if orientation >= 5:
         size, target = (size[1], size[0]), (height, width)
@@ -221,11 +218,8 @@ def _supported_formats() -> list[str]:
 
 def main() -> None:
     """The worker: reads requests from standard input until it ends (also when the parent dies),
-    writes pixels to a shared file and the other results to standard output.
-
-    A request is a list of places, the shared file, and the row of it from which on pixels are
-    written.
-    """
+    writes pixels to a shared file and the other results to standard output. A request is a list of
+    places, the shared file, and the row from which on pixels are written."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     setting = json.loads(sys.argv[3])
     size = setting[0] * setting[1] * 3

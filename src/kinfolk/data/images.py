@@ -24,17 +24,16 @@ if TYPE_CHECKING:
 
 @final
 class ImageData:
-    """All images as uint8, in memory, memory-mapped or streamed.
+    """All images as uint8, in memory, memory-mapped or streamed. Ids are positions.
 
     Args:
-        samples: ids are positions; training samples come first.
+        samples: training samples come first.
         cache: (R, H, W, 3) uint8; for streamed data, the reader of images.
         rows: (N,) the row of the cache of each sample, if samples share images.
         quarantine: (path, reason) of every refused image.
 
     Attributes: folder: of the pixel cache; None if the pixels are in memory. verify: raises if rows
-    of the cache are damaged. texts: of text pairs, which have no images: `pixels` are then (B, T)
-    tokens of the anchors.
+    of the cache are damaged. texts: of text pairs, whose `pixels` are (B, T) tokens of the anchors.
     """
 
     folder: Path | None = None
@@ -74,8 +73,7 @@ class ImageData:
 
     @property
     def num_ids(self) -> int:
-        """Number of ids that state is kept for: of the training samples and explicit negative
-        texts."""
+        """Number of ids of training samples and explicit negative texts."""
         return self.num_train + (0 if self.texts is None else len(self.texts.negatives))
 
     def of_ids(self, values: Tensor) -> Tensor:
@@ -85,7 +83,7 @@ class ImageData:
         )
 
     def pixels(self, ids: Tensor) -> Tensor:
-        """(B, H, W, 3) uint8, contiguous: the images of `ids` (B,)."""
+        """(B, H, W, 3) uint8, contiguous."""
         ids = ids.to("cpu", torch.int64)
         if self.texts is not None:
             return self.texts.anchors(ids)
@@ -117,7 +115,7 @@ class ImageData:
         return first.scatter_reduce(0, of_B, torch.arange(len(ids)), "amin"), of_B
 
     def once(self, ids: Tensor) -> Tensor:
-        """`ids` without later copies of the same image, in their order."""
+        """`ids` without later copies of the same image."""
         return ids[self.distinct(ids)[0].sort().values.to(ids.device)]
 
     def aspect(self, ids: Tensor) -> Tensor:
@@ -149,7 +147,7 @@ def _map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
 @final
 class Transfer:
     """Copies batches to a device. `prepare` is called with each batch there, e.g. to make its
-    views, and returns the batch to hand out."""
+    views."""
 
     def __init__(
         self, device: torch.device, prepare: Callable[[Batch], Batch] | None = None
@@ -171,7 +169,6 @@ class Transfer:
             torch.cuda.set_device(self.device)
 
     def pin(self, batch: Batch) -> Batch:
-        """The batch in pinned memory, from which a copy need not wait."""
         return _map_tensors(batch, Tensor.pin_memory) if self.has_streams else batch
 
     def send(self, batch: Batch) -> Sent:
@@ -198,8 +195,7 @@ class Transfer:
 def transfer_batches(
     read: Callable[[int], Batch], steps: Sequence[int], transfer: Transfer, threads: int
 ) -> Generator[Batch, None, None]:
-    """The batches `read(step)` of all `steps`, in order, on the device; `threads` are read at a
-    time."""
+    """The batches `read(step)` in order, on the device; `threads` are read at a time."""
     todo = deque(steps)
     with ThreadPoolExecutor(threads, "kinfolk-batches", transfer.enter_thread) as reader:
         reading: deque[Future[Batch]] = deque()
@@ -231,8 +227,7 @@ def transfer_batches(
 
 @final
 class HostCopy:
-    """A copy of a device tensor on its way to the host; `value` waits for it, and for nothing
-    else."""
+    """A copy of a device tensor on its way to the host; `value` waits for this copy alone."""
 
     def __init__(self, tensor: Tensor) -> None:
         tensor = tensor.detach()
@@ -260,7 +255,6 @@ class Returning:
         self._pending: list[HostCopy] = []
 
     def add(self, *results: Tensor) -> None:
-        """Starts copying the results, and writes those that were added before them."""
         copies = [HostCopy(result) for result in results]
         self.finish()
         self._pending = copies
@@ -268,7 +262,6 @@ class Returning:
             self.finish()
 
     def finish(self) -> None:
-        """Writes the last results."""
         pending, self._pending = self._pending, []
         if pending:
             self.write(*(copy.value() for copy in pending))

@@ -4,6 +4,7 @@ groups of known positives, which are never negatives of each other."""
 from __future__ import annotations
 
 import csv
+import graphlib
 import os
 import unicodedata
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -20,12 +21,11 @@ Caption = str | tuple[str, ...]
 """The caption of a sample, or several, of which one is drawn each time the sample is used."""
 
 VALIDATION_SPLITS = ("val", "valid", "validation")
-"""Names of a validation split, the only other split that may influence training."""
 TEST_SPLITS = ("test", *VALIDATION_SPLITS)
 """The splits that accuracy is measured on, in order of preference."""
 SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 SPLITS |= dict.fromkeys(VALIDATION_SPLITS, "val")
-"""Names of folders or archives at the top of a source, and the splits they are."""
+"""Names of folders at the top of a source, and the splits they are."""
 _ALIASES = {**SPLITS, "dev": "val", "": "train"}
 
 
@@ -48,19 +48,14 @@ _MOST = 1 << 31
 def encode_labels(
     values: Sequence[Any], what: str, classes: list[str] | None = None
 ) -> tuple[list[int | None], list[str] | None]:
-    """Class indices, and class names, of labels as users write them.
-
-    Whole numbers (also as text) are class indices; −1, None, NaN and "" mean unlabelled. Anything
-    else is the name of a class: the classes are the sorted names, or `classes` if given.
-    """
-    strange = next(
-        (value for value in values if isinstance(value, list | tuple | dict | set | np.ndarray)),
-        None,
-    )
-    if strange is not None:
+    """Class indices and class names. Whole numbers (also as text) are class indices; −1, None, NaN
+    and "" mean unlabelled; anything else is the name of a class, of the sorted names or
+    `classes`."""
+    strange = [x for x in values if isinstance(x, list | tuple | dict | set | np.ndarray)]
+    if strange:
         raise KinfolkError(
-            f"{what} has the label {short(repr(strange))}, which has several values; a label must"
-            " be one number or one text"
+            f"{what} has the label {short(repr(strange[0]))}, which has several values; a label"
+            " must be one number or one text"
         )
     present = {value for value in values if not _is_missing(value)}
     numbers = {value: number for value in present if (number := _as_int(value)) is not None}
@@ -101,8 +96,7 @@ def _as_int(value: Any) -> int | None:
 
 # Captions
 
-LONGEST = 10_000
-"""A caption of at least this many characters is a document or a mistake."""
+LONGEST = 10_000  # a caption of this many characters is a document or a mistake
 
 
 def captions_of(caption: Caption | None) -> tuple[str, ...]:
@@ -244,19 +238,22 @@ class Hierarchy:
             raise KinfolkError(
                 f"{name} has no line below its header; each line must name a child and its parent"
             )
-        self._refuse_cycle()
-        roots = sorted(set(self.parents.values()) - self.parents.keys())
-        if len(roots) > 1:
-            some = ", ".join(short(repr(root)) for root in roots[:3])
-            more = f" and {len(roots) - 3} more" if len(roots) > 3 else ""
+        try:
+            graphlib.TopologicalSorter({a: [b] for a, b in self.parents.items()}).prepare()
+        except graphlib.CycleError as error:
+            circle = " → ".join(map(short, error.args[1][::-1][:8]))
             raise KinfolkError(
-                f"{name} has {len(roots)} roots ({some}{more}); add a line for each that names a"
+                f"{name} goes in a circle: {circle}; a class can't be below itself"
+            ) from None
+        self.root, *others = sorted(set(self.parents.values()) - self.parents.keys())
+        if others:
+            some = ", ".join(short(repr(root)) for root in (self.root, *others[:2]))
+            raise KinfolkError(
+                f"{name} has {len(others) + 1} roots ({some}); add a line for each that names a"
                 " common parent"
             )
-        self.root = roots[0]
 
     def path(self, node: str) -> list[str]:
-        """The nodes from the root to `node`, both included."""
         if node not in self.parents and node != self.root:
             raise KinfolkError(
                 f"the class {node!r} of the data is not in {self.name}; add a line that names its"
@@ -268,30 +265,13 @@ class Hierarchy:
         return found[::-1]
 
     def at(self, classes: Sequence[str], depth: int) -> tuple[list[int], list[str]]:
-        """The new class index of each of `classes`, and the new classes, in alphabetical order."""
+        """The new index of each of `classes`, and the new classes, in alphabetical order."""
         if depth < 0:
             raise UsageError(f"`depth` (={depth}) must be 0, the root, or more")
         names = [self.path(name)[: depth + 1][-1] for name in classes]
         kept = sorted(set(names))
         place = {name: index for index, name in enumerate(kept)}
         return [place[name] for name in names], kept
-
-    def _refuse_cycle(self) -> None:
-        settled: set[str] = set()
-        for start in self.parents:
-            walk: dict[str, None] = {}
-            node: str | None = start
-            while node is not None and node not in settled:
-                if node in walk:
-                    steps = [*walk]
-                    circle = [*steps[steps.index(node) :], node]
-                    raise KinfolkError(
-                        f"{self.name} goes in a circle: {' → '.join(map(short, circle[:8]))}; a"
-                        " class can't be below itself"
-                    )
-                walk[node] = None
-                node = self.parents.get(node)
-            settled.update(walk)
 
 
 def open_hierarchy(spec: str | os.PathLike[str]) -> Hierarchy:
@@ -318,20 +298,16 @@ def open_hierarchy(spec: str | os.PathLike[str]) -> Hierarchy:
             f"{name} must begin with a line that names its two columns, `child` and `parent`"
         )
     for number, row in enumerate(rows[1:], 2):
-        child, *rest = cells = [cell.strip() for cell in row] or [""]
+        cells = [cell.strip() for cell in row]
         if not any(cells):
             continue
         line = f"line {number} of {name}"
-        if not child or len(rest) != 1:
+        if len(cells) != 2 or not all(cells):
             raise KinfolkError(f"{line} must hold a child and its parent; it holds {row}")
-        if not rest[0]:
+        child, parent = cells
+        if parents.setdefault(child, parent) != parent:
             raise KinfolkError(
-                f"{line} gives {child!r} no parent; name one, or leave the line out if it is the"
-                " root"
-            )
-        if parents.setdefault(child, rest[0]) != rest[0]:
-            raise KinfolkError(
-                f"{line} gives {child!r} a second parent, {rest[0]!r}; it has {parents[child]!r};"
+                f"{line} gives {child!r} a second parent, {parent!r}; it has {parents[child]!r};"
                 " keep one"
             )
     return Hierarchy(parents, name)

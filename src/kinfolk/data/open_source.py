@@ -99,7 +99,6 @@ def _open_path(
     columns: Columns,
     index_dir: str | Path | None,
 ) -> Source:
-    """The source of an existing file or folder."""
     name, kind = f"`{path}`", "folder" if path.is_dir() else path.name.lower()
     if (tables := find_hugging_face(path, columns.image_column)) is not None:
         if labels_from_folders:
@@ -134,7 +133,6 @@ def _open_path(
 
 
 def _where_else(path: Path) -> str:
-    """What to do about a path that does not exist."""
     if str(path).lower() in ("cifar10", "cifar100", "mnist"):
         return "; download it and give the path of its files"
     try:
@@ -145,8 +143,7 @@ def _where_else(path: Path) -> str:
 
 
 def typical_side(source: Source) -> int | None:
-    """The median length of the shorter side of up to 16 images, from which a training derives its
-    image size; None if none can be read."""
+    """The median of the shorter sides of up to 16 images; None if none can be read."""
     if source.native_size is not None:
         return min(source.native_size)
     number = len(source.items())
@@ -167,8 +164,8 @@ def _shorter_side(source: Source, index: int) -> int | None:
 
 
 def digits() -> ArraySource:
-    """1,797 handwritten digits, 8 × 8, 10 classes (Alpaydin and Kaynak, UCI 1998; the copy in
-    scikit-learn); every fifth image of each class is a test image."""
+    """1,797 handwritten digits, 8 × 8 (Alpaydin and Kaynak, UCI 1998; the copy in scikit-learn);
+    every fifth image of each class is a test image."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -257,17 +254,16 @@ def _whole_number(label: Any, name: str) -> int:
 # A folder of image files, with splits and classes from its sub-folders
 
 LOG = logging.getLogger("kinfolk.data")
-# Also formats that can't be decoded: better refused by name than left out silently.
+# also formats that can't be decoded: better refused by name than left out silently
 _IMAGE = frozenset(
     """.jpg .jpeg .jpe .jfif .png .apng .webp .gif .bmp .dib .tif .tiff .ppm .pgm .pbm .pnm .jp2
     .j2k .jpx .avif .tga .ico .heic .heif .svg .psd .eps .dng .cr2 .nef .arw""".split()  # noqa: SIM905
 )
-_MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\x00", b"MM\x00*")
 
 
 def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
     """All images below `root`, sorted by their relative path. `train/` at the top, alone or with
-    `test/` or `val/` (see `SPLITS`), makes splits; otherwise everything is "train"."""
+    `test/` or `val/`, makes splits; otherwise everything is "train"."""
     try:
         entries = list(os.scandir(root))
     except OSError as error:
@@ -327,7 +323,6 @@ def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
 
 
 def is_image_name(name: str) -> bool:
-    """Whether a file name has the extension of an image format."""
     return os.path.splitext(name)[1].lower() in _IMAGE
 
 
@@ -335,8 +330,7 @@ def _walk(
     folder: str, parts: tuple[str, ...], above: tuple[tuple[int, int], ...], refused: Refusals
 ) -> Iterator[tuple[tuple[str, ...], str, bool]]:
     """Yields (path parts, path, whether it is certainly a regular file) of every file that is not
-    hidden. Links to folders are followed unless they lead back; a folder that can't be read is
-    added to `refused`."""
+    hidden. Links to folders are followed unless they lead back."""
     try:
         here = os.stat(folder)
         if (here.st_dev, here.st_ino) in above:
@@ -365,25 +359,19 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def _inspect(path: str, is_regular: bool) -> str:
     """Returns "image", "other", or the reason why an image file is refused unread."""
-    is_named_image = is_image_name(path)
+    if not is_image_name(path):
+        return "other"
     try:
-        if not is_regular and not stat.S_ISREG(os.stat(path).st_mode):
-            return "not a regular file" if is_named_image else "other"
-        if is_named_image:
+        if is_regular or stat.S_ISREG(os.stat(path).st_mode):
             return "image"
-        with open(path, "rb") as file:
-            head = file.read(12)
     except OSError as error:
-        if not is_named_image:
-            return "other"
         is_link = os.path.islink(path)
-        gone, unreadable = (
-            "a link to a file that does not exist",
-            f"can't be read: {error.strerror}",
+        return (
+            "a link to a file that does not exist"
+            if is_link
+            else f"can't be read: {error.strerror}"
         )
-        return gone if is_link else unreadable
-    is_webp = head[:4] == b"RIFF" and head[8:] == b"WEBP"
-    return "image" if head.startswith(_MAGIC) or is_webp else "other"
+    return "not a regular file"
 
 
 def _is_hidden(name: str) -> bool:
@@ -391,5 +379,5 @@ def _is_hidden(name: str) -> bool:
 
 
 def _to_text(name: str) -> str:
-    """A file name as text that every table can hold: bytes that are not UTF-8 become \\xNN."""
+    """A file name as text that every table can hold."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")

@@ -1,8 +1,8 @@
 """Decoded pixels, in memory or in a cache folder that a later run finds again.
 
-In a cache folder `index.json` names a pixel file, its checksums and a table of samples. The index
-is written last, and holds digests of the small files and of itself; pixels have a checksum for each
-64 KiB. A small cache is verified when it is opened, and each part of a large one when it is first
+In a cache folder `index.json` names a pixel file, its checksums and a table of samples. It is
+written last, and holds digests of the small files and of itself; pixels have a checksum for each
+64 KiB. A small cache is verified when it is opened, each part of a large one when it is first
 read.
 """
 
@@ -80,17 +80,13 @@ class MemoryStore:
         return torch.from_numpy(self._array[: self.rows])
 
     def abandon(self) -> None:
-        """Memory needs no cleaning up."""
+        pass
 
 
 @final
 class FileStore:
-    """Rows appended to a file, which gets its name only when it is finished. It is written, not
-    mapped, so that a full disk is an error and not a crash.
-
-    Attributes:
-        checksums: CRC-32 of every chunk of `chunk` rows.
-    """
+    """Rows appended to a file, which gets its name when it is finished. It is written, not mapped,
+    so that a full disk is an error and not a crash. `checksums`: CRC-32 of every `chunk` rows."""
 
     def __init__(self, folder: Path | None, rows: int, height: int, width: int) -> None:
         self._shape, self.rows = (height, width), 0
@@ -109,7 +105,6 @@ class FileStore:
         self.checksums: list[int] = []
 
     def add(self, pixels: npt.NDArray[np.uint8]) -> None:
-        """Appends one image (H, W, 3)."""
         data = np.ascontiguousarray(pixels).data
         try:
             self._file.write(data)
@@ -139,14 +134,13 @@ class FileStore:
         return cache
 
     def abandon(self) -> None:
-        """Removes what was written."""
         with contextlib.suppress(OSError):  # a full disk, again
             self._file.close()
         self.path.unlink(missing_ok=True)
 
 
 def _remove_left_behind(folder: Path) -> None:
-    """Removes half-written files of killed processes of this machine."""
+    """Removes files of killed processes of this machine."""
     prefix = f"kinfolk-{_host()}-"
     for path in folder.glob(f"{prefix}*.part"):
         pid = path.name.removeprefix(prefix).split("-")[0]
@@ -164,8 +158,7 @@ def _host() -> str:
 
 @final
 class Verify:
-    """Compares mapped pixels with their checksums, one for each chunk of rows, when they are first
-    read."""
+    """Compares mapped pixels with their checksums when they are first read."""
 
     def __init__(
         self, path: Path, cache: Tensor, rows: int, checksums: npt.NDArray[np.uint32]
@@ -174,7 +167,6 @@ class Verify:
         self._good = np.zeros(len(checksums), dtype=bool)
 
     def __call__(self, rows: Tensor) -> None:
-        """Raises if the chunk of any of these rows is damaged."""
         chunks = np.unique(rows.numpy() // self._rows)
         for chunk in chunks[~self._good[chunks]].tolist():
             start = chunk * self._rows
@@ -188,7 +180,7 @@ class Verify:
 
 
 def map_pixels(path: Path, rows: int, height: int, width: int) -> Tensor:
-    """A finished file as a tensor (rows, H, W, 3), read only, so that processes share it."""
+    """A finished file as a tensor (rows, H, W, 3), read only."""
     if path.stat().st_size != rows * height * width * 3:
         raise OSError(f"{path} has not the size of {rows} images of {height} x {width}")
     array = np.memmap(path, dtype=np.uint8, mode="r", shape=(rows, height, width, 3))
@@ -199,8 +191,8 @@ def map_pixels(path: Path, rows: int, height: int, width: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Contents:
-    """One row per decoded image; (path, reason) of what the source refused without reading; and
-    (path, reason, size, time of modification) of what the decoder refused."""
+    """One row per decoded image; (path, reason) of what the source refused; (path, reason, size,
+    time of modification) of what the decoder refused."""
 
     samples: Samples
     unread: Refusals
@@ -217,8 +209,8 @@ class CacheFolder:
         self.verify: Verify | None = None
 
     def find(self, agrees: Callable[[Contents], bool]) -> tuple[Contents, Tensor] | None:
-        """The contents and the mapped pixels (R, H, W, 3), if the cache is complete and `agrees`
-        accepts its contents."""
+        """The contents and the mapped pixels, if the cache is complete and `agrees` accepts
+        them."""
         try:
             index = _read_index(self.path)
             cache, verify = _map(self.path, index)
@@ -238,7 +230,6 @@ class CacheFolder:
         return contents, cache
 
     def publish(self, store: FileStore, contents: Contents) -> Tensor:
-        """Replaces the cache by a filled store."""
         content = _digest("".join(contents.samples.digests).encode())[:16]
         kinds = {"pixels": "u8", "samples": "parquet", "checksums": "crc32"}
         names = {name: f"{content}.{kind}" for name, kind in kinds.items()}
@@ -260,7 +251,7 @@ class CacheFolder:
 
 
 def map_cache(folder: Path) -> tuple[Tensor, Verify]:
-    """The mapped pixels (R, H, W, 3) of a complete cache; raises if there is none."""
+    """The mapped pixels of a complete cache; raises if there is none."""
     return _map(folder, _read_index(folder))
 
 

@@ -1,7 +1,5 @@
 """Preparing data: every image is read, checked and decoded once, into pixels by sample id; refused
-images are written to a quarantine file. The other processes of a training map the table and the
-pixels of the first one.
-"""
+images are written to a quarantine file. The other processes of a training map the result."""
 
 from __future__ import annotations
 
@@ -70,13 +68,11 @@ def prepare(
     Images are squashed to `image_size` × `image_size`; arrays of one size keep it if no side is
     above 64 or `image_size`. Pixels are kept in memory if they take less than half of what is free,
     and in a mapped file otherwise, or if `shared`, or if there is a `cache_dir` and they take more
-    than 64 MiB. A complete file in `cache_dir` for the same images is used again. Of several
-    processes that prepare the same cache, one writes it.
+    than 64 MiB. A complete file in `cache_dir` for the same images is used again.
 
     Args:
         workers: processes that decode files; None: one per processor; 0: none.
         pixel_cap: largest width × height, read from the header.
-        progress: show a progress bar, if there is a terminal.
         shared: several processes will use the same pixels; needs `cache_dir`.
     """
     if source.has_texts:
@@ -126,7 +122,6 @@ def _decode(
     folder: CacheFolder | None,
     progress: bool,
 ) -> tuple[Contents, Tensor]:
-    """Adds every decoded image to the store."""
     number, reads = len(listing.images), []
     try:
         with strict_pillow(), closing(results):
@@ -199,7 +194,7 @@ def _read_all(
 
 
 def _load(source: Source, index: int) -> tuple[Any, tuple[int, int]]:
-    """What the source has for one image, or the reason why it has nothing; size and time."""
+    """What the source has for one image, or why it has nothing; size and time."""
     try:
         data = source.load(index)
         size = len(data) if isinstance(data, bytes) else data.nbytes
@@ -230,11 +225,8 @@ def _why(error: Exception) -> str:
 
 @final
 class Listing:
-    """The items of a source in the order of their ids, and the images they need.
-
-    Attributes:
-        images: item index of every image to read; items that share an image count once.
-    """
+    """The items of a source in the order of their ids. `images`: item index of every image to read;
+    items that share an image count once."""
 
     def __init__(self, source: Source) -> None:
         self._source, self._items = source, source.items()
@@ -252,7 +244,6 @@ class Listing:
         self.images = list(dict.fromkeys(self._image_of(index) for index in self._order))
 
     def contents(self, reads: Sequence[Read]) -> Contents:
-        """What a cache records. `reads` are the results for `images`."""
         both = [(self._items[index], read) for index, read in zip(self.images, reads, strict=True)]
         good = [(item, read) for item, read in both if read.reason is None]
         refused = [
@@ -278,8 +269,7 @@ class Listing:
         return Contents(samples, list(unread), refused)
 
     def agrees(self, contents: Contents) -> bool:
-        """Whether a cache with these contents holds exactly the images of this source. Labels are
-        not compared."""
+        """Whether a cache with these contents holds exactly the images of this source."""
         refused = {path: (size, time) for path, _, size, time in contents.refused}
         good = [index for index in self.images if self._items[index].key not in refused]
         bad = [index for index in self.images if self._items[index].key in refused]
@@ -294,7 +284,7 @@ class Listing:
     def image_data(
         self, contents: Contents, cache: Tensor, folder: CacheFolder | None
     ) -> ImageData:
-        """All samples with their pixels; the table is mapped if the pixels are in a folder."""
+        """All samples with their pixels; the table is mapped if the pixels are."""
         reasons = {path: reason for path, reason, *_ in contents.refused}
         row_of = {key: row for row, key in enumerate(contents.samples.keys)}
         good: list[int] = []
@@ -344,7 +334,7 @@ class Listing:
 
 
 def hand_over(data: ImageData, note: Path) -> None:
-    """Writes the location of the data to `note`; removes `note` if the data is in memory only."""
+    """Writes the location of the data to `note`; removes `note` if the data is in memory."""
     if data.folder is None or data.samples.file is None:
         note.unlink(missing_ok=True)
         return
@@ -382,12 +372,10 @@ def _digest(content: bytes) -> str:
 
 
 def write_quarantine(refused: Sequence[tuple[str, str]], path: str | Path) -> None:
-    """Writes the rows `path,reason`, also if there are none."""
     write_text(Path(path), csv_text(("path", "reason"), refused))
 
 
 def read_quarantine(path: str | Path) -> Refusals:
-    """Reads what `write_quarantine` wrote."""
     name = f"`{short(str(path))}`"
     try:
         with open(path, newline="", encoding="utf-8") as file:
@@ -411,7 +399,7 @@ def summary(
     where: str | Path = "quarantine.csv",
     what: str = "images",
 ) -> str | None:
-    """One line for the screen, or None where nothing was refused. `what`: the samples."""
+    """One line for the screen, or None where nothing was refused."""
     if not refused:
         return None
     verb = "was" if len(refused) == 1 else "were"

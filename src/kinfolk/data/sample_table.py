@@ -191,12 +191,10 @@ class Samples:
     1. It takes about 60 bytes per sample and its key, and processes that map one file share them.
 
     Args:
-        ids: (N,).
         keys: the name of each sample in its source: a relative path, or `split/row` of an array.
         widths, heights: (N,) of the original image, after EXIF rotation.
         labels: (N,) with −1 for unlabelled; None if no sample has a label.
         classes: names of the labels, if known.
-        splits: "train", "val", "test" or another name from a table.
         sizes_bytes, modified_ns: (N,) of the file; `modified_ns` is 0 where there is none.
         digests: of the raw bytes, 16 hexadecimal digits.
         captions, groups: if the source has them; a tuple of captions if samples have several.
@@ -247,7 +245,6 @@ class Samples:
         return len(self.rows_of("train"))
 
     def of(self, split: str) -> Samples:
-        """The samples of one split, with their ids."""
         return self._take(self.rows_of(split))
 
     def rows_of(self, split: str) -> Ints:
@@ -271,7 +268,7 @@ class Samples:
         return found or annotation_difference(self, other.classes, _columns_to_compare(other))
 
     def to_parquet(self, path: str | Path, metadata: dict[str, str] | None = None) -> None:
-        """Writes the table to a Parquet file that other programs can read."""
+        """Writes a Parquet file that other programs can read."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -297,7 +294,7 @@ class Samples:
             raise _unreadable(path, error) from error
 
     def mapped(self, folder: str | Path) -> Samples:
-        """The same table, mapped from a file in `folder` whose name is the digest of its bytes."""
+        """The same table, mapped from a file that is named by the digest of its bytes."""
         import pyarrow as pa
 
         columns, metadata = self._columns(), self._metadata()
@@ -390,7 +387,6 @@ def _unreadable(path: str | Path, error: Exception) -> KinfolkError:
 
 
 def _narrow(numbers: Ints) -> Any:
-    """The numbers in 32 bits, if all fit."""
     import pyarrow as pa
 
     fits = not len(numbers) or -(1 << 31) <= int(numbers.min()) <= int(numbers.max()) < 1 << 31
@@ -436,7 +432,6 @@ def annotation_difference(
 
 
 def value_difference(row: int, key: str, name: str, before: object, after: object) -> str:
-    """A sentence on a changed value of one sample."""
     subject = f"sample {row} ({short(key)})"
     if name == "bytes":
         return f"{subject} was {before:,} bytes, is now {after:,}"
@@ -500,8 +495,8 @@ def samples_digest(samples: Samples) -> str:
 
 
 def _bytes_of(array: Any) -> list[bytes]:
-    """The lengths of all texts (−1 for a missing one) and their characters, independent of the
-    layout of the column; for lists of texts, the lengths of the lists come first."""
+    """The lengths of all texts (−1 for a missing one) and their characters, whatever the layout;
+    for lists of texts, the lengths of the lists come first."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

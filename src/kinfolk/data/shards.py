@@ -86,8 +86,7 @@ def _tars(folder: Path) -> list[Path]:
 
 
 def shard_names(paths: list[Path]) -> dict[Path, str]:
-    """The name of each archive in keys: its file name, with its folder if two have the same
-    name."""
+    """The name of each archive in keys: its file name, with its folder if two have the same."""
     names = Counter(path.name for path in paths)
     chosen = {
         path: path.name if names[path.name] == 1 else f"{path.parent.name}/{path.name}"
@@ -104,12 +103,9 @@ Splits = dict[str, list[Path]]
 
 
 def open_shards(splits: Splits, name: str, index_dir: str | Path | None = None) -> FileSource:
-    """The samples of all archives, in order; keys are `archive/key`.
-
-    A sample without an image, with two images, or (if any sample has a caption) without a usable
-    caption is refused by name, and so is an archive that can't be read. `index_dir`: a cache folder
-    that may have the table of samples.
-    """
+    """The samples of all archives, in order; keys are `archive/key`. A sample without an image,
+    with two images, or (if any sample has a caption) without a usable caption is refused by name.
+    `index_dir`: a cache folder that may have the table."""
     index = _index_of(splits)
     found = None if index_dir is None else _read_index(Path(index_dir) / index)
     samples, refused = found or _read_shards(splits, name)
@@ -150,7 +146,6 @@ def index_shards(splits: Splits, name: str, folder: Path) -> tuple[Samples, Refu
 
 
 def _write(note: Path, samples: Samples, refused: Refusals) -> tuple[Samples, Refusals]:
-    """Writes a table of samples next to `note`, which names it; returns the mapped table."""
     remove_unfinished(note.parent)
     kept = samples.mapped(note.parent)
     assert kept.file is not None
@@ -259,8 +254,7 @@ def _read_shards(splits: Splits, name: str) -> tuple[Samples, Refusals]:
 
 
 def _usable(path: Path, name: str, refused: Refusals) -> list[tuple[str, Entry]]:
-    """The entries of an archive that have a complete image, with their keys; adds the others to
-    `refused`."""
+    """The entries of an archive that have a complete image; adds the others to `refused`."""
     shard, found = read_shard(path), []
     if shard.fault is not None:
         refused.append((name, shard.fault))
@@ -296,8 +290,7 @@ class Entry(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """The entries in order of first appearance, and what is wrong with the archive; entries before
-    a damaged part are kept."""
+    """The entries, and what is wrong with the archive; entries before a damaged part are kept."""
 
     entries: list[Entry]
     fault: str | None
@@ -321,8 +314,7 @@ def read_shard(path: Path) -> Shard:
 
 @dataclass
 class _Files:
-    """The files of one key: the place of the image, and the bytes of the small files (None if too
-    long)."""
+    """The files of one key; the bytes of small files are None if too long."""
 
     image: tuple[int, int] | None = None
     texts: dict[str, bytes | None] = field(default_factory=dict)

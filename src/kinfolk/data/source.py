@@ -43,15 +43,9 @@ SPLIT_RANK = {"train": 0, "val": 1, "test": 2}
 
 @dataclass(frozen=True)
 class Item:
-    """One sample of a source.
-
-    Args:
-        key: unique within the source and stable.
-        label: index of the class; None if there is none or if it is known only after `load`.
-        caption: a text, or several as a tuple.
-        same_as: index of the earlier item whose image this one shares.
-        origin: where the source finds the image.
-    """
+    """One sample of a source. Its `label` is the index of the class, None if there is none or if it
+    is known only after `load`; `same_as` is the index of the earlier item whose image it shares;
+    `origin` is where the source finds the image."""
 
     key: str
     label: int | None = None
@@ -63,15 +57,8 @@ class Item:
 
 
 class Source(ABC):
-    """Images with keys, splits and perhaps labels. Nothing is read before `load`.
-
-    Args:
-        name: used in messages.
-        items: all samples, in a stable order.
-        classes: names of the labels, if known.
-        refused: what was refused without being read.
-        native_size: (height, width) if all images have the same size.
-    """
+    """Images with keys, splits and perhaps labels. Nothing is read before `load`. `refused`:
+    without being read; `native_size`: (height, width) if all images have the same size."""
 
     has_texts: bool = False
     """Whether its samples are text pairs instead of images; see `text`."""
@@ -94,26 +81,25 @@ class Source(ABC):
 
     @abstractmethod
     def load(self, index: int) -> bytes | Pixels:
-        """The bytes of the image file of item `index`, or its pixels (H, W) or (H, W, 1 | 3 | 4),
+        """The bytes of the image file of an item, or its pixels (H, W) or (H, W, 1 | 3 | 4),
         uint8."""
 
     def items(self) -> Sequence[Item]:
-        """All samples, in a stable order."""
         return self._items
 
     def label(self, index: int) -> int | None:
-        """The label of item `index`; called after `load(index)`."""
+        """The label of an item; called after `load(index)`."""
         label = self._items[index].label
         if label is None or label < 0:
             return None
         return label if self.class_of_label is None else self.class_of_label[label]
 
     def path(self, index: int) -> Place | None:
-        """The file, or part of a file, that holds item `index`, for workers to read."""
+        """The file, or part of a file, that holds an item, for workers to read."""
         return None
 
     def stat(self, index: int) -> tuple[int, int] | None:
-        """(size in bytes, modification time in ns) of the file of item `index`, if known."""
+        """(size in bytes, modification time in ns) of the file of an item, if known."""
         return None
 
     def keep(self, folder: Path) -> None:  # noqa: B027
@@ -126,8 +112,7 @@ class Source(ABC):
 
 @final
 class FileSource(Source):
-    """Images in files or in parts of files: the origin of an item is its `Place`. `keep`: see
-    `Source.keep`."""
+    """Images in files or in parts of files: the origin of an item is its `Place`."""
 
     def __init__(
         self,
@@ -160,7 +145,7 @@ class FileSource(Source):
 
 
 def arrange(items: Sequence[Item]) -> list[int]:
-    """The items in the order of their ids: "train" first, then "val", "test" and others by name."""
+    """The items in the order of their ids, by split."""
     return sorted(
         range(len(items)),
         key=lambda index: (SPLIT_RANK.get(items[index].split, 3), items[index].split),
@@ -170,7 +155,6 @@ def arrange(items: Sequence[Item]) -> list[int]:
 def all_refused(
     name: str, refused: Sequence[tuple[str, str]], what: str = "images"
 ) -> KinfolkError:
-    """The error for a source without any good image."""
     if not refused:
         return KinfolkError(f"{name} holds no {what}")
     path, reason = refused[0]
@@ -181,8 +165,7 @@ def all_refused(
 
 @final
 class TableRows:
-    """Makes items of the rows of a table with the columns label, caption, group and split (None:
-    none)."""
+    """Makes items of the rows of a table with the columns label, caption, group and split."""
 
     def __init__(
         self,
@@ -207,8 +190,7 @@ class TableRows:
         same_as: int | None = None,
         caption: Caption | None = None,
     ) -> bool:
-        """Adds the item of a row; returns False if it is refused for its caption. `split` and
-        `caption` are those without such a column."""
+        """Adds the item of a row; returns False if it is refused for its caption."""
         captions, groups, splits = (self._columns[role] for role in ("caption", "group", "split"))
         if captions is not None:
             caption, faults = usable_captions(captions[row])
@@ -224,7 +206,7 @@ class TableRows:
 
 
 def as_utf8(text: str) -> str:
-    """Text that any table can store: bytes that are not UTF-8 are written as \\xNN."""
+    """Text that any table can store: other bytes are written as \\xNN."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
@@ -234,8 +216,8 @@ AnySource = TypeVar("AnySource", bound=Source)
 
 
 def exclude(source: AnySource, path: str | None) -> AnySource:
-    """The source without the samples that a file names in its column `key`. An image that is left
-    out takes all its captions with it."""
+    """The source without the samples that a file names. An image that is left out takes all its
+    captions with it."""
     if path is None:
         return source
     keys, items = {utf8_key(key) for key in read_excluded(Path(path))}, source.items()
@@ -257,8 +239,8 @@ def read_excluded(path: Path) -> list[str]:
     """The keys in the column `key` of a .csv file or in the lines of a .txt file."""
     if not path.is_file():
         raise UsageError(
-            f"there is no file `{path}` of samples to exclude; give a .csv with the column `key`,"
-            " such as marked.csv of an audit, or a .txt with a key in each line"
+            f"there is no file `{path}` of samples to exclude; give a .csv with the column `key` or"
+            " a .txt with a key in each line"
         )
     try:
         if path.suffix.lower() == ".txt":
@@ -292,8 +274,8 @@ def at_depth(source: AnySource, hierarchy: str | None, depth: int | None) -> Any
 
 
 def _classes(source: Source, hierarchy: Hierarchy) -> list[str]:
-    """The names of the source's classes or, without names, the numbers of its labels; those of
-    CIFAR-100 are the places of its class names in alphabetical order."""
+    """The names of the source's classes, or the numbers of its labels; those of CIFAR-100 are the
+    places of its class names in alphabetical order."""
     if source.classes is not None:
         return source.classes
     labels = [item.label for item in source.items() if item.label is not None]
@@ -306,8 +288,7 @@ def _classes(source: Source, hierarchy: Hierarchy) -> list[str]:
         fine = sorted(name for members in SUPERCLASSES.values() for name in members)
         if len(names) > len(fine):
             raise KinfolkError(
-                f"{source.name} has the label {names[-1]}, and CIFAR-100 has 100 classes; use"
-                " another hierarchy"
+                f"{source.name} has the label {names[-1]}; CIFAR-100 has 100 classes"
             )
         names = fine[: len(names)]
     return names
@@ -319,8 +300,8 @@ def _classes(source: Source, hierarchy: Hierarchy) -> list[str]:
 def check_unchanged(
     samples: Samples, source: Source, refused: Iterable[tuple[str, str]] = ()
 ) -> None:
-    """Raises `KinfolkError` naming the first difference between `samples` (as stored) and `source`.
-    Files with the same size and time are not read; those in `refused` do not count as added."""
+    """Raises a `KinfolkError` that names the first difference between `samples` (as stored) and
+    `source`. Files with the same size and time are not read."""
     known, out = set(samples.keys), {path for path, _ in refused}
     items = source.items()
     order = [at for at in arrange(items) if items[at].key in known or items[at].key not in out]

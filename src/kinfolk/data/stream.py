@@ -1,6 +1,5 @@
-"""Streamed data: images that are read and decoded whenever they are needed, for data whose decoded
-pixels do not fit on a disk. Any sample can be read at any time by its id; the order of an epoch is
-a function of seed and epoch."""
+"""Streamed data: images that are read and decoded whenever they are needed, by sample id; the order
+of an epoch is a function of seed and epoch."""
 
 from __future__ import annotations
 
@@ -79,12 +78,9 @@ class StreamOrder:
 
 @final
 class StreamedPixels:
-    """Reads images by id, in worker processes.
-
-    A corrupt image is added to `quarantine` and to the file `note` (of the run, None before
-    training), left out of its batch and not read again. A shard that is missing, truncated or
-    unreadable ends the training with an error.
-    """
+    """Reads images by id, in worker processes. A corrupt image is added to `quarantine` and to the
+    file `note` (of the run), left out of its batch and not read again. A shard that is missing or
+    truncated ends the training with an error."""
 
     note: Path | None = None
 
@@ -114,7 +110,6 @@ class StreamedPixels:
         return len(self.samples), self.height, self.width, 3
 
     def order(self, seed: int, epoch: int) -> StreamOrder | Tensor:
-        """The training samples of an epoch; the files of a folder in completely random order."""
         archive = self.places.archive[: self.num_train]
         if len(archive) and archive[0] < 0:
             return torch.randperm(self.num_train, generator=generator(seed, "shuffle", epoch))
@@ -144,7 +139,7 @@ class StreamedPixels:
         )
 
     def pixels(self, ids: Tensor) -> Tensor:
-        """(B, H, W, 3) pixels of all `ids`, for evaluation; black for a refused image."""
+        """(B, H, W, 3), for evaluation; black for a refused image."""
         found, _, kept = self.read(ids)
         if len(kept) == len(ids):
             return found
@@ -185,8 +180,8 @@ class StreamedPixels:
 
 @final
 class StreamSource(Source):
-    """Shards or a folder of images that are not decoded in advance; `index_dir` is for the table of
-    samples."""
+    """Shards or a folder of images that are not decoded in advance; `index_dir` is for the
+    table."""
 
     def __init__(
         self, spec: object, index_dir: Path, *, labels_from_folders: bool | None = False

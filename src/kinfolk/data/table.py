@@ -5,7 +5,6 @@ files of this machine.
 
 from __future__ import annotations
 
-import codecs
 import csv
 import importlib
 import os
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO, final
 
 from kinfolk.data.decode import RefusedError
-from kinfolk.data.labels import split_name, to_text
+from kinfolk.data.labels import split_name
 from kinfolk.data.source import FileSource, Source, TableRows, as_utf8
 from kinfolk.data.text import PairSource, open_pairs, require_both, text_columns
 from kinfolk.errors import KinfolkError, UsageError, install_hint
@@ -34,9 +33,6 @@ def read_columns(path: Path) -> dict[str, list[Any]]:
 def _read_csv(path: Path) -> dict[str, list[Any]]:
     limit = csv.field_size_limit(_LONGEST_CELL)  # a setting of the whole process
     try:
-        with open(path, "rb") as start:
-            if start.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-                raise KinfolkError(f"`{path}` is UTF-16; save it as UTF-8")
         with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             is_tsv = path.suffix.lower() == ".tsv"
             lines = map(_split_tabs, file) if is_tsv else _comma_rows(file, path)
@@ -59,8 +55,7 @@ def _read_csv(path: Path) -> dict[str, list[Any]]:
 
 
 def _comma_rows(file: TextIO, path: Path) -> Iterator[list[str]]:
-    """Rows of comma-separated cells. A quote that is not closed is refused, because the cell would
-    swallow the following rows."""
+    """Refuses a quote that is not closed, because the cell would swallow the next rows."""
     reader = csv.reader(file, strict=True)
     start = 1
     try:
@@ -76,7 +71,7 @@ def _comma_rows(file: TextIO, path: Path) -> Iterator[list[str]]:
 
 
 def _split_tabs(line: str) -> list[str]:
-    """A row of tab-separated cells. If the quotes do not match, the line is taken as unquoted."""
+    """If the quotes do not match, the line is taken as unquoted."""
     try:
         return next(csv.reader([line], delimiter="\t", strict=True))
     except csv.Error:
@@ -88,24 +83,9 @@ def _read_parquet(path: Path) -> dict[str, list[Any]]:
 
     try:
         table = pq.read_table(path, partitioning=None)
-        return {name: _values(table[name]) for name in table.column_names}
+        return {name: list(table[name].to_pylist()) for name in table.column_names}
     except Exception as error:  # readers raise nearly anything on a broken file
         raise KinfolkError(f"`{path}` is not a readable table: {first_line(error)}") from error
-
-
-def _values(column: Any) -> list[Any]:
-    """A column as Python values; bytes of texts that are not UTF-8 become lone surrogates."""
-    import pyarrow as pa
-
-    try:
-        return list(column.to_pylist())
-    except UnicodeDecodeError:
-        several = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
-        kind = pa.large_list(pa.large_binary()) if several else pa.large_binary()
-        return [
-            [to_text(each) for each in value] if isinstance(value, list) else to_text(value)
-            for value in column.cast(kind).to_pylist()
-        ]
 
 
 @dataclass(frozen=True)
@@ -121,7 +101,7 @@ class Columns:
     positive_column: str | None = None
 
     def find(self, role: str, names: Collection[str], table: str) -> str | None:
-        """The column for a role, of a table with the columns `names`, or None."""
+        """The column for a role, or None."""
         chosen = getattr(self, f"{role}_column")
         column: str = chosen or role
         if column in names:
@@ -129,8 +109,6 @@ class Columns:
         if chosen is None:
             return None
         hint = f"another is chosen by `{role}_column` (--set data.{role}_column=NAME)"
-        if len(names) == 1 and ";" in next(iter(names)):
-            hint = f"its cells must be separated by commas; {hint}"
         if role == "image":
             hint += (
                 "; a table of text pairs has the columns anchor and positive, or names them (--set"
@@ -143,12 +121,9 @@ class Columns:
 
 
 def open_table(path: Path, columns: Columns) -> FileSource | PairSource:
-    """Opens a table of images, whose paths are relative to it, or of text pairs.
-
-    Rows with the same image share it: it is decoded once, their keys are `path`, `path#2`, …, and
-    they form a group if the table has no group column. A row is refused by name if its image does
-    not exist or its caption can't be used.
-    """
+    """Opens a table of images, whose paths are relative to it, or of text pairs. Rows with the same
+    image share it: their keys are `path`, `path#2`, …, and they form a group if the table has no
+    group column."""
     name, rows = f"`{path}`", read_columns(path)
 
     def pick(role: str) -> list[Any] | None:
@@ -205,7 +180,7 @@ _LABELS = ("label", "labels", "fine_label")
 
 def find_hugging_face(path: Path, image_column: str) -> Path | None:
     """`path` if it is a folder of `save_to_disk`, or Parquet files that contain images, in the
-    folder or in one below it; otherwise None."""
+    folder or in one below it."""
     if path.is_file():
         is_table = path.suffix.lower() == ".parquet"
         return path if is_table and _has_images(path, image_column) else None
@@ -216,8 +191,7 @@ def find_hugging_face(path: Path, image_column: str) -> Path | None:
 
 
 def _has_images(path: Path, image_column: str) -> bool:
-    """Whether a Parquet file has a column of images: structs with `bytes`, or bytes in
-    `image_column`."""
+    """Whether a Parquet file has structs with `bytes`, or bytes in `image_column`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -233,9 +207,8 @@ def _has_images(path: Path, image_column: str) -> bool:
 
 
 def open_hugging_face(path: Path, name: str, columns: Columns) -> HuggingFaceSource:
-    """The source for what `find_hugging_face` found; keys are `split/row`. By default the only
-    column of images is used, and a column `label`, `labels` or `fine_label`, or the only one with
-    class names."""
+    """Keys are `split/row`. By default the only column of images is used, and a column `label`,
+    `labels` or `fine_label`, or the only one with class names."""
     try:
         package = importlib.import_module("datasets")
     except ImportError as error:
@@ -287,8 +260,7 @@ def _open(package: Any, path: Path, name: str, columns: Columns) -> HuggingFaceS
 
 @final
 class HuggingFaceSource(Source):
-    """Images of a Hugging Face folder; the origin of an item is (data set, row), `stat` the size
-    and time of all files."""
+    """The origin of an item is (data set, row), `stat` the size and time of all files."""
 
     def __init__(self, name: str, made: TableRows, image: str, stat: tuple[int, int]) -> None:
         super().__init__(name, made.items, classes=made.classes, refused=made.refused)

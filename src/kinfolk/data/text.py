@@ -44,11 +44,8 @@ from kinfolk.files import write_text
 
 @final
 class TextData:
-    """The captions of all samples. They become tokens when a batch is read; no tokens are kept.
-
-    Attributes:
-        groups: (N,) known positives; see `labels.group_ids`.
-    """
+    """The captions of all samples. They become tokens when a batch is read. `groups` (N,): known
+    positives; see `labels.group_ids`."""
 
     def __init__(self, samples: Samples, tokenizer: Tokenizer) -> None:
         require_captions(samples)
@@ -58,12 +55,10 @@ class TextData:
         self.groups = torch.from_numpy(samples.group_ids.astype(np.int64))
 
     def get_groups(self, ids: Tensor) -> dict[str, Tensor]:
-        """Further arguments of the loss."""
         return {"groups": self.groups[ids]}
 
     def draw(self, ids: Tensor, uniform: Tensor) -> Tensor:
-        """(B, T) a caption for each of `ids` (B,), chosen by numbers in [0, 1) (B,) if there are
-        several."""
+        """(B, T) a caption for each of `ids` (B,), chosen by numbers in [0, 1) (B,)."""
         several = [captions_of(self._captions[sample]) for sample in ids.tolist()]
         counts = torch.tensor([len(texts) for texts in several])
         chosen = (uniform * counts).to(torch.int64).clamp(max=counts - 1).tolist()
@@ -86,7 +81,6 @@ def require_captions(samples: Samples) -> None:
 
 
 def every_caption(samples: Samples, split: str | None = None) -> Iterator[str]:
-    """Yields the captions of all samples, or of one split."""
     for caption, name in zip(samples.captions or (), samples.splits, strict=True):
         if split is None or name == split:
             yield from captions_of(caption)
@@ -103,11 +97,7 @@ _CHUNK = 4096
 @final
 class Tokenizer:
     """Text → (T,) token ids: start, bytes joined to pairs, end, padding. A longer text is cut, and
-    its end token stays. See `train_tokenizer` and `read_tokenizer`.
-
-    Attributes: vocab_size: ids are below it. end_id: stands after the last token of every text; the
-    text tower's feature is read there. pad_id: fills the rest.
-    """
+    its end token stays. The text tower's feature is read at `end_id`; `pad_id` fills the rest."""
 
     def __init__(self, inner: Any, context: int) -> None:
         if context < 4:
@@ -144,11 +134,9 @@ class Tokenizer:
         return tokens_MT
 
     def decode(self, tokens: Tensor) -> str:
-        """The text of (T,) ids, without special tokens."""
         return str(self._inner.decode(tokens.tolist(), skip_special_tokens=True)).strip()
 
     def save(self, path: str | Path) -> None:
-        """Writes tokenizer.json atomically."""
         write_text(Path(path), self._inner.to_str(pretty=False))
 
     def _find(self, names: Iterable[str]) -> int | None:
@@ -227,8 +215,7 @@ _MULTIPLE = 8
 def text_columns(
     names: Sequence[str], anchor: str | None = None, positive: str | None = None
 ) -> tuple[str, str] | None:
-    """The columns of anchors and positives in a table with the columns `names`; None if it has
-    none."""
+    """The columns of anchors and positives, or None."""
     for first, second in NAMES:
         found = anchor or first, positive or second
         if found[0] in names and found[1] in names:
@@ -357,12 +344,8 @@ def read_pairs(source: Source) -> ImageData:
 
 @final
 class PairTexts:
-    """The texts of all pairs as tokens, batch by batch, once `tokenizer` is set.
-
-    Args:
-        samples: with (anchor, positive, negative, …) as captions.
-        scores: (N,) similarities by people, if there are any.
-    """
+    """The texts of all pairs as tokens, batch by batch, once `tokenizer` is set. `samples` has
+    (anchor, positive, negative, …) as captions; `scores` (N,) are similarities by people."""
 
     tokenizer: Tokenizer | None = None
 
@@ -374,34 +357,31 @@ class PairTexts:
         self.num_train = samples.num_train
 
     def of(self, ids: Tensor) -> list[tuple[str, ...]]:
-        """(anchor, positive, negative, …) of each of `ids` (B,)."""
         return [texts_of(self._pairs[sample]) for sample in ids.tolist()]
 
     def anchors(self, ids: Tensor) -> Tensor:
-        """(B, T) tokens of the anchors of `ids` (B,)."""
         return self._tokens([texts[0] for texts in self.of(ids)])
 
     def draw(self, ids: Tensor, uniform: Tensor) -> Tensor:
-        """(B, 1 + K, T) tokens of the positives and explicit negatives of `ids` (B,)."""
+        """(B, 1 + K, T) tokens of the positives and explicit negatives."""
         rows = [texts[1:] for texts in self.of(ids)]
         tokens = self._tokens([text for row in rows for text in row])
         return tokens.view(len(rows), -1, tokens.shape[1])
 
     def get_groups(self, ids: Tensor) -> dict[str, Tensor]:
-        """Further arguments of the loss: `groups` (B,), and `negative_ids` (B, K) if there are
-        any."""
+        """Further arguments of the loss."""
         negatives = {} if self.negative_ids is None else {"negative_ids": self.negative_ids[ids]}
         return {"groups": self.groups[ids], **negatives}
 
     @property
     def negative_ids(self) -> Tensor | None:
         """(N, K) ids of the explicit negatives of the training pairs: that of the first training
-        pair with this text, or one from N on; None without explicit negatives."""
+        pair with this text, or one from N on."""
         return self._numbered[0]
 
     @property
     def negatives(self) -> list[str]:
-        """The texts with ids from N on, in their order."""
+        """The texts with ids from N on."""
         return self._numbered[1]
 
     @cached_property
@@ -425,7 +405,6 @@ class PairTexts:
         return torch.tensor(ids), others
 
     def at(self, samples: Samples, rows: Tensor) -> PairTexts:
-        """The texts of some samples: `samples` is the table at `rows`."""
         found = PairTexts(samples, None if self.scores is None else self.scores[rows])
         found.tokenizer = self.tokenizer
         return found
@@ -441,8 +420,8 @@ class PairTexts:
 
 @final
 class NumberedTexts:
-    """All texts that have an id in a training, for `Refresh`: the anchors of the training pairs,
-    then the explicit negatives."""
+    """All texts that have an id in a training: the anchors of the training pairs, then the explicit
+    negatives."""
 
     stream: None = None
 
@@ -453,7 +432,6 @@ class NumberedTexts:
         return self.num_train
 
     def pixels(self, ids: Tensor) -> Tensor:
-        """(B, T) tokens."""
         first = self.texts.num_train
         anchors = iter(self.texts.of(ids[ids < first]))
         chosen = [
@@ -468,8 +446,7 @@ class NumberedTexts:
 
 @final
 class TextViews:
-    """In place of the views of images: tokens stay as they are. Two views of one text differ by
-    dropout."""
+    """In place of the views of images: two views of one text differ by dropout."""
 
     size = 1
 
@@ -481,7 +458,6 @@ class TextViews:
         num_views: int = 1,
         weak: tuple[int, ...] = (),
     ) -> Tensor:
-        """(V, B, T)."""
         return tokens.expand(num_views, *tokens.shape)
 
     def evaluate(self, tokens: Tensor, aspect: Tensor | None = None) -> Tensor:
@@ -492,7 +468,6 @@ class TextViews:
 
 
 def cut(tokens_BT: Tensor, end_id: int) -> Tensor:
-    """The tokens without columns after the end of the longest text, rounded up to a multiple of
-    8."""
+    """The tokens up to the end of the longest text, rounded up to a multiple of 8."""
     longest = int((tokens_BT == end_id).to(torch.uint8).argmax(1).max()) + 1
     return tokens_BT[:, : _MULTIPLE * math.ceil(longest / _MULTIPLE)]

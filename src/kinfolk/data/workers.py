@@ -33,7 +33,6 @@ _START = (
 
 
 def default_workers() -> int:
-    """The number of processors this process may use, at most 32."""
     has_affinity = hasattr(os, "sched_getaffinity")
     return min(len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1, 32)
 
@@ -41,8 +40,8 @@ def default_workers() -> int:
 def read_files(
     places: Sequence[Place], height: int, width: int, pixel_cap: int, workers: int
 ) -> Iterator[Read]:
-    """Decodes each file in one of `workers` processes, while the results before it are used. A file
-    that crashes its worker is refused."""
+    """Decodes each file in one of `workers` processes. A file that crashes its worker is
+    refused."""
     pool = DecodePool(height, width, pixel_cap, workers, digests=True)
     step = 4 * _CHUNK * workers
     ahead = ThreadPoolExecutor(1, "kinfolk-ahead")
@@ -60,15 +59,8 @@ def read_files(
 
 @final
 class DecodePool:
-    """Persistent worker processes; `read` may be called from several threads at once.
-
-    Workers write pixels to a file in memory that this process maps. They end with this process, or
-    when the pool is closed.
-
-    Args:
-        workers: processes; 0: this process decodes.
-        digests: whether results have a digest of the file.
-    """
+    """Persistent worker processes; `read` may be called from several threads at once. Workers write
+    pixels to a file in memory that this process maps. With 0 `workers` this process decodes."""
 
     def __init__(
         self, height: int, width: int, pixel_cap: int, workers: int, digests: bool = False
@@ -83,8 +75,7 @@ class DecodePool:
 
     def read(self, places: Sequence[Place]) -> tuple[npt.NDArray[np.uint8], list[Read]]:
         """(B, H, W, 3) pixels, arbitrary in the rows of refused images, and the result for each
-        image. The pixels are not a copy; their memory is reused as soon as nothing refers to
-        them."""
+        image. The memory of the pixels is reused as soon as nothing refers to them."""
         if not self.workers:
             return self._read_here(places)
         board = self._board(len(places))
@@ -121,7 +112,6 @@ class DecodePool:
         return rows, reads
 
     def _board(self, rows: int) -> _SharedRows:
-        """A free file with at least `rows` rows."""
         with self._lock:
             found = next(
                 (board for board in self._boards if board.free and len(board.rows) >= rows), None
@@ -165,8 +155,7 @@ class _SharedRows:
 
 
 def _reserve(folder: str, size: int) -> tuple[int, str]:
-    """A new open file with reserved space: writing to a mapped file on a full device would
-    crash."""
+    """A new file with reserved space: writing to a mapped file on a full device would crash."""
     handle, path = tempfile.mkstemp(prefix="kinfolk-", dir=folder)
     try:
         if hasattr(os, "posix_fallocate"):
@@ -197,7 +186,6 @@ class _Worker:
         self._start()
 
     def read(self, places: Sequence[Place], board: str, first: int) -> list[Read]:
-        """Results for `places`; pixels are written to the file `board` from row `first` on."""
         try:
             return self._ask(places, board, first)
         except (EOFError, OSError, pickle.UnpicklingError):

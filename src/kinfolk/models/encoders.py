@@ -1,5 +1,5 @@
-"""Encoders: ResNets, models of other packages by name, and any module as an encoder. An encoder is
-an `nn.Module` with `output_size: int` that maps (B, 3, H, W) to (B, output_size)."""
+"""Encoders: ResNets, models of other packages by name, and any module as an encoder: an `nn.Module`
+with `output_size: int` that maps (B, 3, H, W) to (B, output_size)."""
 
 from __future__ import annotations
 
@@ -126,18 +126,16 @@ class ResNet(nn.Module):
 
 
 def require_memory(build: Callable[[], ResNet], what: str) -> None:
-    """Refuses a network whose weights are larger than the memory of this machine."""
     with torch.device("meta"):
-        weights = sum(parameter.numel() for parameter in build().parameters())
+        size = 4 * sum(parameter.numel() for parameter in build().parameters()) / 2**30
     try:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     except (AttributeError, ValueError, OSError):  # unknown on this system
-        memory = 1 << 40
-    if 4 * weights > memory:
+        memory = 1024
+    if size > memory:
         raise ValueError(
-            f"{what} gives a network of {weights:.3g} weights, which need "
-            f"{4 * weights / 2**30:,.0f} GB of the {memory / 2**30:,.0f} GB of "
-            "memory; choose a smaller one"
+            f"{what} gives a network whose weights need {size:,.0f} GB of the {memory:,.0f} GB of"
+            " memory; choose a smaller one"
         )
 
 
@@ -211,15 +209,10 @@ def build_encoder(
     """
     package, slash, model = name.partition("/")
     if slash and package in PACKAGES:
-        if width is not None or zero_init_residual:
+        if width is not None or zero_init_residual or in_channels != 3:
             raise UsageError(
-                "`width` and `zero_init_residual` are options of this library's ResNets, not of"
-                f" {name!r}."
-            )
-        if in_channels != 3:
-            raise UsageError(
-                f"{name!r} takes images of 3 channels, not of `in_channels` (={in_channels});"
-                f" choose one of {', '.join(ENCODERS)}."
+                "`width`, `zero_init_residual` and `in_channels` are options of"
+                f" {', '.join(ENCODERS)}, not of {name!r}."
             )
         adapted = PACKAGES[package](model, pretrained)
         adapted.config = {"name": name}
@@ -245,8 +238,8 @@ def build_encoder(
 
 
 def adapt(module: nn.Module, output_size: int | None = None, *, input_size: int = 32) -> nn.Module:
-    """Makes an encoder of any module that maps images to (B, F) or (B, F, H, W). If `output_size`
-    is None, it is measured on one black image of `input_size`."""
+    """Makes an encoder of any module that maps images to (B, F) or (B, F, H, W). `output_size` is
+    measured on one black image of `input_size` if it is None."""
     known = getattr(module, "output_size", None)
     if isinstance(known, int) and output_size in (None, known):
         return module
@@ -367,7 +360,6 @@ class FeatureMap(nn.Module):
 
 
 def _last_pool(module: nn.Module) -> nn.Module | None:
-    """The last pooling in the order of the layers; of nested ones, the outermost."""
     found: nn.Module | None = None
     inside: set[int] = set()
     for part in module.modules():

@@ -72,7 +72,7 @@ def prediction_head(size: int, hidden_size: int, out_size: int | None = None) ->
 
 @torch.no_grad()
 def embeddings(head: nn.Module, features: Tensor, rows: int = 4096) -> Tensor:
-    """(N, D) unit-norm embeddings of (N, F) features, in evaluation mode, `rows` rows at a time."""
+    """(N, D) unit-norm embeddings of (N, F) features, in evaluation mode."""
     training, weight = head.training, next(head.parameters())
     head.eval()
     parts = [
@@ -139,8 +139,8 @@ class SplitEncoder(nn.Module):
 
 
 class SplitHead(nn.Module):
-    """One head for each tower of a `SplitEncoder`, (B, F) → (B, D); their outputs are concatenated.
-    `sizes`: number of features that each reads."""
+    """One head for each tower of a `SplitEncoder`, (B, F) → (B, D). `sizes`: number of features
+    that each reads."""
 
     def __init__(self, heads: Sequence[nn.Module], sizes: Sequence[int]) -> None:
         super().__init__()

@@ -106,8 +106,7 @@ class TextBlock(nn.Module):
         self.rise, self.fall = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x_BTW: Tensor, seen_BT: Tensor | None) -> Tensor:
-        """`seen_BT` is True for tokens that may be attended to; None: each attends to those before
-        it."""
+        """`seen_BT`: tokens that may be attended to; None: each attends to those before it."""
         q, k, v = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for part in self.attend(self.norm1(x_BTW)).chunk(3, -1)
@@ -120,12 +119,10 @@ class TextBlock(nn.Module):
 
 
 def ends(tokens_BT: Tensor, end_id: int) -> Tensor:
-    """(B,) the position of each text's first end token."""
     return (tokens_BT == end_id).to(torch.uint8).argmax(1)
 
 
 def _longest(tokens_BT: Tensor, end_B: Tensor) -> int:
-    """The length of the longest text on a CPU; T on an accelerator."""
     return int(end_B.max()) + 1 if tokens_BT.device.type == "cpu" else tokens_BT.shape[1]
 
 
@@ -134,7 +131,7 @@ CLIP_VOCAB, CLIP_END = 49408, 49407
 
 class OpenClipText(nn.Module):
     """The text tower of an open_clip model, (B, T) → (B, output_size), with its projection and
-    names of weights; the image tower and the logit scale of `model` are removed."""
+    names of weights; the rest of `model` is removed."""
 
     def __init__(self, model: nn.Module, output_size: int) -> None:
         super().__init__()
@@ -214,7 +211,7 @@ def _without_bars() -> Iterator[None]:
 
 
 def sentence_tokenizer(model: Any) -> tuple[str, int]:
-    """The tokenizer.json of a SentenceTransformer, and the largest number of tokens of a text."""
+    """The tokenizer.json of a SentenceTransformer, and the largest number of tokens."""
     inner = getattr(model.tokenizer, "backend_tokenizer", None)
     if inner is None:
         raise KinfolkError(
@@ -283,7 +280,6 @@ def _open_clip(
 
 
 def open_clip_model(name: str, pretrained: bool = False) -> Any:
-    """A model of open_clip with both towers."""
     library = import_optional("open_clip", "open_clip_torch")
     if name not in library.list_models():
         raise UsageError(

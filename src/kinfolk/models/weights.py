@@ -1,6 +1,5 @@
-"""Weights on disk: `model.safetensors` with those of an encoder under its own names, and
-`model.json` with how to build it; `towers.safetensors` with two towers, each with an encoder and a
-head.
+"""Weights on disk: `model.safetensors` with those of an encoder under its own names, `model.json`
+with how to build it; `towers.safetensors` with two towers, each with an encoder and a head.
 
 Loading never runs code. The content of `model.json` is also in the header of `model.safetensors`,
 which has a digest of the whole file, too; files of other programs have none.
@@ -52,7 +51,7 @@ def save_encoder(
     encoder: nn.Module, directory: Path | str, meta: Mapping[str, Any] | None = None
 ) -> Path:
     """Writes `model.safetensors` and `model.json` to `directory`, each atomically; returns the path
-    of the weights. `load_encoder` returns `meta`, anything that JSON can represent."""
+    of the weights. `meta`: anything that JSON can represent."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     state = plain_state(encoder)
@@ -120,18 +119,17 @@ def load_encoder(
 
 
 def meta_of(file: Path) -> dict[str, Any]:
-    """The `meta` passed to `save_encoder` or `save_towers`; empty for files of other programs."""
+    """The `meta` of a file; empty for files of other programs."""
     return _meta(_describe(file))
 
 
 def load_weights(encoder: nn.Module, path: Path | str) -> None:
-    """Loads a `.safetensors` file or a file of `torch.save` into `encoder`; see `load_state`."""
+    """Loads a `.safetensors` file or a file of `torch.save`; see `load_state`."""
     load_state(encoder, read_state(path), source=str(path))
 
 
 def read_state(path: Path | str) -> dict[str, Tensor]:
-    """The tensors of a `.safetensors` file, or of a state dict that `torch.save` wrote, on the
-    CPU."""
+    """The tensors of a `.safetensors` file, or of a state dict that `torch.save` wrote."""
     path = Path(path)
     if not path.is_file():
         raise KinfolkError(f"There is no file of weights at {path}.")
@@ -156,8 +154,7 @@ def read_state(path: Path | str) -> dict[str, Tensor]:
 
 
 def why_unreadable(error: Exception) -> str:
-    """Why a file of tensors was refused; torch's own message advises to disable its safety
-    check."""
+    """Why a file of tensors was refused; torch's own message advises to disable its check."""
     if isinstance(error, pickle.UnpicklingError):
         return (
             "it holds Python objects besides tensors, which could run code, or is damaged; only"
@@ -172,10 +169,8 @@ def load_state(
     encoder: nn.Module, state: Mapping[str, Tensor], *, source: str = "the state dict"
 ) -> None:
     """Loads `state` into `encoder`: every tensor must be present, be used and have the right shape.
-
-    Exceptions for torchvision's files: the classifier (`fc.*`) is dropped if the encoder has none,
-    and BatchNorm's counter `num_batches_tracked`, which old files lack, stays unchanged.
-    """
+    For torchvision's files, the classifier (`fc.*`) is dropped if the encoder has none, and
+    BatchNorm's counter `num_batches_tracked`, which old files lack, stays unchanged."""
     inner = _inner(encoder)
     needed = inner.state_dict()
     given = {
@@ -252,26 +247,19 @@ def _inner(encoder: nn.Module) -> nn.Module:
 
 
 def _describe(file: Path) -> dict[str, Any]:
-    """The description in the header of `file` or in the `.json` next to it; empty if there is
-    none."""
-    text = ""
-    if file.suffix == ".safetensors":
-        try:
-            text = _metadata(file).get("kinfolk", "")
-        except Exception as error:
-            raise KinfolkError(
-                f"{file} can't be read as weights: {why_unreadable(error)}."
-            ) from error
-    sidecar = file.with_suffix(".json")
-    if not text and sidecar.is_file():
-        try:
-            text = sidecar.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise KinfolkError(f"{sidecar} is not valid JSON: {first_line(error)}.") from error
+    """The description in the header of `file` or in the `.json` next to it."""
+    sidecar, source, text = file.with_suffix(".json"), file, ""
     try:
+        if file.suffix == ".safetensors":
+            text = _metadata(file).get("kinfolk", "")
+    except Exception as error:
+        raise KinfolkError(f"{file} can't be read as weights: {why_unreadable(error)}.") from error
+    try:
+        if not text and sidecar.is_file():
+            text, source = sidecar.read_text(encoding="utf-8"), sidecar
         description = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
-        raise KinfolkError(f"{sidecar} is not valid JSON: {first_line(error)}.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise KinfolkError(f"{source} is not valid JSON: {first_line(error)}.") from error
     return description if isinstance(description, dict) else {}
 
 
@@ -299,31 +287,23 @@ class Pair(nn.Module):
         self, encoder: nn.Module, head: nn.Module, text_encoder: nn.Module, text_head: nn.Module
     ) -> None:
         super().__init__()
-        self.encoder, self.head, self.text_encoder, self.text_head = (
-            encoder,
-            head,
-            text_encoder,
-            text_head,
-        )
+        self.encoder, self.head = encoder, head
+        self.text_encoder, self.text_head = text_encoder, text_head
 
     def features(self, images: Tensor) -> Tensor:
-        """(B, F) features of images (B, 3, H, W)."""
         out: Tensor = self.encoder(images)
         return out
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, D) unit-norm embeddings of images."""
         return F.normalize(self.head(self.encoder(images)), dim=-1)
 
     def embed_text(self, tokens: Tensor) -> Tensor:
-        """(B, D) unit-norm embeddings of texts (B, T)."""
         return F.normalize(self.text_head(self.text_encoder(tokens)), dim=-1)
 
 
 def save_towers(
     model: nn.Module, directory: Path | str, meta: Mapping[str, Any] | None = None
 ) -> Path:
-    """Writes the four parts of `model` to `towers.safetensors` atomically."""
     path = Path(directory) / TOWERS
     state = {
         name: value for name, value in plain_state(model).items() if name.partition(".")[0] in PARTS
@@ -334,12 +314,9 @@ def save_towers(
 
 
 def load_parts(model: nn.Module, path: Path | str) -> list[str]:
-    """Loads the parts that `path` has weights for, and returns their names.
-
-    Args:
-        model: has some of the parts `encoder`, `head`, `text_encoder`, `text_head`.
-        path: weights of two towers, of a checkpoint, of a whole open_clip model, or of an encoder.
-    """
+    """Loads the parts (encoder, head, text_encoder, text_head) that `path` has weights for, and
+    returns their names. `path`: weights of two towers, of a checkpoint, of a whole open_clip model,
+    or of an encoder."""
     state = _strip_prefixes(read_state(path))
     found: dict[str, dict[str, Tensor]] = {}
     for name, value in state.items():
