@@ -311,7 +311,7 @@ def evaluate(adapter: Adapter | None, data: Data, probes: bool = True) -> dict[s
     in percent."""
     from kinfolk.evaluation.gradient_training import label_subset
     from kinfolk.evaluation.probes import knn_accuracy, linear_probe
-    from kinfolk.trial import COMPARED, group_precision, view_agreement
+    from kinfolk.sweeping import COMPARED, group_precision, view_agreement
 
     with torch.no_grad():
         train_x, test_x = (

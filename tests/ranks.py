@@ -32,7 +32,6 @@ PRELOADED = [
     "kinfolk.detectors",
     "kinfolk.objectives",
     "kinfolk.training.train",
-    "kinfolk.training.trainer",
     "sklearn.datasets",
     "faiss",
 ]

@@ -153,7 +153,6 @@ def test_embed_writes_features_and_their_keys(
     assert run("embed", str(trained), "--out", str(out)) == 2
     assert f"{out} exists" in capsys.readouterr().err
     assert run("embed", str(trained), "--out", str(out), "--overwrite") == 0
-    assert run("embed", str(trained), "--out", str(tmp_path / "features.csv")) == 0
     assert run("embed", str(trained), "--out", str(tmp_path / "features.xyz")) == 2
     np.testing.assert_array_equal(features, np.load(out))
 

@@ -1,5 +1,4 @@
-"""Checkpoints whose digest is right and whose content is not: each is refused by the name of the
-part."""
+"""Checkpoints whose digest is right and whose content does not fit the run."""
 
 from __future__ import annotations
 
@@ -10,14 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from kinfolk.errors import KinfolkError
 from kinfolk.training.checkpoint import (
     AtomicCheckpointIO,
     read_checkpoint,
-    read_complete_checkpoint,
-    structure_fault,
 )
 from kinfolk.training.load_run import open_run, restore
 from kinfolk.training.run_folder import Run
@@ -77,97 +73,25 @@ def drop(checkpoint: dict[str, Any]) -> None:
     del checkpoint["state_dict"][per_sample(checkpoint)]
 
 
-def drop_setting(checkpoint: dict[str, Any]) -> None:
-    del checkpoint["optimizer_states"][0]["param_groups"][0]["momentum"]
-
-
-def reshape_momentum(checkpoint: dict[str, Any]) -> None:
-    checkpoint["optimizer_states"][0]["state"][0]["momentum_buffer"] = torch.zeros(2, 2)
-
-
-def position(checkpoint: dict[str, Any]) -> Any:
-    return checkpoint["loops"]["fit_loop"]
-
-
-EDITS: dict[str, tuple[Edit, str]] = {
-    "no optimiser": (lambda c: c.update(optimizer_states=[]), "`optimizer_states` is missing"),
-    "no schedule": (lambda c: c.pop("lr_schedulers"), "`lr_schedulers` is missing"),
-    "no loops": (lambda c: c["loops"].clear(), "`loops.fit_loop` has no position"),
-    "no position": (
-        lambda c: c["loops"]["fit_loop"]["state_dict"].clear(),
-        "`loops.fit_loop` has no position in epoch 1",
-    ),
-    "later position": (
-        lambda c: position(c)["epoch_progress"]["current"].update(processed=9),
-        "`loops.fit_loop` has no position in epoch 1",
-    ),
-    "text for a step": (
-        lambda c: c["kinfolk"].update(step="three"),
-        "`kinfolk.step` is 'three', not int",
-    ),
-    "other step": (
-        lambda c: c["kinfolk"].update(step=2),
-        "`kinfolk.step` is 2, not `global_step`",
-    ),
-    "no epochs": (lambda c: c["kinfolk"].pop("epochs"), "`kinfolk.epochs` is None, not int"),
-    "settings": (
-        lambda c: c["kinfolk"].update(settings=[1]),
-        "`kinfolk.settings` is [1], not dict",
-    ),
-    "no metrics": (lambda c: c["callbacks"].clear(), "`callbacks` is missing"),
-    "no weights": (lambda c: c["state_dict"].clear(), "`state_dict` has to be tensors by name"),
-    "text for a weight": (
-        lambda c: c["state_dict"].update(extra="w"),
-        "`state_dict` has to be tensors by name",
-    ),
-}
-
-
-def test_a_whole_checkpoint_has_no_fault(finished: Run) -> None:
-    assert structure_fault(read_checkpoint(finished.checkpoint)) is None
-
-
-def test_missing_and_wrong_parts_are_named(finished: Run, tmp_path: Path) -> None:
-    checkpoint = tmp_path / "last.ckpt"
-    for change, message in EDITS.values():
-        shutil.copy(finished.checkpoint, checkpoint)
-        edit(checkpoint, change)
-        with pytest.raises(KinfolkError) as caught:
-            read_complete_checkpoint(checkpoint)
-        assert str(caught.value) == (
-            f"the checkpoint {checkpoint} is incomplete or was edited: {message}"
-        )
-
-
-MISFITS: dict[str, tuple[Edit, str]] = {
-    "reshaped momentum": (
-        reshape_momentum,
-        r"momentum_buffer has the shape \(2, 2\), and its parameter",
-    ),
-    "no setting": (drop_setting, r"the optimiser's `momentum` is None"),
-    "no momentum": (
-        lambda c: c["optimizer_states"][0].update(state={}),
-        r"the optimiser has the state of 0 parameters",
-    ),
-    "no momentum of a parameter": (
-        lambda c: c["optimizer_states"][0]["state"][0].update(momentum_buffer=None),
-        r"the optimiser lacks the state of a parameter",
-    ),
-    "no groups": (lambda c: c["optimizer_states"][0].update(param_groups=[]), r""),
-    "no rates": (
-        lambda c: c["lr_schedulers"][0].update(base_lrs=[0.1]),
-        r"the schedule has other groups of parameters",
-    ),
-    "step of the schedule": (lambda c: c["lr_schedulers"][0].update(last_epoch=7), r"its position"),
-}
-
-
-def test_a_position_or_optimiser_that_does_not_fit_is_refused(finished: Run, run: Run) -> None:
-    for change, message in MISFITS.values():
-        shutil.copy(finished.checkpoint, run.checkpoint)
-        edit(run.checkpoint, change)
-        with pytest.raises(KinfolkError, match=r"last\.ckpt does not fit this run: .*" + message):
-            resume(finished, run)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.update(optimizer_states=[]), "IndexError"),
+        (lambda c: c["optimizer_states"][0].update(param_groups=[]), ""),
+        (lambda c: c["loops"].clear(), ""),
+        (
+            lambda c: c["loops"]["fit_loop"]["epoch_progress"]["current"].update(processed=9),
+            "its position is",
+        ),
+        (lambda c: c["kinfolk"].update(step=2), "its position is"),
+    ],
+)
+def test_a_position_or_optimiser_that_does_not_fit_is_refused(
+    finished: Run, run: Run, change: Edit, message: str
+) -> None:
+    edit(run.checkpoint, change)
+    with pytest.raises(KinfolkError, match=r"last\.ckpt does not fit this run: .*" + message):
+        resume(finished, run)
 
 
 @pytest.mark.parametrize(
@@ -190,12 +114,10 @@ def test_a_state_that_does_not_fit_is_refused(
 
 
 def test_the_one_before_is_used(finished: Run, run: Run) -> None:
-    edit(run.checkpoint, lambda c: c.update(optimizer_states=[]))
-    assert run.older_checkpoints() == []
     whole = resume(finished, Run(shutil.copytree(finished.path, run.path.with_name("whole"))))
     shutil.copy(finished.checkpoint, run.checkpoint.with_name("last-1.ckpt"))
+    edit(run.checkpoint, lambda c: c.pop("loops"))
     resumed = resume(finished, run)
-    assert "`optimizer_states` is missing" in resumed.log.read_text()
     assert "the one before it is used instead" in resumed.log.read_text()
     assert [row["loss"] for row in resumed.epochs()] == [row["loss"] for row in whole.epochs()]
 

@@ -172,7 +172,6 @@ def test_killed_while_the_images_were_read(
     said = capsys.readouterr().err
     assert "no training has started in" in said
     assert "repeat the whole command" in said
-    assert "images that were read already are in its cache" in said
     assert len(begin(images, tmp_path / "run").epochs()) == 2, (
         "what a killed start left is not in the way"
     )

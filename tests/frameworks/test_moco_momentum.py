@@ -11,7 +11,7 @@ from torch import nn
 from kinfolk.frameworks import NNCLR, RCL, MoCo
 from kinfolk.frameworks.moco import MomentumCopy
 from kinfolk.models import projection_head
-from kinfolk.training.optimizers import build_optimizer
+from kinfolk.optimizers import build_optimizer
 
 
 def test_the_momentum_copy_follows_the_weights() -> None:

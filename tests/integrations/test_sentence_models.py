@@ -174,9 +174,9 @@ def test_advice_for_texts_names_the_model_and_tries_the_methods_on_it(
     command = ["advise", str(folder), "--out", str(tmp_path / "advice"), "--alpha", "0.1"]
     assert run_command(command) == 2
     assert "(--guide st/NAME)" in " ".join(capsys.readouterr().err.split())
-    monkeypatch.setattr("kinfolk.trial.MOST_EPOCHS", 3)
-    monkeypatch.setattr("kinfolk.trial.PLANNED_SEEDS", 2)
-    monkeypatch.setattr("kinfolk.trial.MOST_SEEDS", 2)
+    monkeypatch.setattr("kinfolk.sweeping.MOST_EPOCHS", 3)
+    monkeypatch.setattr("kinfolk.sweeping.PLANNED_SEEDS", 2)
+    monkeypatch.setattr("kinfolk.sweeping.MOST_SEEDS", 2)
     command += ["--guide", model, "--try", "20", "--set", "batch_size=8"]
     assert run_command(command) == 0
     said = " ".join(capsys.readouterr().out.split())

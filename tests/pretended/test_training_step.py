@@ -16,12 +16,11 @@ from torch import Tensor, nn
 from kinfolk.data.views import Views
 from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.training.config import TrainConfig, TrainerConfig
+from kinfolk.training.epoch_end import Refresh
 from kinfolk.training.loader import BatchLoader
-from kinfolk.training.metrics_log import MetricsLog
+from kinfolk.training.metrics_log import MetricsLog, ProgressBar
 from kinfolk.training.module import NonFiniteLossError, TrainingModule
-from kinfolk.training.refresh import Refresh
 from kinfolk.training.run_folder import Run
-from kinfolk.training.trainer import ProgressBar
 from tests.pretended.device import AVAILABLE, CUDA, LOG, on_device, pretended
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="the pretended device needs g++")

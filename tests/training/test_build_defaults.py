@@ -22,13 +22,12 @@ from kinfolk.training.defaults import (
     fit_text,
     fit_to_data,
     setting_origins,
-    warn_if_large,
 )
 from kinfolk.training.documents import read_yaml
+from kinfolk.training.metrics_log import ProgressBar, describe
 from kinfolk.training.run_folder import Run
 from kinfolk.training.settings import describe_settings, flat, recipe_names, recipe_path
 from kinfolk.training.train import train
-from kinfolk.training.trainer import ProgressBar, describe
 from tests.training.pairs_of import write_pairs
 from tests.training.small import BARE
 
@@ -240,13 +239,12 @@ def test_a_chosen_batch_is_reduced_with_a_warning_and_shared_by_the_devices() ->
 def test_settings_are_shown_with_their_origin() -> None:
     given = (None, "simclr-cpu", {"method": None, "epochs": 3}, ["optimizer.lr=0.5"])
     origins = setting_origins(*given)
-    lines = describe_settings(assemble(*given), origins, 1000)
+    lines = describe_settings(assemble(*given), origins)
     parts = [re.split(r"\s{2,}", line.strip()) for line in lines]
     found = {row[0]: row[-1] for row in parts}
     assert found["encoder"] == found["view size"] == found["method"] == "recipe"
     assert found["epochs"] == found["learning rate"] == "given"
-    assert found["device"] == "found on this machine"
-    assert not [line for line in lines if "on a GPU" in line], "nothing was reduced"
+    assert found["device"] == "default"
 
 
 def test_a_run_of_few_images_trains_and_says_what_it_does(tmp_path: Path) -> None:
@@ -261,7 +259,6 @@ def test_a_run_of_few_images_trains_and_says_what_it_does(tmp_path: Path) -> Non
     )
     log = run.log.read_text(encoding="utf-8")
     assert "`batch_size` (=64) is larger than the 20 training samples; 20 is used" in log
-    assert "on a GPU the defaults are" in log
     assert "for 1 epoch," in log
     assert TrainConfig.load(run.config).batch_size == 20
     again = train(out=run.path, resume=True, batch_size=64, progress=False, data=images)
@@ -331,24 +328,6 @@ def test_the_bar_ends_with_the_metrics_of_the_last_epoch() -> None:
     assert "left" not in line
 
 
-def test_the_whole_time_is_estimated_after_a_few_steps(caplog: pytest.LogCaptureFixture) -> None:
-    bar = ProgressBar(None, SimpleNamespace(row={}), epochs=10)  # type: ignore[arg-type]
-    counter = SimpleNamespace(completed=4)
-    loop = SimpleNamespace(
-        epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(total=counter))
-    )
-    trainer: Any = SimpleNamespace(
-        is_global_zero=True, num_training_batches=100, current_epoch=0, fit_loop=loop
-    )
-    module: Any = SimpleNamespace(batch_size=50)
-    with caplog.at_level("INFO", "kinfolk.training"):
-        for step in range(8):
-            bar._estimate(trainer, module, float(step))
-    assert [record.getMessage() for record in caplog.records] == [
-        "about 16 min 36 s left at 50 samples/s, without measurements"
-    ]
-
-
 def test_one_logger_may_be_given_by_its_name() -> None:
     assert TrainConfig().with_settings(["trainer.loggers=tensorboard"]).trainer.loggers == (
         "tensorboard",
@@ -367,27 +346,3 @@ def test_a_finished_run_is_extended_or_left_alone(tmp_path: Path) -> None:
     assert [row["epoch"] for row in rows] == [1, 2, 3]
     assert rows[0]["lr"] < rows[1]["lr"], "the schedule is that of three epochs from here on"
     assert "`epochs` was 1 until now" in run.log.read_text(encoding="utf-8")
-
-
-def test_views_that_may_not_fit_into_memory_are_warned_about(
-    recwarn: pytest.WarningsRecorder,
-) -> None:
-    def sized(batch: int, side: int) -> TrainConfig:
-        return TrainConfig.of(
-            {
-                "method": "simclr",
-                "batch_size": batch,
-                "views": {"size": side},
-                "trainer": {"devices": 1},
-            }
-        )
-
-    warn_if_large(sized(1024, 224))
-    assert not recwarn.list
-    with pytest.warns(
-        KinfolkWarning,
-        match=(
-            r"a step of 128 samples with views of 1000 pixels .* smaller batch \(--batch-size 12\)"
-        ),
-    ):
-        warn_if_large(sized(128, 1000))

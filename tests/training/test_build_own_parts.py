@@ -124,7 +124,7 @@ def test_a_detector_object_is_used_with_its_action(tmp_path: Path, images: Any) 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"detector": "glofnd"}, "`detector` .* must be a kinfolk.detectors.Detector"),
+        ({"detector": "glofnd"}, "`detector` .* must be a kf.Detector"),
         ({"action": "attract"}, "`action` .* belongs to a `detector` object"),
         (
             {"detector": kf.Guide(torch.ones(31, 3), alpha=0.1)},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +12,9 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 
 from kinfolk.errors import KinfolkWarning, UsageError
-from kinfolk.seeding import kept_random_state
 from kinfolk.training import launch
 from kinfolk.training.config import TrainConfig, TrainerConfig
-from kinfolk.training.trainer import _strategy
+from kinfolk.training.train import _strategy
 
 
 @pytest.fixture
@@ -68,29 +66,16 @@ def test_a_notebook_uses_one_gpu_and_says_how_to_use_more(
     gpus: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "in_notebook", lambda: True)
-    with pytest.warns(KinfolkWarning, match=r"one of 2 GPUs .* `trainer.devices=2`"):
+    with pytest.warns(KinfolkWarning, match=r"one of 2 GPUs .* in a terminal"):
         assert launch.resolve_trainer(TrainerConfig()).devices == 1
 
 
-def test_nothing_initialises_cuda_before_a_fork(
+def test_several_devices_of_a_notebook_are_refused(
     gpus: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "in_notebook", lambda: True)
-    asked: list[str] = []
-
-    def run(command: list[str], **options: object) -> object:
-        asked.append(command[-1])
-        return SimpleNamespace(returncode=1)
-
-    monkeypatch.setattr("kinfolk.training.launch.subprocess.run", run)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", KinfolkWarning)
-        found = launch.resolve_trainer(TrainerConfig(devices=2))
-    assert found.precision == "32-true"
-    assert len(asked) == 1, "another process is asked for the precision"
-    with kept_random_state():
-        torch.manual_seed(0)
-    assert gpus == []
+    with pytest.raises(UsageError, match=r"`trainer.devices` \(=2\) must be 1 in a notebook"):
+        launch.resolve_trainer(TrainerConfig(devices=2))
 
 
 def test_encoders_are_compiled_only_where_it_works(

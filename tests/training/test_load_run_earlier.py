@@ -103,5 +103,5 @@ def test_an_earlier_run_is_evaluated_and_compared_but_not_trained_on(
     assert 0 < json.loads((earlier.path / "eval" / "kin.json").read_text())["recall"] < 1
     runs, _ = read_runs([tmp_path])
     assert runs[0].settings == runs[1].settings, "two seeds of one row"
-    with pytest.raises(KinfolkError, match="begun by an earlier version"):
+    with pytest.raises(KinfolkError, match=r"was .* when the run began"):
         training.train(None, earlier.path, resume=True, epochs=2, progress=False)

@@ -10,7 +10,7 @@ import pytest
 
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.run_folder import Run
-from kinfolk.training.trainer import _logger
+from kinfolk.training.train import _logger
 
 
 class StandIn:

@@ -8,10 +8,9 @@ from pathlib import Path
 import torch
 
 from kinfolk.stats import Stats
-from kinfolk.training.metrics_log import MetricsLog
+from kinfolk.training.metrics_log import MetricsLog, describe
 from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
-from kinfolk.training.trainer import describe
 from tests.training.small import BARE
 
 

@@ -18,7 +18,7 @@ from kinfolk.embedding import embed, embed_in_parts
 from kinfolk.evaluation.detection import label_nmi
 from kinfolk.frameworks import SimCLR
 from kinfolk.frameworks.base import Framework
-from kinfolk.training import checkpoint, refresh
+from kinfolk.training import checkpoint, epoch_end
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.load_run import load_framework, open_run
 from kinfolk.training.run_folder import Run
@@ -113,7 +113,7 @@ def test_all_training_samples_are_embedded_as_they_are(
         seen.append((self.epoch, features, progress))
 
     original = embed_in_parts
-    monkeypatch.setattr(refresh, "embed_in_parts", embedded)
+    monkeypatch.setattr(epoch_end, "embed_in_parts", embedded)
     monkeypatch.setattr(IFND, "refresh", remember)
     for space, size in (("projected", 16), ("features", 64)):
         seen.clear()
@@ -159,7 +159,7 @@ def test_moco_clusters_what_the_chosen_encoder_embeds(
         return original(model, *others, **options)
 
     original = embed_in_parts
-    monkeypatch.setattr(refresh, "embed_in_parts", embedded)
+    monkeypatch.setattr(epoch_end, "embed_in_parts", embedded)
     settings = {
         **CLUSTERED["settings"],
         "framework.queue_size": 96,
@@ -175,7 +175,7 @@ def test_features_that_are_known_are_not_computed(
     def never(*args: Any, **options: Any) -> Tensor:
         raise AssertionError("a bank and what was collected need no pass over the data")
 
-    monkeypatch.setattr(refresh, "embed_in_parts", never)
+    monkeypatch.setattr(epoch_end, "embed_in_parts", never)
     for name, more in (("bank", {"method": "ir+ifnd"}), ("collected", BANK)):
         # the batch divides the 170 samples: all of them were seen after an epoch
         given = {**few, **more, "batch_size": 34}
@@ -211,7 +211,7 @@ def test_a_training_that_diverged_says_so(
     tmp_path: Path, few: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        refresh,
+        epoch_end,
         "embed_in_parts",
         lambda framework, data, *others, **options: torch.full((data.num_train, 16), torch.nan),
     )

@@ -14,7 +14,7 @@ from kinfolk.embedding import embed
 from kinfolk.errors import UsageError
 from kinfolk.frameworks import spcl
 from kinfolk.frameworks.spcl import reinitialise
-from kinfolk.training import refresh
+from kinfolk.training import epoch_end
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.module import TrainingModule
 from kinfolk.training.run_folder import Run
@@ -39,7 +39,7 @@ def test_batches_and_heads_of_every_epoch(tmp_path: Path, monkeypatch: pytest.Mo
     steps: list[tuple[int, Tensor, Tensor]] = []
     heads: list[tuple[Tensor, bool]] = []
     clustered: list[Tensor] = []
-    step, begin = TrainingModule.training_step, refresh.Refresh.on_train_epoch_start
+    step, begin = TrainingModule.training_step, epoch_end.Refresh.on_train_epoch_start
 
     def training_step(self: Any, batch: dict[str, Any], batch_idx: int) -> Tensor:
         steps.append(
@@ -70,7 +70,7 @@ def test_batches_and_heads_of_every_epoch(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(TrainingModule, "training_step", training_step)
     monkeypatch.setattr(spcl, "reinitialise", renewed)
-    monkeypatch.setattr(refresh.Refresh, "on_train_epoch_start", started)
+    monkeypatch.setattr(epoch_end.Refresh, "on_train_epoch_start", started)
     rows = train(**training(tmp_path / "run", **SPCL)).epochs()
     assert [row["epoch"] for row in rows] == [1, 2]
     assert all(row["loss"] > 0 and "nmi" in row for row in rows)

@@ -10,7 +10,7 @@ import pytest
 
 from kinfolk.data.prepare import read_quarantine
 from kinfolk.errors import KinfolkError
-from kinfolk.training import module, refresh
+from kinfolk.training import epoch_end, module
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
@@ -121,13 +121,13 @@ def test_clusters_come_from_the_embeddings_of_the_epoch(
 ) -> None:
     passes: list[str] = []
     for name in ("embed_in_parts", "embed"):
-        original = getattr(refresh, name)
+        original = getattr(epoch_end, name)
 
         def noted(*args: Any, name: str = name, original: Any = original, **more: Any) -> Any:
             passes.append(name if name == "embed_in_parts" else f"{name} {len(args[3])}")
             return original(*args, **more)
 
-        monkeypatch.setattr(refresh, name, noted)
+        monkeypatch.setattr(epoch_end, name, noted)
     run = train(out=tmp_path / "run", **arguments(shards, **CLUSTERED))
     rows = run.epochs()
     refreshed = [row for row in rows if "refresh_seconds" in row]

@@ -28,7 +28,7 @@ from kinfolk.errors import UsageError, printable
 if TYPE_CHECKING:
     from kinfolk.auditing import Audit
     from kinfolk.auditing.inputs import AuditInput
-    from kinfolk.trial import Trial
+    from kinfolk.sweeping import Trial
 
 _data_option = partial(option, panel=DATA)
 _option = partial(option, panel="Finding")
@@ -165,8 +165,8 @@ def advise(
     seeds.
     """
     from kinfolk.auditing.inputs import read_input
+    from kinfolk.sweeping import PLAN
     from kinfolk.training.config import parse_settings
-    from kinfolk.trial import PLAN
 
     common = parse_settings(settings or [])
     if labels_from_folders:
@@ -268,7 +268,7 @@ def try_methods(
     import numpy as np
 
     from kinfolk.auditing.verdict import Candidate, candidates
-    from kinfolk.trial import run_trial
+    from kinfolk.sweeping import run_trial
 
     folder, methods = out / TRIAL, list[Candidate]()
     if audited is not None:
@@ -310,7 +310,7 @@ def show_trial(trial: Trial) -> None:
     from rich.text import Text
 
     from kinfolk.cli.compare import show_comparison
-    from kinfolk.trial import CRITERIA
+    from kinfolk.sweeping import CRITERIA
 
     console, plan = screen(), trial.plan
     if trial.table is not None:

@@ -38,9 +38,6 @@ Probe = Literal["lbfgs", "glofnd", "ifnd", "ring", "rcl"]
 PROBES = get_args(Probe)
 METRICS = {"top1": "top-1", "mean-per-class": "mean per class", "map": "mAP"}
 SETTINGS = "Protocol settings"
-_data_option = partial(option, panel=DATA)
-_option = partial(option, panel=SETTINGS)
-_imported = partial(option, panel="Imported weights")
 EPILOG = examples(
     "kinfolk eval runs/digits",
     "kinfolk eval runs/photos --data labelled/ --labels-from-folders --protocol knn,linear,semi",
@@ -53,6 +50,13 @@ EPILOG = examples(
     "kinfolk eval runs/pairs --data sts.csv --protocol sts",
     "kinfolk eval rival.pth --like runs/photos --protocol knn,linear",
 )
+
+_data = partial(option, panel=DATA)
+_choice = partial(option, panel=SETTINGS, metavar=None)
+_number = partial(option, panel=SETTINGS, metavar="N")
+_share = partial(option, panel=SETTINGS, metavar="X")
+_file = partial(option, panel=SETTINGS, metavar="FILE")
+_imported = partial(option, panel="Imported weights")
 
 
 def evaluate(
@@ -67,19 +71,17 @@ def evaluate(
     labels_from_folders: LabelsFromFolders = False,
     hierarchy: Annotated[
         str | None,
-        _data_option(
+        _data(
             "Table of child and parent classes, or cifar100; default: the run's.", metavar="FILE"
         ),
     ] = None,
     depth: Annotated[
         int | None,
-        _data_option(
-            "Use the labels at this depth of the hierarchy. 0 is the root.", metavar="N", min=0
-        ),
+        _data("Use the labels at this depth of the hierarchy. 0 is the root.", metavar="N", min=0),
     ] = None,
     label_sets: Annotated[
         Path | None,
-        _data_option(
+        _data(
             "transfer: table with the columns image and label, one row per label.", metavar="FILE"
         ),
     ] = None,
@@ -94,11 +96,9 @@ def evaluate(
     seed: Annotated[
         int, option("Seed for held-out parts, drawn labels and augmentation.", metavar="N")
     ] = 0,
-    k: Annotated[int, _option("knn: number of neighbours.", "--k", metavar="N", min=1)] = 20,
-    temperature: Annotated[float, _option("knn: temperature of the votes.", metavar="X")] = 0.1,
-    probe: Annotated[
-        Probe, _option("linear, semi: lbfgs, or the probe of a paper.", metavar=None)
-    ] = "lbfgs",
+    k: Annotated[int, _number("knn: number of neighbours.", "--k", min=1)] = 20,
+    temperature: Annotated[float, _share("knn: temperature of the votes.")] = 0.1,
+    probe: Annotated[Probe, _choice("linear, semi: lbfgs, or the probe of a paper.")] = "lbfgs",
     unpooled: Annotated[
         bool,
         flag(
@@ -115,62 +115,54 @@ def evaluate(
     ] = False,
     percent: Annotated[
         str | None,
-        _option(
+        option(
             "semi, finetune: shares of the labels in percent; default: 100,10,1,0.1 for semi, 10,1"
             " for finetune.",
             metavar="LIST",
+            panel=SETTINGS,
         ),
     ] = None,
     subset: Annotated[
         list[Path] | None,
-        _option(
+        _file(
             "semi, finetune: list of file names to use, such as SimCLR's 1percent.txt. Can be"
-            " repeated.",
-            metavar="FILE",
+            " repeated."
         ),
     ] = None,
-    draws: Annotated[int, _option("semi: subsets drawn for each share.", metavar="N", min=1)] = 3,
+    draws: Annotated[int, _number("semi: subsets drawn for each share.", min=1)] = 3,
     finetuning: Annotated[
-        Literal["ifnd", "rcl"], _option("finetune: settings of a paper.", metavar=None)
+        Literal["ifnd", "rcl"], _choice("finetune: settings of a paper.")
     ] = "ifnd",
     epochs: Annotated[
         int | None,
-        _option(
-            "finetune: number of epochs; default: that of the paper, more with few labels.",
-            metavar="N",
-            min=1,
+        _number(
+            "finetune: number of epochs; default: that of the paper, more with few labels.", min=1
         ),
     ] = None,
     metric: Annotated[
         Literal["top1", "mean-per-class", "map"] | None,
-        _option("transfer: metric; default: from the name of the data.", metavar=None),
+        _choice("transfer: metric; default: from the name of the data."),
     ] = None,
     num_clusters: Annotated[
         int | None,
-        _option(
-            "clusters: number of clusters; default: the number of classes.", metavar="N", min=1
-        ),
+        _number("clusters: number of clusters; default: the number of classes.", min=1),
     ] = None,
     normaliser: Annotated[
         Literal["arithmetic", "geometric", "min", "max"],
-        _option("clusters: mean of the entropies that NMI is divided by.", metavar=None),
+        _choice("clusters: mean of the entropies that NMI is divided by."),
     ] = "arithmetic",
     alpha: Annotated[
         float | None,
-        _option(
-            "kin: share of pairs above the exact quantile; default: that of the method, or 0.01.",
-            metavar="X",
+        _share(
+            "kin: share of pairs above the exact quantile; default: that of the method, or 0.01."
         ),
     ] = None,
     classes: Annotated[
         Path | None,
-        _option(
-            "zero-shot: class names, one per line; default: those of the data.", metavar="FILE"
-        ),
+        _file("zero-shot: class names, one per line; default: those of the data."),
     ] = None,
     templates: Annotated[
-        Path | None,
-        _option("zero-shot: sentences with {} for the class name, one per line.", metavar="FILE"),
+        Path | None, _file("zero-shot: sentences with {} for the class name, one per line.")
     ] = None,
     like: Annotated[
         Path | None,
@@ -224,11 +216,9 @@ def evaluate(
     """
     words = [name.strip().lower() for name in protocol.split(",") if name.strip()]
     names, shares, lists = list(dict.fromkeys(words)), _shares(percent), subset or []
-    unknown = next((name for name in names if name not in PROTOCOLS), None)
-    if unknown is not None or not names:
-        hint = did_you_mean(unknown or "", PROTOCOLS, limit=1)
-        what = f"unknown protocol {unknown!r}{hint}" if unknown else "--protocol is empty"
-        raise UsageError(f"{what} (there are: {', '.join(PROTOCOLS)})")
+    for unknown in (name for name in names or [""] if name not in PROTOCOLS):
+        hint = did_you_mean(unknown, PROTOCOLS, limit=1)
+        raise UsageError(f"unknown protocol {unknown!r}{hint} (there are: {', '.join(PROTOCOLS)})")
     if alpha is not None and not 0 < alpha < 1:
         raise UsageError(f"--alpha (={alpha:g}) must be in (0, 1)")
     _check_lists(lists)
@@ -237,7 +227,7 @@ def evaluate(
         "name": row_name,
         "model": model,
         "image_size": image_size,
-        "seed": train_seed,
+        "train_seed": train_seed,
         "out": out,
     }
     imported = {key: value for key, value in imported.items() if value is not None}
@@ -246,7 +236,7 @@ def evaluate(
         run = _import_weights(run, names, data=source, from_folders=labels_from_folders, **imported)
         data = None if like is None else data
     elif imported:
-        first = next(iter(imported)).replace("_", "-").replace("seed", "train-seed")
+        first = next(iter(imported)).replace("_", "-")
         raise UsageError(
             f"--{first} is for a file of weights, and {run} is not a file; leave it out"
         )
@@ -278,39 +268,14 @@ def evaluate(
         )
     source = data or opened.config.data.source
     features = Features(opened, images, unpooled, own_mean)
+    few: dict[str, Any] = {"lists": lists, "progress": True}
 
-    def semi() -> dict[str, Any]:
-        fractions = shares or (() if lists else FRACTIONS)
-        return protocols.run_semi(
-            features.parts,
-            seed,
-            probe,
-            fractions=fractions,
-            draws=draws,
-            lists=lists,
-            keys=images.samples.keys,
-            progress=True,
-        )
-
-    def finetune() -> dict[str, Any]:
-        fractions = shares or (() if lists else protocols.FINETUNED)
-        return protocols.run_finetune(
-            opened.encoder(),
-            images,
-            features.views,
-            features.parts,
-            seed,
-            fractions=fractions,
-            lists=lists,
-            settings=finetuning,
-            epochs=epochs,
-            progress=True,
-        )
+    def fractions(default: tuple[float, ...]) -> Any:
+        return shares or (() if lists else default)
 
     def transfer() -> dict[str, Any]:
-        if label_sets is None:
-            parts = features.parts
-        else:
+        parts = features.parts
+        if label_sets is not None:
             sets, _ = read_label_sets(label_sets, images.samples.keys)
             parts = take_parts(images, features.values, sets)
         before = protocols.read_results(opened.path).get("transfer")
@@ -326,8 +291,26 @@ def evaluate(
     run_protocol: dict[str, Callable[[], dict[str, Any]]] = {
         "knn": lambda: protocols.run_knn(features.parts, k, temperature),
         "linear": lambda: protocols.run_linear(features.parts, seed, probe, progress=True),
-        "semi": semi,
-        "finetune": finetune,
+        "semi": lambda: protocols.run_semi(
+            features.parts,
+            seed,
+            probe,
+            fractions=fractions(FRACTIONS),
+            draws=draws,
+            keys=images.samples.keys,
+            **few,
+        ),
+        "finetune": lambda: protocols.run_finetune(
+            opened.encoder(),
+            images,
+            features.views,
+            features.parts,
+            seed,
+            fractions=fractions(protocols.FINETUNED),
+            settings=finetuning,
+            epochs=epochs,
+            **few,
+        ),
         "transfer": transfer,
         "clusters": lambda: protocols.run_clusters(
             features.parts, num_clusters, normaliser=normaliser
@@ -357,8 +340,7 @@ def evaluate(
 
 
 class Features:
-    """Features of a data source by a run, computed once for all protocols; see the options
-    `--unpooled` and `--own-mean`."""
+    """Features of a data source by a run, computed once for all protocols."""
 
     def __init__(
         self, opened: OpenedRun, images: ImageData, unpooled: bool, own_mean: bool
@@ -399,7 +381,13 @@ class Features:
 
 
 def _import_weights(
-    file: Path, names: list[str], *, data: str | None, from_folders: bool, **options: Any
+    file: Path,
+    names: list[str],
+    *,
+    data: str | None,
+    from_folders: bool,
+    train_seed: int = 0,
+    **options: Any,
 ) -> Path:
     """Writes the folder that a file of weights is evaluated in."""
     from kinfolk.cli.options import screen
@@ -410,13 +398,18 @@ def _import_weights(
         raise UsageError(
             f"{file} is neither a run folder nor a file of weights ({', '.join(WEIGHTS)})"
         )
-    if others := [name for name in names if name not in LABEL_PROTOCOLS]:
-        raise UsageError(
-            f"--protocol {others[0]} needs a run of kinfolk, and {file} is a file of weights; leave"
-            " it out"
-        )
+    for name in names:
+        if name not in LABEL_PROTOCOLS:
+            raise UsageError(
+                f"--protocol {name} needs a run of kinfolk, and {file} is a file of weights"
+            )
     folder, network = import_weights(
-        file, data=data, labels_from_folders=from_folders, progress=True, **options
+        file,
+        data=data,
+        labels_from_folders=from_folders,
+        seed=train_seed,
+        progress=True,
+        **options,
     )
     screen().print(printable(f"{file}: {network.describe()}; results in {folder}"), markup=False)
     return folder
@@ -430,8 +423,8 @@ def _check_lists(lists: list[Path]) -> None:
             )
     if len({path.stem for path in lists}) < len(lists):
         raise UsageError(
-            f"--subset has two files called {lists[0].stem!r}; results are stored by that name, so"
-            " rename one of them"
+            f"--subset has two files called {lists[0].stem!r}, the name of their results; rename"
+            " one of them"
         )
 
 
@@ -452,17 +445,13 @@ def _shares(percent: str | None) -> list[float] | None:
 
 def show_results(results: Mapping[str, Mapping[str, Any]]) -> None:
     """Prints one line per protocol, and one per share of the labels, data set or rule within it."""
-    from rich.text import Text
+    from kinfolk.cli.options import print_table
 
-    from kinfolk.cli.options import plain_table, screen
-    from kinfolk.errors import printable
-
-    table = plain_table("protocol", "result", "measured on", right=("result",))
+    rows = list[tuple[str, str, str]]()
     for name, result in results.items():
         for number, (part, value, where) in enumerate(lines(result)):
-            head = printable(f"{name}{part}") if number == 0 or part else ""
-            table.add_row(Text(head), Text(value, "bold"), Text(printable(where)))
-    screen().print(table, soft_wrap=False)
+            rows.append((f"{name}{part}" if number == 0 or part else "", value, where))
+    print_table(("protocol", "result", "measured on"), rows, right=("result",))
 
 
 def lines(result: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

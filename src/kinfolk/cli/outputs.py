@@ -42,7 +42,7 @@ def embed(
     out: Annotated[
         Path,
         option(
-            "File to write: .npy with a .parquet of the samples next to it, or .csv.",
+            "File to write (.npy), with a .parquet of the samples next to it.",
             *("--out", "-o"),
             metavar="FILE",
         ),
@@ -67,25 +67,25 @@ def embed(
 ) -> None:
     """Write the features of every sample as a float32 array, one row per sample.
 
-    Row i of the array belongs to row i of the Parquet file, which has id, key, split and label. A
-    .csv file has all of it in one table. With --views, row i of each file is a different augmented
-    view of the same sample, drawn as in training.
+    Row i of the array belongs to row i of the Parquet file, which has id, key, split and label.
+    With --views, row i of each file is a different augmented view of the same sample, drawn as in
+    training.
     """
-    if out.suffix not in (".npy", ".csv"):
-        raise UsageError(
-            f"--out (={out}) must end in .npy, with the samples next to it as .parquet, or in .csv"
-        )
-    table = out.with_suffix(".parquet")
-    files = [out]
+    if out.suffix != ".npy":
+        raise UsageError(f"--out (={out}) must end in .npy")
+    table, files = out.with_suffix(".parquet"), [out]
     if views is not None:
-        files = [out.with_name(f"{out.stem}-{n}{out.suffix}") for n in range(1, views + 1)]
-    written = files if out.suffix == ".csv" else [*files, table]
+        files = [out.with_name(f"{out.stem}-{n}.npy") for n in range(1, views + 1)]
+    written = [*files, table]
     if not overwrite and (existing := [path for path in written if path.exists()]):
         raise UsageError(
             f"{existing[0]} exists; choose another file with --out, or replace it with --overwrite"
         )
+    import numpy as np
+
     from kinfolk.auditing.inputs import ORIGIN, run_origin
     from kinfolk.cli.options import print_refused, screen
+    from kinfolk.files import write_atomically
     from kinfolk.training.load_run import open_run, restore
 
     opened = open_run(run)
@@ -104,11 +104,10 @@ def embed(
         features = _features(opened, images, framework, None if views is None else version, seed)
         # not before features that are not finite are refused
         out.parent.mkdir(parents=True, exist_ok=True)
-        _write(path, features, images)
-    if out.suffix == ".npy":
-        has_labels = images.samples.labels is not None
-        origin = replace(run_origin(opened, data), has_labels=has_labels)
-        images.samples.to_parquet(table, {ORIGIN: json.dumps(asdict(origin))})
+        write_atomically(path, lambda file, array=features: np.save(file, array))  # type: ignore[misc]
+    has_labels = images.samples.labels is not None
+    origin = replace(run_origin(opened, data), has_labels=has_labels)
+    images.samples.to_parquet(table, {ORIGIN: json.dumps(asdict(origin))})
     named = ", ".join(str(path) for path in written)
     screen().print(
         f"{plural(len(features), 'sample')} × {plural(features.shape[1], 'feature')}: {named}",
@@ -123,8 +122,7 @@ def _features(
     version: int | None,
     seed: int,
 ) -> NDArray[np.float32]:
-    """(N, F) features of the images, or of augmented view number `version`; with a framework its
-    projected embeddings."""
+    """(N, F) features of the images or of an augmented view; with a framework, projected."""
     import numpy as np
     import torch
 
@@ -138,34 +136,6 @@ def _features(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     projected = embed_all(framework, images, views, device=device, progress=True, projected=True)
     return require_finite_features(np.asarray(projected.numpy(), dtype=np.float32), opened.path)
-
-
-def _write(path: Path, features: NDArray[np.float32], images: ImageData) -> None:
-    """Writes an array, or a table with the columns key, split, label and f0, f1, …"""
-    import numpy as np
-
-    from kinfolk.errors import escape_cell
-    from kinfolk.files import write_atomically, write_by_name
-
-    if path.suffix != ".csv":
-        write_atomically(path, lambda file: np.save(file, features))
-        return
-    import pyarrow as pa
-    import pyarrow.csv as pc
-
-    samples = images.samples
-    names = [None] * len(samples) if samples.labels is None else samples.labels.tolist()
-    labels = [None if label is None or label < 0 else str(label) for label in names]
-    if samples.classes:
-        classes = samples.classes
-        labels = [None if label is None else escape_cell(classes[int(label)]) for label in labels]
-    columns = {
-        "key": pa.array([escape_cell(str(key)) for key in samples.keys]),
-        "split": pa.array(list(samples.splits)),
-        "label": pa.array(labels, pa.string()),
-        **{f"f{at}": pa.array(column) for at, column in enumerate(features.T)},
-    }
-    write_by_name(path, lambda unfinished: pc.write_csv(pa.table(columns), unfinished))
 
 
 EXPORT_EPILOG = examples(

@@ -35,8 +35,8 @@ from kinfolk.embedding import Images, Preparation, embed
 from kinfolk.errors import KinfolkError, UsageError, show_progress
 from kinfolk.evaluation.detection import spread
 from kinfolk.evaluation.probes import Array, labelled, linear_probe, top5
-from kinfolk.lars import LARS
 from kinfolk.models.encoders import adapt
+from kinfolk.optimizers import LARS
 from kinfolk.seeding import derive_seed, generator, kept_random_state
 
 # Linear probes

@@ -253,7 +253,7 @@ def facts_of(record: Record) -> list[tuple[str, str]]:
 
 def _rate(record: Record) -> str:
     """The learning rate that is used, and the setting if it was scaled by the batch size."""
-    from kinfolk.training.optimizers import scaled_lr
+    from kinfolk.optimizers import scaled_lr
 
     optimizer, trainer = record.section("optimizer"), record.section("trainer")
     try:

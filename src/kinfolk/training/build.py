@@ -37,6 +37,13 @@ from kinfolk.models import SplitEncoder, SplitHead, build_encoder, build_text, p
 from kinfolk.models.encoders import adapt
 from kinfolk.models.text import SENTENCE, sentence_tokenizer, sentence_transformer
 from kinfolk.models.weights import TOWERS, load_parts
+from kinfolk.optimizers import (
+    build_optimizer,
+    build_scheduler,
+    lr_factor,
+    move_to_own_group,
+    scaled_lr,
+)
 from kinfolk.seeding import derive_seed
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.defaults import (
@@ -47,13 +54,6 @@ from kinfolk.training.defaults import (
     optimizer_settings,
 )
 from kinfolk.training.guides import guide_features, text_guide
-from kinfolk.training.optimizers import (
-    build_optimizer,
-    build_scheduler,
-    lr_factor,
-    move_to_own_group,
-    scaled_lr,
-)
 from kinfolk.training.run_folder import Run
 
 MOST_TOKENIZED = 100_000
@@ -62,7 +62,7 @@ MOST_TOKENIZED = 100_000
 
 @dataclass(frozen=True)
 class Parts:
-    """Objects passed to `kf.train` instead of names. They are trained in place."""
+    """Objects passed to `kf.train` instead of names, trained in place."""
 
     model: nn.Module | None = None
     detector: Detector | None = None
@@ -109,7 +109,7 @@ def build_framework(
 
     Args:
         tokenizer: of methods that learn from texts.
-        resumed: whether initial weights are not read, because a checkpoint will be.
+        resumed: a checkpoint will be loaded, so no initial weights are read.
         cache: the folder for the features of a guide that are computed here.
     """
     parts.require(config)
@@ -123,7 +123,7 @@ def build_framework(
             detector_args["features"] = guide_features(guide, data, cache)
         else:
             detector_args |= text_guide(guide, data, cache)
-    if resumed:  # the weights are in the checkpoint and are not downloaded again
+    if resumed:
         config = config.with_settings({"model.pretrained": False, "text.pretrained": False})
     torch.manual_seed(derive_seed(config.seed, "weights"))
     try:
@@ -138,7 +138,7 @@ def build_framework(
         else:
             encoder, head = networks(config, FRAMEWORKS[method.framework].channels, parts.model)
             text = None if tokenizer is None else text_networks(config, tokenizer)
-        second = _head(config, int(encoder.output_size)) if config.head.second else None  # type: ignore[arg-type]
+        second = _head(config, encoder) if config.head.second else None
         if config.model.init is not None and not resumed:
             load_initial_weights(config, encoder, head, text)
         keys: Sequence[str] = data.samples.keys[: data.num_train]
@@ -178,35 +178,29 @@ def networks(
 ) -> tuple[nn.Module, nn.Module]:
     """Encoder and head. With several groups of channels, one of each per group. `module`: an
     encoder that was passed from Python."""
-    if module is not None and len(channels) > 1:
-        raise UsageError(
-            f"{config.method} needs one encoder per group of channels, so it takes no module as"
-            " `model`; give a name"
-        )
+    if module is not None:
+        if len(channels) > 1:
+            raise UsageError(
+                f"{config.method} needs one encoder per group of channels, so it takes no module as"
+                " `model`; give a name"
+            )
+        adapted = adapt(module, input_size=config.views.size or 0)
+        return adapted, _head(config, adapted)
     model = config.model
     assert model.stem is not None, "fitted to the data"
-    encoders, heads, sizes = list[nn.Module](), list[nn.Module](), list[int]()
-    options: dict[str, Any] = {
-        "stem": model.stem,
-        "width": model.width,
-        "pretrained": model.pretrained,
-    }
+    options: dict[str, Any] = model.model_dump(include={"stem", "width", "pretrained"})
+    encoders, heads = list[nn.Module](), list[nn.Module]()
     for number in channels:
-        encoder: nn.Module
-        if module is None:
-            encoder = build_encoder(model.name, in_channels=number, **options)
-        else:
-            encoder = adapt(module, input_size=config.views.size or 0)
-        encoders.append(encoder)
-        sizes.append(int(encoder.output_size))  # type: ignore[arg-type]
-        heads.append(_head(config, sizes[-1]))
+        encoders.append(build_encoder(model.name, in_channels=number, **options))
+        heads.append(_head(config, encoders[-1]))
     if len(channels) == 1:
         return encoders[0], heads[0]
+    sizes = [int(encoder.output_size) for encoder in encoders]  # type: ignore[arg-type]
     return SplitEncoder(encoders, channels), SplitHead(heads, sizes)
 
 
-def _head(config: TrainConfig, size: int) -> nn.Module:
-    head = head_settings(config)
+def _head(config: TrainConfig, encoder: nn.Module) -> nn.Module:
+    head, size = head_settings(config), int(encoder.output_size)  # type: ignore[arg-type]
     if head.layers == 0:
         return nn.Identity()
     options = head.model_dump(exclude={"hidden_size", "out_size", "second"})
@@ -216,8 +210,8 @@ def _head(config: TrainConfig, size: int) -> nn.Module:
 def text_networks(config: TrainConfig, tokenizer: Tokenizer) -> tuple[nn.Module, nn.Module]:
     """The text tower and its head: a linear map without bias, as in CLIP, or the identity if the
     images have no head either."""
-    names = ("context", "width", "layers", "heads", "causal", "pretrained")
-    options: dict[str, Any] = {name: getattr(config.text, name) for name in names}
+    names = {"context", "width", "layers", "heads", "causal", "pretrained"}
+    options: dict[str, Any] = config.text.model_dump(include=names)
     tower = build_text(
         config.model.name if contrasts_texts(config) else config.text.name,
         vocab_size=tokenizer.vocab_size,
@@ -245,12 +239,11 @@ def load_initial_weights(
     if text is not None:
         parts.text_encoder, parts.text_head = text
     filled = load_parts(parts, path)
-    has_tokenizer = config.text.tokenizer is not None or _tokenizer_next_to(path) is not None
-    if "text_encoder" in filled and not has_tokenizer:
-        _warn(
-            f"the text tower of {path} was trained with a tokenizer that is not known here, and a"
-            " new one numbers the tokens differently; give the tokenizer.json of its training as"
-            " `text.tokenizer`"
+    missing = list[str]()
+    if "text_encoder" in filled and not (config.text.tokenizer or _tokenizer_next_to(path)):
+        missing.append(
+            f"the text tower of {path} was trained with a tokenizer that is not known here; give"
+            " the tokenizer.json of its training as `text.tokenizer`"
         )
     rest = [
         name
@@ -258,20 +251,18 @@ def load_initial_weights(
         if name not in filled and any(True for _ in part.parameters())
     ]
     if rest:
-        _warn(
+        missing.append(
             f"{path} has weights for {', '.join(filled)}; {', '.join(rest)} start from random"
             " weights"
         )
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, KinfolkWarning, stacklevel=3)
+    for message in missing:
+        warnings.warn(message, KinfolkWarning, stacklevel=2)
 
 
 def read_text(
     images: ImageData, config: TrainConfig, run: Run, resumed: bool
 ) -> TextData | PairTexts | None:
-    """The texts of a method that learns from them. `resumed`: the run has a tokenizer already."""
+    """The texts of a method that learns from them. `resumed`: the run has a tokenizer."""
     if not learns_from_text(config):
         return None
     require_captions(images.samples)
@@ -283,8 +274,8 @@ def read_text(
 
 
 def _tokenizer(samples: Samples, config: TrainConfig, run: Run, resumed: bool) -> Tokenizer:
-    """That of the run, the given one, that of the run with the initial towers, or one learnt from
-    the training texts."""
+    """That of the run, the given one, that next to the initial weights, or one learnt from the
+    training texts."""
     text = config.text
     assert text.context is not None, "fitted to the data"
     file = run.tokenizer if resumed else text.tokenizer or _tokenizer_next_to(config.model.init)
@@ -315,19 +306,11 @@ def build_optimizers(config: TrainConfig, framework: Framework, num_batches: int
     chosen = optimizer_settings(config)
     assert chosen.lr is not None
     assert chosen.lr_scaling is not None
-    assert chosen.weight_decay is not None
     assert chosen.warmup_epochs is not None
     steps = math.ceil(num_batches / config.trainer.accumulate)
-    optimizer = build_optimizer(
-        chosen.name,
-        framework,
-        scaled_lr(chosen.lr, config.batch_size * config.trainer.accumulate, chosen.lr_scaling),
-        weight_decay=chosen.weight_decay,
-        momentum=chosen.momentum,
-        nesterov=chosen.nesterov,
-        betas=chosen.betas,
-        trust=chosen.trust,
-    )
+    lr = scaled_lr(chosen.lr, config.batch_size * config.trainer.accumulate, chosen.lr_scaling)
+    options = chosen.model_dump(include={"weight_decay", "momentum", "nesterov", "betas", "trust"})
+    optimizer = build_optimizer(chosen.name, framework, lr, **options)
     for own in framework.own_rates:
         move_to_own_group(optimizer, own.parameters, own.lr)
     milestones = [round(epoch * steps) for epoch in chosen.milestones]

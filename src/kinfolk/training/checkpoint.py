@@ -1,9 +1,5 @@
-"""Checkpoints: the callback that saves them, and the reading of one, which never runs code from
-the file.
-
-A checkpoint is saved at the end of an epoch, every few minutes within one, and when a signal asks
-the process to end. It is written atomically with a digest of all its bytes.
-"""
+"""Checkpoints: the callback that saves them, at the end of an epoch, every few minutes within one
+and on a signal, and the reading of one, which never runs code from the file."""
 
 from __future__ import annotations
 
@@ -47,23 +43,16 @@ from kinfolk.training.module import TrainingModule
 
 FORMAT = 2
 """Format 1 had neither a digest nor the settings of the run."""
-STATE_TYPES = {
-    "step": int,
-    "epoch": int,
-    "epochs": int,
-    "samples": str,
-    "num_samples": int,
-    "settings": dict,
-}
-"""The `kinfolk` entry of a checkpoint. Those of older versions lack the last three."""
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Loads a checkpoint without running code from it; raises `DamagedFileError` for a damaged
-    file."""
+    file, which the digest of its bytes shows."""
     try:
         check_sealed_zip(path)
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        for name in ("state_dict", "loops", "kinfolk"):
+            checkpoint[name].keys()
     except FileNotFoundError:
         raise KinfolkError(f"there is no checkpoint at {path}") from None
     except Exception as error:  # pickle may raise anything
@@ -71,64 +60,15 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"the checkpoint {path} is damaged or was not written by this version of kinfolk:"
             f" {why_unreadable(error)}"
         ) from error
-    parts = ("state_dict", "loops", "kinfolk")
-    is_whole = isinstance(checkpoint, dict) and all(
-        isinstance(checkpoint.get(name), Mapping) for name in parts
-    )
-    if not is_whole:
-        raise KinfolkError(
-            f"the checkpoint {path} was not written by kinfolk's training; give a run folder of"
-            " `kinfolk train`"
-        )
-    found: dict[str, Any] = checkpoint
-    return found
-
-
-def read_complete_checkpoint(path: Path) -> dict[str, Any]:
-    """As `read_checkpoint`, for resuming: a missing part raises `DamagedFileError`."""
-    checkpoint = read_checkpoint(path)
-    if (fault := structure_fault(checkpoint)) is not None:
-        raise DamagedFileError(f"the checkpoint {path} is incomplete or was edited: {fault}")
     return checkpoint
-
-
-def structure_fault(checkpoint: Mapping[str, Any]) -> str | None:
-    """What is missing from a checkpoint that training or evaluation would not notice by itself.
-
-    `CheckpointSaver` compares the position that was restored from it.
-    """
-    entry = checkpoint["kinfolk"]
-    for name, kind in STATE_TYPES.items():
-        if name not in ("step", "epoch", "epochs") and name not in entry:
-            continue  # `require_identity` refuses it
-        if type(entry.get(name)) is not kind or (kind is int and entry[name] < 0):
-            return f"`kinfolk.{name}` is {short(repr(entry.get(name)))}, not {kind.__name__}"
-    if entry["step"] != checkpoint.get("global_step"):
-        return f"`kinfolk.step` is {entry['step']}, not `global_step`"
-    if not isinstance(entry.get("best"), float | int | None):
-        return "`kinfolk.best` is not a number"
-    weights = checkpoint["state_dict"]
-    if not weights or not all(isinstance(value, torch.Tensor) for value in weights.values()):
-        return "`state_dict` has to be tensors by name"
-    for name in ("optimizer_states", "lr_schedulers", "callbacks"):
-        if not checkpoint.get(name):
-            return f"`{name}` is missing"
-    try:
-        loop = checkpoint["loops"]["fit_loop"]
-        epoch, loader = loop["epoch_progress"]["current"]["processed"], loop["state_dict"]
-    except (LookupError, TypeError):
-        return "`loops.fit_loop` has no position"
-    if not loader or epoch != entry["epoch"]:
-        return f"`loops.fit_loop` has no position in epoch {entry['epoch']}"
-    return None
 
 
 def restore_error(error: Exception | str, path: Path) -> KinfolkError:
     """The error for a state that cannot be loaded, such as a store of another size."""
     if isinstance(error, Exception):
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        lines = str(error).splitlines()
         listed = len(lines) > 1 and "loading state_dict" in lines[0]
-        error = lines[1].rstrip(". ") if listed else why_failed(error)
+        error = lines[1].strip(" \t.") if listed else why_failed(error)
     return KinfolkError(
         f"the checkpoint {path} does not fit this run: {short(error, 400)}; put the run's own"
         " checkpoint back, or start a new run"
@@ -164,10 +104,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class CheckpointSaver(pl.Callback):
     """Saves checkpoints, and ends the training after the current step when a signal arrives.
 
-    Nothing is saved within an accumulation of gradients, because a checkpoint is complete only
-    between two optimiser steps. On the last batch of an epoch the callback waits for the end of the
-    epoch, so that its line of metrics is written. A second Ctrl-C ends at once. A state that is not
-    finite is never saved: the checkpoints before it stay.
+    Nothing is saved within an accumulation of gradients. On the last batch of an epoch the callback
+    waits for the end of the epoch, so that its line of metrics is written. A second Ctrl-C ends at
+    once. A state that is not finite is never saved.
 
     Args:
         path: the file. Older checkpoints next to it are `last-1.ckpt`, `last-2.ckpt`, …
@@ -198,15 +137,13 @@ class CheckpointSaver(pl.Callback):
         self.is_rank_zero = True
         self._saved_at = time.monotonic()
         self._agreement = Agreement()
-        # pixels, aspects and tokens of some samples of the last batch
         self._inputs: dict[str, torch.Tensor] | None = None
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Replaces Lightning's signal handlers, which communicate with other ranks in the middle of
-        a step. Lightning restores the earlier handlers at the end."""
+        """Replaces Lightning's signal handlers, which communicate in the middle of a step, until it
+        restores the earlier ones at the end."""
         assert isinstance(module, TrainingModule)
-        if fault := self._restore_fault(trainer, module):
-            raise restore_error(fault, self.path)
+        self._require_position(trainer)
         module.started = True
         self._finished = trainer.current_epoch
         self.is_rank_zero = trainer.is_global_zero
@@ -260,7 +197,6 @@ class CheckpointSaver(pl.Callback):
             "epochs": self.epochs,
             "finished": self._finished >= self.epochs,
             "best": self.best,
-            "optimized": len(trainer.optimizers[0].state),
             **self.identity,
         }
 
@@ -276,43 +212,20 @@ class CheckpointSaver(pl.Callback):
             f" {plural(self.epochs, 'epoch')} done){also}"
         )
 
-    def _restore_fault(self, trainer: pl.Trainer, module: TrainingModule) -> str | None:
-        """What was not restored as it was saved. Lightning starts from the beginning where the
-        position is missing."""
-        state, optimizer = self.state, trainer.optimizers[0]
-        if state is None:
-            return None
-        step, epoch = trainer.global_step, trainer.current_epoch
-        scheduler: Any = trainer.lr_scheduler_configs[0].scheduler
-        if not step == state["step"] == scheduler.last_epoch or epoch != state["epoch"]:
-            return (
-                f"its position is step {step} of epoch {epoch}, and it was saved after step"
-                f" {state['step']}, epoch {state['epoch']}"
+    def _require_position(self, trainer: pl.Trainer) -> None:
+        """Lightning starts from the beginning where the position is missing."""
+        if self.state is None:
+            return
+        saved = self.state["step"], self.state["epoch"]
+        found = trainer.global_step, trainer.current_epoch
+        if found != saved:
+            raise restore_error(
+                f"its position is step {found[0]} of epoch {found[1]}, and it was saved after step"
+                f" {saved[0]}, epoch {saved[1]}",
+                self.path,
             )
-        if len(scheduler.base_lrs) != len(optimizer.param_groups):
-            return "the schedule has other groups of parameters"
-        if len(optimizer.state) != state.get("optimized", len(optimizer.state)):
-            return f"the optimiser has the state of {len(optimizer.state)} parameters"
-        for group in optimizer.param_groups:
-            for name, default in optimizer.defaults.items():
-                numeric = isinstance(default, float | int)
-                if name not in group or (numeric and not isinstance(group[name], float | int)):
-                    return f"the optimiser's `{name}` is {group.get(name)}"
-        first: dict[str, Any] = next(iter(optimizer.state.values()), {})
-        for parameter, values in optimizer.state.items():
-            if values.keys() != first.keys() or None in values.values():
-                return "the optimiser lacks the state of a parameter"
-            for key, value in values.items():
-                if isinstance(value, torch.Tensor) and value.shape not in (parameter.shape, ()):
-                    return (
-                        f"the optimiser's {key} has the shape {tuple(value.shape)}, and its"
-                        f" parameter {tuple(parameter.shape)}"
-                    )
-        return None
 
     def _save(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Writes the checkpoint under a temporary name and renames it; the previous one becomes
-        `last-1.ckpt`, and so on."""
         self._require_finite(trainer, module)
         if trainer.is_global_zero:
             self.export(self._finished, trainer.global_step)
@@ -329,21 +242,20 @@ class CheckpointSaver(pl.Callback):
     def _shift(self) -> None:
         """`last-1.ckpt` becomes `last-2.ckpt`, and `last.ckpt` gets the second name `last-1.ckpt`,
         so `last.ckpt` exists at all times."""
-        names = [f"{self.path.stem}-{number}.ckpt" for number in range(1, self.settings.keep)]
-        older = [self.path.with_name(name) for name in names]
+        numbers = range(1, self.settings.keep)
+        older = [self.path.with_name(f"last-{number}.ckpt") for number in numbers]
         for new, old in pairwise(reversed(older)):
             if old.exists():
                 os.replace(old, new)
         # left from a run that kept more
-        for path in set(self.path.parent.glob(f"{self.path.stem}-*.ckpt")) - set(older):
+        for path in set(self.path.parent.glob("last-*.ckpt")) - set(older):
             path.unlink()
         if older and self.path.exists():
             older[0].unlink(missing_ok=True)
             _link_or_copy(self.path, older[0])
 
     def _require_finite(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Raises on all ranks if weights, BatchNorm statistics, the state of the optimiser or the
-        features of a batch are not finite on any of them."""
+        """Raises on all ranks if the state or the features of a batch are not finite on any."""
         assert isinstance(module, TrainingModule)
         found = not_finite(module.framework, trainer.optimizers)
         if found is None and self._inputs is not None:
@@ -359,23 +271,21 @@ class CheckpointSaver(pl.Callback):
             )
 
     def _is_better(self, device: torch.device) -> bool:
-        """Whether the epoch that has ended has the highest accuracy so far, the same on all
-        ranks."""
+        """Whether the epoch that has ended has the highest accuracy so far, on all ranks."""
         if not self.settings.best:
             return False
-        accuracy = self.accuracy()
-        better = accuracy is not None and (self.best is None or accuracy > self.best)
+        measured = self.accuracy()
+        accuracy = torch.tensor(-1.0 if measured is None else measured, dtype=torch.float64)
+        accuracy = accuracy.to(device)
         if distributed.world_size() > 1:
-            agreed = torch.tensor([float(better), accuracy or 0.0], dtype=torch.float64).to(device)
-            dist.broadcast(agreed, 0)
-            better, accuracy = bool(agreed[0]), float(agreed[1])
+            dist.broadcast(accuracy, 0)
+        better = float(accuracy) > (-1.0 if self.best is None else self.best)
         if better:
-            self.best = accuracy
+            self.best = float(accuracy)
         return better
 
     def _agreed_action(self, device: torch.device) -> int:
-        """The strongest action that any rank needs. Waits for the device if there are several
-        ranks."""
+        """The strongest action that any rank needs."""
         action = self._needed_action()
         return action if distributed.world_size() == 1 else int(_highest_of_ranks(action, device))
 
@@ -384,8 +294,7 @@ class CheckpointSaver(pl.Callback):
         return STOP if self.received is not None else SAVE if due else NOTHING
 
     def _interruption(self, trainer: pl.Trainer) -> InterruptedRunError:
-        """The error that ends the training after its state was saved."""
-        _ignore_signals()  # one that is raised in the clean-up would only print a traceback
+        _ignore_signals()  # one in the clean-up would only print a traceback
         why = "a signal to another rank" if self.received is None else self.received.name
         return InterruptedRunError(
             f"the training was ended by {why.replace('SIGINT', 'Ctrl-C')} after step"
@@ -403,11 +312,8 @@ class CheckpointSaver(pl.Callback):
                 signal.SIGINT,
             )
         if number == signal.SIGINT and self.is_rank_zero:
-            os.write(
-                2,
-                b"\nCtrl-C: a checkpoint is saved after the current step; press Ctrl-C again to end"
-                b" at once\n",
-            )
+            saving = "a checkpoint is saved after the current step"
+            os.write(2, f"\nCtrl-C: {saving}; press Ctrl-C again to end at once\n".encode())
         self.received = signal.Signals(number)
 
 
@@ -420,12 +326,8 @@ def _ignore_signals() -> None:
 @final
 class Agreement:
     """The strongest action that any rank needs, known to all ranks after the same step, without a
-    wait of the host in any step.
-
-    Ranks ask each other after every `AGREE_EVERY` steps, or more often where steps are slow, and
-    read the answer one step later, when the device has the next step to compute. An answer counts
-    until the state is saved.
-    """
+    wait of the host: ranks ask each other after every `AGREE_EVERY` steps, or more often where
+    steps are slow, and read the answer one step later. It counts until the state is saved."""
 
     def __init__(self) -> None:
         self.action, self.interval = NOTHING, 1
@@ -433,7 +335,7 @@ class Agreement:
         self._steps, self._since = 0, time.monotonic()
 
     def after_step(self, needed: int, device: torch.device) -> int:
-        """The action that all ranks agreed on so far; `needed`: the action of this rank."""
+        """The action that all ranks agreed on so far; `needed`: that of this rank."""
         if self._answer is not None:
             action, often = divmod(int(self._answer.value()), AGREE_EVERY)
             self.action, self.interval = max(self.action, action), AGREE_EVERY - often
@@ -484,8 +386,8 @@ def not_finite_feature(
     aspect: torch.Tensor,
     tokens: torch.Tensor | None = None,
 ) -> str | None:
-    """Which of the features in evaluation mode and float32 are not finite. Finite weights are not
-    enough: after a learning rate that is far too high, their products overflow."""
+    """Which features in evaluation mode and float32 are not finite: products of finite weights may
+    overflow."""
     views, framework = module.views, module.framework
     if not isinstance(views, Views):
         return None
@@ -503,8 +405,7 @@ def not_finite_feature(
 
 
 def _link_or_copy(path: Path, name: Path) -> None:
-    """Makes a hard link to a file, or a copy where the file system has no hard links."""
     try:
         os.link(path, name)
-    except OSError:
+    except OSError:  # a file system without hard links
         shutil.copyfile(path, name)

@@ -1,5 +1,5 @@
 """From the arguments of a user to a complete configuration, with the defaults that fit the method,
-the device and the data."""
+the device and the data; docs/training.md lists them."""
 
 from __future__ import annotations
 
@@ -51,13 +51,10 @@ if TYPE_CHECKING:
     from kinfolk.data.source import Source
 
 SMALLEST, LARGEST, CIFAR_STEM = 16, 224, 64
-"""Sides of views in pixels: the smallest and largest automatic choice, and the largest with the
-cifar stem."""
+"""Sides of views: the smallest and largest default, and the largest with the cifar stem."""
 CPU_LARGEST, CPU_CIFAR_STEM, CPU_EPOCHS, CPU_WIDTH = 64, 40, 30, 32
 """The same on a CPU, its number of epochs, and the width of its resnet10 with the imagenet stem."""
 FEW_SAMPLES, STEPS_PER_EPOCH, SMALLEST_BATCH = 2048, 8, 16
-"""With fewer samples the automatic batch is a power of two that gives an epoch at least this many
-steps, and has at least this many samples."""
 _BY_BATCH = {"lr": 0.03, "lr_scaling": "linear", "weight_decay": 5e-4, "warmup_epochs": 0}
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {"lr": 0.003, "lr_scaling": "none", "weight_decay": 0.01, "warmup_epochs": 0},
@@ -66,8 +63,8 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 }
 CAPTION_ADAMW = {"lr": 0.001, "weight_decay": 0.1, "warmup_epochs": 1}
 CAPTION_VIEWS = {"scale": [0.5, 1.0], "flip": 0.5}
-"""What differs for captions. SimCLR's views would make captions wrong, and CLIP's hardly change the
-few images of a small data set."""
+"""Other defaults with captions. SimCLR's views would make captions wrong, and CLIP's hardly change
+the few images of a small data set."""
 TEXT_TOWERS: tuple[tuple[float, dict[str, int]], ...] = (
     (100_000, {"layers": 1, "width": 128, "vocab_size": 4096}),
     (1_000_000, {"layers": 4, "width": 256, "vocab_size": 16384}),
@@ -76,8 +73,6 @@ TEXT_TOWERS: tuple[tuple[float, dict[str, int]], ...] = (
 """The default text tower by the largest number of captions; the last is CLIP's, not for a CPU."""
 LARGEST_CONTEXT, COUNTED_CAPTIONS = 77, 100_000
 """CLIP's number of tokens, and how many captions are counted to choose a smaller one."""
-LARGE_STEP = 4 * 256 * 224**2
-"""Pixels of the samples in a step on one device, above which memory may not suffice."""
 PATHS = (
     "data.source",
     "data.exclude",
@@ -98,9 +93,7 @@ def assemble(
     settings: Sequence[str] | Mapping[str, Any],
 ) -> TrainConfig:
     """Combines a recipe, the stored configuration of a run or the defaults with the arguments that
-    are not None and then the settings, and resolves the result.
-
-    If `method` is not that of the recipe, settings of the replaced parts are dropped with a
+    are not None and then the settings. Settings of a recipe for another method are dropped with a
     warning."""
     given = _given(arguments, settings)
     method = given.get("method")
@@ -190,18 +183,19 @@ def resolve(config: TrainConfig) -> TrainConfig:
         )
     framework, detector = method_arguments(config, written=True)
     has_captions, views = learns_from_text(config), config.views
-    needed = FRAMEWORKS[method.framework].view_options
+    needed = dict(FRAMEWORKS[method.framework].view_options)
     for name, value in needed.items():
         if views.options.get(name, value) != value:
             raise UsageError(
                 f"`views.options.{name}` (={views.options[name]!r}) must be {value!r} for"
                 f" {config.method}; leave it out"
             )
-    options = dict(views.options)
-    if views.preset is None and has_captions:
-        options = CAPTION_VIEWS | options
+    fitting = CAPTION_VIEWS if views.preset is None and has_captions else {}
     preset = views.preset or ("clip" if has_captions else "simclr")
-    options |= needed
+    options = fitting | views.options | needed
+    parameters = inspect.signature(Views).parameters
+    overrides = {name: value for name, value in options.items() if name not in parameters}
+    augmentations(preset, views.size or LARGEST, overrides)  # refuses wrong options
     text = config.text
     if not has_captions:  # unused, and the same in all run folders
         text = text_settings(config, math.inf, LARGEST_CONTEXT)
@@ -210,33 +204,26 @@ def resolve(config: TrainConfig) -> TrainConfig:
         "optimizer": optimizer_settings(config),
         "text": text,
         "trainer": resolve_trainer(config.trainer),
+        "views": views.model_copy(update={"preset": preset, "options": options}),
     }
-    document = config.model_dump(mode="json") | {
-        "method": str(method),
-        "framework": framework,
-        "detector": detector,
-        "views": {"preset": preset, "size": views.size, "options": options},
-        **{name: section.model_dump(mode="json") for name, section in sections.items()},
-    }
-    resolved = TrainConfig.of(document)
-    parameters = inspect.signature(Views).parameters
-    overrides = {name: value for name, value in options.items() if name not in parameters}
-    augmentations(preset, views.size or LARGEST, overrides)  # refuses wrong options
-    return resolved
+    return TrainConfig.of(
+        config.model_dump(mode="json")
+        | {"method": str(method), "framework": framework, "detector": detector}
+        | {name: section.model_dump(mode="json") for name, section in sections.items()}
+    )
 
 
 def method_arguments(
     config: TrainConfig, written: bool = False
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The arguments of the framework and of the detector, by `checked_arguments`."""
-    method = parse(config.method)
-    name, kind = method.framework, FRAMEWORKS[method.framework]
-    given, settable = config.framework, framework_arguments(method)
-    framework = checked_arguments(kind, settable, given, "framework", name, written)
+    method, given = parse(config.method), config.framework
+    name, settable = method.framework, framework_arguments(method)
+    framework = checked_arguments(FRAMEWORKS[name], settable, given, "framework", name, written)
     if method.detector is None:
         return framework, {}
-    name, given = method.detector, config.detector
-    settable = detector_arguments(method, given)
+    name, settable = method.detector, detector_arguments(method, config.detector)
+    given = config.detector
     detector = checked_arguments(DETECTORS[name], settable, given, "detector", name, written)
     return framework, detector
 
@@ -262,8 +249,7 @@ def head_settings(config: TrainConfig) -> HeadConfig:
 
 
 def text_settings(config: TrainConfig, num_captions: float, context: int) -> TextConfig:
-    """The text tower that fits the number of captions and the device. A tower of another package
-    gets CLIP's tokenizer."""
+    """The text tower that fits captions and device; CLIP's tokenizer for one of a package."""
     towers = TEXT_TOWERS[:2] if config.trainer.accelerator == "cpu" else TEXT_TOWERS
     if config.text.name != "transformer" or not learns_from_text(config):
         num_captions, context, towers = math.inf, LARGEST_CONTEXT, TEXT_TOWERS
@@ -275,8 +261,7 @@ def text_settings(config: TrainConfig, num_captions: float, context: int) -> Tex
 
 
 def fit_text(config: TrainConfig, samples: Samples) -> TrainConfig:
-    """Chooses text tower, context and vocabulary by the training captions, where the user has not
-    set them."""
+    """Fits text tower, context and vocabulary to the training captions."""
     if not learns_from_text(config) or samples.captions is None:
         return config
     captions = every_caption(samples, "train")
@@ -289,7 +274,7 @@ def fit_text(config: TrainConfig, samples: Samples) -> TrainConfig:
 
 
 def with_absolute_paths(config: TrainConfig) -> TrainConfig:
-    """Makes paths absolute, so that the run finds its data from any working directory."""
+    """The configuration with absolute paths, for a resume from any working directory."""
     found: dict[str, Any] = {}
     for key, value in flat(config.model_dump(mode="json")).items():
         named = value.removeprefix(SENTENCE) if isinstance(value, str) else ""
@@ -302,8 +287,7 @@ def with_absolute_paths(config: TrainConfig) -> TrainConfig:
 
 
 def fit_to_data(config: TrainConfig, source: Source) -> TrainConfig:
-    """Chooses resolution, encoder, stem and the features of a guide by the images and the device,
-    where the user has not set them."""
+    """Fits resolution, encoder, stem and the features of a guide to the images and the device."""
     if contrasts_texts(config) != source.has_texts:
         raise UsageError(
             f"{source.name} is a table of text pairs, and {config.method} learns from images; give"
@@ -343,7 +327,7 @@ def fit_to_data(config: TrainConfig, source: Source) -> TrainConfig:
 
 def fit_batch(config: TrainConfig, num_train: int, chosen: bool) -> TrainConfig:
     """Reduces a batch that is larger than the data. Unless the size is `chosen`, small data sets
-    get a batch with several steps per epoch."""
+    get a batch of a power of two with several steps per epoch."""
     processes, size = num_processes(config), config.batch_size
     if not chosen and num_train < FEW_SAMPLES:
         fits = 2 ** int(math.log2(max(num_train // STEPS_PER_EPOCH, 1)))
@@ -352,29 +336,12 @@ def fit_batch(config: TrainConfig, num_train: int, chosen: bool) -> TrainConfig:
     if size == config.batch_size or size < 2:  # one sample per process is refused by the loader
         return config
     if chosen:
-        warnings.warn(
+        message = (
             f"`batch_size` (={config.batch_size}) is larger than the {num_train:,} training"
-            f" samples; {size} is used",
-            KinfolkWarning,
-            stacklevel=2,
+            f" samples; {size} is used"
         )
+        warnings.warn(message, KinfolkWarning, stacklevel=2)
     return config.model_copy(update={"batch_size": size})
-
-
-def warn_if_large(config: TrainConfig) -> None:
-    """Warns if memory may not suffice for a step: on a CPU the system ends the process without a
-    message."""
-    side, share = config.views.size or 0, config.batch_size // num_processes(config)
-    size = min(share, config.trainer.chunk_size or config.batch_size)
-    if size * side**2 > LARGE_STEP:
-        fits = max(2, LARGE_STEP // 4 // side**2)
-        warnings.warn(
-            f"a step of {size} samples with views of {side} pixels may need more memory than there"
-            f" is; if the training is killed, give a smaller batch (--batch-size {fits}) or smaller"
-            " views (--image-size)",
-            KinfolkWarning,
-            stacklevel=2,
-        )
 
 
 def learns_from_text(config: TrainConfig) -> bool:
@@ -383,7 +350,7 @@ def learns_from_text(config: TrainConfig) -> bool:
 
 
 def contrasts_texts(config: TrainConfig) -> bool:
-    """Whether the method learns from text pairs, without images. The name of imported weights is
-    no method; they encode images."""
+    """Whether the method learns from text pairs. The name of imported weights is no method; they
+    encode images."""
     framework = FRAMEWORKS.get(config.method.partition("+")[0])
     return framework is not None and "image" not in framework.modalities

@@ -13,39 +13,27 @@ from kinfolk.errors import UsageError
 from kinfolk.files import first_line
 
 LARGEST_FILE = 1 << 20
-LARGEST_DOCUMENT = 100_000
-"""Nodes of a document with all aliases expanded: a few lines of nested aliases make billions."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Without aliases: a few lines of nested ones expand to billions of values."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases (*name) are not supported")
+        return super().compose_node(parent, index)
 
 
 def parse_yaml(text: str) -> Any:
     """The value of a YAML document. One that is too large or too deep raises `yaml.YAMLError`."""
     if len(text) > LARGEST_FILE:
         raise yaml.YAMLError(f"it has {len(text):,} characters, more than {LARGEST_FILE:,}")
-    loader = yaml.SafeLoader(text)
     try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        if _num_values(node, {}) > LARGEST_DOCUMENT:
-            raise yaml.YAMLError(f"it has more than {LARGEST_DOCUMENT:,} values")
-        return loader.construct_document(node)
+        return yaml.load(text, _Loader)
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply") from None
     except (ValueError, OverflowError) as error:  # an invalid date
         raise yaml.YAMLError(first_line(error)) from None
-    finally:
-        loader.dispose()
-
-
-def _num_values(node: yaml.Node, known: dict[int, int]) -> int:
-    if id(node) not in known:
-        known[id(node)] = LARGEST_DOCUMENT + 1  # a node that contains itself is infinite
-        parts = node.value if isinstance(node, yaml.CollectionNode) else []
-        if isinstance(node, yaml.MappingNode):
-            parts = [part for pair in parts for part in pair]
-        total = 1 + sum(_num_values(part, known) for part in parts)
-        known[id(node)] = min(LARGEST_DOCUMENT + 1, total)
-    return known[id(node)]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -65,8 +53,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
-    """The lines of a metrics.jsonl, and the numbers (from 1) of lines that are torn or are not an
-    entry of an epoch."""
+    """The lines of a metrics.jsonl, and the numbers (from 1) of those that are torn."""
     rows, torn = [], []
     for number, line in enumerate(path.read_bytes().split(b"\n") if path.is_file() else (), 1):
         if not line.strip():
@@ -92,21 +79,19 @@ def row_warnings(row: Mapping[str, float]) -> dict[str, str]:
     found, where = {}, f"in epoch {int(row.get('epoch', 0))}"
     if row.get("clustered", 1) < 0.01:
         found["clustered"] = (
-            f"the hierarchy is empty {where}: {row['clustered']:.1%} of the samples share a cluster"
-            " with another; choose larger `radii` or a lower `merge_similarity`, or leave both out"
+            f"the hierarchy is empty {where}: {row['clustered']:.1%} of the samples share a"
+            " cluster; choose larger `radii` or a lower `merge_similarity`"
         )
     if row.get("with_key", 1) < 0.5:
         found["with_key"] = (
-            f"{1 - row['with_key']:.0%} of the anchors had no retrieved key {where} and were"
-            " contrasted with their other view alone; larger clusters (`radii`) or a larger queue"
-            " give more of them a key"
+            f"{1 - row['with_key']:.0%} of the anchors had no retrieved key {where}; choose larger"
+            " clusters (`radii`) or a larger queue"
         )
     # an untrained predictor is at 0 but for the third digit
     if round(row.get("tp_similarity", 0), 2) < 0:
         found["tp_similarity"] = (
             f"the similarity of anchors and their positives is {row['tp_similarity']:.2f} {where},"
-            " below 0: embeddings share a direction that positives are pushed away from; use a"
-            " head with `head.last_norm=true`, or fewer keys"
+            " below 0; use a head with `head.last_norm=true`, or fewer keys"
         )
     return found
 

@@ -1,29 +1,41 @@
-"""Measurements at the end of an epoch: nearest-neighbour accuracy of the features, agreement of
-pseudo-labels with the labels, and snapshots of embeddings for the maps of the report.
+"""What happens between epochs: the refresh of methods that use all samples at once, and the
+measurements: nearest-neighbour accuracy, agreement of pseudo-labels with the labels, and snapshots
+of embeddings for the maps of the report.
 
-Dimension key: N training samples, L levels, S samples of a snapshot, D embedding.
+Dimension key: N training samples, L levels, S samples of a snapshot, D embedding, F features.
 """
 
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from kinfolk import distributed
 from kinfolk.clustering.hierarchy import OnlineHierarchy
 from kinfolk.clustering.labels import PseudoLabels
-from kinfolk.data.images import ImageData
+from kinfolk.data.images import ImageData, Returning
 from kinfolk.data.labels import TEST_SPLITS, VALIDATION_SPLITS
 from kinfolk.data.sample_table import samples_digest
+from kinfolk.data.text import NumberedTexts
 from kinfolk.detectors import Hierarchy as HierarchyDetector
-from kinfolk.embedding import embed
+from kinfolk.embedding import (
+    embed,
+    embed_in_parts,
+    embedding_function,
+    evaluating,
+    share_statistics,
+)
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.evaluation.detection import Normaliser, label_nmi, mtpr_mtnr, nmi
 from kinfolk.evaluation.probes import knn_accuracy
@@ -31,6 +43,7 @@ from kinfolk.files import check_safetensors, write_safetensors
 from kinfolk.frameworks import RCL
 from kinfolk.frameworks.base import Framework
 from kinfolk.seeding import generator
+from kinfolk.stores.per_sample import Collected
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.launch import float32_products
 from kinfolk.training.module import TrainingModule
@@ -39,7 +52,7 @@ from kinfolk.training.run_folder import Run, epoch_of, snapshot_file
 
 class Knn:
     """Measures `knn` every few epochs and after the last one, and optionally `features_nmi` of
-    k-means of the same features with the labels. Nothing is measured without labels.
+    k-means of the same features, where there are labels.
 
     The test samples, or those of a validation split, are classified by the training samples.
     Without either, each training sample is classified by the others. A detector that uses the
@@ -51,10 +64,6 @@ class Knn:
         most, seed = self.config.max_samples, config.seed
         self.bank, self.queries = _parts(data, TEST_SPLITS, most, seed)
         self.steering_queries = _parts(data, VALIDATION_SPLITS, most, seed)[1]
-        steering = self.steering_queries
-        self.has_steering_queries = self.queries is not None and (
-            steering is None or not torch.equal(self.queries, steering)
-        )
         self._last: list[tuple[Tensor, Tensor]] = []
 
     def last_features(self) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
@@ -70,31 +79,23 @@ class Knn:
         if self.bank is None or every == 0 or (epoch % every and epoch != self.epochs):
             return {}
         features, labels = self._embedded(module, epoch, self.bank)
-        found = {"knn": self._accuracy(module, epoch, features, labels, self.queries)}
+
+        def accuracy(queries: Tensor | None) -> float:
+            x, y = (None, None) if queries is None else self._embedded(module, epoch, queries)
+            given = features, labels, x, y, self.config.k, self.config.temperature
+            with float32_products("highest"):  # as in `kinfolk eval`
+                return knn_accuracy(*given, module.device)
+
+        found = {"knn": accuracy(self.queries)}
         if steered_by_knn(module.framework):
-            found["steering_knn"] = found["knn"]
-            if self.has_steering_queries:
-                queries = self.steering_queries
-                found["steering_knn"] = self._accuracy(module, epoch, features, labels, queries)
+            queries, other = self.queries, self.steering_queries
+            same = queries is None or (other is not None and torch.equal(queries, other))
+            found["steering_knn"] = found["knn"] if same else accuracy(other)
         if self.config.nmi_seeds:
             seeds = range(self.config.nmi_seeds)
             spread = nmi(features, labels, seeds=seeds, normaliser=self.config.nmi_normaliser)
             found |= {"features_nmi": spread.mean, "features_nmi_deviation": spread.deviation}
         return found
-
-    def _accuracy(
-        self,
-        module: TrainingModule,
-        epoch: int,
-        features: Tensor,
-        labels: Tensor,
-        queries: Tensor | None,
-    ) -> float:
-        """The accuracy on `queries`; None: on the bank itself, leaving one out."""
-        test_x, test_y = (None, None) if queries is None else self._embedded(module, epoch, queries)
-        given = features, labels, test_x, test_y, self.config.k, self.config.temperature
-        with float32_products("highest"):  # as in `kinfolk eval`
-            return knn_accuracy(*given, module.device)
 
     def _embedded(self, module: TrainingModule, epoch: int, ids: Tensor) -> tuple[Tensor, Tensor]:
         assert self.data.labels is not None
@@ -124,8 +125,8 @@ def require_knn(framework: Framework, knn: Knn, method: str) -> None:
 def _parts(
     data: ImageData, splits: tuple[str, ...], max_samples: int, seed: int
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Ids of the labelled training samples, and of the labelled samples of the first of `splits`
-    that exists; each image once."""
+    """Ids of the labelled training samples, and of those of the first of `splits` that exists; each
+    image once."""
     if data.labels is None:
         return None, None
     labelled = data.labels >= 0
@@ -145,19 +146,14 @@ def _subsample(ids: Tensor, limit: int, seed: int, what: str) -> Tensor:
     """At most `limit` random ids: samples are often sorted by class."""
     if len(ids) <= limit:
         return ids
-    return ids[
-        torch.randperm(len(ids), generator=generator(seed, "knn", what))[:limit].sort().values
-    ]
+    order = torch.randperm(len(ids), generator=generator(seed, "knn", what))
+    return ids[order[:limit].sort().values]
 
 
 class ClusterQuality:
     """Measures `mtpr` and `mtnr` of the pseudo-labels and `nmi` of the clusters against the
-    training labels, of methods that cluster.
-
-    Of k-means only the first level is measured; of a hierarchy the levels 2 … H, as `mtpr_2` and so
-    on. `mtpr` and `mtnr` use the pseudo-labels as the loss does: a sample that was not accepted is
-    alone. `nmi` uses the clusters of all samples.
-    """
+    training labels: of k-means at the first level, of a hierarchy at the levels 2 … H, as `mtpr_2`
+    and so on. For `mtpr` and `mtnr` a sample that was not accepted is alone, as in the loss."""
 
     def __init__(self, data: ImageData, normaliser: Normaliser = "arithmetic") -> None:
         self.normaliser = normaliser
@@ -206,8 +202,8 @@ def accepted_labels(framework: Framework) -> Tensor | None:
         used_N, clusters_N = (levels_LN[0] for levels_LN in found)
         labels_N = used_N.where(used_N == clusters_N, -1)
     else:
-        trees = [part for part in framework.modules() if isinstance(part, OnlineHierarchy)]
-        tree = trees[0] if trees else None
+        trees = (part for part in framework.modules() if isinstance(part, OnlineHierarchy))
+        tree = next(trees, None)
         if tree is None or tree.levels < 2:
             return None
         labels_N = tree.labels[1]
@@ -221,8 +217,8 @@ SAMPLES = "kinfolk.samples"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The snapshot of one epoch: ids (S,), unit-norm projected embeddings (S, D) in 16 bits and,
-    for methods that cluster, pseudo-labels (S,), −1 where none is accepted."""
+    """Ids (S,), unit-norm projected embeddings (S, D) and, for methods that cluster, pseudo-labels
+    (S,), −1 where none is accepted."""
 
     epoch: int
     ids: NDArray[np.int64]
@@ -231,8 +227,7 @@ class Snapshot:
 
 
 class Snapshots:
-    """Writes `snapshots/epoch-NNNN.safetensors` after the first epoch, the last one and some
-    equally spaced epochs between them, always of the same samples."""
+    """Writes `snapshots/epoch-NNNN.safetensors` after some epochs, always of the same samples."""
 
     def __init__(self, run: Run, data: ImageData, config: TrainConfig) -> None:
         self.run, self.data = run, data
@@ -287,3 +282,111 @@ def _read(path: Path, samples: str | None) -> Snapshot | None:
         return Snapshot(epoch_of(path), arrays["ids"], arrays["embedding"], arrays.get("pseudo"))
     except (KinfolkError, SafetensorError, OSError, KeyError):
         return None
+
+
+class Refresh(pl.Callback):
+    """Calls `framework.refresh` before each epoch that needs it and `framework.finish` after the
+    last one, and measures the time. Must come before `MetricsLog`, whose time does not include it.
+
+    An epoch that is resumed in its middle is not refreshed again. The optimiser drops the momentum
+    of parameters that the framework has replaced. Streamed data is not read a second time: in the
+    epoch before a refresh each batch is embedded without augmentation right after its step, and the
+    few samples that the epoch left out are read.
+    """
+
+    def __init__(self, data: ImageData | NumberedTexts) -> None:
+        self.data = data
+        self.seconds: float | None = None
+        self.collected: Collected | None = None
+        self._returning = Returning(self._collect)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, *_: Any
+    ) -> None:
+        """Embeds the batch of a streamed epoch that a refresh will follow."""
+        if self.data.stream is None:
+            return
+        assert isinstance(module, TrainingModule)
+        framework, coming = module.framework, trainer.current_epoch + 1
+        is_due = framework.due(coming) if coming < module.epochs else _finishes(framework)
+        if framework.collects or not is_due:
+            return
+        device, projected = module.device, framework.space == "projected"
+        with evaluating(framework), torch.no_grad(), torch.autocast(device.type, enabled=False):
+            views = module.views.evaluate(batch["pixels"], batch["aspect"])
+            dtype, model = module.autocast, framework.refresh_model
+            is_cast = dtype is not None
+            with torch.autocast(device.type, dtype=dtype, enabled=is_cast, cache_enabled=False):
+                z = embedding_function(model, projected)(views)
+        ids, z = distributed.gather_all(batch["ids"].to(device), z.float())
+        self._returning.add(ids, z)
+
+    def _collect(self, ids: Tensor, z: Tensor) -> None:
+        if self.collected is None:
+            self.collected = Collected(self.data.num_train)
+        self.collected.write(ids, z)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        assert isinstance(module, TrainingModule)
+        epoch, framework = trainer.current_epoch, module.framework
+        framework.set_progress(epoch, module.epochs)
+        self.seconds = None
+        if not framework.due(epoch):
+            return
+        self._timed(module, lambda features: framework.refresh(features, epoch / module.epochs))
+        for optimizer in trainer.optimizers:
+            for parameter in framework.reinitialised:
+                optimizer.state.pop(parameter, None)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        assert isinstance(module, TrainingModule)
+        if trainer.current_epoch + 1 >= module.epochs and _finishes(module.framework):
+            self._timed(module, module.framework.finish)
+
+    def _timed(self, module: TrainingModule, refresh: Callable[[Tensor | None], object]) -> None:
+        start = time.perf_counter()
+        features = self._features(module)
+        with float32_products("highest"):  # TF32 rounds away the distance of near neighbours
+            refresh(features)
+        self.seconds = (self.seconds or 0.0) + time.perf_counter() - start
+
+    def __call__(self, module: TrainingModule, epoch: int) -> dict[str, float]:
+        """`refresh_seconds` of the epoch, if it was refreshed."""
+        return {} if self.seconds is None else {"refresh_seconds": self.seconds}
+
+    def state_dict(self) -> dict[str, Any]:
+        self._returning.finish()
+        collected = None if self.collected is None else self.collected.state_dict()
+        return {"seconds": self.seconds, "collected": collected}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seconds = state["seconds"]
+        if state.get("collected") is not None:
+            self.collected = Collected(self.data.num_train)
+            self.collected.load_state_dict(state["collected"])
+
+    def _features(self, module: TrainingModule) -> Tensor | None:
+        """(N, F) the features to cluster, equal on all ranks; None if the framework has its own."""
+        framework = module.framework
+        self._returning.finish()
+        if framework.collects:
+            return None
+        projected = framework.space == "projected"
+        if projected and framework.known_features is not None:
+            return framework.known_features
+        where: dict[str, Any] = {"device": module.device, "autocast": module.autocast}
+        where["projected"] = projected
+        model, number = framework.refresh_model, self.data.num_train
+        if self.collected is None:
+            return embed_in_parts(model, self.data, module.views, number, **where)
+        features, left_out = self.collected.features, (~self.collected.seen).nonzero()[:, 0]
+        self.collected = None
+        if len(left_out):
+            share_statistics(framework)
+            features[left_out] = embed(model, self.data, module.views, left_out, **where)
+        return features
+
+
+def _finishes(framework: Framework) -> bool:
+    """Whether a detector is refreshed once more after the last epoch."""
+    return any(detector.refreshed_at_end for detector in framework.detectors)

@@ -1,5 +1,4 @@
-"""Weights of another program as a run folder, so that every command for runs takes them. Only
-tensors are read from the file."""
+"""Weights of another program as a run folder, so that every command for runs takes them."""
 
 from __future__ import annotations
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from kinfolk.data.open_source import typical_side
 from kinfolk.errors import KinfolkError, UsageError, short
 from kinfolk.files import write_text
+from kinfolk.frameworks import FRAMEWORKS
 from kinfolk.models import build_encoder
 from kinfolk.models.weights import load_state, plain_state, read_state, save_encoder
 from kinfolk.training.build import build_views
@@ -39,6 +39,7 @@ CLASSIFIERS = ("fc.", "linear.", "classifier.", "head.")
 COPIES = ("_k.", "momentum", "ema", "teacher", "target", "key")
 """Parts of the names of a second, slower copy of an encoder. The other one is taken."""
 ANCHOR = "layer1.0.conv1.weight"
+NAME_IT = "name its network with --model, as in --model timm/NAME"
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def find_network(state: Mapping[str, Tensor], source: str, model: str | None = N
         first = ", ".join(short(name) for name in list(state)[:3])
         raise KinfolkError(
             f"{source} has no ResNet under the names of torchvision or timm ({ANCHOR}); its first"
-            f" names are {first}; name its network with --model, as in --model timm/NAME"
+            f" names are {first}; {NAME_IT}"
         )
     inner = {name[len(prefix) :]: value for name, value in named.items() if name.startswith(prefix)}
     arguments = {"name": model} if model is not None else _resnet(inner, source)
@@ -94,19 +95,18 @@ def _resnet(state: Mapping[str, Tensor], source: str) -> dict[str, Any]:
     blocks = {(int(place[1]), int(place[2])) for place in places if place is not None}
     depths = tuple(sum(stage == each for stage, _ in blocks) for each in (1, 2, 3, 4))
     bottleneck = "layer1.0.conv3.weight" in state
-    first = state.get("conv1.weight")
-    name = DEPTHS.get((bottleneck, depths))
+    name, first = DEPTHS.get((bottleneck, depths)), state.get("conv1.weight")
     if name is None:
         kind = "bottleneck" if bottleneck else "basic"
         raise KinfolkError(
-            f"{source} is a ResNet of {depths} {kind} blocks, which is none of "
-            f"{', '.join(DEPTHS.values())}; name its network with --model, as in --model timm/NAME"
+            f"{source} is a ResNet of {depths} {kind} blocks, which is none of"
+            f" {', '.join(DEPTHS.values())}; {NAME_IT}"
         )
-    if first is None or first.ndim != 4 or first.shape[1] != 3 or first.shape[-1] not in (3, 7):
+    if first is None or first.shape[1:] not in ((3, 3, 3), (3, 7, 7)):
         size = "missing" if first is None else f"of the shape {tuple(first.shape)}"
         raise KinfolkError(
             f"the first convolution of {source} (conv1.weight) is {size}, and must be 3×3 or 7×7 on"
-            " three channels; name its network with --model, as in --model timm/NAME"
+            f" three channels; {NAME_IT}"
         )
     stem = "imagenet" if first.shape[-1] == 7 else "cifar"
     return {"name": name, "stem": stem, "width": int(state[ANCHOR].shape[0])}
@@ -125,10 +125,10 @@ def import_weights(
     seed: int = 0,
     progress: bool = False,
 ) -> tuple[Path, Network]:
-    """Writes the encoder in `file` as a run folder and returns the folder, with what was found.
+    """Writes the encoder in `file` as a run folder, so that every command for runs takes it, and
+    returns the folder, with what was found. Only tensors are read from the file.
 
     Args:
-        file: a .safetensors file, or a .pt or .pth file of tensors.
         out: the folder; None: next to the file, called NAME-eval.
         data, labels_from_folders: the samples that it is measured on; None: those of `like`.
         like: a run folder whose data, size of views and normalisation are used.
@@ -141,74 +141,46 @@ def import_weights(
         raise UsageError(
             f"{file} names no data to measure it on; give --data, or --like RUN for a run's"
         )
-    network = find_network(read_state(file), str(file), model)
-    digest = digest_of(file)
+    network, digest = find_network(read_state(file), str(file), model), digest_of(file)
     _require_same_weights(out, file, digest)
-    config = _config(file, network, data, labels_from_folders, like, name, image_size, seed)
-    run = Run(out)
-    source = open_data(None, config, run)
-    if config.views.size is None:
+    row = name or file.stem
+    if row.partition("+")[0] in FRAMEWORKS:  # a row of its own
+        row = f"{row} (weights)"
+    given: dict[str, Any] = {"method": row, "seed": seed, "model.init": str(file.resolve())}
+    given |= {f"model.{key}": value for key, value in network.arguments.items()}
+    given |= {"views.preset": "simclr", "data.streaming": False}
+    config = TrainConfig()
+    if like is not None:
+        run = open_run(like).config
+        config = config.model_copy(update={"data": run.data, "views": run.views})
+        given["views.preset"] = run.views.preset
+    if data is not None:
+        given |= {"data.source": data, "data.labels_from_folders": labels_from_folders}
+    config = with_absolute_paths(config.with_settings(given))
+    source = open_data(None, config, Run(out))
+    if image_size is not None or like is None:
         side = typical_side(source) or LARGEST
-        size = min(max(side, SMALLEST), LARGEST)
-        kept = config.data.image_size or min(math.ceil(size * 8 / 7), side)
+        size = image_size or min(max(side, SMALLEST), LARGEST)
+        kept = math.ceil(size * 8 / 7) if image_size else min(math.ceil(size * 8 / 7), side)
         config = config.with_settings({"views.size": size, "data.image_size": kept})
     out.mkdir(parents=True, exist_ok=True)
-    read_data(source, config, run, several=False, progress=progress).samples.to_parquet(run.samples)
+    images = read_data(source, config, Run(out), several=False, progress=progress)
+    images.samples.to_parquet(Run(out).samples)
     about = {"name": config.method, "file": str(file.resolve()), "digest": digest}
     write_text(out / FOREIGN, json.dumps(about, indent=2) + "\n")
     meta = {"method": config.method, "seed": seed, "views": build_views(config).config()}
     meta["settings"] = settings_digest(result_settings(config))
     save_encoder(network.encoder, out, meta)
-    write_text(run.config, config.to_yaml())
+    write_text(Run(out).config, config.to_yaml())
     return out, network
-
-
-def _config(
-    file: Path,
-    network: Network,
-    data: str | None,
-    labels_from_folders: bool,
-    like: Path | None,
-    name: str | None,
-    image_size: int | None,
-    seed: int,
-) -> TrainConfig:
-    """Data, views and the network. The settings of the training are unknown."""
-    given: dict[str, Any] = {"method": _row_name(name or file.stem), "seed": seed}
-    given |= {f"model.{key}": value for key, value in network.arguments.items()}
-    given["model.init"] = str(file.resolve())
-    config = TrainConfig().with_settings({"views.preset": "simclr"})
-    if like is not None:
-        run = open_run(like).config
-        size = run.views.size if image_size is None else image_size
-        views = run.views.model_copy(update={"size": size})
-        config = config.model_copy(update={"data": run.data, "views": views})
-    elif image_size is not None:
-        given |= {"views.size": image_size, "data.image_size": math.ceil(image_size * 8 / 7)}
-    if data is not None:
-        given |= {"data.source": data, "data.labels_from_folders": labels_from_folders}
-    return with_absolute_paths(config.with_settings({**given, "data.streaming": False}))
-
-
-def _row_name(name: str) -> str:
-    """The name of a row that no method of this library has."""
-    from kinfolk.frameworks.registry import parse
-
-    try:
-        parse(name)
-    except ValueError:
-        return name
-    return f"{name} (weights)"
 
 
 def _require_same_weights(out: Path, file: Path, digest: str) -> None:
     """Refuses a folder with other things, or with results of other weights."""
-    if not out.exists():
-        return
     mark = out / FOREIGN
-    if not out.is_dir() or (any(out.iterdir()) and not mark.is_file()):
-        raise UsageError(f"{out} exists and holds other things; give another folder with --out")
     if not mark.is_file():
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise UsageError(f"{out} exists and holds other things; give another folder with --out")
         return
     try:
         known = json.loads(mark.read_text(encoding="utf-8"))["digest"]

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -27,11 +28,9 @@ from kinfolk.models.weights import load_encoder
 from kinfolk.training.config import TrainConfig
 
 SMALL, SMALL_SIDE, SIDE = 64, 128, 224
-"""Models of other packages see images of 224 pixels a side, and images of up to 64 enlarged to
-128."""
+"""Models of other packages see images of 224 pixels, and images of up to 64 enlarged to 128."""
 PATCHES, PATCHES_SIDE, PATCHES_IMAGES = "patches", 32, 10_000
-"""The guide that is made from the images themselves sees 32 pixels a side, and learns from up to
-10,000 images."""
+"""The guide that is made from the images themselves, and how many pixels and images it sees."""
 
 
 def guide_features(named: str | Path, data: ImageData, cache: Path | None = None) -> Tensor:
@@ -40,10 +39,9 @@ def guide_features(named: str | Path, data: ImageData, cache: Path | None = None
     Args:
         named: a .npy or .safetensors file; a run folder, whose encoder embeds the images;
             timm/NAME, torchvision/NAME, open_clip/NAME, with the published weights; or `patches`.
-            Rows of a file are matched by name if the .parquet file that `kinfolk embed` wrote is
-            next to it; otherwise they must be the training samples, or all samples.
-        cache: a folder for features that are computed from a name, so that a resumed run and its
-            other ranks read the same ones again.
+            Rows of a file are matched by name if the .parquet file of `kinfolk embed` is next to
+            it; otherwise they must be the training samples, or all samples.
+        cache: a folder for features that are computed from a name, for a resume and other ranks.
     """
     path = Path(named)
     is_name = str(named).partition("/")[0] in PACKAGES and not path.exists()
@@ -73,9 +71,9 @@ def guide_features(named: str | Path, data: ImageData, cache: Path | None = None
 
 
 def text_guide(named: str | Path, data: ImageData, cache: Path | None = None) -> dict[str, Tensor]:
-    """The arguments `features` and `positives` of a guide for text pairs: (num_ids, F) each, of the
-    anchors and of the positives, by a model of sentence-transformers; explicit negatives follow in
-    both. A file has features of the anchors alone."""
+    """The arguments `features` and `positives` of a guide for text pairs: (num_ids, F) each, by a
+    model of sentence-transformers; explicit negatives follow in both. A file has features of the
+    anchors alone."""
     if Path(named).is_file():
         return {"features": guide_features(named, data)}
     if not str(named).startswith(SENTENCE):
@@ -111,12 +109,10 @@ def _once(compute: Callable[[], Tensor], named: str, data: ImageData, cache: Pat
     about = f"{named} {samples_digest(data.samples)} {data.num_train} {data.height} {data.width}"
     file = cache / f"guide-{hashlib.blake2b(about.encode(), digest_size=8).hexdigest()}.npy"
     if not file.is_file():
-        import numpy as np
-
         features_NF = compute()
         try:
             write_atomically(file, lambda out: np.save(out, features_NF.numpy()))
-        except (OSError, KinfolkError):  # a run that is only read, as by the report of another user
+        except (OSError, KinfolkError):  # a run that is only read
             return features_NF
     return read_features(file)
 
@@ -134,12 +130,9 @@ def patch_features(data: ImageData) -> Tensor:
     views = Views("plain", PATCHES_SIDE, mean=(0, 0, 0), std=(0.25, 0.25, 0.25))
     number = min(data.num_train, PATCHES_IMAGES)
     # over the whole data set, which may be sorted by class
-    ids = torch.arange(number) * data.num_train // number
-    images = [
-        views.evaluate(data.pixels(part), data.aspect(part)) for part in torch.split(ids, 512)
-    ]
-    made = PatchFeatures.fit(torch.cat(images))
-    features_NF = _embedded(made, views, data)
+    ids = (torch.arange(number) * data.num_train // number).split(512)
+    images = [views.evaluate(data.pixels(part), data.aspect(part)) for part in ids]
+    features_NF = _embedded(PatchFeatures.fit(torch.cat(images)), views, data)
     if bool((features_NF == 0).all(1).any()):
         raise UsageError(
             "the training images do not differ enough for a guide made from their patches; name"
@@ -150,7 +143,7 @@ def patch_features(data: ImageData) -> Tensor:
 
 def _rows_by_key(path: Path, number: int, data: ImageData) -> Tensor | None:
     """(N,) row of each training sample in a file of features, by the keys in the .parquet file next
-    to it; None without keys. Row numbers of an array would fit any other array."""
+    to it; None without keys, and for arrays, whose keys are row numbers."""
     table = path.with_suffix(".parquet")
     keys = data.samples.keys[: data.num_train]
     if not table.is_file() or re.fullmatch(r"\w+/\d+", keys[0]):

@@ -15,7 +15,6 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -44,9 +43,8 @@ CPU_BFLOAT16 = ("avx512_bf16", "amx_bf16")
 
 def resolve_trainer(config: TrainerConfig) -> TrainerConfig:
     """Replaces `auto` by the values for this machine, except for the strategy."""
-    accelerator = {"gpu": "cuda"}.get(config.accelerator, config.accelerator)
+    accelerator = "cuda" if config.accelerator == "gpu" else config.accelerator
     if accelerator == "auto":
-        # unlike `is_available` it does not initialise CUDA, after which no process can be forked
         has_mps = not torch.cuda.device_count() and torch.backends.mps.is_available()
         accelerator = "cuda" if torch.cuda.device_count() else "mps" if has_mps else "cpu"
     elif accelerator == "cuda" and not torch.cuda.device_count():
@@ -59,18 +57,21 @@ def resolve_trainer(config: TrainerConfig) -> TrainerConfig:
         devices = _all_devices() if on_gpu else 1
     if devices < 1:
         raise UsageError(f"`trainer.devices` (={devices}) must be at least 1")
+    several = devices * config.num_nodes > 1
+    if several and config.strategy == "auto" and in_notebook():  # Lightning would fork
+        raise UsageError(
+            f"`trainer.devices` (={devices}) must be 1 in a notebook; run `kinfolk train` in a"
+            " terminal to use several"
+        )
     for name in config.loggers:
         if importlib.util.find_spec(name) is None:
             raise UsageError(
-                f"`trainer.loggers` holds {name}, which is not installed; install it with `pip"
-                f" install {name}`"
+                f"`trainer.loggers` holds {name}, which is not installed; run `pip install {name}`"
             )
-    several = devices * config.num_nodes > 1
     if config.sync_batchnorm is True and accelerator == "cpu" and several:
         raise UsageError(
             "`trainer.sync_batchnorm` (=true) needs GPUs: torch has no BatchNorm over several"
-            " processes on a CPU; leave it out, and each process has the statistics of its own part"
-            " of the batch"
+            " processes on a CPU; leave it out"
         )
     if config.compile_encoder is True and config.chunk_size is not None:
         raise UsageError(
@@ -79,8 +80,7 @@ def resolve_trainer(config: TrainerConfig) -> TrainerConfig:
         )
     precision = config.precision
     if precision == "auto":
-        forks = several and config.strategy == "auto" and in_notebook()
-        has_bfloat16 = _gpu_has_bfloat16(forks) if on_gpu else _cpu_has_bfloat16()
+        has_bfloat16 = _gpu_has_bfloat16() if on_gpu else _cpu_has_bfloat16()
         precision = "bf16-mixed" if has_bfloat16 and accelerator != "mps" else "32-true"
     has_triton = config.chunk_size is None and importlib.util.find_spec("triton") is not None
     automatic = {
@@ -89,11 +89,9 @@ def resolve_trainer(config: TrainerConfig) -> TrainerConfig:
         "compile_encoder": on_gpu and has_triton,
         "sync_batchnorm": on_gpu and several,
     }
-    chosen: dict[str, Any] = {
-        key: value for key, value in automatic.items() if getattr(config, key) == "auto"
-    }
-    chosen |= {"accelerator": accelerator, "devices": devices, "precision": precision}
-    return config.model_copy(update=chosen)
+    chosen = {key: value for key, value in automatic.items() if getattr(config, key) == "auto"}
+    resolved = {"accelerator": accelerator, "devices": devices, "precision": precision}
+    return config.model_copy(update={**chosen, **resolved})
 
 
 @contextlib.contextmanager
@@ -115,17 +113,14 @@ def float32_products(precision: str) -> Iterator[None]:
 
 
 def _all_devices() -> int:
-    """All GPUs; one in a notebook, where several would be started by forking a process that may
-    already use CUDA."""
+    """All GPUs; one in a notebook."""
     number = torch.cuda.device_count()
     if number > 1 and in_notebook():
-        warnings.warn(
-            f"one of {number} GPUs is used, because this is a notebook; set"
-            f" `trainer.devices={number}` before anything has used CUDA, or run `kinfolk train` in"
-            " a terminal, to use all of them",
-            KinfolkWarning,
-            stacklevel=2,
+        message = (
+            f"one of {number} GPUs is used, because this is a notebook; run `kinfolk train` in a"
+            " terminal to use all of them"
         )
+        warnings.warn(message, KinfolkWarning, stacklevel=2)
         return 1
     return number
 
@@ -156,16 +151,8 @@ def _require_known(config: TrainerConfig, accelerator: str) -> None:
             raise UsageError(f"`trainer.{key}` (={value}) is not supported{suggest(value, names)}")
 
 
-def _gpu_has_bfloat16(forks: bool) -> bool:
-    """Whether the GPU computes in bf16. Before a fork another process is asked, because the
-    question initialises CUDA."""
-    if not forks:
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    question = (
-        "import sys, torch; sys.exit(not torch.cuda.is_bf16_supported(including_emulation=False))"
-    )
-    command = [sys.executable, "-c", question]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+def _gpu_has_bfloat16() -> bool:
+    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def _cpu_has_bfloat16() -> bool:
@@ -192,22 +179,16 @@ def global_rank(devices: int) -> int:
 
 
 LAUNCH = "KINFOLK_LAUNCH"
-BEAT, SILENCE, FIRST_SIGN, GRACE, SPREAD = 5.0, 300.0, 1800.0, 10.0, 2.0
-"""Seconds: between two heartbeats; without a heartbeat until a rank zero on another machine counts
-as gone; until its first heartbeat; that a rank has to exit by itself after rank zero; within which
-a launcher starts the ranks."""
+# seconds
+BEAT = 5.0  # between two heartbeats
+SILENCE = 300.0  # without a heartbeat until a rank zero on another machine counts as gone
+FIRST_SIGN = 1800.0  # until the first heartbeat
+GRACE = 10.0  # that a rank has to exit by itself after rank zero
+SPREAD = 2.0  # within which a launcher starts the ranks
 REFUSAL_SECONDS = 3.0
 PREPARING, READY, DONE, FAILED = "preparing", "ready", "done", "failed"
-_GONE = (
-    "gloo",
-    "nccl",
-    "connection closed",
-    "connection reset",
-    "broken pipe",
-    "tcpstore",
-    "socket timeout",
-    "wait timeout",
-)
+_GONE = ("gloo", "nccl", "connection", "broken pipe", "tcpstore", "socket timeout", "wait timeout")
+"""Words in the error of a collective that another process has left."""
 
 
 class RankLeftError(KinfolkError):
@@ -246,8 +227,7 @@ def supervise(status_file: Path, rank: int, several: bool) -> Iterator[None]:
 
 
 def register_rank_zero(rank: int, several: bool) -> None:
-    """Writes the process id of rank zero where ranks of the same machine find it, before the run
-    folder is touched."""
+    """Writes the process id of rank zero where ranks of the same machine find it early."""
     if several and rank == 0 and _external_name() is not None:
         with contextlib.suppress(OSError):
             _pid_file().write_text(str(os.getpid()), encoding="utf-8")
@@ -286,12 +266,11 @@ def wait_for_rank_zero(status_file: Path, first_sign: float = FIRST_SIGN) -> Non
 
 @contextlib.contextmanager
 def explain_lost_ranks(describe_saved: Callable[[], str]) -> Iterator[None]:
-    """Turns the error of a collective that another process has left into a sentence.
-    `describe_saved` describes the last checkpoint.
+    """Turns the error of a collective that another process has left into a sentence that ends with
+    `describe_saved()`.
 
-    torchrun sends SIGTERM to the ranks that are left, and Lightning kills the one that started the
-    others. So that neither cuts off the sentence, SIGTERM is ignored once an error is being
-    handled, and what Lightning finds is printed before it kills.
+    So that neither torchrun's SIGTERM nor Lightning's SIGKILL cuts it off, SIGTERM is ignored while
+    an error is handled, and what Lightning finds is printed before it kills.
     """
     before, ended = None, False
     if threading.current_thread() is threading.main_thread():
@@ -321,14 +300,13 @@ def explain_lost_ranks(describe_saved: Callable[[], str]) -> Iterator[None]:
 
 
 def _end_unless_failing(number: int, frame: FrameType | None) -> None:
-    """Handles SIGTERM. While an error is being handled the process ends anyway."""
     if sys.exc_info()[0] is None:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
 
 class _LostChild(logging.Handler):
-    """Receives what Lightning says when a process that it started has ended."""
+    """Receives Lightning's message about a process that it started and that has ended."""
 
     def __init__(self, describe_saved: Callable[[], str]) -> None:
         super().__init__()
@@ -342,8 +320,7 @@ class _LostChild(logging.Handler):
 
 
 def _print_error(message: str) -> None:
-    sys.stderr.write(f"Error: {message}\n")
-    sys.stderr.flush()
+    print(f"Error: {message}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _heartbeat(status_file: Path, over: threading.Event) -> None:
@@ -353,8 +330,7 @@ def _heartbeat(status_file: Path, over: threading.Event) -> None:
 
 
 def _exit_with_rank_zero(status_file: Path, over: threading.Event) -> None:
-    """Exits this process after rank zero has gone, for example when it waits in a collective that
-    never ends."""
+    """Exits this process after rank zero has gone, also from a collective that never ends."""
     rank_zero = _RankZero(status_file, FIRST_SIGN)
     while not over.wait(1.0):
         was_ready, why_gone = rank_zero.ready, rank_zero.why_gone()
@@ -365,8 +341,8 @@ def _exit_with_rank_zero(status_file: Path, over: threading.Event) -> None:
 
 
 class _RankZero:
-    """The state of rank zero as another rank sees it. torchrun gives all launches one name: a file
-    that was last touched before this process was started belongs to an earlier one."""
+    """The state of rank zero as another rank sees it. Names of launches may repeat: a file that was
+    last touched before this process was started belongs to an earlier one."""
 
     def __init__(self, status_file: Path, first_sign: float) -> None:
         self.status_file, self.first_sign, self.ready = status_file, first_sign, False
@@ -395,8 +371,7 @@ class _RankZero:
             gone = not is_running(int(state["pid"]))
             return "rank zero has ended without a message, as if killed" if gone else None
         if time.monotonic() - self._seen > SILENCE:
-            minutes = f"{SILENCE / 60:.0f} minutes"
-            return f"rank zero, on {state['host']}, has sent no heartbeat for {minutes}"
+            return f"rank zero, on {state['host']}, has sent no heartbeat for {SILENCE:.0f} seconds"
         return None
 
     def _died_early(self) -> bool:
@@ -425,8 +400,7 @@ class _RankZero:
 
 
 def _process_start() -> float:
-    """The time at which this process was started, in seconds since 1970; where the system does not
-    say, when this module was imported."""
+    """When this process was started, or without /proc when this module was imported."""
     try:
         status = Path("/proc/self/stat").read_text(encoding="utf-8")
         seconds = int(status.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
@@ -451,14 +425,15 @@ def _try_to_write(status_file: Path, state: str, message: str = "") -> None:
 
 
 def _refusal_file(status_file: Path) -> Path:
-    """A file next to `status_file`, for this launch only: the folder may belong to another one."""
+    """A file for this launch only: the folder may belong to another one."""
     return status_file.with_name(f"{status_file.name}-{_hash_of(_launch_name())}")
 
 
 def _pid_file() -> Path:
     """The file with the process id of rank zero, for this launch, user and machine."""
-    user = os.getuid() if hasattr(os, "getuid") else ""
-    return Path(tempfile.gettempdir()) / f"kinfolk-launch-{_hash_of(f'{_launch_name()} {user}')}"
+    user = getattr(os, "getuid", int)()
+    name = _hash_of(f"{_launch_name()} {user}")
+    return Path(tempfile.gettempdir()) / f"kinfolk-launch-{name}"
 
 
 def _hash_of(text: str) -> str:
@@ -466,8 +441,7 @@ def _hash_of(text: str) -> str:
 
 
 def _external_name() -> str | None:
-    """The name of this launch by torchrun or SLURM, or the address of Lightning's launch on several
-    machines."""
+    """The name of this launch by torchrun, SLURM or the address of Lightning's."""
     get = os.environ.get
     if torchrun := get("TORCHELASTIC_RUN_ID"):
         return f"torchrun-{torchrun}-{get('TORCHELASTIC_RESTART_COUNT', '0')}"

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from kinfolk.data.images import ImageData
-from kinfolk.data.prepare import prepare
 from kinfolk.data.sample_table import Samples, key_difference, samples_digest
-from kinfolk.data.text import PairTexts, TextData, Tokenizer, read_tokenizer
+from kinfolk.data.text import TextData, Tokenizer, read_tokenizer
 from kinfolk.data.views import Views
 from kinfolk.detectors.base import Detector
 from kinfolk.embedding import Preparation, embed
@@ -44,7 +43,7 @@ from kinfolk.models.weights import (
 from kinfolk.pairs import OUT, Block
 from kinfolk.seeding import kept_random_state
 from kinfolk.training.build import build_framework, build_views, networks, text_networks
-from kinfolk.training.checkpoint import read_complete_checkpoint, restore_error
+from kinfolk.training.checkpoint import read_checkpoint, restore_error
 from kinfolk.training.config import DataConfig, TrainConfig
 from kinfolk.training.defaults import learns_from_text
 from kinfolk.training.run_folder import Run, open_data, read_data
@@ -63,7 +62,7 @@ class OpenedRun:
     path: Path
     config: TrainConfig
     model: nn.Module | None = None
-    """The encoder module to fill, for a run that was trained with a module passed from Python."""
+    """The module to fill, for a run that was trained with a module passed from Python."""
 
     @property
     def modalities(self) -> tuple[str, ...]:
@@ -89,9 +88,8 @@ class OpenedRun:
         return encoder
 
     def tokenizer(self) -> Tokenizer:
-        found = _tokenizer(Run(self.path), self.config)
-        assert found is not None
-        return found
+        assert self.config.text.context is not None, "set before a training"
+        return read_tokenizer(Run(self.path).tokenizer, self.config.text.context)
 
     def towers(self) -> Towers:
         """Both towers of a run that learnt from texts, in evaluation mode."""
@@ -107,7 +105,6 @@ class OpenedRun:
             )
         self._require_exported(meta_of(file), TOWERS)
         tokenizer = self.tokenizer()
-        # the file contains all weights
         bare = _with_saved_model(self.config, self.path).with_settings(
             {"model.pretrained": False, "text.pretrained": False}
         )
@@ -146,23 +143,22 @@ class OpenedRun:
         progress: bool = False,
     ) -> ImageData:
         """The images of the run or of another source, at the resolution of the run. `hierarchy` and
-        `depth` choose the depth of the labels; by default data of the run has the depth of the run,
-        and another source its own labels."""
-        stored = self.config.data
-        if source is None and stored.source is None:
-            raise UsageError(
-                f"{self.path} was trained on data passed from Python; give the images with --data"
-            )
+        `depth` choose the depth of the labels; the default for another source is its own labels."""
+        stored, run = self.config.data, Run(self.path)
         changed: dict[str, Any] = {
             "workers": stored.workers if workers is None else workers,
             "hierarchy": hierarchy or stored.hierarchy,
             "depth": stored.depth if depth is None else depth,
             "labels_from_folders": labels_from_folders,
         }
+        if source is None and stored.source is None:
+            raise UsageError(
+                f"{self.path} was trained on data passed from Python; give the images with --data"
+            )
         if source is None:
             changed["labels_from_folders"] |= bool(stored.labels_from_folders)
             config = self._with_data(stored, changed)
-            opened = open_data(None, config, Run(self.path))
+            opened = open_data(None, config, run)
         else:
             changed |= {"source": source, "streaming": False, "exclude": None}
             if hierarchy is None and depth is None:
@@ -178,17 +174,9 @@ class OpenedRun:
                 f"{opened.name} holds {here}, and {self.path} was trained with"
                 f" {self.config.method} on {there}"
             )
-        if source is None or opened.has_texts:
-            data = read_data(opened, config, Run(self.path), several=False, progress=progress)
-        else:  # nothing is cached in the run folder
-            assert stored.image_size is not None, "a run's configuration is complete"
-            data = prepare(
-                opened,
-                image_size=stored.image_size,
-                workers=config.data.workers,
-                pixel_cap=stored.pixel_cap,
-                progress=progress,
-            )
+        # pixels of another source are not cached in the run folder
+        where = run if source is None else None
+        data = read_data(opened, config, where, several=False, progress=progress)
         if data.texts is not None:
             data.texts.tokenizer = self.tokenizer()
         return data
@@ -205,8 +193,7 @@ class OpenedRun:
         unpooled: bool = False,
         progress: bool = False,
     ) -> NDArray[np.float32]:
-        """(N, F) features of all samples or of `ids`. `views` replaces the run's views; `unpooled`
-        takes the features before the average pooling of the encoder."""
+        """(N, F) features of all samples or of `ids`; `unpooled`: before the average pooling."""
         chosen = None if ids is None else torch.from_numpy(ids)
         encoder = FeatureMap(self.encoder()).eval() if unpooled else self.encoder()
         views = views or self.views()
@@ -219,13 +206,13 @@ def _device() -> str:
 
 
 def exported_meta(path: Path) -> dict[str, Any]:
-    """The metadata of the encoder of a run; empty without an encoder."""
+    """The metadata of the encoder of a run, if there is one."""
     file = path / WEIGHTS if (path / WEIGHTS).is_file() else path / DESCRIPTION
     return meta_of(file) if file.is_file() else {}
 
 
 def require_finite_features(features_NF: NDArray[np.float32], path: Path) -> NDArray[np.float32]:
-    """The features; raises if any of them is not finite, as after a training that diverged."""
+    """Raises if any of the features is not finite, as after a training that diverged."""
     if bad := int((~np.isfinite(features_NF).all(1)).sum()):
         raise KinfolkError(
             f"the encoder of {path} gives features that are not finite, for {bad:,} of"
@@ -236,8 +223,7 @@ def require_finite_features(features_NF: NDArray[np.float32], path: Path) -> NDA
 
 
 def open_run(path: Path | str, model: nn.Module | None = None) -> OpenedRun:
-    """Opens the folder of a training. `model`: the module to fill, for a run whose encoder was
-    passed from Python."""
+    """Opens the folder of a training; `model` as in `OpenedRun`."""
     path = Path(path)
     if not (path / "config.yaml").is_file():
         raise UsageError(
@@ -248,8 +234,8 @@ def open_run(path: Path | str, model: nn.Module | None = None) -> OpenedRun:
 
 
 def restore(path: Path, config: TrainConfig, data: ImageData) -> Framework:
-    """The framework of the run at `path`, in evaluation mode, with its schedules at the end of the
-    training. `data` must be the training samples of the run, whose ids its state belongs to."""
+    """The framework of the run at `path`, as `load_framework`. `data` must be the training samples
+    of the run, whose ids its state belongs to."""
     run = Run(path)
     if not run.checkpoint.is_file():
         raise UsageError(
@@ -263,8 +249,9 @@ def restore(path: Path, config: TrainConfig, data: ImageData) -> Framework:
             f"the state of the method of {path} exists for its own training samples only:"
             f" {different}; leave --data out"
         )
+    tokenizer = OpenedRun(path, config).tokenizer() if learns_from_text(config) else None
     with kept_random_state():
-        return load_framework(config, run, data, _tokenizer(run, config))
+        return load_framework(config, run, data, tokenizer)
 
 
 def measure_kin(
@@ -279,24 +266,16 @@ def measure_kin(
     framework, views = restore(opened.path, opened.config, data), opened.views()
     if not isinstance(framework, Bimodal):
         return run_kin(framework, data, views, seed, alpha=alpha, progress=progress)
-    text: TextData | PairTexts | None = data.texts
-    if text is None:
-        text = TextData(data.samples, opened.tokenizer())
+    text = data.texts or TextData(data.samples, opened.tokenizer())
     return run_caption_kin(framework, data, views, text, seed, alpha=alpha, progress=progress)
-
-
-def _tokenizer(run: Run, config: TrainConfig) -> Tokenizer | None:
-    if not learns_from_text(config):
-        return None
-    assert config.text.context is not None, "set before a training"
-    return read_tokenizer(run.tokenizer, config.text.context)
 
 
 def load_framework(
     config: TrainConfig, run: Run, data: ImageData, tokenizer: Tokenizer | None = None
 ) -> Framework:
-    """The framework with its state from the last checkpoint, in evaluation mode."""
-    checkpoint = read_complete_checkpoint(run.checkpoint)
+    """The framework with its state from the last checkpoint, in evaluation mode and with its
+    schedules at the end of the training."""
+    checkpoint = read_checkpoint(run.checkpoint)
     samples = Samples.read(run.samples)
     digest, number = samples_digest(samples), samples.num_train
     require_identity(checkpoint["kinfolk"], config, digest, number, run.checkpoint)
@@ -332,8 +311,8 @@ def flagged_candidates(
     own_QC: Tensor,
     pos_QP: Tensor | None = None,
 ) -> Tensor:
-    """(Q, C) True where the detector flags the candidate as a false negative of the query; never
-    where `own_QC` is True. `pos_QP`: similarities to the positives."""
+    """(Q, C) True where the detector flags the candidate of the query; never where `own_QC` is
+    True. `pos_QP`: similarities to the positives."""
     sim_QC = sim_QC.masked_fill(own_QC, OUT)
     block = Block(sim_QC, ids_Q, candidate_ids_C, 1, (~own_QC).sum(1), pos_QP)
     found = detector.find(block)

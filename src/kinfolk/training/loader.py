@@ -1,5 +1,4 @@
-"""The training batches of every epoch, as a function of seed, epoch and position, so that no random
-state has to be saved.
+"""The training batches of every epoch, as a function of seed, epoch and position.
 
 Dimension key: B batch of this rank, T tokens.
 """
@@ -23,7 +22,7 @@ NUM_READERS = 4
 
 
 class PixelSource(Protocol):
-    """What the loader needs from the data; see `ImageData`."""
+    """See `ImageData`."""
 
     @property
     def num_train(self) -> int: ...
@@ -36,7 +35,7 @@ Order = Callable[[torch.Generator, int], "Tensor | None"]
 
 
 class TextSource(Protocol):
-    """What the loader needs from the captions."""
+    """See `TextData`."""
 
     def draw(self, ids: Tensor, uniform: Tensor) -> Tensor: ...
     def get_groups(self, ids: Tensor) -> dict[str, Tensor]: ...
@@ -59,12 +58,10 @@ def check_batch_size(batch_size: int, num_train: int, world_size: int) -> None:
 class BatchLoader:
     """Yields this rank's part of every global batch, and can continue in the middle of an epoch.
 
-    The global batch of a step is `batch_size` ids of the epoch's permutation, or of `order`. Rank r
-    gets the r-th part, so that the parts in the order of ranks are the batch that one process would
-    have. The last, smaller batch of an epoch is dropped. Batches are read ahead in threads.
-
-    Streamed data is read in the order of its shards. An image that turns out to be corrupt is left
-    out of its batch; the order does not depend on it.
+    The global batch of a step is `batch_size` ids of the epoch's permutation, or of `order`, and
+    rank r gets its r-th part. The last, smaller batch of an epoch is dropped. Batches are read
+    ahead in threads. Streamed data is read in the order of its shards, and an image that turns out
+    to be corrupt is left out of its batch.
 
     Yields:
         `pixels` (B, H, W, 3) uint8, `aspect` (B,), `ids` (B,), `epoch` and `step` (within the
@@ -151,11 +148,9 @@ class BatchLoader:
                 )
         ids = ids[kept]
         batch = {"pixels": pixels, "aspect": aspect, "ids": ids, "epoch": epoch, "step": step}
-        # drawn for the global batch, so that the ranks' captions are those one process would have
-        if self.text is not None:
+        if self.text is not None:  # drawn for the global batch, as in one process
             draw = generator(self.seed, "captions", epoch, step)
             uniform = torch.rand(self.batch_size, generator=draw)
-            share = self.batch_size // self.world_size
-            mine = uniform[self.rank * share : (self.rank + 1) * share][kept]
+            mine = uniform.chunk(self.world_size)[self.rank][kept]
             batch |= {"tokens": self.text.draw(ids, mine), **self.text.get_groups(ids)}
         return batch

@@ -1,5 +1,5 @@
-"""The line of metrics per epoch in metrics.jsonl and the loggers, and the messages in train.log and
-on the screen."""
+"""What a training reports: the line of metrics per epoch in metrics.jsonl and the loggers, messages
+in train.log and on the screen, and the progress bar."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 from torch import Tensor
 
 from kinfolk import distributed
@@ -29,6 +31,7 @@ from kinfolk.training.module import TrainingModule
 from kinfolk.training.run_folder import Run
 
 LOG = logging.getLogger("kinfolk.training")
+SECONDS_PER_UPDATE = 0.5
 Measurement = Callable[[TrainingModule, int], dict[str, float]]
 """(module, number of finished epochs) → metrics for the line of the epoch; called on rank zero."""
 
@@ -42,11 +45,14 @@ class MetricsLog(pl.Callback):
     def __init__(self, run: Run, measurements: Sequence[Measurement], log_every: int) -> None:
         self.run, self.measurements, self.log_every = run, measurements, log_every
         self.row: dict[str, float] = {}
-        self.loss = torch.zeros((), dtype=torch.float64)
-        self.counts = Stats.empty().counts
-        self.shares: dict[str, Tensor] = {}
-        self.steps, self.seconds = 0, 0.0
         self._warned: set[str] = set()
+        self._clear()
+
+    def _clear(self, device: torch.device | None = None) -> None:
+        self.loss = torch.zeros((), dtype=torch.float64, device=device)
+        self.counts = Stats.empty().counts.to(device)
+        self.shares: dict[str, Tensor] = {}
+        self.steps, self.seconds, self._since = 0, 0.0, time.perf_counter()
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self.loss, self.counts = self.loss.to(module.device), self.counts.to(module.device)
@@ -54,26 +60,17 @@ class MetricsLog(pl.Callback):
         self._since = time.perf_counter()
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self.loss, self.counts = torch.zeros_like(self.loss), torch.zeros_like(self.counts)
-        self.shares = {}
-        self.steps, self.seconds = 0, 0.0
-        self._since = time.perf_counter()
+        self._clear(module.device)
 
     def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, *batch: Any
     ) -> None:
         assert isinstance(module, TrainingModule)
         loss = outputs["loss"].detach() * trainer.accumulate_grad_batches  # Lightning divided it
         self.loss += loss.double()
         self.counts += module.framework.stats.counts.to(self.counts.device)
         for name, share in module.framework.step_shares.items():
-            share = share.to(self.counts.device)
-            self.shares[name] = self.shares[name] + share if name in self.shares else share
+            self.shares[name] = share.to(self.counts.device) + self.shares.get(name, 0)
         self.steps += 1
         now = time.perf_counter()
         self.seconds, self._since = self.seconds + now - self._since, now
@@ -93,17 +90,15 @@ class MetricsLog(pl.Callback):
         if trainer.is_global_zero:
             for measure in self.measurements:
                 row |= measure(module, finished)
-        self._share_knn(module, row.get("steering_knn"))
+        self._share_knn(module, row.get("steering_knn", math.nan))
         row |= {"tp_similarity": stats.tp_similarity, "fn_similarity": stats.fn_similarity}
         if module.framework.detectors:
             row |= stats.detection()
         for name, counts in self._summed_shares().items():
             part, whole = counts.tolist()
             row[name] = part / whole if whole else math.nan
-        row |= {
-            "images_per_second": self.steps * module.batch_size / max(self.seconds, 1e-9),
-            "seconds": self.seconds,
-        }
+        row["images_per_second"] = self.steps * module.batch_size / max(self.seconds, 1e-9)
+        row["seconds"] = self.seconds
         self.row = {name: value for name, value in row.items() if math.isfinite(value)}
         if trainer.is_global_zero:
             self._warn_if_nothing_flagged(module)
@@ -119,23 +114,21 @@ class MetricsLog(pl.Callback):
         """Warns once if a detector that has started flags nothing in a whole epoch."""
         if "flagged" in self._warned or self.row.get("flagged") != 0:
             return
-        parts = list(module.framework.modules())
-        starts: list[Any] = [part.start for part in parts if isinstance(part, StartAt)]
-        for name in ("start_epoch", "warmup_epochs"):
-            starts += [getattr(part, name, 0) for part in parts]
-        numbers = [start for start in starts if isinstance(start, int)]
-        if self.row["epoch"] > 1 + max(numbers, default=0):
+        starts: list[Any] = [0]
+        for part in module.framework.modules():
+            starts += [part.start] if isinstance(part, StartAt) else []
+            starts += [getattr(part, name, 0) for name in ("start_epoch", "warmup_epochs")]
+        if self.row["epoch"] > 1 + max(start for start in starts if isinstance(start, int)):
             self._warned.add("flagged")
             LOG.warning(
-                "%s",
-                f"the detector of {module.method} flagged nothing in epoch"
-                f" {int(self.row['epoch'])}; check its settings",
+                "the detector of %s flagged nothing in epoch %d; check its settings",
+                module.method,
+                self.row["epoch"],
             )
 
-    def _share_knn(self, module: TrainingModule, knn: float | None) -> None:
+    def _share_knn(self, module: TrainingModule, knn: float) -> None:
         """Passes the accuracy that rank zero has measured to the framework of all ranks."""
-        number = math.nan if knn is None else knn
-        value = torch.tensor(number, dtype=torch.float64, device=module.device)
+        value = torch.tensor(knn, dtype=torch.float64, device=module.device)
         if distributed.world_size() > 1:
             dist.broadcast(value, 0)
         if value.isfinite():
@@ -155,11 +148,8 @@ class MetricsLog(pl.Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.loss, self.steps, self.seconds = state["loss"], state["steps"], state["seconds"]
         first = not dist.is_initialized() or dist.get_rank() == 0
-        # an earlier version had fewer counts
-        kept = first and state["counts"].shape == self.counts.shape
-        self.counts = state["counts"] if kept else Stats.empty().counts
-        shares: dict[str, Tensor] = state.get("shares", {})
-        self.shares = {name: share * first for name, share in shares.items()}
+        self.counts = state["counts"] * first
+        self.shares = {name: share * first for name, share in state["shares"].items()}
 
     def _to_loggers(self, trainer: pl.Trainer, metrics: dict[str, float], kind: str) -> None:
         named = {f"{kind}/{name}": value for name, value in metrics.items()}
@@ -184,7 +174,7 @@ FILE_ONLY = "file_only"
 
 
 class _Screen(logging.Handler):
-    """Prints through the console, which may be drawing a progress bar at the same time."""
+    """Prints through the console, which may be drawing a progress bar."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -198,8 +188,7 @@ class _Screen(logging.Handler):
 
 
 class _File(logging.FileHandler):
-    """Writes lines of printable text. An unwritable log, for example on a full disk, does not end
-    the training."""
+    """Writes lines of printable text. An unwritable log does not end the training."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
@@ -239,33 +228,125 @@ def logging_to(file: Path | None, console: Console | None) -> Iterator[None]:
 
 @contextmanager
 def collect_warnings() -> Iterator[list[str]]:
-    """Collects the warnings of this library in a list, each text once, to be logged once there is a
-    log."""
+    """Collects the warnings of this library, each text once, to be logged once there is a log."""
     collected: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", KinfolkWarning)
         yield collected
     for warning in caught:
-        if issubclass(warning.category, KinfolkWarning):
-            if str(warning.message) not in collected:  # a framework may have several detectors
-                collected.append(str(warning.message))
-        else:
+        if not issubclass(warning.category, KinfolkWarning):
             where = warning.filename, warning.lineno
             warnings.warn_explicit(warning.message, warning.category, *where)
+        elif str(warning.message) not in collected:  # a framework may have several detectors
+            collected.append(str(warning.message))
 
 
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
     """Silences Lightning's tips and hints about loaders, which do not apply here."""
     names = ("lightning", "lightning.pytorch", "lightning.fabric")
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
+    levels = {logging.getLogger(name): logging.getLogger(name).level for name in names}
+    for logger in levels:
         logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"lightning\.")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
+        for logger, level in levels.items():
             logger.setLevel(level)
+
+
+class ProgressBar(pl.Callback):
+    """Shows the progress of all epochs as one bar on `console`, or without a terminal one line per
+    epoch. Must come after `MetricsLog` in the list of callbacks: it shows its last line."""
+
+    def __init__(self, console: Console | None, metrics_log: MetricsLog, epochs: int) -> None:
+        self.console, self.metrics_log, self.epochs = console, metrics_log, epochs
+        self._bar: Progress | None = None
+        self._shown = 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        if self.console is None or not self.console.is_terminal or not trainer.is_global_zero:
+            return
+        names = ("description", "fields[figures]", "fields[left]")
+        texts = [
+            TextColumn(f"{{task.{name}}}", table_column=Column(no_wrap=True)) for name in names
+        ]
+        self._bar = Progress(texts[0], BarColumn(8), *texts[1:], console=self.console)
+        total = self.epochs * int(trainer.num_training_batches)
+        done = trainer.fit_loop.epoch_loop.batch_progress.total.completed
+        self._task = self._bar.add_task(
+            "training", total=total, completed=done, figures="", left=""
+        )
+        self._bar.start()
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        if self._bar is None:
+            return
+        self._bar.advance(self._task)
+        # reading the loss makes the host wait for the device
+        now, log = time.perf_counter(), self.metrics_log
+        if now - self._shown < SECONDS_PER_UPDATE:
+            return
+        self._shown = now
+        per_step = log.seconds / max(log.steps, 1)
+        loss = float(outputs["loss"]) * trainer.accumulate_grad_batches
+        batches = int(trainer.num_training_batches)
+        left = (self.epochs - trainer.current_epoch) * batches - batch_idx - 1
+        self._bar.update(
+            self._task,
+            description=f"epoch {trainer.current_epoch + 1}/{self.epochs}",
+            figures=describe({**log.row, "loss": loss}, speed=False),
+            left=f"{duration(per_step * left)} left",
+        )
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        row = self.metrics_log.row
+        left = (row["seconds"] + row.get("refresh_seconds", 0.0)) * (self.epochs - row["epoch"])
+        name = f"epoch {int(row['epoch'])}/{self.epochs}"
+        time_left = f"{duration(left)} left" if left else ""
+        line = f"{name}  {describe(row)}  {time_left}".rstrip()
+        LOG.info("%s", line, extra={FILE_ONLY: self._bar is not None})
+        if self._bar is not None:  # otherwise it shows the kNN accuracy of the epoch before
+            figures = describe(row, speed=False)
+            self._bar.update(self._task, description=name, figures=figures, left=time_left)
+
+    def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def on_exception(
+        self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        self.on_train_end(trainer, module)
+
+
+def describe(row: dict[str, float], speed: bool = True) -> str:
+    """The metrics of an epoch in one short line."""
+    parts = [f"loss {row['loss']:.3f}"]
+    parts += [f"kNN {100 * row['knn']:.1f} %"] if "knn" in row else []
+    parts += [f"flagged {100 * row['flagged']:.2f} %"] if "flagged" in row else []
+    by_anchor = f" ({row['anchor_f1']:.2f} per anchor)" if speed and "anchor_f1" in row else ""
+    parts += [f"F1 {row['f1']:.2f}{by_anchor}"] if speed and "f1" in row else []
+    parts += [f"{row['images_per_second']:.0f} samples/s"] if speed else []
+    return "  ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """3725 → "1 h 02 min"."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(int(minutes), 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {int(seconds):02d} s" if minutes else f"{int(seconds)} s"

@@ -1,7 +1,5 @@
-"""The Lightning module of a training: makes the views of a batch on the device, calls the
-framework, and stops if a loss is not finite.
-
-At the end is GradCache (Gao et al., 2021), for batches whose activations do not fit into memory.
+"""The Lightning module of a training, and GradCache (Gao et al., 2021), for batches whose
+activations do not fit into memory.
 
 Dimension key: B batch, V views.
 """
@@ -41,10 +39,9 @@ class NonFiniteLossError(KinfolkError):
 
 
 class TrainingModule(pl.LightningModule):
-    """Trains a framework.
-
-    All randomness of a step is a function of seed, epoch, step and rank, so a resumed training has
-    no random state to restore.
+    """Makes the views of a batch on the device, calls the framework, and stops if a loss is not
+    finite. All randomness of a step is a function of seed, epoch, step and rank, so a resumed
+    training has no random state to restore.
 
     Args:
         framework: what is trained; its `state_dict` is the whole state of the training.
@@ -81,14 +78,17 @@ class TrainingModule(pl.LightningModule):
             framework.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def setup(self, stage: str) -> None:
-        # DDP copies the buffers of rank 0 before every forward pass. Only the statistics of
-        # BatchNorm need it: thresholds, queues and banks are equal on all ranks already.
+        # of the buffers that DDP copies from rank 0 only the statistics of BatchNorm need it
         self._ddp_params_and_buffers_to_ignore = _buffers_outside_norms(self)
 
     def train_dataloader(self) -> BatchLoader:
         device = self.trainer.strategy.root_device
+
+        def with_views(batch: dict[str, Any]) -> dict[str, Any]:
+            return batch | {"views": self.make_views(batch)}
+
         # an accelerator makes the views of the next batch during the current step
-        prepare = None if device.type == "cpu" else self._with_views
+        prepare = None if device.type == "cpu" else with_views
         self.loader = BatchLoader(
             self.data,
             self.batch_size,
@@ -100,9 +100,6 @@ class TrainingModule(pl.LightningModule):
             Transfer(device, prepare),
         )
         return self.loader
-
-    def _with_views(self, batch: dict[str, Any]) -> dict[str, Any]:
-        return batch | {"views": self.make_views(batch)}
 
     def configure_optimizers(self) -> Any:
         return self.optimizer_factory(self.framework, self.data.num_train // self.batch_size)
@@ -155,11 +152,9 @@ class TrainingModule(pl.LightningModule):
         self.framework.after_step()
 
     def _check_loss(self, loss: Tensor) -> None:
-        """Raises on all ranks if the loss of any rank is not finite.
-
-        On an accelerator this would make the host wait in every step. There each rank notes the
-        step on the device, and `require_finite_losses` reads it now and then. A step whose loss is
-        not finite never changes the state per sample."""
+        """Raises on all ranks if the loss of any rank is not finite. On an accelerator, so that the
+        host does not wait in every step, the number of the step stays on the device until
+        `require_finite_losses` reads it."""
         failed = ~finite(loss)
         if failed.device.type == "cpu":
             failed = failed.to(torch.int64)
@@ -176,7 +171,7 @@ class TrainingModule(pl.LightningModule):
         self._first_bad_step = bad if first is None else first.minimum(bad)
 
     def require_finite_losses(self) -> None:
-        """Raises on all ranks if a loss was not finite in any step so far. Waits for the device."""
+        """Raises on all ranks if a loss was not finite in any step so far."""
         if self._first_bad_step is None:
             return
         if distributed.world_size() > 1:
@@ -207,7 +202,6 @@ class TrainingModule(pl.LightningModule):
             )
 
     def not_finite(self, what: str, epoch: int, step: int, ids: Tensor) -> NonFiniteLossError:
-        """The error of a training that diverged: what is not finite, where, and what to do."""
         return NonFiniteLossError(
             f"{what} at step {self.global_step} (epoch {epoch + 1}, batch {step + 1});"
             f" {self.describe_saved()}. With the same settings it would happen again: try a lower"
@@ -219,12 +213,9 @@ class TrainingModule(pl.LightningModule):
 @contextmanager
 def one_pixel_in_float32(module: nn.Module) -> Iterator[None]:
     """Within this context, convolutions of `module` are computed in float32 where their input is
-    one pixel wide or high, on a CPU under autocast.
-
-    In bfloat16, oneDNN does not write the gradient of the taps that see only padding (v3.12, torch
-    2.13), which then is random. The context must include the backward pass, because `in_chunks`
-    computes the forward pass again there.
-    """
+    one pixel wide or high, on a CPU under autocast: in bfloat16, oneDNN does not write the gradient
+    of the taps that see only padding (v3.12, torch 2.13). The context must include the backward
+    pass, where `in_chunks` computes the forward pass again."""
     patched = [
         part
         for part in module.modules()
@@ -254,20 +245,18 @@ def _convolve_one_pixel(conv: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 def _crashes_channels_last(module: nn.Module) -> bool:
-    """Whether a part is a strided 1×1 convolution of 2 to 15 channels a group. Its weight gradient
-    in channels-last layout makes oneDNN write beyond its workspace on a CPU (oneDNN issue 6035,
-    open in v3.12 with torch 2.13)."""
-    convolutions = (part for part in module.modules() if isinstance(part, nn.Conv2d))
+    """Whether a part is a strided 1×1 convolution of 2 to 15 channels a group, with which oneDNN
+    writes beyond its workspace in channels-last layout (issue 6035, v3.12, torch 2.13)."""
     return any(
-        1 < part.in_channels // part.groups < 16
+        isinstance(part, nn.Conv2d)
+        and 1 < part.in_channels // part.groups < 16
         and part.kernel_size == (1, 1)
         and part.stride != (1, 1)
-        for part in convolutions
+        for part in module.modules()
     )
 
 
 def _buffers_outside_norms(module: nn.Module) -> list[str]:
-    """Names of all buffers that do not belong to a BatchNorm."""
     return [
         f"{path}.{name}" if path else name
         for path, part in module.named_modules()
@@ -276,17 +265,11 @@ def _buffers_outside_norms(module: nn.Module) -> list[str]:
     ]
 
 
-# GradCache. The encoder processes the batch in chunks without keeping activations. The loss and its
-# gradient with respect to the embeddings are computed once, over the joined embeddings; then each
-# chunk is computed again, now with its activations. Each chunk is a checkpoint of
-# `torch.utils.checkpoint`: autograd gives every parameter its gradient once, summed over chunks, so
-# DistributedDataParallel needs nothing special.
-
-
 @contextmanager
 def in_chunks(modules: Iterable[nn.Module], number: int) -> Iterator[None]:
-    """Makes each of `modules` process the rows of its first argument in `number` chunks, within
-    this context. The backward pass may come after it.
+    """GradCache: each of `modules` processes the rows of its first argument in `number` chunks
+    without keeping activations, within this context. In the backward pass, which may come after it,
+    each chunk is computed again by `torch.utils.checkpoint`.
 
     A chunk holds every `number`-th row, so that both views of a sample are in one chunk where the
     batch is a multiple of `number`. Random numbers are the same in both passes over a chunk, and
@@ -310,8 +293,7 @@ def in_chunks(modules: Iterable[nn.Module], number: int) -> Iterator[None]:
 
 
 def encoders_of(framework: Framework) -> list[nn.Module]:
-    """The networks of a framework that process images or tokens. Heads and predictors are small,
-    so they process the whole batch."""
+    """The networks of a framework that process images or tokens. Heads process the whole batch."""
     found = [framework.encoder]
     text = getattr(framework, "text_encoder", None)
     if isinstance(text, nn.Module):
@@ -322,8 +304,7 @@ def encoders_of(framework: Framework) -> list[nn.Module]:
 
 @contextmanager
 def _replaced_forward(module: nn.Module, number: int) -> Iterator[None]:
-    """Replaces `forward` by an attribute of the instance; the names in `state_dict` do not
-    change."""
+    """Replaces `forward` by an attribute of the instance."""
     forward: Callable[..., Tensor] = module.forward
     own = module.__dict__.get("forward")
 
@@ -359,7 +340,7 @@ def _replaced_forward(module: nn.Module, number: int) -> Iterator[None]:
 
 @contextmanager
 def _kept_buffers(module: nn.Module) -> Iterator[None]:
-    """The module works on copies of its buffers within this context."""
+    """Within it, the module works on copies of its buffers."""
     buffers = [
         (part._buffers, name, value)
         for part in module.modules()

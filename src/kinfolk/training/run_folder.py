@@ -25,7 +25,7 @@ from kinfolk.data.stream import StreamSource
 from kinfolk.data.text import PairTexts, TextData, read_pairs
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, plural, short
 from kinfolk.files import DamagedFileError, is_unfinished, write_text
-from kinfolk.training.checkpoint import read_complete_checkpoint
+from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.documents import describe_torn_lines, read_rows
 from kinfolk.training.settings import describe_settings, require_identity
@@ -131,7 +131,7 @@ class Run:
 
     def require_run_folder(self) -> None:
         """Refuses a folder that is not a run folder, or the start of one."""
-        foreign = self._foreign("")
+        foreign = self._foreign()
         if foreign and not self.config.exists() and not self.samples.exists():
             raise UsageError(
                 f"`out` (={self.path}) is not a run folder (it contains {short(foreign[0])}); give"
@@ -139,22 +139,21 @@ class Run:
             )
 
     def require_unused(self) -> None:
-        """Refuses a folder that is in use. Files of a start that failed or was killed are
-        allowed."""
-        if self._foreign("new "):
+        """Refuses a folder that is in use. Files of a failed start are allowed."""
+        if self._foreign():
             what = "already holds a run" if self.exists else "is not empty"
             raise UsageError(
                 f"`out` (={self.path}) {what}; resume it (--resume), overwrite it (--overwrite), or"
                 " give another folder"
             )
 
-    def _foreign(self, kind: str) -> list[str]:
+    def _foreign(self) -> list[str]:
         """The names in the folder that a failed start does not leave behind."""
         if self.path.exists() and not self.path.is_dir():
-            raise UsageError(f"`out` (={self.path}) is a file; give the name of a {kind}folder")
-        names = [entry.name for entry in self.path.glob("*")]
+            raise UsageError(f"`out` (={self.path}) is a file; give the name of a folder")
+        names = sorted(entry.name for entry in self.path.glob("*"))
         left = (*BEFORE_CONFIG, LOCK)
-        return sorted(name for name in names if name not in left and not _is_half_written(name))
+        return [name for name in names if name not in left and not _is_half_written(name)]
 
     def clear(self, keep: tuple[str, ...] = ()) -> None:
         """Removes the files of a run except those in `keep`, and nothing else."""
@@ -170,8 +169,7 @@ class Run:
         self.remove_unfinished_files()
 
     def remove_unfinished_files(self) -> None:
-        """Removes temporary files that a killed process left behind, only of names that a run
-        writes."""
+        """Removes temporary files that a killed process left behind."""
         entries = [entry for entry in self.path.glob("*") if _is_half_written(entry.name)]
         for name in ("checkpoints", "eval", "snapshots"):
             inside = (self.path / name).glob("*")
@@ -181,8 +179,8 @@ class Run:
                 entry.unlink()
 
     def truncate_metrics(self, step: int, epochs: int = 0) -> None:
-        """Drops the lines after `step` and torn lines, which the resumed training writes again.
-        Those of the `epochs` that are done are not, so a warning names what is lost of them."""
+        """Drops the lines after `step`, which the resumed training writes again, and torn lines;
+        warns if any of the `epochs` that are done are among them."""
         rows, torn = read_rows(self.metrics)
         kept = [row for row in rows if row.get("step", 0) <= step]
         if torn and torn[0] <= len(rows):
@@ -208,12 +206,8 @@ def _is_half_written(name: str) -> bool:
 
 @contextmanager
 def lock_run_folder(folder: Path, rank: int = 0) -> Iterator[None]:
-    """Locks `folder` for this training, on rank zero. The lock of the operating system ends with
-    the process. Folders that were made for it and are still empty afterwards are removed.
-
-    Raises:
-        UsageError: another training has locked the folder.
-    """
+    """Locks `folder` for this training, on rank zero. The lock ends with the process. Folders that
+    were made for it and are still empty afterwards are removed."""
     if rank > 0:
         yield
         return
@@ -253,8 +247,7 @@ SOURCE_OPTIONS = (
 
 
 def open_data(data: object | None, config: TrainConfig, run: Run | None = None) -> Source:
-    """Opens `data`, or the source in the configuration. An index of it may be in the cache of
-    `run`."""
+    """Opens `data`, or the source in the configuration. An index may be in the cache of `run`."""
     named = config.data
     spec = named.source if data is None else data
     if spec is None:
@@ -270,13 +263,11 @@ def open_data(data: object | None, config: TrainConfig, run: Run | None = None) 
         raise UsageError(
             f"`data.streaming` needs the path of shards or of a folder, not {type(spec).__name__}"
         )
-    for name, instead in (
-        ("hierarchy", "write the labels of that depth into the shards"),
-        ("depth", "write the labels of that depth into the shards"),
-        ("exclude", "leave the samples out of the shards"),
-    ):
+    for name in ("hierarchy", "depth", "exclude"):
         if getattr(named, name) is not None:
-            raise UsageError(f"`data.{name}` is not available with `data.streaming`; {instead}")
+            raise UsageError(
+                f"`data.{name}` is not available with `data.streaming`; change the shards instead"
+            )
     if cache is None:
         raise UsageError(
             "`data.streaming` needs `data.cache_dir`, a folder for the table of samples"
@@ -285,10 +276,10 @@ def open_data(data: object | None, config: TrainConfig, run: Run | None = None) 
 
 
 def read_data(
-    source: Source, config: TrainConfig, run: Run, several: bool, progress: bool
+    source: Source, config: TrainConfig, run: Run | None, several: bool, progress: bool
 ) -> ImageData:
-    """Reads the images. Decoded pixels, and those that several processes share, are kept in the run
-    folder or the configured one."""
+    """Reads the images. Pixels that are decoded or shared are kept in the configured folder or that
+    of the run; without a run in memory."""
     if source.has_texts:
         return read_pairs(source)
     data = config.data
@@ -300,21 +291,21 @@ def read_data(
     }
     if isinstance(source, StreamSource):
         return source.image_data(window=data.shuffle_buffer, **options)
-    cache = data.cache_dir or (run.cache if several or source.native_size is None else None)
+    cache = None
+    if run is not None:
+        is_kept = several or source.native_size is None
+        cache = data.cache_dir or (run.cache if is_kept else None)
     return prepare(source, cache_dir=cache, progress=progress, shared=several, **options)
 
 
 def last_checkpoint_state(run: Run, source: Source, config: TrainConfig) -> dict[str, Any] | None:
-    """The `kinfolk` entry of the last checkpoint, after a check that data and settings have not
-    changed; None without a checkpoint.
-
-    A missing or damaged checkpoint is replaced by the newest good one before it, with a warning. A
-    checkpoint of another run is refused.
-    """
+    """The `kinfolk` entry of the last checkpoint, of these data and settings; None without a
+    checkpoint. A missing or damaged one is replaced by the newest good one before it, with a
+    warning. One of another run is refused."""
     saved = [path for path in (run.checkpoint, *run.older_checkpoints()) if path.exists()]
     for path in saved:
         try:
-            state: dict[str, Any] = read_complete_checkpoint(path)["kinfolk"]
+            state: dict[str, Any] = read_checkpoint(path)["kinfolk"]
         except DamagedFileError as error:
             if path == saved[-1]:
                 raise DamagedFileError(
@@ -327,13 +318,13 @@ def last_checkpoint_state(run: Run, source: Source, config: TrainConfig) -> dict
         require_identity(state, config, samples_digest(samples), samples.num_train, path)
         if not isinstance(source, StreamSource):  # `require_same_samples` compares its table later
             check_unchanged(samples, source, read_quarantine(run.quarantine))
+        if not run.checkpoint.exists():
+            _warn(
+                f"{run.checkpoint} is missing; the training continues from the one before it,"
+                f" {path.name} (step {state['step']}, {state['epoch']} of"
+                f" {plural(state['epochs'], 'epoch')} done)"
+            )
         if path != run.checkpoint:
-            if not run.checkpoint.exists():
-                _warn(
-                    f"{run.checkpoint} is missing; the training continues from the one before it,"
-                    f" {path.name} (step {state['step']}, {state['epoch']} of"
-                    f" {plural(state['epochs'], 'epoch')} done)"
-                )
             os.replace(path, run.checkpoint)
         return state
     if done := len(run.epochs()):
@@ -345,23 +336,20 @@ def last_checkpoint_state(run: Run, source: Source, config: TrainConfig) -> dict
 
 
 def explain_missing_config(run: Run) -> str:
-    """The message for resuming a folder without config.yaml: the start was killed while it read the
-    data, or the disk was full."""
+    """The message for resuming a folder without config.yaml, as of a start that was killed."""
     if run.checkpoint.exists():
         return (
             f"{run.config} is missing, and the run cannot be resumed without it; restore it, or"
             " start a new run"
         )
-    there = "; images that were read already are in its cache" if run.cache.is_dir() else ""
     return (
         f"no training has started in {run.path}: repeat the whole command that started it, with"
-        f" --data and its other options{there}"
+        " --data and its other options"
     )
 
 
 def require_same_samples(run: Run, images: ImageData) -> None:
-    """Raises if the samples differ from those at the start of the run, for example because a broken
-    file was repaired."""
+    """Raises if the samples differ from those at the start of the run."""
     found = Samples.read(run.samples).first_difference(images.samples)
     if found is not None:
         raise KinfolkError(
@@ -377,14 +365,14 @@ def write_start(
     overwrite: bool,
     text: TextData | PairTexts | None = None,
 ) -> None:
-    """Writes the folder as it is before the first step or at the checkpoint; config.yaml comes
-    last."""
+    """Writes the folder as it is before the first step or at the checkpoint; config.yaml last."""
     if state is None and overwrite:
         run.clear(keep=("cache",))
     run.path.mkdir(parents=True, exist_ok=True)
     run.remove_unfinished_files()
-    run.truncate_metrics(*(0, 0) if state is None else (state["step"], state["epoch"]))
-    remove_later_snapshots(run.snapshots, 0 if state is None else state["epoch"])
+    step, epoch = (0, 0) if state is None else (state["step"], state["epoch"])
+    run.truncate_metrics(step, epoch)
+    remove_later_snapshots(run.snapshots, epoch)
     if state is None:
         images.samples.to_parquet(run.samples)
         write_quarantine(images.quarantine, run.quarantine)
@@ -407,17 +395,11 @@ def log_start(
     refused = summary(images.quarantine, number, run.quarantine, what)
     if refused is not None:
         LOG.warning("%s", refused)
-    trainer, epochs = config.trainer, config.epochs
-    lines = []
-    if trainer.accumulate > 1:
+    epochs, lines = config.epochs, list[str]()
+    if config.trainer.accumulate > 1:
         lines.append(
-            f"gradients of {trainer.accumulate} batches are accumulated for each step; this adds no"
-            " negatives (`trainer.chunk_size` with a larger batch does)"
-        )
-    if trainer.sync_batchnorm is True and num_processes(config) > 1:
-        lines.append(
-            f"BatchNorm uses the global batch of all {num_processes(config)} devices"
-            " (`trainer.sync_batchnorm`)"
+            f"gradients of {config.trainer.accumulate} batches are accumulated for each step; this"
+            " adds no negatives (`trainer.chunk_size` with a larger batch does)"
         )
     if state is not None:
         lines.append(
@@ -426,14 +408,13 @@ def log_start(
         if state["epochs"] != epochs:
             LOG.warning(
                 "`epochs` was %d until now: the schedules of learning rate and method use %d from"
-                " here on, so the learning rate rises again to its value at this place of the"
-                " longer schedule",
+                " here on",
                 state["epochs"],
                 epochs,
             )
     size = f"{plural(images.num_train, 'sample')} for {plural(epochs, 'epoch')}"
     lines.append(f"{config.method} on {size}, {config.model.name}; settings:")
-    for line in (*lines, *describe_settings(config, origins, images.num_train)):
+    for line in (*lines, *describe_settings(config, origins)):
         LOG.info("%s", line)
 
 
@@ -451,7 +432,6 @@ def remove_later_snapshots(folder: Path, epoch: int) -> None:
 
 
 def snapshot_file(folder: Path, epoch: int) -> Path:
-    """The file of the snapshot after `epoch`."""
     return folder / f"epoch-{epoch:04d}.safetensors"
 
 

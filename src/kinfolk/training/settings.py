@@ -1,16 +1,14 @@
-"""Recipes (YAML files whose header says what to expect), the change of a method, the block of
-settings that is shown before a training, the check of `framework.*` and `detector.*` against the
-signatures of the classes, and the settings that tie a checkpoint to its run."""
+"""Recipes, the change of a method, the settings that are shown before a training, the check of
+`framework.*` and `detector.*` against signatures, and what ties a checkpoint to its run."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import inspect
 import json
 import os
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +18,13 @@ from kinfolk.errors import KinfolkError, UsageError, plural, short
 from kinfolk.frameworks import FRAMEWORKS
 from kinfolk.frameworks.registry import framework_arguments, parse
 from kinfolk.models.text import SENTENCE
+from kinfolk.optimizers import scaled_lr
 from kinfolk.training.config import TrainConfig, suggest, validation_message
-from kinfolk.training.optimizers import scaled_lr
 
 FOLDER = Path(__file__).parent / "recipes"
 
 
 def recipe_names() -> list[str]:
-    """The names of the recipes of the library."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
@@ -39,14 +36,12 @@ def recipe_path(recipe: str | os.PathLike[str]) -> Path:
     if path.is_file():
         return path
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
-        raise UsageError(
-            f"there is no recipe file {path}; the recipes of the library are {', '.join(names)}"
-        )
+        raise UsageError(f"there is no recipe file {path}")
     raise UsageError(f"unknown recipe `{recipe}`{suggest(os.fspath(recipe), names)}")
 
 
 def load_recipe(recipe: str | os.PathLike[str]) -> TrainConfig:
-    """The configuration of a recipe, with defaults for the settings that it does not name."""
+    """The configuration of a recipe, completed by defaults."""
     return TrainConfig.load(recipe_path(recipe))
 
 
@@ -61,8 +56,7 @@ ANY_DETECTOR = ("start_epoch", "update_from", "stop_epoch", "degrees")
 
 
 def with_method(config: TrainConfig, name: str) -> tuple[TrainConfig, list[str]]:
-    """The configuration with the method `name`, and the names of the settings that were dropped
-    because they belong to the old method.
+    """The configuration with the method `name`, and the settings of the old one that were dropped.
 
     Settings of another framework are kept if both have them with the same type, such as
     `temperature`; of another detector those in `ANY_DETECTOR`.
@@ -84,79 +78,63 @@ def with_method(config: TrainConfig, name: str) -> tuple[TrainConfig, list[str]]
     after = dict(before)
     if new.framework != old.framework:
         theirs, ours = framework_arguments(old), framework_arguments(new)
-
-        def is_shared(key: str) -> bool:
-            same = key in ours and ours[key].annotation == theirs[key].annotation
-            return key not in theirs or same
-
-        after["framework"] = {
-            key: value
-            for key, value in before["framework"].items()
-            if is_shared(key) and (key, value) != ("queue_size", 0)  # 0: no queue
-        }
+        different = [
+            key
+            for key, argument in theirs.items()
+            if key not in ours or ours[key].annotation != argument.annotation
+        ]
+        if before["framework"].get("queue_size") == 0:  # no queue
+            different.append("queue_size")
+        after["framework"] = _without(before["framework"], different)
         needed = FRAMEWORKS[old.framework].view_options
-        options = {key: value for key, value in config.views.options.items() if key not in needed}
-        after["views"] = {**before["views"], "options": options}
+        after["views"] = {**before["views"], "options": _without(config.views.options, needed)}
     if new.detector != old.detector:
         kept = ANY_DETECTOR if new.detector is not None else ()
-        after["detector"] = {key: value for key, value in before["detector"].items() if key in kept}
+        after["detector"] = _without(before["detector"], before["detector"].keys() - {*kept})
     document = config.model_dump(mode="json") | {"method": name} | after
     left = flat(after)
     return TrainConfig.of(document), [key for key in flat(before) if key not in left]
 
 
-def describe_settings(config: TrainConfig, origins: Mapping[str, str], num_train: int) -> list[str]:
-    """The main settings of a training, one per line, each with its origin, and what a GPU would get
-    where a CPU has reduced it."""
+def _without(given: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    return {key: value for key, value in given.items() if key not in keys}
+
+
+def describe_settings(config: TrainConfig, origins: Mapping[str, str]) -> list[str]:
+    """The main settings of a training, one per line, each with its origin."""
     model, text, trainer, optimizer = config.model, config.text, config.trainer, config.optimizer
-    modalities = FRAMEWORKS[parse(config.method).framework].modalities
-    of_images, on_cpu = "image" in modalities, trainer.accelerator == "cpu"
     assert optimizer.lr is not None
     assert optimizer.lr_scaling is not None
     lr = scaled_lr(optimizer.lr, config.batch_size * trainer.accumulate, optimizer.lr_scaling)
-    scaled = "" if lr == optimizer.lr else f" ({optimizer.lr:g}, scaling {optimizer.lr_scaling})"
-    width = "" if model.width is None else f", width {model.width}"
-    stem = f"{width}, {model.stem} stem" if of_images else ""
-    size = f"{config.views.size} pixels"
-    fits = f"fits views of {size}" if of_images else "default"
-    machine, python = "found on this machine", "passed from Python"
-    rows = [("method", config.method, "method", "default")]
-    if config.python.detector is not None:
-        rows.append(("detector", config.python.detector, "", python))
-    if guide := config.detector.get("features"):
-        rows.append(("guide", str(guide), "detector.features", "default, from these images alone"))
-    if config.python.model is None:
-        rows.append(("encoder", f"{model.name}{stem}", "model.name", fits))
-    else:
-        rows.append(("encoder", config.python.model, "model.name", python))
-    is_sentence_model = model.name.startswith(SENTENCE)
-    if "text" in modalities and text.name == "transformer" and not is_sentence_model:
-        tower = f"{plural(text.layers or 0, 'layer')}, width {text.width}"
-        rows.append(("text tower", tower, "text.layers", "fits the captions"))
-    if of_images:
-        fits = "fits images and " + ("CPU" if on_cpu else "GPU")
-        rows.append(("view size", size, "views.size", fits))
-    else:
-        rows.append(("texts", f"up to {text.context} tokens", "text.context", "default"))
-    length = "fits a CPU" if on_cpu and of_images else "default"
-    device = f"{trainer.accelerator} × {trainer.devices}"
+    modalities = FRAMEWORKS[parse(config.method).framework].modalities
+    encoder = model.name
+    if "image" in modalities:
+        width = "" if model.width is None else f", width {model.width}"
+        encoder += f"{width}, {model.stem} stem"
+    rows = [
+        ("method", config.method, "method"),
+        ("detector", config.python.detector, "python.detector"),
+        ("guide", config.detector.get("features"), "detector.features"),
+        ("encoder", config.python.model or encoder, "model.name"),
+    ]
+    if "image" in modalities:
+        rows.append(("view size", f"{config.views.size} pixels", "views.size"))
+    if "text" in modalities:
+        if text.name == "transformer" and not model.name.startswith(SENTENCE):
+            tower = f"{plural(text.layers or 0, 'layer')}, width {text.width}"
+            rows.append(("text tower", tower, "text.layers"))
+        rows.append(("texts", f"up to {text.context} tokens", "text.context"))
     rows += [
-        ("batch size", f"{config.batch_size}", "batch_size", f"fits {num_train:,} samples"),
-        ("epochs", f"{config.epochs}", "epochs", length),
-        ("optimiser", optimizer.name, "optimizer.name", "default"),
-        ("learning rate", f"{lr:.4g}{scaled}", "optimizer.lr", "default"),
-        ("device", device, "trainer.accelerator", machine),
-        ("precision", trainer.precision, "trainer.precision", machine),
+        ("batch size", f"{config.batch_size}", "batch_size"),
+        ("epochs", f"{config.epochs}", "epochs"),
+        ("optimiser", optimizer.name, "optimizer.name"),
+        ("learning rate", f"{lr:.4g}", "optimizer.lr"),
+        ("device", f"{trainer.accelerator} × {trainer.devices}", "trainer.accelerator"),
+        ("precision", trainer.precision, "trainer.precision"),
     ]
-    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
-    lines = [
-        f"  {name:<{first}}  {value:<{second}}  {origins.get(key, default)}"
-        for name, value, key, default in rows
-    ]
-    reduced = {"model.name", "views.size", "epochs"} - origins.keys()
-    if on_cpu and reduced and of_images:
-        lines.append("on a GPU the defaults are resnet18, views of up to 224 pixels and 100 epochs")
-    return lines
+    shown = [(name, str(value), origins.get(key, "default")) for name, value, key in rows if value]
+    first, second = (max(len(row[column]) for row in shown) for column in (0, 1))
+    return [f"  {name:<{first}}  {value:<{second}}  {origin}" for name, value, origin in shown]
 
 
 def checked_arguments(
@@ -167,13 +145,11 @@ def checked_arguments(
     owner: str,
     written: bool = False,
 ) -> dict[str, Any]:
-    """The arguments of a call: `given` with types checked, strings converted to numbers by
-    annotation, and defaults filled in.
+    """The arguments of a call of `target`: `given` with types checked, strings converted to numbers
+    by annotation, and defaults filled in.
 
     Args:
-        target: the class or function whose annotations are read.
         parameters: the parameters that a user may set.
-        given: the values set by the user.
         section, owner: names for messages, such as "detector" and "glofnd".
         written: whether the values are the plain types of config.yaml, where a tuple is a list.
     """
@@ -200,10 +176,6 @@ def checked_arguments(
     if written:
         return model.model_dump(mode="json")
     return {name: getattr(model, name) for name in parameters}
-
-
-RENAMED = {"framework": {"positive_in_denominator", "rule"}, "detector": {"fraction", "rule"}}
-"""Arguments of earlier versions, by section; see `current_names`."""
 
 
 def current_names(given: Mapping[str, Any], owner: str) -> dict[str, Any]:
@@ -278,15 +250,6 @@ def result_settings(config: TrainConfig) -> dict[str, Any]:
 def refuse_changes(stored: TrainConfig, given: TrainConfig) -> None:
     """Raises for the first key whose value differs from the stored one and would change the
     result."""
-    before, now = parse(stored.method), parse(given.method)
-    same = (before.framework, before.detector) == (now.framework, now.detector)
-    for section, names in RENAMED.items() if same else ():
-        for name in names & getattr(stored, section).keys() - getattr(given, section).keys():
-            raise UsageError(
-                "the run was begun by an earlier version, which called a setting"
-                f" `{section}.{name}`; it can be evaluated, but not trained further. Start a new"
-                " run in another folder"
-            )
     if found := _first_difference(result_settings(stored), result_settings(given)):
         key, old, new = found
         raise UsageError(
@@ -323,8 +286,7 @@ def require_identity(
     settings than this run."""
     if not {"samples", "settings", "num_samples"} <= state.keys():
         raise KinfolkError(
-            f"the checkpoint {path} was written by an older version and does not name its run;"
-            " start a new run"
+            f"the checkpoint {path} was written by an older version; start a new run"
         )
     if state["samples"] != samples:
         raise KinfolkError(
@@ -367,14 +329,7 @@ def _content(file: Any) -> Any:
     """A digest of a file. A path without a file stays as it is; reading it raises the error."""
     if file is None or not Path(str(file)).is_file():
         return file
-    about = Path(str(file)).stat()
-    return f"file {_digest(Path(str(file)), about.st_size, about.st_mtime_ns)}"
-
-
-@functools.lru_cache(maxsize=8)
-def _digest(path: Path, size: int, changed: int) -> str:
-    """Read once while size and time of change stay the same."""
-    return digest_of(path)
+    return f"file {digest_of(Path(str(file)))}"
 
 
 def digest_of(path: Path) -> str:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import lightning.pytorch as pl
 import torch
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.strategies import DDPStrategy, Strategy
 from rich.console import Console
 from torch import nn
 
@@ -26,25 +30,23 @@ from kinfolk.files import explain_file_errors
 from kinfolk.models.text import SentenceEncoder
 from kinfolk.models.weights import save_encoder, save_towers
 from kinfolk.seeding import kept_random_state
-from kinfolk.training.build import (
-    Parts,
-    build_framework,
-    build_optimizers,
-    build_views,
-    read_text,
+from kinfolk.training.build import Parts, build_framework, build_optimizers, build_views, read_text
+from kinfolk.training.checkpoint import (
+    AtomicCheckpointIO,
+    CheckpointSaver,
+    read_checkpoint,
+    restore_error,
 )
-from kinfolk.training.checkpoint import read_checkpoint, restore_error
-from kinfolk.training.config import TrainConfig
+from kinfolk.training.config import TrainConfig, TrainerConfig
 from kinfolk.training.defaults import (
     assemble,
     fit_batch,
     fit_text,
     fit_to_data,
     setting_origins,
-    warn_if_large,
     with_absolute_paths,
 )
-from kinfolk.training.epoch_end import ClusterQuality, Knn, Snapshots, require_knn
+from kinfolk.training.epoch_end import ClusterQuality, Knn, Refresh, Snapshots, require_knn
 from kinfolk.training.launch import (
     explain_lost_ranks,
     float32_products,
@@ -59,12 +61,14 @@ from kinfolk.training.loader import check_batch_size
 from kinfolk.training.metrics_log import (
     FILE_ONLY,
     Measurement,
+    MetricsLog,
+    ProgressBar,
     collect_warnings,
+    describe,
     logging_to,
     quiet_lightning,
 )
 from kinfolk.training.module import TrainingModule, one_pixel_in_float32
-from kinfolk.training.refresh import Refresh
 from kinfolk.training.run_folder import (
     Run,
     explain_missing_config,
@@ -78,7 +82,6 @@ from kinfolk.training.run_folder import (
     write_start,
 )
 from kinfolk.training.settings import identity, refuse_changes
-from kinfolk.training.trainer import build_trainer, describe
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -132,8 +135,7 @@ def train(
         raise UsageError(explain_missing_config(run))
     if detector is not None and not isinstance(detector, Detector):
         raise UsageError(
-            f"`detector` (={detector!r}) must be a kinfolk.detectors.Detector; name one of the"
-            " library in `method` instead"
+            f"`detector` (={detector!r}) must be a kf.Detector; name one of the library in `method`"
         )
     if action is not None and detector is None:
         raise UsageError(
@@ -197,27 +199,26 @@ def _require_negatives(images: ImageData, config: TrainConfig, name: str) -> Non
     """Refuses too few samples, and text pairs of which none has a negative."""
     texts = images.texts
     if images.num_train < 2:
-        what, others = "image" if texts is None else "pair", sorted({*images.samples.splits})
-        others = [short(split) for split in others if split != "train"]
+        what = "image" if texts is None else "pair"
+        others = sorted({short(split) for split in images.samples.splits} - {"train"})
         rest = f"; the splits of the rest are {', '.join(others)}" if others else ""
         raise UsageError(
             f"{name} has {plural(images.num_train, f'training {what}')}; a training contrasts"
-            f" {what}s with each other and needs at least 2, and better hundreds{rest}"
+            f" {what}s with each other and needs at least 2{rest}"
         )
     if texts is None or texts.negative_ids is not None:
         return
     groups = texts.groups[: images.num_train]
     if config.framework.get("known_groups", True) and not bool((groups != groups[0]).any()):
         raise UsageError(
-            f"the {images.num_train:,} training pairs of {name} are one group, linked by equal"
-            " texts or by the column of groups, so that no pair has a negative; --set"
-            " framework.known_groups=false takes equal texts for negatives"
+            f"the {images.num_train:,} training pairs of {name} are one group, so that no pair has"
+            " a negative; --set framework.known_groups=false takes equal texts for negatives"
         )
 
 
 def _fit_as_helper(start: _Start, data: Data | None, resume: bool) -> Run:
-    """Trains on a rank above zero: maps the data of rank zero, or reads the source again where its
-    cache is not visible, as on another machine."""
+    """Trains on a rank above zero: maps the data of rank zero, or reads the source again on another
+    machine."""
     run = start.run
     wait_for_rank_zero(run.launch)
     config = TrainConfig.load(run.config)
@@ -232,8 +233,7 @@ def _fit_as_helper(start: _Start, data: Data | None, resume: bool) -> Run:
 
 
 def _run(start: _Start, source: Source, resume: bool) -> Run:
-    """Trains on rank zero. Nothing is written or removed before data and method have been
-    checked."""
+    """Trains on rank zero. Nothing is written or removed before data and method are checked."""
     run, config, console = start.run, start.config, start.console
     several = num_processes(config) > 1
     with collect_warnings() as refused:
@@ -241,18 +241,17 @@ def _run(start: _Start, source: Source, resume: bool) -> Run:
     if state is not None and state["epoch"] > config.epochs:
         raise UsageError(
             f"`epochs` (={config.epochs}) is less than the {state['epoch']} epochs that {run.path}"
-            " has done; leave `epochs` (--epochs) out, give a larger number to train further, or"
-            " start a new run"
+            " has done; leave `epochs` (--epochs) out, or give a larger number to train further"
         )
     if state is not None and state["epoch"] == config.epochs:
         if several:
             mark_ready(run.launch)
-        epochs = plural(config.epochs, "epoch")
         with logging_to(None, console):
             LOG.info(
-                "%s",
-                f"{run.path} is finished after {epochs}, there is nothing to resume; give a larger"
-                " `epochs` (--epochs) to train further",
+                "%s is finished after %s, there is nothing to resume; give a larger `epochs`"
+                " (--epochs) to train further",
+                run.path,
+                plural(config.epochs, "epoch"),
             )
         return replace(run, unchanged=True)
     images = read_data(source, config, run, several, progress=console is not None)
@@ -264,7 +263,6 @@ def _run(start: _Start, source: Source, resume: bool) -> Run:
     with collect_warnings() as reduced:
         if state is None:
             config = fit_batch(config, images.num_train, chosen="batch_size" in start.origins)
-        warn_if_large(config)
     notes = (*start.notes, *refused, *reduced)
     return _fit(replace(start, config=config, notes=notes), images, state)
 
@@ -276,10 +274,10 @@ def _fit(start: _Start, images: ImageData, state: dict[str, Any] | None) -> Run:
     if images.stream is not None:
         images.stream.note = run.quarantine
     check_batch_size(config.batch_size, images.num_train, num_processes(config))
-    text = read_text(images, config, run, resumed=state is not None or run.rank > 0)
+    resumed = state is not None
+    text = read_text(images, config, run, resumed=resumed or run.rank > 0)
     with collect_warnings() as build_warnings:
         tokenizer = None if text is None else text.tokenizer
-        resumed = state is not None
         framework = build_framework(config, images, tokenizer, resumed, start.parts, run.cache)
         framework.set_progress(0, config.epochs)  # raises warnings about the length of the training
         warn_if_silent(config.method, framework.silent_reason())
@@ -345,3 +343,77 @@ def _fit(start: _Start, images: ImageData, state: dict[str, Any] | None) -> Run:
         metrics = f": {describe(rows[-1])}" if rows else ""
         LOG.info("%s", f"finished{metrics}; the run is in {run.path}")
     return replace(run, images=images, features=knn.last_features())
+
+
+def build_trainer(
+    config: TrainConfig,
+    run: Run,
+    state: Mapping[str, Any] | None,
+    identity: Mapping[str, Any],
+    measurements: Sequence[Measurement],
+    export: Callable[[int, int], None],
+    console: Console | None,
+) -> pl.Trainer:
+    """Lightning's trainer, which starts after the checkpoint with the `kinfolk` entry `state`, or
+    at the beginning. Of the measurements, callbacks see the training first."""
+    settings, step = config.trainer, 0 if state is None else int(state["step"])
+    metrics_log = MetricsLog(run, measurements, settings.log_every)
+    saver = CheckpointSaver(
+        run.checkpoint, config, identity, export, lambda: metrics_log.row.get("knn"), state
+    )
+    callbacks: list[Any] = [each for each in measurements if isinstance(each, pl.Callback)]
+    callbacks += [metrics_log, ProgressBar(console, metrics_log, config.epochs), saver]
+    return pl.Trainer(
+        accelerator=settings.accelerator,
+        devices=settings.devices,
+        num_nodes=settings.num_nodes,
+        strategy=_strategy(settings),
+        benchmark=settings.cudnn_benchmark if settings.accelerator == "cuda" else None,
+        precision=settings.precision,  # type: ignore[arg-type]
+        max_epochs=config.epochs,
+        accumulate_grad_batches=settings.accumulate,
+        gradient_clip_val=settings.gradient_clip,
+        sync_batchnorm=settings.sync_batchnorm is True,
+        logger=[_logger(name, config, run, step) for name in settings.loggers],
+        callbacks=callbacks,
+        plugins=[AtomicCheckpointIO()],
+        default_root_dir=run.path,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        log_every_n_steps=settings.log_every,
+        use_distributed_sampler=False,
+    )
+
+
+def _strategy(settings: TrainerConfig) -> str | Strategy:
+    """`auto` with several processes is DDP."""
+    several = settings.num_nodes > 1 or settings.devices != 1
+    if settings.strategy == "ddp" or (several and settings.strategy == "auto"):
+        return DDPStrategy(timeout=timedelta(minutes=settings.timeout_minutes))
+    return settings.strategy
+
+
+def _logger(name: str, config: TrainConfig, run: Run, step: int) -> Logger:
+    if name == "tensorboard":
+        return TensorBoardLogger(
+            run.path,
+            name="tensorboard",
+            version="",
+            default_hp_metric=False,
+            purge_step=step + 1 if step else None,  # what a killed process logged later
+        )
+    logger: Logger
+    if name == "wandb":
+        from lightning.pytorch.loggers import WandbLogger
+
+        project = os.environ.get("WANDB_PROJECT", "kinfolk")
+        logger = WandbLogger(name=run.path.name, save_dir=run.path, project=project)
+    else:
+        from lightning.pytorch.loggers import MLFlowLogger
+
+        logger = MLFlowLogger(
+            experiment_name="kinfolk", run_name=run.path.name, save_dir=str(run.path / "mlflow")
+        )
+    logger.log_hyperparams(config.model_dump(mode="json"))
+    return logger

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from kinfolk.training.optimizers import (
+from kinfolk.optimizers import (
     build_optimizer,
     build_scheduler,
     lr_factor,

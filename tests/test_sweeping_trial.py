@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-from kinfolk import trial as trials
+from kinfolk import sweeping as trials
 from kinfolk.auditing.verdict import Candidate
 from kinfolk.cli.audit import show_trial
 from kinfolk.errors import InterruptedRunError, UsageError
 from kinfolk.evaluation.protocols import read_results
+from kinfolk.sweeping import Plan, Trial, group_precision, run_trial, time_limit, view_agreement
 from kinfolk.training.run_folder import Run
-from kinfolk.trial import Plan, Trial, group_precision, run_trial, time_limit, view_agreement
 
 METHODS = (
     Candidate("", "simclr", "simclr"),
