@@ -106,10 +106,7 @@ def train(
         settings = {"detector.features": os.fspath(guide), **parse_settings(settings)}
     if labels is not None:
         if data is None or isinstance(data, str | os.PathLike | tuple):
-            raise UsageError(
-                "`labels` belong to an array of images; give `data` as one, or leave them out for a"
-                " source that has its own"
-            )
+            raise UsageError("`labels` belong to an array of images; give `data` as one")
         data = (data, labels)  # type: ignore[assignment]
     run = train_run(
         data,
@@ -135,17 +132,16 @@ def train(
 
 
 class Encoder(nn.Module):
-    """The encoder of a run with its preprocessing, as `kf.load` returns it.
-
-    The call takes preprocessed images (B, 3, H, W), or what `tokenize` returns for a run of text
-    pairs, and returns features (B, F).
-    """
+    """The encoder of a run with its preprocessing, as `kf.load` returns it. The call takes
+    preprocessed images (B, 3, H, W), or the tokens of texts, and returns features (B, F)."""
 
     def __init__(self, run: OpenedRun) -> None:
         super().__init__()
         self.run, self.encoder, self.views = run, run.encoder(), run.views()
         self.image_size = run.config.data.image_size or self.views.size
-        self.keeps_size = _is_array(run.config.data.source)
+        source, arrays = run.config.data.source, (".npz", ".npy", ".tar.gz", ".tgz")
+        # arrays keep their size if it is small
+        self.keeps_size = source in (None, "digits") or source.lower().endswith(arrays)
         self.output_size = int(self.encoder.output_size)  # type: ignore[arg-type]
 
     def forward(self, images: Tensor) -> Tensor:
@@ -166,11 +162,11 @@ class Encoder(nn.Module):
         """
         if "image" not in self.run.modalities:
             raise UsageError(f"{self.run.path} was trained on texts; use `tokenize`")
-        if isinstance(pixels, Sequence):
-            if not pixels:
-                raise UsageError("`pixels` is empty; give at least one image")
-            return torch.cat([self._prepare(each) for each in pixels])
-        return self._prepare(pixels)
+        if not isinstance(pixels, Sequence):
+            return self._prepare(pixels)
+        if not pixels:
+            raise UsageError("`pixels` is empty; give at least one image")
+        return torch.cat([self._prepare(each) for each in pixels])
 
     def _prepare(self, pixels: Pixels) -> Tensor:
         device = pixels.device if isinstance(pixels, Tensor) else torch.device("cpu")
@@ -190,12 +186,6 @@ class Encoder(nn.Module):
         batch = torch.from_numpy(np.stack([each.pixels for each in squashed])).to(device)
         aspect = torch.tensor([each.width / each.height for each in squashed], device=device)
         return self.views.evaluate(batch, aspect)
-
-
-def _is_array(source: str | None) -> bool:
-    """Whether the images of a run are arrays, which keep their size if it is small."""
-    files = (".npz", ".npy", ".tar.gz", ".tgz")
-    return source is None or source == "digits" or source.lower().endswith(files)
 
 
 def load(run: str | os.PathLike[str] | Run, model: nn.Module | None = None) -> Encoder:
@@ -266,7 +256,7 @@ def _folder(run: str | os.PathLike[str] | Run) -> Path:
 def _labelled_images(
     opened: OpenedRun, data: Data | None, labels_from_folders: bool | None, progress: bool
 ) -> ImageData:
-    """As `_images`, with the sub-folders of a folder as classes; see `evaluate`."""
+    """As `_images`, with the sub-folders of a folder as classes."""
     if data is None:
         return opened.data(None, labels_from_folders=labels_from_folders is True, progress=progress)
     path = os.fspath(data) if isinstance(data, str | os.PathLike) else None

@@ -101,14 +101,16 @@ def sweep(
     for (name, (method, chosen)), seed in itertools.product(names.items(), seeds):
         folder = Path(out) / name / f"seed-{seed}"
         clock.start(folder)
-        given: dict[str, Any] = {
-            "method": method,
-            "seed": seed,
-            "settings": {**parse_settings(common), **chosen},
+        run = train(
+            data,
+            folder,
+            method=method,
+            seed=seed,
+            settings={**parse_settings(common), **chosen},
+            resume=(folder / "config.yaml").exists(),
+            progress=progress,
             **arguments,
-        }
-        resume = (folder / "config.yaml").exists()
-        run = train(data, folder, **given, resume=resume, progress=progress)
+        )
         measure_run(run, data, protocols)
         clock.finish(run)
         runs.append(run)
@@ -184,7 +186,6 @@ def split_values(text: str) -> tuple[str, list[Any]]:
 
 
 def measure_run(run: Run, data: Data, protocols: Sequence[str]) -> None:
-    """Measures what has not been measured since the training."""
     if run.rank > 0 or not is_labelled(run):
         return
     done = read_results(run.path) if run.unchanged else {}
@@ -255,7 +256,6 @@ class Trial:
 
     @property
     def best(self) -> Candidate | None:
-        """The method with the largest gain over the first beyond noise."""
         key = self.plan.criterion
         gains = {
             record["method"].partition(" ")[0]: record[f"{key}_gain"]
@@ -317,7 +317,7 @@ def run_trial(
         plan.save(out)
         plan = _fit_to_time(plan, out, deadline, labels, progress)
         plan.save(out)
-    rounds, seconds = list[list[Path]](), dict[str, float]()
+    paths, seconds = list[Path](), dict[str, float]()
     clock = Clock(PLANNED_SEEDS * len(plan.candidates), progress, "trial")
     for seed in range(MOST_SEEDS):
         runs = [Run(out / each.name / f"seed-{seed}") for each in plan.candidates]
@@ -326,28 +326,27 @@ def run_trial(
         if todo and time.monotonic() + expected > deadline:
             break
         clock.total = max(clock.total, (seed + 1) * len(runs))
+        clock.number += len(runs) - len(todo)
         for each, run in zip(plan.candidates, runs, strict=True):
             if run not in todo:
-                clock.number += 1
                 continue
             clock.start(run.path)
             began = time.monotonic()
             if not _train(plan, each, seed, run, deadline, labels, progress):
-                return _compared(plan, rounds)
+                return _compared(plan, paths)
             clock.finish(run)
             seconds[each.name] = time.monotonic() - began
-        rounds.append([run.path for run in runs])
-    return _compared(plan, rounds)
+        paths += [run.path for run in runs]
+    return _compared(plan, paths)
 
 
-def _compared(plan: Plan, rounds: Sequence[Sequence[Path]]) -> Trial:
-    paths = [path for runs in rounds for path in runs]
+def _compared(plan: Plan, paths: Sequence[Path]) -> Trial:
     if not paths:
         return Trial(plan, 0, None)
     table = compare(paths, figure=plan.criterion)
     shown = (plan.criterion, "gain", "95% interval", "p", "p (Holm)")
     columns = [column for column in table.columns if column.head in shown]
-    return Trial(plan, len(rounds), replace(table, columns=columns))
+    return Trial(plan, len(paths) // len(plan.candidates), replace(table, columns=columns))
 
 
 def _fit_to_time(
@@ -428,11 +427,10 @@ def time_limit(seconds: float) -> Iterator[None]:
     done = threading.Event()
 
     def interrupt() -> None:
-        if not done.wait(max(seconds, 0.0)):
-            while True:  # the training may not have begun yet
-                _thread.interrupt_main(signal.SIGTERM)
-                if done.wait(0.5):
-                    return
+        wait = max(seconds, 0.0)
+        while not done.wait(wait):  # the training may not have begun at the first signal
+            _thread.interrupt_main(signal.SIGTERM)
+            wait = 0.5
 
     thread = threading.Thread(target=interrupt, daemon=True)
     thread.start()
@@ -446,9 +444,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 def _criterion(run: Run, labels: NDArray[np.int64] | None) -> str:
     if labels is not None or is_labelled(run):
         return "knn"
-    samples = Samples.read(run.samples)
-    groups = _groups(samples)
-    return "views" if groups is None else "groups"
+    return "views" if _groups(Samples.read(run.samples)) is None else "groups"
 
 
 def _groups(samples: Samples) -> Tensor | None:
@@ -466,17 +462,16 @@ def _groups(samples: Samples) -> Tensor | None:
 def _measure(run: Run, criterion: str, labels: NDArray[np.int64] | None) -> float:
     opened = open_run(run.path)
     images = opened.data()
+    number = images.num_train
     if criterion == "views":
-        number = images.num_train
         ids = np.arange(min(number, COMPARED)) * number // min(number, COMPARED)
         views = (Augmented(opened.views(), 0, version) for version in (1, 2))
         first, second = (torch.from_numpy(opened.features(images, ids, views=v)) for v in views)
         return view_agreement(first, second)
-    features = opened.features(images, np.arange(images.num_train))
+    features, groups = opened.features(images, np.arange(number)), _groups(images.samples)
     if criterion == "knn":
         assert labels is not None
         return knn_accuracy(features, labels)
-    groups = _groups(Samples.read(run.samples))
     assert groups is not None
     return group_precision(torch.from_numpy(features), groups)
 

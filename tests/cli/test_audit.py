@@ -162,11 +162,10 @@ def test_a_run_is_audited_and_its_pairs_train(
     assert "128 samples" in " ".join(capsys.readouterr().out.split()), (
         "the training samples, not the test split"
     )
-    assert run("embed", tmp_path / "one", "--out", tmp_path / "x.csv") == 0
-    assert (tmp_path / "x.csv").read_text().startswith('"key","split","label","f0"')
-    assert run("audit", tmp_path / "x.csv", "--out", tmp_path / "from-csv", "--alpha", "0.05") == 0
+    assert run("embed", tmp_path / "one", "--out", tmp_path / "x.npy") == 0
+    assert run("audit", tmp_path / "x.npy", "--out", tmp_path / "from-npy", "--alpha", "0.05") == 0
     assert "Precision" in capsys.readouterr().out, "labels and keys are in the table"
-    assert "anchor_key" in (tmp_path / "from-csv" / "pairs.csv").read_text().splitlines()[0]
+    assert "anchor_key" in (tmp_path / "from-npy" / "pairs.csv").read_text().splitlines()[0]
     known = ["--known-kin", str(tmp_path / "audit" / "pairs.parquet")]
     assert (
         run(
@@ -448,7 +447,7 @@ def test_advise_tries_the_methods_on_the_data(
 ) -> None:
     """The audited features are the guide, labels of a file decide, and a repeated command continues
     without another audit."""
-    from kinfolk import trial
+    from kinfolk import sweeping as trial
 
     calls = list[dict[str, Any]]()
 

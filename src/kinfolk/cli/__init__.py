@@ -92,8 +92,8 @@ _printed: set[str] = set()  # warnings of this command
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command and exits with its code: 0 for success, 1 for a failure, 2 for a usage
-    error, 130 for Ctrl-C, 143 for SIGTERM."""
+    """Runs the command and exits with 0 for success, 1 for a failure, 2 for a usage error, 130 for
+    Ctrl-C, 143 for SIGTERM."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     warnings.showwarning = _warn
     _printed.clear()
@@ -106,7 +106,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(words: list[str], debug: bool) -> int:
-    """Runs the command and returns its exit code."""
     try:
         app(words, prog_name="kinfolk")
     except SystemExit as exit_:
@@ -131,12 +130,7 @@ def _run(words: list[str], debug: bool) -> int:
 
 def _raise_for_one_ctrl_c() -> None:
     """From here on only the first Ctrl-C raises KeyboardInterrupt, and none does once a training is
-    stopping.
-
-    A second one during the clean-up would replace the message and the exit code. SIGTERM and
-    SIGQUIT still end the process. The handler stays where Lightning restores "the handler from
-    before" at the end of a training.
-    """
+    stopping: one during the clean-up would replace the message and the exit code."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return
@@ -152,9 +146,8 @@ def _raise_for_one_ctrl_c() -> None:
 
 
 def _interrupted() -> int:
-    """Prints that the command was interrupted and returns the exit code. Python's own shutdown is
-    not interrupted by a further Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Prints that the command was interrupted and returns the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own shutdown
     error = InterruptedRunError.latest
     _print("Interrupted", "ended by Ctrl-C." if error is None else str(error))
     return INTERRUPTED if error is None else 128 + error.signal
@@ -183,7 +176,6 @@ def _print_error(error: BaseException, message: str, debug: bool) -> None:
 
 
 def _print(head: str, message: str) -> None:
-    """Prints one message on stderr, without markup. Lines are wrapped only in a terminal."""
     from rich.console import Console
     from rich.text import Text
 

@@ -37,13 +37,11 @@ EPILOG = examples(
     "kinfolk audit photos/ --out audit/",
     "kinfolk audit features.npy --images photos/ --labels labels.csv --alpha 0.02",
     "kinfolk audit runs/photos --out audit/",
-    "kinfolk audit sentences.csv --texts sentences.txt",
     "kinfolk audit photos/ --encoder timm/resnet50",
 )
 ADVISE_EPILOG = examples(
     "kinfolk advise photos/",
     "kinfolk advise photos/ --guide timm/resnet50",
-    "kinfolk advise photos/ --guide runs/first",
     "kinfolk advise photos/ --labels-from-folders --try 30",
     "kinfolk advise pairs.csv --guide st/all-MiniLM-L6-v2 --try 30",
 )
@@ -209,7 +207,6 @@ def _check_out(out: Path, overwrite: bool) -> None:
 def _audit(
     given: AuditInput, out: Path, alpha: float, pairs: int = 10, key: str | None = None
 ) -> Audit:
-    """Audits, writes the results and prints a summary."""
     from rich.text import Text
 
     from kinfolk.auditing import audit as run_audit
@@ -230,22 +227,22 @@ def _audit(
         progress=True,
     )
     found.save(out, given.thumbnails, given.origin)
-    console = screen()
-    console.print(Text(printable(lead(found, given.origin.encoder))), soft_wrap=False)
+    console, origin = screen(), given.origin
+    console.print(Text(printable(lead(found, origin.encoder))), soft_wrap=False)
     table = plain_table("", "", "")
     table.show_header = False
     for texts in tiles(found):
         table.add_row(*map(Text, map(printable, texts), ("", "bold", "dim")))
     console.print(table, soft_wrap=False)
-    result = verdict(found, given.origin)
+    result = verdict(found, origin)
     for sentence in result.sentences:
         console.print(Text(printable(sentence)), soft_wrap=False)
     for purpose, command in result.commands:
         console.print(Text("\n" + printable(f"{purpose}:"), "dim"), soft_wrap=False)
         console.print(f"  {command}", markup=False)
     console.print(f"\nPage: {out / 'audit.html'}", markup=False)
-    if not given.origin.captions:
-        use = f"kinfolk train --method {given.origin.framework}+known --known-kin"
+    if not origin.captions:
+        use = f"kinfolk train --method {origin.framework}+known --known-kin"
         console.print(f"Pairs: {out / 'pairs.parquet'} (for `{use}`)", markup=False)
     return found
 
@@ -264,7 +261,7 @@ def try_methods(
     has_file: bool = False,
 ) -> None:
     """Starts a trial on what was audited, or continues the one in `out`, and prints its result.
-    `has_file`: whether the labels come from a file of the user, not from the data."""
+    `has_file`: the labels come from a file of the user, not from the data."""
     import numpy as np
 
     from kinfolk.auditing.verdict import Candidate, candidates
@@ -273,16 +270,17 @@ def try_methods(
     folder, methods = out / TRIAL, list[Candidate]()
     if audited is not None:
         audit, given = audited
-        if given.origin.captions and given.origin.framework != "pairs":
+        origin = given.origin
+        if origin.captions and origin.framework != "pairs":
             raise UsageError("--try compares methods for images, not for images with captions")
-        if given.origin.captions and not given.origin.has_labels:
+        if origin.captions and not origin.has_labels:
             raise UsageError(
                 f"--try compares methods for text pairs by labels; give `{data}` a column `label`"
             )
-        if given.origin.model is not None:
-            settings = {"model.name": given.origin.model, **settings}
+        if origin.model is not None:
+            settings = {"model.name": origin.model, **settings}
         folder.mkdir(parents=True, exist_ok=True)
-        methods = candidates(audit, given.origin)
+        methods = candidates(audit, origin)
         if len(methods) == 1:  # the audited features may tell less than those of the encoder
             base = methods[0].method
             methods.append(Candidate("", "glofnd", f"{base}+glofnd", {"detector.alpha": 0.01}))
@@ -290,13 +288,13 @@ def try_methods(
             np.save(folder / GUIDE, np.asarray(given.features, dtype=np.float16))
             for place, each in enumerate(methods):  # the audited features instead of their name
                 named = each.settings.get("detector.features")
-                if named is not None and named == given.origin.guide:
+                if named is not None and named == origin.guide:
                     changed = {**each.settings, "detector.features": str(folder / GUIDE)}
                     methods[place] = replace(each, settings=changed)
         if has_file and given.labels is not None:
-            names = [name for name in dict.fromkeys(given.labels) if name is not None]
+            names = filter(None, dict.fromkeys(given.labels))
             numbers = {None: -1, **{name: number for number, name in enumerate(names)}}
-            np.save(folder / LABELS, [numbers[name] for name in given.labels])
+            np.save(folder / LABELS, [numbers[name or None] for name in given.labels])
     labels = np.load(folder / LABELS) if (folder / LABELS).exists() else None
     show_trial(
         run_trial(
@@ -306,23 +304,19 @@ def try_methods(
 
 
 def show_trial(trial: Trial) -> None:
-    """Prints the table, the verdict, and the command for the long run."""
     from rich.text import Text
 
     from kinfolk.cli.compare import show_comparison
     from kinfolk.sweeping import CRITERIA
 
     console, plan = screen(), trial.plan
-    if trial.table is not None:
-        console.print()
-        show_comparison(trial.table, console)
-        console.print(
-            Text(f"{plan.criterion}: {CRITERIA[plan.criterion]}.", "dim"), soft_wrap=False
-        )
-    console.print()
-    console.print(Text(printable(trial.verdict()), "bold"), soft_wrap=False)
+    verdict = Text("\n" + printable(trial.verdict()), "bold")
     if trial.table is None:
-        return
+        return console.print(verdict, soft_wrap=False)
+    console.print()
+    show_comparison(trial.table, console)
+    console.print(Text(f"{plan.criterion}: {CRITERIA[plan.criterion]}.", "dim"), soft_wrap=False)
+    console.print(verdict, soft_wrap=False)
     data = shlex.quote(plan.data)
     for key, value in plan.settings.items():
         options = {

@@ -56,37 +56,6 @@ def cnce(
     table also shows the paper's results. CNCE draws its negatives above the percentile ω of the
     anchor's scores.
     """
-    _check(study, train_each, views, temperature, out, overwrite)
-    from kinfolk.cnce import Toy, table_study, variance_study, views_study
-
-    toy = Toy(epochs=epochs, temperature=temperature)
-    if study == "table":
-        found = table_study(seeds, toy, train_each=train_each, progress=True)
-        _show_table(found)
-    else:
-        found = (
-            variance_study(seeds, toy, progress=True)
-            if views is None
-            else views_study(*views, temperature)
-        )
-        _show_variance(found)
-    if out is not None:
-        import json
-
-        from kinfolk.files import write_text
-
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_text(out, json.dumps(found, indent=2) + "\n")
-
-
-def _check(
-    study: str,
-    train_each: bool,
-    views: tuple[Path, Path] | None,
-    temperature: float,
-    out: Path | None,
-    overwrite: bool,
-) -> None:
     if study == "variance" and train_each:
         raise UsageError("--train-each belongs to --study table")
     if study == "table" and views is not None:
@@ -97,10 +66,26 @@ def _check(
         raise UsageError(f"--out (={out}) must end in .json")
     if out is not None and out.exists() and not overwrite:
         raise UsageError(f"{out} exists; give another --out, or --overwrite to replace it")
+    from kinfolk.cnce import Toy, table_study, variance_study, views_study
+
+    toy = Toy(epochs=epochs, temperature=temperature)
+    if study == "table":
+        found = table_study(seeds, toy, train_each=train_each, progress=True)
+    elif views is None:
+        found = variance_study(seeds, toy, progress=True)
+    else:
+        found = views_study(*views, temperature)
+    (_show_table if study == "table" else _show_variance)(found)
+    if out is not None:
+        import json
+
+        from kinfolk.files import write_text
+
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_text(out, json.dumps(found, indent=2) + "\n")
 
 
 def _show_table(found: dict[str, Any]) -> None:
-    """Prints a table for each way of training the critics, with one row per estimator."""
     from kinfolk.cli.options import plain_table
 
     rows = {(row["critic"], row["points"], row["omega"]): row for row in found["rows"]}
@@ -130,7 +115,6 @@ def _show_table(found: dict[str, Any]) -> None:
 
 
 def _show_variance(found: dict[str, Any]) -> None:
-    """Prints one row per number of negatives, with mean and variance of each estimator."""
     from kinfolk.cli.options import plain_table
 
     rows = {(row["negatives"], row["omega"]): row for row in found["rows"]}

@@ -34,7 +34,6 @@ Format = Literal["table", "csv", "markdown", "html"]
 EPILOG = examples(
     "kinfolk compare runs/simclr-0 runs/simclr-1 runs/glofnd-0 runs/glofnd-1",
     "kinfolk compare runs/study --base sogclr --figure knn",
-    "kinfolk compare runs/study --columns linear,gain,p --out table.md",
     "kinfolk compare runs/study --out compare.html",
 )
 
@@ -113,18 +112,16 @@ def show_comparison(found: Comparison, console: Console) -> None:
         table, unlimited = _table(found, columns), console.options.update(width=10_000)
         return Measurement.get(console, unlimited, table).maximum <= console.width
 
-    parts = [found.columns]
-    if not fits(found.columns):
-        parts = []
-        for section in dict.fromkeys(column.section for column in found.columns):
-            columns = [column for column in found.columns if column.section == section]
-            if section == "tests":  # repeat the figure that they are of
-                columns = [*(each for each in found.columns if each.key == found.figure), *columns]
-            for size in range(len(columns), 0, -1):
-                split = [columns[at : at + size] for at in range(0, len(columns), size)]
-                if all(map(fits, split)):
-                    break
-            parts += split
+    parts = [found.columns] if fits(found.columns) else []
+    for section in () if parts else dict.fromkeys(column.section for column in found.columns):
+        columns = [column for column in found.columns if column.section == section]
+        if section == "tests":  # repeat the figure that they are of
+            columns = [*(each for each in found.columns if each.key == found.figure), *columns]
+        for size in range(len(columns), 0, -1):
+            split = [columns[at : at + size] for at in range(0, len(columns), size)]
+            if all(map(fits, split)):
+                break
+        parts += split
     for part in parts:
         console.print(_table(found, part), soft_wrap=False)
     for sentence in found.sentences():

@@ -41,12 +41,8 @@ SETTINGS = "Protocol settings"
 EPILOG = examples(
     "kinfolk eval runs/digits",
     "kinfolk eval runs/photos --data labelled/ --labels-from-folders --protocol knn,linear,semi",
-    "kinfolk eval runs/photos --protocol finetune --percent 10",
-    "kinfolk eval runs/imagenet --protocol finetune --subset 1percent.txt --finetuning rcl",
     "kinfolk eval runs/photos --data pets/ --labels-from-folders --protocol transfer",
-    "kinfolk eval runs/cifar100 --hierarchy cifar100 --depth 1 --protocol linear,clusters",
     "kinfolk eval runs/captions --data test.csv --protocol retrieval",
-    "kinfolk eval runs/pairs --protocol knn,retrieval",
     "kinfolk eval runs/pairs --data sts.csv --protocol sts",
     "kinfolk eval rival.pth --like runs/photos --protocol knn,linear",
 )
@@ -349,7 +345,6 @@ class Features:
         self.unpooled, self.own_mean = unpooled, own_mean
 
     def options(self, pooling: bool = True) -> dict[str, str]:
-        """Entries of a result about features that are not the default."""
         found = {"features": "before pooling"} if self.unpooled and pooling else {}
         return found | ({"normalised_by": "the data's own mean"} if self.own_mean else {})
 
@@ -366,7 +361,6 @@ class Features:
 
     @cached_property
     def values(self) -> NDArray[np.float32]:
-        """(N, F) features of all samples."""
         return self.opened.features(
             self.images, views=self.views, unpooled=self.unpooled, progress=True
         )
@@ -389,7 +383,6 @@ def _import_weights(
     train_seed: int = 0,
     **options: Any,
 ) -> Path:
-    """Writes the folder that a file of weights is evaluated in."""
     from kinfolk.cli.options import screen
     from kinfolk.errors import printable
     from kinfolk.training.foreign_weights import import_weights
@@ -444,7 +437,6 @@ def _shares(percent: str | None) -> list[float] | None:
 
 
 def show_results(results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Prints one line per protocol, and one per share of the labels, data set or rule within it."""
     from kinfolk.cli.options import print_table
 
     rows = list[tuple[str, str, str]]()

@@ -39,38 +39,29 @@ def methods() -> None:
     from kinfolk.training.settings import recipe_names, recipe_summary
 
     load_plugins()
+    detectors = "Detectors: which candidates are kin (false negatives)"
+    parts: dict[str, list[tuple[str, ...]]] = {
+        "Frameworks: where anchors and candidates come from": [
+            ("name", "paper", "needs"),
+            *((name, each.paper, each.needs or "nothing") for name, each in FRAMEWORKS.items()),
+        ],
+        detectors: [("name", "paper", "needs")],
+        "Actions: what is done with kin": [("name", "effect"), *ACTIONS.items()],
+        "Recipes: complete configurations for --recipe": [
+            ("name", "description"),
+            *((name, recipe_summary(name)) for name in recipe_names()),
+        ],
+    }
+    for name, kind in DETECTORS.items():
+        names = ", ".join((name, *(f"{name}:{variant}" for variant in kind.variants)))
+        parts[detectors].append((names, kind.paper, kind.needs or "nothing"))
     console = screen()
-    detectors = [
-        (", ".join((name, *(f"{name}:{variant}" for variant in kind.variants))), kind)
-        for name, kind in DETECTORS.items()
-    ]
-    recipes = [(name, recipe_summary(name)) for name in recipe_names()]
-    parts = ("name", "paper", "needs")
-    for title, about, columns, rows in (
-        (
-            "Frameworks",
-            "where anchors and candidates come from",
-            parts,
-            [(name, kind.paper, kind.needs or "nothing") for name, kind in FRAMEWORKS.items()],
-        ),
-        (
-            "Detectors",
-            "which candidates are kin (false negatives)",
-            parts,
-            [(name, kind.paper, kind.needs or "nothing") for name, kind in detectors],
-        ),
-        ("Actions", "what is done with kin", ("name", "effect"), list(ACTIONS.items())),
-        ("Recipes", "complete configurations for --recipe", ("name", "description"), recipes),
-    ):
-        console.print(f"[bold]{title}[/][dim]: {about}[/]")
+    for title, (columns, *rows) in parts.items():
+        console.print(title, style="bold")
         print_table(columns, rows, name_style="bold cyan")
     console.print(
-        "[bold]Compose:[/] [cyan]framework\\[+detector\\[:variant]\\[:action]][/], as in"
-        " [cyan]simclr[/], [cyan]sogclr+glofnd[/], [cyan]moco+ring[/] or"
-        " [cyan]simclr+oracle:attract[/] (which is SupCon)",
-        soft_wrap=False,
-    )
-    console.print(
+        "Compose: framework[+detector[:variant][:action]], as in simclr, sogclr+glofnd,"
+        " moco+ring or simclr+oracle:attract (which is SupCon)\n"
         "Settings of framework and detector: --set framework.KEY=VALUE, --set detector.KEY=VALUE",
         markup=False,
         soft_wrap=False,
@@ -105,15 +96,9 @@ def recipes(
     elif action == "list":
         rows = [(each, recipe_summary(each)) for each in recipe_names()]
         print_table(("recipe", "what it trains"), rows)
-    elif action == "show":
-        raise UsageError(
-            "give the name of a recipe, as in `kinfolk recipes show simclr-cpu`; `kinfolk recipes`"
-            " lists them"
-        )
     else:
-        raise UsageError(
-            f"unknown action {action!r}; write `kinfolk recipes` or `kinfolk recipes show NAME`"
-        )
+        what = "give the name of a recipe" if action == "show" else f"unknown action {action!r}"
+        raise UsageError(f"{what}; write `kinfolk recipes` or `kinfolk recipes show NAME`")
 
 
 SETTINGS_EPILOG = examples(
@@ -183,9 +168,8 @@ def _show(found: ImageData) -> None:
 
     console, samples = screen(), found.samples
     widths, heights = samples.widths, samples.heights
-    sizes = f"{widths.min()} × {heights.min()}"
-    if (widths.min(), heights.min()) != (widths.max(), heights.max()):
-        sizes += f" to {widths.max()} × {heights.max()}"
+    sizes, most = (f"{widths.min()} × {heights.min()}", f"{widths.max()} × {heights.max()}")
+    sizes += "" if sizes == most else f" to {most}"
     console.print(f"[bold]{plural(len(samples), 'image')}[/], {sizes} pixels")
     if samples.captions is not None and samples.group_ids is not None:
         count = sum(len(captions_of(caption)) for caption in samples.captions)
@@ -213,7 +197,6 @@ def _show(found: ImageData) -> None:
 
 
 def _print_first(columns: tuple[str, ...], rows: list[tuple[str, ...]], what: str) -> None:
-    """Prints the first rows, and how many more there are."""
     print_table(columns, rows[:MAX_ROWS], right=("images",))
     if len(rows) > MAX_ROWS:
         screen().print(f"… and {len(rows) - MAX_ROWS:,} more {what}", style="dim")

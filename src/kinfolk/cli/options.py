@@ -25,7 +25,6 @@ def screen() -> Console:
 
 
 def plain_table(*columns: str, right: tuple[str, ...] = (), title: str | None = None) -> Table:
-    """A table with one rule below its header. Columns in `right` are right-aligned."""
     from rich import box
     from rich.table import Table
 
@@ -58,7 +57,6 @@ def print_table(
 
 
 def print_refused(images: ImageData) -> None:
-    """Prints one line on stderr if images could not be read, with the first of them."""
     from rich.console import Console
 
     from kinfolk.errors import short
@@ -80,8 +78,8 @@ SOURCE_HELP = "Folder, .npz, .npy, .csv, .tsv, .parquet, CIFAR archive, shards (
 def option(
     about: str, *flags: str, metavar: str | None, panel: str | None = None, **more: Any
 ) -> Any:
-    """An option with a value. Options without flags are named after their parameter. A default that
-    is not the one of the parameter stands after "; default: "."""
+    """An option with a value. A default that is not the one of the parameter stands after
+    "; default: "."""
     text, _, default = about.partition("; default: ")
     if default:
         text += f". [dim]Default: {default}[/]"
@@ -94,7 +92,6 @@ def flag(name: str, about: str, panel: str | None = RUNNING) -> Any:
 
 
 def overwrite_option(what: str) -> Any:
-    """The option `--overwrite`, which replaces `what`."""
     return flag("--overwrite", f"Replace {what}.")
 
 
@@ -144,13 +141,9 @@ Workers = Annotated[
 ]
 
 
-METAVARS = {"whole": "N", "number": "X"}
-"""By the first word of the type of a setting."""
-
-
 def with_settings(keys: Mapping[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorates a command that has the parameter `chosen`: in its place the command gets an option
-    for each of `keys` of the configuration, with its description. It receives those that were
+    for each of `keys` of the configuration, with its description, and receives those that were
     given.
 
     Args:
@@ -159,62 +152,56 @@ def with_settings(keys: Mapping[str, str]) -> Callable[[Callable[..., None]], Ca
     from kinfolk.training.config import list_settings
 
     settings = {setting.key: setting for setting in list_settings()}
-    options, key_of = list[inspect.Parameter](), dict[str, str]()
+    options = dict[str, inspect.Parameter]()
     for names, key in keys.items():
         setting, flags = settings[key], names.split()
-        name = flags[0].partition("/")[0].removeprefix("--").replace("-", "_")
+        kind = setting.type.split()[0]
         is_flag = "true or false" in setting.type
         value = setting.default.strip('"')
         about, _, default = setting.description.partition(f"; {value}: ")
         about = about.partition("; null: ")[0].rstrip(".")
         if not default and value not in ("false", "null", "[]"):
             default = f"{value}."
-        metavar = METAVARS.get(setting.type.split()[0], _metavar(name))
+        metavar = "FILE" if key in ("data.exclude", "model.init") else "NAME"
         described_option = option(
             f"{about}; default: {default}" if default else f"{about}.",
             *flags,
-            metavar="" if is_flag else metavar,
+            metavar="" if is_flag else {"whole": "N", "number": "X"}.get(kind, metavar),
             panel={"data": DATA, "trainer": RUNNING}.get(setting.section, TRAINING),
             show_default=False,
         )
-        kind = bool if is_flag else list[str] if setting.type.startswith("list") else str
-        key_of[name] = key
-        annotation: Any = Annotated[kind | None, described_option]
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        options.append(inspect.Parameter(name, keyword, default=None, annotation=annotation))
+        value_type: Any = bool if is_flag else list[str] if kind == "list," else str
+        options[key] = inspect.Parameter(
+            flags[0].partition("/")[0].removeprefix("--").replace("-", "_"),
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[value_type | None, described_option],
+        )
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def with_options(**given: Any) -> None:
-            values = {key: given.pop(name) for name, key in key_of.items()}
+            values = {key: given.pop(each.name) for key, each in options.items()}
             chosen = {key: value for key, value in values.items() if value is not None}
             command(**given, chosen=chosen)
 
         signature = inspect.signature(command, eval_str=True)
         parameters = list[inspect.Parameter]()
-        for parameter in signature.parameters.values():
-            parameters += options if parameter.name == "chosen" else [parameter]
-        described = signature.replace(parameters=parameters)
-        with_options.__signature__ = described  # type: ignore[attr-defined]
+        for each in signature.parameters.values():
+            parameters += options.values() if each.name == "chosen" else [each]
+        with_options.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return with_options
 
     return decorate
 
 
-def _metavar(name: str) -> str:
-    return "FILE" if name in ("exclude", "init") else "NAME"
-
-
 def flowing(text: str) -> str:
-    """A help text whose paragraphs are wrapped by the terminal. A paragraph with wide gaps is a
-    table and keeps its lines."""
-    paragraphs = text.split("\n\n")
+    """A help text whose paragraphs are wrapped by the terminal. One with wide gaps is a table."""
     return "\n\n".join(
-        paragraph if "   " in paragraph else " ".join(paragraph.split("\n"))
-        for paragraph in paragraphs
+        paragraph if "   " in paragraph else paragraph.replace("\n", " ")
+        for paragraph in text.split("\n\n")
     )
 
 
 def examples(*commands: str) -> str:
-    """The examples at the end of a help text, one command per line."""
     return "[bold]Examples[/]\n" + "\n".join(f"[dim]$[/] {command}" for command in commands)

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 EMBED_EPILOG = examples(
     "kinfolk embed runs/photos --out features.npy",
-    "kinfolk embed runs/photos --data more/ --out more.npy",
     "kinfolk embed runs/photos --views 2 --projected --out z.npy",
     "kinfolk cnce --study variance --views z-1.npy z-2.npy",
 )

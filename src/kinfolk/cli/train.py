@@ -25,7 +25,6 @@ EPILOG = examples(
     "kinfolk train --data digits --out runs/digits --epochs 20",
     "kinfolk train --data photos/ --out runs/g --method simclr+guide:attract --guide timm/resnet50",
     "kinfolk train --recipe demo-digits --out runs/demo",
-    "kinfolk train --recipe demo-digits --method sogclr --out runs/base",
     "kinfolk train --data pairs.csv --out runs/pairs --method pairs+glofnd",
     "kinfolk train --out runs/photos --resume",
 )

@@ -171,24 +171,31 @@ def group_ids(
         >>> group_ids(["a", "b", "a", "c"], ["x", "y", "z", "y"], None).tolist()
         [0, 1, 0, 1]
     """
-    parents = list(range(len(digests)))
+    return linked_rows(
+        len(digests),
+        ((digest,) for digest in digests),
+        ({normalise_caption(text) for text in captions_of(caption)} for caption in captions or ()),
+        (() if not group else (group,) for group in groups or ()),
+    )
 
-    def root(sample: int) -> int:
-        while parents[sample] != sample:
-            parents[sample] = sample = parents[parents[sample]]
-        return sample
 
-    def join(keys: Iterable[Iterable[Hashable]]) -> None:
+def linked_rows(number: int, *columns: Iterable[Iterable[Hashable]]) -> Ints:
+    """(N,) the first of the rows that share a key with this one in any of the columns, also through
+    other rows."""
+    parents = list(range(number))
+
+    def root(row: int) -> int:
+        while parents[row] != row:
+            parents[row] = row = parents[parents[row]]
+        return row
+
+    for column in columns:
         first: dict[Hashable, int] = {}
-        for sample, shared in enumerate(keys):
+        for row, shared in enumerate(column):
             for key in shared:
-                a, b = root(sample), root(first.setdefault(key, sample))
-                parents[max(a, b)] = min(a, b)  # the first member stays the root
-
-    join((digest,) for digest in digests)
-    join({normalise_caption(text) for text in captions_of(caption)} for caption in captions or ())
-    join(() if not group else (group,) for group in groups or ())
-    return np.array([root(sample) for sample in range(len(parents))], dtype=np.int64)
+                a, b = root(row), root(first.setdefault(key, row))
+                parents[max(a, b)] = min(a, b)
+    return np.array([root(row) for row in range(number)], dtype=np.int64)
 
 
 # A hierarchy of classes (Chen et al., Incremental False Negative Detection for Contrastive

@@ -34,11 +34,9 @@ class OpenClipLoss(nn.Module):
 
     @property
     def stats(self) -> Stats:
-        """The counts of the last call."""
         return self.loss.stats
 
     def set_progress(self, epoch: float, num_epochs: int) -> None:
-        """Sets the epoch for schedules and warm-ups."""
         self.loss.set_progress(epoch, num_epochs)
 
     def forward(

@@ -6,9 +6,6 @@
     trainer = SentenceTransformerTrainer(model, args, train_dataset=dataset, loss=loss,
                                          callbacks=[KinfolkCallback(loss)])
 
-The chunks of `KinfolkLoss` follow Gao et al., Scaling Deep Contrastive Learning Batch Size under
-Memory Limited Setup (GradCache), RepL4NLP 2021.
-
 Dimension key: B batch, K explicit negatives of each pair, T tokens, N samples.
 """
 
@@ -17,6 +14,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -27,10 +25,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from kinfolk import distributed
+from kinfolk.data.labels import linked_rows
 from kinfolk.detectors.base import Detector
 from kinfolk.errors import KinfolkError
 from kinfolk.files import first_line
-from kinfolk.objectives import BimodalLoss, CLIPLoss, SigLIPLoss, group_ids_of
+from kinfolk.objectives import BimodalLoss, CLIPLoss, SigLIPLoss
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -71,19 +70,12 @@ def add_ids(
             nothing.
         duplicates: whether equal anchors and equal positives link their rows.
     """
-    if not hasattr(dataset, "add_column") or not hasattr(dataset, "__len__"):
-        raise TypeError(
-            f"`dataset` (={type(dataset).__name__}) must be a datasets.Dataset: sample ids need its"
-            " length"
-        )
-    removed = [known_by] if isinstance(known_by, str) else list(known_by)
-    keys = tuple(removed)
-    removed += [] if ids is None else [ids]
+    keys = [known_by] if isinstance(known_by, str) else list(known_by)
+    removed = keys if ids is None else [*keys, ids]
     names: list[str] = list(dataset.column_names)
-    columns = f"(columns: {', '.join(names)})"
     for name in removed:
         if name not in names:
-            raise ValueError(f"there is no column {name!r} in the data set {columns}")
+            raise ValueError(f"there is no column {name!r} in the data set ({', '.join(names)})")
     texts = [name for name in names if name not in removed]
     if taken := [name for name in texts if name in LABEL_COLUMNS]:
         raise ValueError(
@@ -92,11 +84,11 @@ def add_ids(
         )
     if len(texts) < 2:
         raise ValueError(
-            f"the data set {columns} must have two columns of texts at least: anchor and positive"
+            f"the data set ({', '.join(names)}) must have two columns of texts: anchor and positive"
         )
     id_N = list(range(len(dataset))) if ids is None else _numbers(dataset[ids])
     links = (*keys, *(texts[:2] if duplicates else ()))
-    group_N = _components(id_N, [group_ids_of(dataset[name]).tolist() for name in links])
+    group_N = _groups(id_N, [dataset[name] for name in links])
     numbers = [id_N, group_N, *_negatives(dataset, texts, id_N, group_N)]
     rows = [list(row) for row in zip(*numbers, strict=True)]
     return dataset.remove_columns(removed).add_column("label", rows)
@@ -110,33 +102,21 @@ def num_ids(dataset: Any) -> int:
 
 
 def _numbers(values: Sequence[Any]) -> list[int]:
-    """Integers as they are; of other values, their rank by a hash."""
+    """Integers as they are; other values in the order of their first rows."""
     if all(type(value) is int and value >= 0 for value in values):
         return list(values)
-    hashes = group_ids_of(values).tolist()
-    rank = {value: number for number, value in enumerate(sorted(set(hashes)))}
-    return [rank[value] for value in hashes]
+    number: dict[Any, int] = {}
+    return [number.setdefault(value, len(number)) for value in values]
 
 
-def _components(ids: list[int], linked: list[list[int]]) -> list[int]:
+def _groups(ids: list[int], columns: Iterable[Sequence[Any]]) -> list[int]:
     """The group of each row: the lowest id among the rows that are linked with it."""
-    parent = list(range(len(ids)))
-
-    def root(row: int) -> int:
-        while parent[row] != row:
-            parent[row] = row = parent[parent[row]]
-        return row
-
-    for keys in (ids, *linked):
-        first: dict[int, int] = {}
-        for row, key in enumerate(keys):
-            if key >= 0:
-                one, other = root(first.setdefault(key, row)), root(row)
-                parent[max(one, other)] = min(one, other)
+    links = [[() if value in (None, "") else (value,) for value in each] for each in columns]
+    roots = linked_rows(len(ids), ((number,) for number in ids), *links).tolist()
     lowest: dict[int, int] = {}
-    for row, number in enumerate(ids):
-        lowest[root(row)] = min(number, lowest.get(root(row), number))
-    return [lowest[root(row)] for row in range(len(ids))]
+    for root, number in zip(roots, ids, strict=True):
+        lowest[root] = min(number, lowest.get(root, number))
+    return [lowest[root] for root in roots]
 
 
 def _negatives(
@@ -159,7 +139,7 @@ class KinfolkLoss(nn.Module):
     Anchors are contrasted with the positives of the batch and with all explicit negatives. Without
     the column of `add_ids`, rows with the same positive text are still known positives; detectors
     and losses that look samples up need it. In evaluation mode it is InfoNCE (or SigLIP) without a
-    detector: a loss that is lower the more is flagged cannot choose a checkpoint.
+    detector, whose loss is lower the more it flags.
 
     Args:
         model: the SentenceTransformer.
@@ -167,7 +147,7 @@ class KinfolkLoss(nn.Module):
         both_directions: False: only anchors against candidates, as `MultipleNegativesRankingLoss`.
         own_negatives_only: an explicit negative counts for the anchor of its row only.
         mini_batch_size: number of texts that are encoded at a time, and again for the gradient
-            (GradCache): less memory, a third more time. None: all.
+            (GradCache, Gao et al., RepL4NLP 2021): less memory, a third more time. None: all.
         known_positives: False: rows of one group, and equal texts, are negatives like any others.
 
     Relations: with `kf.CLIPLoss(temperature=0.05, learnable=False)`, one direction and
@@ -203,10 +183,6 @@ class KinfolkLoss(nn.Module):
         """The loss of the texts of all columns; with `KinfolkCallback`, also what is logged.
         `labels`: (B, 2 + 2K), the column of `add_ids`."""
         columns = list(sentence_features)
-        if len(columns) < 2:
-            raise ValueError(
-                f"the data set (={len(columns)} columns of texts) must have anchor and positive"
-            )
         training = self._inner.training
         self.loss.train(training)  # the trainer switches the model only
         loss_fn = self.loss if training else _without_detector(self.loss)
@@ -216,7 +192,14 @@ class KinfolkLoss(nn.Module):
         )
         if negatives:
             given |= {"negatives": torch.stack(negatives, 1), "own_only": self.own_negatives_only}
-        loss = self._contrast(loss_fn, anchors, positives, given)
+        loss: Tensor
+        if self.both_directions or isinstance(loss_fn, SigLIPLoss):
+            loss = loss_fn(anchors, positives, **given)
+        else:
+            one, learned = loss_fn.image, loss_fn.learned
+            known = given.pop("ids"), given.pop("group_ids")
+            pairs, _ = loss_fn.pairs_of(anchors, positives, *known, one, **given)
+            loss = one.on(pairs, None if learned is None else learned())
         if not training:
             return loss
         if self.in_trainer is None and (self.loss.state_dict() or self.detectors):
@@ -229,21 +212,8 @@ class KinfolkLoss(nn.Module):
         metrics = self.metrics if self.in_trainer else {}
         return Logged(loss, metrics) if metrics else loss  # the trainer fails on an empty one
 
-    def _contrast(
-        self, loss_fn: TwoTowerLoss, anchors: Tensor, positives: Tensor, given: dict[str, Any]
-    ) -> Tensor:
-        if self.both_directions or isinstance(loss_fn, SigLIPLoss):
-            loss: Tensor = loss_fn(anchors, positives, **given)
-            return loss
-        one, learned = loss_fn.image, loss_fn.learned
-        ids, groups = given.pop("ids"), given.pop("group_ids")
-        pairs, _ = loss_fn.pairs_of(anchors, positives, ids, groups, one, **given)
-        found: Tensor = one.on(pairs, None if learned is None else learned())
-        return found
-
     @property
     def metrics(self) -> dict[str, Tensor]:
-        """What a trainer logs: the share of negatives flagged, and the temperature."""
         objectives = self.loss.objectives[: None if self.both_directions else 1]
         counts = torch.stack([each.stats.counts for each in objectives]).sum(0)
         flagged = counts[1] / counts[0].clamp(min=1)  # a tensor: the host does not wait
@@ -255,7 +225,6 @@ class KinfolkLoss(nn.Module):
 
     @property
     def detectors(self) -> tuple[Detector, ...]:
-        """The detectors of both directions."""
         found = (each.detector for each in self.loss.objectives)
         return tuple(each for each in found if isinstance(each, Detector))
 
@@ -276,25 +245,18 @@ class KinfolkLoss(nn.Module):
         if labels.ndim != 2 or labels.is_floating_point() or labels.shape[1] != 2 + 2 * number:
             raise ValueError(
                 f"`labels` (={labels.dtype}, shape {tuple(labels.shape)}) must be the column that"
-                f" add_ids(dataset) adds to {len(columns)} columns of texts, (batch,"
-                f" {2 + 2 * number})"
+                f" add_ids(dataset) adds to {len(columns)} columns of texts"
             )
-        found["ids"], groups_B, negative_ids, negative_groups = (
-            labels[:, 0],
-            labels[:, 1],
-            labels[:, 2 : 2 + number],
-            labels[:, 2 + number :],
-        )
-        if known:
-            found["group_ids"] = groups_B
+        found["ids"] = labels[:, 0]
         if number:
-            found |= {"negative_ids": negative_ids}
-            found |= {"negative_group_ids": negative_groups} if known else {}
+            found["negative_ids"] = labels[:, 2 : 2 + number]
+        if known:
+            found["group_ids"] = labels[:, 1]
+            found |= {"negative_group_ids": labels[:, 2 + number :]} if number else {}
         return found
 
     @property
     def _inner(self) -> nn.Module:
-        """The model itself: evaluation does not switch DistributedDataParallel around it."""
         model = self.model
         return model.module if isinstance(model, DistributedDataParallel) else model
 
@@ -302,13 +264,11 @@ class KinfolkLoss(nn.Module):
         """(B, D) embeddings of a column; in chunks that are computed again for the gradient."""
         if self.mini_batch_size is None:
             return self._encode(features, first)
-        found = list[Tensor]()
+        found, encode = list[Tensor](), self._encode
+        if torch.is_grad_enabled():
+            encode = partial(checkpoint, self._encode, use_reentrant=False)
         for chunk in self._chunks(features, self.mini_batch_size):
-            given = chunk, first and not found
-            if torch.is_grad_enabled():
-                found.append(checkpoint(self._encode, *given, use_reentrant=False))
-            else:
-                found.append(self._encode(*given))
+            found.append(encode(chunk, first and not found))
         return torch.cat(found)
 
     def _chunks(self, features: Features, step: int) -> Iterator[dict[str, Any]]:
@@ -328,8 +288,8 @@ class KinfolkLoss(nn.Module):
             yield {name: value[part] if name in rows else value for name, value in features.items()}
 
     def _encode(self, features: Features, wrapped: bool) -> Tensor:
-        """DistributedDataParallel is called once in a step, which is enough to average the
-        gradients; more calls would have to be equally many on all ranks."""
+        """DistributedDataParallel is called once in a step: more calls would have to be equally
+        many on all ranks."""
         recomputed = torch._C._current_graph_task_id() != -1
         wrapped = wrapped and self._inner.training and not recomputed
         model = self.model if wrapped else self._inner
@@ -355,8 +315,7 @@ def _without_detector(loss: TwoTowerLoss) -> TwoTowerLoss:
 
 
 class Logged(dict[str, Tensor]):
-    """A loss with metrics next to it. A trainer adds up `values()` and logs the mean of
-    `items()`."""
+    """A loss with metrics. A trainer adds up `values()` and logs the mean of `items()`."""
 
     def __init__(self, loss: Tensor, metrics: Mapping[str, Tensor]) -> None:
         super().__init__(metrics)
@@ -382,20 +341,15 @@ def _text_keys(features: Features) -> Tensor:
             " known_positives=False"
         )
     mask_BT = mask.to(torch.int64)
-    factors = list[int]()
-    for _ in range(tokens.shape[1] + 1):  # powers of an odd number modulo 2⁶⁴, as signed numbers
-        power = factors[-1] * 0x5851F42D4C957F2D if factors else 1
-        factors.append((power + (1 << 63)) % (1 << 64) - (1 << 63))
-    # by place, without padding
-    power_BT = torch.tensor(factors, device=tokens.device)[mask_BT.cumsum(1)]
+    # powers of an odd number modulo 2⁶⁴, by place without padding
+    power_BT = torch.full_like(mask_BT, 0x5851F42D4C957F2D).where(mask_BT > 0, 1).cumprod(1)
     key_B = ((tokens + 1) * mask_BT * power_BT).sum(1)
     return (key_B ^ (key_B >> 29)) & ((1 << 63) - 1)
 
 
 class KinfolkCallback(TrainerCallback):
-    """What a `KinfolkLoss` needs of a trainer: the epoch in every step, refreshes of detectors that
-    cluster the training set, and its state in the checkpoints (`kinfolk_loss.safetensors`). A
-    trainer with several losses needs a callback for each.
+    """What a `KinfolkLoss` needs of a trainer: the epoch in every step, refreshes of detectors, and
+    its state in the checkpoints (`kinfolk_loss.safetensors`). Each loss needs a callback.
 
     Args:
         resume_from: the checkpoint folder of `trainer.train(resume_from_checkpoint=…)`, if it is
@@ -406,8 +360,6 @@ class KinfolkCallback(TrainerCallback):
     def __init__(
         self, loss: KinfolkLoss, *, resume_from: str | Path | None = None, batch_size: int = 128
     ) -> None:
-        if not isinstance(loss, KinfolkLoss):
-            raise TypeError(f"`loss` (={loss!r:.80}) must be the KinfolkLoss of the trainer")
         self.loss, self.resume_from, self.batch_size = loss, resume_from, batch_size
         self.refreshed, self.file = -1, STATE_FILE
 
@@ -458,13 +410,12 @@ class KinfolkCallback(TrainerCallback):
         if not path.is_file():
             raise KinfolkError(
                 f"`{path}` does not exist, so the state of the loss cannot be resumed; name the"
-                " checkpoint as KinfolkCallback(loss, resume_from=…), and save checkpoints with"
-                " this callback"
+                " checkpoint as KinfolkCallback(loss, resume_from=…)"
             )
         try:
             with safe_open(path, "pt") as file:
                 state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                self.refreshed = int((file.metadata() or {}).get("refreshed", -1))
+                self.refreshed = int(file.metadata()["refreshed"])
             self.loss.loss.load_state_dict(state)
         except Exception as error:  # a broken file, or the state of another loss
             raise KinfolkError(
@@ -491,15 +442,10 @@ class KinfolkCallback(TrainerCallback):
         return part.clone() if world == 1 else distributed.gather_rows(part, sizes)
 
     def _texts(self, dataset: Any) -> list[str]:
-        if not hasattr(dataset, "column_names"):
+        if "label" not in getattr(dataset, "column_names", ()):
             raise KinfolkError(
-                f"a detector that clusters the training set needs one data set (="
-                f"{type(dataset).__name__}): join several before add_ids(dataset)"
-            )
-        if "label" not in dataset.column_names:
-            raise KinfolkError(
-                "a detector that clusters the training set needs sample ids: train on"
-                " add_ids(dataset)"
+                "a detector that clusters the training set needs one data set with sample ids:"
+                " train on add_ids(dataset)"
             )
         anchor, _, *negatives = (x for x in dataset.column_names if x not in LABEL_COLUMNS)
         sizes = [each.num_samples or 0 for each in self.loss.detectors]

@@ -68,14 +68,12 @@ class Parts:
     detector: Detector | None = None
 
     def settings(self, action: str | None) -> dict[str, Any]:
-        """Their entries in the configuration."""
         found = {"python.action": None if self.detector is None else action}
         for name, part in (("model", self.model), ("detector", self.detector)):
             found[f"python.{name}"] = None if part is None else type(part).__qualname__
         return found
 
     def require(self, config: TrainConfig) -> None:
-        """Refuses to build a run whose objects are missing."""
         for name, part in (("model", self.model), ("detector", self.detector)):
             expected = getattr(config.python, name)
             if expected is not None and part is None:
@@ -89,7 +87,6 @@ NO_PARTS = Parts()
 
 
 def build_views(config: TrainConfig) -> Views:
-    """The views of a training; texts have none."""
     if contrasts_texts(config):
         return cast(Views, TextViews())
     assert config.views.size is not None, "fitted to the data"
@@ -160,7 +157,6 @@ def build_framework(
 
 
 def _check_guides(framework: Framework, data: ImageData) -> None:
-    """Refuses features of other samples."""
     for part in framework.modules():
         if not isinstance(part, Guide) or part.features is None:
             continue
@@ -231,7 +227,6 @@ def load_initial_weights(
     head: nn.Module,
     text: tuple[nn.Module, nn.Module] | None,
 ) -> None:
-    """Loads the file `model.init`, with warnings about what it lacks."""
     path = config.model.init
     assert path is not None
     parts = nn.Module()
@@ -302,7 +297,6 @@ def _tokenizer_next_to(weights: str | None) -> Path | None:
 
 
 def build_optimizers(config: TrainConfig, framework: Framework, num_batches: int) -> dict[str, Any]:
-    """Optimiser and schedule in Lightning's form."""
     chosen = optimizer_settings(config)
     assert chosen.lr is not None
     assert chosen.lr_scaling is not None

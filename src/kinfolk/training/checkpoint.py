@@ -3,6 +3,7 @@ and on a signal, and the reading of one, which never runs code from the file."""
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -128,15 +129,12 @@ class CheckpointSaver(pl.Callback):
         self.path, self.identity, self.export = path, identity, export
         self.epochs, self.settings = config.epochs, config.checkpoint
         self.accuracy, self.state = accuracy, state
-        minutes = self.settings.every_minutes
-        self.every_seconds = float("inf") if minutes is None else 60 * minutes
+        self.every_seconds = 60 * (self.settings.every_minutes or math.inf)
         self.received: signal.Signals | None = None
         self.best = None if state is None else state.get("best")
         self._last = None if state is None else (int(state["step"]), int(state["epoch"]))
-        self._finished = 0
-        self.is_rank_zero = True
-        self._saved_at = time.monotonic()
-        self._agreement = Agreement()
+        self._finished, self._saved_at = 0, time.monotonic()
+        self.is_rank_zero, self._agreement = True, Agreement()
         self._inputs: dict[str, torch.Tensor] | None = None
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -167,8 +165,8 @@ class CheckpointSaver(pl.Callback):
             action = self._agreed_action(module.device)
         else:
             action = self._agreement.after_step(self._needed_action(), module.device)
-        last = batch_idx + 1 >= trainer.num_training_batches
-        if action == NOTHING or last or (batch_idx + 1) % trainer.accumulate_grad_batches:
+        done, all_done = batch_idx + 1, batch_idx + 1 >= trainer.num_training_batches
+        if action == NOTHING or all_done or done % trainer.accumulate_grad_batches:
             return
         self._save(trainer, module)
         if action == STOP:
@@ -201,7 +199,6 @@ class CheckpointSaver(pl.Callback):
         }
 
     def describe_saved(self) -> str:
-        """Describes the last checkpoint, for messages."""
         if self._last is None:
             return "no checkpoint had been saved yet"
         step, epoch = self._last
@@ -214,16 +211,9 @@ class CheckpointSaver(pl.Callback):
 
     def _require_position(self, trainer: pl.Trainer) -> None:
         """Lightning starts from the beginning where the position is missing."""
-        if self.state is None:
-            return
-        saved = self.state["step"], self.state["epoch"]
         found = trainer.global_step, trainer.current_epoch
-        if found != saved:
-            raise restore_error(
-                f"its position is step {found[0]} of epoch {found[1]}, and it was saved after step"
-                f" {saved[0]}, epoch {saved[1]}",
-                self.path,
-            )
+        if self.state is not None and found != (self.state["step"], self.state["epoch"]):
+            raise restore_error(f"its position is step {found[0]} of epoch {found[1]}", self.path)
 
     def _save(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._require_finite(trainer, module)
@@ -255,7 +245,6 @@ class CheckpointSaver(pl.Callback):
             _link_or_copy(self.path, older[0])
 
     def _require_finite(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Raises on all ranks if the state or the features of a batch are not finite on any."""
         assert isinstance(module, TrainingModule)
         found = not_finite(module.framework, trainer.optimizers)
         if found is None and self._inputs is not None:
@@ -271,7 +260,6 @@ class CheckpointSaver(pl.Callback):
             )
 
     def _is_better(self, device: torch.device) -> bool:
-        """Whether the epoch that has ended has the highest accuracy so far, on all ranks."""
         if not self.settings.best:
             return False
         measured = self.accuracy()
@@ -285,7 +273,6 @@ class CheckpointSaver(pl.Callback):
         return better
 
     def _agreed_action(self, device: torch.device) -> int:
-        """The strongest action that any rank needs."""
         action = self._needed_action()
         return action if distributed.world_size() == 1 else int(_highest_of_ranks(action, device))
 
@@ -361,7 +348,7 @@ def _highest_of_ranks(number: int, device: torch.device) -> torch.Tensor:
 def not_finite(framework: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> str | None:
     """The name of the first parameter, BatchNorm statistic or state of the optimiser that is not
     finite. Other buffers, such as thresholds, may be infinite on purpose."""
-    named: dict[str, torch.Tensor] = dict(framework.named_parameters())
+    named: dict[str, Any] = dict(framework.named_parameters())
     names = {id(parameter): name for name, parameter in named.items()}
     for path, part in framework.named_modules():
         if isinstance(part, nn.modules.batchnorm._NormBase):
@@ -370,13 +357,16 @@ def not_finite(framework: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
     for optimizer in optimizers:
         for parameter, state in optimizer.state.items():
             of = names.get(id(parameter), "a parameter")
-            for key, value in state.items():
-                if isinstance(value, torch.Tensor):
-                    named[f"the optimiser's {key} of {of}"] = value
-    floats = {name: value.detach() for name, value in named.items() if value.is_floating_point()}
-    if not floats or bool(torch.stack([value.isfinite().all() for value in floats.values()]).all()):
+            named |= {f"the optimiser's {key} of {of}": value for key, value in state.items()}
+    finite = {
+        name: value.detach().isfinite().all()
+        for name, value in named.items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+    }
+    on_device = [each.to(next(iter(finite.values())).device) for each in finite.values()]
+    if not finite or bool(torch.stack(on_device).all()):  # one wait for the device
         return None
-    return next(name for name, value in floats.items() if not value.isfinite().all())
+    return next(name for name, is_finite in finite.items() if not is_finite)
 
 
 @torch.no_grad()

@@ -1,15 +1,15 @@
 """The configuration of a training, the reading of `section.key=value`, and the list of settings.
 
 The docstring of a field is its description, for `kinfolk settings`, docs/settings.md and the
-options of `kinfolk train`. Unknown keys are refused with the nearest valid ones.
+options of `kinfolk train`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
+import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,12 +32,10 @@ from kinfolk.errors import UsageError, did_you_mean
 from kinfolk.training.documents import parse_yaml, read_yaml
 
 WIDEST = 1 << 14
-"""The largest width of a network; more is a slip, and would ask for all memory."""
+"""The largest width of a network."""
 
 
 class Section(BaseModel):
-    """Abstract. A part of the configuration."""
-
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
@@ -348,16 +346,14 @@ class TrainConfig(Section):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TrainConfig:
-        """Reads a YAML file, such as the config.yaml of a run, and imports its plugins.
-
-        A plugin file next to it is refused: opening a run folder never runs code that came with it.
-        """
+        """Reads a YAML file and imports its plugins. A plugin file next to it is refused: opening a
+        run folder never runs code that came with it."""
         from kinfolk.plugins import load_plugins
 
         config, folder = cls.of(read_yaml(Path(path)), str(path)), Path(path).resolve().parent
         for name in config.plugins:
-            path_of = Path(name)
-            is_near = not path_of.is_absolute() or path_of.resolve().is_relative_to(folder)
+            is_absolute = Path(name).is_absolute()
+            is_near = not is_absolute or Path(name).resolve().is_relative_to(folder)
             if name.endswith(".py") and is_near:
                 raise UsageError(
                     f"the plugin `{name}` of {path} is not imported, because it may have come with"
@@ -373,22 +369,15 @@ class TrainConfig(Section):
             *path, last = key.split(".")
             place = document
             for part in path:
-                place = place.setdefault(part, {})
-                if not isinstance(place, dict):
-                    raise UsageError(
-                        f"`{key}` cannot be set: `{part}` is not a section but a single setting"
-                    )
-            if isinstance(place.get(last), dict):
-                if not isinstance(value, Mapping):
-                    raise UsageError(
-                        f"`{key}` is a section; set one of its keys, as in `{key}.KEY=VALUE`"
-                    )
+                if not isinstance(place.get(part), dict):
+                    place[part] = {}
+                place = place[part]
+            if isinstance(place.get(last), dict) and isinstance(value, Mapping):
                 value = {**place[last], **value}
             place[last] = value
         return type(self).of(document, "the settings")
 
     def to_yaml(self) -> str:
-        """With all defaults, in the order of the fields."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
@@ -411,9 +400,9 @@ def parse_settings(settings: Sequence[str] | Mapping[str, Any]) -> dict[str, Any
             raise UsageError(
                 f"the value of `{key}` cannot be read: {text!r}; quote special characters"
             ) from None
-        if isinstance(value, str) and value[:1].isdigit():  # YAML 1.1 reads 1e-3 as a string
-            with contextlib.suppress(ValueError):
-                value = float(value)
+        # 1e-3 is a string in YAML 1.1
+        if isinstance(value, str) and re.fullmatch(r"\d+\.?\d*[eE][+-]?\d+", value):
+            value = float(value)
         parsed[key] = value
     return parsed
 
@@ -454,8 +443,7 @@ def validation_message(
 
 
 def suggest(name: str, valid: Iterable[str], also: Iterable[str] = ()) -> str:
-    """The end of a message about an unknown name: the nearest of `valid` and `also`, and all of
-    `valid`."""
+    """The end of a message about an unknown name: the nearest ones, and all of `valid`."""
     valid = list(valid)
     inner = [other for other in also if other.split(".")[-1] == name]
     hint = f"; did you mean {' or '.join(inner)}?" if inner else did_you_mean(name, [*valid, *also])
@@ -463,7 +451,6 @@ def suggest(name: str, valid: Iterable[str], also: Iterable[str] = ()) -> str:
 
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:
-    """The section that a field is; None for a single setting."""
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
@@ -508,7 +495,8 @@ def sections() -> dict[str, str]:
 def _settings(model: type[BaseModel], prefix: str = "") -> Iterator[Setting]:
     fields = model.model_fields.items()
     for name, field in sorted(fields, key=lambda item: section_of(item[1]) is not None):
-        if (section := section_of(field)) is not None:
+        section = section_of(field)
+        if section is not None:
             yield from _settings(section, f"{prefix}{name}.")
         else:
             default = json.dumps(field.get_default(call_default_factory=True))
@@ -529,14 +517,9 @@ BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 def describe_type(field: FieldInfo) -> str:
     """The type of a setting in words, such as "number or null, > 0"."""
-    bounds = [
-        f"{sign} {getattr(rule, name):g}"
-        for rule in field.metadata
-        for name, sign in BOUNDS.items()
-        if getattr(rule, name, None) is not None
-    ]
-    words = _join(_choices(field.annotation))
-    return f"{words}, {' and '.join(bounds)}" if bounds else words
+    signs = ((rule, name) for rule in field.metadata for name in BOUNDS if hasattr(rule, name))
+    bounds = " and ".join(f"{BOUNDS[name]} {getattr(rule, name):g}" for rule, name in signs)
+    return _join(_choices(field.annotation)) + (f", {bounds}" if bounds else "")
 
 
 def _choices(kind: Any) -> list[str]:

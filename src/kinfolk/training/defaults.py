@@ -74,14 +74,8 @@ TEXT_TOWERS: tuple[tuple[float, dict[str, int]], ...] = (
 LARGEST_CONTEXT, COUNTED_CAPTIONS = 77, 100_000
 """CLIP's number of tokens, and how many captions are counted to choose a smaller one."""
 PATHS = (
-    "data.source",
-    "data.exclude",
-    "data.hierarchy",
-    "detector.pairs",
-    "detector.features",
-    "detector.labels_file",
-    "model.init",
-    "text.tokenizer",
+    *("data.source", "data.exclude", "data.hierarchy", "model.init", "text.tokenizer"),
+    *("detector.pairs", "detector.features", "detector.labels_file"),
 )
 """Settings that may be paths."""
 
@@ -129,7 +123,6 @@ def _given(
 
 
 def _defaults_of_texts(model: str) -> dict[str, Any]:
-    """A pretrained encoder is trained for fewer epochs and with a smaller step."""
     pretrained = model.startswith(SENTENCE)
     return {
         "epochs": 3 if pretrained else 20,
@@ -183,14 +176,14 @@ def resolve(config: TrainConfig) -> TrainConfig:
         )
     framework, detector = method_arguments(config, written=True)
     has_captions, views = learns_from_text(config), config.views
-    needed = dict(FRAMEWORKS[method.framework].view_options)
+    needed: dict[str, Any] = dict(FRAMEWORKS[method.framework].view_options)
     for name, value in needed.items():
         if views.options.get(name, value) != value:
             raise UsageError(
                 f"`views.options.{name}` (={views.options[name]!r}) must be {value!r} for"
                 f" {config.method}; leave it out"
             )
-    fitting = CAPTION_VIEWS if views.preset is None and has_captions else {}
+    fitting: dict[str, Any] = CAPTION_VIEWS if views.preset is None and has_captions else {}
     preset = views.preset or ("clip" if has_captions else "simclr")
     options = fitting | views.options | needed
     parameters = inspect.signature(Views).parameters
@@ -216,14 +209,13 @@ def resolve(config: TrainConfig) -> TrainConfig:
 def method_arguments(
     config: TrainConfig, written: bool = False
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arguments of the framework and of the detector, by `checked_arguments`."""
     method, given = parse(config.method), config.framework
     name, settable = method.framework, framework_arguments(method)
     framework = checked_arguments(FRAMEWORKS[name], settable, given, "framework", name, written)
     if method.detector is None:
         return framework, {}
-    name, settable = method.detector, detector_arguments(method, config.detector)
-    given = config.detector
+    given, name = config.detector, method.detector
+    settable = detector_arguments(method, given)
     detector = checked_arguments(DETECTORS[name], settable, given, "detector", name, written)
     return framework, detector
 
@@ -253,8 +245,8 @@ def text_settings(config: TrainConfig, num_captions: float, context: int) -> Tex
     towers = TEXT_TOWERS[:2] if config.trainer.accelerator == "cpu" else TEXT_TOWERS
     if config.text.name != "transformer" or not learns_from_text(config):
         num_captions, context, towers = math.inf, LARGEST_CONTEXT, TEXT_TOWERS
-    fits = [tower for limit, tower in towers if num_captions <= limit] or [towers[-1][1]]
-    text = complete(config.text, {**fits[0], "context": context})
+    fits = next((tower for most, tower in towers if num_captions <= most), towers[-1][1])
+    text = complete(config.text, {**fits, "context": context})
     assert text.width is not None
     heads = next((number for number in (8, 4, 2) if text.width % (32 * number) == 0), 1)
     return complete(text, {"heads": heads})

@@ -97,5 +97,4 @@ def row_warnings(row: Mapping[str, float]) -> dict[str, str]:
 
 
 def first_warnings(rows: Sequence[Mapping[str, float]]) -> dict[str, str]:
-    """The first warning about each metric over all epochs."""
     return {name: message for row in reversed(rows) for name, message in row_warnings(row).items()}

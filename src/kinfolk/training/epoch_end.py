@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,12 +109,10 @@ class Knn:
 
 
 def steered_by_knn(framework: Framework) -> bool:
-    """Whether a detector of the framework uses the nearest-neighbour accuracy."""
     return any("knn" in detector.wanted_metrics for detector in framework.detectors)
 
 
 def require_knn(framework: Framework, knn: Knn, method: str) -> None:
-    """Refuses a method that uses the nearest-neighbour accuracy if it is never measured."""
     if not steered_by_knn(framework):
         return
     if knn.config.every == 0 or knn.bank is None:
@@ -165,8 +164,8 @@ class ClusterQuality:
             return {}
         found, levels_HN = pseudo_labels(module.framework), criteria_labels(module.framework)
         measured = {} if found is None else {"": (found[0][0], found[1][0])}
-        if levels_HN is not None:
-            measured |= {f"_{h}": (level_N, level_N) for h, level_N in enumerate(levels_HN[1:], 2)}
+        for h, level_N in enumerate(() if levels_HN is None else levels_HN[1:], 2):
+            measured[f"_{h}"] = level_N, level_N
         metrics: dict[str, float] = {}
         for name, (used_N, clusters_N) in measured.items():
             rates = mtpr_mtnr(used_N.cpu(), self.truth)
@@ -266,22 +265,17 @@ def snapshot_epochs(number: int, epochs: int) -> set[int]:
 
 def read_snapshots(folder: Path, samples: str | None = None) -> list[Snapshot]:
     """All readable snapshots of a run in order; with a digest `samples`, of these samples only."""
-    paths = sorted(folder.glob("epoch-*.safetensors"), key=epoch_of)
-    found = [_read(path, samples) for path in paths]
-    return [snapshot for snapshot in found if snapshot is not None]
-
-
-def _read(path: Path, samples: str | None) -> Snapshot | None:
-    try:
-        with safe_open(path, "numpy") as file:
-            about = file.metadata() or {}
-            check_safetensors(path, about, required=True)
-            if samples is not None and about.get(SAMPLES) != samples:
-                return None
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — not a dictionary
-        return Snapshot(epoch_of(path), arrays["ids"], arrays["embedding"], arrays.get("pseudo"))
-    except (KinfolkError, SafetensorError, OSError, KeyError):
-        return None
+    found = list[Snapshot]()
+    for path in sorted(folder.glob("epoch-*.safetensors"), key=epoch_of):
+        with suppress(KinfolkError, SafetensorError, OSError, KeyError):
+            with safe_open(path, "numpy") as file:
+                about = file.metadata() or {}
+                check_safetensors(path, about, required=True)
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if samples in (None, about.get(SAMPLES)):
+                part = arrays["ids"], arrays["embedding"], arrays.get("pseudo")
+                found.append(Snapshot(epoch_of(path), *part))
+    return found
 
 
 class Refresh(pl.Callback):
@@ -303,7 +297,6 @@ class Refresh(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        """Embeds the batch of a streamed epoch that a refresh will follow."""
         if self.data.stream is None:
             return
         assert isinstance(module, TrainingModule)
@@ -312,11 +305,10 @@ class Refresh(pl.Callback):
         if framework.collects or not is_due:
             return
         device, projected = module.device, framework.space == "projected"
+        dtype, model = module.autocast, framework.refresh_model
         with evaluating(framework), torch.no_grad(), torch.autocast(device.type, enabled=False):
             views = module.views.evaluate(batch["pixels"], batch["aspect"])
-            dtype, model = module.autocast, framework.refresh_model
-            is_cast = dtype is not None
-            with torch.autocast(device.type, dtype=dtype, enabled=is_cast, cache_enabled=False):
+            with torch.autocast(device.type, dtype, dtype is not None, cache_enabled=False):
                 z = embedding_function(model, projected)(views)
         ids, z = distributed.gather_all(batch["ids"].to(device), z.float())
         self._returning.add(ids, z)
@@ -388,5 +380,4 @@ class Refresh(pl.Callback):
 
 
 def _finishes(framework: Framework) -> bool:
-    """Whether a detector is refreshed once more after the last epoch."""
     return any(detector.refreshed_at_end for detector in framework.detectors)

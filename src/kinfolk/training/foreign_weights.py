@@ -90,7 +90,6 @@ def _prefix(state: Mapping[str, Tensor]) -> str | None:
 
 
 def _resnet(state: Mapping[str, Tensor], source: str) -> dict[str, Any]:
-    """The arguments of `build_encoder` for a ResNet with these tensors."""
     places = [re.match(r"layer([1-4])\.(\d+)\.", name) for name in state]
     blocks = {(int(place[1]), int(place[2])) for place in places if place is not None}
     depths = tuple(sum(stage == each for stage, _ in blocks) for each in (1, 2, 3, 4))
@@ -176,7 +175,6 @@ def import_weights(
 
 
 def _require_same_weights(out: Path, file: Path, digest: str) -> None:
-    """Refuses a folder with other things, or with results of other weights."""
     mark = out / FOREIGN
     if not mark.is_file():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):

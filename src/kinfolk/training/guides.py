@@ -130,7 +130,7 @@ def patch_features(data: ImageData) -> Tensor:
     views = Views("plain", PATCHES_SIDE, mean=(0, 0, 0), std=(0.25, 0.25, 0.25))
     number = min(data.num_train, PATCHES_IMAGES)
     # over the whole data set, which may be sorted by class
-    ids = (torch.arange(number) * data.num_train // number).split(512)
+    ids = torch.split(torch.arange(number) * data.num_train // number, 512)
     images = [views.evaluate(data.pixels(part), data.aspect(part)) for part in ids]
     features_NF = _embedded(PatchFeatures.fit(torch.cat(images)), views, data)
     if bool((features_NF == 0).all(1).any()):

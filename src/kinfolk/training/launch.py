@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import importlib.util
 import json
-import logging
 import os
 import signal
 import socket
@@ -113,7 +112,6 @@ def float32_products(precision: str) -> Iterator[None]:
 
 
 def _all_devices() -> int:
-    """All GPUs; one in a notebook."""
     number = torch.cuda.device_count()
     if number > 1 and in_notebook():
         message = (
@@ -185,7 +183,6 @@ SILENCE = 300.0  # without a heartbeat until a rank zero on another machine coun
 FIRST_SIGN = 1800.0  # until the first heartbeat
 GRACE = 10.0  # that a rank has to exit by itself after rank zero
 SPREAD = 2.0  # within which a launcher starts the ranks
-REFUSAL_SECONDS = 3.0
 PREPARING, READY, DONE, FAILED = "preparing", "ready", "done", "failed"
 _GONE = ("gloo", "nccl", "connection", "broken pipe", "tcpstore", "socket timeout", "wait timeout")
 """Words in the error of a collective that another process has left."""
@@ -233,21 +230,6 @@ def register_rank_zero(rank: int, several: bool) -> None:
             _pid_file().write_text(str(os.getpid()), encoding="utf-8")
 
 
-@contextlib.contextmanager
-def report_refusal(status_file: Path, rank: int, several: bool) -> Iterator[None]:
-    """Wraps the checks that rank zero makes before it owns the run folder: an error is passed on to
-    the other ranks for a few seconds."""
-    try:
-        yield
-    except Exception as error:
-        if several and rank == 0 and _external_name() is not None and status_file.parent.is_dir():
-            _try_to_write(_refusal_file(status_file), FAILED, first_line(error))
-            time.sleep(REFUSAL_SECONDS)
-            with contextlib.suppress(OSError):
-                _refusal_file(status_file).unlink(missing_ok=True)
-        raise
-
-
 def mark_ready(status_file: Path) -> None:
     """Reports that rank zero is ready. Processes that it starts from now on inherit the name of the
     launch."""
@@ -269,17 +251,11 @@ def explain_lost_ranks(describe_saved: Callable[[], str]) -> Iterator[None]:
     """Turns the error of a collective that another process has left into a sentence that ends with
     `describe_saved()`.
 
-    So that neither torchrun's SIGTERM nor Lightning's SIGKILL cuts it off, SIGTERM is ignored while
-    an error is handled, and what Lightning finds is printed before it kills.
+    So that torchrun's SIGTERM does not cut it off, SIGTERM is ignored while an error is handled.
     """
     before, ended = None, False
     if threading.current_thread() is threading.main_thread():
         before = signal.signal(signal.SIGTERM, _end_unless_failing)
-    children = logging.getLogger("lightning.fabric.strategies.launchers.subprocess_script")
-    reporter, was = _LostChild(describe_saved), (children.level, children.propagate)
-    children.addHandler(reporter)
-    children.setLevel(logging.INFO)
-    children.propagate = False
     try:
         yield
     except KinfolkError:
@@ -293,8 +269,6 @@ def explain_lost_ranks(describe_saved: Callable[[], str]) -> Iterator[None]:
             f" {describe_saved()}"
         ) from error
     finally:
-        children.removeHandler(reporter)
-        children.level, children.propagate = was
         if before is not None:
             signal.signal(signal.SIGTERM, signal.SIG_IGN if ended else before)
 
@@ -303,20 +277,6 @@ def _end_unless_failing(number: int, frame: FrameType | None) -> None:
     if sys.exc_info()[0] is None:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
-
-
-class _LostChild(logging.Handler):
-    """Receives Lightning's message about a process that it started and that has ended."""
-
-    def __init__(self, describe_saved: Callable[[], str]) -> None:
-        super().__init__()
-        self.describe_saved = describe_saved
-
-    def emit(self, record: logging.LogRecord) -> None:
-        _print_error(
-            "another process of this training has ended, so this one is ended too;"
-            f" {self.describe_saved()}"
-        )
 
 
 def _print_error(message: str) -> None:
@@ -330,7 +290,6 @@ def _heartbeat(status_file: Path, over: threading.Event) -> None:
 
 
 def _exit_with_rank_zero(status_file: Path, over: threading.Event) -> None:
-    """Exits this process after rank zero has gone, also from a collective that never ends."""
     rank_zero = _RankZero(status_file, FIRST_SIGN)
     while not over.wait(1.0):
         was_ready, why_gone = rank_zero.ready, rank_zero.why_gone()
@@ -351,7 +310,6 @@ class _RankZero:
         self._since = 0.0 if _external_name() is None else _process_start() - SPREAD
 
     def why_gone(self) -> str | None:
-        """Why rank zero counts as gone; None while it runs."""
         state, silence = self._state(), time.monotonic() - self._seen
         if state is None:
             if self._died_early():
@@ -375,7 +333,6 @@ class _RankZero:
         return None
 
     def _died_early(self) -> bool:
-        """Whether rank zero has registered on this machine and its process is gone."""
         try:
             pid, signed = int(_pid_file().read_text(encoding="utf-8")), _pid_file().stat().st_mtime
         except (OSError, ValueError):
@@ -383,10 +340,9 @@ class _RankZero:
         return signed > self._since and not is_running(pid)
 
     def _state(self) -> dict[str, Any] | None:
-        refusal = _refusal_file(self.status_file)
-        place = refusal if refusal.exists() else self.status_file
         try:
-            text, touched = place.read_text(encoding="utf-8"), place.stat().st_mtime_ns
+            text = self.status_file.read_text(encoding="utf-8")
+            touched = self.status_file.stat().st_mtime_ns
             state = json.loads(text)
         except (OSError, ValueError):
             return None
@@ -424,20 +380,10 @@ def _try_to_write(status_file: Path, state: str, message: str = "") -> None:
         _write_status(status_file, state, message)
 
 
-def _refusal_file(status_file: Path) -> Path:
-    """A file for this launch only: the folder may belong to another one."""
-    return status_file.with_name(f"{status_file.name}-{_hash_of(_launch_name())}")
-
-
 def _pid_file() -> Path:
-    """The file with the process id of rank zero, for this launch, user and machine."""
-    user = getattr(os, "getuid", int)()
-    name = _hash_of(f"{_launch_name()} {user}")
-    return Path(tempfile.gettempdir()) / f"kinfolk-launch-{name}"
-
-
-def _hash_of(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    name = f"{_launch_name()} {getattr(os, 'getuid', int)()}"
+    digest = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
+    return Path(tempfile.gettempdir()) / f"kinfolk-launch-{digest}"
 
 
 def _external_name() -> str | None:

@@ -92,7 +92,6 @@ class OpenedRun:
         return read_tokenizer(Run(self.path).tokenizer, self.config.text.context)
 
     def towers(self) -> Towers:
-        """Both towers of a run that learnt from texts, in evaluation mode."""
         if "text" not in self.modalities:
             raise UsageError(
                 f"{self.path} was trained with {self.config.method}, which has no text tower; this"
@@ -114,7 +113,6 @@ class OpenedRun:
         return Towers(pair.eval(), self.views(), tokenizer, _device())
 
     def _require_exported(self, meta: Mapping[str, Any], name: str) -> None:
-        """Refuses a file that a run with other settings or samples has exported."""
         run = Run(self.path)
         digests = {}
         if "settings" in meta:
@@ -206,7 +204,6 @@ def _device() -> str:
 
 
 def exported_meta(path: Path) -> dict[str, Any]:
-    """The metadata of the encoder of a run, if there is one."""
     file = path / WEIGHTS if (path / WEIGHTS).is_file() else path / DESCRIPTION
     return meta_of(file) if file.is_file() else {}
 
@@ -223,7 +220,6 @@ def require_finite_features(features_NF: NDArray[np.float32], path: Path) -> NDA
 
 
 def open_run(path: Path | str, model: nn.Module | None = None) -> OpenedRun:
-    """Opens the folder of a training; `model` as in `OpenedRun`."""
     path = Path(path)
     if not (path / "config.yaml").is_file():
         raise UsageError(
@@ -262,7 +258,6 @@ def measure_kin(
     alpha: float | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """The result of the protocol kin: `run_kin`, or `run_caption_kin`."""
     framework, views = restore(opened.path, opened.config, data), opened.views()
     if not isinstance(framework, Bimodal):
         return run_kin(framework, data, views, seed, alpha=alpha, progress=progress)

@@ -42,7 +42,6 @@ class TextSource(Protocol):
 
 
 def check_batch_size(batch_size: int, num_train: int, world_size: int) -> None:
-    """Refuses a batch that is larger than the data, or that the ranks cannot share equally."""
     if batch_size > num_train:
         raise UsageError(
             f"`batch_size` (={batch_size}) must be at most the number of training samples"

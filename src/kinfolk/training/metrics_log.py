@@ -111,7 +111,6 @@ class MetricsLog(pl.Callback):
         self._to_loggers(trainer, logged, "epoch")
 
     def _warn_if_nothing_flagged(self, module: TrainingModule) -> None:
-        """Warns once if a detector that has started flags nothing in a whole epoch."""
         if "flagged" in self._warned or self.row.get("flagged") != 0:
             return
         starts: list[Any] = [0]
@@ -127,7 +126,6 @@ class MetricsLog(pl.Callback):
             )
 
     def _share_knn(self, module: TrainingModule, knn: float) -> None:
-        """Passes the accuracy that rank zero has measured to the framework of all ranks."""
         value = torch.tensor(knn, dtype=torch.float64, device=module.device)
         if distributed.world_size() > 1:
             dist.broadcast(value, 0)
@@ -174,8 +172,6 @@ FILE_ONLY = "file_only"
 
 
 class _Screen(logging.Handler):
-    """Prints through the console, which may be drawing a progress bar."""
-
     def __init__(self, console: Console) -> None:
         super().__init__()
         self.console = console
@@ -228,7 +224,6 @@ def logging_to(file: Path | None, console: Console | None) -> Iterator[None]:
 
 @contextmanager
 def collect_warnings() -> Iterator[list[str]]:
-    """Collects the warnings of this library, each text once, to be logged once there is a log."""
     collected: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", KinfolkWarning)
@@ -248,6 +243,8 @@ def quiet_lightning() -> Iterator[None]:
     levels = {logging.getLogger(name): logging.getLogger(name).level for name in names}
     for logger in levels:
         logger.setLevel(logging.ERROR)
+    # says that a process of the training has ended, before it kills the others
+    logging.getLogger("lightning.fabric.strategies.launchers.subprocess_script").setLevel("INFO")
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"lightning\.")
@@ -269,15 +266,17 @@ class ProgressBar(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if self.console is None or not self.console.is_terminal or not trainer.is_global_zero:
             return
-        names = ("description", "fields[figures]", "fields[left]")
-        texts = [
-            TextColumn(f"{{task.{name}}}", table_column=Column(no_wrap=True)) for name in names
-        ]
-        self._bar = Progress(texts[0], BarColumn(8), *texts[1:], console=self.console)
-        total = self.epochs * int(trainer.num_training_batches)
-        done = trainer.fit_loop.epoch_loop.batch_progress.total.completed
+        name, figures, left = (
+            TextColumn(f"{{task.{part}}}", table_column=Column(no_wrap=True))
+            for part in ("description", "fields[figures]", "fields[left]")
+        )
+        self._bar = Progress(name, BarColumn(8), figures, left, console=self.console)
         self._task = self._bar.add_task(
-            "training", total=total, completed=done, figures="", left=""
+            "training",
+            total=self.epochs * int(trainer.num_training_batches),
+            completed=trainer.fit_loop.epoch_loop.batch_progress.total.completed,
+            figures="",
+            left="",
         )
         self._bar.start()
 
@@ -333,7 +332,6 @@ class ProgressBar(pl.Callback):
 
 
 def describe(row: dict[str, float], speed: bool = True) -> str:
-    """The metrics of an epoch in one short line."""
     parts = [f"loss {row['loss']:.3f}"]
     parts += [f"kNN {100 * row['knn']:.1f} %"] if "knn" in row else []
     parts += [f"flagged {100 * row['flagged']:.2f} %"] if "flagged" in row else []

@@ -171,7 +171,6 @@ class TrainingModule(pl.LightningModule):
         self._first_bad_step = bad if first is None else first.minimum(bad)
 
     def require_finite_losses(self) -> None:
-        """Raises on all ranks if a loss was not finite in any step so far."""
         if self._first_bad_step is None:
             return
         if distributed.world_size() > 1:
@@ -304,7 +303,6 @@ def encoders_of(framework: Framework) -> list[nn.Module]:
 
 @contextmanager
 def _replaced_forward(module: nn.Module, number: int) -> Iterator[None]:
-    """Replaces `forward` by an attribute of the instance."""
     forward: Callable[..., Tensor] = module.forward
     own = module.__dict__.get("forward")
 
@@ -340,7 +338,6 @@ def _replaced_forward(module: nn.Module, number: int) -> Iterator[None]:
 
 @contextmanager
 def _kept_buffers(module: nn.Module) -> Iterator[None]:
-    """Within it, the module works on copies of its buffers."""
     buffers = [
         (part._buffers, name, value)
         for part in module.modules()

@@ -37,36 +37,18 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("kinfolk.training")
 LOCK = ".lock"
 
+BEFORE_CONFIG = ("cache", ".launch", "samples.parquet", "quarantine.csv", "tokenizer.json")
+"""Files that are written before config.yaml, which is the last file of a start."""
 WRITTEN = (
-    "config.yaml",
-    "samples.parquet",
-    "quarantine.csv",
-    "metrics.jsonl",
-    "train.log",
-    "model.safetensors",
-    "model.json",
-    "tokenizer.json",
-    "towers.safetensors",
-    "sentence-transformer",
-    "report.html",
-    "checkpoints",
-    "snapshots",
-    "tensorboard",
-    "wandb",
-    "mlflow",
-    "eval",
-    "export",
-    "cache",
-    ".launch",
+    *BEFORE_CONFIG,
+    *("config.yaml", "metrics.jsonl", "train.log", "report.html"),
+    *("model.safetensors", "model.json", "towers.safetensors", "sentence-transformer"),
+    *("checkpoints", "snapshots", "eval", "export", "tensorboard", "wandb", "mlflow"),
 )
 """Everything that kinfolk writes into a run folder, and therefore all that `overwrite` removes."""
-BEFORE_CONFIG = ("cache", ".launch", "samples.parquet", "quarantine.csv", "tokenizer.json")
-"""The files among them that are written before config.yaml, which is the last file of a start."""
 
 
 class _Inside:
-    """A path in the folder of a run."""
-
     def __init__(self, name: str) -> None:
         self.name = name
 
@@ -82,8 +64,8 @@ class Run:
         path: the folder.
         rank: the rank of this process in the training; only rank zero writes.
         unchanged: whether the run was finished already, so that `train` had nothing to do.
-        images, features: the images of the training, and ids and encoder features that were
-            measured after the last epoch, for the report; `kinfolk.train` drops them.
+        images, features: the images of the training, and ids and encoder features after the last
+            epoch, for the report; `kinfolk.train` drops them.
 
     Example:
         >>> Run(Path("runs/photos")).checkpoint.as_posix()
@@ -113,13 +95,11 @@ class Run:
     handover = _Inside("cache/handover.json")  # which data the other ranks map
 
     def older_checkpoints(self) -> list[Path]:
-        """The checkpoints before `checkpoint`, newest first."""
         found = {epoch_of(path): path for path in self.checkpoint.parent.glob("last-*.ckpt")}
         return [found[number] for number in sorted(found) if number >= 0]
 
     @property
     def exists(self) -> bool:
-        """Whether the folder has any file of a run."""
         return any((self.path / name).exists() for name in WRITTEN)
 
     def epochs(self) -> list[dict[str, Any]]:
@@ -130,7 +110,6 @@ class Run:
         return rows
 
     def require_run_folder(self) -> None:
-        """Refuses a folder that is not a run folder, or the start of one."""
         foreign = self._foreign()
         if foreign and not self.config.exists() and not self.samples.exists():
             raise UsageError(
@@ -151,16 +130,12 @@ class Run:
         """The names in the folder that a failed start does not leave behind."""
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"`out` (={self.path}) is a file; give the name of a folder")
-        names = sorted(entry.name for entry in self.path.glob("*"))
-        left = (*BEFORE_CONFIG, LOCK)
-        return [name for name in names if name not in left and not _is_half_written(name)]
+        names = {entry.name for entry in self.path.glob("*")} - {*BEFORE_CONFIG, LOCK}
+        return sorted(name for name in names if not _is_half_written(name))
 
     def clear(self, keep: tuple[str, ...] = ()) -> None:
         """Removes the files of a run except those in `keep`, and nothing else."""
-        for name in WRITTEN:
-            entry = self.path / name
-            if name in keep:
-                continue
+        for entry in (self.path / name for name in WRITTEN if name not in keep):
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
             else:
@@ -169,14 +144,12 @@ class Run:
         self.remove_unfinished_files()
 
     def remove_unfinished_files(self) -> None:
-        """Removes temporary files that a killed process left behind."""
         entries = [entry for entry in self.path.glob("*") if _is_half_written(entry.name)]
         for name in ("checkpoints", "eval", "snapshots"):
             inside = (self.path / name).glob("*")
             entries += [entry for entry in inside if is_unfinished(entry.name)]
-        for entry in entries:
-            if entry.is_file():
-                entry.unlink()
+        for entry in filter(Path.is_file, entries):
+            entry.unlink()
 
     def truncate_metrics(self, step: int, epochs: int = 0) -> None:
         """Drops the lines after `step`, which the resumed training writes again, and torn lines;
@@ -199,7 +172,6 @@ def _warn(message: str) -> None:
 
 
 def _is_half_written(name: str) -> bool:
-    """Whether a temporary file has a name that a run writes."""
     stems = [written.partition(".")[0] + "." for written in WRITTEN]
     return is_unfinished(name) and name.startswith(tuple(stems))
 
@@ -234,16 +206,7 @@ def lock_run_folder(folder: Path, rank: int = 0) -> Iterator[None]:
                 parent.rmdir()
 
 
-SOURCE_OPTIONS = (
-    "labels_from_folders",
-    "image_column",
-    "label_column",
-    "caption_column",
-    "group_column",
-    "split_column",
-    "anchor_column",
-    "positive_column",
-)
+COLUMNS = ("image", "label", "caption", "group", "split", "anchor", "positive")
 
 
 def open_data(data: object | None, config: TrainConfig, run: Run | None = None) -> Source:
@@ -256,7 +219,8 @@ def open_data(data: object | None, config: TrainConfig, run: Run | None = None) 
         )
     cache = named.cache_dir or (None if run is None else run.cache)
     if not named.streaming:
-        options = {name: getattr(named, name) for name in SOURCE_OPTIONS}
+        options = {f"{name}_column": getattr(named, f"{name}_column") for name in COLUMNS}
+        options["labels_from_folders"] = named.labels_from_folders
         source = open_source(spec, index_dir=cache, **options)
         return at_depth(exclude(source, named.exclude), named.hierarchy, named.depth)
     if not isinstance(spec, str | os.PathLike):
@@ -284,17 +248,11 @@ def read_data(
         return read_pairs(source)
     data = config.data
     assert data.image_size is not None, "resolved"
-    options: dict[str, Any] = {
-        "image_size": data.image_size,
-        "workers": data.workers,
-        "pixel_cap": data.pixel_cap,
-    }
+    options: dict[str, Any] = data.model_dump(include={"image_size", "workers", "pixel_cap"})
     if isinstance(source, StreamSource):
         return source.image_data(window=data.shuffle_buffer, **options)
-    cache = None
-    if run is not None:
-        is_kept = several or source.native_size is None
-        cache = data.cache_dir or (run.cache if is_kept else None)
+    is_kept = several or source.native_size is None
+    cache = None if run is None else data.cache_dir or (run.cache if is_kept else None)
     return prepare(source, cache_dir=cache, progress=progress, shared=several, **options)
 
 
@@ -349,7 +307,6 @@ def explain_missing_config(run: Run) -> str:
 
 
 def require_same_samples(run: Run, images: ImageData) -> None:
-    """Raises if the samples differ from those at the start of the run."""
     found = Samples.read(run.samples).first_difference(images.samples)
     if found is not None:
         raise KinfolkError(
@@ -388,7 +345,6 @@ def log_start(
     state: dict[str, Any] | None,
     origins: Mapping[str, str],
 ) -> None:
-    """Logs what is about to happen in a few lines."""
     if run.rank > 0:
         return
     number, what = len(images) + len(images.quarantine), "text pairs" if images.texts else "images"
@@ -419,13 +375,11 @@ def log_start(
 
 
 def num_processes(config: TrainConfig) -> int:
-    """Number of processes over all machines; the configuration must be resolved."""
     assert isinstance(config.trainer.devices, int)
     return config.trainer.devices * config.trainer.num_nodes
 
 
 def remove_later_snapshots(folder: Path, epoch: int) -> None:
-    """Removes the snapshots after `epoch`, which a resumed training writes again."""
     for path in folder.glob("epoch-*.safetensors"):
         if epoch_of(path) > epoch:
             path.unlink()

@@ -29,7 +29,6 @@ def recipe_names() -> list[str]:
 
 
 def recipe_path(recipe: str | os.PathLike[str]) -> Path:
-    """The file of a recipe, by name or by the path of a YAML file."""
     names, path = recipe_names(), Path(recipe)
     if recipe in names:
         return FOLDER / f"{recipe}.yaml"
@@ -41,12 +40,10 @@ def recipe_path(recipe: str | os.PathLike[str]) -> Path:
 
 
 def load_recipe(recipe: str | os.PathLike[str]) -> TrainConfig:
-    """The configuration of a recipe, completed by defaults."""
     return TrainConfig.load(recipe_path(recipe))
 
 
 def recipe_summary(recipe: str | os.PathLike[str]) -> str:
-    """The first line of the header of a recipe."""
     first = recipe_path(recipe).read_text(encoding="utf-8").splitlines()[0]
     return first.removeprefix("#").strip()
 
@@ -77,12 +74,9 @@ def with_method(config: TrainConfig, name: str) -> tuple[TrainConfig, list[str]]
     }
     after = dict(before)
     if new.framework != old.framework:
-        theirs, ours = framework_arguments(old), framework_arguments(new)
-        different = [
-            key
-            for key, argument in theirs.items()
-            if key not in ours or ours[key].annotation != argument.annotation
-        ]
+        ours = {key: each.annotation for key, each in framework_arguments(new).items()}
+        theirs = {key: each.annotation for key, each in framework_arguments(old).items()}
+        different = [key for key in theirs if ours.get(key) != theirs[key]]
         if before["framework"].get("queue_size") == 0:  # no queue
             different.append("queue_size")
         after["framework"] = _without(before["framework"], different)
@@ -101,7 +95,6 @@ def _without(given: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
 
 
 def describe_settings(config: TrainConfig, origins: Mapping[str, str]) -> list[str]:
-    """The main settings of a training, one per line, each with its origin."""
     model, text, trainer, optimizer = config.model, config.text, config.trainer, config.optimizer
     assert optimizer.lr is not None
     assert optimizer.lr_scaling is not None
@@ -165,8 +158,8 @@ def checked_arguments(
     init = inspect.getattr_static(target, "__init__") if isinstance(target, type) else target
     hints, empty = typing.get_type_hints(init), inspect.Parameter.empty
     fields: dict[str, Any] = {  # parameters of a plugin may have no annotation
-        name: (hints.get(name, Any), ... if parameter.default is empty else parameter.default)
-        for name, parameter in parameters.items()
+        name: (hints.get(name, Any), ... if each.default is empty else each.default)
+        for name, each in parameters.items()
     }
     settings = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
     try:
@@ -199,29 +192,16 @@ def current_names(given: Mapping[str, Any], owner: str) -> dict[str, Any]:
 
 
 WITHOUT_EFFECT = (
-    "data.source",
-    "data.exclude",
-    "data.hierarchy",
-    "data.workers",
-    "data.cache_dir",
-    "knn",
-    "checkpoint",
-    "snapshots",
-    "trainer.accelerator",
-    "trainer.matmul_precision",
-    "trainer.strategy",
-    "trainer.loggers",
-    "trainer.log_every",
-    "trainer.compile",
-    "trainer.compile_encoder",
-    "trainer.cudnn_benchmark",
-    "trainer.timeout_minutes",
-    "plugins",
+    *("data.source", "data.exclude", "data.hierarchy", "data.workers", "data.cache_dir"),
+    *("knn", "checkpoint", "snapshots", "plugins"),
+    *("trainer.accelerator", "trainer.matmul_precision", "trainer.strategy", "trainer.compile"),
+    *("trainer.compile_encoder", "trainer.cudnn_benchmark", "trainer.timeout_minutes"),
+    *("trainer.loggers", "trainer.log_every"),
 )
 """Settings that do not change the result; `knn` does if the detector uses the accuracy. The data
 may have been moved: the samples themselves are compared."""
 CHANGEABLE = ("epochs", "model.init", "text.tokenizer", *WITHOUT_EFFECT)
-"""Settings that may change when a run is resumed; docs/training.md lists them."""
+"""Settings that may change when a run is resumed."""
 PROCESSES = "trainer.devices × trainer.num_nodes"
 FILES = ("detector.pairs", "detector.features")
 """Files that are read again on resuming: their content is compared, not their path."""
@@ -259,8 +239,7 @@ def refuse_changes(stored: TrainConfig, given: TrainConfig) -> None:
 
 
 def identity(config: TrainConfig, samples: str, num_train: int) -> dict[str, Any]:
-    """The entries of a checkpoint that identify its run. `samples` is the digest of the list of
-    samples."""
+    """The entries of a checkpoint that identify its run; `samples`: the digest of its samples."""
     settings = result_settings(config)
     return {
         "samples": samples,
@@ -274,16 +253,14 @@ def identity(config: TrainConfig, samples: str, num_train: int) -> dict[str, Any
 def settings_digest(settings: Mapping[str, Any]) -> str:
     """32 hexadecimal digits of the settings that determine the result, without files, which may be
     gone once a run is finished."""
-    without_files = {key: value for key, value in settings.items() if key not in FILES}
-    text = json.dumps(without_files, sort_keys=True, default=str)
+    text = json.dumps(_without(settings, FILES), sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def require_identity(
     state: Mapping[str, Any], config: TrainConfig, samples: str, num_train: int, path: Path
 ) -> None:
-    """Refuses the checkpoint `path`, whose `kinfolk` entry is `state`, if it is of other samples or
-    settings than this run."""
+    """Refuses the checkpoint `path` with the entry `state` if it is of another run."""
     if not {"samples", "settings", "num_samples"} <= state.keys():
         raise KinfolkError(
             f"the checkpoint {path} was written by an older version; start a new run"
@@ -316,24 +293,22 @@ def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _first_difference(
     before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> tuple[str, str, str] | None:
-    """A key and both values for a message. A key that the earlier side lacks is newer than the run;
+    """A key and both values for a message. A key that only `now` has is newer than the run;
     switched off, it makes no difference."""
-    keys = [*before, *(key for key in now if key not in before and now[key] not in (None, False))]
-    for key in keys:
-        if before.get(key) != now.get(key):
-            return key, short(repr(before.get(key))), short(repr(now.get(key)))
+    for key in {**before, **now}:
+        old, new = before.get(key), now.get(key)
+        if old != new and (key in before or new is not False):
+            return key, short(repr(old)), short(repr(new))
     return None
 
 
 def _content(file: Any) -> Any:
     """A digest of a file. A path without a file stays as it is; reading it raises the error."""
-    if file is None or not Path(str(file)).is_file():
-        return file
-    return f"file {digest_of(Path(str(file)))}"
+    is_file = file is not None and Path(str(file)).is_file()
+    return f"file {digest_of(Path(str(file)))}" if is_file else file
 
 
 def digest_of(path: Path) -> str:
-    """32 hexadecimal digits of the content of a file."""
     digest = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
         while piece := file.read(1 << 22):

@@ -53,7 +53,6 @@ from kinfolk.training.launch import (
     global_rank,
     mark_ready,
     register_rank_zero,
-    report_refusal,
     supervise,
     wait_for_rank_zero,
 )
@@ -98,15 +97,8 @@ if TYPE_CHECKING:
     )
 
 LOG = logging.getLogger("kinfolk.training")
-NAMED = {
-    "method": "method",
-    "epochs": "epochs",
-    "batch_size": "batch_size",
-    "seed": "seed",
-    "lr": "optimizer.lr",
-    "image_size": "views.size",
-}
-"""Arguments of `kf.train` that stand for a setting."""
+NAMED = {"lr": "optimizer.lr", "image_size": "views.size"}
+"""Arguments of `kf.train` that have another name than their setting."""
 
 
 def train(
@@ -124,7 +116,7 @@ def train(
     **named: Any,
 ) -> Run:
     """Trains an encoder and writes the run folder `out`, without the report. `kinfolk.api.train`
-    documents the arguments; `named` are those in `NAMED`."""
+    documents the arguments; `named` are settings."""
     if out is None:
         raise UsageError("`out` is required: the folder to write the run into")
     if resume and overwrite:
@@ -146,7 +138,7 @@ def train(
     arguments = {
         "data.source": os.fspath(data) if isinstance(data, str | os.PathLike) else None,
         "model.name": model if isinstance(model, str) else None,
-        **{NAMED[name]: value for name, value in named.items()},
+        **{NAMED.get(name, name): value for name, value in named.items()},
         **parts.settings(action),
     }
     with collect_warnings() as notes:
@@ -158,12 +150,11 @@ def train(
     start = _Start(run, config, parts, overwrite, console, origins, tuple(notes))
     register_rank_zero(run.rank, several)
     with ExitStack() as stack:
-        with report_refusal(run.launch, run.rank, several):
-            if run.rank == 0 and (resume or overwrite):
-                run.require_run_folder()
-            elif run.rank == 0:
-                run.require_unused()
-            stack.enter_context(lock_run_folder(run.path, run.rank))
+        if run.rank == 0 and (resume or overwrite):
+            run.require_run_folder()
+        elif run.rank == 0:
+            run.require_unused()
+        stack.enter_context(lock_run_folder(run.path, run.rank))
         stack.enter_context(supervise(run.launch, run.rank, several))
         stack.enter_context(kept_random_state())
         stack.enter_context(explain_file_errors(run.path))
@@ -196,7 +187,6 @@ class _Start:
 
 
 def _require_negatives(images: ImageData, config: TrainConfig, name: str) -> None:
-    """Refuses too few samples, and text pairs of which none has a negative."""
     texts = images.texts
     if images.num_train < 2:
         what = "image" if texts is None else "pair"
@@ -268,7 +258,6 @@ def _run(start: _Start, source: Source, resume: bool) -> Run:
 
 
 def _fit(start: _Start, images: ImageData, state: dict[str, Any] | None) -> Run:
-    """Builds everything and trains, on any rank."""
     run, config, console = start.run, start.config, start.console
     several = num_processes(config) > 1
     if images.stream is not None:
@@ -387,7 +376,6 @@ def build_trainer(
 
 
 def _strategy(settings: TrainerConfig) -> str | Strategy:
-    """`auto` with several processes is DDP."""
     several = settings.num_nodes > 1 or settings.devices != 1
     if settings.strategy == "ddp" or (several and settings.strategy == "auto"):
         return DDPStrategy(timeout=timedelta(minutes=settings.timeout_minutes))
