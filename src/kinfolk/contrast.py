@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -163,59 +163,50 @@ class LogSumExp(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Contrast:
-    """How the loss of a block is computed."""
+    """How the loss of a batch is computed."""
 
     row_loss: Callable[[Rows], tuple[Tensor, State]]  # (R,) losses, and (b,) state to write
-    policy: Policy
+    policy: Policy = Policy()
     find: Callable[[Block], Kin | tuple[Kin, ...]] | None = None  # of a detector
+    prepared: Any = None  # see `Block`
     labels_N: Tensor | None = None  # of all samples, for the counts; below 0: unknown
-
-
-class Part(NamedTuple):
-    """What a block knows besides embeddings; keys are the ids, or the groups if there are any."""
-
-    ids_b: Tensor
-    keys_b: Tensor
-    degree_RP: Tensor | None
-    guide_bG: Tensor | None
-    ids_C: Tensor
-    keys_C: Tensor
-    owners_C: Tensor | None
-    guide_CG: Tensor | None
-    num_views: int
-    prepared: Any
+    block_rows: int | None = None  # held at a time; None: as many as `BLOCK_ENTRIES` allows
+    num_anchors: int | None = None  # of all ranks; None: those of the pairs
 
 
 Summed = tuple[Tensor, Tensor, State, State]
 BlockLoss = Callable[..., Summed]
 
 
-def block_loss(
-    how: Contrast, part: Part, a: Tensor, c: Tensor, p: Tensor, t: Tensor, *parameters: Tensor
-) -> Summed:
-    """The summed loss of a block of anchors `a` against candidates `c` with positives `p`; its
-    counts; and the state that detector, (b, …), and loss, (b, L), propose."""
-    sim_RC, pos_RP, ids_b, views = a @ c.T, (a.unsqueeze(1) * p).sum(2), part.ids_b, part.num_views
-    out_bC = part.keys_b.unsqueeze(1) == part.keys_C
+def block_loss(how: Contrast, pairs: Pairs, t: Tensor, *parameters: Tensor) -> Summed:
+    """The summed loss of the anchors of a block; its counts; and the state that detector, (b, …),
+    and loss, (b, L), propose."""
+    ids_b, ids_C, views = pairs.ids, pairs.candidate_ids, pairs.num_views
+    sim_RC = pairs.anchors @ pairs.candidates.T
+    pos_RP = (pairs.anchors.unsqueeze(1) * pairs.positives).sum(2)
+    keys_b, keys_C, owners_C = pairs.groups, pairs.candidate_groups, pairs.candidate_owners
+    if keys_b is None or keys_C is None:
+        keys_b, keys_C = ids_b, ids_C
+    out_bC = keys_b.unsqueeze(1) == keys_C
     own_RC = out_RC = out_bC.repeat_interleave(views, 0)
-    if part.owners_C is not None:
-        out_bC = out_bC | ((part.owners_C >= 0) & (part.owners_C != ids_b.unsqueeze(1)))
+    if owners_C is not None:
+        out_bC = out_bC | ((owners_C >= 0) & (owners_C != ids_b.unsqueeze(1)))
         out_RC = out_bC.repeat_interleave(views, 0)
     hidden_b1C = (out_bC * sim_RC.new_full((), OUT)).unsqueeze(1)
     seen_RC = (sim_RC.detach().view(len(ids_b), views, -1) + hidden_b1C).flatten(0, 1)
     seen_RP = pos_RP.detach()
-    if part.degree_RP is not None:
+    if pairs.degree is not None:
         seen_RP = seen_RP[:, :1]  # the first is the other view, the rest are retrieved keys
-    num_negatives_b = len(c) - out_bC.sum(1, dtype=torch.int32)
-    known = num_negatives_b, seen_RP, part.guide_bG, part.guide_CG, part.prepared
-    block = Block(seen_RC, ids_b, part.ids_C, views, *known)
+    num_negatives_b = len(ids_C) - out_bC.sum(1, dtype=torch.int32)
+    known = num_negatives_b, seen_RP, pairs.guide, pairs.candidate_guide, how.prepared
+    block = Block(seen_RC, ids_b, ids_C, views, *known)
     levels = (Kin(),) if how.find is None else check_answer(how.find(block), block)
-    labels = None if how.labels_N is None else (how.labels_N[ids_b], how.labels_N[part.ids_C])
+    labels = None if how.labels_N is None else (how.labels_N[ids_b], how.labels_N[ids_C])
     losses, states, counts = [], [], []  # `list[Tensor]()` would break a compiled graph
     for level, kin in enumerate(levels):
         log_w_RC, y_RC, kin_RC = weigh(seen_RC, out_RC, kin, how.policy)
-        given = ids_b, views, t.expand(len(a)), pos_RP, sim_RC, log_w_RC, y_RC, kin_RC, own_RC
-        loss_R, state = how.row_loss(Rows(*given, part.degree_RP, parameters))
+        given = ids_b, views, t.expand(len(sim_RC)), pos_RP, sim_RC, log_w_RC, y_RC, kin_RC, own_RC
+        loss_R, state = how.row_loss(Rows(*given, pairs.degree, parameters))
         losses.append(loss_R.sum())
         states.append(state)
         counts.append(count(block, kin_RC, labels, positives=level == 0))
@@ -242,36 +233,21 @@ class Outcome(NamedTuple):
 
 
 def contrast(
+    how: Contrast,
     pairs: Pairs,
     temperature: Tensor,
-    how: Contrast,
-    *,
-    parameters: tuple[Tensor, ...] = (),
-    prepared: Any = None,
-    block_rows: int | None = None,
-    num_anchors: int | None = None,
+    *parameters: Tensor,
     run: BlockLoss = block_loss,
 ) -> Outcome:
-    """The mean loss of all anchors of `pairs`, which have unit norm.
-
-    Args:
-        temperature: (), or (A,) for each anchor.
-        parameters: learned scalars besides the temperature.
-        prepared: `Block.prepared`.
-        block_rows: rows of similarities held at a time; None: as many as `BLOCK_ENTRIES` allows.
-        num_anchors: anchors of all ranks; None: those of `pairs`.
-        run: `block_loss`, or its compiled form.
-    """
-    samples, number, each = len(pairs.ids), num_anchors or len(pairs.anchors), temperature.ndim == 1
+    """The mean loss of all anchors of `pairs`, which have unit norm. `temperature`: (), or (A,) for
+    each anchor; `parameters`: learned scalars besides it; `run`: `block_loss`, perhaps compiled."""
+    samples, number, each = len(pairs.ids), how.num_anchors or len(pairs.anchors), temperature.ndim
     inputs = (pairs.anchors, pairs.candidates, pairs.positives, temperature, *parameters)
-    by_row = [True, False, True, each, *(False for _ in parameters)]
+    by_row = [True, False, True, each == 1, *(False for _ in parameters)]
     wanted = [torch.is_grad_enabled() and x.requires_grad for x in inputs]
     grads = [torch.zeros_like(x) if want else None for x, want in zip(inputs, wanted, strict=True)]
     many = BLOCK_ENTRIES.get(temperature.device.type, MANY_ENTRIES) // len(pairs.candidates)
-    step = max(1, (block_rows or many) // pairs.num_views)
-    keys_B = pairs.ids if pairs.groups is None else pairs.groups
-    keys_C = pairs.candidate_ids if pairs.candidate_groups is None else pairs.candidate_groups
-    known_C = pairs.candidate_ids, keys_C, pairs.candidate_owners, pairs.candidate_guide
+    step = max(1, (how.block_rows or many) // pairs.num_views)
 
     def cut(x: Tensor | None, first: int) -> Any:
         """The rows of the samples of a block, equally many for each sample."""
@@ -283,10 +259,11 @@ def contrast(
     for first in range(0, samples, step):
         cuts = [cut(x, first) if own else x for x, own in zip(inputs, by_row, strict=True)]
         leaves = [x.detach().requires_grad_(want) for x, want in zip(cuts, wanted, strict=True)]
-        ids_b, keys_b = cut(pairs.ids, first), cut(keys_B, first)
-        known_b = ids_b, keys_b, cut(pairs.degree, first), cut(pairs.guide, first)
+        a, c, p, *scalars = leaves
+        part = {n: cut(getattr(pairs, n), first) for n in ("ids", "groups", "degree", "guide")}
+        part |= {"anchors": a, "candidates": c, "positives": p, "local_candidates": False}
         with torch.enable_grad():
-            loss, *noted = run(how, Part(*known_b, *known_C, pairs.num_views, prepared), *leaves)
+            loss, *noted = run(how, replace(pairs, **part), *scalars)
             loss = loss / number
         blocks.append((loss.detach(), *noted))
         if any(wanted):

@@ -194,21 +194,16 @@ class Objective(Settings, ABC):
             pairs, sizes = self._gather(self._with_groups(to_unit(pairs)))
             t = self.anchor_temperature(pairs) if temperature is None else temperature
             if self.detector is not None:
-                given = pairs.candidate_ids, pairs.candidates.detach(), pairs.candidate_guide
-                find, prepared = self.detector.find, self.detector.prepare(*given)
+                seen = pairs.candidate_ids, pairs.candidates.detach(), pairs.candidate_guide
+                find, prepared = self.detector.find, self.detector.prepare(*seen)
             least = self.min_negatives if self.keeps_negatives else 0
             policy = Policy(self.action, self.kin_weight, least, self.attracted_stay)
             labels = None if self.labels is None else self.labels.to(device)
-            outcome = contrast(
-                pairs,
-                t.to(pairs.anchors.dtype),
-                Contrast(self.row_loss, policy, find, labels),
-                parameters=tuple(x.to(pairs.anchors.dtype) for x in parameters),
-                prepared=prepared,
-                block_rows=self.block_rows,
-                num_anchors=None if sizes is None else sum(sizes) * pairs.num_views,
-                run=self._run(),
-            )
+            number = None if sizes is None else sum(sizes) * pairs.num_views
+            given = find, prepared, labels, self.block_rows, number
+            scalars = (x.to(pairs.anchors.dtype) for x in (t, *parameters))
+            how = Contrast(self.row_loss, policy, *given)
+            outcome = contrast(how, pairs, *scalars, run=self._run())
         loss = outcome.loss if sizes is None else distributed.sum_over_ranks(outcome.loss)
         self._stats = outcome.stats
         if self.training and (self.detector is not None or outcome.proposed):

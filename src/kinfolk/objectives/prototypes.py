@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk import distributed
-from kinfolk.contrast import Contrast, Policy, Rows, State, contrast
+from kinfolk.contrast import Contrast, Rows, State, contrast
 from kinfolk.errors import require
 from kinfolk.objectives.base import Objective
 from kinfolk.pairs import OUT, Action, Pairs, unit
@@ -134,7 +134,7 @@ def prototype_nce(
     pairs = Pairs(
         anchors_AD, scaled_KD[number_M], own_A1D, labels, number_M, candidate_owners=owners_M
     )
-    return contrast(pairs, smallest, Contrast(_prototype_row_loss, Policy())).loss
+    return contrast(Contrast(_prototype_row_loss), pairs, smallest).loss
 
 
 def _prototype_row_loss(rows: Rows) -> tuple[Tensor, State]:
