@@ -65,7 +65,7 @@ import resource
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ import yaml
 from study_queue import Job, Results, corrupted, folder_name, jobs, version
 
 from kinfolk.comparing.runs import figures_of, figures_of_result
-from kinfolk.comparing.table import base_of, gap_closed, p_value, spread
+from kinfolk.comparing.table import ORACLES, base_of, oracle_of, p_value, spread
 from kinfolk.report.record import Record, read_record
 from kinfolk.training.settings import flat
 
@@ -107,6 +107,25 @@ PARTS = ("semi ", "finetune ", "transfer ")
 CPU_SECONDS = "cpu_seconds.txt"
 """In the folder of a run: the CPU seconds of its training, if it was made in one go."""
 RECALLS = tuple(f"{short} R@{k}" for short in ("i→t", "t→i") for k in (1, 5, 10))
+
+
+def gap_closed(
+    name: str,
+    figures: Mapping[str, Sequence[Mapping[str, float]]],
+    base: str | None = None,
+    figure: str = "linear",
+    oracle: str | None = None,
+) -> float | None:
+    """(method − base) / (oracle − base), seeds averaged; None for the base, and where the oracle
+    (default: SupCon) is missing or not above the base. `figures`: row → those of each run."""
+    low, high = base_of(name, figures, base), oracle or oracle_of(name, figures, base, ORACLES[:1])
+    if low is None or high is None:
+        return None
+    values = [[run[figure] for run in figures[row] if figure in run] for row in (name, low, high)]
+    if not all(values):
+        return None
+    method, bottom, top = (statistics.mean(each) for each in values)
+    return (method - bottom) / (top - bottom) if top > bottom else None
 
 
 def limited(

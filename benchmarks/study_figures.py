@@ -33,8 +33,9 @@ from typing import Any
 
 import text as text_contest
 import yaml
+from study import gap_closed
 
-from kinfolk.comparing.table import gap_closed, p_value, spread
+from kinfolk.comparing.table import p_value, spread
 
 BASE, ELIMINATED, ATTRACTED = "simclr", "simclr+oracle", "simclr+oracle:attract"
 ACTIONS = {"eliminate": "Eliminate", "attract": "Attract"}

@@ -12,8 +12,15 @@ import torch.nn.functional as F
 import kinfolk as kf
 from kinfolk.data.views import Views
 from kinfolk.embedding import embed
-from kinfolk.report.curves import batch_levels, bounds_of, exact_levels, level_panels
-from kinfolk.report.gallery import Compared, embed_samples, find_kin
+from kinfolk.report.gallery import (
+    Compared,
+    batch_levels,
+    bounds_of,
+    embed_samples,
+    exact_levels,
+    find_kin,
+    level_panels,
+)
 from tests.report.synthetic import images, method
 
 NUM = 40

@@ -53,14 +53,8 @@ def test_a_full_run_has_all_tiles_and_tables(tmp_path: Path) -> None:
     ]
     assert texts.summary(record) == "trained for 12 epochs on 60 images"
     assert [row["accuracy"] for row in texts.results(record)] == ["93.0%", "95.0%"]
-    assert record.splits == {"train": 60, "test": 20}
-    assert record.classes == {"cat": 40, "dog": 40}
-    refused = texts.quarantine(record)
-    assert refused is not None
-    assert [(row["name"], row["count"]) for row in refused["reasons"]] == [
-        ("truncated", "2"),
-        ("zero bytes", "1"),
-    ]
+    assert (record.num_train, record.labelled) == (60, True)
+    assert ("Refused", "3 files, see quarantine.csv") in texts.facts_of(record)
 
 
 def test_several_data_sets_are_named_and_fractions_have_their_own_figure(tmp_path: Path) -> None:
@@ -131,8 +125,8 @@ def test_retrieval_is_recall_in_percent(tmp_path: Path) -> None:
 def test_a_run_without_results_has_no_tiles_and_tables(tmp_path: Path) -> None:
     record = read_record(make_run(tmp_path / "run", bare=True))
     assert not texts.tiles(record)
-    assert texts.results(record) == texts.data_tables(record) == []
-    assert texts.quarantine(record) is None
+    assert texts.results(record) == []
+    assert "Refused" not in dict(texts.facts_of(record))
     assert texts.summary(record) == "trained for 0 of 12 epochs"
 
 

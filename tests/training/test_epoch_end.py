@@ -13,7 +13,7 @@ from kinfolk.clustering import PseudoLabels
 from kinfolk.errors import UsageError
 from kinfolk.evaluation.detection import label_nmi, mtpr_mtnr, quality_curve
 from kinfolk.frameworks import PCL, SimCLR
-from kinfolk.report.curves import curve_panels
+from kinfolk.report.html import curve_panels
 from kinfolk.training.epoch_end import ClusterQuality, pseudo_labels
 from kinfolk.training.train import train
 from tests.report.synthetic import images

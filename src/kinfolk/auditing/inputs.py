@@ -406,7 +406,7 @@ def _require_encoder_for_texts(path: Path, option: str) -> None:
 
 
 @dataclass(frozen=True)
-class Column:
+class KeyedColumn:
     """Values read from a file, with the keys or the numbers of their samples, if it has any."""
 
     path: Path
@@ -418,7 +418,7 @@ class Column:
 
 def read_column(
     path: Path, option: str = "--labels", names: Sequence[str] = LABEL_COLUMNS
-) -> Column:
+) -> KeyedColumn:
     """One value for each sample: from .txt (lines), .npy, or the column of a table with one of
     `names`."""
     suffix, kinds = path.suffix.lower(), ".npy, .csv, .tsv, .parquet or .txt"
@@ -426,13 +426,13 @@ def read_column(
         raise UsageError(f"there is no file `{path}`; {option} takes {kinds}")
     try:
         if suffix == ".npy":
-            return Column(path, np.load(path, allow_pickle=False).tolist())
+            return KeyedColumn(path, np.load(path, allow_pickle=False).tolist())
         if suffix in TABLES:
             from kinfolk.data.table import read_columns
 
             return _choose_column(path, read_columns(path), names)
         if suffix == ".txt":
-            return Column(path, path.read_text(encoding="utf-8").splitlines())
+            return KeyedColumn(path, path.read_text(encoding="utf-8").splitlines())
     except KinfolkError:
         raise
     except Exception as error:  # readers raise nearly anything on a broken file
@@ -442,7 +442,7 @@ def read_column(
     raise UsageError(f"{option} (={path}) must end in {kinds}")
 
 
-def _choose_column(path: Path, table: dict[str, list[Any]], names: Sequence[str]) -> Column:
+def _choose_column(path: Path, table: dict[str, list[Any]], names: Sequence[str]) -> KeyedColumn:
     only = next(iter(table)) if len(table) == 1 else None
     name = next((name for name in names if name in table), only)
     if name is None:
@@ -463,10 +463,10 @@ def _choose_column(path: Path, table: dict[str, list[Any]], names: Sequence[str]
         ids = [int(value) for value in table["id"]]
     except (KeyError, TypeError, ValueError):
         ids = None
-    return Column(path, table[name], key_column, keys, ids)
+    return KeyedColumn(path, table[name], key_column, keys, ids)
 
 
-def align(column: Column, keys: Sequence[str] | None, num_samples: int) -> list[Any]:
+def align(column: KeyedColumn, keys: Sequence[str] | None, num_samples: int) -> list[Any]:
     """(N,) the values in the order of the samples (`keys`), by key where both have keys, otherwise
     by row; None for samples that the file does not name."""
     name = f"`{column.path}`"

@@ -14,8 +14,7 @@ from kinfolk.auditing.verdict import UNKNOWN, Provenance, alpha_to_try, is_limit
 from kinfolk.errors import KinfolkError
 from kinfolk.features import Ints
 from kinfolk.report.html import HERE as REPORT
-from kinfolk.report.html import Panel, compose, figure, histogram, line
-from kinfolk.report.html import write_page as write_text_of_page
+from kinfolk.report.html import Panel, compose, figure, histogram, line, write_page
 
 if TYPE_CHECKING:
     from kinfolk.auditing.run_audit import Audit
@@ -74,7 +73,7 @@ class Thumbnails:
             return None
 
 
-def write_page(
+def write_audit_page(
     audit: Audit,
     path: Path,
     images: ImageData | Thumbnails | None = None,
@@ -117,7 +116,7 @@ def write_page(
         has_labels=has_labels,
         knows_share=knows_share,
     )
-    write_text_of_page(path, page)
+    write_page(path, page)
 
 
 # ---- the samples that are shown

@@ -18,12 +18,12 @@ import torch
 from numpy.typing import NDArray
 
 from kinfolk.auditing.inputs import encode, read_input
-from kinfolk.auditing.page import write_page
+from kinfolk.auditing.page import write_audit_page
 from kinfolk.auditing.similarities import (
     ALPHAS,
     NAN,
+    AlphaCurve,
     BatchLine,
-    Curve,
     Outstanding,
     batch_lines,
     best_alpha,
@@ -127,7 +127,7 @@ def audit(
     found = compare_all(checked, alpha, nearest, labels_N, workers=workers, progress=progress)
     copies_M2 = None if images is None else find_copies(images, found.near_NK, progress)
     outstanding = measure_standing_out(checked, sorted({*ALPHAS, alpha}))
-    curve, share, interval, scores = Curve(), NAN, (NAN, NAN), (NAN, NAN, NAN)
+    curve, share, interval, scores = AlphaCurve(), NAN, (NAN, NAN), (NAN, NAN, NAN)
     if labels_N is not None:
         curve = measure_curve(checked, alpha, labels_N, progress)
         share, interval = kin_share(labels_N), kin_share_range(labels_N)
@@ -214,7 +214,7 @@ class Audit:
     f1: float
     batches: tuple[BatchLine, ...]
     views: int
-    curve: Curve = field(repr=False)
+    curve: AlphaCurve = field(repr=False)
     verified: bool = False
     labels: Ints | None = field(default=None, repr=False)
     classes: list[str] | None = field(default=None, repr=False)
@@ -307,7 +307,7 @@ class Audit:
             write_text(out / file, text)
         self._write_parquet(out / "pairs.parquet", self._columns("pairs"))
         write_text(out / "summary.json", json.dumps(self.summary(origin), indent=2) + "\n")
-        write_by_name(out / "audit.html", lambda file: write_page(self, file, images, origin))
+        write_by_name(out / "audit.html", lambda file: write_audit_page(self, file, images, origin))
         return out
 
     def _columns(self, name: str) -> dict[str, Any]:

@@ -20,10 +20,10 @@ pairs or values of α.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -233,38 +233,28 @@ def compare_all(
     workers: int | None = None,
     progress: bool = False,
 ) -> AllPairs:
-    """Compares all samples on several threads."""
-    num = len(features)
+    """Compares all samples. Each thread computes on one core, which suits both products and
+    comparisons."""
+    num, before, lock = len(features), torch.get_num_threads(), Lock()
     nearest, k = min(nearest, num - 1), num_kin(alpha, num - 1)
     found, starts = AllPairs(num, nearest), range(0, num, ROWS)
-    blocks = _on_threads(_BlockSearch(features, k, nearest).block, starts, workers)
-    for parts in show_progress(blocks, len(starts), "Comparing all samples", enabled=progress):
-        for part in parts:
-            found.write(part, labels_N)
-    return found
+    search = _BlockSearch(features, k, nearest)
 
+    def compare(start: int) -> None:
+        parts = search.block(start)
+        with lock:
+            for part in parts:
+                found.write(part, labels_N)
 
-def _on_threads(
-    compute: Callable[[int], list[Selection]], starts: range, workers: int | None
-) -> Iterator[list[Selection]]:
-    """The blocks, in any order. Each thread computes on one core, which suits both products and
-    comparisons."""
-    before = torch.get_num_threads()
-    workers = min(workers or before, len(starts))
-    if workers == 1:
-        yield from map(compute, starts)
-        return
+    threads = min(workers or before, len(starts))
     try:
-        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            waiting = iter(starts)
-            running = {pool.submit(compute, start) for start in islice(waiting, workers + 1)}
-            while running:
-                done, running = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    yield future.result()
-                    running |= {pool.submit(compute, start) for start in islice(waiting, 1)}
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            done = pool.map(compare, starts)
+            for _ in show_progress(done, len(starts), "Comparing all samples", enabled=progress):
+                pass
     finally:
         torch.set_num_threads(before)  # new threads take the number that was set last on any thread
+    return found
 
 
 # ---- precision and recall along α
@@ -287,7 +277,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Curve:
+class AlphaCurve:
     """One point for each α, over all pairs of `num_anchors`; empty without labels."""
 
     points: tuple[Point, ...] = ()
@@ -299,7 +289,7 @@ class Curve:
 
 def measure_curve(
     features: Features, alpha: float, labels_N: Ints, progress: bool = False
-) -> Curve:
+) -> AlphaCurve:
     """Compares anchors with about fifty million pairs with the labels; all of a small data set."""
     num, others = len(features), len(features) - 1
     anchors_A = column_sample(num, max(FEWEST_ANCHORS, CURVE_PAIRS // num))
@@ -322,7 +312,7 @@ def measure_curve(
         Point(each, flagged / (len(anchors_A) * others), *score(hits, known, kin))
         for each, (flagged, known, hits) in zip(alphas, counts.T.tolist(), strict=True)
     ]
-    return Curve(tuple(points), len(anchors_A))
+    return AlphaCurve(tuple(points), len(anchors_A))
 
 
 def score(hits: int, known: int, kin: int) -> tuple[float, float, float]:
@@ -334,7 +324,7 @@ def score(hits: int, known: int, kin: int) -> tuple[float, float, float]:
     )
 
 
-def best_alpha(curve: Curve, precision: float = MOSTLY_RIGHT) -> float | None:
+def best_alpha(curve: AlphaCurve, precision: float = MOSTLY_RIGHT) -> float | None:
     """The α of the curve with the highest F1 among those with at least this precision."""
     points = [p for p in curve.points if np.isfinite(p.f1) and p.precision >= precision]
     return max(points, key=lambda point: point.f1).alpha if points else None

@@ -35,7 +35,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kinfolk.errors import show_progress
+from kinfolk.errors import plural, show_progress
 from kinfolk.features import Features, Floats, Ints
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ class LabelCheck:
             )
         random = f" About {self.noise:.1%} of the labels are random." if self.noise >= 5e-4 else ""
         return (
-            f"{len(self.found):,} likely label errors are listed; {predicted}, and of random errors"
-            f" about {self.recall:.0%} would be listed.{random}"
+            f"{plural(len(self.found), 'likely label error')} found; {predicted}, and of random"
+            f" errors about {self.recall:.0%} would be found.{random}"
         )
 
 

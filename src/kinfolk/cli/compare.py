@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kinfolk.comparing.table import Column
 
 
-Format = Literal["table", "csv", "markdown", "html"]
+Format = Literal["table", "csv", "markdown"]
 EPILOG = examples(
     "kinfolk compare runs/simclr-0 runs/simclr-1 runs/glofnd-0 runs/glofnd-1",
     "kinfolk compare runs/study --base sogclr --figure knn",
@@ -58,46 +58,38 @@ def compare(
     figure: Annotated[
         str | None, option("Figure for gains and tests; default: linear.", metavar="NAME")
     ] = None,
-    columns: Annotated[
-        str | None, option("Columns to show, by their names; default: all.", metavar="NAME,…")
-    ] = None,
     format: Annotated[
-        Format | None,
-        option("Format; default: by --out, or table.", "--format", "-f", metavar=None),
-    ] = None,
+        Format, option("Format on the screen.", "--format", "-f", metavar=None)
+    ] = "table",
     out: Annotated[
         Path | None,
         option("File to write: .csv, .md or .html.", "--out", "-o", metavar="FILE"),
     ] = None,
     overwrite: Annotated[bool, overwrite_option("the file")] = False,
 ) -> None:
-    """Compare runs: mean ± deviation over seeds, a test against the base, the gap to the oracle.
+    """Compare runs: mean ± deviation over seeds, a test against the base.
 
     Runs of one method that differ only in their seed form one row.
     gain: method − base in points, + is better; p: two-sided paired t-test over n seeds, corrected
-    by Holm for several methods. to oracle: method − oracle, − is below it; gap closed: (method −
-    base) / (oracle − base), only if that gap is beyond noise.
+    by Holm for several methods. to oracle: method − oracle, − is below it.
     """
     from kinfolk.cli.options import screen
     from kinfolk.comparing import compare as compare_runs
 
-    if out is not None and format == "table":
-        raise UsageError(
-            "--format table is for the screen; leave out --out, or choose csv, markdown or html"
-        )
+    if out is not None and format != "table":
+        raise UsageError("--format is for the screen; leave it out, the ending of --out decides")
     if out is not None and out.exists() and not overwrite:
         raise UsageError(
             f"{out} exists; choose another file with --out, or replace it with --overwrite"
         )
-    names = None if columns is None else columns.split(",")
-    found = compare_runs(runs, base=base, oracle=oracle, figure=figure, columns=names)
+    found = compare_runs(runs, base=base, oracle=oracle, figure=figure)
     if out is not None:
-        found.save(out, format)
+        found.save(out)
         screen().print(f"{plural(len(found.records), 'row')}: {out}", markup=False)
-    elif format is None or format == "table":
+    elif format == "table":
         show_comparison(found, screen())
     else:
-        typer.echo(found.to(format), nl=False)
+        typer.echo(found.to_csv() if format == "csv" else found.to_markdown(), nl=False)
 
 
 def show_comparison(found: Comparison, console: Console) -> None:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from kinfolk.report import html
-from kinfolk.report.curves import CURVES, Curve, curve_figure
-from kinfolk.report.html import Panel, figure
+from kinfolk.report.html import CURVES, Curve, Panel, curve_figure, curve_trace, figure
 
 if TYPE_CHECKING:
     from kinfolk.comparing.runs import ComparedRun
@@ -52,8 +51,8 @@ def _minus(text: str) -> str:
     return re.sub(r"(?<![\w-])-(?=\d)", "−", text)
 
 
-def _words(figure: str) -> str:
-    return {"linear": "linear probe", "knn": "kNN accuracy"}.get(figure, figure)
+def _words(key: str) -> str:
+    return {"linear": "linear probe", "knn": "kNN accuracy"}.get(key, key)
 
 
 def caption(comparison: Comparison) -> str:
@@ -80,13 +79,20 @@ def caption(comparison: Comparison) -> str:
 def _runs(comparison: Comparison, folder: Path) -> list[dict[str, Any]]:
     """An entry for each run, with a link to its report or folder."""
     found = []
-    for name, run in ((name, run) for name, runs in comparison.rows.items() for run in runs):
-        report = run.path / "report.html"
-        target = os.path.relpath(report if report.is_file() else run.path, folder)
-        value = run.figures.get(comparison.figure)
-        entry = {"method": name, "seed": run.seed, "epochs": len(run.epochs), "path": str(run.path)}
-        entry["value"] = "–" if value is None else f"{value:.2f}"
-        found.append({**entry, "link": quote(target.replace(os.sep, "/"))})
+    for name, runs in comparison.rows.items():
+        for run in runs:
+            report = run.path / "report.html"
+            target = os.path.relpath(report if report.is_file() else run.path, folder)
+            value = run.figures.get(comparison.figure)
+            entry = {
+                "method": name,
+                "seed": run.seed,
+                "epochs": len(run.epochs),
+                "path": str(run.path),
+                "value": "–" if value is None else f"{value:.2f}",
+                "link": quote(target.replace(os.sep, "/")),
+            }
+            found.append(entry)
     return found
 
 
@@ -103,9 +109,9 @@ def _gain_panel(comparison: Comparison) -> list[Panel]:
         return []
     seeds = []
     for record in compared:
-        base = dict(_by_seed(comparison, record["base"]))
-        values = _by_seed(comparison, record["method"])
-        seeds.append([(seed, value - base[seed]) for seed, value in values if seed in base])
+        base, values = (_by_seed(comparison, record[name]) for name in ("base", "method"))
+        gains = {seed: value - base[seed] for seed, value in values.items() if seed in base}
+        seeds.append(gains)
     drawn = _points(compared, f"{key}_gain", seeds, "points")
     zero = {"type": "line", "x0": 0, "x1": 0, "y0": 0, "y1": 1, "yref": "paper"}
     drawn["layout"]["shapes"] = [zero | {"line": {"width": 1, "dash": "dot", "color": "#888888"}}]
@@ -122,29 +128,26 @@ def _value_panel(comparison: Comparison) -> Panel:
     seeds = [_by_seed(comparison, record["method"]) for record in present]
     described = "; ".join(f"{record['method']} {record[key]:.1f}" for record in present)
     note = "mean over seeds with its 95% confidence interval, and each seed as a dot"
-    title = _words(key)
-    if key != "knn":
-        title = title[:1].upper() + title[1:]
+    title = _words(key) if key == "knn" else _words(key)[:1].upper() + _words(key)[1:]
     return Panel("value", title, note, described, _points(present, key, seeds, "percent"))
 
 
-def _by_seed(comparison: Comparison, row: str) -> list[tuple[int, float]]:
+def _by_seed(comparison: Comparison, row: str) -> dict[int, float]:
     key = comparison.figure
-    return [(run.seed, run.figures[key]) for run in comparison.rows[row] if key in run.figures]
+    return {run.seed: run.figures[key] for run in comparison.rows[row] if key in run.figures}
 
 
 def _points(
     records: Sequence[Mapping[str, Any]],
     key: str,
-    seeds: Sequence[Sequence[tuple[int, float]]],
+    seeds: Sequence[Mapping[int, float]],
     axis: str,
 ) -> dict[str, Any]:
-    """A point with its interval in each row, and a dot for each seed below it."""
-    names, halves = [record["method"] for record in records], []
-    for record in records:
-        low, high = record[f"{key}_low"], record[f"{key}_high"]
-        halves.append(0.0 if low is None else (high - low) / 2)
-    labels = [name if len(name) <= 34 else f"{name[:33]}…" for name in names]
+    """A point with its interval in each row, and a dot for each of several seeds below it."""
+    names, ends = [record["method"] for record in records], (f"{key}_low", f"{key}_high")
+    low_and_high = [[record[end] or 0.0 for end in ends] for record in records]
+    halves = [(high - low) / 2 for low, high in low_and_high]
+    bars = {"array": [round(half, 4) for half in halves], "color": "accent"}
     mean = {
         "type": "scatter",
         "mode": "markers",
@@ -154,16 +157,10 @@ def _points(
         "hovertemplate": "%{x:.2f} ± %{customdata[0]:.2f}<extra></extra>",
         "marker": {"color": "accent", "size": 10},
         "line": {"color": "accent"},
-        "error_x": {
-            "type": "data",
-            "array": [round(half, 4) for half in halves],
-            "color": "accent",
-            "thickness": 2,
-            "width": 6,
-        },
+        "error_x": {"type": "data", **bars, "thickness": 2, "width": 6},
     }
     several = [(row, found) for row, found in enumerate(seeds) if len(found) > 1]
-    dots = [(row, seed, value) for row, found in several for seed, value in found]
+    dots = [(row, seed, value) for row, found in several for seed, value in found.items()]
     single = {
         "type": "scatter",
         "mode": "markers",
@@ -175,15 +172,12 @@ def _points(
         "line": {"color": "second"},
     }
     drawn = figure([mean, single], axis)
-    drawn["layout"] |= {
-        "height": 110 + 40 * len(names),
-        "hovermode": "closest",
-        "showlegend": False,
-    }
+    height = 110 + 40 * len(names)
+    drawn["layout"] |= {"height": height, "hovermode": "closest", "showlegend": False}
     drawn["layout"]["xaxis"]["showgrid"] = True
     drawn["layout"]["yaxis"] = {
         "tickvals": list(range(len(names))),
-        "ticktext": labels,
+        "ticktext": [name if len(name) <= 34 else f"{name[:33]}…" for name in names],
         "range": [len(names) - 0.4, -0.6],
         "showgrid": False,
     }
@@ -198,30 +192,28 @@ def overlay_panels(rows: Mapping[str, Sequence[ComparedRun]]) -> list[Panel]:
     """For each metric, the mean over the seeds of each row as a line, and each run as a thin
     line."""
     panels = []
-    for curve in CURVES:
-        for metric, label in curve.lines.items():
-            if metric not in OVERLAID:
+    overlaid = [(curve, name) for curve in CURVES for name in curve.lines if name in OVERLAID]
+    for curve, metric in overlaid:
+        traces, described = [], []
+        for at, (name, runs) in enumerate(rows.items()):
+            found = [_curve_values(run, metric) for run in runs]
+            found = [values for values in found if values]
+            if not found:
                 continue
-            traces, described = [], []
-            for at, (name, runs) in enumerate(rows.items()):
-                found = [_curve_values(run, metric) for run in runs]
-                found = [values for values in found if values]
-                if not found:
-                    continue
-                mean = {
-                    epoch: statistics.mean(values[epoch] for values in found if epoch in values)
-                    for epoch in sorted(set().union(*found))
-                }
-                if len(found) > 1:
-                    traces += [_line(name, values, str(at), curve, thin=True) for values in found]
-                traces.append(_line(name, mean, str(at), curve))
-                described.append(f"{name} ends at {mean[max(mean)]:.4g}")
-            if traces:
-                title = curve.title if len(curve.lines) == 1 else f"{curve.title}: {label}"
-                drawn = curve_figure(curve, traces)
-                drawn["layout"] |= {"height": 240 + 20 * len(rows), "showlegend": True}
-                note = f"{curve.note}; mean over seeds, single runs thin"
-                panels.append(Panel(f"curve-{metric}", title, note, "; ".join(described), drawn))
+            mean = {
+                epoch: statistics.mean(values[epoch] for values in found if epoch in values)
+                for epoch in sorted(set().union(*found))
+            }
+            if len(found) > 1:
+                traces += [_line(name, values, str(at), curve, thin=True) for values in found]
+            traces.append(_line(name, mean, str(at), curve))
+            described.append(f"{name} ends at {mean[max(mean)]:.4g}")
+        if traces:
+            more = "" if len(curve.lines) == 1 else f": {curve.lines[metric]}"
+            drawn, title = curve_figure(curve, traces), curve.title + more
+            drawn["layout"] |= {"height": 240 + 20 * len(rows), "showlegend": True}
+            note = f"{curve.note}; mean over seeds, single runs thin"
+            panels.append(Panel(f"curve-{metric}", title, note, "; ".join(described), drawn))
     return panels
 
 
@@ -233,17 +225,9 @@ def _curve_values(run: ComparedRun, metric: str) -> dict[int, float]:
 def _line(
     name: str, values: Mapping[int, float], colour: str, curve: Curve, thin: bool = False
 ) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": "lines" if thin or len(values) > 40 else "lines+markers",
-        "name": name,
-        "x": list(values),
-        "y": [round(value, 6) for value in values.values()],
-        "line": {"color": colour, "width": 1 if thin else 2.5},
-        "marker": {"color": colour, "size": 5},
-        "opacity": 0.35 if thin else 1,
-        "legendgroup": name,
-        "showlegend": not thin,
-        "hoverinfo": "skip" if thin else "all",
-        "hovertemplate": None if thin else f"%{{y:{'.1%' if curve.percent else '.4~g'}}}",
-    }
+    drawn = curve_trace(curve, name, colour, list(values), list(values.values()))
+    drawn |= {"legendgroup": name, "showlegend": not thin}
+    if thin:
+        style = {"color": colour, "width": 1}
+        return drawn | {"mode": "lines", "line": style, "opacity": 0.35, "hoverinfo": "skip"}
+    return drawn

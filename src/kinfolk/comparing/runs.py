@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,6 @@ DIRECTIONS = {
 }
 MAIN = {"accuracy", "nmi", "mean", "spearman"}
 """Main figures of protocols, which are named after the protocol alone; others as in `kin F1`."""
-AVERAGE = "average"
 CLUSTERS = {"mtpr": "MTPR", "mtnr": "MTNR"}
 SIMILARITIES = {"tp_similarity": "TP similarity", "fn_similarity": "FN similarity"}
 SHARES = {
@@ -75,18 +74,16 @@ def figures_of(record: Record) -> dict[str, float]:
 
 def figures_of_result(protocol: str, result: Mapping[str, Any]) -> dict[str, float]:
     """The figures of a protocol: the main figure under the protocol's name, others under both
-    names; for a protocol with parts, those of each part, and the average over several parts.
+    names; for a protocol with parts, those of each part.
 
     Example:
         >>> shares = [{"fraction": 1, "accuracy": 0.75}, {"fraction": 0.5, "accuracy": 0.5}]
         >>> figures_of_result("semi", {"accuracy": 0.625, "fractions": shares})
-        {'semi 100 %': 75.0, 'semi 50 %': 50.0, 'semi average': 62.5}
+        {'semi 100 %': 75.0, 'semi 50 %': 50.0}
         >>> figures_of_result("kin", {"f1": 0.25, "threshold": {"mae": 0.02}})
         {'kin F1': 25.0, 'kin threshold MAE': 0.02}
     """
     parts = parts_of(protocol, result)
-    if len(parts) > 1:
-        parts[f"{protocol} {AVERAGE}"] = result
     if not parts:
         return dict(_walk(protocol, result))
     return {
@@ -137,8 +134,8 @@ DEPTH = 3
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run with its figures, its flattened settings, what each protocol was measured on, the parts
-    of each average, and the metrics of its epochs."""
+    """A run with its figures, its flattened settings, what each protocol was measured on, and the
+    metrics of its epochs."""
 
     path: Path
     method: str
@@ -147,7 +144,6 @@ class ComparedRun:
     source: str | None
     figures: Mapping[str, float]
     measured_on: Mapping[str, tuple[str, ...]]
-    averaged: Mapping[str, frozenset[str]]
     epochs: Sequence[Mapping[str, float]]
 
 
@@ -177,16 +173,7 @@ def read_runs(paths: Iterable[Path | str]) -> tuple[list[ComparedRun], list[str]
         more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
         names = ", ".join(left_out[:3])
         notes.append(f"Left out because nothing was measured: {names}{more}.")
-    for name in dict.fromkeys(name for run in found for name in run.averaged):
-        if len({run.averaged[name] for run in found if name in run.averaged}) > 1:
-            found = [_without(run, name) for run in found]
-            notes.append(f"{name} is left out: the runs were not measured on the same parts.")
     return found, notes
-
-
-def _without(run: ComparedRun, name: str) -> ComparedRun:
-    kept = {key: value for key, value in run.figures.items() if not key.startswith(name)}
-    return replace(run, figures=kept)
 
 
 def _find_runs(path: Path) -> list[Path]:
@@ -222,12 +209,11 @@ def _read(folder: Path) -> ComparedRun:
     settings = {key: value for key, value in settings.items() if _distinguishes_rows(key)}
     if (folder / FOREIGN).is_file():  # the settings of its training are unknown
         settings = {key: value for key, value in settings.items() if key in OF_DATA}
-    results = {str(result["protocol"]): result for result in record.results}
-    results = {name: result for name, result in results.items() if figures_of_result(name, result)}
-    parts = {name: parts_of(name, result) for name, result in results.items()}
-    by_name: dict[str, Mapping[str, Any]] = {}
-    for name, result in results.items():
-        by_name |= parts[name] if "sets" in result else {name: result}
+    measured: dict[str, Mapping[str, Any]] = {}
+    for result in record.results:
+        name = str(result["protocol"])
+        if figures_of_result(name, result):
+            measured |= parts_of(name, result) if "sets" in result else {name: result}
     return ComparedRun(
         path=folder,
         method=config.method,
@@ -236,10 +222,7 @@ def _read(folder: Path) -> ComparedRun:
         source=config.data.source,
         figures=figures_of(record),
         measured_on={
-            name: where_measured(result, config.data.source) for name, result in by_name.items()
-        },
-        averaged={
-            f"{name} {AVERAGE}": frozenset(each) for name, each in parts.items() if len(each) > 1
+            name: where_measured(result, config.data.source) for name, result in measured.items()
         },
         epochs=record.epochs,
     )

@@ -21,12 +21,9 @@ from kinfolk.training.load_run import FOREIGN
 LEVEL = 0.95
 """Of confidence intervals; a difference is significant if p is below 1 − LEVEL."""
 ORACLES = ("oracle:attract", "oracle")
-ENDINGS = {".csv": "csv", ".md": "markdown", ".html": "html"}
 
-Records = Sequence[Mapping[str, Any]]
-Rows = Mapping[str, Sequence[ComparedRun]]
-Figures = Mapping[str, Sequence[Mapping[str, float]]]
-"""Row name → the figures of each of its runs."""
+Runs = Sequence[ComparedRun]
+Rows = Mapping[str, Runs]
 
 
 def compare(
@@ -35,10 +32,9 @@ def compare(
     base: str | None = None,
     oracle: str | None = None,
     figure: str | None = None,
-    columns: Sequence[str] | None = None,
 ) -> Comparison:
     """One table over runs and seeds: mean ± deviation, paired tests against the base with
-    confidence intervals, the gap to the oracle.
+    confidence intervals, the difference to the oracle.
 
     Runs of one method that differ only in their seed form a row; other settings in which they
     differ are in the row's name. Tests pair runs of the same seed; with several methods the
@@ -51,7 +47,6 @@ def compare(
         oracle: the row or method that uses the labels; by default the base with `+oracle:attract`
             or `+oracle`, if there is one.
         figure: the figure for gains and tests; by default `linear`, or the first result.
-        columns: the columns to show, by their headers; `records` always contain everything.
     """
     paths = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     found, notes = read_runs([os.fspath(path) for path in paths])
@@ -66,21 +61,29 @@ def compare(
     chosen = figure or next(key for key in ("linear", *results) if key in results)
     if chosen not in results:
         raise UsageError(f"`figure` (={figure}) was not measured; there are: {', '.join(results)}")
-    records = [_record(name, rows, base, oracle, results, training) for name in rows]
+    records = []
+    for name, each in rows.items():
+        low = base_of(name, rows, base)
+        high = oracle_of(name, rows, base) if oracle is None else counterpart(name, oracle, rows)
+        record: dict[str, Any] = {"method": name, "seeds": [run.seed for run in each]}
+        record |= {"base": low, "oracle": high}
+        for key in (*results, *training):
+            record |= _statistics(key, each)
+            if key in results:
+                others = None if high in (None, name) else rows[high]
+                record |= _tests(key, each, None if low is None else rows[low], others)
+        records.append(record)
     for key in results:
         _add_verdicts(records, key)
         if any(record[f"{key}_runs"] not in (0, len(record["seeds"])) for record in records):
             notes.append(f"{key} is missing in some runs of a row: its mean is over the others.")
-    shown = _columns(records, results, training, chosen)
-    if columns is not None:
-        shown = _pick(shown, columns)
-    return Comparison(records, shown, chosen, notes, rows)
+    return Comparison(records, _columns(records, results, training, chosen), chosen, notes, rows)
 
 
 # ---- rows
 
 
-def group_rows(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRun]]:
+def group_rows(runs: Runs) -> dict[str, list[ComparedRun]]:
     """Groups runs of one method and configuration into rows, one run for each seed."""
     by_method: dict[str, list[list[ComparedRun]]] = {}
     for run in runs:
@@ -146,6 +149,28 @@ def _differences(rows: Rows) -> list[str]:
     return [f"The methods were not trained with the same settings: {', '.join(keys)}."]
 
 
+def counterpart(name: str, method: str, rows: Container[str]) -> str | None:
+    """The row of `method` with the same setting in brackets as `name`, or else without one."""
+    setting = name.partition(" ")[2]
+    return next((row for row in (f"{method} {setting}".strip(), method) if row in rows), None)
+
+
+def base_of(name: str, rows: Container[str], base: str | None = None) -> str | None:
+    """The row that `name` is compared with: that of `base`, or else of its framework alone; None
+    for the base itself."""
+    found = counterpart(name, base or name.partition(" ")[0].partition("+")[0], rows)
+    return None if found == name else found
+
+
+def oracle_of(
+    name: str, rows: Container[str], base: str | None = None, kinds: Sequence[str] = ORACLES
+) -> str | None:
+    """The row of the base's method with the oracle: the first of `kinds` that exists."""
+    method = (base_of(name, rows, base) or name).partition(" ")[0]
+    found = (counterpart(name, f"{method}+{kind}", rows) for kind in kinds)
+    return next((row for row in found if row is not None), None)
+
+
 # ---- statistics
 
 
@@ -157,11 +182,11 @@ def spread(values: Sequence[float], digits: int = 1) -> str:
     return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
 
 
-def interval(values: Sequence[float]) -> tuple[float, float] | None:
+def interval(values: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
     """The 95 % confidence interval of the mean by Student's t distribution; None for fewer than two
     values."""
     if len(values) < 2:
-        return None
+        return None, None
     from scipy.stats import sem, t
 
     mean = statistics.mean(values)
@@ -189,8 +214,7 @@ def p_value(
     values: Sequence[float], base: Sequence[float], alternative: str = "greater"
 ) -> float | None:
     """Paired t-test over seeds: that the method is above its base, or with "two-sided" that they
-    differ. None for fewer than two pairs, and where all differences are 0.
-    """
+    differ. None for fewer than two pairs, and where all differences are 0."""
     if len(values) < 2 or len(values) != len(base):
         return None
     from scipy.stats import ttest_rel
@@ -201,118 +225,45 @@ def p_value(
     return None if math.isnan(p) else p
 
 
-def counterpart(name: str, method: str, rows: Container[str]) -> str | None:
-    """The row of `method` with the same setting in brackets as `name`, or else without one."""
-    setting = name.partition(" ")[2]
-    return next((row for row in (f"{method} {setting}".strip(), method) if row in rows), None)
-
-
-def base_of(name: str, rows: Container[str], base: str | None = None) -> str | None:
-    """The row that `name` is compared with: that of `base`, or else of its framework alone; None
-    for the base itself."""
-    found = counterpart(name, base or name.partition(" ")[0].partition("+")[0], rows)
-    return None if found == name else found
-
-
-def oracle_of(
-    name: str, rows: Container[str], base: str | None = None, kinds: Sequence[str] = ORACLES
-) -> str | None:
-    """The row of the base's method with the oracle: the first of `kinds` that exists."""
-    method = (base_of(name, rows, base) or name).partition(" ")[0]
-    found = (counterpart(name, f"{method}+{kind}", rows) for kind in kinds)
-    return next((row for row in found if row is not None), None)
-
-
-def gap_closed(
-    name: str,
-    figures: Figures,
-    base: str | None = None,
-    figure: str = "linear",
-    oracle: str | None = None,
-) -> float | None:
-    """(method − base) / (oracle − base), seeds averaged; None for the base, and where the oracle
-    (default: SupCon) is missing or not above the base."""
-    low, high = base_of(name, figures, base), oracle or oracle_of(name, figures, base, ORACLES[:1])
-    if low is None or high is None:
-        return None
-    values = [[run[figure] for run in figures[row] if figure in run] for row in (name, low, high)]
-    if not all(values):
-        return None
-    method, bottom, top = (statistics.mean(each) for each in values)
-    return (method - bottom) / (top - bottom) if top > bottom else None
-
-
 # ---- records
 
 
-def _record(
-    name: str,
-    rows: Rows,
-    base: str | None,
-    oracle: str | None,
-    results: Sequence[str],
-    training: Sequence[str],
-) -> dict[str, Any]:
-    runs, low = rows[name], base_of(name, rows, base)
-    high = oracle_of(name, rows, base) if oracle is None else counterpart(name, oracle, rows)
-    seeds = [run.seed for run in runs]
-    record: dict[str, Any] = {"method": name, "seeds": seeds, "base": low, "oracle": high}
-    for key in (*results, *training):
-        values = _values(runs, key)
-        low_end, high_end = interval(values) or (None, None)
-        found: dict[str, Any] = {
-            "": statistics.mean(values) if values else None,
-            "_deviation": statistics.stdev(values) if len(values) > 1 else None,
-            "_runs": len(values),
-            "_low": low_end,
-            "_high": high_end,
-        }
-        if key in results:
-            pairs = [] if low is None else _pair(runs, rows[low], key)
-            one, other = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-            low_end, high_end = interval([a - b for a, b in pairs]) or (None, None)
-            clear = high is not None and _is_clear_gap(rows[high], rows[low or name], key)
-            figures = {row: [run.figures for run in each] for row, each in rows.items()}
-            closed = gap_closed(name, figures, base, key, high) if clear else None
-            found |= {
-                "_gain": _difference(runs, rows.get(low or "", ()), key),
-                "_pairs": len(pairs),
-                "_gain_low": low_end,
-                "_gain_high": high_end,
-                "_p": p_value(one, other, "two-sided"),
-                "_to_oracle": (
-                    None if high == name else _difference(runs, rows.get(high or "", ()), key)
-                ),
-                "_gap_closed": None if closed is None else 100 * closed,
-            }
-        record |= {f"{key}{ending}": value for ending, value in found.items()}
-    return record
+def _values(key: str, runs: Runs) -> dict[int, float]:
+    """The figure of each seed."""
+    return {run.seed: run.figures[key] for run in runs if key in run.figures}
 
 
-def _values(runs: Sequence[ComparedRun], key: str) -> list[float]:
-    return [run.figures[key] for run in runs if key in run.figures]
+def _statistics(key: str, runs: Runs) -> dict[str, Any]:
+    values = list(_values(key, runs).values())
+    low, high = interval(values)
+    return {
+        key: statistics.mean(values) if values else None,
+        f"{key}_deviation": statistics.stdev(values) if len(values) > 1 else None,
+        f"{key}_runs": len(values),
+        f"{key}_low": low,
+        f"{key}_high": high,
+    }
 
 
-def _pair(
-    runs: Sequence[ComparedRun], base: Sequence[ComparedRun], key: str
-) -> list[tuple[float, float]]:
-    """The figure in both rows, for the seeds that both have."""
-    other = {run.seed: run.figures[key] for run in base if key in run.figures}
-    both = [run for run in runs if key in run.figures and run.seed in other]
-    return [(run.figures[key], other[run.seed]) for run in both]
+def _tests(key: str, runs: Runs, base: Runs | None, oracle: Runs | None) -> dict[str, Any]:
+    """Differences of a row to its base and its oracle; tests pair the seeds that both have."""
+    values, others = _values(key, runs), _values(key, base or ())
+    pairs = [(value, others[seed]) for seed, value in values.items() if seed in others]
+    low, high = interval([one - other for one, other in pairs])
+    return {
+        f"{key}_gain": _difference(values, others),
+        f"{key}_pairs": len(pairs),
+        f"{key}_gain_low": low,
+        f"{key}_gain_high": high,
+        f"{key}_p": p_value([one for one, _ in pairs], [other for _, other in pairs], "two-sided"),
+        f"{key}_to_oracle": _difference(values, _values(key, oracle or ())),
+    }
 
 
-def _difference(
-    runs: Sequence[ComparedRun], other: Sequence[ComparedRun], key: str
-) -> float | None:
-    both = _values(runs, key), _values(other, key)
-    return statistics.mean(both[0]) - statistics.mean(both[1]) if all(both) else None
-
-
-def _is_clear_gap(oracle: Sequence[ComparedRun], base: Sequence[ComparedRun], key: str) -> bool:
-    """Whether the oracle differs from the base by more than noise."""
-    found = interval([one - other for one, other in _pair(oracle, base, key)])
-    return found is not None and (found[0] > 0 or found[1] < 0)
+def _difference(values: Mapping[int, float], others: Mapping[int, float]) -> float | None:
+    if not values or not others:
+        return None
+    return statistics.mean(values.values()) - statistics.mean(others.values())
 
 
 def _add_verdicts(records: list[dict[str, Any]], key: str) -> None:
@@ -359,6 +310,17 @@ def _is_distance(key: str) -> bool:
 
 # ---- columns and the table
 
+TESTS = {
+    "gain": "gain",
+    "gain_low": "95% interval",
+    "pairs": "n",
+    "p": "p",
+    "p_holm": "p (Holm)",
+    "verdict": "verdict",
+    "to_oracle": "to oracle",
+}
+"""Headers of the columns of tests, by their kind."""
+
 
 @dataclass(frozen=True)
 class Column:
@@ -392,23 +354,14 @@ class Column:
             return str(value)
         if self.kind == "gain_low":
             return f"{value:+.1f} to {record[self.key.removesuffix('_low') + '_high']:+.1f}"
-        return f"{value:.0f} %" if self.kind == "gap_closed" else f"{value:+.1f}"
-
-
-TESTS = {
-    "gain": "gain",
-    "gain_low": "95% interval",
-    "pairs": "n",
-    "p": "p",
-    "p_holm": "p (Holm)",
-    "verdict": "verdict",
-    "to_oracle": "to oracle",
-    "gap_closed": "gap closed",
-}
+        return f"{value:+.1f}"
 
 
 def _columns(
-    records: Records, results: Sequence[str], training: Sequence[str], chosen: str
+    records: Sequence[Mapping[str, Any]],
+    results: Sequence[str],
+    training: Sequence[str],
+    chosen: str,
 ) -> list[Column]:
     tested = [record for record in records if record["oracle"] != record["method"]]
     several = sum(record[f"{chosen}_p"] is not None for record in tested) > 1
@@ -426,17 +379,6 @@ def _columns(
     return [each for each in columns if any(record[each.key] is not None for record in records)]
 
 
-def _pick(columns: Sequence[Column], names: Sequence[str]) -> list[Column]:
-    by_name = {column.head.lower(): column for column in columns}
-    for name in names:
-        if name.strip().lower() not in by_name:
-            raise UsageError(
-                f"there is no column {name!r} in this table; there are:"
-                f" {', '.join(column.head for column in columns)}"
-            )
-    return [by_name[name.strip().lower()] for name in names]
-
-
 @dataclass(frozen=True)
 class Comparison:
     """One table over runs and seeds.
@@ -445,8 +387,8 @@ class Comparison:
         records: one mapping for each row: `method`, `seeds`, `base`, `oracle`; for every figure F
             its mean `F`, `F_deviation`, `F_runs` and the ends `F_low`, `F_high` of its 95 %
             confidence interval; for results also `F_gain` (method − base), `F_pairs`, `F_gain_low`,
-            `F_gain_high`, `F_p`, `F_p_holm`, `F_verdict`, `F_to_oracle` (method − oracle) and
-            `F_gap_closed`. Shares and differences are in percent; missing values are None.
+            `F_gain_high`, `F_p`, `F_p_holm`, `F_verdict` and `F_to_oracle` (method − oracle).
+            Shares and differences are in percent; missing values are None.
         figure: the figure that gains and tests are of.
         notes: remarks for the reader.
         rows: the runs of each row, by its name.
@@ -458,19 +400,10 @@ class Comparison:
     notes: list[str]
     rows: Rows
 
-    def to(self, kind: str, folder: str | os.PathLike[str] = ".") -> str:
-        """As text: "csv", "markdown" or "html". Links of the page are relative to `folder`."""
-        if kind == "html":
-            return self.to_html(folder)
-        if kind not in ENDINGS.values():
-            raise UsageError(f"`kind` (={kind!r}) must be one of {', '.join(ENDINGS.values())}")
-        return self.to_csv() if kind == "csv" else self.to_markdown()
-
     def to_csv(self) -> str:
         """All of `records` as plain numbers; missing values are empty."""
-        heads = list(self.records[0])
         rows = [{**record, "seeds": " ".join(map(str, record["seeds"]))} for record in self.records]
-        return csv_text(heads, [[row[head] for head in heads] for row in rows])
+        return csv_text(list(rows[0]), [list(row.values()) for row in rows])
 
     def to_markdown(self) -> str:
         columns = self.columns
@@ -480,31 +413,28 @@ class Comparison:
         return "".join(f"| {' | '.join(line)} |\n" for line in escaped)
 
     def to_html(self, folder: str | os.PathLike[str] = ".") -> str:
-        """A page with intervals, every seed and curves drawn, in one file."""
+        """A page with intervals, every seed and curves drawn, in one file. Its links are relative
+        to `folder`."""
         from kinfolk.comparing.page import render
 
         return render(self, folder)
 
     def sentences(self) -> list[str]:
         """The comparison of each method with its base in words."""
-        return [
-            sentence(record, self.figure)
-            for record in self.records
-            if record[f"{self.figure}_gain"] is not None
-        ]
+        compared = [each for each in self.records if each[f"{self.figure}_gain"] is not None]
+        return [sentence(record, self.figure) for record in compared]
 
-    def save(self, path: str | os.PathLike[str], kind: str | None = None) -> None:
-        """Writes the file as `kind`, or by its ending: .csv, .md or .html."""
-        ending = Path(path).suffix
-        if kind is None and ending not in ENDINGS:
-            raise UsageError(
-                f"the file (={path}) must end in {', '.join(ENDINGS)}, or its format must be given"
-            )
-        text = self.to(kind or ENDINGS[ending], Path(path).parent)
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the file by its ending: .csv, .md or .html."""
+        ending, folder = Path(path).suffix, Path(path).parent
+        if ending not in (".csv", ".md", ".html"):
+            raise UsageError(f"the file (={path}) must end in .csv, .md or .html")
+        if ending == ".html":
+            text = self.to_html(folder)
+        else:
+            text = self.to_csv() if ending == ".csv" else self.to_markdown()
+        folder.mkdir(parents=True, exist_ok=True)
         write_text(Path(path), text)
 
     def __str__(self) -> str:
         return self.to_markdown()
-
-    _repr_markdown_ = __str__

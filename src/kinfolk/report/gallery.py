@@ -1,12 +1,11 @@
-"""Galleries of the report: anchors with their kin, and for image-text runs the retrieval in both
-directions.
+"""Galleries of the report: anchors with their kin and the bounds of the detector, and for
+image-text runs the retrieval in both directions.
 
 The run's detector is applied after the training to one augmented view of each sample, because
 detectors see augmented views in training. Without a detector the gallery shows nearest neighbours.
 
-Dimension key: N samples of the map (in `draw_retrieval`: training samples), M training samples
-among them (captions), D embedding, R rows of a block, K kin shown, I images, Q queries, C
-candidates.
+Dimension key: N samples of the map (in the retrieval: training samples), M training samples among
+them (captions), D embedding, R rows of a block, K kin shown, I images, Q queries, C candidates.
 """
 
 from __future__ import annotations
@@ -22,10 +21,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kinfolk.data.text import TextData
+from kinfolk.detectors.base import Bound
+from kinfolk.detectors.thresholds import batch_quantile
 from kinfolk.embedding import embed
 from kinfolk.errors import short
 from kinfolk.evaluation.protocols import Augmented
-from kinfolk.report import html
+from kinfolk.report.html import HERE, Panel, figure, outlines, render_template
 from kinfolk.report.maps import choose, data_uri, square_images
 from kinfolk.seeding import generator, kept_random_state
 from kinfolk.training.load_run import flagged_candidates, load_framework
@@ -189,12 +190,83 @@ def find_kin(
     )
 
 
+# ---- the bounds of the detector
+
+
+def bounds_of(compared: Compared) -> list[Bound]:
+    return [] if compared.detector is None else compared.detector.inner.bounds(compared.ids)
+
+
+def level_panels(compared: Compared, batch_size: int, seed: int) -> list[Panel]:
+    """One panel with the distribution of each bound: learned, exact and, for thresholds, what FNC
+    would use in a batch (GloFND paper, Figure 3a). Empty if the detector has no bounds or there are
+    too few samples."""
+    bounds = bounds_of(compared)
+    if not bounds or len(compared.ids) < 3:
+        return []
+    exact, groups = exact_levels(compared, bounds), list[tuple[str, Tensor, str, str]]()
+    if bounds[0].name == "threshold":
+        (bound,), (exact_M,) = bounds, exact
+        batch_M = batch_levels(compared, bound.above, batch_size, seed)
+        groups = [("exact", exact_M, "second", "solid"), ("FNC", batch_M, "third", "dot")]
+        if bound.learned is not None:
+            groups.insert(0, ("learned", bound.learned, "accent", "solid"))
+        title = "Thresholds of the samples"
+        note = (
+            f"a share of {bound.above:.4g} lies above; exact over {len(exact_M):,} samples, FNC in"
+            f" batches of {batch_size:,}"
+        )
+        errors = [
+            f"; {name} differ from the exact ones by {(level_M - exact_M).abs().mean():.3f} on"
+            " average"
+            for name, level_M, *_ in groups
+            if name != "exact"
+        ]
+    else:
+        colours = {"lower": "accent", "upper": "second"}
+        for bound, level_M in zip(bounds, exact, strict=True):
+            groups.append((f"{bound.name}, exact", level_M, colours[bound.name], "solid"))
+        for bound in bounds:
+            if bound.learned is not None and bool((finite_M := bound.learned.isfinite()).any()):
+                learned = bound.learned[finite_M]
+                groups.append((f"{bound.name}, learned", learned, colours[bound.name], "dot"))
+        shares = " and ".join(f"{1 - bound.above:.4g}" for bound in bounds)
+        title, errors = "Ring", []
+        note = f"similarities at the shares {shares} of each sample's negatives"
+    medians = ", ".join(f"{name} {level_M.median():.3f}" for name, level_M, *_ in groups)
+    drawn = figure(outlines(groups), "similarity", share=True)
+    return [Panel("levels", title, note, f"Medians: {medians}{''.join(errors)}", drawn)]
+
+
+def exact_levels(compared: Compared, bounds: list[Bound]) -> list[Tensor]:
+    """(M,) for each bound, the exact quantile over all other samples."""
+    levels: list[list[Tensor]] = [[] for _ in bounds]
+    for _, sim_RM, _ in compared.blocks():
+        n_R = torch.full((len(sim_RM),), len(compared.ids) - 1)
+        for level, bound in zip(levels, bounds, strict=True):
+            level.append(batch_quantile(sim_RM, n_R, bound.above))
+    return [torch.cat(level) for level in levels]
+
+
+def batch_levels(compared: Compared, alpha: float, batch_size: int, seed: int) -> Tensor:
+    """(M,) the lowest similarity that FNC flags in random batches."""
+    order = torch.randperm(len(compared.ids), generator=generator(seed, "batches"))
+    levels = torch.empty(len(order))
+    for batch in order.tensor_split(max(1, len(order) // batch_size)):
+        sim = (compared.embedding[batch] @ compared.embedding[batch].T).fill_diagonal_(-torch.inf)
+        number = max(1, round(alpha * (len(batch) - 1)))
+        levels[batch] = sim.topk(number, dim=1).values[:, -1]
+    return levels
+
+
+# ---- retrieval
+
 NUM_IMAGES, NUM_QUERIES, NUM_RESULTS, SIDE, LONGEST = 500, 6, 6, 112, 300
 
 
 @dataclass(frozen=True)
 class Shown:
-    """An image with its key, or a caption."""
+    """An image with its key, or a text."""
 
     text: str
     uri: str = ""
@@ -220,7 +292,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Side:
-    """The images or the captions, and what to show of each."""
+    """The images or the texts, and what to show of each."""
 
     embeddings: Tensor
     ids: Tensor
@@ -228,7 +300,7 @@ class Side:
 
 
 def draw_retrieval(opened: OpenedRun, data: ImageData, *, progress: bool = False) -> Markup | None:
-    """The retrieval section of the page; None for a run without captions.
+    """The retrieval section of the page; None for a run without texts.
 
     Queries and candidates are training samples, because a detector has state for these only: a
     random part of the images, each once, and all their captions.
@@ -322,7 +394,7 @@ def retrieval_section(
     titles: tuple[str, str] = ("Captions for an image", "Images for a caption"),
 ) -> Markup:
     detector = method.partition("+")[2].partition(":")[0] if detects else ""
-    template = (html.HERE, "retrieval.html")
-    return html.render_template(
+    template = (HERE, "retrieval.html")
+    return render_template(
         template, by_image=by_image, by_text=by_text, titles=titles, detector=detector
     )

@@ -1,4 +1,5 @@
-"""Composes an HTML page as one file that needs no network and no other file, with its figures.
+"""Composes an HTML page as one file that needs no network and no other file, with its figures and
+the curves over the epochs.
 
 All text of the data is escaped by the template, scripts read JSON without angle brackets, and the
 page's content security policy allows no other script and no request. A figure is a dictionary for
@@ -10,9 +11,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from importlib import metadata, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,6 +134,8 @@ def _file(package: str, name: str) -> str:
     return resources.files(package).joinpath(name).read_text(encoding="utf-8")
 
 
+# ---- figures
+
 BINS = 60
 
 
@@ -170,15 +175,9 @@ def histogram(name: str, values: Any, colour: str) -> dict[str, Any]:
         step = -(-(high - low + 1) // BINS)
         bins = np.arange(low, high + step + 1, step) - 0.5
     counts, edges = np.histogram(values, bins=bins)
-    x = [round(float(x), 4) for x in (edges[:-1] + edges[1:]) / 2]
-    return {
-        "type": "bar",
-        "name": name,
-        "x": x,
-        "y": counts.tolist(),
-        "line": {"color": colour},
-        "marker": {"color": colour},
-    }
+    bars = line(name, (edges[:-1] + edges[1:]) / 2, counts, colour)
+    del bars["mode"]
+    return bars | {"type": "bar"}
 
 
 def outlines(groups: Sequence[tuple[str, Any, str, str]]) -> list[dict[str, Any]]:
@@ -186,7 +185,7 @@ def outlines(groups: Sequence[tuple[str, Any, str, str]]) -> list[dict[str, Any]
     normalised to its group."""
     arrays = [np.asarray(values) for _, values, _, _ in groups]
     arrays = [array[np.isfinite(array)] for array in arrays]
-    whole = np.concatenate(arrays) if arrays else np.empty(0)
+    whole = np.concatenate(arrays)
     if not len(whole):
         return []
     edges = np.linspace(whole.min() - 1e-3, whole.max() + 1e-3, BINS + 1)
@@ -195,8 +194,8 @@ def outlines(groups: Sequence[tuple[str, Any, str, str]]) -> list[dict[str, Any]
     for (name, _, colour, dash), array in zip(groups, arrays, strict=True):
         if len(array):
             share = np.histogram(array, bins=edges)[0] / len(array)
-            style = {"color": colour, "width": 2, "dash": dash, "shape": "hvh"}
-            traces.append(line(name, centre, share, colour, dash, line=style))
+            traces.append(line(name, centre, share, colour, dash))
+            traces[-1]["line"]["shape"] = "hvh"
     return traces
 
 
@@ -213,3 +212,146 @@ def figure(traces: list[dict[str, Any]], axis: str, *, share: bool = False) -> d
         "yaxis": {"nticks": 5, "rangemode": "tozero", **({"tickformat": ".2~%"} if share else {})},
     }
     return {"data": traces, "layout": layout}
+
+
+# ---- curves over the epochs
+
+COLOURS = ("accent", "second", "third")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One panel of curves over the epochs: `lines` names each metric in the legend; `alone` is the
+    note if only the first line has values."""
+
+    id: str
+    title: str
+    note: str
+    lines: dict[str, str]
+    alone: str = ""
+    percent: bool = False
+    from_zero: bool = False
+    needs_labels: bool = False
+
+
+_labelled = partial(Curve, percent=True, needs_labels=True)
+_share = partial(Curve, percent=True, from_zero=True)
+_from_zero = partial(Curve, from_zero=True)
+CURVES = (
+    Curve("loss", "Loss", "mean over the epoch", {"loss": "Loss"}),
+    _labelled("knn", "kNN accuracy", "weighted kNN on the encoder's features", {"knn": "kNN"}),
+    _share("flagged", "Flagged pairs", "share of the negatives", {"flagged": "Flagged"}),
+    _labelled(
+        "detection",
+        "Detection",
+        "flagged pairs against the labels",
+        {"precision": "Precision", "recall": "Recall", "f1": "F1"},
+    ),
+    _labelled(
+        "anchor_detection",
+        "Detection per anchor",
+        "computed for each anchor, mean over the anchors",
+        {"anchor_precision": "Precision", "anchor_recall": "Recall", "anchor_f1": "F1"},
+    ),
+    _labelled(
+        "clusters",
+        "Clusters",
+        "pseudo-labels of the first level against the labels",
+        {"mtpr": "MTPR", "mtnr": "MTNR", "nmi": "NMI"},
+    ),
+    Curve(
+        "similarity",
+        "Similarity",
+        "of anchors to their positives, and to negatives with the same label",
+        {"tp_similarity": "True positives", "fn_similarity": "False negatives"},
+        "of anchors to their positives",
+    ),
+    _labelled(
+        "features_nmi",
+        "NMI of the features",
+        "k-means on the encoder's features against the labels, mean over seeds",
+        {"features_nmi": "NMI"},
+    ),
+    Curve(
+        "hierarchy",
+        "Hierarchy",
+        "share of samples that conform to it, are clustered at its top level, and are in the"
+        " largest cluster there",
+        {"conforming": "Conforming", "clustered": "Clustered", "largest_cluster": "Largest"},
+        percent=True,
+    ),
+    _share(
+        "keys",
+        "Retrieved keys",
+        "share of anchors with a key from the queue, and of these keys with the anchor's label",
+        {"with_key": "Anchors with a key", "key_precision": "Same label"},
+        "share of anchors with a key from the queue",
+    ),
+    _share(
+        "accepted",
+        "Accepted labels",
+        "share of the samples whose cluster label is accepted, mean over the levels",
+        {"accepted": "Accepted"},
+    ),
+    _from_zero("temperature", "Temperature", "of the loss", {"temperature": "Temperature"}),
+    _from_zero("lr", "Learning rate", "at the end of the epoch", {"lr": "Learning rate"}),
+    _from_zero("speed", "Images per second", "training only", {"images_per_second": "Images/s"}),
+    _from_zero(
+        "cost",
+        "Cost of an epoch",
+        "seconds of the steps, and of embedding and clustering before them",
+        {"seconds": "Steps", "refresh_seconds": "Refresh"},
+        "seconds of the steps",
+    ),
+)
+
+
+def curve_panels(epochs: Sequence[dict[str, float]], labelled: bool = True) -> list[Panel]:
+    """One panel for each curve with a finite value; without labels not those that need them."""
+    panels = []
+    for curve in CURVES:
+        traces, described = [], []
+        for (metric, label), colour in zip(curve.lines.items(), COLOURS, strict=False):
+            rows = [row for row in epochs if math.isfinite(row.get(metric, math.nan))]
+            if rows and (labelled or not curve.needs_labels):
+                x, y = [int(row["epoch"]) for row in rows], [row[metric] for row in rows]
+                traces.append(curve_trace(curve, label, colour, x, y))
+                if len(curve.lines) == 1:
+                    traces[-1]["hovertemplate"] += "<extra></extra>"
+                words = [f"{v:.1%}" if curve.percent else f"{v:.4g}" for v in (y[0], y[-1])]
+                last = f", {words[1]} in epoch {x[-1]}" if len(x) > 1 else ""
+                described.append(f"{label}: {words[0]} in epoch {x[0]}{last}")
+        if traces:
+            note = curve.alone if curve.alone and len(traces) == 1 else curve.note
+            drawn = curve_figure(curve, traces)
+            panels.append(Panel(curve.id, curve.title, note, "; ".join(described), drawn))
+    return panels
+
+
+def curve_trace(
+    curve: Curve, label: str, colour: str, x: list[int], y: list[float]
+) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if len(x) <= 40 else "lines",
+        "name": label,
+        "x": x,
+        "y": y,
+        "line": {"color": colour, "width": 2},
+        "marker": {"color": colour, "size": 5},
+        "hovertemplate": f"%{{y:{'.2%' if curve.percent else '.4~g'}}}",
+    }
+
+
+def curve_figure(curve: Curve, traces: list[dict[str, Any]]) -> dict[str, Any]:
+    """Curves with ticks at whole epochs, also in short runs."""
+    drawn = figure(traces, "epoch")
+    first, last = min(trace["x"][0] for trace in traces), max(trace["x"][-1] for trace in traces)
+    step = max(1, math.ceil((last - first) / 6))
+    ticks = {"tickformat": "d", "tickmode": "linear", "tick0": first, "dtick": step}
+    drawn["layout"]["xaxis"] |= ticks
+    drawn["layout"]["yaxis"] |= {
+        "tickformat": ".2~%" if curve.percent else "~g",
+        "rangemode": "tozero" if curve.from_zero else "normal",
+    }
+    return drawn

@@ -65,7 +65,7 @@ def strip(
 @dataclass(frozen=True)
 class Stage:
     """The map after an epoch. `pseudo`: (S,) pseudo-labels, −1 where none was accepted, None before
-    the first; `note` counts them."""
+    the first. `note` counts them."""
 
     epoch: int
     points: NDArray[np.float32]
@@ -92,17 +92,6 @@ class Stages:
         """Whether the reader can choose between two colourings."""
         return self.clusters > 0 and self.has_labels
 
-    @property
-    def intro(self) -> str:
-        """The sentences above the maps."""
-        colour = ", coloured by label" if self.has_labels else ""
-        if self.clusters:
-            colour = ", coloured by pseudo-label (grey where none was accepted)"
-        return (
-            f"{self.method} of the projected embeddings of {len(self.place):,} random training"
-            f" samples{colour}. Point at a sample to mark it in all maps."
-        )
-
     def as_json(self) -> dict[str, Any]:
         """Data for the page's script."""
         maps = [
@@ -119,11 +108,10 @@ def draw_stages(
     in place. None without snapshots."""
     if not snapshots:
         return None
-    place = np.searchsorted(ids_N, snapshots[0].ids)
-    if len(ids_N) == 0 or not np.array_equal(
-        ids_N[np.minimum(place, len(ids_N) - 1)], snapshots[0].ids
-    ):
+    ids_S = snapshots[0].ids
+    if not np.isin(ids_S, ids_N).all():
         return None
+    place = np.searchsorted(ids_N, ids_S)
     clusters = any(snapshot.pseudo is not None for snapshot in snapshots)
     maps, points, method = [], None, ""
     for snapshot in snapshots:
@@ -173,26 +161,21 @@ def draw_strips(data: ImageData, views: Views, seed: int) -> list[Strip]:
     """Some random training samples, each with some of its augmented views."""
     ids = choose(data.num_train, seed, NUM_SAMPLES)
     chosen = torch.from_numpy(ids)
-    made_VBCHW = views.to_rgb(
-        views(
-            data.pixels(chosen),
-            generator(seed, "strips"),
-            aspect=data.aspect(chosen),
-            num_views=NUM_VIEWS,
-        )
+    made_VBCHW = views(
+        data.pixels(chosen),
+        generator(seed, "strips"),
+        aspect=data.aspect(chosen),
+        num_views=NUM_VIEWS,
     )
-    bytes_VBHWC = (made_VBCHW * 255).round().to(torch.uint8).permute(0, 1, 3, 4, 2).numpy()
+    rgb_VBCHW = (views.to_rgb(made_VBCHW) * 255).round().to(torch.uint8)
+    views_BVHW3 = np.ascontiguousarray(rgb_VBCHW.permute(1, 0, 3, 4, 2).numpy())
     names, samples = _class_names(data), data.samples
-    strips = []
-    for i, (sample, square) in enumerate(
-        zip(ids, square_images(data, ids, 2 * views.size), strict=True)
-    ):
-        label = -1 if samples.labels is None else int(samples.labels[sample])
-        name = names[label] if 0 <= label < len(names) else ""
-        strips.append(
-            strip(samples.keys[sample], name, square, np.ascontiguousarray(bytes_VBHWC[:, i]))
-        )
-    return strips
+    squares = square_images(data, ids, 2 * views.size)
+    labels = np.full(len(ids), -1) if samples.labels is None else samples.labels[ids]
+    return [
+        strip(samples.keys[sample], names[label] if label >= 0 else "", square, views_VHW3)
+        for sample, label, square, views_VHW3 in zip(ids, labels, squares, views_BVHW3, strict=True)
+    ]
 
 
 def square_images(data: ImageData, ids: NDArray[np.int64], size: int) -> list[NDArray[np.uint8]]:
@@ -282,10 +265,8 @@ def choose(
         return np.arange(total, dtype=np.int64)
     kept = np.empty(0, dtype=np.int64) if include is None else include[:limit]
     others = np.setdiff1d(np.arange(total), kept)
-    drawn = others[
-        torch.randperm(len(others), generator=generator(seed, "map"))[: limit - len(kept)].numpy()
-    ]
-    return np.sort(np.concatenate((kept, drawn))).astype(np.int64)
+    order = torch.randperm(len(others), generator=generator(seed, "map")).numpy()
+    return np.sort(np.concatenate((kept, others[order[: limit - len(kept)]]))).astype(np.int64)
 
 
 def project(
@@ -325,10 +306,9 @@ def _principal(x_NF: NDArray[np.float32], components: int) -> NDArray[np.float32
     centred_NF = x_NF - x_NF.mean(0)
     _, vectors_FF = np.linalg.eigh((centred_NF.T @ centred_NF).astype(np.float64))
     directions = vectors_FF[:, ::-1][:, :components]
-    directions = directions * np.sign(
-        directions[np.abs(directions).argmax(0), np.arange(directions.shape[1])]
-    )
-    return np.asarray(centred_NF @ directions, dtype=np.float32)
+    largest = np.abs(directions).argmax(0)
+    signs = np.sign(directions[largest, np.arange(directions.shape[1])])
+    return np.asarray(centred_NF @ (directions * signs), dtype=np.float32)
 
 
 def _pad(points: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -348,10 +328,9 @@ def sprite_sheet(images: Sequence[NDArray[np.uint8]], size: int) -> Sprites | No
     for i, image in enumerate(images):
         tile = Image.fromarray(image)
         if tile.size != (size, size):
-            tile = tile.resize(
-                (size, size),
-                Image.Resampling.LANCZOS if tile.width > size else Image.Resampling.NEAREST,
-            )
+            smooth = tile.width > size
+            method = Image.Resampling.LANCZOS if smooth else Image.Resampling.NEAREST
+            tile = tile.resize((size, size), method)
         sheet.paste(tile, ((i % columns) * size, (i // columns) * size))
     for quality in QUALITIES:
         uri = data_uri(sheet, quality)

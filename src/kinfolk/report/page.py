@@ -11,9 +11,15 @@ import numpy as np
 from kinfolk.data.sample_table import Samples, key_difference, samples_digest
 from kinfolk.report import html
 from kinfolk.report import record as texts
-from kinfolk.report.curves import bounds_of, curve_panels, level_panels
-from kinfolk.report.gallery import Gallery, draw_retrieval, embed_samples, find_kin
-from kinfolk.report.html import Panel, write_page
+from kinfolk.report.gallery import (
+    Gallery,
+    bounds_of,
+    draw_retrieval,
+    embed_samples,
+    find_kin,
+    level_panels,
+)
+from kinfolk.report.html import Panel, curve_panels, write_page
 from kinfolk.report.maps import (
     NUM_VIEWS,
     EmbeddingMap,
@@ -24,7 +30,7 @@ from kinfolk.report.maps import (
     draw_stages,
     draw_strips,
 )
-from kinfolk.report.record import Record, fraction_panels, normaliser_of, read_record
+from kinfolk.report.record import Record, fraction_panels, read_record
 from kinfolk.training.epoch_end import read_snapshots
 from kinfolk.training.load_run import OpenedRun, open_run, restore
 from kinfolk.training.run_folder import Run
@@ -34,18 +40,6 @@ if TYPE_CHECKING:
 
     from kinfolk.data.images import ImageData
     from kinfolk.frameworks import Framework
-
-
-SECTIONS = (
-    ("curves", "Training"),
-    ("results", "Results"),
-    ("gallery", "Kin"),
-    ("retrieval", "Retrieval"),
-    ("map", "Map"),
-    ("stages", "Epochs"),
-    ("views", "Views"),
-    ("data", "Data"),
-)
 
 
 COSTS = ("lr", "speed", "cost")
@@ -65,25 +59,21 @@ def render(
     strips: Sequence[Strip] = (),
 ) -> str:
     """The text of report.html. Sections without data are left out."""
-    curves = curve_panels(record.epochs, normaliser_of(record), record.labelled)
+    curves = curve_panels(record.epochs, record.labelled)
     costs = [panel for panel in curves if panel.id in COSTS]
     panels = [*(panel for panel in curves if panel not in costs), *levels, *costs]
     measured, results = fraction_panels(record.results), texts.results(record)
-    tables, refused = texts.data_tables(record), texts.quarantine(record)
-    present: dict[str, Any] = {
-        "curves": panels,
-        "results": results or measured,
-        "gallery": gallery or gallery_missing,
-        "retrieval": retrieval,
-        "map": embedding or embedding_missing,
-        "stages": stages,
-        "views": strips,
-        "data": tables or refused,
+    without_detector = gallery is not None and gallery.flagged is None
+    present: dict[str, tuple[str, Any]] = {
+        "curves": ("Training", panels),
+        "results": ("Results", results or measured),
+        "gallery": ("Neighbours" if without_detector else "Kin", gallery or gallery_missing),
+        "retrieval": ("Retrieval", retrieval),
+        "map": ("Map", embedding or embedding_missing),
+        "stages": ("Epochs", stages),
+        "views": ("Views", strips),
     }
-    names = dict(SECTIONS)
-    if gallery is not None and gallery.flagged is None:
-        names["gallery"] = "Neighbours"
-    sections = [(id, names[id]) for id in names if present[id]]
+    sections = [(id, name) for id, (name, contents) in present.items() if contents]
     sprites = None if embedding is None else embedding.sprites
     return html.compose(
         (html.HERE, "page.html"),
@@ -109,27 +99,12 @@ def render(
         gallery=gallery,
         gallery_missing=gallery_missing,
         retrieval=retrieval,
-        map=None if embedding is None else _caption(embedding, gallery is not None),
+        map=embedding,
         map_missing=embedding_missing,
         stages=stages,
         strips=strips,
         num_views=NUM_VIEWS,
-        splits=tables,
-        quarantine=refused,
         config=texts.configuration(record.config, record.labelled),
-    )
-
-
-def _caption(embedding: EmbeddingMap, linked: bool) -> str:
-    which = f"{len(embedding.keys):,} samples"
-    if len(embedding.keys) < embedding.total:
-        which = f"{len(embedding.keys):,} of {embedding.total:,} samples at random"
-    colour = ", coloured by label" if embedding.labels is not None else ""
-    what = "image" if embedding.sprites else "text"
-    kin = " and click it to see its kin" if linked else ""
-    return (
-        f"{embedding.method} of the encoder's features of {which}{colour}. Point at a sample to see"
-        f" its {what}{kin}. Drag to move, double-click to reset."
     )
 
 

@@ -1,5 +1,5 @@
 """What a run folder records, without the model and the images, and its text for the page: papers,
-facts, tiles, results, data, configuration.
+facts, tiles, results, configuration.
 """
 
 from __future__ import annotations
@@ -7,8 +7,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -37,8 +36,8 @@ class Record:
         epochs: `metrics.jsonl`, one entry for each epoch; of an epoch repeated after a resume the
             last.
         results: `eval/*.json`.
-        quarantine: (path, reason) of each refused file.
-        splits, classes: number of samples of each split and of each label, largest first.
+        num_train, num_refused: number of training samples (0 if not known) and of refused files.
+        labelled: whether the samples have labels; True if it is not known.
     """
 
     path: Path
@@ -46,14 +45,9 @@ class Record:
     meta: dict[str, Any]
     epochs: list[dict[str, float]]
     results: list[dict[str, Any]]
-    quarantine: list[tuple[str, str]]
-    splits: dict[str, int]
-    classes: dict[str, int]
-
-    @property
-    def labelled(self) -> bool:
-        """Whether the samples have labels; True if it is not known, without `samples.parquet`."""
-        return bool(self.classes) or not self.splits
+    num_train: int = 0
+    num_refused: int = 0
+    labelled: bool = True
 
     @property
     def method(self) -> str:
@@ -81,8 +75,8 @@ def read_record(run: Path) -> Record:
         raise UsageError(f"there is no run folder at {run}; {hint}")
     if not (run / "config.yaml").is_file():
         raise UsageError(f"{run} is not a run folder: it holds no config.yaml; {hint}")
-    quarantine = run / "quarantine.csv"
-    splits, classes = _read_samples(run / "samples.parquet")
+    refused, samples = run / "quarantine.csv", run / "samples.parquet"
+    num_train, labelled = _read_samples(samples) if samples.is_file() else (0, True)
     return Record(
         path=run.resolve(),
         config=read_yaml(run / "config.yaml"),
@@ -92,9 +86,9 @@ def read_record(run: Path) -> Record:
             {"protocol": file.stem, **_read_json(file)}
             for file in sorted((run / "eval").glob("*.json"))
         ],
-        quarantine=read_quarantine(quarantine) if quarantine.is_file() else [],
-        splits=splits,
-        classes=classes,
+        num_train=num_train,
+        num_refused=len(read_quarantine(refused)) if refused.is_file() else 0,
+        labelled=labelled,
     )
 
 
@@ -122,18 +116,13 @@ def _read_epochs(path: Path) -> list[dict[str, float]]:
     return [by_epoch[epoch] for epoch in sorted(by_epoch)]
 
 
-def _read_samples(path: Path) -> tuple[dict[str, int], dict[str, int]]:
-    if not path.is_file():
-        return {}, {}
+def _read_samples(path: Path) -> tuple[int, bool]:
+    """Number of training samples, and whether any sample has a label."""
     from kinfolk.data.sample_table import Samples
 
     samples = Samples.read(path)
-    splits = dict(Counter(samples.splits))
-    if samples.labels is None:
-        return splits, {}
-    counts = Counter(int(label) for label in samples.labels if label >= 0).most_common()
-    names = samples.classes
-    return splits, {names[label] if names else str(label): count for label, count in counts}
+    labels = samples.labels
+    return samples.num_train, labels is not None and bool((labels >= 0).any())
 
 
 # ---- numbers in words
@@ -219,11 +208,11 @@ def summary(record: Record) -> str:
     epochs, planned = len(record.epochs), record.config.get("epochs")
     unfinished = isinstance(planned, int) and planned != epochs
     trained = f"{epochs} of {planned} epochs" if unfinished else plural(epochs, "epoch")
-    samples = record.splits.get("train", 0)
     what = "images" if learns_from("image", record.method) else "text pairs"
     if has_captions(record.method):
         what = "captions"
-    return f"trained for {trained}" + (f" on {samples:,} {what}" if samples else "")
+    samples = f" on {record.num_train:,} {what}" if record.num_train else ""
+    return f"trained for {trained}{samples}"
 
 
 def facts_of(record: Record) -> list[tuple[str, str]]:
@@ -236,34 +225,26 @@ def facts_of(record: Record) -> list[tuple[str, str]]:
     if encoder and isinstance(parameters, int):
         encoder += f", {parameters / 1e6:.2g} M parameters"
     size, speed = views.get("size"), record.last("images_per_second")
-    name = optimizer.get("name")
+    name, refused = optimizer.get("name"), plural(record.num_refused, "file")
     facts = [
         ("Data", record.section("data").get("source")),
         ("Encoder", encoder),
         ("Views", f"{views.get('preset', '')}, {size} × {size}" if size else None),
         ("Batch size", config.get("batch_size")),
-        ("Optimiser", f"{name}, learning rate {_rate(record)}" if name else None),
+        ("Optimiser", f"{name}, learning rate {_rate(optimizer)}" if name else None),
         ("Seed", config.get("seed")),
         ("Speed", None if speed is None else f"{speed:,.0f} samples/s"),
         ("Software", _versions(meta)),
+        ("Refused", f"{refused}, see quarantine.csv" if record.num_refused else None),
         *(("Warning", message) for message in first_warnings(record.epochs).values()),
     ]
     return [(label, str(value)) for label, value in facts if value not in (None, "")]
 
 
-def _rate(record: Record) -> str:
-    """The learning rate that is used, and the setting if it was scaled by the batch size."""
-    from kinfolk.optimizers import scaled_lr
-
-    optimizer, trainer = record.section("optimizer"), record.section("trainer")
-    try:
-        batch_size = record.config["batch_size"] * trainer.get("accumulate", 1)
-        used = scaled_lr(optimizer["lr"], batch_size, optimizer["lr_scaling"])
-    except (KeyError, TypeError, ValueError):
-        return str(optimizer.get("lr"))
-    if used == optimizer["lr"]:
-        return f"{used:.4g}"
-    return f"{used:.4g} ({optimizer['lr']:g}, scaling {optimizer['lr_scaling']})"
+def _rate(optimizer: Mapping[str, Any]) -> str:
+    """The setting, and how it is scaled by the batch size."""
+    lr, scaling = number(optimizer.get("lr")), optimizer.get("lr_scaling")
+    return lr if scaling in (None, "none") else f"{lr}, {scaling} scaling"
 
 
 def _versions(meta: Mapping[str, Any]) -> str:
@@ -271,11 +252,6 @@ def _versions(meta: Mapping[str, Any]) -> str:
     inner = meta.get("meta")
     recorded = inner.get("versions") if isinstance(inner, Mapping) else None
     return number(recorded) if isinstance(recorded, Mapping) else ""
-
-
-def normaliser_of(record: Record) -> str:
-    """The normaliser of the run's NMI; runs of earlier versions do not record it."""
-    return str(record.section("knn").get("nmi_normaliser", "arithmetic"))
 
 
 def tiles(record: Record) -> list[tuple[str, str, str]]:
@@ -427,47 +403,7 @@ def fraction_panels(results: Sequence[Mapping[str, Any]]) -> list[Panel]:
     return [Panel("fractions", title, note, "; ".join(described), drawn)]
 
 
-# ---- data and configuration
-
-MAX_ROWS = 12
-MAX_FILES = 200
-
-
-def bars(counts: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:
-    """Rows of a bar list; the largest value fills its bar."""
-    rows = list(counts)[:MAX_ROWS]
-    largest = max((count for _, count in rows), default=1)
-    return [
-        {"name": name, "count": f"{count:,}", "share": round(100 * count / largest, 1)}
-        for name, count in rows
-    ]
-
-
-def data_tables(record: Record) -> list[dict[str, Any]]:
-    """Samples per split and per class."""
-    tables = []
-    if record.splits:
-        tables.append({"title": "Samples", "rows": bars(record.splits.items()), "rest": ""})
-    if record.classes:
-        more, title = len(record.classes) - MAX_ROWS, plural(len(record.classes), "class")
-        rest = f"and {more:,} more" if more > 0 else ""
-        tables.append({"title": title, "rows": bars(record.classes.items()), "rest": rest})
-    return tables
-
-
-def quarantine(record: Record) -> dict[str, Any] | None:
-    """Number of refused files and the reasons; None if all were read."""
-    if not record.quarantine:
-        return None
-    count = len(record.quarantine)
-    files = "1 file was" if count == 1 else f"{count:,} files were"
-    rest = f"and {count - MAX_FILES:,} more in quarantine.csv" if count > MAX_FILES else ""
-    return {
-        "sentence": f"{files} refused and not used for training.",
-        "reasons": bars(Counter(reason for _, reason in record.quarantine).most_common()),
-        "files": record.quarantine[:MAX_FILES],
-        "rest": rest,
-    }
+# ---- configuration
 
 
 def configuration(
