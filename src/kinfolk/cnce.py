@@ -98,7 +98,6 @@ def support(ordered_AC: Tensor, lower: float, upper: float = 100.0) -> Tensor:
 
 
 def bounds(num_candidates: int, lower: float, upper: float = 100.0) -> tuple[int, int]:
-    """The range of ranks between the percentiles; its end is exclusive."""
     if not 0 <= lower < upper <= 100:
         raise ValueError(
             f"`lower` (={lower}) and `upper` (={upper}) must be percentiles, 0 <= lower < upper"
@@ -170,13 +169,11 @@ class Toy:
 
 
 def true_information() -> float:
-    """I(X; Y) in nats, from the covariance."""
     sigma = np.asarray(SIGMA_Z) + np.asarray(SIGMA_EPSILON)
     return -0.5 * math.log(1 - float(sigma[0, 1] ** 2 / (sigma[0, 0] * sigma[1, 1])))
 
 
 def draw_points(num_points: int, seed: int, *key: int | str) -> tuple[Tensor, Tensor]:
-    """(N,), (N,): x and y of draws of Z + ε."""
 
     def normal(name: str, sigma: tuple[tuple[float, float], ...]) -> Tensor:
         draws = generator(seed, "toy", name, *key)
@@ -311,7 +308,6 @@ def variance_study(
 def views_study(
     first: Path, second: Path, temperature: float, *, anchors: int = 128, draws: int = 32
 ) -> dict[str, Any]:
-    """The variance study for embeddings of two views: two .npy arrays of the same shape."""
     views = [_read(path) for path in (first, second)]
     if views[0].ndim != 2 or views[0].shape != views[1].shape or len(views[0]) < 2:
         shapes = " and ".join(str(tuple(view.shape)) for view in views)

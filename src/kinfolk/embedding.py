@@ -138,7 +138,6 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def embedding_function(model: nn.Module, projected: bool) -> Callable[[Tensor], Tensor]:
-    """A framework's `embed` or `features`, or the bare encoder itself."""
     # some networks, such as VGG, have a submodule called `features`
     if isinstance(model, Projecting) and not isinstance(model.features, nn.Module):
         return model.embed if projected else model.features

@@ -77,7 +77,6 @@ def unescape_cell(cell: str) -> str:
 
 
 def utf8_key(key: str) -> str:
-    """A key that every table can store."""
     return key.encode("utf-8", "backslashreplace").decode()
 
 
@@ -185,7 +184,6 @@ def warn_if_most_are_flagged(alpha: float | None) -> None:
 
 
 def warn_if_silent(method: str, reason: str | None) -> None:
-    """Warns about a detector that cannot flag anything in this training."""
     if reason is not None:
         _warn(f"the detector of {method} will flag nothing in this training: {reason}")
 

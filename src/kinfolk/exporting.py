@@ -237,7 +237,6 @@ def _compare(encoder: Encoder, package: str, load: Callable[[], Callable[[Tensor
 def largest_difference(
     encoder: nn.Module, other: Callable[[Tensor], Tensor], images: Tensor
 ) -> float:
-    """Of the features, relative to the largest feature."""
     ours, theirs = encoder(images), other(images)
     return float((ours - theirs).abs().max() / ours.abs().max().clamp_min(1e-12))
 
@@ -298,7 +297,6 @@ def network_in(package: str, config: Mapping[str, Any] | None) -> str:
 
 
 def load_torchvision(name: str, path: Path) -> nn.Module:
-    """torchvision's network with the exported weights and without its classifier."""
     encoder = build_encoder(f"torchvision/{name}")
     load_weights(encoder, path)
     return encoder.eval()

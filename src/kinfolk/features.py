@@ -122,7 +122,6 @@ def open_features(path: str | os.PathLike[str], key: str | None = None) -> NDArr
 
 
 def choose_key(names: list[str], key: str | None, path: Path) -> str:
-    """The name of the features among several arrays."""
     found = f"it contains {', '.join(names) or 'nothing'}"
     if key is not None and key not in names:
         raise UsageError(f"`{path}` contains no {key!r}; {found}")
@@ -157,7 +156,6 @@ def _safetensors(path: Path, key: str | None) -> NDArray[Any]:
 
 
 def _torch(path: Path, key: str | None) -> NDArray[Any]:
-    """A tensor, or one of a dictionary of tensors."""
     import torch
 
     loaded = torch.load(path, map_location="cpu", weights_only=True)

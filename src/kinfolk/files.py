@@ -100,14 +100,12 @@ def is_unfinished(name: str) -> bool:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Removes the temporary files of killed processes from a folder."""
     for entry in folder.glob(f"*{UNFINISHED}*"):
         with contextlib.suppress(OSError):
             entry.unlink()
 
 
 def write_text(path: Path, text: str) -> None:
-    """As `write_atomically`, for text in UTF-8."""
     write_atomically(path, lambda file: file.write(text.encode("utf-8", "backslashreplace")))
 
 
@@ -117,7 +115,6 @@ def write_sealed_text(path: Path, text: str) -> None:
 
 
 def read_sealed_text(path: Path) -> str:
-    """Reads what `write_sealed_text` wrote; raises `DamagedFileError` if the digest is wrong."""
     digest, _, text = path.read_text(encoding="utf-8").partition("\n")
     if digest != _text_digest(text):
         raise DamagedFileError(f"{short(str(path))} does not match its digest")
@@ -191,7 +188,6 @@ def explain_file_errors(folder: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes a rename durable, where a folder can be opened."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:

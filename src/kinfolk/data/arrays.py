@@ -28,7 +28,6 @@ _CHUNK_BYTES = 1 << 26
 
 
 def find_layout(images: Pixels, what: str) -> Pixels:
-    """A view of the images with shape (N, H, W) or (N, H, W, C)."""
     shape = images.shape
     wrong = f"{what} has the shape {shape}"
     if images.ndim == 4:
@@ -69,7 +68,6 @@ def find_factor(images: Pixels, what: str) -> float:
 
 
 def to_uint8(image: Pixels, factor: float) -> Pixels:
-    """The values times `factor`, as uint8."""
     if factor == 1:
         return image.astype(np.uint8, copy=False)
     return np.rint(image.astype(np.float64) * factor).astype(np.uint8)
@@ -193,7 +191,6 @@ def _check_size(archive: zipfile.ZipFile, array: str) -> None:
 
 @contextmanager
 def _clear_errors(what: str) -> Iterator[None]:
-    """Turns errors of numpy into sentences. Pickled objects are never loaded."""
     try:
         yield
     except KinfolkError:
@@ -261,7 +258,6 @@ def find_cifar(path: Path) -> tuple[Path, Layout] | None:
 
 
 def open_cifar(path: Path, layout: Layout) -> ArraySource:
-    """The source for what `find_cifar` found, with the fine labels of CIFAR-100."""
     if path.is_dir():
         contents = {name: (path / name).read_bytes() for name in layout.files}
     else:

@@ -73,7 +73,6 @@ class ImageData:
 
     @property
     def num_ids(self) -> int:
-        """Number of ids of training samples and explicit negative texts."""
         return self.num_train + (0 if self.texts is None else len(self.texts.negatives))
 
     def of_ids(self, values: Tensor) -> Tensor:
@@ -115,11 +114,9 @@ class ImageData:
         return first.scatter_reduce(0, of_B, torch.arange(len(ids)), "amin"), of_B
 
     def once(self, ids: Tensor) -> Tensor:
-        """`ids` without later copies of the same image."""
         return ids[self.distinct(ids)[0].sort().values.to(ids.device)]
 
     def aspect(self, ids: Tensor) -> Tensor:
-        """(B,) width / height of the original images."""
         if self.stream is not None:
             return self.stream.aspect(ids.cpu())
         rows, samples = ids.cpu().numpy(), self.samples
@@ -172,7 +169,6 @@ class Transfer:
         return _map_tensors(batch, Tensor.pin_memory) if self.has_streams else batch
 
     def send(self, batch: Batch) -> Sent:
-        """Starts copying and preparing the batch; returns at once on a GPU."""
         with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
             if self.device.type != "cpu":
                 batch = _map_tensors(batch, lambda x: x.to(self.device, non_blocking=True))

@@ -379,5 +379,4 @@ def _is_hidden(name: str) -> bool:
 
 
 def _to_text(name: str) -> str:
-    """A file name as text that every table can hold."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")

@@ -140,7 +140,6 @@ class FileStore:
 
 
 def _remove_left_behind(folder: Path) -> None:
-    """Removes files of killed processes of this machine."""
     prefix = f"kinfolk-{_host()}-"
     for path in folder.glob(f"{prefix}*.part"):
         pid = path.name.removeprefix(prefix).split("-")[0]
@@ -251,7 +250,6 @@ class CacheFolder:
 
 
 def map_cache(folder: Path) -> tuple[Tensor, Verify]:
-    """The mapped pixels of a complete cache; raises if there is none."""
     return _map(folder, _read_index(folder))
 
 

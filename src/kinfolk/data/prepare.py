@@ -171,7 +171,6 @@ def _read_all(
     pixel_cap: int,
     workers: int | None,
 ) -> Generator[Read, None, None]:
-    """One result per index, in order."""
     places = [source.path(index) for index in indices]
     workers = default_workers() if workers is None else workers
     files = [place for place in places if place is not None]
@@ -194,7 +193,6 @@ def _read_all(
 
 
 def _load(source: Source, index: int) -> tuple[Any, tuple[int, int]]:
-    """What the source has for one image, or why it has nothing; size and time."""
     try:
         data = source.load(index)
         size = len(data) if isinstance(data, bytes) else data.nbytes
@@ -284,7 +282,6 @@ class Listing:
     def image_data(
         self, contents: Contents, cache: Tensor, folder: CacheFolder | None
     ) -> ImageData:
-        """All samples with their pixels; the table is mapped if the pixels are."""
         reasons = {path: reason for path, reason, *_ in contents.refused}
         row_of = {key: row for row, key in enumerate(contents.samples.keys)}
         good: list[int] = []

@@ -96,7 +96,6 @@ class TextColumn(Sequence[Any]):
         return TextColumn(_one_chunk(self.array.take(pa.array(rows))))
 
     def rows_of(self, value: str) -> Ints:
-        """The rows whose text is `value`."""
         import pyarrow.compute as pc
 
         equal = pc.fill_null(pc.equal(self.array, value), False)
@@ -104,7 +103,6 @@ class TextColumn(Sequence[Any]):
 
     @cached_property
     def numbers(self) -> Ints:
-        """A number for each text, equal where the texts are."""
         coded = self.array.dictionary_encode(null_encoding="encode").indices
         return np.asarray(coded.to_numpy(), dtype=np.int64)
 
@@ -268,7 +266,6 @@ class Samples:
         return found or annotation_difference(self, other.classes, _columns_to_compare(other))
 
     def to_parquet(self, path: str | Path, metadata: dict[str, str] | None = None) -> None:
-        """Writes a Parquet file that other programs can read."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -281,7 +278,6 @@ class Samples:
 
     @classmethod
     def read(cls, path: str | Path) -> Samples:
-        """Reads a file that `to_parquet` wrote."""
         import pyarrow.parquet as pq
 
         try:

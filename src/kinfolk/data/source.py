@@ -106,7 +106,6 @@ class Source(ABC):
         """Writes to a cache folder what makes the next opening faster."""
 
     def release(self) -> None:
-        """Frees the items once the table of samples has been made."""
         self._items = []
 
 
@@ -145,7 +144,6 @@ class FileSource(Source):
 
 
 def arrange(items: Sequence[Item]) -> list[int]:
-    """The items in the order of their ids, by split."""
     return sorted(
         range(len(items)),
         key=lambda index: (SPLIT_RANK.get(items[index].split, 3), items[index].split),
@@ -236,7 +234,6 @@ def exclude(source: AnySource, path: str | None) -> AnySource:
 
 
 def read_excluded(path: Path) -> list[str]:
-    """The keys in the column `key` of a .csv file or in the lines of a .txt file."""
     if not path.is_file():
         raise UsageError(
             f"there is no file `{path}` of samples to exclude; give a .csv with the column `key` or"

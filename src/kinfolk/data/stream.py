@@ -248,7 +248,6 @@ class _Items(Sequence[Item]):
 
 
 def _list_folder(root: Path, labels_from_folders: bool, folder: Path) -> tuple[Samples, Refusals]:
-    """The image files below `root` as a table that all ranks map."""
     source = open_folder(root, labels_from_folders=labels_from_folders)
     items = [source.items()[index] for index in arrange(source.items())]
     if not items:

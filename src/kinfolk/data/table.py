@@ -101,7 +101,6 @@ class Columns:
     positive_column: str | None = None
 
     def find(self, role: str, names: Collection[str], table: str) -> str | None:
-        """The column for a role, or None."""
         chosen = getattr(self, f"{role}_column")
         column: str = chosen or role
         if column in names:
@@ -191,7 +190,6 @@ def find_hugging_face(path: Path, image_column: str) -> Path | None:
 
 
 def _has_images(path: Path, image_column: str) -> bool:
-    """Whether a Parquet file has structs with `bytes`, or bytes in `image_column`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

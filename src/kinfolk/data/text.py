@@ -177,7 +177,6 @@ def train_tokenizer(captions: Iterable[str], *, vocab_size: int, context: int) -
 
 
 def read_tokenizer(path: str | Path, context: int) -> Tokenizer:
-    """Reads a tokenizer.json that has an end token."""
     path = Path(path)
     if not path.is_file():
         raise UsageError(f"there is no tokenizer at {path}; give a tokenizer.json")
@@ -191,7 +190,6 @@ def read_tokenizer(path: str | Path, context: int) -> Tokenizer:
 
 
 def parse_tokenizer(text: str, context: int) -> Tokenizer:
-    """The tokenizer of the text of a tokenizer.json that a library wrote."""
     return Tokenizer(_library().Tokenizer.from_str(text), context)
 
 
@@ -215,7 +213,6 @@ _MULTIPLE = 8
 def text_columns(
     names: Sequence[str], anchor: str | None = None, positive: str | None = None
 ) -> tuple[str, str] | None:
-    """The columns of anchors and positives, or None."""
     for first, second in NAMES:
         found = anchor or first, positive or second
         if found[0] in names and found[1] in names:
@@ -226,7 +223,6 @@ def text_columns(
 def require_both(
     name: str, names: Sequence[str], image: str, anchor: str | None, positive: str | None
 ) -> None:
-    """Raises if a table has one of the two columns of texts and not the other."""
     for pair in NAMES:
         given = {"anchor": anchor or pair[0], "positive": positive or pair[1]}
         missing = [role for role, column in given.items() if column not in names]
@@ -369,7 +365,6 @@ class PairTexts:
         return tokens.view(len(rows), -1, tokens.shape[1])
 
     def get_groups(self, ids: Tensor) -> dict[str, Tensor]:
-        """Further arguments of the loss."""
         negatives = {} if self.negative_ids is None else {"negative_ids": self.negative_ids[ids]}
         return {"groups": self.groups[ids], **negatives}
 
@@ -381,7 +376,6 @@ class PairTexts:
 
     @property
     def negatives(self) -> list[str]:
-        """The texts with ids from N on."""
         return self._numbered[1]
 
     @cached_property

@@ -65,7 +65,6 @@ class Draws:
         return Draws(*(getattr(self, field.name)[index] for field in fields(self)))
 
     def flatten(self) -> Draws:
-        """The first two dimensions as one."""
         return Draws(*(getattr(self, field.name).flatten(0, 1) for field in fields(self)))
 
 
@@ -372,7 +371,6 @@ def _adjustments(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tens
 
 
 def to_grey(matrix_BCC: Tensor, grey_B: Tensor) -> Tensor:
-    """The colour map followed by torchvision's greyscale, where `grey_B`."""
     luma_C = constant(LUMA, matrix_BCC.device, matrix_BCC.dtype)
     return torch.where(grey_B[..., None, None], (luma_C @ matrix_BCC)[..., None, :], matrix_BCC)
 
@@ -406,7 +404,6 @@ _KNEE = 6 / 29
 
 
 def to_lab(rgb_BCHW: Tensor) -> Tensor:
-    """L, a, b of sRGB values in [0, 1]."""
     linear = torch.where(rgb_BCHW <= 0.04045, rgb_BCHW / 12.92, ((rgb_BCHW + 0.055) / 1.055) ** 2.4)
     _, _, to_share = _xyz(rgb_BCHW.device, rgb_BCHW.dtype)
     share = torch.einsum("kc,bchw->bkhw", to_share, linear)
@@ -417,7 +414,6 @@ def to_lab(rgb_BCHW: Tensor) -> Tensor:
 
 
 def from_lab(lab_BCHW: Tensor) -> Tensor:
-    """The inverse of `to_lab`; colours outside sRGB are cut."""
     lightness, a, b = lab_BCHW.unbind(1)
     y = (lightness + 16) / 116
     bent = torch.stack((y + a / 500, y, y - b / 200), 1)

@@ -194,8 +194,6 @@ class Views:
 
     @property
     def _rgb_normalisation(self) -> tuple[Triple, Triple]:
-        """Mean and standard deviation of red, green and blue; 0 and 1 where another space
-        follows."""
         return (self.mean, self.std) if self.space == "rgb" else ((0.0,) * 3, (1.0,) * 3)
 
     def _render(
@@ -205,7 +203,6 @@ class Views:
         self._convert(out_RCSS)
 
     def _convert(self, image_RCSS: Tensor) -> None:
-        """Converts red, green and blue in [0, 1] to another space and normalises, in place."""
         if self.space == "lab":
             mean_C11, std_C11 = constant((self.mean, self.std), image_RCSS.device)[:, :, None, None]
             image_RCSS.copy_((to_lab(image_RCSS) - mean_C11) / std_C11)

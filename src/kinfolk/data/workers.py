@@ -179,8 +179,6 @@ def _end(closing: threading.Event, idle: deque[_Worker], boards: list[_SharedRow
 
 @final
 class _Worker:
-    """One worker process, used by one thread at a time and restarted when it dies."""
-
     def __init__(self, setting: tuple[int, ...], closing: threading.Event) -> None:
         self._setting, self._closing = json.dumps(setting), closing
         self._start()

@@ -1,5 +1,5 @@
 """Quality of false-negative detection, and of the clusters behind it, over a whole data set with
-labels; exact, in row blocks. docs/evaluation.md says which table of which paper each figure is.
+labels. docs/evaluation.md says which table of which paper each figure is.
 
 Dimension key: N samples, V views, D embedding, B anchor samples, b samples of a block, R = b·V
 rows, C = N·V candidates, K classes, L levels, F features, U distinct pairs of pseudo-label and
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kinfolk.detectors.thresholds import batch_quantile
-from kinfolk.errors import KinfolkError, show_progress
+from kinfolk.errors import KinfolkError, require, require_choice, show_progress
 from kinfolk.pairs import OUT, Block, Kin, above
 from kinfolk.stats import Stats, count
 
@@ -34,8 +34,7 @@ Find = Callable[[Block], Kin | tuple[Kin, ...]]
 
 
 class Rates(NamedTuple):
-    """Mean true positive rate and mean true negative rate; NaN if no sample has a positive, or a
-    negative."""
+    """Mean true positive rate and mean true negative rate; NaN without any pair."""
 
     mtpr: float
     mtnr: float
@@ -44,7 +43,7 @@ class Rates(NamedTuple):
 @dataclass
 class DetectionQuality:
     """Counts of flagged pairs compared with the labels, and sums over the anchors of their rates at
-    the first level. Shares are NaN where nothing could be counted."""
+    the first level."""
 
     stats: Stats = field(default_factory=Stats.empty)
     rate_sums: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
@@ -75,8 +74,8 @@ class DetectionQuality:
 
 @dataclass(frozen=True)
 class DetectionResult:
-    """Quality of `find` (if given) and of flagging everything above the exact quantile, and the
-    (B,) exact quantiles."""
+    """Quality of `find` and of flagging everything above the exact quantile, and these (B,)
+    quantiles."""
 
     rule: DetectionQuality | None
     exact: DetectionQuality
@@ -105,8 +104,7 @@ def detection_quality(
         candidates: (N, V, D) embeddings of the samples as candidates, such as their captions.
     """
     _check_shapes(embeddings, labels)
-    if not 0 < alpha < 1:
-        raise ValueError(f"`alpha` (={alpha}) must be in (0, 1)")
+    require(0 < alpha < 1, "alpha", alpha, "in (0, 1)")
     if len(embeddings) < 2:
         raise KinfolkError("False negatives are other samples, so at least two samples are needed.")
     unit_NVD, labels_N = functional.normalize(embeddings.float(), dim=2), labels.to(torch.int64)
@@ -161,7 +159,7 @@ def flagged(kin: Kin, block: Block, with_ignored: bool = False) -> Tensor:
 
 class Similarity(NamedTuple):
     """Mean cosines of views of a sample (true positives), of samples of one class (false negatives)
-    and of different classes (true negatives); NaN where there are no such pairs."""
+    and of different classes (true negatives)."""
 
     true_positive: float
     false_negative: float
@@ -209,7 +207,7 @@ def kin_similarity(
 
 
 class ThresholdError(NamedTuple):
-    """Mean absolute error, root mean square error, and mean difference of learned thresholds."""
+    """Mean absolute error, root mean square error, and mean difference of thresholds."""
 
     mae: float
     rmse: float
@@ -217,7 +215,6 @@ class ThresholdError(NamedTuple):
 
 
 def threshold_error(thresholds: Tensor, exact: Tensor) -> ThresholdError:
-    """Error of (N,) thresholds relative to (N,) exact quantiles."""
     if thresholds.shape != exact.shape or thresholds.ndim != 1 or not len(exact):
         raise ValueError(
             f"`thresholds` (={tuple(thresholds.shape)}) and `exact` (={tuple(exact.shape)}) must"
@@ -287,7 +284,6 @@ def _rates(label_N: Tensor, class_N: Tensor) -> list[float]:
 
 
 def _number_unlabelled(label_N: Tensor) -> Tensor:
-    """Replaces negative labels by labels that no other sample has."""
     if not len(label_N):
         return label_N
     return label_N.where(label_N >= 0, int(label_N.max()) + 1 + torch.arange(len(label_N)))
@@ -301,8 +297,7 @@ def label_nmi(labels: Array, truth: Array, normaliser: Normaliser = "arithmetic"
     """
     from sklearn.metrics import normalized_mutual_info_score
 
-    if normaliser not in NORMALISERS:
-        raise ValueError(f"`normaliser` (={normaliser!r}) must be one of {', '.join(NORMALISERS)}")
+    require_choice("normaliser", normaliser, NORMALISERS)
     labels_N, truth_N = torch.as_tensor(labels).cpu().long(), torch.as_tensor(truth).cpu().long()
     known_N = _require_known(truth_N)
     pairs = truth_N[known_N].numpy(), _number_unlabelled(labels_N[known_N]).numpy()
@@ -328,8 +323,7 @@ def nmi(
     seeds. `num_clusters`: None means the number of classes."""
     from kinfolk.clustering.kmeans import kmeans
 
-    if not seeds:
-        raise ValueError("`seeds` (=()) must hold at least one seed")
+    require(bool(seeds), "seeds", seeds, "at least one seed")
     features_NF, truth_N = torch.as_tensor(features).cpu().float(), torch.as_tensor(truth).cpu()
     if features_NF.ndim != 2 or truth_N.shape != features_NF.shape[:1]:
         raise ValueError(

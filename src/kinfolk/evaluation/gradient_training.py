@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from kinfolk.embedding import Images, Preparation, embed
-from kinfolk.errors import KinfolkError, UsageError, show_progress
+from kinfolk.errors import KinfolkError, UsageError, require, require_choice, show_progress
 from kinfolk.evaluation.detection import spread
 from kinfolk.evaluation.probes import Array, labelled, linear_probe, top5
 from kinfolk.models.encoders import adapt
@@ -44,11 +44,9 @@ from kinfolk.seeding import derive_seed, generator, kept_random_state
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """How a probe is trained.
-
-    `epochs` is the number on all labels. With `grows`, a share f of the labels is trained for
-    epochs / √f, at most ten times as many. There are at least `fewest_steps` steps.
-    """
+    """How a probe is trained. `epochs` is the number on all labels. With `grows`, a share f of the
+    labels is trained for epochs / √f, at most ten times as many. There are at least `fewest_steps`
+    steps."""
 
     optimizer: Literal["sgd", "adamw", "lars"]
     lr: float
@@ -61,7 +59,6 @@ class ProbeSettings:
     fewest_steps: int = 0
 
     def epochs_of(self, fraction: float, num_samples: int) -> int:
-        """Epochs on this share of the labels, which are `num_samples`."""
         epochs = self.epochs
         if self.grows:
             epochs = min(10 * epochs, round(epochs / math.sqrt(fraction)))
@@ -91,8 +88,8 @@ PROBES = {
 
 @dataclass(frozen=True)
 class TrainedResult:
-    """Accuracy and top-5 (NaN with five classes or fewer) on the test samples, number of epochs and
-    optimiser steps, and mean cross-entropy over the last epoch."""
+    """Accuracy and top-5 (NaN with five classes or fewer) on the test samples, epochs and optimiser
+    steps, and mean cross-entropy over the last epoch."""
 
     accuracy: float
     top5: float
@@ -115,8 +112,8 @@ def gradient_probe(
     """Accuracy of a linear classifier trained by gradient descent on frozen features. The test
     labels are used once, at the end. `fraction`: share of all labels that the training part has.
     """
-    if isinstance(settings, str) and settings not in PROBES:
-        raise ValueError(f"`settings` (={settings!r}) must be one of {', '.join(PROBES)}")
+    if isinstance(settings, str):
+        require_choice("settings", settings, list(PROBES))
     how = PROBES[settings] if isinstance(settings, str) else settings
     x_NF, y_N = labelled(train_x, train_y, "train")
     xt, yt = labelled(test_x, test_y, "test")
@@ -166,7 +163,6 @@ def _zero_layer(size: int, classes: int, device: torch.device | str) -> nn.Linea
 def _train_epoch(
     model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[tuple[Tensor, Tensor]]
 ) -> float:
-    """Sum of the losses of all samples."""
     total = 0.0
     for x, class_B in batches:
         loss = functional.cross_entropy(model(x), class_B)
@@ -178,23 +174,16 @@ def _train_epoch(
 
 
 def _result(
-    scores_MK: np.ndarray,
-    classes_K: np.ndarray,
-    truth_M: np.ndarray,
-    epochs: int,
-    steps: int,
-    loss: float,
+    scores_MK: np.ndarray, classes_K: np.ndarray, truth_M: np.ndarray, *trained: Any
 ) -> TrainedResult:
     accuracy = float((classes_K[scores_MK.argmax(1)] == truth_M).mean())
-    return TrainedResult(accuracy, top5(scores_MK, classes_K, truth_M), epochs, steps, loss)
+    return TrainedResult(accuracy, top5(scores_MK, classes_K, truth_M), *trained)
 
 
 # Fine-tuning
 
 EPOCHS, FEWEST_STEPS = 20, 200
-A_TENTH = 0.09
-"""Shares from here on use the settings for 10 % of the labels; published lists are slightly
-smaller."""
+A_TENTH = 0.09  # shares from here on are "10 %": published lists are slightly smaller
 TUNINGS = ("ifnd", "rcl")
 
 
@@ -205,25 +194,24 @@ def tuning(name: str, fraction: float) -> dict[str, Any]:
         >>> tuning("ifnd", 0.01)["classifier_lr"], tuning("rcl", 0.1)["min_epochs"]
         (1.0, 30)
     """
+    require_choice("name", name, TUNINGS)
     tenth = fraction >= A_TENTH
     if name == "ifnd":
         return {"classifier_lr": 0.1 if tenth else 1.0}
-    if name == "rcl":
-        return {
-            "batch_size": 4096,
-            "lr": 0.8,
-            "classifier_lr": 0.8,
-            "weight_decay": 0.0,
-            "scale_lr": True,
-            "nesterov": True,
-            "schedule": "cosine",
-            "min_epochs": 30 if tenth else 60,
-        }
-    raise ValueError(f"`name` (={name!r}) must be one of {', '.join(TUNINGS)}")
+    return {
+        "batch_size": 4096,
+        "lr": 0.8,
+        "classifier_lr": 0.8,
+        "weight_decay": 0.0,
+        "scale_lr": True,
+        "nesterov": True,
+        "schedule": "cosine",
+        "min_epochs": 30 if tenth else 60,
+    }
 
 
 class Augmenting(Preparation, Protocol):
-    """The interface needed of the views, such as `kinfolk.data.views.Views`."""
+    """What `finetune` needs of the views."""
 
     def __call__(
         self,
@@ -231,8 +219,7 @@ class Augmenting(Preparation, Protocol):
         generator: torch.Generator,
         aspect: Tensor | None = None,
         num_views: int = 2,
-    ) -> Tensor:
-        """(V, B, 3, size, size)."""
+    ) -> Tensor: ...
 
 
 def finetune(
@@ -270,12 +257,8 @@ def finetune(
     (ids_N, label_N), (test_ids_M, test_label_M) = (
         (ids.cpu(), labels.cpu()) for ids, labels in (train, test)
     )
-    if batch_size < 2:
-        raise ValueError(
-            f"`batch_size` (={batch_size}) must be at least 2: BatchNorm needs more than one sample"
-        )
-    if epochs is not None and epochs < 1:
-        raise ValueError(f"`epochs` (={epochs}) must be at least 1")
+    require(batch_size >= 2, "batch_size", batch_size, "at least 2, for BatchNorm")
+    require(epochs is None or epochs >= 1, "epochs", epochs, "at least 1")
     classes_K, class_N = torch.unique(label_N, return_inverse=True)
     if len(classes_K) < 2:
         raise KinfolkError(
@@ -344,14 +327,13 @@ DRAWS = 3
 
 
 def label_subset(labels: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.bool_]:
-    """(N,) True for the samples whose labels are used: the same number from each class, together
-    `fraction` of all labels, and at least one each.
+    """(N,) True for the samples whose labels are used: the same number from each class (of smaller
+    ones all), together `fraction` of all labels, and at least one each.
 
-    A class with fewer samples contributes all of them. For one seed, a smaller subset is contained
-    in a larger one. Unlabelled samples (below 0) are never used.
+    For one seed, a smaller subset is contained in a larger one. Unlabelled samples (below 0) are
+    never used.
     """
-    if not 0 < fraction <= 1:
-        raise ValueError(f"`fraction` (={fraction}) must be in (0, 1]")
+    require(0 < fraction <= 1, "fraction", fraction, "in (0, 1]")
     known_N = labels >= 0
     if not known_N.any():
         raise KinfolkError("There are no labelled samples to take a subset of.")
@@ -377,8 +359,7 @@ class ListedSubset:
 
 
 def read_subset(path: str | Path, keys: Sequence[str]) -> ListedSubset:
-    """Reads a list of file names, one per line, in the format that SimCLR publishes for 1 and 10 %
-    of ImageNet.
+    """Reads a list of file names, one per line, as SimCLR publishes for 1 and 10 % of ImageNet.
 
     A line is one of the `keys` of the samples or the end of a key. Empty lines and lines that start
     with `#` are skipped. A name that matches no sample is ignored; one that matches several is an
@@ -403,14 +384,14 @@ def read_subset(path: str | Path, keys: Sequence[str]) -> ListedSubset:
     for name in names:
         rows = ends.get(name, [])
         if len(rows) > 1:
-            both = " and ".join(repr(keys[row]) for row in rows[:2])
             raise UsageError(
-                f"`{path}` lists {'/'.join(name)!r}, which matches {len(rows)} samples ({both}, …);"
-                " add their folders to the list"
+                f"`{path}` lists {'/'.join(name)!r}, which matches {len(rows)} samples"
+                f" ({' and '.join(repr(keys[row]) for row in rows[:2])}, …); add their folders to"
+                " the list"
             )
         used_N[rows] = True
     if not used_N.any():
-        first = "nothing" if not names else f"for example {'/'.join(next(iter(names)))!r}"
+        first = f"for example {'/'.join(next(iter(names)))!r}" if names else "nothing"
         raise UsageError(
             f"`{path}` matches none of the labelled training images; it lists {first}, and the"
             f" first image is {keys[0]!r}"
@@ -421,7 +402,7 @@ def read_subset(path: str | Path, keys: Sequence[str]) -> ListedSubset:
 @dataclass(frozen=True)
 class FewLabels:
     """Accuracy of a probe fitted on a subset of the labels: mean and deviation over the draws;
-    `subset` and `listed` are the name and length of the list that they were taken from."""
+    `subset` and `listed` are the name and length of a list."""
 
     fraction: float
     labels: int
@@ -450,10 +431,9 @@ def semi_supervised(
     (`label_subset`) or on listed labels (Tables 1 and 7 and Figure 4 of the GloFND paper). Each of
     the `draws` per fraction below 1 has another seed. `probe`: "lbfgs" or a name from `PROBES`.
     """
-    if not all(0 < fraction <= 1 for fraction in fractions) or not (fractions or subsets):
-        raise ValueError(f"`fractions` (={tuple(fractions)}) must be one or more numbers in (0, 1]")
-    if draws < 1:
-        raise ValueError(f"`draws` (={draws}) must be at least 1")
+    good = all(0 < fraction <= 1 for fraction in fractions) and bool(fractions or subsets)
+    require(good, "fractions", tuple(fractions), "one or more numbers in (0, 1]")
+    require(draws >= 1, "draws", draws, "at least 1")
     x, y = labelled(train_x, train_y, "train")
     rows: list[tuple[float, tuple[str | None, int], list[np.ndarray]]] = []
     for fraction in sorted(set(fractions), reverse=True):

@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from kinfolk.data.table import read_columns
 from kinfolk.embedding import held_out_part
-from kinfolk.errors import KinfolkError, UsageError, show_progress
+from kinfolk.errors import KinfolkError, UsageError, require, require_choice, show_progress
 from kinfolk.seeding import generator
 
 Array = Tensor | np.ndarray
@@ -75,10 +75,8 @@ def knn_predict(
 ) -> Tensor:
     """(M,) predicted class of each row of `test_x`, or (N,) of each row of `train_x` by all others,
     on the device of `train_x`. See `knn_accuracy`."""
-    if k < 1:
-        raise ValueError(f"`k` (={k}) must be at least 1")
-    if not temperature > 0:
-        raise ValueError(f"`temperature` (={temperature}) must be above 0")
+    require(k >= 1, "k", k, "at least 1")
+    require(temperature > 0, "temperature", temperature, "above 0")
     train_x, train_y = _labelled_tensors(train_x, train_y, "train")
     leave_one_out = test_x is None
     if leave_one_out and len(train_x) < 2:
@@ -105,8 +103,7 @@ def knn_predict(
         if leave_one_out:
             sim_RN.diagonal(start).fill_(-torch.inf)
         sim_RK, index_RK = sim_RN.topk(k)
-        # Relative to the nearest neighbour, so that a small temperature does not overflow. The
-        # factor is common to all votes of a row.
+        # relative to the nearest neighbour, so that a small temperature does not overflow
         votes_RK = ((sim_RK - sim_RK[:, :1]) / temperature).exp()
         votes_RC = votes_RK.new_zeros(len(sim_RN), len(classes_C))
         votes_RC.scatter_add_(1, class_N[index_RK], votes_RK)
@@ -122,7 +119,6 @@ def _tensor(array: Array) -> Tensor:
 
 
 def _labelled_tensors(x: Array, y: Array, part: str) -> tuple[Tensor, Tensor]:
-    """Checked features and labels of the labelled samples."""
     x, y = _tensor(x), _tensor(y)
     if x.ndim != 2 or y.shape != x.shape[:1]:
         raise ValueError(
@@ -139,8 +135,6 @@ def _labelled_tensors(x: Array, y: Array, part: str) -> tuple[Tensor, Tensor]:
 
 
 def labelled(x: Array, y: Array, part: str) -> tuple[np.ndarray, np.ndarray]:
-    """Checked features, as float32, and labels of the labelled samples of the part "train" or
-    "test"."""
     features, labels = _labelled_tensors(x, y, part)
     return features.detach().cpu().float().numpy(), labels.cpu().numpy()
 
@@ -160,8 +154,6 @@ def top5(scores: np.ndarray, classes: np.ndarray, truth: np.ndarray) -> float:
 
 
 def mean_per_class(predicted: np.ndarray, truth: np.ndarray) -> float:
-    """Mean over the classes of `truth` of the share of their samples that are classified
-    correctly."""
     from sklearn.metrics import recall_score
 
     if not len(truth):
@@ -171,9 +163,8 @@ def mean_per_class(predicted: np.ndarray, truth: np.ndarray) -> float:
 
 def average_precision(scores: np.ndarray, truth: np.ndarray, points: int | None = None) -> float:
     """Precision averaged over recall, of scores (M,) and truth (M,), 1 for positives, 0 for
-    negatives, −1 to ignore. NaN if there is no positive. `points`: None as in scikit-learn; 11 as
-    in VOC 2007, the mean over the recalls 0, 0.1 … 1 of the highest precision from there on.
-    """
+    negatives, −1 to ignore; NaN without a positive. `points`: None as in scikit-learn; 11 as in VOC
+    2007, the mean over the recalls 0, 0.1 … 1 of the highest precision from there on."""
     from sklearn.metrics import average_precision_score, precision_recall_curve
 
     known = truth >= 0
@@ -189,7 +180,6 @@ def average_precision(scores: np.ndarray, truth: np.ndarray, points: int | None 
 def mean_average_precision(
     scores: np.ndarray, truth: np.ndarray, points: int | None = None
 ) -> float:
-    """Mean of `average_precision` over the K classes that have a positive; NaN if none has."""
     found = [average_precision(scores[:, k], truth[:, k], points) for k in range(truth.shape[1])]
     finite = [value for value in found if math.isfinite(value)]
     return float(np.mean(finite)) if finite else math.nan
@@ -248,14 +238,13 @@ class Classifiers:
         return self.single is not None or (self.classes is None and bool(self.rankers))
 
     def fit(self, strength: float, of_mean: bool) -> bool:
-        """Fits all of them; `of_mean`: the penalty applies to the mean of the losses. Returns
-        whether they converged."""
+        """`of_mean`: the penalty applies to the mean of the losses. Returns whether all
+        converged."""
         models = [*([self.single] if self.single else []), *self.rankers.values()]
         converged = [each.fit(strength * (len(each.y) if of_mean else 1)) for each in models]
         return all(converged)
 
     def measure(self, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
-        """Metrics by name. Those that do not apply are NaN."""
         found = dict.fromkeys(("top1", "top5", "mean-per-class", "map", "map-11"), math.nan)
         if self.single is not None and self.classes is not None:
             predicted = self.single.predict(x)
@@ -278,8 +267,6 @@ class Classifiers:
 
 @dataclass(frozen=True)
 class _Search:
-    """A fitted classifier with the strength that was best on held-out labels."""
-
     classifiers: Classifiers
     strength: float
     held_out: dict[float, float]
@@ -324,10 +311,9 @@ def _search(
 
 
 def _check_search(strengths: Sequence[float], holdout: float) -> None:
-    if not strengths or not min(strengths) > 0:
-        raise ValueError(f"`strengths` (={tuple(strengths)}) must be one or more numbers above 0")
-    if not 0 < holdout < 1:
-        raise ValueError(f"`holdout` (={holdout}) must be in (0, 1)")
+    good = bool(strengths) and min(strengths) > 0
+    require(good, "strengths", tuple(strengths), "one or more numbers above 0")
+    require(0 < holdout < 1, "holdout", holdout, "in (0, 1)")
 
 
 LINEAR_STRENGTHS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
@@ -337,8 +323,8 @@ ENOUGH_HELD_OUT, MOST_REPEATS = 200, 5
 
 @dataclass(frozen=True)
 class LinearResult:
-    """Result of `linear_probe`: with the chosen ℓ2 penalty, the accuracy on the held-out training
-    labels for each, and whether the final fit reached its tolerance."""
+    """With the chosen ℓ2 penalty, the accuracy on the held-out training labels for each, and
+    whether the final fit reached its tolerance."""
 
     accuracy: float
     strength: float
@@ -385,8 +371,8 @@ STRENGTHS = tuple(10 ** (-6 + 11 * i / 9) for i in range(10))
 
 @dataclass(frozen=True)
 class TransferResult:
-    """Result of `transfer` on the test part, where metrics that do not apply are NaN; `held_out` is
-    the metric on the held-out training labels for each strength."""
+    """Metrics on the test part, NaN where they do not apply; `held_out` is the metric on the
+    held-out training labels for each strength."""
 
     value: float
     metric: Metric
@@ -419,11 +405,10 @@ def transfer(
     The strength is chosen as by `linear_probe`, one of ten in 10⁻⁶ … 10⁵, by the `metric`. With
     "map", labels may be (N, K), (M, K) from `read_label_sets`, with one classifier per label.
     """
-    if metric not in get_args(Metric):
-        raise ValueError(f"`metric` (={metric!r}) must be one of {', '.join(get_args(Metric))}")
+    require_choice("metric", metric, get_args(Metric))
     _check_search(strengths, holdout)
-    if train_y.ndim == 2 and metric != "map":
-        raise ValueError(f"`metric` (={metric!r}) must be map if samples have several labels")
+    good = train_y.ndim == 1 or metric == "map"
+    require(good, "metric", metric, "map if samples have several labels")
     x, y = _with_label_sets(train_x, train_y, "train")
     xt, yt = _with_label_sets(test_x, test_y, "test")
     if y.ndim == 1:
@@ -467,8 +452,7 @@ def metric_of(name: str) -> Metric:
         ('mean-per-class', 'map', 'top1')
     """
     last = re.split(r"[/\\]", name.rstrip("/\\"))[-1]
-    parts = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", last)  # OxfordFlowers102 → Oxford, Flowers
-    words = {word.lower() for word in (*re.findall(r"[A-Za-z]+", last), *parts)}
+    words = re.findall("[a-z]+", last.lower())
     for names, metric in BY_NAME:
         if any(re.fullmatch(rf"(?:{BEFORE})*(?:{names})(?:{AFTER})*", word) for word in words):
             return metric
@@ -480,8 +464,8 @@ def read_label_sets(path: str | Path, keys: Sequence[str]) -> tuple[NDArray[np.i
     if the entry does not count.
 
     The table has the columns `image` (the sample's key) and `label`, a row for each label of an
-    image, and optionally `difficult`, which is 1 if the label does not count for this image. A
-    sample that is not in the table has −1 for all labels.
+    image, and optionally `difficult`, 1 if the label does not count for this image. A sample that
+    is not in the table has −1 for all labels.
     """
     path = Path(path)
     if not path.is_file() or path.suffix.lower() not in (".csv", ".tsv", ".parquet"):
@@ -490,11 +474,11 @@ def read_label_sets(path: str | Path, keys: Sequence[str]) -> tuple[NDArray[np.i
             " columns image and label"
         )
     columns = read_columns(path)
-    for name in ("image", "label"):
-        if name not in columns:
-            raise UsageError(
-                f"`{path}` has no column {name!r}; its columns are {', '.join(map(repr, columns))}"
-            )
+    if missing := {"image", "label"} - columns.keys():
+        raise UsageError(
+            f"`{path}` has no column {min(missing)!r}; its columns are"
+            f" {', '.join(map(repr, columns))}"
+        )
     labels = ["" if value is None else str(value).strip() for value in columns["label"]]
     column_of = {name: column for column, name in enumerate(sorted(set(labels) - {""}))}
     if not column_of:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from kinfolk.data.views import Views
 from kinfolk.detectors import GloFND
 from kinfolk.embedding import Divided, Parts, divide, embed
-from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.errors import KinfolkError, UsageError, require
 from kinfolk.evaluation import gradient_training
 from kinfolk.evaluation.detection import (
     SEEDS,
@@ -49,10 +49,9 @@ MOST_ANCHORS, ALPHA, NUM_VIEWS = 10_000, 0.01, 2
 
 
 def write_result(run: Path | str, protocol: str, result: Mapping[str, Any]) -> Path:
-    """Writes `{"protocol": …, **result}` to `RUN/eval/PROTOCOL.json`. NaN and infinity become
-    null."""
-    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", protocol):
-        raise ValueError(f"`protocol` (={protocol!r}) must be lower-case letters, digits, - and _")
+    """Writes `RUN/eval/PROTOCOL.json`. NaN and infinity become null."""
+    good = re.fullmatch(r"[a-z0-9][a-z0-9_-]*", protocol) is not None
+    require(good, "protocol", protocol, "lower-case letters, digits, - and _")
     folder = Path(run) / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{protocol}.json"
@@ -62,15 +61,12 @@ def write_result(run: Path | str, protocol: str, result: Mapping[str, Any]) -> P
 
 
 def read_results(run: Path | str) -> dict[str, dict[str, Any]]:
-    """All results of a run by protocol."""
     results = {}
     for path in sorted((Path(run) / FOLDER).glob("*.json")):
         try:
             result = json.loads(path.read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise KinfolkError(
-                f"{path} is not valid JSON ({error}); evaluate again, or remove it."
-            ) from error
+        except ValueError as error:
+            result = str(error)
         if not isinstance(result, dict):
             raise KinfolkError(f"{path} is not a result; evaluate again, or remove it.")
         results[path.stem] = result
@@ -78,7 +74,6 @@ def read_results(run: Path | str) -> dict[str, dict[str, Any]]:
 
 
 def _to_json(value: Any) -> Any:
-    """`value` in JSON types: numbers that are not finite become None."""
     if isinstance(value, Mapping):
         return {str(key): _to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -97,7 +92,6 @@ def _sizes(used: Divided, seed: int) -> dict[str, Any]:
 
 
 def run_knn(parts: Parts, k: int, temperature: float) -> dict[str, Any]:
-    """Weighted nearest neighbours, on the test split or with leave-one-out."""
     data = (parts.train_x, parts.train_y, parts.test_x, parts.test_y)
     device = "cuda" if torch.cuda.is_available() else None
     where = "each sample by all others" if parts.test_y is None else f"{parts.test_split} split"
@@ -114,7 +108,6 @@ def run_knn(parts: Parts, k: int, temperature: float) -> dict[str, Any]:
 def run_linear(
     parts: Parts, seed: int, probe: str = "lbfgs", *, progress: bool = False
 ) -> dict[str, Any]:
-    """Linear probe, on the test split or on a held-out fifth of each class."""
     used = divide(parts, seed, "the linear probe")
     data = (used.train_x, used.train_y, used.test_x, used.test_y)
     if probe == "lbfgs":
@@ -168,8 +161,6 @@ def run_finetune(
     epochs: int | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Fine-tuning on shares of the labels, or on the labels listed in `lists`, each from the given
-    encoder. `accuracy` is the mean over them."""
     used = divide(parts, seed, "fine-tuning")
     cropping = Views(**{**views.config(), "jitter": 0.0, "grey": 0.0, "blur": 0.0, "solarise": 0.0})
     ids, labels = torch.from_numpy(used.train_ids), torch.from_numpy(used.train_y)
@@ -203,13 +194,12 @@ def run_finetune(
 def _read_subsets(
     used: Divided, lists: Sequence[Path], keys: Sequence[str]
 ) -> list[gradient_training.ListedSubset]:
-    """The training samples that each list names."""
     among = [keys[row] for row in used.train_ids] if lists else []
     return [gradient_training.read_subset(path, among) for path in lists]
 
 
 def _over_shares(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Means of `accuracy`, and of `top5` where all shares of the labels have one, and the rows."""
+    """Means of `accuracy`, and of `top5` where all rows have one, and the rows."""
     kept = []
     for row in rows:
         missing = {"accuracies"} if math.isfinite(row["top5"]) else {"accuracies", "top5"}
@@ -266,7 +256,6 @@ def run_clusters(
     seeds: Sequence[int] = SEEDS,
     normaliser: Normaliser = "arithmetic",
 ) -> dict[str, Any]:
-    """Normalised mutual information of the labels and k-means clusters of the training features."""
     k = len(np.unique(parts.train_y)) if num_clusters is None else num_clusters
     found = nmi(parts.train_x, parts.train_y, k, seeds, normaliser)
     return {
@@ -284,8 +273,7 @@ def run_clusters(
 
 
 class Augmented:
-    """Stands in for the views in `embed`: one augmented view of each image, drawn anew in every
-    call."""
+    """Stands in for the views in `embed`: one augmented view of each image."""
 
     def __init__(self, views: Views, seed: int, version: int) -> None:
         self.views, self.seed, self.version, self.calls = views, seed, version, 0
@@ -418,7 +406,7 @@ def _detection(
     progress: bool,
 ) -> dict[str, Any]:
     """Quality of a detector and of the exact quantile, and the error of learned thresholds, of (N,
-    V, D) anchors and candidates. A detector that needs the embeddings of a guide is left out."""
+    V, D) anchors and candidates."""
     parts = () if detector is None else detector.modules()
     learner = next((part for part in parts if isinstance(part, GloFND)), None)
     # no exact counterpart for an α per sample

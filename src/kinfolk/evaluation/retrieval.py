@@ -54,16 +54,17 @@ def retrieval(
         images_ID, texts_MD: each image once, and all captions, unit norm.
         owners_M: the row of each caption's image; every image has a caption.
     """
+    number = len(images_ID)
     if len(owners_M) != len(texts_MD):
         raise ValueError(
             f"`owners_M` (={len(owners_M)}) must have one entry per row of `texts_MD`"
             f" (={len(texts_MD)})"
         )
-    if not len(owners_M) or int(owners_M.min()) < 0 or int(owners_M.max()) >= len(images_ID):
-        raise ValueError(f"`owners_M` must be row numbers of `images_ID` (={len(images_ID)} rows)")
-    if len(torch.unique(owners_M)) < len(images_ID):
+    if not len(owners_M) or int(owners_M.min()) < 0 or int(owners_M.max()) >= number:
+        raise ValueError(f"`owners_M` must be row numbers of `images_ID` (={number} rows)")
+    if len(torch.unique(owners_M)) < number:
         raise ValueError("`owners_M` must contain every image at least once")
-    rows_I = torch.arange(len(images_ID), device=owners_M.device)
+    rows_I = torch.arange(number, device=owners_M.device)
     return Recalls(
         _recall(images_ID, texts_MD, rows_I, owners_M, ks),
         _recall(texts_MD, images_ID, owners_M, rows_I, ks),
@@ -74,8 +75,7 @@ def _recall(
     queries: Tensor, candidates: Tensor, keys: Tensor, candidate_keys: Tensor, ks: Sequence[int]
 ) -> dict[int, float]:
     """Share of queries that have a candidate with their key among the k nearest. Equal similarities
-    are ranked in random order (in expectation), so that equal embeddings score chance level and not
-    1."""
+    are ranked in random order (in expectation), so that equal embeddings score chance level."""
     _require_finite(queries, candidates)
     hits = dict.fromkeys(ks, 0.0)
     size = max(1, _ENTRIES // len(candidates))
@@ -132,8 +132,6 @@ def class_embeddings(
 def zero_shot(
     images_ND: Tensor, labels_N: Tensor, classes_KD: Tensor, ks: Sequence[int] = (1, 5)
 ) -> dict[int, float]:
-    """Share of images whose class is among the k nearest. Images with a label below 0 are left
-    out."""
     known = labels_N >= 0
     images_ND, labels_N = images_ND[known], labels_N[known]
     if not len(labels_N):
@@ -160,8 +158,7 @@ def read_lines(path: str | Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Towers:
-    """Both towers of a run, the preparation of its images, and its tokenizer. Embeddings have unit
-    norm and are on the CPU."""
+    """Both towers of a run, the preparation of its images, and its tokenizer."""
 
     pair: Pair
     views: Preparation
@@ -211,8 +208,7 @@ def run_zero_shot(
     templates: Sequence[str] = TEMPLATES,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Accuracy over the labelled samples of the test split, or of all. `classes` defaults to those
-    of the data."""
+    """Accuracy over the labelled samples of the test split, or of all."""
     names = list(classes) if classes is not None else list(data.classes or ())
     if data.labels is None:
         raise UsageError(
@@ -250,8 +246,8 @@ def evaluated_ids(data: ImageData) -> tuple[Tensor, str]:
 
 @dataclass(frozen=True)
 class Ranking:
-    """How well candidates are ranked, as means over the `queries` that have a relevant candidate:
-    recall@k, mean average precision, and normalised discounted cumulative gain of the first 10."""
+    """How well candidates are ranked, as means over the `queries` that have a relevant
+    candidate."""
 
     recall: dict[int, float]
     map: float
@@ -268,10 +264,8 @@ def rank(
     leave_one_out: bool = False,
 ) -> Ranking:
     """Ranks all candidates of each query by cosine similarity. A candidate with the query's key is
-    relevant. Equal similarities are ranked with the relevant ones last, so that equal embeddings
-    score as low as possible. Queries without a relevant candidate are left out. `leave_one_out`:
-    candidate i is query i, and is left out for it.
-    """
+    relevant; equal similarities are ranked with the relevant ones last, so that equal embeddings
+    score as low as possible. `leave_one_out`: candidate i is query i, and is left out for it."""
     _require_finite(queries_QD, candidates_CD)
     discount_K = 1 / torch.arange(2, DEPTH + 2).double().log2()
     sums, number = torch.zeros(len(KS) + 2, dtype=torch.float64), 0
@@ -362,7 +356,6 @@ def run_sts(towers: Towers, data: ImageData) -> dict[str, Any]:
 
 
 def rank_correlation(x_N: Tensor, y_N: Tensor) -> float:
-    """Spearman's correlation. NaN if one side is constant."""
     from scipy.stats import spearmanr
 
     if bool((x_N == x_N[0]).all() or (y_N == y_N[0]).all()):

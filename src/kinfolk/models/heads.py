@@ -72,7 +72,6 @@ def prediction_head(size: int, hidden_size: int, out_size: int | None = None) ->
 
 @torch.no_grad()
 def embeddings(head: nn.Module, features: Tensor, rows: int = 4096) -> Tensor:
-    """(N, D) unit-norm embeddings of (N, F) features, in evaluation mode."""
     training, weight = head.training, next(head.parameters())
     head.eval()
     parts = [

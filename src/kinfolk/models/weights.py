@@ -119,7 +119,6 @@ def load_encoder(
 
 
 def meta_of(file: Path) -> dict[str, Any]:
-    """The `meta` of a file; empty for files of other programs."""
     return _meta(_describe(file))
 
 
@@ -247,7 +246,6 @@ def _inner(encoder: nn.Module) -> nn.Module:
 
 
 def _describe(file: Path) -> dict[str, Any]:
-    """The description in the header of `file` or in the `.json` next to it."""
     sidecar, source, text = file.with_suffix(".json"), file, ""
     try:
         if file.suffix == ".safetensors":
