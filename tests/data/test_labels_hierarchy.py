@@ -95,14 +95,14 @@ def test_cifar100_is_built_in() -> None:
     ("text", "message"),
     [
         ("dog,mammal\n", "must begin with a line that names its two columns"),
-        ("", "must begin with a line"),
+        ("", "is empty; its first line must name the columns"),
         ("child,parent\n", "has no line below its header"),
         ("child,parent\na,b\nb,c\nc,a\n", "goes in a circle: a → b → c → a"),
         ("child,parent\na,a\n", "goes in a circle: a → a"),
         ("child,parent\na,x\nb,y\n", r"has 2 roots \('x', 'y'\); add a line"),
-        ("child,parent\na,\n", "line 2 of .* must hold a child and its parent"),
-        ("child,parent\n\na,b,c\n", "line 3 of .* must hold a child and its parent"),
-        ("child,parent\na,b\na,c\n", "line 3 of .* gives 'a' a second parent, 'c'; it has 'b'"),
+        ("child,parent\na,\n", "row 1 of .* must hold a child and its parent"),
+        ("child,parent\n\na,b,c\n", "row 1 of .* has 3 cells, its header has 2"),
+        ("child,parent\na,b\na,c\n", "row 2 of .* gives 'a' a second parent, 'c'; it has 'b'"),
     ],
 )
 def test_a_wrong_file_is_one_sentence(text: str, message: str, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no hierarchy file"):
         open_hierarchy(tmp_path / "none.csv")
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(KinfolkError, match="not a readable table"):
+    with pytest.raises(KinfolkError, match="must begin with a line"):
         open_hierarchy(tmp_path / "binary.csv")
 
 

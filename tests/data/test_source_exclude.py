@@ -67,8 +67,8 @@ def test_what_is_wrong_is_named(folder: Path) -> None:
     (folder.parent / "ids.csv").write_text("id,sample\n1,2\n")
     with pytest.raises(UsageError, match=r"no column `key` .* its columns are id, sample"):
         read_excluded(folder.parent / "ids.csv")
-    (folder.parent / "bytes.csv").write_bytes(b"key\n\xff\xfe\n")
-    with pytest.raises(KinfolkError, match="is not a readable list"):
+    (folder.parent / "bytes.csv").write_bytes(b'key\n"\xff\xfe\n')
+    with pytest.raises(KinfolkError, match="is not a readable table"):
         read_excluded(folder.parent / "bytes.csv")
 
 

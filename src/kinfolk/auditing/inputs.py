@@ -157,7 +157,7 @@ def _open_features(path: Path, key: str | None) -> AuditInput:
 
 def _read_table(features: Path, path: Path) -> AuditInput:
     """Keys, labels and origin of features in a table; each may be unknown."""
-    from kinfolk.data.table import read_columns
+    from kinfolk.data.labels import read_columns
 
     origin = UNKNOWN
     if path.suffix.lower() == ".parquet":
@@ -389,7 +389,7 @@ def _from_texts(
 def _require_encoder_for_texts(path: Path, option: str) -> None:
     """Refuses a table of texts without an encoder, which would be read as features."""
     if path.suffix.lower() in TABLES and path.is_file():
-        from kinfolk.data.table import read_columns
+        from kinfolk.data.labels import read_columns
         from kinfolk.data.text import text_columns
 
         names: list[str] = []
@@ -428,7 +428,7 @@ def read_column(
         if suffix == ".npy":
             return KeyedColumn(path, np.load(path, allow_pickle=False).tolist())
         if suffix in TABLES:
-            from kinfolk.data.table import read_columns
+            from kinfolk.data.labels import read_columns
 
             return _choose_column(path, read_columns(path), names)
         if suffix == ".txt":

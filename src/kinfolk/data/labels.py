@@ -1,5 +1,5 @@
 """Annotations of samples: names of splits, labels as class indices, captions that can be used, and
-groups of known positives, which are never negatives of each other."""
+groups of known positives, which are never negatives of each other; and tables and hierarchies."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import csv
 import graphlib
 import os
 import unicodedata
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TextIO, final
 
 import numpy as np
 import numpy.typing as npt
 
 from kinfolk.errors import KinfolkError, UsageError, short
+from kinfolk.files import first_line
 
 Ints = npt.NDArray[np.int64]
 Caption = str | tuple[str, ...]
@@ -198,6 +199,74 @@ def linked_rows(number: int, *columns: Iterable[Iterable[Hashable]]) -> Ints:
     return np.array([root(row) for row in range(number)], dtype=np.int64)
 
 
+# Tables
+
+_LONGEST_CELL = 1 << 27
+
+
+def read_columns(path: Path) -> dict[str, list[Any]]:
+    """The columns of a table by name; cells of CSV and TSV are texts."""
+    return _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
+
+
+def _read_csv(path: Path) -> dict[str, list[Any]]:
+    limit = csv.field_size_limit(_LONGEST_CELL)  # a setting of the whole process
+    try:
+        with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+            is_tsv = path.suffix.lower() == ".tsv"
+            lines = map(_split_tabs, file) if is_tsv else _comma_rows(file, path)
+            rows = [row for row in lines if row]
+    except OSError as error:
+        raise KinfolkError(f"`{path}` is not a readable table: {error}") from error
+    finally:
+        csv.field_size_limit(limit)
+    if not rows:
+        raise KinfolkError(f"`{path}` is empty; its first line must name the columns")
+    header = rows[0]
+    if len(set(header)) < len(header):
+        raise KinfolkError(f"`{path}` names a column twice: {', '.join(map(repr, header))}")
+    for number, row in enumerate(rows[1:], 1):
+        if len(row) != len(header):
+            raise KinfolkError(
+                f"row {number} of `{path}` has {len(row)} cells, its header has {len(header)}"
+            )
+    return {name: [row[place] for row in rows[1:]] for place, name in enumerate(header)}
+
+
+def _comma_rows(file: TextIO, path: Path) -> Iterator[list[str]]:
+    """Refuses a quote that is not closed, because the cell would swallow the next rows."""
+    reader = csv.reader(file, strict=True)
+    start = 1
+    try:
+        for row in reader:
+            yield row
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise KinfolkError(
+            f"`{path}` is not a readable table: {error}, in the row that begins in line {start}; a"
+            " cell that begins with a quote must end with one, and quotes between them are written"
+            ' twice ("")'
+        ) from error
+
+
+def _split_tabs(line: str) -> list[str]:
+    """If the quotes do not match, the line is taken as unquoted."""
+    try:
+        return next(csv.reader([line], delimiter="\t", strict=True))
+    except csv.Error:
+        return line.rstrip("\r\n").split("\t")
+
+
+def _read_parquet(path: Path) -> dict[str, list[Any]]:
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path, partitioning=None)
+        return {name: list(table[name].to_pylist()) for name in table.column_names}
+    except Exception as error:  # readers raise nearly anything on a broken file
+        raise KinfolkError(f"`{path}` is not a readable table: {first_line(error)}") from error
+
+
 # A hierarchy of classes (Chen et al., Incremental False Negative Detection for Contrastive
 # Learning, ICLR 2022, appendix D): a class is replaced by its ancestor at a depth, or stays if it
 # is above it
@@ -295,23 +364,16 @@ def open_hierarchy(spec: str | os.PathLike[str]) -> Hierarchy:
         raise UsageError(
             f"there is no hierarchy file {name}; give a table of child and parent, or cifar100"
         )
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ","))
-    except (csv.Error, OSError, UnicodeDecodeError) as error:
-        raise KinfolkError(f"{name} is not a readable table: {error}") from error
-    if not rows or [cell.strip().lower() for cell in rows[0]] != ["child", "parent"]:
+    columns = read_columns(path)
+    if columns.keys() != {"child", "parent"}:
         raise KinfolkError(
             f"{name} must begin with a line that names its two columns, `child` and `parent`"
         )
-    for number, row in enumerate(rows[1:], 2):
-        cells = [cell.strip() for cell in row]
-        if not any(cells):
-            continue
-        line = f"line {number} of {name}"
-        if len(cells) != 2 or not all(cells):
-            raise KinfolkError(f"{line} must hold a child and its parent; it holds {row}")
-        child, parent = cells
+    for number, cells in enumerate(zip(columns["child"], columns["parent"], strict=True), 1):
+        child, parent = (str(cell or "").strip() for cell in cells)
+        line = f"row {number} of {name}"
+        if not child or not parent:
+            raise KinfolkError(f"{line} must hold a child and its parent; it holds {cells}")
         if parents.setdefault(child, parent) != parent:
             raise KinfolkError(
                 f"{line} gives {child!r} a second parent, {parent!r}; it has {parents[child]!r};"

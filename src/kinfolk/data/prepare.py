@@ -3,7 +3,6 @@ images are written to a quarantine file. The other processes of a training map t
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import logging
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from kinfolk.data.decode import Read, RefusedError, decode, digest, read_file, strict_pillow
 from kinfolk.data.images import ImageData
-from kinfolk.data.labels import group_ids, same_type
+from kinfolk.data.labels import group_ids, read_columns, same_type
 from kinfolk.data.pixel_cache import (
     CacheFolder,
     Contents,
@@ -37,7 +36,6 @@ from kinfolk.data.workers import default_workers, read_files
 from kinfolk.errors import KinfolkError, UsageError, csv_text, short, show_progress, unescape_cell
 from kinfolk.files import (
     append_line,
-    first_line,
     read_sealed_text,
     write_atomically,
     write_sealed_text,
@@ -373,21 +371,19 @@ def write_quarantine(refused: Sequence[tuple[str, str]], path: str | Path) -> No
 
 
 def read_quarantine(path: str | Path) -> Refusals:
-    name = f"`{short(str(path))}`"
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            rows = list(csv.reader(file, strict=True))
-    except FileNotFoundError:
+    path = Path(path)
+    if not path.is_file():
         raise KinfolkError(
-            f"there is no {name}; the run folder is incomplete: restore it, or start a new run"
-        ) from None
-    except (OSError, ValueError, csv.Error) as error:
+            f"there is no `{short(str(path))}`; the run folder is incomplete: restore it, or start"
+            " a new run"
+        )
+    columns = read_columns(path)
+    if list(columns) != ["path", "reason"]:
         raise KinfolkError(
-            f"{name} is not a readable quarantine file ({first_line(error)}); restore it"
-        ) from error
-    if not rows or rows[0] != ["path", "reason"] or any(len(row) != 2 for row in rows):
-        raise KinfolkError(f"{name} is not a quarantine file; its columns must be path and reason")
-    return [(unescape_cell(key), unescape_cell(reason)) for key, reason in rows[1:]]
+            f"`{short(str(path))}` is not a quarantine file; its columns must be path and reason"
+        )
+    rows = zip(columns["path"], columns["reason"], strict=True)
+    return [(unescape_cell(key), unescape_cell(reason)) for key, reason in rows]
 
 
 def summary(

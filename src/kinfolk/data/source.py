@@ -4,7 +4,6 @@ out by a list; and whether a source has changed since a run began."""
 from __future__ import annotations
 
 import copy
-import csv
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +21,7 @@ from kinfolk.data.labels import (
     Hierarchy,
     encode_labels,
     open_hierarchy,
+    read_columns,
     same_type,
     split_name,
     usable_captions,
@@ -33,7 +33,6 @@ from kinfolk.data.sample_table import (
     value_difference,
 )
 from kinfolk.errors import KinfolkError, UsageError, short, unescape_cell, utf8_key
-from kinfolk.files import first_line
 
 Pixels = npt.NDArray[Any]
 Refusals = list[tuple[str, str]]
@@ -239,21 +238,16 @@ def read_excluded(path: Path) -> list[str]:
             f"there is no file `{path}` of samples to exclude; give a .csv with the column `key` or"
             " a .txt with a key in each line"
         )
-    try:
-        if path.suffix.lower() == ".txt":
-            return [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line]
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = csv.DictReader(file)
-            if "key" not in (rows.fieldnames or ()):
-                raise UsageError(
-                    f"`{path}` has no column `key` with the samples to exclude; its columns are"
-                    f" {', '.join(rows.fieldnames or ()) or 'none'}"
-                )
-            return [unescape_cell(row["key"]) for row in rows if row["key"]]
-    except (csv.Error, OSError, UnicodeDecodeError) as error:
-        raise KinfolkError(
-            f"`{path}` is not a readable list of samples ({first_line(error)})"
-        ) from error
+    if path.suffix.lower() == ".txt":
+        text = path.read_text(encoding="utf-8-sig", errors="backslashreplace")
+        return [line for line in text.splitlines() if line]
+    columns = read_columns(path)
+    if "key" not in columns:
+        raise UsageError(
+            f"`{path}` has no column `key` with the samples to exclude; its columns are"
+            f" {', '.join(columns)}"
+        )
+    return [unescape_cell(str(key)) for key in columns["key"] if key]
 
 
 # Labels at a depth of a hierarchy

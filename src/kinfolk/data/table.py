@@ -5,87 +5,22 @@ files of this machine.
 
 from __future__ import annotations
 
-import csv
 import importlib
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO, final
+from typing import Any, final
 
 from kinfolk.data.decode import RefusedError
-from kinfolk.data.labels import split_name
+from kinfolk.data.labels import read_columns, split_name
 from kinfolk.data.source import FileSource, Source, TableRows, as_utf8
 from kinfolk.data.text import PairSource, open_pairs, require_both, text_columns
 from kinfolk.errors import KinfolkError, UsageError, install_hint
 from kinfolk.files import first_line
 
-_LONGEST_CELL = 1 << 27
 _ROLES = ("caption", "label", "group", "split")
-
-
-def read_columns(path: Path) -> dict[str, list[Any]]:
-    """The columns of a table by name; cells of CSV and TSV are texts."""
-    return _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
-
-
-def _read_csv(path: Path) -> dict[str, list[Any]]:
-    limit = csv.field_size_limit(_LONGEST_CELL)  # a setting of the whole process
-    try:
-        with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-            is_tsv = path.suffix.lower() == ".tsv"
-            lines = map(_split_tabs, file) if is_tsv else _comma_rows(file, path)
-            rows = [row for row in lines if row]
-    except OSError as error:
-        raise KinfolkError(f"`{path}` is not a readable table: {error}") from error
-    finally:
-        csv.field_size_limit(limit)
-    if not rows:
-        raise KinfolkError(f"`{path}` is empty; its first line must name the columns")
-    header = rows[0]
-    if len(set(header)) < len(header):
-        raise KinfolkError(f"`{path}` names a column twice: {', '.join(map(repr, header))}")
-    for number, row in enumerate(rows[1:], 1):
-        if len(row) != len(header):
-            raise KinfolkError(
-                f"row {number} of `{path}` has {len(row)} cells, its header has {len(header)}"
-            )
-    return {name: [row[place] for row in rows[1:]] for place, name in enumerate(header)}
-
-
-def _comma_rows(file: TextIO, path: Path) -> Iterator[list[str]]:
-    """Refuses a quote that is not closed, because the cell would swallow the next rows."""
-    reader = csv.reader(file, strict=True)
-    start = 1
-    try:
-        for row in reader:
-            yield row
-            start = reader.line_num + 1
-    except csv.Error as error:
-        raise KinfolkError(
-            f"`{path}` is not a readable table: {error}, in the row that begins in line {start}; a"
-            " cell that begins with a quote must end with one, and quotes between them are written"
-            ' twice ("")'
-        ) from error
-
-
-def _split_tabs(line: str) -> list[str]:
-    """If the quotes do not match, the line is taken as unquoted."""
-    try:
-        return next(csv.reader([line], delimiter="\t", strict=True))
-    except csv.Error:
-        return line.rstrip("\r\n").split("\t")
-
-
-def _read_parquet(path: Path) -> dict[str, list[Any]]:
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(path, partitioning=None)
-        return {name: list(table[name].to_pylist()) for name in table.column_names}
-    except Exception as error:  # readers raise nearly anything on a broken file
-        raise KinfolkError(f"`{path}` is not a readable table: {first_line(error)}") from error
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from kinfolk.data.table import read_columns
+from kinfolk.data.labels import read_columns
 from kinfolk.embedding import held_out_part
 from kinfolk.errors import KinfolkError, UsageError, require, require_choice, show_progress
 from kinfolk.seeding import generator
