@@ -125,6 +125,19 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}{ending}"
 
 
+def duration(seconds: float) -> str:
+    """A time in its two largest units.
+
+    Example:
+        >>> duration(12.4), duration(200), duration(7500)
+        ('12 s', '3 min 20 s', '2 h 05 min')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
 def install_hint(packages: str, extra: str | None = None) -> str:
     """How to install optional packages; kinfolk's `extra` is installed from a clone."""
     clone = "" if extra is None else f", or with `pip install '.[{extra}]'` in a clone of kinfolk"

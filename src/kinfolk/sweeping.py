@@ -33,14 +33,13 @@ from kinfolk.api import evaluate, train
 from kinfolk.auditing.verdict import Candidate
 from kinfolk.comparing import Comparison, compare
 from kinfolk.data.sample_table import Samples
-from kinfolk.errors import InterruptedRunError, UsageError, plural, printable
+from kinfolk.errors import InterruptedRunError, UsageError, duration, plural, printable
 from kinfolk.evaluation.probes import knn_accuracy
 from kinfolk.evaluation.protocols import Augmented, read_results, write_result
 from kinfolk.files import write_text
 from kinfolk.training.config import parse_settings
 from kinfolk.training.launch import global_rank
 from kinfolk.training.load_run import open_run
-from kinfolk.training.metrics_log import duration
 from kinfolk.training.run_folder import Run
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kinfolk.errors import KinfolkWarning, UsageError
+from kinfolk.errors import KinfolkWarning, UsageError, duration
 from kinfolk.report import record as texts
 from kinfolk.report.record import read_record
 from tests.report.synthetic import images, make_run
@@ -38,7 +38,7 @@ def test_numbers_are_rounded_to_what_is_readable() -> None:
     [(12.4, "12 s"), (200, "3 min 20 s"), (7500, "2 h 05 min"), (59.7, "1 min 00 s")],
 )
 def test_durations_are_shown_in_their_largest_units(seconds: float, text: str) -> None:
-    assert texts.duration(seconds) == text
+    assert duration(seconds) == text
 
 
 def test_a_full_run_has_all_tiles_and_tables(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from kinfolk.data.prepare import read_quarantine
-from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, plural
+from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, duration, plural
 from kinfolk.files import first_line
 from kinfolk.report.html import Panel, figure, line
 from kinfolk.training.documents import (
@@ -160,16 +160,6 @@ def percent(value: Any) -> str:
     return f"{value:.3%}" if 0 < abs(value) < 0.001 else f"{value:.1%}"
 
 
-def duration(seconds: float) -> str:
-    """12 s, 3 min 20 s, 2 h 05 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600:,} h {whole % 3600 // 60:02d} min"
-
-
 # ---- the head of the page
 
 
@@ -189,18 +179,16 @@ def papers_of(record: Record) -> list[tuple[str, str]]:
     return papers
 
 
-def learns_from(modality: str, method: str) -> bool:
-    """Whether a method learns from "image" or "text"; True for an unknown method."""
+LEARNS_FROM = {("image",): "images", ("image", "text"): "captions", ("text",): "text pairs"}
+"""What a sample is, by the modalities of the framework."""
+
+
+def modalities_of(method: str) -> tuple[str, ...]:
+    """The modalities that a method learns from; empty for an unknown method."""
     from kinfolk.frameworks import FRAMEWORKS
 
     framework = FRAMEWORKS.get(method.partition("+")[0].strip().lower())
-    return framework is None or modality in framework.modalities
-
-
-def has_captions(method: str) -> bool:
-    """Whether a sample of the method is a caption of an image."""
-    unknown = learns_from("", method)
-    return not unknown and learns_from("image", method) and learns_from("text", method)
+    return () if framework is None else framework.modalities
 
 
 def summary(record: Record) -> str:
@@ -208,9 +196,7 @@ def summary(record: Record) -> str:
     epochs, planned = len(record.epochs), record.config.get("epochs")
     unfinished = isinstance(planned, int) and planned != epochs
     trained = f"{epochs} of {planned} epochs" if unfinished else plural(epochs, "epoch")
-    what = "images" if learns_from("image", record.method) else "text pairs"
-    if has_captions(record.method):
-        what = "captions"
+    what = LEARNS_FROM.get(modalities_of(record.method), "images")
     samples = f" on {record.num_train:,} {what}" if record.num_train else ""
     return f"trained for {trained}{samples}"
 
@@ -411,7 +397,7 @@ def configuration(
 ) -> list[tuple[str, list[tuple[str, str]]]]:
     """The settings by section, general settings first. Sections without effect are left out."""
     unused = set() if labelled else {"knn"}
-    if not learns_from("text", str(config.get("method", ""))):
+    if modalities_of(str(config.get("method", ""))) == ("image",):
         unused.add("text")
     sections: dict[str, list[tuple[str, str]]] = {"run": []}
     for key, value in config.items():

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from kinfolk import distributed
 from kinfolk.detectors import StartAt
-from kinfolk.errors import KinfolkWarning, printable
+from kinfolk.errors import KinfolkWarning, duration, printable
 from kinfolk.files import append_line, explain_write_errors
 from kinfolk.stats import Stats
 from kinfolk.training.documents import row_warnings
@@ -339,12 +339,3 @@ def describe(row: dict[str, float], speed: bool = True) -> str:
     parts += [f"F1 {row['f1']:.2f}{by_anchor}"] if speed and "f1" in row else []
     parts += [f"{row['images_per_second']:.0f} samples/s"] if speed else []
     return "  ".join(parts)
-
-
-def duration(seconds: float) -> str:
-    """3725 → "1 h 02 min"."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(int(minutes), 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {int(seconds):02d} s" if minutes else f"{int(seconds)} s"
