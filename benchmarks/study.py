@@ -76,7 +76,7 @@ import yaml
 from study_queue import Job, Results, corrupted, folder_name, jobs, version
 
 from kinfolk.comparing.runs import figures_of, figures_of_result
-from kinfolk.comparing.table import ORACLES, base_of, oracle_of, p_value, spread
+from kinfolk.comparing.table import ORACLES, base_of, format_spread, oracle_of, p_value
 from kinfolk.report.record import Record, read_record
 from kinfolk.training.settings import flat
 
@@ -489,8 +489,10 @@ def table(figures: dict[str, list[dict[str, float]]], base: str | None = None) -
             "–" if p is None else f"{p:.3f}",
             "–" if closed is None else f"{100 * closed:.0f} %",
         ]
-        cells = [spread(column["knn"]), spread(column["linear"]), against, *shares]
-        cells += [spread(column[key]) for key in (*COLUMNS[2:], *clusters, *parts, "seconds")]
+        cells = [format_spread(column["knn"]), format_spread(column["linear"]), against, *shares]
+        cells += [
+            format_spread(column[key]) for key in (*COLUMNS[2:], *clusters, *parts, "seconds")
+        ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -508,7 +510,7 @@ def recall_table(figures: dict[str, list[dict[str, float]]], base: str | None = 
         ]
         gain = None if row is None else means[0] - means[1]
         column = {
-            key: spread([one[key] for one in runs if key in one])
+            key: format_spread([one[key] for one in runs if key in one])
             for key in (*RECALLS, "retrieval", "flagged", "seconds")
         }
         flagged = (

@@ -35,7 +35,7 @@ import text as text_contest
 import yaml
 from study import gap_closed
 
-from kinfolk.comparing.table import p_value, spread
+from kinfolk.comparing.table import format_spread, p_value
 
 BASE, ELIMINATED, ATTRACTED = "simclr", "simclr+oracle", "simclr+oracle:attract"
 ACTIONS = {"eliminate": "Eliminate", "attract": "Attract"}
@@ -190,7 +190,7 @@ def table(rows: Rows, methods: Iterable[str] | None = None, oracle: str = ATTRAC
     for name in methods or [*first, *others]:
         figures = [one["figures"] for _, one in sorted(rows[name].items())]
         scores = [
-            spread([one[key] for one in figures if key in one])
+            format_spread([one[key] for one in figures if key in one])
             for key in ("knn", "linear", "semi 10 %", "semi 1 %")
         ]
         more, p = (

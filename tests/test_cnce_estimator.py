@@ -14,8 +14,8 @@ from torch import Tensor
 from kinfolk.cnce import (
     bounds,
     cnce,
-    draw,
     draw_points,
+    draw_scores,
     log_ratio,
     nce,
     premise,
@@ -114,7 +114,9 @@ def best_critic() -> dict[int, list[float]]:
         for omega in OMEGAS:
             found[omega].append(
                 float(
-                    log_ratio(positive, draw(support(ordered, omega), 100, generator(seed))).mean()
+                    log_ratio(
+                        positive, draw_scores(support(ordered, omega), 100, generator(seed))
+                    ).mean()
                 )
             )
     return found
@@ -167,7 +169,7 @@ def test_ranks_between_percentiles(
 
 
 def test_draws_are_uniform_over_what_is_kept() -> None:
-    drawn = draw(torch.arange(4.0)[None], 40_000, generator(0)).long().flatten()
+    drawn = draw_scores(torch.arange(4.0)[None], 40_000, generator(0)).long().flatten()
     counts = torch.bincount(drawn, minlength=4).double()
     # chi square, 3 degrees of freedom, 0.1 %
     assert float(((counts - 10_000) ** 2 / 10_000).sum()) < 16.3
@@ -191,7 +193,7 @@ def test_scores_are_cosines_over_the_temperature() -> None:
         (lambda: bounds(10, 60, 50), r"`lower` \(=60\) and `upper` \(=50\)"),
         (lambda: bounds(10, 100), "percentiles"),
         (lambda: bounds(0, 10), r"`num_candidates` \(=0\)"),
-        (lambda: draw(torch.zeros(1, 2), 0, generator(0)), r"`num_negatives` \(=0\)"),
+        (lambda: draw_scores(torch.zeros(1, 2), 0, generator(0)), r"`num_negatives` \(=0\)"),
         (lambda: log_ratio(torch.zeros(2), torch.zeros(3, 2)), "shapes"),
         (lambda: scores(torch.zeros(3, 2), torch.zeros(2, 2), 1.0), "A <= N"),
         (lambda: scores(torch.zeros(2, 2), torch.zeros(2, 2), 0.0), r"`temperature` \(=0.0\)"),

@@ -77,7 +77,7 @@ def cnce(
         [0.45, -0.04, -0.49]
     """
     kept_AM = support(others_AC.sort(1).values, lower, upper)
-    return log_ratio(positive_A, draw(kept_AM, num_negatives, generator)).mean()
+    return log_ratio(positive_A, draw_scores(kept_AM, num_negatives, generator)).mean()
 
 
 def log_ratio(positive_A: Tensor, negatives_AK: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ def bounds(num_candidates: int, lower: float, upper: float = 100.0) -> tuple[int
     return first, max(math.ceil(num_candidates * upper / 100), first + 1)
 
 
-def draw(kept_AM: Tensor, num_negatives: int, generator: torch.Generator) -> Tensor:
+def draw_scores(kept_AM: Tensor, num_negatives: int, generator: torch.Generator) -> Tensor:
     """(A, K) scores drawn from each row with replacement, by the inverse of the distribution
     function. It counts from the top, so that supports with the same upper end pick their largest
     score with the same random number."""
@@ -347,7 +347,7 @@ def by_negatives(
         for omega in omegas:
             kept_AM = support(ordered_AC, omega)
             draw_of = (generator(seed, "draw", number, r) for r in range(draws))
-            drawn = (draw(kept_AM, number, each) for each in draw_of)
+            drawn = (draw_scores(kept_AM, number, each) for each in draw_of)
             ratio_RA = torch.stack([log_ratio(positive_A, negatives_AK) for negatives_AK in drawn])
             mean, variance = float(ratio_RA.mean()), float(ratio_RA.var(0).mean())
             rows.append({"negatives": number, "omega": omega, "mean": mean, "variance": variance})
@@ -409,7 +409,9 @@ def _measure(
     ordered_AC = others_AC.sort(1).values
     for omega in PAPER if trained == 0 else (trained,):
         kept_AM, draws = support(ordered_AC, omega), generator(seed, "measure")
-        estimate = float(log_ratio(positive_A, draw(kept_AM, toy.num_negatives, draws)).mean())
+        estimate = float(
+            log_ratio(positive_A, draw_scores(kept_AM, toy.num_negatives, draws)).mean()
+        )
         if trained == omega:
             yield ("own", omega), estimate
         if trained == 0:

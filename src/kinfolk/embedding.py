@@ -213,7 +213,7 @@ HELD_OUT = 0.2
 
 
 @dataclass(frozen=True)
-class Parts:
+class LabelledFeatures:
     """Labelled features for training and for testing a classifier; the latter are None without a
     test split. Labels are classes (N,), or (N, K) for samples with several labels."""
 
@@ -228,7 +228,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Divided:
-    """As `Parts`, always with a test part, and its description."""
+    """As `LabelledFeatures`, always with a test part, and its description."""
 
     train_ids: NDArray[np.int64]
     train_x: NDArray[np.float32]
@@ -241,7 +241,7 @@ class Divided:
 
 def take_parts(
     images: ImageData, features_NF: NDArray[np.float32], label_sets: NDArray[np.int64] | None = None
-) -> Parts:
+) -> LabelledFeatures:
     """Divides the features by split. An image that several samples of a part share counts once.
     `label_sets`: (N, K) used instead of the classes."""
     samples = images.samples
@@ -253,10 +253,10 @@ def take_parts(
     train = known & (splits == "train")
     if not present or not train.any():
         ids = _once(images, known)
-        return Parts(ids, features_NF[ids], labels[ids], None, None, None, "")
+        return LabelledFeatures(ids, features_NF[ids], labels[ids], None, None, None, "")
     ids, test_ids = _once(images, train), _once(images, known & (splits == present[0]))
     test = test_ids, features_NF[test_ids], labels[test_ids]
-    return Parts(ids, features_NF[ids], labels[ids], *test, present[0])
+    return LabelledFeatures(ids, features_NF[ids], labels[ids], *test, present[0])
 
 
 def _once(images: ImageData, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -273,7 +273,7 @@ def require_labels(labels: NDArray[np.int64] | None) -> NDArray[np.int64]:
     return labels
 
 
-def divide(parts: Parts, seed: int, what: str) -> Divided:
+def divide(parts: LabelledFeatures, seed: int, what: str) -> Divided:
     """The parts, with a fifth of each class held out if there is no test split."""
     train = parts.train_ids, parts.train_x, parts.train_y
     if parts.test_ids is not None and parts.test_x is not None and parts.test_y is not None:

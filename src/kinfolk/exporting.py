@@ -61,7 +61,7 @@ class Exported:
 
 
 @dataclass(frozen=True)
-class Encoder:
+class ExportedEncoder:
     """An encoder with the size and normalisation of its input images."""
 
     module: nn.Module
@@ -119,7 +119,7 @@ def export(
             hint = install_hint(" ".join(ONNX_PACKAGES), "onnx")
             raise UsageError(f"onnx can't be written: {missing}; {hint}")
     module, meta = load_encoder(path)
-    encoder = Encoder(module, meta.get("views") or {})
+    encoder = ExportedEncoder(module, meta.get("views") or {})
     if format in PACKAGES:
         network_in(format, encoder.config)  # refused before anything is written
     _require_finite(encoder, path)
@@ -129,7 +129,7 @@ def export(
 
 
 @torch.no_grad()
-def _require_finite(encoder: Encoder, path: Path) -> None:
+def _require_finite(encoder: ExportedEncoder, path: Path) -> None:
     """Refuses an encoder of a training that diverged; finite weights may give infinite features."""
     parts = list(plain_state(encoder.module).values())
     if "size" in encoder.views:  # otherwise the size of its images is unknown
@@ -144,7 +144,7 @@ def _require_finite(encoder: Encoder, path: Path) -> None:
 # One writer for each format; each returns how the file was checked, and code that loads it.
 
 
-def _safetensors(encoder: Encoder, path: Path) -> tuple[str, str]:
+def _safetensors(encoder: ExportedEncoder, path: Path) -> tuple[str, str]:
     state = plain_state(encoder.module)
     metadata = {"format": "pt", "views": json.dumps(dict(encoder.views))}
 
@@ -158,7 +158,7 @@ def _safetensors(encoder: Encoder, path: Path) -> tuple[str, str]:
     return "read again and equal", f'safetensors.torch.load_file("{path}")'
 
 
-def _torchvision(encoder: Encoder, path: Path) -> tuple[str, str]:
+def _torchvision(encoder: ExportedEncoder, path: Path) -> tuple[str, str]:
     name, state = network_in("torchvision", encoder.config), plain_state(encoder.module)
 
     def write(unfinished: Path) -> str:
@@ -175,7 +175,7 @@ def _torchvision(encoder: Encoder, path: Path) -> tuple[str, str]:
     )
 
 
-def _timm(encoder: Encoder, path: Path) -> tuple[str, str]:
+def _timm(encoder: ExportedEncoder, path: Path) -> tuple[str, str]:
     name, state = network_in("timm", encoder.config), plain_state(encoder.module)
     size = int(encoder.views.get("size", 224))
     # by these names timm can add a classifier, or change the number of channels
@@ -201,7 +201,7 @@ def _timm(encoder: Encoder, path: Path) -> tuple[str, str]:
     return checked, f'timm.create_model("local-dir:{path}", pretrained=True)'
 
 
-def _onnx(encoder: Encoder, path: Path) -> tuple[str, str]:
+def _onnx(encoder: ExportedEncoder, path: Path) -> tuple[str, str]:
     views = encoder.views
     notes = {key: views[key] for key in ("size", "mean", "std", "space") if key in views}
 
@@ -218,7 +218,7 @@ def _onnx(encoder: Encoder, path: Path) -> tuple[str, str]:
     return write_by_name(path, write), use
 
 
-WRITERS: dict[str, Callable[[Encoder, Path], tuple[str, str]]] = {
+WRITERS: dict[str, Callable[[ExportedEncoder, Path], tuple[str, str]]] = {
     "safetensors": _safetensors,
     "torchvision": _torchvision,
     "timm": _timm,
@@ -226,7 +226,9 @@ WRITERS: dict[str, Callable[[Encoder, Path], tuple[str, str]]] = {
 }
 
 
-def _compare(encoder: Encoder, package: str, load: Callable[[], Callable[[Tensor], Tensor]]) -> str:
+def _compare(
+    encoder: ExportedEncoder, package: str, load: Callable[[], Callable[[Tensor], Tensor]]
+) -> str:
     if (why := unavailable(package)) is not None:
         return f"not loaded: {why} here"
     difference = largest_difference(encoder.module, load(), encoder.example_images())

@@ -12,7 +12,7 @@ import pytest
 
 import kinfolk as kf
 from kinfolk.comparing.runs import figures_of_result
-from kinfolk.comparing.table import p_value, spread
+from kinfolk.comparing.table import format_spread, p_value
 from kinfolk.errors import UsageError
 from kinfolk.evaluation.protocols import write_result
 from tests.comparing.runs import make_run
@@ -355,4 +355,4 @@ def test_p_values_and_spreads_equal_formulas() -> None:
     assert p_value([1.0, 1.0, 1.0], [5.0, 4.0, 6.0]) == pytest.approx(
         1 - two_degrees(4 * 3**0.5)
     ), "one-sided"
-    assert spread([0.5], 4) == "0.5000"
+    assert format_spread([0.5], 4) == "0.5000"

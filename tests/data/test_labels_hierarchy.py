@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kinfolk.data.arrays import ArraySource
-from kinfolk.data.labels import SUPERCLASSES, Hierarchy, open_hierarchy
+from kinfolk.data.labels import SUPERCLASSES, LabelHierarchy, open_hierarchy
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
 from kinfolk.data.source import at_depth
@@ -111,7 +111,7 @@ def test_a_wrong_file_is_one_sentence(text: str, message: str, tmp_path: Path) -
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
-    tree = Hierarchy({"dog": "animal"}, "the tree")
+    tree = LabelHierarchy({"dog": "animal"}, "the tree")
     with pytest.raises(KinfolkError, match="the class 'cat' of the data is not in the tree"):
         tree.at(["dog", "cat"], 1)
     with pytest.raises(UsageError, match=r"`depth` \(=-1\) must be 0"):
@@ -125,5 +125,5 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_deep_trees_are_walked_once() -> None:
     """A chain of 20,000: neither recursion nor a quadratic search for circles."""
-    chain = Hierarchy({f"n{i}": f"n{i + 1}" for i in range(20_000)}, "the chain")
+    chain = LabelHierarchy({f"n{i}": f"n{i + 1}" for i in range(20_000)}, "the chain")
     assert chain.at(["n0", "n5"], 19_990)[1] == ["n10"]

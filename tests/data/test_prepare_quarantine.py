@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kinfolk.data.prepare import read_quarantine, summary, write_quarantine
+from kinfolk.data.prepare import describe_refused, read_quarantine, write_quarantine
 from kinfolk.errors import KinfolkError
 
 
@@ -33,9 +33,9 @@ def test_a_file_with_other_columns_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_summary_counts_refused_images() -> None:
-    assert summary([], 5) is None
+    assert describe_refused([], 5) is None
     assert (
-        summary([("a", "b")], 1200, "run/quarantine.csv")
+        describe_refused([("a", "b")], 1200, "run/quarantine.csv")
         == "1 of 1,200 images was refused; see run/quarantine.csv"
     )
-    assert summary([("a", "b")] * 2, 3) == "2 of 3 images were refused; see quarantine.csv"
+    assert describe_refused([("a", "b")] * 2, 3) == "2 of 3 images were refused; see quarantine.csv"

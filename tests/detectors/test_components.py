@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.detectors import Components, Oracle
-from kinfolk.detectors.components import components
+from kinfolk.detectors.components import find_components
 from kinfolk.objectives import NTXentLoss
 from kinfolk.pairs import OUT, Block, Pairs
 from tests.detectors.blocks import kin
@@ -48,7 +48,7 @@ def test_equals_a_search_along_the_links(seed: int) -> None:
     g = torch.Generator().manual_seed(seed)
     z = F.normalize(torch.randn(40, 3, dtype=torch.float64, generator=g), dim=1)
     ids = torch.randint(0, 25, (40,), generator=g)
-    key = components(z, ids)
+    key = find_components(z, ids)
     parts: dict[int, set[int]] = {}
     for label, sample in zip(key.tolist(), ids.tolist(), strict=True):
         parts.setdefault(label, set()).add(sample)
@@ -56,8 +56,12 @@ def test_equals_a_search_along_the_links(seed: int) -> None:
 
 
 def test_equal_similarities_leave_no_one_out() -> None:
-    assert len(set(components(torch.ones(9, 2), torch.arange(9)).tolist())) == 1
-    assert components(torch.ones(3, 2), torch.zeros(3, dtype=torch.int64)).tolist() == [0, 0, 0]
+    assert len(set(find_components(torch.ones(9, 2), torch.arange(9)).tolist())) == 1
+    assert find_components(torch.ones(3, 2), torch.zeros(3, dtype=torch.int64)).tolist() == [
+        0,
+        0,
+        0,
+    ]
 
 
 @pytest.mark.parametrize("block_rows", [None, 3])
@@ -65,7 +69,7 @@ def test_attracts_the_component_and_nothing_else(block_rows: int | None) -> None
     g = torch.Generator().manual_seed(0)
     z1, z2 = (torch.randn(8, 4, dtype=torch.float64, generator=g) for _ in range(2))
     z = F.normalize(torch.stack((z1, z2), 1).flatten(0, 1), dim=1)
-    key = components(z, torch.arange(8).repeat_interleave(2))[::2]
+    key = find_components(z, torch.arange(8).repeat_interleave(2))[::2]
     assert 1 < len(set(key.tolist())) < 8
     loss_fn = NTXentLoss(
         temperature=0.3, detector=Components(), action="attract", block_rows=block_rows

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kinfolk.detectors import Graded, Ring
-from kinfolk.detectors.ring import draw, index
+from kinfolk.detectors.ring import draw_places, index
 from kinfolk.frameworks.registry import Context, build_detector, parse
 from kinfolk.objectives import NTXentLoss, SogCLRLoss
 from kinfolk.pairs import ACTIONS, Action, Block, Pairs
@@ -228,7 +228,7 @@ def test_draws_are_of_the_ring_uniform_and_seeded() -> None:
     torch.manual_seed(1)
     total = torch.zeros(50, 40)
     for _ in range(200):
-        kept = draw(ring_RC, 5)
+        kept = draw_places(ring_RC, 5)
         assert not (kept & ~ring_RC).any()
         assert torch.equal(kept.sum(1), ring_RC.sum(1).clamp(max=5))
         total += kept
@@ -239,9 +239,9 @@ def test_draws_are_of_the_ring_uniform_and_seeded() -> None:
     )
     assert (often - 1).abs().max() < 0.75  # each about as often as any other
     torch.manual_seed(2)
-    first = draw(ring_RC, 5)
+    first = draw_places(ring_RC, 5)
     torch.manual_seed(2)
-    assert torch.equal(first, draw(ring_RC, 5))
+    assert torch.equal(first, draw_places(ring_RC, 5))
 
 
 def test_a_draw_leaves_out_the_others_and_evaluation_takes_the_ring_whole() -> None:

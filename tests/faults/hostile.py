@@ -297,9 +297,9 @@ def _tokenizer(path: Path) -> object:
 
 
 def _pairs(path: Path) -> object:
-    from kinfolk.detectors.known import read_pairs
+    from kinfolk.detectors.known import read_known_pairs
 
-    return read_pairs(path)
+    return read_known_pairs(path)
 
 
 def _excluded(path: Path) -> object:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from kinfolk.detectors import FNC, Components, Detector, GloFND, Guide, Ring, Teacher
-from kinfolk.detectors.components import components
+from kinfolk.detectors.components import find_components
 from kinfolk.errors import UsageError
 from kinfolk.frameworks import SimCLR
 from kinfolk.frameworks.registry import Context, build, parse
@@ -51,7 +51,7 @@ def test_the_loss_is_the_plain_one_and_supcon_by_the_components_of_the_first_hea
     features = framework.encoder(views.flatten(0, 1))
     z, w = framework.head(features), framework.second_head(features)  # type: ignore[misc]
     first = F.normalize(z.view(2, B, -1).transpose(0, 1).flatten(0, 1), dim=1)
-    key = components(first, ids.repeat_interleave(2))[::2]
+    key = find_components(first, ids.repeat_interleave(2))[::2]
     labels = torch.full((N,), -1).scatter(0, ids, key)
     by_component = Scripted(lambda row, col: Kin(labels[row] == labels[col]))
     attracted = NTXentLoss(temperature=0.3, detector=by_component, action="attract")

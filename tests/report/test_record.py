@@ -51,7 +51,7 @@ def test_a_full_run_has_all_tiles_and_tables(tmp_path: Path) -> None:
         "Loss",
         "Training time",
     ]
-    assert texts.summary(record) == "trained for 12 epochs on 60 images"
+    assert texts.describe_training(record) == "trained for 12 epochs on 60 images"
     assert [row["accuracy"] for row in texts.results(record)] == ["93.0%", "95.0%"]
     assert (record.num_train, record.labelled) == (60, True)
     assert ("Refused", "3 files, see quarantine.csv") in texts.facts_of(record)
@@ -127,7 +127,7 @@ def test_a_run_without_results_has_no_tiles_and_tables(tmp_path: Path) -> None:
     assert not texts.tiles(record)
     assert texts.results(record) == []
     assert "Refused" not in dict(texts.facts_of(record))
-    assert texts.summary(record) == "trained for 0 of 12 epochs"
+    assert texts.describe_training(record) == "trained for 0 of 12 epochs"
 
 
 def test_a_killed_and_resumed_run_counts_each_epoch_once(tmp_path: Path) -> None:
@@ -198,4 +198,4 @@ def test_the_summary_counts_what_the_method_learns_from(
 ) -> None:
     record = read_record(make_run(tmp_path / "run", data=images(classes=["cat", "dog"])))
     record.config["method"] = method
-    assert texts.summary(record) == f"trained for 12 epochs on 60 {words}"
+    assert texts.describe_training(record) == f"trained for 12 epochs on 60 {words}"

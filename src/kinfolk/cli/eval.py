@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from kinfolk.data.images import ImageData
     from kinfolk.data.views import Views
-    from kinfolk.embedding import Parts
+    from kinfolk.embedding import LabelledFeatures
     from kinfolk.training.load_run import OpenedRun
 
 LABEL_PROTOCOLS = ("knn", "linear", "semi", "finetune", "transfer", "clusters")
@@ -263,7 +263,7 @@ def evaluate(
             " --protocol retrieval"
         )
     source = data or opened.config.data.source
-    features = Features(opened, images, unpooled, own_mean)
+    features = RunFeatures(opened, images, unpooled, own_mean)
     few: dict[str, Any] = {"lists": lists, "progress": True}
 
     def fractions(default: tuple[float, ...]) -> Any:
@@ -335,7 +335,7 @@ def evaluate(
             show_results(results)
 
 
-class Features:
+class RunFeatures:
     """Features of a data source by a run, computed once for all protocols."""
 
     def __init__(
@@ -366,7 +366,7 @@ class Features:
         )
 
     @cached_property
-    def parts(self) -> Parts:
+    def parts(self) -> LabelledFeatures:
         """Labelled features by split; data without labels is refused before it is embedded."""
         from kinfolk.embedding import require_labels, take_parts
 

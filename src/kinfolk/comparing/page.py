@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kinfolk.comparing.table import Comparison
 
 
-def render(comparison: Comparison, folder: str | os.PathLike[str] = ".") -> str:
+def render_comparison(comparison: Comparison, folder: str | os.PathLike[str] = ".") -> str:
     """The text of the page; links to the runs are relative to `folder`."""
     panels = [*_gain_panel(comparison), _value_panel(comparison)]
     curves = overlay_panels(comparison.rows)

@@ -174,7 +174,7 @@ def oracle_of(
 # ---- statistics
 
 
-def spread(values: Sequence[float], digits: int = 1) -> str:
+def format_spread(values: Sequence[float], digits: int = 1) -> str:
     """Mean ± standard deviation (n − 1), the mean alone of a single value, – of none."""
     if not values:
         return "–"
@@ -415,9 +415,9 @@ class Comparison:
     def to_html(self, folder: str | os.PathLike[str] = ".") -> str:
         """A page with intervals, every seed and curves drawn, in one file. Its links are relative
         to `folder`."""
-        from kinfolk.comparing.page import render
+        from kinfolk.comparing.page import render_comparison
 
-        return render(self, folder)
+        return render_comparison(self, folder)
 
     def sentences(self) -> list[str]:
         """The comparison of each method with its base in words."""

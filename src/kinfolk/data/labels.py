@@ -299,12 +299,12 @@ SUPERCLASSES = {
 
 
 @final
-class Hierarchy:
+class LabelHierarchy:
     """A tree of names, from `parents`: child → parent; `name` is used in messages.
 
     Example:
         >>> parents = {"dog": "mammal", "cat": "mammal", "mammal": "animal", "snail": "animal"}
-        >>> Hierarchy(parents, "animals").at(["cat", "dog", "snail"], depth=1)
+        >>> LabelHierarchy(parents, "animals").at(["cat", "dog", "snail"], depth=1)
         ([0, 0, 1], ['mammal', 'snail'])
     """
 
@@ -350,14 +350,14 @@ class Hierarchy:
         return [place[name] for name in names], kept
 
 
-def open_hierarchy(spec: str | os.PathLike[str]) -> Hierarchy:
+def open_hierarchy(spec: str | os.PathLike[str]) -> LabelHierarchy:
     """Opens a file or the built-in `cifar100` (20 superclasses at depth 1, 100 classes at depth
     2)."""
     if spec == "cifar100":
         parents = {fine: coarse for coarse, members in SUPERCLASSES.items() for fine in members}
         # some copies of the data shorten them
         parents |= {fine.removesuffix("_tree"): "trees" for fine in SUPERCLASSES["trees"]}
-        return Hierarchy({**parents, **dict.fromkeys(SUPERCLASSES, "everything")}, CIFAR100)
+        return LabelHierarchy({**parents, **dict.fromkeys(SUPERCLASSES, "everything")}, CIFAR100)
     path, parents = Path(spec), {}
     name = f"`{path}`"
     if not path.is_file():
@@ -379,4 +379,4 @@ def open_hierarchy(spec: str | os.PathLike[str]) -> Hierarchy:
                 f"{line} gives {child!r} a second parent, {parent!r}; it has {parents[child]!r};"
                 " keep one"
             )
-    return Hierarchy(parents, name)
+    return LabelHierarchy(parents, name)

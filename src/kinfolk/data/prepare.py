@@ -386,7 +386,7 @@ def read_quarantine(path: str | Path) -> Refusals:
     return [(unescape_cell(key), unescape_cell(reason)) for key, reason in rows]
 
 
-def summary(
+def describe_refused(
     refused: Sequence[tuple[str, str]],
     total: int,
     where: str | Path = "quarantine.csv",

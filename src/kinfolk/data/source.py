@@ -18,7 +18,7 @@ from kinfolk.data.labels import (
     CIFAR100,
     SUPERCLASSES,
     Caption,
-    Hierarchy,
+    LabelHierarchy,
     encode_labels,
     open_hierarchy,
     read_columns,
@@ -264,7 +264,7 @@ def at_depth(source: AnySource, hierarchy: str | None, depth: int | None) -> Any
     return found
 
 
-def _classes(source: Source, hierarchy: Hierarchy) -> list[str]:
+def _classes(source: Source, hierarchy: LabelHierarchy) -> list[str]:
     """The names of the source's classes, or the numbers of its labels; those of CIFAR-100 are the
     places of its class names in alphabetical order."""
     if source.classes is not None:

@@ -39,7 +39,7 @@ class Components(Detector):
 
     @torch.no_grad()
     def prepare(self, ids_C: Tensor, candidates_CD: Tensor, guide_CG: Tensor | None) -> Tensor:
-        return components(candidates_CD, ids_C)
+        return find_components(candidates_CD, ids_C)
 
     @torch.no_grad()
     def find(self, block: Block) -> Kin:
@@ -53,14 +53,14 @@ class Components(Detector):
         return Kin(same_key(key_R, key_C))
 
 
-def components(z_CD: Tensor, ids_C: Tensor) -> Tensor:
+def find_components(z_CD: Tensor, ids_C: Tensor) -> Tensor:
     """(C,) the component of each candidate in the graph that links each sample to its nearest other
     sample: the lowest place of one of the two samples that are each other's nearest there.
     Candidates of one id are one sample.
 
     Example:
         >>> z = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9], [0.5, 0.5]])
-        >>> components(z, torch.arange(5)).tolist()
+        >>> find_components(z, torch.arange(5)).tolist()
         [0, 0, 2, 2, 0]
     """
     link_C = nearest_samples(z_CD, ids_C)

@@ -209,7 +209,7 @@ def listed(ids_RK: Tensor, ids_C: Tensor, value_RK: Tensor) -> Tensor:
     return marked_RC[:, rank_C]
 
 
-def read_pairs(
+def read_known_pairs(
     path: str | os.PathLike[str], keys: Sequence[str] | None = None, num_samples: int | None = None
 ) -> Tensor:
     """(P, 2) sample ids of anchor and kin in a table; see `read_known`."""

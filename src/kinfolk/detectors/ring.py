@@ -160,7 +160,7 @@ class Ring(Clustering):
         close_RC, far_RC = exact(block, *shares.unbind(0))
         if self.draw is not None and self.training:
             ring_RC = (block.sim_RC > -2) & ~far_RC & ~close_RC
-            far_RC = far_RC | (ring_RC & ~draw(ring_RC, self.draw))
+            far_RC = far_RC | (ring_RC & ~draw_places(ring_RC, self.draw))
         if self.clusters is None:
             return Kin(close_RC, far_RC)
         same_RC, outside_RC = same_cluster(self.clusters, block), far_RC | close_RC
@@ -199,7 +199,7 @@ def index(share: Tensor, n_R: Tensor) -> Tensor:
     return torch.minimum((n_R.double() * share * (1 + 1e-12)).floor().long(), n_R)
 
 
-def draw(ring_RC: Tensor, number: int) -> Tensor:
+def draw_places(ring_RC: Tensor, number: int) -> Tensor:
     """(R, C) bool: `number` of each row's True places, at random without replacement."""
     if number >= ring_RC.shape[1]:
         return ring_RC

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from kinfolk.data.views import Views
 from kinfolk.detectors import GloFND
-from kinfolk.embedding import Divided, Parts, divide, embed
+from kinfolk.embedding import Divided, LabelledFeatures, divide, embed
 from kinfolk.errors import KinfolkError, UsageError, require
 from kinfolk.evaluation import gradient_training
 from kinfolk.evaluation.detection import (
@@ -91,7 +91,7 @@ def _sizes(used: Divided, seed: int) -> dict[str, Any]:
 # Classifiers and clusters
 
 
-def run_knn(parts: Parts, k: int, temperature: float) -> dict[str, Any]:
+def run_knn(parts: LabelledFeatures, k: int, temperature: float) -> dict[str, Any]:
     data = (parts.train_x, parts.train_y, parts.test_x, parts.test_y)
     device = "cuda" if torch.cuda.is_available() else None
     where = "each sample by all others" if parts.test_y is None else f"{parts.test_split} split"
@@ -106,7 +106,7 @@ def run_knn(parts: Parts, k: int, temperature: float) -> dict[str, Any]:
 
 
 def run_linear(
-    parts: Parts, seed: int, probe: str = "lbfgs", *, progress: bool = False
+    parts: LabelledFeatures, seed: int, probe: str = "lbfgs", *, progress: bool = False
 ) -> dict[str, Any]:
     used = divide(parts, seed, "the linear probe")
     data = (used.train_x, used.train_y, used.test_x, used.test_y)
@@ -121,7 +121,7 @@ def run_linear(
 
 
 def run_semi(
-    parts: Parts,
+    parts: LabelledFeatures,
     seed: int,
     probe: str = "lbfgs",
     *,
@@ -152,7 +152,7 @@ def run_finetune(
     encoder: nn.Module,
     images: ImageData,
     views: Views,
-    parts: Parts,
+    parts: LabelledFeatures,
     seed: int,
     *,
     fractions: Sequence[float] = FINETUNED,
@@ -214,7 +214,7 @@ def _over_shares(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def run_transfer(
-    parts: Parts,
+    parts: LabelledFeatures,
     seed: int,
     source: str,
     metric: str | None,
@@ -251,7 +251,7 @@ def run_transfer(
 
 
 def run_clusters(
-    parts: Parts,
+    parts: LabelledFeatures,
     num_clusters: int | None = None,
     seeds: Sequence[int] = SEEDS,
     normaliser: Normaliser = "arithmetic",

@@ -46,7 +46,7 @@ COSTS = ("lr", "speed", "cost")
 """Panels that come last."""
 
 
-def render(
+def render_report(
     record: Record,
     *,
     levels: Sequence[Panel] = (),
@@ -89,7 +89,7 @@ def render(
         sheet=None if sprites is None else sprites.uri,
         name=record.path.name,
         method=record.method,
-        summary=texts.summary(record),
+        summary=texts.describe_training(record),
         papers=texts.papers_of(record),
         tiles=texts.tiles(record),
         facts=texts.facts_of(record),
@@ -152,7 +152,7 @@ def write_report(
         if on_missing is not None and missing in parts:
             on_missing(parts[missing])
     path = run / "report.html"
-    write_page(path, render(record, **parts))
+    write_page(path, render_report(record, **parts))
     return path
 
 

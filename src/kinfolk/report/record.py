@@ -191,7 +191,7 @@ def modalities_of(method: str) -> tuple[str, ...]:
     return () if framework is None else framework.modalities
 
 
-def summary(record: Record) -> str:
+def describe_training(record: Record) -> str:
     """The sentence under the title."""
     epochs, planned = len(record.epochs), record.config.get("epochs")
     unfinished = isinstance(planned, int) and planned != epochs

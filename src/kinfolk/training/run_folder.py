@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from kinfolk.data.images import ImageData
 from kinfolk.data.open_source import open_source
-from kinfolk.data.prepare import prepare, read_quarantine, summary, write_quarantine
+from kinfolk.data.prepare import describe_refused, prepare, read_quarantine, write_quarantine
 from kinfolk.data.sample_table import Samples, samples_digest
 from kinfolk.data.source import Source, at_depth, check_unchanged, exclude
 from kinfolk.data.stream import StreamSource
@@ -348,7 +348,7 @@ def log_start(
     if run.rank > 0:
         return
     number, what = len(images) + len(images.quarantine), "text pairs" if images.texts else "images"
-    refused = summary(images.quarantine, number, run.quarantine, what)
+    refused = describe_refused(images.quarantine, number, run.quarantine, what)
     if refused is not None:
         LOG.warning("%s", refused)
     epochs, lines = config.epochs, list[str]()
