@@ -19,8 +19,8 @@ from typing import Any, ClassVar, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from typing_extensions import Unpack
 
+from kinfolk.errors import require
 from kinfolk.frameworks.base import Framework, OwnRate
 from kinfolk.objectives import (
     BimodalLoss,
@@ -29,11 +29,7 @@ from kinfolk.objectives import (
     FastCLIPLoss,
     Objective,
     SigLIPLoss,
-    SogCLRLoss,
 )
-from kinfolk.objectives.base import Shared
-from kinfolk.objectives.fastclip import TemperatureGradient
-from kinfolk.objectives.ntxent import Estimate
 
 
 class Bimodal(Framework, ABC):
@@ -47,6 +43,8 @@ class Bimodal(Framework, ABC):
     num_views: ClassVar[int] = 1
     guides: ClassVar[frozenset[str]] = frozenset({"modality"})
     directions: ClassVar[tuple[str, str]]
+    loss_kind: ClassVar[type[BimodalLoss[Any]] | type[SigLIPLoss]]
+    """Its arguments are arguments of the framework too."""
 
     def __init__(
         self,
@@ -102,7 +100,11 @@ class Bimodal(Framework, ABC):
 
 class ImageText(Bimodal, ABC):
     """Abstract. Images are contrasted with the captions of the batch, and captions with the images.
-    The text tower is (B, T) token ids → (B, F') → (B, D); any two modules.
+
+    Args:
+        encoder, head, known_groups: see `Bimodal`.
+        text_encoder, text_head: (B, T) token ids → (B, F') → (B, D); any two modules.
+        given: arguments of the loss.
     """
 
     modalities: ClassVar[tuple[str, ...]] = ("image", "text")
@@ -115,10 +117,10 @@ class ImageText(Bimodal, ABC):
         head: nn.Module,
         text_encoder: nn.Module,
         text_head: nn.Module,
-        loss: BimodalLoss[Any] | SigLIPLoss,
-        known_groups: bool,
+        known_groups: bool = True,
+        **given: Any,
     ) -> None:
-        super().__init__(encoder, head, loss, known_groups)
+        super().__init__(encoder, head, self.loss_kind(**given), known_groups)
         self.text_encoder, self.text_head = text_encoder, text_head
 
     def forward(
@@ -143,23 +145,7 @@ class CLIP(ImageText):
 
     paper: ClassVar[str] = "Radford et al., ICML 2021"
     needs: ClassVar[str] = "captions"
-
-    def __init__(
-        self,
-        encoder: nn.Module,
-        head: nn.Module,
-        text_encoder: nn.Module,
-        text_head: nn.Module,
-        temperature: float = 0.07,
-        learnable: bool = True,
-        min_temperature: float = 0.01,
-        known_groups: bool = True,
-        **shared: Unpack[Estimate],
-    ) -> None:
-        loss = CLIPLoss(
-            temperature=temperature, learnable=learnable, min_temperature=min_temperature, **shared
-        )
-        super().__init__(encoder, head, text_encoder, text_head, loss, known_groups)
+    loss_kind = CLIPLoss
 
 
 class SogCLRCLIP(ImageText):
@@ -168,40 +154,19 @@ class SogCLRCLIP(ImageText):
 
     paper: ClassVar[str] = "Yuan et al., ICML 2022"
     needs: ClassVar[str] = "captions; two numbers per sample"
-    refused: ClassVar[Mapping[str, str]] = SogCLRLoss.refused
-
-    def __init__(
-        self,
-        encoder: nn.Module,
-        head: nn.Module,
-        text_encoder: nn.Module,
-        text_head: nn.Module,
-        num_samples: int,
-        temperature: float = 0.03,
-        gamma: float = 0.2,
-        decay_epochs: int | None = 18,
-        known_groups: bool = True,
-        **shared: Unpack[Shared],
-    ) -> None:
-        loss = BimodalSogCLRLoss(
-            num_samples=num_samples,
-            temperature=temperature,
-            gamma=gamma,
-            decay_epochs=decay_epochs,
-            **shared,
-        )
-        super().__init__(encoder, head, text_encoder, text_head, loss, known_groups)
+    refused: ClassVar[Mapping[str, str]] = BimodalSogCLRLoss.refused
+    loss_kind = BimodalSogCLRLoss
 
 
 class FastCLIPFramework(ImageText):
-    """The robust global contrastive loss in both directions. Arguments: `FastCLIPLoss`;
-    `temperature_lr` is the learning rate of the temperature, outside the schedule (a third of it
-    below a temperature of 0.03).
-    """
+    """The robust global contrastive loss in both directions. Arguments: `ImageText`,
+    `FastCLIPLoss`; `temperature_lr` is the learning rate of the temperature, outside the schedule
+    (a third of it below a temperature of 0.03)."""
 
     paper: ClassVar[str] = "Wei et al., 2024"
     needs: ClassVar[str] = "captions; two numbers per sample"
-    refused: ClassVar[Mapping[str, str]] = SogCLRLoss.refused
+    refused: ClassVar[Mapping[str, str]] = FastCLIPLoss.refused
+    loss_kind = FastCLIPLoss
 
     def __init__(
         self,
@@ -209,32 +174,12 @@ class FastCLIPFramework(ImageText):
         head: nn.Module,
         text_encoder: nn.Module,
         text_head: nn.Module,
-        num_samples: int,
-        temperature: float = 0.07,
         temperature_lr: float = 2e-4,
-        rho: float = 6.5,
-        gamma: float = 0.2,
-        decay_epochs: int | None = 18,
-        min_temperature: float = 0.01,
-        individual_lr: float | None = None,
         known_groups: bool = True,
-        temperature_gradient: TemperatureGradient = "released",
-        **shared: Unpack[Shared],
+        **given: Any,
     ) -> None:
-        if not temperature_lr > 0:
-            raise ValueError(f"`temperature_lr` (={temperature_lr}) must be above 0")
-        loss = FastCLIPLoss(
-            num_samples=num_samples,
-            temperature=temperature,
-            rho=rho,
-            gamma=gamma,
-            decay_epochs=decay_epochs,
-            min_temperature=min_temperature,
-            individual_lr=individual_lr,
-            temperature_gradient=temperature_gradient,
-            **shared,
-        )
-        super().__init__(encoder, head, text_encoder, text_head, loss, known_groups)
+        require(temperature_lr > 0, "temperature_lr", temperature_lr, "above 0")
+        super().__init__(encoder, head, text_encoder, text_head, known_groups, **given)
         self.temperature_lr = temperature_lr
 
     @property
@@ -253,28 +198,7 @@ class SigLIP(ImageText):
     paper: ClassVar[str] = "Zhai et al., ICCV 2023"
     needs: ClassVar[str] = "captions"
     refused: ClassVar[Mapping[str, str]] = SigLIPLoss.refused
-
-    def __init__(
-        self,
-        encoder: nn.Module,
-        head: nn.Module,
-        text_encoder: nn.Module,
-        text_head: nn.Module,
-        temperature: float = 0.1,
-        bias: float = -10.0,
-        learnable: bool = True,
-        min_temperature: float = 0.001,
-        known_groups: bool = True,
-        **shared: Unpack[Shared],
-    ) -> None:
-        loss = SigLIPLoss(
-            temperature=temperature,
-            bias=bias,
-            learnable=learnable,
-            min_temperature=min_temperature,
-            **shared,
-        )
-        super().__init__(encoder, head, text_encoder, text_head, loss, known_groups)
+    loss_kind = SigLIPLoss
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -292,6 +216,7 @@ class TextPairs(Bimodal):
     needs: ClassVar[str] = "text pairs"
     modalities: ClassVar[tuple[str, ...]] = ("text",)
     directions: ClassVar[tuple[str, str]] = ("anchor_to_positive", "positive_to_anchor")
+    loss_kind = CLIPLoss
     head_options: ClassVar[Mapping[str, object]] = {"layers": 0}
 
     def __init__(
@@ -300,14 +225,11 @@ class TextPairs(Bimodal):
         head: nn.Module,
         temperature: float = 0.05,
         learnable: bool = False,
-        min_temperature: float = 0.01,
         own_negatives_only: bool = False,
         known_groups: bool = True,
-        **shared: Unpack[Estimate],
+        **given: Any,
     ) -> None:
-        loss = CLIPLoss(
-            temperature=temperature, learnable=learnable, min_temperature=min_temperature, **shared
-        )
+        loss = CLIPLoss(temperature=temperature, learnable=learnable, **given)
         super().__init__(encoder, head, loss, known_groups)
         self.own_negatives_only = own_negatives_only
 

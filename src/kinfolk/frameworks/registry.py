@@ -34,6 +34,8 @@ _SET_BY_TRAINING = {
     "positives",
     "detector",
     "action",
+    "gather",
+    "compile",
 }
 """Arguments that the training passes or that only objects have. All others can be set by the
 user."""
@@ -210,21 +212,35 @@ def _require_guide(method: Method, detector: Detector | None) -> None:
     )
 
 
+def _parameters(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
+    """The arguments of `kind`; where it passes others on to its loss, also these."""
+    parameters = dict(inspect.signature(kind.__init__).parameters)
+    if "given" in parameters:
+        del parameters["given"]
+        loss = cast(Any, kind).loss_kind
+        hints = get_type_hints(loss)
+        for name, each in inspect.signature(loss.__init__).parameters.items():
+            type_ = getattr(hints.get(name), "type", hints.get(name))  # of an `InitVar`
+            parameters.setdefault(name, each.replace(annotation=type_))
+    return parameters
+
+
 def _settable(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
     """The arguments of `kind` that a user may set, including those that all losses share."""
+    hints = get_type_hints(kind.__init__)
     parameters = {
-        name: each
-        for name, each in inspect.signature(kind.__init__).parameters.items()
+        name: each.replace(annotation=hints.get(name, each.annotation))
+        for name, each in _parameters(kind).items()
         if name not in _SET_BY_TRAINING
     }
     last = next(reversed(parameters), "")
     if not parameters or parameters[last].kind is not inspect.Parameter.VAR_KEYWORD:
         return parameters
     del parameters[last]
-    (shared,) = get_type_hints(kind.__init__)[last].__args__  # Unpack[Shared] or Unpack[Estimate]
+    (shared,) = hints[last].__args__  # Unpack[Shared] or Unpack[Estimate]
     defaults = {each.name: each.default for each in fields(NTXentLoss)}
     for name, hint in get_type_hints(shared).items():
-        if name not in (*_SET_BY_TRAINING, *parameters, "gather", "compile"):
+        if name not in (*_SET_BY_TRAINING, *parameters):
             parameters[name] = inspect.Parameter(
                 name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=hint
             )
@@ -244,7 +260,7 @@ def _from_context(kind: type[nn.Module], context: Context, method: Method) -> di
     }
     if labels is not None:
         known["num_classes"] = len(torch.unique(labels[labels >= 0])) or None
-    parameters = inspect.signature(kind.__init__).parameters
+    parameters = _parameters(kind)
     if "text_encoder" in parameters and text is None:
         raise UsageError(f"{method} needs a text encoder; `Context.text` must be given")
     if context.second_head is not None and issubclass(kind, Framework):

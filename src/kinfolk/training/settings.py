@@ -157,10 +157,11 @@ def checked_arguments(
             raise UsageError(f"unknown key `{section}.{key}` for {owner}{suggest(key, parameters)}")
     init = inspect.getattr_static(target, "__init__") if isinstance(target, type) else target
     hints, empty = typing.get_type_hints(init), inspect.Parameter.empty
-    fields: dict[str, Any] = {  # parameters of a plugin may have no annotation
-        name: (hints.get(name, Any), ... if each.default is empty else each.default)
-        for name, each in parameters.items()
-    }
+    fields: dict[str, Any] = {}
+    for name, each in parameters.items():
+        untyped = isinstance(each.annotation, str) or each.annotation is empty  # of a plugin
+        kind = hints.get(name, Any if untyped else each.annotation)
+        fields[name] = (kind, ... if each.default is empty else each.default)
     settings = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
     try:
         model: BaseModel = create_model(section.title(), __config__=settings, **fields)(**given)
