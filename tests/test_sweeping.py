@@ -89,10 +89,9 @@ def test_a_folder_of_classes_is_evaluated(tmp_path: Path) -> None:
     for data in (None, str(folder)):
         with pytest.raises(UsageError, match="no labels to measure with"):
             kf.evaluate(run, data, labels_from_folders=False)
-    with pytest.raises(UsageError, match="a folder per class"):
-        kf.evaluate(run, str(folder / "dark"), labels_from_folders=True)
-    with pytest.raises(UsageError, match="no labels to measure with"):
-        kf.evaluate(run, str(folder / "dark"))
+    for given in (True, None):
+        with pytest.raises(UsageError, match="a folder per class"):
+            kf.evaluate(run, str(folder / "dark"), labels_from_folders=given)
 
 
 @pytest.mark.parametrize("how", ["tuple", "labels"])

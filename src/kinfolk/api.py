@@ -237,7 +237,7 @@ def evaluate(
             f" {', '.join(PROTOCOLS)})"
         )
     opened = open_run(_folder(run), model)
-    images = _labelled_images(opened, data, labels_from_folders, progress)
+    images = _images(opened, data, progress, labels_from_folders)
     if protocol == "kin":
         return measure_kin(opened, images, seed, progress=progress)
     require_labels(images.samples.labels)
@@ -253,29 +253,17 @@ def _folder(run: str | os.PathLike[str] | Run) -> Path:
     return run.path if isinstance(run, Run) else Path(run)
 
 
-def _labelled_images(
-    opened: OpenedRun, data: Data | None, labels_from_folders: bool | None, progress: bool
+def _images(
+    opened: OpenedRun, data: Data | None, progress: bool, from_folders: bool | None = False
 ) -> ImageData:
-    """As `_images`, with the sub-folders of a folder as classes."""
-    if data is None:
-        return opened.data(None, labels_from_folders=labels_from_folders is True, progress=progress)
-    path = os.fspath(data) if isinstance(data, str | os.PathLike) else None
-    if labels_from_folders and path is None:
-        raise UsageError(f"`labels_from_folders` needs a folder, not {type(data).__name__}")
-    if path is not None and labels_from_folders is not False and os.path.isdir(path):
-        try:
-            return opened.data(path, labels_from_folders=True, progress=progress)
-        except UsageError:  # a folder of shards or tables, or without sub-folders
-            if labels_from_folders:
-                raise
-    return _images(opened, data, progress)
-
-
-def _images(opened: OpenedRun, data: Data | None, progress: bool) -> ImageData:
     """The data of the run, or other data, at the resolution of the run."""
     if data is None or isinstance(data, str | os.PathLike):
-        return opened.data(None if data is None else os.fspath(data), progress=progress)
+        source = None if data is None else os.fspath(data)
+        from_folders = bool(from_folders) if data is None else from_folders
+        return opened.data(source, labels_from_folders=from_folders, progress=progress)
+    if from_folders:
+        raise UsageError(f"`labels_from_folders` needs a folder, not {type(data).__name__}")
     cleared = dict.fromkeys(("data.hierarchy", "data.depth", "data.exclude"))
     config = opened.config.with_settings({**cleared, "data.streaming": False})
-    source, run = open_data(data, config), Run(opened.path)
-    return read_data(source, config, run, several=False, progress=progress)
+    source_of_arrays = open_data(data, config)
+    return read_data(source_of_arrays, config, Run(opened.path), several=False, progress=progress)

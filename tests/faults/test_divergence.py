@@ -194,11 +194,10 @@ def test_infinite_features_are_neither_embedded_nor_exported(images: Path, tmp_p
 
 
 @pytest.mark.parametrize("keep", [1, 3])
-def test_so_many_are_kept_and_the_best(images: Path, tmp_path: Path, keep: int) -> None:
+def test_so_many_are_kept(images: Path, tmp_path: Path, keep: int) -> None:
     settings = {
         **TINY,
         "checkpoint.keep": keep,
-        "checkpoint.best": True,
         "checkpoint.every_minutes": None,
         "snapshots.epochs": 0,
     }
@@ -210,7 +209,3 @@ def test_so_many_are_kept_and_the_best(images: Path, tmp_path: Path, keep: int) 
         for path in (run.checkpoint, *run.older_checkpoints())
     ]
     assert steps == [12, 9, 6][:keep]
-    accuracies = [row["knn"] for row in run.epochs()]
-    best = read_checkpoint(run.checkpoint.with_name("best.ckpt"))["kinfolk"]
-    assert (best["epoch"], best["best"]) == (accuracies.index(max(accuracies)) + 1, max(accuracies))
-    assert read_checkpoint(run.checkpoint)["kinfolk"]["best"] == max(accuracies)

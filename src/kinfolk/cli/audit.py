@@ -52,10 +52,9 @@ Labels = Annotated[
     _data_option(
         "Labels: .npy, .txt, or the column `label` of .csv, .tsv, .parquet, joined by a"
         " column such as `key` or `file`.",
-        metavar="FILE",
     ),
 ]
-Alpha = Annotated[float, _option("Share of each sample's similarities to flag.", metavar="X")]
+Alpha = Annotated[float, _option("Share of each sample's similarities to flag.")]
 Overwrite = Annotated[bool, overwrite_option("the audit in --out")]
 ENCODER = "a run, torchvision/NAME, timm/NAME, or st/NAME of texts; default: patches of the images."
 
@@ -83,15 +82,15 @@ def audit(
     labels_from_folders: LabelsFromFolders = False,
     keys: Annotated[
         Path | None,
-        _data_option("Names of the rows: .txt, or the column `key` of a table.", metavar="FILE"),
+        _data_option("Names of the rows: .txt, or the column `key` of a table."),
     ] = None,
     texts: Annotated[
         Path | None,
-        _data_option("Texts of the rows: .txt, or the column `text` of a table.", metavar="FILE"),
+        _data_option("Texts of the rows: .txt, or the column `text` of a table."),
     ] = None,
     key: Annotated[
         str | None,
-        _data_option("Name of the features in a file with several arrays.", metavar="NAME"),
+        _data_option("Name of the features in a file with several arrays."),
     ] = None,
     alpha: Alpha = 0.01,
     pairs: Annotated[
@@ -150,9 +149,7 @@ def advise(
             "Setting of the trainings of --try. Can be repeated.", "--set", metavar="KEY=VALUE"
         ),
     ] = None,
-    recipe: Annotated[
-        str | None, _trying("Recipe of the trainings of --try.", metavar="NAME")
-    ] = None,
+    recipe: Annotated[str | None, _trying("Recipe of the trainings of --try.")] = None,
     workers: Workers = None,
     overwrite: Overwrite = False,
 ) -> None:
@@ -292,9 +289,9 @@ def try_methods(
                     changed = {**each.settings, "detector.features": str(folder / GUIDE)}
                     methods[place] = replace(each, settings=changed)
         if has_file and given.labels is not None:
-            names = filter(None, dict.fromkeys(given.labels))
+            names = [name for name in dict.fromkeys(given.labels) if name is not None]
             numbers = {None: -1, **{name: number for number, name in enumerate(names)}}
-            np.save(folder / LABELS, [numbers[name or None] for name in given.labels])
+            np.save(folder / LABELS, [numbers[name] for name in given.labels])
     labels = np.load(folder / LABELS) if (folder / LABELS).exists() else None
     show_trial(
         run_trial(

@@ -21,14 +21,13 @@ def cnce(
         option(
             "table: estimates for each ω (Table 5). variance: for each number of negatives.",
             *("--study", "-s"),
-            metavar=None,
         ),
     ] = "table",
     seeds: Annotated[
         int,
-        option("Number of runs. Mean and deviation are over the runs.", metavar="N", min=1),
+        option("Number of runs. Mean and deviation are over the runs.", min=1),
     ] = 5,
-    epochs: Annotated[int, option("Epochs of each critic.", metavar="N", min=1)] = 100,
+    epochs: Annotated[int, option("Epochs of each critic.", min=1)] = 100,
     train_each: Annotated[
         bool,
         flag(
@@ -44,10 +43,8 @@ def cnce(
             metavar="A.npy B.npy",
         ),
     ] = None,
-    temperature: Annotated[float, option("Temperature of the critic.", metavar="X")] = 0.07,
-    out: Annotated[
-        Path | None, option("JSON file for all results.", "--out", "-o", metavar="FILE")
-    ] = None,
+    temperature: Annotated[float, option("Temperature of the critic.")] = 0.07,
+    out: Annotated[Path | None, option("JSON file for all results.", "--out", "-o")] = None,
     overwrite: Annotated[bool, overwrite_option("the file")] = False,
 ) -> None:
     """Measure NCE and CNCE, two lower bounds on mutual information, where the true value is known.

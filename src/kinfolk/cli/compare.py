@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from kinfolk.comparing.table import Column
 
 
-Format = Literal["table", "csv", "markdown"]
 EPILOG = examples(
     "kinfolk compare runs/simclr-0 runs/simclr-1 runs/glofnd-0 runs/glofnd-1",
     "kinfolk compare runs/study --base sogclr --figure knn",
@@ -55,15 +54,10 @@ def compare(
         str | None,
         option("Method that uses the labels; default: the base with +oracle.", metavar="METHOD"),
     ] = None,
-    figure: Annotated[
-        str | None, option("Figure for gains and tests; default: linear.", metavar="NAME")
-    ] = None,
-    format: Annotated[
-        Format, option("Format on the screen.", "--format", "-f", metavar=None)
-    ] = "table",
+    figure: Annotated[str | None, option("Figure for gains and tests; default: linear.")] = None,
     out: Annotated[
         Path | None,
-        option("File to write: .csv, .md or .html.", "--out", "-o", metavar="FILE"),
+        option("File to write: .csv, .md or .html.", "--out", "-o"),
     ] = None,
     overwrite: Annotated[bool, overwrite_option("the file")] = False,
 ) -> None:
@@ -76,20 +70,16 @@ def compare(
     from kinfolk.cli.options import screen
     from kinfolk.comparing import compare as compare_runs
 
-    if out is not None and format != "table":
-        raise UsageError("--format is for the screen; leave it out, the ending of --out decides")
     if out is not None and out.exists() and not overwrite:
         raise UsageError(
             f"{out} exists; choose another file with --out, or replace it with --overwrite"
         )
     found = compare_runs(runs, base=base, oracle=oracle, figure=figure)
-    if out is not None:
-        found.save(out)
-        screen().print(f"{plural(len(found.records), 'row')}: {out}", markup=False)
-    elif format == "table":
+    if out is None:
         show_comparison(found, screen())
     else:
-        typer.echo(found.to_csv() if format == "csv" else found.to_markdown(), nl=False)
+        found.save(out)
+        screen().print(f"{plural(len(found.records), 'row')}: {out}", markup=False)
 
 
 def show_comparison(found: Comparison, console: Console) -> None:

@@ -48,10 +48,7 @@ EPILOG = examples(
 )
 
 _data = partial(option, panel=DATA)
-_choice = partial(option, panel=SETTINGS, metavar=None)
-_number = partial(option, panel=SETTINGS, metavar="N")
-_share = partial(option, panel=SETTINGS, metavar="X")
-_file = partial(option, panel=SETTINGS, metavar="FILE")
+_option = partial(option, panel=SETTINGS)
 _imported = partial(option, panel="Imported weights")
 
 
@@ -73,13 +70,11 @@ def evaluate(
     ] = None,
     depth: Annotated[
         int | None,
-        _data("Use the labels at this depth of the hierarchy. 0 is the root.", metavar="N", min=0),
+        _data("Use the labels at this depth of the hierarchy. 0 is the root.", min=0),
     ] = None,
     label_sets: Annotated[
         Path | None,
-        _data(
-            "transfer: table with the columns image and label, one row per label.", metavar="FILE"
-        ),
+        _data("transfer: table with the columns image and label, one row per label."),
     ] = None,
     protocol: Annotated[
         str,
@@ -89,12 +84,10 @@ def evaluate(
             metavar="NAMES",
         ),
     ] = "knn,linear",
-    seed: Annotated[
-        int, option("Seed for held-out parts, drawn labels and augmentation.", metavar="N")
-    ] = 0,
-    k: Annotated[int, _number("knn: number of neighbours.", "--k", min=1)] = 20,
-    temperature: Annotated[float, _share("knn: temperature of the votes.")] = 0.1,
-    probe: Annotated[Probe, _choice("linear, semi: lbfgs, or the probe of a paper.")] = "lbfgs",
+    seed: Annotated[int, option("Seed for held-out parts, drawn labels and augmentation.")] = 0,
+    k: Annotated[int, _option("knn: number of neighbours.", "--k", min=1)] = 20,
+    temperature: Annotated[float, _option("knn: temperature of the votes.")] = 0.1,
+    probe: Annotated[Probe, _option("linear, semi: lbfgs, or the probe of a paper.")] = "lbfgs",
     unpooled: Annotated[
         bool,
         flag(
@@ -120,45 +113,45 @@ def evaluate(
     ] = None,
     subset: Annotated[
         list[Path] | None,
-        _file(
+        _option(
             "semi, finetune: list of file names to use, such as SimCLR's 1percent.txt. Can be"
             " repeated."
         ),
     ] = None,
-    draws: Annotated[int, _number("semi: subsets drawn for each share.", min=1)] = 3,
+    draws: Annotated[int, _option("semi: subsets drawn for each share.", min=1)] = 3,
     finetuning: Annotated[
-        Literal["ifnd", "rcl"], _choice("finetune: settings of a paper.")
+        Literal["ifnd", "rcl"], _option("finetune: settings of a paper.")
     ] = "ifnd",
     epochs: Annotated[
         int | None,
-        _number(
+        _option(
             "finetune: number of epochs; default: that of the paper, more with few labels.", min=1
         ),
     ] = None,
     metric: Annotated[
         Literal["top1", "mean-per-class", "map"] | None,
-        _choice("transfer: metric; default: from the name of the data."),
+        _option("transfer: metric; default: from the name of the data."),
     ] = None,
     num_clusters: Annotated[
         int | None,
-        _number("clusters: number of clusters; default: the number of classes.", min=1),
+        _option("clusters: number of clusters; default: the number of classes.", min=1),
     ] = None,
     normaliser: Annotated[
         Literal["arithmetic", "geometric", "min", "max"],
-        _choice("clusters: mean of the entropies that NMI is divided by."),
+        _option("clusters: mean of the entropies that NMI is divided by."),
     ] = "arithmetic",
     alpha: Annotated[
         float | None,
-        _share(
+        _option(
             "kin: share of pairs above the exact quantile; default: that of the method, or 0.01."
         ),
     ] = None,
     classes: Annotated[
         Path | None,
-        _file("zero-shot: class names, one per line; default: those of the data."),
+        _option("zero-shot: class names, one per line; default: those of the data."),
     ] = None,
     templates: Annotated[
-        Path | None, _file("zero-shot: sentences with {} for the class name, one per line.")
+        Path | None, _option("zero-shot: sentences with {} for the class name, one per line.")
     ] = None,
     like: Annotated[
         Path | None,
@@ -166,9 +159,7 @@ def evaluate(
     ] = None,
     row_name: Annotated[
         str | None,
-        _imported(
-            "Name in `kinfolk compare`; default: the name of the file.", "--name", metavar="NAME"
-        ),
+        _imported("Name in `kinfolk compare`; default: the name of the file.", "--name"),
     ] = None,
     out: Annotated[
         Path | None,
@@ -178,15 +169,15 @@ def evaluate(
     ] = None,
     model: Annotated[
         str | None,
-        _imported("Network that is no ResNet: timm/NAME, torchvision/NAME.", metavar="NAME"),
+        _imported("Network that is no ResNet: timm/NAME, torchvision/NAME."),
     ] = None,
     image_size: Annotated[
         int | None,
-        _imported("Side of the images; default: their own, up to 224.", metavar="N", min=1),
+        _imported("Side of the images; default: their own, up to 224.", min=1),
     ] = None,
     train_seed: Annotated[
         int | None,
-        _imported("Seed of the training, which `kinfolk compare` pairs by.", metavar="N"),
+        _imported("Seed of the training, which `kinfolk compare` pairs by."),
     ] = None,
     workers: Workers = None,
 ) -> None:

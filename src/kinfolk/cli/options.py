@@ -6,9 +6,10 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
+from typer.models import OptionInfo
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,14 +77,27 @@ SOURCE_HELP = "Folder, .npz, .npy, .csv, .tsv, .parquet, CIFAR archive, shards (
 
 
 def option(
-    about: str, *flags: str, metavar: str | None, panel: str | None = None, **more: Any
+    about: str, *flags: str, metavar: str | None = None, panel: str | None = None, **more: Any
 ) -> Any:
     """An option with a value. A default that is not the one of the parameter stands after
-    "; default: "."""
+    "; default: "; `name_values` sets a missing metavar."""
     text, _, default = about.partition("; default: ")
     if default:
         text += f". [dim]Default: {default}[/]"
     return typer.Option(*flags, metavar=metavar, help=text, rich_help_panel=panel, **more)
+
+
+def name_values(command: Callable[..., None]) -> None:
+    """Sets the metavar of the options of a command by their type."""
+    names: dict[Any, str] = {int: "N", float: "X", Path: "FILE", str: "NAME"}
+    signature = inspect.signature(command, eval_str=True)
+    command.__signature__ = signature  # type: ignore[attr-defined]
+    for parameter in signature.parameters.values():
+        kind, *about = get_args(parameter.annotation)
+        for option_info in about:
+            if isinstance(option_info, OptionInfo) and option_info.metavar is None:
+                parts = [part for part in get_args(kind) if part is not type(None)] or [kind]
+                option_info.metavar = names.get((get_args(parts[0]) or parts)[0])
 
 
 def flag(name: str, about: str, panel: str | None = RUNNING) -> Any:
@@ -123,7 +137,6 @@ Recipe = Annotated[
     option(
         "Start from a recipe: a name or a YAML file; see `kinfolk recipes`.",
         *("--recipe", "--config"),
-        metavar="NAME",
         panel=TRAINING,
     ),
 ]
@@ -135,7 +148,6 @@ Workers = Annotated[
     int | None,
     option(
         "Processes that decode images; default: one per core.",
-        metavar="N",
         panel=RUNNING,
     ),
 ]

@@ -43,14 +43,13 @@ def embed(
         option(
             "File to write (.npy), with a .parquet of the samples next to it.",
             *("--out", "-o"),
-            metavar="FILE",
         ),
     ],
     data: RunsData = None,
     labels_from_folders: LabelsFromFolders = False,
     views: Annotated[
         int | None,
-        option("Write N augmented views to N files: NAME-1.npy, …", metavar="N", min=1),
+        option("Write N augmented views to N files: NAME-1.npy, …", min=1),
     ] = None,
     projected: Annotated[
         bool,
@@ -60,7 +59,7 @@ def embed(
             None,
         ),
     ] = False,
-    seed: Annotated[int, option("Seed of the augmented views.", metavar="N")] = 0,
+    seed: Annotated[int, option("Seed of the augmented views.")] = 0,
     workers: Workers = None,
     overwrite: Annotated[bool, overwrite_option("the files")] = False,
 ) -> None:
@@ -148,14 +147,13 @@ def export(
     run: RunFolder,
     format: Annotated[
         str,
-        option("safetensors, torchvision, timm or onnx.", "--format", "-f", metavar="NAME"),
+        option("safetensors, torchvision, timm or onnx.", "--format", "-f"),
     ],
     out: Annotated[
         Path | None,
         option(
             "File to write; for timm a folder; default: in RUN/export/.",
             *("--out", "-o"),
-            metavar="FILE",
         ),
     ] = None,
     overwrite: Annotated[bool, overwrite_option("an existing export")] = False,

@@ -79,9 +79,7 @@ def train(
     ] = None,
     temperature: Annotated[
         float | None,
-        option(
-            "Temperature of the loss; default: that of the framework.", metavar="X", panel=TRAINING
-        ),
+        option("Temperature of the loss; default: that of the framework.", panel=TRAINING),
     ] = None,
     settings: Settings = None,
     resume: Annotated[bool, flag("--resume", "Continue the run in --out.")] = False,

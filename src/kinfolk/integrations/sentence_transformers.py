@@ -54,13 +54,13 @@ def add_ids(
     *,
     ids: str | None = None,
     known_by: str | Sequence[str] = (),
-    duplicates: bool = True,
 ) -> Any:
     """The data set with a column `label` of sample ids and groups, which `KinfolkLoss` reads.
 
-    All other columns must be texts in the order anchor, positive[, negative, …]. Rows that are
-    linked by an equal value, also through other rows, form a group of known positives. An explicit
-    negative that is the positive of a row has its id and group; others have ids from N on.
+    All other columns must be texts in the order anchor, positive[, negative, …]. Rows with an equal
+    anchor, positive or value of `known_by`, also through other rows, form a group of known
+    positives. An explicit negative that is the positive of a row has its id and group; others have
+    ids from N on.
 
     Args:
         dataset: a `datasets.Dataset`.
@@ -68,7 +68,6 @@ def add_ids(
             one id in [0, N). None: the row's number.
         known_by: columns such as a document's name, removed from the texts; "" and None link
             nothing.
-        duplicates: whether equal anchors and equal positives link their rows.
     """
     keys = [known_by] if isinstance(known_by, str) else list(known_by)
     removed = keys if ids is None else [*keys, ids]
@@ -87,8 +86,7 @@ def add_ids(
             f"the data set ({', '.join(names)}) must have two columns of texts: anchor and positive"
         )
     id_N = list(range(len(dataset))) if ids is None else _numbers(dataset[ids])
-    links = (*keys, *(texts[:2] if duplicates else ()))
-    group_N = _groups(id_N, [dataset[name] for name in links])
+    group_N = _groups(id_N, [dataset[name] for name in (*keys, *texts[:2])])
     numbers = [id_N, group_N, *_negatives(dataset, texts, id_N, group_N)]
     rows = [list(row) for row in zip(*numbers, strict=True)]
     return dataset.remove_columns(removed).add_column("label", rows)

@@ -34,7 +34,6 @@ from kinfolk.files import (
     explain_write_errors,
     move_into_place,
     why_failed,
-    write_by_name,
     write_sealed_zip,
 )
 from kinfolk.frameworks.clip import ImageText
@@ -98,7 +97,6 @@ AGREE_EVERY, AGREE_SECONDS = 10, 5.0
 """Several GPUs agree on what to do after this many steps or seconds, whichever is less."""
 CHECKED_SAMPLES = 16
 """Samples of the last batch whose features must be finite before a checkpoint is saved."""
-BEST = "best.ckpt"
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -113,7 +111,6 @@ class CheckpointSaver(pl.Callback):
         path: the file. Older checkpoints next to it are `last-1.ckpt`, `last-2.ckpt`, …
         identity: the run that the checkpoint belongs to; see `settings.identity`.
         export: called on rank zero with the finished epochs and steps before each checkpoint.
-        accuracy: the kNN accuracy of the epoch that has just ended, on rank zero, if measured.
         state: the `kinfolk` entry of the checkpoint that is resumed; None at the start of a run.
     """
 
@@ -123,15 +120,13 @@ class CheckpointSaver(pl.Callback):
         config: TrainConfig,
         identity: Mapping[str, Any],
         export: Callable[[int, int], None],
-        accuracy: Callable[[], float | None],
         state: Mapping[str, Any] | None = None,
     ) -> None:
         self.path, self.identity, self.export = path, identity, export
         self.epochs, self.settings = config.epochs, config.checkpoint
-        self.accuracy, self.state = accuracy, state
+        self.state = state
         self.every_seconds = 60 * (self.settings.every_minutes or math.inf)
         self.received: signal.Signals | None = None
-        self.best = None if state is None else state.get("best")
         self._last = None if state is None else (int(state["step"]), int(state["epoch"]))
         self._finished, self._saved_at = 0, time.monotonic()
         self.is_rank_zero, self._agreement = True, Agreement()
@@ -175,13 +170,9 @@ class CheckpointSaver(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._finished = trainer.current_epoch + 1
         action = self._agreed_action(module.device)
-        better = self._is_better(module.device)
         due = self._finished % self.settings.every_epochs == 0 or self._finished == self.epochs
-        if action != NOTHING or better or due:
+        if action != NOTHING or due:
             self._save(trainer, module)
-            if better and trainer.is_global_zero:
-                best = self.path.with_name(BEST)
-                write_by_name(best, lambda copy: _link_or_copy(self.path, copy))
         if action == STOP and self._finished < self.epochs:
             raise self._interruption(trainer)
 
@@ -194,7 +185,6 @@ class CheckpointSaver(pl.Callback):
             "step": trainer.global_step,
             "epochs": self.epochs,
             "finished": self._finished >= self.epochs,
-            "best": self.best,
             **self.identity,
         }
 
@@ -258,19 +248,6 @@ class CheckpointSaver(pl.Callback):
                 " not saved,",
                 *module.last_batch,
             )
-
-    def _is_better(self, device: torch.device) -> bool:
-        if not self.settings.best:
-            return False
-        measured = self.accuracy()
-        accuracy = torch.tensor(-1.0 if measured is None else measured, dtype=torch.float64)
-        accuracy = accuracy.to(device)
-        if distributed.world_size() > 1:
-            dist.broadcast(accuracy, 0)
-        better = float(accuracy) > (-1.0 if self.best is None else self.best)
-        if better:
-            self.best = float(accuracy)
-        return better
 
     def _agreed_action(self, device: torch.device) -> int:
         action = self._needed_action()

@@ -276,8 +276,6 @@ class CheckpointConfig(Section):
     """Minutes between two checkpoints within an epoch; null: none."""
     keep: int = Field(default=2, ge=1)
     """Number of newest checkpoints to keep: last.ckpt, last-1.ckpt, …"""
-    best: bool = False
-    """Also keep best.ckpt, of the epoch with the highest kNN accuracy."""
 
 
 class SnapshotConfig(Section):
@@ -350,7 +348,10 @@ class TrainConfig(Section):
         run folder never runs code that came with it."""
         from kinfolk.plugins import load_plugins
 
-        config, folder = cls.of(read_yaml(Path(path)), str(path)), Path(path).resolve().parent
+        document, folder = read_yaml(Path(path)), Path(path).resolve().parent
+        if isinstance(document.get("checkpoint"), dict):
+            document["checkpoint"].pop("best", None)  # of an earlier version
+        config = cls.of(document, str(path))
         for name in config.plugins:
             is_absolute = Path(name).is_absolute()
             is_near = not is_absolute or Path(name).resolve().is_relative_to(folder)

@@ -134,7 +134,7 @@ class OpenedRun:
         self,
         source: str | None = None,
         *,
-        labels_from_folders: bool = False,
+        labels_from_folders: bool | None = False,
         hierarchy: str | None = None,
         depth: int | None = None,
         workers: int | None = None,

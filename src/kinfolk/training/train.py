@@ -347,9 +347,7 @@ def build_trainer(
     at the beginning. Of the measurements, callbacks see the training first."""
     settings, step = config.trainer, 0 if state is None else int(state["step"])
     metrics_log = MetricsLog(run, measurements, settings.log_every)
-    saver = CheckpointSaver(
-        run.checkpoint, config, identity, export, lambda: metrics_log.row.get("knn"), state
-    )
+    saver = CheckpointSaver(run.checkpoint, config, identity, export, state)
     callbacks: list[Any] = [each for each in measurements if isinstance(each, pl.Callback)]
     callbacks += [metrics_log, ProgressBar(console, metrics_log, config.epochs), saver]
     return pl.Trainer(
