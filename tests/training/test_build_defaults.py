@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from kinfolk.training.defaults import (
 )
 from kinfolk.training.documents import read_yaml
 from kinfolk.training.metrics_log import ProgressBar, describe
+from kinfolk.training.module import TrainingModule
 from kinfolk.training.run_folder import Run
 from kinfolk.training.settings import describe_settings, flat, recipe_names, recipe_path
 from kinfolk.training.train import train
@@ -326,6 +328,24 @@ def test_the_bar_ends_with_the_metrics_of_the_last_epoch() -> None:
     assert "epoch 2/2" in line
     assert "loss 1.250  kNN 30.0 %" in line
     assert "left" not in line
+
+
+def test_the_whole_time_is_estimated_after_a_few_steps(caplog: pytest.LogCaptureFixture) -> None:
+    bar = ProgressBar(None, SimpleNamespace(row={}), epochs=10)  # type: ignore[arg-type]
+    counter = SimpleNamespace(completed=4)
+    loop = SimpleNamespace(
+        epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(total=counter))
+    )
+    trainer: Any = SimpleNamespace(
+        is_global_zero=True, num_training_batches=100, current_epoch=0, fit_loop=loop
+    )
+    module = Mock(TrainingModule, batch_size=50)
+    with caplog.at_level("INFO", "kinfolk.training"):
+        for step in range(8):
+            bar._estimate(trainer, module, float(step))
+    assert [record.getMessage() for record in caplog.records] == [
+        "about 16 min 36 s left at 50 samples/s, without measurements"
+    ]
 
 
 def test_one_logger_may_be_given_by_its_name() -> None:

@@ -32,6 +32,9 @@ from kinfolk.training.run_folder import Run
 
 LOG = logging.getLogger("kinfolk.training")
 SECONDS_PER_UPDATE = 0.5
+ESTIMATE_STEPS, SHORTEST_ESTIMATE = 8, 10.0
+"""The time of the whole training is estimated after this many steps, and shown if it is at least
+this many seconds."""
 Measurement = Callable[[TrainingModule, int], dict[str, float]]
 """(module, number of finished epochs) → metrics for the line of the epoch; called on rank zero."""
 
@@ -261,7 +264,8 @@ class ProgressBar(pl.Callback):
     def __init__(self, console: Console | None, metrics_log: MetricsLog, epochs: int) -> None:
         self.console, self.metrics_log, self.epochs = console, metrics_log, epochs
         self._bar: Progress | None = None
-        self._shown = 0.0
+        self._shown = self._first = 0.0
+        self._steps = 0
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if self.console is None or not self.console.is_terminal or not trainer.is_global_zero:
@@ -274,7 +278,7 @@ class ProgressBar(pl.Callback):
         self._task = self._bar.add_task(
             "training",
             total=self.epochs * int(trainer.num_training_batches),
-            completed=trainer.fit_loop.epoch_loop.batch_progress.total.completed,
+            completed=_num_steps(trainer),
             figures="",
             left="",
         )
@@ -288,11 +292,12 @@ class ProgressBar(pl.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
+        now, log = time.perf_counter(), self.metrics_log
+        self._estimate(trainer, module, now)
         if self._bar is None:
             return
         self._bar.advance(self._task)
         # reading the loss makes the host wait for the device
-        now, log = time.perf_counter(), self.metrics_log
         if now - self._shown < SECONDS_PER_UPDATE:
             return
         self._shown = now
@@ -306,6 +311,23 @@ class ProgressBar(pl.Callback):
             figures=describe({**log.row, "loss": loss}, speed=False),
             left=f"{duration(per_step * left)} left",
         )
+
+    def _estimate(self, trainer: pl.Trainer, module: pl.LightningModule, now: float) -> None:
+        """Logs once how long the whole training will take, without its first, slow step."""
+        assert isinstance(module, TrainingModule)
+        self._steps += 1
+        if self._steps == 1:
+            self._first = now
+        if self._steps != ESTIMATE_STEPS or not trainer.is_global_zero:
+            return
+        per_step = (now - self._first) / (self._steps - 1)
+        left = per_step * (self.epochs * int(trainer.num_training_batches) - _num_steps(trainer))
+        if left >= SHORTEST_ESTIMATE:
+            LOG.info(
+                "about %s left at %.0f samples/s, without measurements",
+                duration(left),
+                module.batch_size / per_step,
+            )
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if not trainer.is_global_zero:
@@ -329,6 +351,11 @@ class ProgressBar(pl.Callback):
         self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException
     ) -> None:
         self.on_train_end(trainer, module)
+
+
+def _num_steps(trainer: pl.Trainer) -> int:
+    """Steps of the whole training that are done."""
+    return trainer.fit_loop.epoch_loop.batch_progress.total.completed
 
 
 def describe(row: dict[str, float], speed: bool = True) -> str:
