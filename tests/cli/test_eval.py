@@ -80,8 +80,6 @@ def test_eval_writes_probes_and_few_labels(
             "semi,linear",
             "--percent",
             "100,10,0.1",
-            "--draws",
-            "2",
             "--probe",
             "ifnd",
         )
@@ -98,7 +96,7 @@ def test_eval_writes_probes_and_few_labels(
         np.mean([row["accuracy"] for row in found["fractions"]])
     )
     assert found["fractions"][0]["deviation"] is None
-    assert (found["probe"], found["draws"], found["test"]) == ("ifnd", 2, 100)
+    assert (found["probe"], found["draws"], found["test"]) == ("ifnd", 3, 100)
     assert result(trained, "linear")["probe"] == "ifnd"
     assert result(trained, "linear")["accuracy"] == found["fractions"][0]["accuracy"]
     for text in (

@@ -109,8 +109,6 @@ def test_foreign_weights_are_finetuned_and_measured_on_other_data(
         "3",
         "--out",
         tmp_path / "out",
-        "--image-size",
-        "8",
     ]
     assert (
         run(
@@ -131,7 +129,7 @@ def test_foreign_weights_are_finetuned_and_measured_on_other_data(
         == "test split"
     )
     opened = kf.load(tmp_path / "out").run.config
-    assert (opened.method, opened.seed, opened.views.size) == ("rival", 3, 8)
+    assert (opened.method, opened.seed, opened.views.size) == ("rival", 3, 16)
 
 
 def test_a_file_named_like_a_method_has_another_row(ours: Path, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def compare(
 
 
 def show_comparison(found: Comparison, console: Console) -> None:
-    """One table if the terminal is wide enough, else one for each section, in parts that fit."""
+    """One table if the terminal is wide enough, else several that fit."""
     from rich.measure import Measurement
     from rich.text import Text
 
@@ -94,16 +94,12 @@ def show_comparison(found: Comparison, console: Console) -> None:
         table, unlimited = _table(found, columns), console.options.update(width=10_000)
         return Measurement.get(console, unlimited, table).maximum <= console.width
 
-    parts = [found.columns] if fits(found.columns) else []
-    for section in () if parts else dict.fromkeys(column.section for column in found.columns):
-        columns = [column for column in found.columns if column.section == section]
-        if section == "tests":  # repeat the figure that they are of
-            columns = [*(each for each in found.columns if each.key == found.figure), *columns]
-        for size in range(len(columns), 0, -1):
-            split = [columns[at : at + size] for at in range(0, len(columns), size)]
-            if all(map(fits, split)):
-                break
-        parts += split
+    parts: list[list[Column]] = []
+    for column in found.columns:
+        if parts and fits([*parts[-1], column]):
+            parts[-1].append(column)
+        else:
+            parts.append([column])
     for part in parts:
         console.print(_table(found, part), soft_wrap=False)
     for sentence in found.sentences():

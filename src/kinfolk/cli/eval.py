@@ -118,7 +118,6 @@ def evaluate(
             " repeated."
         ),
     ] = None,
-    draws: Annotated[int, _option("semi: subsets drawn for each share.", min=1)] = 3,
     finetuning: Annotated[
         Literal["ifnd", "rcl"], _option("finetune: settings of a paper.")
     ] = "ifnd",
@@ -146,13 +145,6 @@ def evaluate(
             "kin: share of pairs above the exact quantile; default: that of the method, or 0.01."
         ),
     ] = None,
-    classes: Annotated[
-        Path | None,
-        _option("zero-shot: class names, one per line; default: those of the data."),
-    ] = None,
-    templates: Annotated[
-        Path | None, _option("zero-shot: sentences with {} for the class name, one per line.")
-    ] = None,
     like: Annotated[
         Path | None,
         _imported("Take data, image size and normalisation from this run.", metavar="RUN"),
@@ -170,10 +162,6 @@ def evaluate(
     model: Annotated[
         str | None,
         _imported("Network that is no ResNet: timm/NAME, torchvision/NAME."),
-    ] = None,
-    image_size: Annotated[
-        int | None,
-        _imported("Side of the images; default: their own, up to 224.", min=1),
     ] = None,
     train_seed: Annotated[
         int | None,
@@ -213,7 +201,6 @@ def evaluate(
         "like": like,
         "name": row_name,
         "model": model,
-        "image_size": image_size,
         "train_seed": train_seed,
         "out": out,
     }
@@ -237,8 +224,6 @@ def evaluate(
     opened = open_run(run)
     opened.encoder()  # fails before any image is read if the run has no model
     towers: Any = opened.towers() if {*names} & {*CAPTION_PROTOCOLS} else None
-    class_names = None if classes is None else retrieval.read_lines(classes)
-    sentences = retrieval.TEMPLATES if templates is None else retrieval.read_lines(templates)
     images = opened.data(
         data,
         progress=True,
@@ -283,7 +268,6 @@ def evaluate(
             seed,
             probe,
             fractions=fractions(FRACTIONS),
-            draws=draws,
             keys=images.samples.keys,
             **few,
         ),
@@ -304,9 +288,7 @@ def evaluate(
         ),
         "kin": lambda: measure_kin(opened, images, seed, alpha=alpha, progress=True),
         "retrieval": retrieve,
-        "zero-shot": lambda: retrieval.run_zero_shot(
-            towers, images, classes=class_names, templates=sentences, progress=True
-        ),
+        "zero-shot": lambda: retrieval.run_zero_shot(towers, images, progress=True),
         "sts": lambda: retrieval.run_sts(towers, images),
     }
     results = {}

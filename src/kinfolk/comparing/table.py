@@ -330,7 +330,7 @@ class Column:
         key, head: key of the records, and text of the header.
         kind: "spread" (mean ± deviation), "distance" (the same with more digits), "count", or the
             kind of a test.
-        section: "results", "tests" or "training"; on a narrow terminal each is a table.
+        section: "results", "tests" or "training".
     """
 
     key: str

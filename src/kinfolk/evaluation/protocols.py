@@ -126,7 +126,6 @@ def run_semi(
     probe: str = "lbfgs",
     *,
     fractions: Sequence[float],
-    draws: int,
     lists: Sequence[Path] = (),
     keys: Sequence[str] = (),
     progress: bool = False,
@@ -139,13 +138,17 @@ def run_semi(
         *data,
         fractions=fractions,
         subsets=_read_subsets(used, lists, keys),
-        draws=draws,
         probe=probe,
         seed=seed,
         progress=progress,
     )
     rows = [asdict(each) for each in found]
-    return {**_over_shares(rows), "draws": draws, "probe": probe, **_sizes(used, seed)}
+    return {
+        **_over_shares(rows),
+        "draws": gradient_training.DRAWS,
+        "probe": probe,
+        **_sizes(used, seed),
+    }
 
 
 def run_finetune(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -142,18 +141,6 @@ def zero_shot(
             f" {len(classes_KD)} classes"
         )
     return _recall(images_ND, classes_KD, labels_N, torch.arange(len(classes_KD)), ks)
-
-
-def read_lines(path: str | Path) -> list[str]:
-    """Class names or templates from a text file, one per line."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
-    found = [line.strip() for line in lines if line.strip()]
-    if not found:
-        raise UsageError(f"{path} is empty; it must contain one name or template per line")
-    return found
 
 
 @dataclass(frozen=True)

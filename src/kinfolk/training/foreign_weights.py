@@ -120,7 +120,6 @@ def import_weights(
     like: Path | None = None,
     name: str | None = None,
     model: str | None = None,
-    image_size: int | None = None,
     seed: int = 0,
     progress: bool = False,
 ) -> tuple[Path, Network]:
@@ -130,9 +129,9 @@ def import_weights(
     Args:
         out: the folder; None: next to the file, called NAME-eval.
         data, labels_from_folders: the samples that it is measured on; None: those of `like`.
-        like: a run folder whose data, size of views and normalisation are used.
+        like: a run folder whose data, size of views and normalisation are used; None: the size of
+            the images, up to 224.
         name: the row in `kinfolk compare`; None: the name of the file.
-        image_size: None: that of `like`, or of the images up to 224.
         seed: of the training that made the weights.
     """
     out = file.with_name(f"{file.stem}-eval") if out is None else out
@@ -157,10 +156,10 @@ def import_weights(
         given |= {"data.source": data, "data.labels_from_folders": labels_from_folders}
     config = with_absolute_paths(config.with_settings(given))
     source = open_data(None, config, Run(out))
-    if image_size is not None or like is None:
+    if like is None:
         side = typical_side(source) or LARGEST
-        size = image_size or min(max(side, SMALLEST), LARGEST)
-        kept = math.ceil(size * 8 / 7) if image_size else min(math.ceil(size * 8 / 7), side)
+        size = min(max(side, SMALLEST), LARGEST)
+        kept = min(math.ceil(size * 8 / 7), side)
         config = config.with_settings({"views.size": size, "data.image_size": kept})
     out.mkdir(parents=True, exist_ok=True)
     images = read_data(source, config, Run(out), several=False, progress=progress)
