@@ -19,7 +19,6 @@ from kinfolk.training.settings import (
     WITHOUT_EFFECT,
     current_names,
     flat,
-    result_settings,
     settings_digest,
 )
 
@@ -241,7 +240,7 @@ def require_unedited(folder: Path, config: TrainConfig) -> None:
     """Refuses a run whose config.yaml was changed after its training: a copy with another seed is
     not a second seed."""
     meta = exported_meta(folder)
-    if meta.get("settings") in (None, settings_digest(result_settings(config))):
+    if meta.get("settings") in (None, settings_digest(config)):
         return
     changed = [
         f"`{key}` is {now} and was {meta.get(key)}"

@@ -23,7 +23,7 @@ from kinfolk.training.config import TrainConfig
 from kinfolk.training.defaults import LARGEST, SMALLEST, with_absolute_paths
 from kinfolk.training.load_run import FOREIGN, open_run
 from kinfolk.training.run_folder import Run, open_data, read_data
-from kinfolk.training.settings import digest_of, result_settings, settings_digest
+from kinfolk.training.settings import digest_of, settings_digest
 
 DEPTHS: dict[tuple[bool, tuple[int, ...]], str] = {
     (False, (1, 1, 1, 1)): "resnet10",
@@ -167,7 +167,7 @@ def import_weights(
     about = {"name": config.method, "file": str(file.resolve()), "digest": digest}
     write_text(out / FOREIGN, json.dumps(about, indent=2) + "\n")
     meta = {"method": config.method, "seed": seed, "views": build_views(config).config()}
-    meta["settings"] = settings_digest(result_settings(config))
+    meta["settings"] = settings_digest(config)
     save_encoder(network.encoder, out, meta)
     write_text(Run(out).config, config.to_yaml())
     return out, network

@@ -47,7 +47,7 @@ from kinfolk.training.checkpoint import read_checkpoint, restore_error
 from kinfolk.training.config import DataConfig, TrainConfig
 from kinfolk.training.defaults import learns_from_text
 from kinfolk.training.run_folder import Run, open_data, read_data
-from kinfolk.training.settings import require_identity, result_settings, settings_digest
+from kinfolk.training.settings import require_identity, settings_digest
 
 FOREIGN = "weights.json"
 """The file that marks a folder as weights from elsewhere; see `foreign_weights`."""
@@ -116,7 +116,7 @@ class OpenedRun:
         run = Run(self.path)
         digests = {}
         if "settings" in meta:
-            digests["settings"] = settings_digest(result_settings(self.config)), run.config.name
+            digests["settings"] = settings_digest(self.config), run.config.name
         if "samples" in meta and run.samples.is_file():
             digests["samples"] = samples_digest(Samples.read(run.samples)), run.samples.name
         for what, (digest, source) in digests.items():

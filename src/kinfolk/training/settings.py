@@ -211,8 +211,9 @@ ADDED = {"head.second": False}
 another value."""
 
 
-def result_settings(config: TrainConfig) -> dict[str, Any]:
-    """The settings that determine the result, by key. All others may change on resuming."""
+def result_settings(config: TrainConfig, files: bool = True) -> dict[str, Any]:
+    """The settings that determine the result, by key. All others may change on resuming. Without
+    `files`, which may be gone once a run is finished, none is read."""
     settings = flat(config.model_dump(mode="json"))
     devices, nodes = settings.pop("trainer.devices"), settings.pop("trainer.num_nodes")
     settings["method"] = config.method.removesuffix(":eliminate")  # the default
@@ -223,6 +224,7 @@ def result_settings(config: TrainConfig) -> dict[str, Any]:
         key: _content(value) if key in FILES else value
         for key, value in settings.items()
         if not f"{key}.".startswith(free)
+        and (files or key not in FILES)
         and not (key.startswith("python.") and value is None)
         and (key not in ADDED or value != ADDED[key])
     }
@@ -241,20 +243,18 @@ def refuse_changes(stored: TrainConfig, given: TrainConfig) -> None:
 
 def identity(config: TrainConfig, samples: str, num_train: int) -> dict[str, Any]:
     """The entries of a checkpoint that identify its run; `samples`: the digest of its samples."""
-    settings = result_settings(config)
     return {
         "samples": samples,
         "num_samples": num_train,
         "source": config.data.source,
-        "settings": settings,
-        "settings_digest": settings_digest(settings),
+        "settings": result_settings(config),
+        "settings_digest": settings_digest(config),
     }
 
 
-def settings_digest(settings: Mapping[str, Any]) -> str:
-    """32 hexadecimal digits of the settings that determine the result, without files, which may be
-    gone once a run is finished."""
-    text = json.dumps(_without(settings, FILES), sort_keys=True, default=str)
+def settings_digest(config: TrainConfig) -> str:
+    """32 hexadecimal digits of the settings that determine the result."""
+    text = json.dumps(result_settings(config, files=False), sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
