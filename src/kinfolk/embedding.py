@@ -6,7 +6,7 @@ samples of a rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -21,7 +21,7 @@ from kinfolk import distributed
 from kinfolk.data.images import Returning, Transfer, transfer_batches
 from kinfolk.data.labels import TEST_SPLITS
 from kinfolk.data.views import Views
-from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.errors import KinfolkError, UsageError, show_progress
 from kinfolk.seeding import generator
 
 if TYPE_CHECKING:
@@ -107,11 +107,7 @@ def embed(
         return {"pixels": data.pixels(ids_B), "aspect": data.aspect(ids_B)}
 
     threads = 2 if transfer.is_ahead else 1
-    steps: Iterable[int] = starts
-    if progress:
-        from rich.progress import track
-
-        steps = track(starts, description="Embedding", transient=True)
+    steps = show_progress(starts, len(starts), "Embedding", enabled=progress)
     with (
         evaluating(model),
         torch.no_grad(),

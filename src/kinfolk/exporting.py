@@ -67,14 +67,13 @@ class ExportedEncoder:
     module: nn.Module
     views: Mapping[str, Any]
 
-    @property
-    def config(self) -> dict[str, Any] | None:
-        config = getattr(self.module, "config", None)
-        return config if isinstance(config, dict) else None
-
     def example_images(self, number: int = 2) -> Tensor:
         size = int(self.views.get("size", 32))
         return torch.randn(number, 3, size, size, generator=generator(0, "export"))
+
+    def name_in(self, package: str) -> str:
+        config = getattr(self.module, "config", None)
+        return network_in(package, config if isinstance(config, dict) else None)
 
 
 def export(
@@ -94,9 +93,8 @@ def export(
     """
     if format == "open_clip":
         raise UsageError(
-            "there is no export for open_clip: its towers have other layers than those of a run."
-            " Train in open_clip's own loop with kinfolk.integrations.open_clip; the result is an"
-            " open_clip model already"
+            "there is no export for open_clip: its towers have other layers. Train in open_clip's"
+            " own loop with kinfolk.integrations.open_clip; the result is an open_clip model"
         )
     if format not in FORMATS:
         raise UsageError(f"`format` (={format!r}) must be one of {', '.join(FORMATS)}")
@@ -110,8 +108,8 @@ def export(
         )
     if weights.is_file() and str(meta_of(weights).get("method")).partition("+")[0] == "pairs":
         raise UsageError(
-            f"{path} was trained on texts, and exports are of image encoders; use `kf.load`, or,"
-            " trained from st/NAME, its folder sentence-transformer"
+            f"{path} was trained on texts, and exports are of image encoders; use `kf.load`, or its"
+            " folder sentence-transformer"
         )
     if format == "onnx":
         missing = next((why for each in ONNX_PACKAGES if (why := unavailable(each))), None)
@@ -121,7 +119,7 @@ def export(
     module, meta = load_encoder(path)
     encoder = ExportedEncoder(module, meta.get("views") or {})
     if format in PACKAGES:
-        network_in(format, encoder.config)  # refused before anything is written
+        encoder.name_in(format)  # refused before anything is written
     _require_finite(encoder, path)
     target.parent.mkdir(parents=True, exist_ok=True)
     checked, use = WRITERS[format](encoder, target)
@@ -159,7 +157,7 @@ def _safetensors(encoder: ExportedEncoder, path: Path) -> tuple[str, str]:
 
 
 def _torchvision(encoder: ExportedEncoder, path: Path) -> tuple[str, str]:
-    name, state = network_in("torchvision", encoder.config), plain_state(encoder.module)
+    name, state = encoder.name_in("torchvision"), plain_state(encoder.module)
 
     def write(unfinished: Path) -> str:
         torch.save(state, unfinished)
@@ -176,7 +174,7 @@ def _torchvision(encoder: ExportedEncoder, path: Path) -> tuple[str, str]:
 
 
 def _timm(encoder: ExportedEncoder, path: Path) -> tuple[str, str]:
-    name, state = network_in("timm", encoder.config), plain_state(encoder.module)
+    name, state = encoder.name_in("timm"), plain_state(encoder.module)
     size = int(encoder.views.get("size", 224))
     # by these names timm can add a classifier, or change the number of channels
     resnet = {"classifier": "fc", "first_conv": "conv1"}

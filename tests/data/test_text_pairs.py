@@ -57,7 +57,7 @@ def test_columns_of_pairs_are_found_by_name_or_option(tmp_path: Path) -> None:
     assert data.texts.scores is not None
     assert data.texts.scores.tolist() == [4.5]
     bad = write_table(tmp_path / "b.csv", [{"sentence1": "a", "sentence2": "b", "score": "good"}])
-    with pytest.raises(KinfolkError, match="has the score 'good'; the column `score` must hold"):
+    with pytest.raises(KinfolkError, match="has the score 'good', not a number"):
         open_source(bad)
 
 

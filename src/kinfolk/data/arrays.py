@@ -284,29 +284,12 @@ def open_cifar(path: Path, layout: Layout) -> ArraySource:
     return ArraySource(splits, name=f"`{path}`", classes=classes)
 
 
-class _Array:
-    """Stand-in for an array: records its pickled state."""
-
-    state: tuple[Any, ...] = ()
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.state = state
-
-
-class _DataType:
-    """Stand-in for a data type: records its code, such as "u1"."""
-
-    def __init__(self, code: str | bytes, *_: object) -> None:
-        self.code = code if isinstance(code, str) else code.decode()
-
-    def __setstate__(self, state: object) -> None: ...
-
-
+_RECONSTRUCT: Any = np.empty(0).__reduce__()[0]
 _ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
-    ("numpy.core.multiarray", "_reconstruct"): lambda *_: _Array(),
-    ("numpy._core.multiarray", "_reconstruct"): lambda *_: _Array(),
-    ("numpy", "ndarray"): _Array,
-    ("numpy", "dtype"): _DataType,
+    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
     ("_codecs", "encode"): lambda text, *_: text.encode("latin1"),
 }
 
@@ -324,11 +307,9 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _images(array: Any) -> Pixels:
-    _, shape, kind, column_major, raw = array.state
-    if kind.code != "u1" or len(shape) != 2 or shape[1] != 3072:
-        raise ValueError(f"images of type {kind.code} and shape {shape}")
-    rows = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if column_major else "C")
-    images: Pixels = rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    if array.dtype != np.uint8 or array.shape[1:] != (3072,):
+        raise ValueError(f"images of type {array.dtype} and shape {array.shape}")
+    images: Pixels = array.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return images
 
 

@@ -461,10 +461,8 @@ def _first_unequal(was: Sequence[Any], now: Sequence[Any]) -> int | None:
 
 
 def _shorten(value: object) -> str:
-    if value is None:
-        return "none"
-    text = repr(value.item() if isinstance(value, np.generic) else value)
-    return text if len(text) <= 80 else f"{text[:79]}…"
+    value = value.item() if isinstance(value, np.generic) else value
+    return "none" if value is None else short(repr(value), 80)
 
 
 # Digest of a table

@@ -299,9 +299,7 @@ def _score(cell: Any, name: str) -> float:
     try:
         return math.nan if cell is None or cell == "" else float(cell)
     except (TypeError, ValueError):
-        raise KinfolkError(
-            f"{name} has the score {short(repr(cell))}; the column `score` must hold numbers"
-        ) from None
+        raise KinfolkError(f"{name} has the score {short(repr(cell))}, not a number") from None
 
 
 def read_pairs(source: Source) -> ImageData:

@@ -218,14 +218,8 @@ def box_weights(
     """The matrices (B, S, H) and (B, S, W) that cut out the boxes, resize them and flip them where
     `flip_B`."""
     top_B, left_B, tall_B, wide_B = box_B4.unbind(-1)
-    if height != width:
-        rows_BSH = resize_weights(top_B, tall_B, height, size)
-        return rows_BSH, resize_weights(left_B, wide_B, width, size, flip_B)
-    sides = box_B4.movedim(-1, 0).contiguous()  # both axes in one go
-    second_only = constant(((False,), (True,)), box_B4.device, torch.bool)
-    flips = None if flip_B is None else flip_B & second_only
-    rows_BSH, columns_BSW = resize_weights(sides[:2], sides[2:], height, size, flips)
-    return rows_BSH, columns_BSW
+    rows_BSH = resize_weights(top_B, tall_B, height, size)
+    return rows_BSH, resize_weights(left_B, wide_B, width, size, flip_B)
 
 
 @lru_cache(maxsize=64)

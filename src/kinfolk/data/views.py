@@ -254,12 +254,11 @@ def resize(
     """The boxes resized to (R, C, S, S), float32 in [0, 255]; with `num_taps`, also blurred as
     drawn."""
     _, height, width, _ = pixels_BHWC.shape
-    is_cpu = pixels_BHWC.device.type == "cpu"
-    # only a CPU gains by leaving rows out
-    chosen_X = draws.blur.nonzero()[:, 0] if is_cpu and draws is not None and num_taps else None
-    if is_cpu and height * width >= transforms.LARGE:
+    has_blur = draws is not None and num_taps > 0
+    if pixels_BHWC.device.type == "cpu" and height * width >= transforms.LARGE:
         image_RCSS = resample_each(pixels_BHWC, box_R4, size, flip_R)
-        if draws is not None and chosen_X is not None:
+        if draws is not None and has_blur:
+            chosen_X = draws.blur.nonzero()[:, 0]
             sigma_X = draws.sigma[chosen_X]
             blur_XSS = blur_matrices(sigma_X, size, num_taps)
             for at, sigma, blur_SS in zip(
@@ -270,11 +269,7 @@ def resize(
         return image_RCSS
 
     rows_RSH, columns_RSW = box_weights(box_R4, height, width, size, flip_R)
-    if draws is not None and chosen_X is not None and len(chosen_X):
-        blur_XSS = blur_matrices(draws.sigma[chosen_X], size, num_taps)
-        rows_RSH[chosen_X] = blur_XSS @ rows_RSH[chosen_X]
-        columns_RSW[chosen_X] = blur_XSS @ columns_RSW[chosen_X]
-    elif draws is not None and num_taps and not is_cpu:
+    if draws is not None and has_blur:
         no_blur = constant(NO_BLUR, draws.sigma.device)
         sigma_R = torch.where(draws.blur, draws.sigma, no_blur)
         blur_RSS = blur_matrices(sigma_R, size, num_taps)

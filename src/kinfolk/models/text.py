@@ -248,10 +248,7 @@ def build_text(
     package, _, model = name.partition("/")
     if name == "transformer":
         if pretrained:
-            raise UsageError(
-                "`pretrained` has no weights for the text tower 'transformer'; start from a file"
-                " instead"
-            )
+            raise UsageError("`pretrained` has no weights for the text tower 'transformer'")
         return TextTransformer(vocab_size, context, end_id=end_id, **sizes)
     if name.startswith(SENTENCE):
         return SentenceEncoder(sentence_transformer(name), end_id)

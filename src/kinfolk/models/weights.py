@@ -178,28 +178,24 @@ def load_state(
     for name, value in needed.items():
         if name.endswith("num_batches_tracked"):
             given.setdefault(name, value)
-    missing = [name for name in needed if name not in given]
-    foreign = [name for name in given if name not in needed]
-    unlike = [name for name in needed if name in given and needed[name].shape != given[name].shape]
-    if missing or foreign or unlike:
-        shapes = [
-            f"{name} is {tuple(given[name].shape)} and must be {tuple(needed[name].shape)}"
-            for name in unlike
-        ]
-        faults = [
+    faults = {
+        "missing": [name for name in needed if name not in given],
+        "not of this network": [name for name in given if name not in needed],
+        "of another shape": [
+            f"{name} is {tuple(given[name].shape)} and must be {tuple(value.shape)}"
+            for name, value in needed.items()
+            if name in given and value.shape != given[name].shape
+        ],
+    }
+    if any(faults.values()):
+        listed = "; ".join(
             f"{len(names)} {what} ({', '.join(names[:2])}{', …' if len(names) > 2 else ''})"
-            for what, names in (
-                ("missing", missing),
-                ("not of this network", foreign),
-                ("of another shape", shapes),
-            )
+            for what, names in faults.items()
             if names
-        ]
-        hint = "; the files' stems differ, try the other `stem`" if "conv1.weight" in unlike else ""
-        config = getattr(encoder, "config", None) or type(inner).__name__
-        raise KinfolkError(
-            f"The weights of {source} don't fit {config}: {'; '.join(faults)}{hint}."
         )
+        hint = "; the stems may differ, try the other `stem`" if "conv1.weight" in listed else ""
+        config = getattr(encoder, "config", None) or type(inner).__name__
+        raise KinfolkError(f"The weights of {source} don't fit {config}: {listed}{hint}.")
     inner.load_state_dict(given)
 
 
