@@ -120,8 +120,7 @@ def sweep(
 
 @final
 class Clock:
-    """Logs, and shows on the screen, which of `total` runs of `what` begins, and how long all will
-    take from there, by the mean of those that were trained so far."""
+    """Shows which run begins, and how long all will take by the mean of those so far."""
 
     def __init__(self, total: int, shown: bool, what: str = "sweep") -> None:
         self.total, self.number, self._seconds = total, 0, list[float]()
@@ -246,8 +245,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial after its time: the seeds that all methods have, and the comparison, if there is
-    any."""
+    """The seeds that all methods have, and their comparison, if there is any."""
 
     plan: Plan
     seeds: int
@@ -295,9 +293,9 @@ def run_trial(
     """Trains the candidates within `minutes` and compares them. Repeated, it continues, with the
     candidates of the plan in `out`.
 
-    A pilot of one epoch measures the speed. The number of epochs is then set so that every method
-    can be trained with `PLANNED_SEEDS` seeds, seed by seed; a round that is not expected to fit is
-    not started. Without labels, proxies of the accuracy are compared; see `CRITERIA`.
+    By a pilot of one epoch, the number of epochs is set so that every method can be trained with
+    `PLANNED_SEEDS` seeds, seed by seed; a round that is not expected to fit is not started. Without
+    labels, proxies of the accuracy are compared; see `CRITERIA`.
 
     Args:
         settings, recipe: of all runs.
@@ -351,7 +349,6 @@ def _compared(plan: Plan, paths: Sequence[Path]) -> Trial:
 def _fit_to_time(
     plan: Plan, out: Path, deadline: float, labels: NDArray[np.int64] | None, progress: bool
 ) -> Plan:
-    """The plan with its epochs and criterion, by an epoch of the first method."""
     pilot, began = Run(out / "pilot"), time.monotonic()
     left = deadline - began
     shutil.rmtree(pilot.path, ignore_errors=True)

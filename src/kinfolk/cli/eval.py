@@ -340,7 +340,7 @@ class RunFeatures:
 
     @cached_property
     def parts(self) -> LabelledFeatures:
-        """Labelled features by split; data without labels is refused before it is embedded."""
+        """Data without labels is refused before it is embedded."""
         from kinfolk.embedding import require_labels, take_parts
 
         require_labels(self.images.samples.labels)
@@ -420,7 +420,6 @@ def show_results(results: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def lines(result: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yields the part of the protocol, the result, and the data it was measured on."""
     from kinfolk.comparing.runs import DIRECTIONS
 
     where = str(result["measured_on"])

@@ -100,7 +100,6 @@ def num_ids(dataset: Any) -> int:
 
 
 def _numbers(values: Sequence[Any]) -> list[int]:
-    """Integers as they are; other values in the order of their first rows."""
     if all(type(value) is int and value >= 0 for value in values):
         return list(values)
     number: dict[Any, int] = {}
@@ -108,7 +107,6 @@ def _numbers(values: Sequence[Any]) -> list[int]:
 
 
 def _groups(ids: list[int], columns: Iterable[Sequence[Any]]) -> list[int]:
-    """The group of each row: the lowest id among the rows that are linked with it."""
     links = [[() if value in (None, "") else (value,) for value in each] for each in columns]
     roots = linked_rows(len(ids), ((number,) for number in ids), *links).tolist()
     lowest: dict[int, int] = {}
@@ -120,7 +118,6 @@ def _groups(ids: list[int], columns: Iterable[Sequence[Any]]) -> list[int]:
 def _negatives(
     dataset: Any, texts: list[str], ids: list[int], groups: list[int]
 ) -> list[list[int]]:
-    """Ids and groups of the explicit negatives, column by column."""
     known = dict(zip(dataset[texts[1]], zip(ids, groups, strict=True), strict=True))
     following = max(ids) + 1
     for name in texts[2:]:
@@ -300,7 +297,6 @@ class KinfolkLoss(nn.Module):
 
 
 def _without_detector(loss: TwoTowerLoss) -> TwoTowerLoss:
-    """The loss of a batch of other samples, at the current temperature and without state."""
     given: dict[str, Any] = {"learnable": False, "gather": loss.gather}
     t = loss.current_temperature
     if isinstance(loss, SigLIPLoss):

@@ -257,7 +257,6 @@ def load_initial_weights(
 def read_text(
     images: ImageData, config: TrainConfig, run: Run, resumed: bool
 ) -> TextData | PairTexts | None:
-    """The texts of a method that learns from them. `resumed`: the run has a tokenizer."""
     if not learns_from_text(config):
         return None
     require_captions(images.samples)
@@ -269,8 +268,6 @@ def read_text(
 
 
 def _tokenizer(samples: Samples, config: TrainConfig, run: Run, resumed: bool) -> Tokenizer:
-    """That of the run, the given one, that next to the initial weights, or one learnt from the
-    training texts."""
     text = config.text
     assert text.context is not None, "fitted to the data"
     file = run.tokenizer if resumed else text.tokenizer or _tokenizer_next_to(config.model.init)
@@ -289,7 +286,6 @@ def _tokenizer(samples: Samples, config: TrainConfig, run: Run, resumed: bool) -
 
 
 def _tokenizer_next_to(weights: str | None) -> Path | None:
-    """The tokenizer of the run that a file of towers or a checkpoint belongs to."""
     if weights is None or (Path(weights).name != TOWERS and Path(weights).suffix != ".ckpt"):
         return None
     places = (Run(folder).tokenizer for folder in Path(weights).absolute().parents[:2])

@@ -101,17 +101,15 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class CheckpointSaver(pl.Callback):
-    """Saves checkpoints, and ends the training after the current step when a signal arrives.
-
-    Nothing is saved within an accumulation of gradients. On the last batch of an epoch the callback
-    waits for the end of the epoch, so that its line of metrics is written. A second Ctrl-C ends at
-    once. A state that is not finite is never saved.
+    """Saves checkpoints, and ends the training after the current step when a signal arrives, at
+    once at a second Ctrl-C. Nothing is saved within an accumulation of gradients, or before the
+    line of metrics of an epoch is written, or if the state is not finite.
 
     Args:
         path: the file. Older checkpoints next to it are `last-1.ckpt`, `last-2.ckpt`, …
         identity: the run that the checkpoint belongs to; see `settings.identity`.
         export: called on rank zero with the finished epochs and steps before each checkpoint.
-        state: the `kinfolk` entry of the checkpoint that is resumed; None at the start of a run.
+        state: the `kinfolk` entry of the checkpoint that is resumed.
     """
 
     def __init__(
@@ -220,8 +218,7 @@ class CheckpointSaver(pl.Callback):
         self._agreement = Agreement()
 
     def _shift(self) -> None:
-        """`last-1.ckpt` becomes `last-2.ckpt`, and `last.ckpt` gets the second name `last-1.ckpt`,
-        so `last.ckpt` exists at all times."""
+        """`last.ckpt` gets the second name `last-1.ckpt`, so that it exists at all times."""
         numbers = range(1, self.settings.keep)
         older = [self.path.with_name(f"last-{number}.ckpt") for number in numbers]
         for new, old in pairwise(reversed(older)):
@@ -289,9 +286,8 @@ def _ignore_signals() -> None:
 
 @final
 class Agreement:
-    """The strongest action that any rank needs, known to all ranks after the same step, without a
-    wait of the host: ranks ask each other after every `AGREE_EVERY` steps, or more often where
-    steps are slow, and read the answer one step later. It counts until the state is saved."""
+    """The strongest action that any rank needs, known to all ranks after the same step. The host
+    does not wait: an answer is read one step after the ranks have asked each other."""
 
     def __init__(self) -> None:
         self.action, self.interval = NOTHING, 1
@@ -299,7 +295,6 @@ class Agreement:
         self._steps, self._since = 0, time.monotonic()
 
     def after_step(self, needed: int, device: torch.device) -> int:
-        """The action that all ranks agreed on so far; `needed`: that of this rank."""
         if self._answer is not None:
             action, often = divmod(int(self._answer.value()), AGREE_EVERY)
             self.action, self.interval = max(self.action, action), AGREE_EVERY - often
@@ -323,8 +318,8 @@ def _highest_of_ranks(number: int, device: torch.device) -> torch.Tensor:
 
 
 def not_finite(framework: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> str | None:
-    """The name of the first parameter, BatchNorm statistic or state of the optimiser that is not
-    finite. Other buffers, such as thresholds, may be infinite on purpose."""
+    """The first parameter, BatchNorm statistic or state of the optimiser that is not finite. Other
+    buffers, such as thresholds, may be infinite on purpose."""
     named: dict[str, Any] = dict(framework.named_parameters())
     names = {id(parameter): name for name, parameter in named.items()}
     for path, part in framework.named_modules():

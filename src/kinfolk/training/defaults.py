@@ -147,7 +147,7 @@ def setting_origins(
     arguments: Mapping[str, Any],
     settings: Sequence[str] | Mapping[str, Any],
 ) -> dict[str, str]:
-    """Where each setting comes from, by key; keys that are not in it have their default."""
+    """Where each setting that is not a default comes from."""
     origins: dict[str, str] = {}
     if recipe is not None:
         origins = dict.fromkeys(flat(read_yaml(recipe_path(recipe))), "recipe")
@@ -224,7 +224,6 @@ Part = TypeVar("Part", bound=Section)
 
 
 def complete(section: Part, defaults: Mapping[str, Any]) -> Part:
-    """The section with these defaults where it has null."""
     missing = {name: value for name, value in defaults.items() if getattr(section, name) is None}
     return section.model_copy(update=missing)
 
@@ -253,7 +252,6 @@ def text_settings(config: TrainConfig, num_captions: float, context: int) -> Tex
 
 
 def fit_text(config: TrainConfig, samples: Samples) -> TrainConfig:
-    """Fits text tower, context and vocabulary to the training captions."""
     if not learns_from_text(config) or samples.captions is None:
         return config
     captions = every_caption(samples, "train")
@@ -342,7 +340,6 @@ def learns_from_text(config: TrainConfig) -> bool:
 
 
 def contrasts_texts(config: TrainConfig) -> bool:
-    """Whether the method learns from text pairs. The name of imported weights is no method; they
-    encode images."""
+    """Whether the method learns from text pairs; the name of imported weights is no method."""
     framework = FRAMEWORKS.get(config.method.partition("+")[0])
     return framework is not None and "image" not in framework.modalities

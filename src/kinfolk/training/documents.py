@@ -25,7 +25,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a YAML document. One that is too large or too deep raises `yaml.YAMLError`."""
+    """Raises `yaml.YAMLError` also for a document that is too large or too deep."""
     if len(text) > LARGEST_FILE:
         raise yaml.YAMLError(f"it has {len(text):,} characters, more than {LARGEST_FILE:,}")
     try:
@@ -37,7 +37,6 @@ def parse_yaml(text: str) -> Any:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file; an empty file is an empty mapping."""
     try:
         with open(path, encoding="utf-8") as file:
             document = parse_yaml(file.read(LARGEST_FILE + 1)) or {}
@@ -75,7 +74,6 @@ def describe_torn_lines(path: Path, torn: list[int]) -> str:
 
 
 def row_warnings(row: Mapping[str, float]) -> dict[str, str]:
-    """What is wrong by the metrics of an epoch, by the metric that shows it."""
     found, where = {}, f"in epoch {int(row.get('epoch', 0))}"
     if row.get("clustered", 1) < 0.01:
         found["clustered"] = (

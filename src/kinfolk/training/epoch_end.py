@@ -175,8 +175,7 @@ class ClusterQuality:
 
 
 def pseudo_labels(framework: Framework) -> tuple[Tensor, Tensor] | None:
-    """(L, N) pseudo-labels as the loss uses them, and (L, N) their clusters; None before the first
-    clustering."""
+    """(L, N) pseudo-labels as the loss uses them, and (L, N) their clusters."""
     clusters = next((part for part in framework.modules() if isinstance(part, PseudoLabels)), None)
     if clusters is None or not bool(clusters.refreshed):
         return None
@@ -184,7 +183,7 @@ def pseudo_labels(framework: Framework) -> tuple[Tensor, Tensor] | None:
 
 
 def criteria_labels(framework: Framework) -> Tensor | None:
-    """(H, N) levels of the hierarchy of RCL or of a hierarchy detector, once there are any."""
+    """(H, N) levels of the hierarchy of RCL or of a hierarchy detector."""
     for part in framework.modules():
         if isinstance(part, RCL):
             return part.labels
@@ -194,8 +193,7 @@ def criteria_labels(framework: Framework) -> Tensor | None:
 
 
 def accepted_labels(framework: Framework) -> Tensor | None:
-    """(N,) pseudo-labels of the first level that groups samples, −1 where none was accepted or the
-    sample is alone; None without clusters."""
+    """(N,) pseudo-labels of the first level that groups samples, −1 for a sample that is alone."""
     found = pseudo_labels(framework)
     if found is not None:
         used_N, clusters_N = (levels_LN[0] for levels_LN in found)
@@ -216,8 +214,7 @@ SAMPLES = "kinfolk.samples"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Ids (S,), unit-norm projected embeddings (S, D) and, for methods that cluster, pseudo-labels
-    (S,), −1 where none is accepted."""
+    """Ids (S,), unit-norm projected embeddings (S, D) and pseudo-labels (S,), −1: none accepted."""
 
     epoch: int
     ids: NDArray[np.int64]
@@ -343,7 +340,6 @@ class Refresh(pl.Callback):
         self.seconds = (self.seconds or 0.0) + time.perf_counter() - start
 
     def __call__(self, module: TrainingModule, epoch: int) -> dict[str, float]:
-        """`refresh_seconds` of the epoch, if it was refreshed."""
         return {} if self.seconds is None else {"refresh_seconds": self.seconds}
 
     def state_dict(self) -> dict[str, Any]:

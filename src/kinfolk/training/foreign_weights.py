@@ -44,8 +44,7 @@ NAME_IT = "name its network with --model, as in --model timm/NAME"
 
 @dataclass(frozen=True)
 class Network:
-    """An encoder, the arguments of `build_encoder` that made it, and the number of tensors that
-    were used and left out."""
+    """An encoder, the arguments of `build_encoder` that made it, and its number of tensors."""
 
     encoder: nn.Module
     arguments: dict[str, Any]
@@ -82,7 +81,6 @@ def find_network(state: Mapping[str, Tensor], source: str, model: str | None = N
 
 
 def _prefix(state: Mapping[str, Tensor]) -> str | None:
-    """What the names of the encoder begin with; None if there is no ResNet."""
     found = [name.removesuffix(ANCHOR) for name in state if name.endswith(ANCHOR)]
     found = [prefix for prefix in found if not prefix or prefix.endswith(".")]
     own = [prefix for prefix in found if not any(word in prefix for word in COPIES)]

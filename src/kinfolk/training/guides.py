@@ -125,7 +125,6 @@ def _computed(named: str, data: ImageData) -> Tensor:
 
 
 def patch_features(data: ImageData) -> Tensor:
-    """(N, F) features learned from the training images by k-means of small patches."""
     # one scale for all channels: patches keep their colour
     views = Views("plain", PATCHES_SIDE, mean=(0, 0, 0), std=(0.25, 0.25, 0.25))
     number = min(data.num_train, PATCHES_IMAGES)

@@ -95,7 +95,7 @@ def resolve_trainer(config: TrainerConfig) -> TrainerConfig:
 
 @contextlib.contextmanager
 def float32_products(precision: str) -> Iterator[None]:
-    """Within, products of float32 matrices have this precision (`trainer.matmul_precision`)."""
+    """Sets the precision of products of float32 matrices (`trainer.matmul_precision`)."""
     by_backend: list[tuple[Any, str]] = []
     try:
         before = torch.get_float32_matmul_precision()
@@ -124,14 +124,13 @@ def _all_devices() -> int:
 
 
 def in_notebook() -> bool:
-    """Whether this is an interactive session, in which Lightning forks further processes."""
+    """Whether Lightning would fork further processes."""
     from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 
     return bool(_IS_INTERACTIVE)
 
 
 def _require_known(config: TrainerConfig, accelerator: str) -> None:
-    """Refuses names that Lightning does not know, before any file of an older run is touched."""
     from lightning.pytorch.accelerators import AcceleratorRegistry
     from lightning.pytorch.strategies import StrategyRegistry
 
@@ -162,8 +161,7 @@ def _cpu_has_bfloat16() -> bool:
 
 
 def global_rank(devices: int) -> int:
-    """The rank of this process, from the environment variables of Lightning, torchrun or SLURM; 0
-    without them."""
+    """By the environment variables of Lightning, torchrun or SLURM; 0 without them."""
     environment = os.environ
     if "RANK" in environment:
         return int(environment["RANK"])
@@ -194,8 +192,7 @@ class RankLeftError(KinfolkError):
 
 @contextlib.contextmanager
 def supervise(status_file: Path, rank: int, several: bool) -> Iterator[None]:
-    """Wraps a training of `several` processes: rank zero reports its state in `status_file`, the
-    other ranks exit when it does."""
+    """Rank zero reports its state in `status_file`; the other ranks exit when it does."""
     if not several:
         yield
         return
@@ -231,14 +228,12 @@ def register_rank_zero(rank: int, several: bool) -> None:
 
 
 def mark_ready(status_file: Path) -> None:
-    """Reports that rank zero is ready. Processes that it starts from now on inherit the name of the
-    launch."""
+    """From now on rank zero starts processes, which inherit the name of the launch."""
     _write_status(status_file, READY)
 
 
 def wait_for_rank_zero(status_file: Path, first_sign: float = FIRST_SIGN) -> None:
-    """Returns as soon as rank zero of this launch is ready; raises if it has failed or sends no
-    heartbeat."""
+    """Raises if rank zero has failed or sends no sign."""
     rank_zero = _RankZero(status_file, first_sign)
     while not rank_zero.ready:
         if (why_gone := rank_zero.why_gone()) is not None:

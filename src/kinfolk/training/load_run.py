@@ -209,7 +209,6 @@ def exported_meta(path: Path) -> dict[str, Any]:
 
 
 def require_finite_features(features_NF: NDArray[np.float32], path: Path) -> NDArray[np.float32]:
-    """Raises if any of the features is not finite, as after a training that diverged."""
     if bad := int((~np.isfinite(features_NF).all(1)).sum()):
         raise KinfolkError(
             f"the encoder of {path} gives features that are not finite, for {bad:,} of"
@@ -230,8 +229,7 @@ def open_run(path: Path | str, model: nn.Module | None = None) -> OpenedRun:
 
 
 def restore(path: Path, config: TrainConfig, data: ImageData) -> Framework:
-    """The framework of the run at `path`, as `load_framework`. `data` must be the training samples
-    of the run, whose ids its state belongs to."""
+    """As `load_framework`, for `data` that must be the training samples of the run."""
     run = Run(path)
     if not run.checkpoint.is_file():
         raise UsageError(

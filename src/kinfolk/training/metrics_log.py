@@ -40,8 +40,8 @@ Measurement = Callable[[TrainingModule, int], dict[str, float]]
 
 
 class MetricsLog(pl.Callback):
-    """Sums loss and counts over the steps of an epoch and writes its line of metrics. The sums are
-    part of the checkpoint, so the line of a resumed epoch covers the whole epoch."""
+    """Writes the line of metrics of each epoch. The sums over its steps are part of the checkpoint,
+    so the line of a resumed epoch covers the whole epoch."""
 
     state_key = "Journal"  # in checkpoints, also those of older versions
 
@@ -202,7 +202,6 @@ class _File(logging.FileHandler):
 
 @contextmanager
 def logging_to(file: Path | None, console: Console | None) -> Iterator[None]:
-    """Sends the messages of the logger "kinfolk" to a file (appended) and a console."""
     logger = logging.getLogger("kinfolk")
     handlers: list[logging.Handler] = []
     if file is not None:
@@ -313,7 +312,6 @@ class ProgressBar(pl.Callback):
         )
 
     def _estimate(self, trainer: pl.Trainer, module: pl.LightningModule, now: float) -> None:
-        """Logs once how long the whole training will take, without its first, slow step."""
         assert isinstance(module, TrainingModule)
         self._steps += 1
         if self._steps == 1:
@@ -354,7 +352,6 @@ class ProgressBar(pl.Callback):
 
 
 def _num_steps(trainer: pl.Trainer) -> int:
-    """Steps of the whole training that are done."""
     return trainer.fit_loop.epoch_loop.batch_progress.total.completed
 
 

@@ -152,9 +152,8 @@ class TrainingModule(pl.LightningModule):
         self.framework.after_step()
 
     def _check_loss(self, loss: Tensor) -> None:
-        """Raises on all ranks if the loss of any rank is not finite. On an accelerator, so that the
-        host does not wait in every step, the number of the step stays on the device until
-        `require_finite_losses` reads it."""
+        """Raises on all ranks if the loss of any rank is not finite; on an accelerator, where the
+        host must not wait, at the next `require_finite_losses`."""
         failed = ~finite(loss)
         if failed.device.type == "cpu":
             failed = failed.to(torch.int64)
@@ -194,7 +193,6 @@ class TrainingModule(pl.LightningModule):
         return self.data.num_train // self.batch_size
 
     def require_finite(self, values: Tensor, what: str) -> None:
-        """Raises if `values`, computed on rank zero between two steps, are not finite."""
         if not values.isfinite().all():
             raise self.not_finite(
                 f"the {what} that {self.method} learns are not finite", *self.last_batch
@@ -292,7 +290,7 @@ def in_chunks(modules: Iterable[nn.Module], number: int) -> Iterator[None]:
 
 
 def encoders_of(framework: Framework) -> list[nn.Module]:
-    """The networks of a framework that process images or tokens. Heads process the whole batch."""
+    """The networks that process images or tokens; heads process the whole batch."""
     found = [framework.encoder]
     text = getattr(framework, "text_encoder", None)
     if isinstance(text, nn.Module):

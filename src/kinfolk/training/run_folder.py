@@ -103,7 +103,7 @@ class Run:
         return any((self.path / name).exists() for name in WRITTEN)
 
     def epochs(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl, one per finished epoch; warns about torn lines."""
+        """The lines of metrics.jsonl; warns about torn lines."""
         rows, torn = read_rows(self.metrics)
         if torn:
             _warn(describe_torn_lines(self.metrics, torn))
@@ -134,7 +134,6 @@ class Run:
         return sorted(name for name in names if not _is_half_written(name))
 
     def clear(self, keep: tuple[str, ...] = ()) -> None:
-        """Removes the files of a run except those in `keep`, and nothing else."""
         for entry in (self.path / name for name in WRITTEN if name not in keep):
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
@@ -152,8 +151,8 @@ class Run:
             entry.unlink()
 
     def truncate_metrics(self, step: int, epochs: int = 0) -> None:
-        """Drops the lines after `step`, which the resumed training writes again, and torn lines;
-        warns if any of the `epochs` that are done are among them."""
+        """Drops the lines after `step` and torn lines; warns if any of the `epochs` that are done
+        are among them."""
         rows, torn = read_rows(self.metrics)
         kept = [row for row in rows if row.get("step", 0) <= step]
         if torn and torn[0] <= len(rows):
@@ -178,8 +177,8 @@ def _is_half_written(name: str) -> bool:
 
 @contextmanager
 def lock_run_folder(folder: Path, rank: int = 0) -> Iterator[None]:
-    """Locks `folder` for this training, on rank zero. The lock ends with the process. Folders that
-    were made for it and are still empty afterwards are removed."""
+    """Locks `folder` for this training, on rank zero, until the process ends. Folders that were
+    made for it and are still empty are removed."""
     if rank > 0:
         yield
         return
@@ -242,8 +241,8 @@ def open_data(data: object | None, config: TrainConfig, run: Run | None = None) 
 def read_data(
     source: Source, config: TrainConfig, run: Run | None, several: bool, progress: bool
 ) -> ImageData:
-    """Reads the images. Pixels that are decoded or shared are kept in the configured folder or that
-    of the run; without a run in memory."""
+    """Reads the images. Pixels are kept in the configured folder or that of the run, if there is
+    one."""
     if source.has_texts:
         return read_pairs(source)
     data = config.data
@@ -257,9 +256,8 @@ def read_data(
 
 
 def last_checkpoint_state(run: Run, source: Source, config: TrainConfig) -> dict[str, Any] | None:
-    """The `kinfolk` entry of the last checkpoint, of these data and settings; None without a
-    checkpoint. A missing or damaged one is replaced by the newest good one before it, with a
-    warning. One of another run is refused."""
+    """The `kinfolk` entry of the last checkpoint, if there is one. A damaged or missing one is
+    replaced by the newest good one before it, with a warning; one of another run is refused."""
     saved = [path for path in (run.checkpoint, *run.older_checkpoints()) if path.exists()]
     for path in saved:
         try:
@@ -294,7 +292,6 @@ def last_checkpoint_state(run: Run, source: Source, config: TrainConfig) -> dict
 
 
 def explain_missing_config(run: Run) -> str:
-    """The message for resuming a folder without config.yaml, as of a start that was killed."""
     if run.checkpoint.exists():
         return (
             f"{run.config} is missing, and the run cannot be resumed without it; restore it, or"

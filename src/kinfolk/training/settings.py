@@ -231,8 +231,6 @@ def result_settings(config: TrainConfig, files: bool = True) -> dict[str, Any]:
 
 
 def refuse_changes(stored: TrainConfig, given: TrainConfig) -> None:
-    """Raises for the first key whose value differs from the stored one and would change the
-    result."""
     if found := _first_difference(result_settings(stored), result_settings(given)):
         key, old, new = found
         raise UsageError(
@@ -242,7 +240,6 @@ def refuse_changes(stored: TrainConfig, given: TrainConfig) -> None:
 
 
 def identity(config: TrainConfig, samples: str, num_train: int) -> dict[str, Any]:
-    """The entries of a checkpoint that identify its run; `samples`: the digest of its samples."""
     return {
         "samples": samples,
         "num_samples": num_train,
@@ -261,7 +258,6 @@ def settings_digest(config: TrainConfig) -> str:
 def require_identity(
     state: Mapping[str, Any], config: TrainConfig, samples: str, num_train: int, path: Path
 ) -> None:
-    """Refuses the checkpoint `path` with the entry `state` if it is of another run."""
     if not {"samples", "settings", "num_samples"} <= state.keys():
         raise KinfolkError(
             f"the checkpoint {path} was written by an older version; start a new run"

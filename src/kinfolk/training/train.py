@@ -175,8 +175,6 @@ def train(
 
 @dataclass(frozen=True)
 class _Start:
-    """What the user asked for. `notes` are warnings for the log."""
-
     run: Run
     config: TrainConfig
     parts: Parts
@@ -207,8 +205,7 @@ def _require_negatives(images: ImageData, config: TrainConfig, name: str) -> Non
 
 
 def _fit_as_helper(start: _Start, data: Data | None, resume: bool) -> Run:
-    """Trains on a rank above zero: maps the data of rank zero, or reads the source again on another
-    machine."""
+    """Trains on a rank above zero, with the data of rank zero or, on another machine, its own."""
     run = start.run
     wait_for_rank_zero(run.launch)
     config = TrainConfig.load(run.config)
@@ -343,8 +340,7 @@ def build_trainer(
     export: Callable[[int, int], None],
     console: Console | None,
 ) -> pl.Trainer:
-    """Lightning's trainer, which starts after the checkpoint with the `kinfolk` entry `state`, or
-    at the beginning. Of the measurements, callbacks see the training first."""
+    """Of the measurements, callbacks see the training first. `state`: of the checkpoint."""
     settings, step = config.trainer, 0 if state is None else int(state["step"])
     metrics_log = MetricsLog(run, measurements, settings.log_every)
     saver = CheckpointSaver(run.checkpoint, config, identity, export, state)
