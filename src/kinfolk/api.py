@@ -245,7 +245,7 @@ def evaluate(
     if protocol == "knn":
         return protocols.run_knn(parts, k, temperature)
     if protocol == "linear":
-        return protocols.run_linear(parts, seed, progress=progress)
+        return protocols.run_linear(parts, seed)
     return protocols.run_clusters(parts, None)
 
 

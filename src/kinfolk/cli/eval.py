@@ -240,7 +240,6 @@ def evaluate(
         )
     source = data or opened.config.data.source
     features = RunFeatures(opened, images, unpooled, own_mean)
-    few: dict[str, Any] = {"lists": lists, "progress": True}
 
     def fractions(default: tuple[float, ...]) -> Any:
         return shares or (() if lists else default)
@@ -252,7 +251,7 @@ def evaluate(
             parts = take_parts(images, features.values, sets)
         before = protocols.read_results(opened.path).get("transfer")
         return protocols.run_transfer(
-            parts, seed, str(source), metric, before, how=features.options(), progress=True
+            parts, seed, str(source), metric, before, how=features.options()
         )
 
     def retrieve() -> dict[str, Any]:
@@ -262,14 +261,14 @@ def evaluate(
 
     run_protocol: dict[str, Callable[[], dict[str, Any]]] = {
         "knn": lambda: protocols.run_knn(features.parts, k, temperature),
-        "linear": lambda: protocols.run_linear(features.parts, seed, probe, progress=True),
+        "linear": lambda: protocols.run_linear(features.parts, seed, probe),
         "semi": lambda: protocols.run_semi(
             features.parts,
             seed,
             probe,
             fractions=fractions(FRACTIONS),
+            lists=lists,
             keys=images.samples.keys,
-            **few,
         ),
         "finetune": lambda: protocols.run_finetune(
             opened.encoder(),
@@ -280,7 +279,8 @@ def evaluate(
             fractions=fractions(protocols.FINETUNED),
             settings=finetuning,
             epochs=epochs,
-            **few,
+            lists=lists,
+            progress=True,
         ),
         "transfer": transfer,
         "clusters": lambda: protocols.run_clusters(

@@ -107,7 +107,6 @@ def gradient_probe(
     *,
     fraction: float = 1.0,
     seed: int = 0,
-    progress: bool = False,
 ) -> TrainedResult:
     """Accuracy of a linear classifier trained by gradient descent on frozen features. The test
     labels are used once, at the end. `fraction`: share of all labels that the training part has.
@@ -140,7 +139,7 @@ def gradient_probe(
         optimizer = kind(layer.parameters(), lr=how.lr, momentum=0.9, nesterov=how.nesterov)
     scheduler = LambdaLR(optimizer, lambda epoch: how.factor(epoch / epochs))
     total = 0.0
-    for epoch in show_progress(range(epochs), epochs, "Linear probe", enabled=progress):
+    for epoch in range(epochs):
         order_N = torch.randperm(num, generator=generator(seed, "gradient-probe", epoch))
         batches = torch.split(order_N, how.batch_size)
         parts = ((inputs_NF[ids_B], targets_N[ids_B]) for ids_B in batches)
@@ -425,7 +424,6 @@ def semi_supervised(
     draws: int = DRAWS,
     probe: str = "lbfgs",
     seed: int = 0,
-    progress: bool = False,
 ) -> list[FewLabels]:
     """Accuracy of a linear probe fitted on class-balanced subsets of the training labels
     (`label_subset`) or on listed labels (Tables 1 and 7 and Figure 4 of the GloFND paper). Each of
@@ -444,7 +442,7 @@ def semi_supervised(
         rows.append((float(used.mean()), (subset.name, subset.listed), [used]))
     fit: Callable[..., Any] = linear_probe if probe == "lbfgs" else gradient_probe
     results = []
-    for fraction, listed, parts in show_progress(rows, len(rows), "Few labels", enabled=progress):
+    for fraction, listed, parts in rows:
         settings = {} if probe == "lbfgs" else {"settings": probe, "fraction": fraction}
         found = [
             fit(x[used], y[used], test_x, test_y, seed=seed + draw, **settings)

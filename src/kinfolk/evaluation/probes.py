@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from kinfolk.data.labels import read_columns
 from kinfolk.embedding import held_out_part
-from kinfolk.errors import KinfolkError, UsageError, require, require_choice, show_progress
+from kinfolk.errors import KinfolkError, UsageError, require, require_choice
 from kinfolk.seeding import generator
 
 Array = Tensor | np.ndarray
@@ -281,7 +281,6 @@ def _search(
     metric: Metric,
     max_iter: int,
     of_mean: bool,
-    progress: bool,
 ) -> _Search:
     """Fits with the strength that has the best mean metric on the held-out parts, the stronger one
     in a tie, or with the middle one if nothing can be held out."""
@@ -290,7 +289,7 @@ def _search(
     if len(ordered) > 1 and held_parts:
         plan = [(held, candidate) for held in held_parts for candidate in ordered]
         trial = None
-        for held, candidate in show_progress(plan, len(plan), "Strengths", enabled=progress):
+        for held, candidate in plan:
             if candidate == ordered[0]:
                 trial = Classifiers(x[~held], y[~held], metric, max_iter)
             if not trial:
@@ -343,7 +342,6 @@ def linear_probe(
     holdout: float = 0.1,
     seed: int = 0,
     max_iter: int = 1000,
-    progress: bool = False,
 ) -> LinearResult:
     """Accuracy of a linear classifier on frozen features.
 
@@ -361,7 +359,7 @@ def linear_probe(
     held = held_out_part(y, holdout, seed)
     repeats = min(MOST_REPEATS, math.ceil(ENOUGH_HELD_OUT / held.sum())) if held.any() else 0
     parts = [held_out_part(y, holdout, seed, repeat) for repeat in range(repeats)]
-    best = _search(x, y, strengths, parts, "top1", max_iter, of_mean=True, progress=progress)
+    best = _search(x, y, strengths, parts, "top1", max_iter, of_mean=True)
     found = best.classifiers.measure(xt, yt)
     return LinearResult(found["top1"], best.strength, best.held_out, best.converged, found["top5"])
 
@@ -396,7 +394,6 @@ def transfer(
     holdout: float = 0.2,
     seed: int = 0,
     max_iter: int = 1000,
-    progress: bool = False,
 ) -> TransferResult:
     """Logistic regression on frozen features of another data set.
 
@@ -417,7 +414,7 @@ def transfer(
         order = torch.randperm(len(y), generator=generator(seed, "transfer-holdout")).numpy()
         held = np.isin(np.arange(len(y)), order[: round(holdout * len(y))])
     parts = [held] if held.any() else []
-    best = _search(x, y, strengths, parts, metric, max_iter, of_mean=False, progress=progress)
+    best = _search(x, y, strengths, parts, metric, max_iter, of_mean=False)
     found = best.classifiers.measure(xt, yt)
     metrics = found["top1"], found["mean-per-class"], found["map"], found["map-11"]
     chosen = best.strength, best.held_out, best.converged

@@ -105,17 +105,15 @@ def run_knn(parts: LabelledFeatures, k: int, temperature: float) -> dict[str, An
     }
 
 
-def run_linear(
-    parts: LabelledFeatures, seed: int, probe: str = "lbfgs", *, progress: bool = False
-) -> dict[str, Any]:
+def run_linear(parts: LabelledFeatures, seed: int, probe: str = "lbfgs") -> dict[str, Any]:
     used = divide(parts, seed, "the linear probe")
     data = (used.train_x, used.train_y, used.test_x, used.test_y)
     if probe == "lbfgs":
-        found = asdict(linear_probe(*data, seed=seed, progress=progress))
+        found = asdict(linear_probe(*data, seed=seed))
         del found["held_out"]
     else:
         fit = gradient_training.gradient_probe
-        found = asdict(fit(*data, probe, seed=seed, progress=progress))
+        found = asdict(fit(*data, probe, seed=seed))
     finite = {name: value for name, value in found.items() if value == value}
     return {**finite, "probe": probe, **_sizes(used, seed)}
 
@@ -128,7 +126,6 @@ def run_semi(
     fractions: Sequence[float],
     lists: Sequence[Path] = (),
     keys: Sequence[str] = (),
-    progress: bool = False,
 ) -> dict[str, Any]:
     """Linear probes on shares of the labels, or on the labels listed in `lists` by the `keys` of
     all samples. `accuracy` is the mean over them (GloFND, Table 1)."""
@@ -140,7 +137,6 @@ def run_semi(
         subsets=_read_subsets(used, lists, keys),
         probe=probe,
         seed=seed,
-        progress=progress,
     )
     rows = [asdict(each) for each in found]
     return {
@@ -224,14 +220,13 @@ def run_transfer(
     before: Mapping[str, Any] | None = None,
     *,
     how: Mapping[str, str] | None = None,
-    progress: bool = False,
 ) -> dict[str, Any]:
     """Logistic regression on one more data set. Results `before` on other data sets are kept;
     `accuracy` is the mean over the data sets. `how`: further entries about the features."""
     used = divide(parts, seed, "transfer")
     chosen: Any = metric or ("map" if used.train_y.ndim == 2 else metric_of(source))
     data = (used.train_x, used.train_y, used.test_x, used.test_y)
-    found = asdict(transfer(*data, chosen, seed=seed, progress=progress))
+    found = asdict(transfer(*data, chosen, seed=seed))
     del found["held_out"]
     path = PurePath(source)
     is_file = path.suffix in (".npz", ".npy", ".csv", ".tsv", ".parquet")
