@@ -320,7 +320,7 @@ def open_list(file: str) -> dict[str, int]:
 
     # what the libraries load when they are first used is not of the list
     with tempfile.TemporaryDirectory() as folder:
-        assert sample_list(1000).mapped(folder)[999].key
+        assert sample_list(1000).map_from_file(folder)[999].key
     before = resident()
     start = time.perf_counter()
     samples = Samples.open(file)
@@ -371,7 +371,7 @@ def measure_lists(sizes: tuple[int, ...]) -> None:
     )
     for N in sizes:
         with tempfile.TemporaryDirectory() as folder:
-            file = sample_list(N).mapped(folder).file
+            file = sample_list(N).map_from_file(folder).file
             assert file is not None
             found = child("list", str(file))
             print(

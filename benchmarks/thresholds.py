@@ -44,7 +44,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.detectors import FNC, GloFND
-from kinfolk.evaluation.detection import flagged as flagged_by
+from kinfolk.evaluation.detection import flagged_mask as flagged_by
 from kinfolk.pairs import Block
 
 N, D, ALPHA, BATCH = 20_000, 128, 0.01, 128

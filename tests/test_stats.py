@@ -15,7 +15,7 @@ from tests.scripted import Scripted, everybody, same_class
 def slow_counts(labels: list[int], num_classes: int) -> dict[str, int]:
     """Over all (anchor, negative) pairs of the two views; the detector flags ids that agree modulo
     `num_classes`."""
-    counts = dict.fromkeys(("negatives", "flagged", "judged", "hits", "kin"), 0)
+    counts = dict.fromkeys(("negatives", "flagged", "labelled", "hits", "kin"), 0)
     n = len(labels)
     for i in range(2 * n):
         for j in range(2 * n):
@@ -29,7 +29,7 @@ def slow_counts(labels: list[int], num_classes: int) -> dict[str, int]:
             )
             counts["negatives"] += 1
             counts["flagged"] += flagged
-            counts["judged"] += flagged and known
+            counts["labelled"] += flagged and known
             counts["hits"] += flagged and known and same
             counts["kin"] += known and same
     return counts
@@ -51,15 +51,15 @@ def slow_anchors(labels: list[int], num_classes: int) -> tuple[float, float]:
     has them."""
     n, precision, recall = len(labels), [], []
     for sample in (i for i in range(n) if labels[i] >= 0):
-        hits = judged = kin = 0
+        hits = labelled = kin = 0
         for _ in range(2):
             for j in (j for j in range(2 * n) if j % n != sample and labels[j % n] >= 0):
                 flagged, same = (
                     sample % num_classes == j % n % num_classes,
                     labels[sample] == labels[j % n],
                 )
-                hits, judged, kin = hits + (flagged and same), judged + flagged, kin + same
-        precision.append((hits + 1e-9) / (judged + 1e-9))
+                hits, labelled, kin = hits + (flagged and same), labelled + flagged, kin + same
+        precision.append((hits + 1e-9) / (labelled + 1e-9))
         recall.append((hits + 1e-9) / (kin + 1e-9))
     return sum(precision) / len(precision), sum(recall) / len(recall)
 

@@ -244,8 +244,10 @@ def contrast(
     samples, number, each = len(pairs.ids), how.num_anchors or len(pairs.anchors), temperature.ndim
     inputs = (pairs.anchors, pairs.candidates, pairs.positives, temperature, *parameters)
     by_row = [True, False, True, each == 1, *(False for _ in parameters)]
-    wanted = [torch.is_grad_enabled() and x.requires_grad for x in inputs]
-    grads = [torch.zeros_like(x) if want else None for x, want in zip(inputs, wanted, strict=True)]
+    needs_grad = [torch.is_grad_enabled() and x.requires_grad for x in inputs]
+    grads = [
+        torch.zeros_like(x) if want else None for x, want in zip(inputs, needs_grad, strict=True)
+    ]
     many = BLOCK_ENTRIES.get(temperature.device.type, MANY_ENTRIES) // len(pairs.candidates)
     step = max(1, (how.block_rows or many) // pairs.num_views)
 
@@ -258,7 +260,7 @@ def contrast(
     blocks = list[tuple[Any, ...]]()
     for first in range(0, samples, step):
         cuts = [cut(x, first) if own else x for x, own in zip(inputs, by_row, strict=True)]
-        leaves = [x.detach().requires_grad_(want) for x, want in zip(cuts, wanted, strict=True)]
+        leaves = [x.detach().requires_grad_(want) for x, want in zip(cuts, needs_grad, strict=True)]
         a, c, p, *scalars = leaves
         part = {n: cut(getattr(pairs, n), first) for n in ("ids", "groups", "degree", "guide")}
         part |= {"anchors": a, "candidates": c, "positives": p, "local_candidates": False}
@@ -266,7 +268,7 @@ def contrast(
             loss, *noted = run(how, replace(pairs, **part), *scalars)
             loss = loss / number
         blocks.append((loss.detach(), *noted))
-        if any(wanted):
+        if any(needs_grad):
             wrt = [x for x in leaves if x.requires_grad]
             found = iter(torch.autograd.grad(loss, wrt, materialize_grads=True))
             for grad, own in zip(grads, by_row, strict=True):

@@ -37,7 +37,7 @@ def step_generator(seed: int, count: int) -> torch.Generator:
 
 
 @contextlib.contextmanager
-def kept_random_state() -> Iterator[None]:
+def preserve_random_state() -> Iterator[None]:
     """Restores the global random state of torch at the end. GPUs are included only if CUDA is in
     use: reading their state would initialise CUDA, and the process could not fork."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]

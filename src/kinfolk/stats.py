@@ -51,8 +51,8 @@ class Stats:
 
     negatives = _count(0)  # pairs that could have been flagged
     flagged = _count(1)  # pairs that were
-    judged = _count(2)  # flagged pairs with both labels known
-    hits = _count(3)  # judged pairs with equal labels
+    labelled = _count(2)  # flagged pairs with both labels known
+    hits = _count(3)  # labelled pairs with equal labels
     kin = _count(4)  # pairs of negatives with equal known labels, flagged or not
     kin_sum = _count(5)  # sum of their similarities
     anchors = _count(6)  # labelled samples that were anchors, once for each level of a detector
@@ -62,9 +62,9 @@ class Stats:
     positive_sum = _count(10)  # sum of their similarities
 
     share = _rate("flagged", "negatives")
-    precision = _rate("hits", "judged")
+    precision = _rate("hits", "labelled")
     recall = _rate("hits", "kin")
-    anchor_precision = _rate("precision_sum", "anchors", UNIT, needs="judged")
+    anchor_precision = _rate("precision_sum", "anchors", UNIT, needs="labelled")
     anchor_recall = _rate("recall_sum", "anchors", UNIT, needs="kin")
     tp_similarity = _rate("positive_sum", "positives", UNIT)
     """Mean similarity of the anchors and their positives, such as the other view."""
@@ -73,8 +73,8 @@ class Stats:
 
     @property
     def f1(self) -> float:
-        """2·hits / (judged + kin)."""
-        return 2 * float(self.hits) / both if (both := float(self.judged + self.kin)) else NAN
+        """2·hits / (labelled + kin)."""
+        return 2 * float(self.hits) / both if (both := float(self.labelled + self.kin)) else NAN
 
     @property
     def anchor_f1(self) -> float:
@@ -132,14 +132,14 @@ def count(
         same_b1C = known_b1C & (labels[0].view(-1, 1, 1) == labels[1])
         same_bVC = same_b1C & (sim_bVC > -2)
         same_b = number(same_bVC)
-        judged_b = hits_b = torch.zeros_like(same_b)
+        labelled_b = hits_b = torch.zeros_like(same_b)
         if kin_bVC is not None:
-            judged_b, hits_b = number(kin_bVC & known_b1C), number(kin_bVC & same_bVC)
-        precision_b = torch.where(judged_b > 0, hits_b / judged_b.clamp(min=1), 1.0)
+            labelled_b, hits_b = number(kin_bVC & known_b1C), number(kin_bVC & same_bVC)
+        precision_b = torch.where(labelled_b > 0, hits_b / labelled_b.clamp(min=1), 1.0)
         recall_b = torch.where(same_b > 0, hits_b / same_b.clamp(min=1), 1.0)
         similarity = _units(torch.where(same_bVC, sim_bVC, 0.0).sum((1, 2)))
         rates = _units(precision_b * known_b), _units(recall_b * known_b)
-        by_label = (judged_b.sum(), hits_b.sum(), same_b.sum(), similarity, known_b.sum(), *rates)
+        by_label = (labelled_b.sum(), hits_b.sum(), same_b.sum(), similarity, known_b.sum(), *rates)
     if positives and block.pos_RP is not None:
         pos = (none + block.pos_RP.numel(), _units(block.pos_RP))
     return torch.stack([each.long() for each in (negatives, flagged, *by_label, *pos)])

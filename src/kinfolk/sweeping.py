@@ -330,14 +330,14 @@ def run_trial(
             clock.start(run.path)
             began = time.monotonic()
             if not _train(plan, each, seed, run, deadline, labels, progress):
-                return _compared(plan, paths)
+                return _summarise(plan, paths)
             clock.finish(run)
             seconds[each.name] = time.monotonic() - began
         paths += [run.path for run in runs]
-    return _compared(plan, paths)
+    return _summarise(plan, paths)
 
 
-def _compared(plan: Plan, paths: Sequence[Path]) -> Trial:
+def _summarise(plan: Plan, paths: Sequence[Path]) -> Trial:
     if not paths:
         return Trial(plan, 0, None)
     table = compare(paths, figure=plan.criterion)

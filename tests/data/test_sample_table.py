@@ -142,7 +142,7 @@ def test_the_first_of_several_is_named() -> None:
 def test_packed_and_mapped_tables_are_the_same(tmp_path: Path, changes: dict[str, Any]) -> None:
     before = samples(**changes)
     for after in (
-        before.mapped(tmp_path),
+        before.map_from_file(tmp_path),
         Samples.open(next(tmp_path.glob("*.arrow"))),
     ):
         assert list(after) == list(before)
@@ -151,9 +151,9 @@ def test_packed_and_mapped_tables_are_the_same(tmp_path: Path, changes: dict[str
         assert after.first_difference(before) is None
         assert after.num_train == 2
         assert list(after.of("test")) == list(before.of("test"))
-    before.mapped(tmp_path)
+    before.map_from_file(tmp_path)
     assert len(list(tmp_path.glob("*.arrow"))) == 1, "the file is named by its content"
-    replace(before, classes=["cat", "other"]).mapped(tmp_path)
+    replace(before, classes=["cat", "other"]).map_from_file(tmp_path)
     assert len(list(tmp_path.glob("*.arrow"))) == 2
 
 
@@ -176,7 +176,7 @@ def many(number: int) -> Samples:
 
 
 def test_at_most_100_bytes_a_sample_and_none_of_them_private(tmp_path: Path) -> None:
-    mapped = many(3000).mapped(tmp_path)
+    mapped = many(3000).map_from_file(tmp_path)
     assert mapped.file is not None
     assert mapped.file.stat().st_size / 3000 < 100
     assert not mapped.widths.flags.owndata
@@ -189,7 +189,7 @@ def test_at_most_100_bytes_a_sample_and_none_of_them_private(tmp_path: Path) -> 
 
 
 def test_a_cut_file_is_named(tmp_path: Path) -> None:
-    file = many(100).mapped(tmp_path).file
+    file = many(100).map_from_file(tmp_path).file
     assert file is not None
     file.write_bytes(file.read_bytes()[:200])
     with pytest.raises(KinfolkError, match=r"samples-.*arrow` is not a readable table"):
@@ -201,4 +201,4 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         KinfolkError, match=r"samples-.*\.arrow cannot be written: its folder is not a folder"
     ):
-        many(10).mapped(tmp_path / "file")
+        many(10).map_from_file(tmp_path / "file")

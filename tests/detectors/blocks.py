@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors import Detector
-from kinfolk.evaluation.detection import flagged
+from kinfolk.evaluation.detection import flagged_mask
 from kinfolk.pairs import OUT, Block, Kin
 
 
@@ -44,7 +44,7 @@ def kin(detector: Detector, block: Block) -> Tensor:
 
 def mask(found: Kin, block: Block) -> Tensor:
     """(R, C) True where kin, ignored or not."""
-    return flagged(found, block, with_ignored=True)
+    return flagged_mask(found, block, with_ignored=True)
 
 
 def dropped(found: Kin, block: Block) -> Tensor:

@@ -28,7 +28,7 @@ from kinfolk.detectors import (
     Union,
 )
 from kinfolk.detectors.base import InGuideSpace, Wrapped
-from kinfolk.evaluation.detection import flagged
+from kinfolk.evaluation.detection import flagged_mask
 from kinfolk.frameworks import SimCLR
 from kinfolk.objectives import CLIPLoss, NTXentLoss
 from kinfolk.pairs import Block, Kin, Pairs, above
@@ -80,7 +80,7 @@ def test_a_wrapper_adds_no_ability(wrap: Callable[[Detector], Wrapped]) -> None:
         assert not wrapped.refreshed_at_end
         assert not wrapped.collects
         wrapped.refresh(None, 0.5)  # does nothing
-    assert (wrapped.space, wrapped.wanted_metrics, wrapped.metrics) == (
+    assert (wrapped.space, wrapped.needed_metrics, wrapped.metrics) == (
         "projected",
         frozenset(),
         {},
@@ -115,7 +115,7 @@ class Clustering(Nearest):
     """Overrides every call of the training."""
 
     space = "features"
-    wanted_metrics = frozenset({"epoch", "loss"})
+    needed_metrics = frozenset({"epoch", "loss"})
 
     def __init__(self) -> None:
         super().__init__()
@@ -265,7 +265,7 @@ def test_the_state_of_all_levels_moves_in_the_warm_up() -> None:
         detector.set_progress(epoch, 10)
         answer = levels(detector, BLOCK)
         update = {name for level in answer for name in level.update}
-        found.append((update, any(bool(flagged(level, BLOCK).any()) for level in answer)))
+        found.append((update, any(bool(flagged_mask(level, BLOCK).any()) for level in answer)))
     assert found == [(set(), False), ({"one", "two"}, False), ({"one", "two"}, True)]
 
 

@@ -185,7 +185,7 @@ def test_save_load_continue_is_uninterrupted(policy: Policy) -> None:
             if (
                 step % 4 == 3
                 and loss_fn.detector is not None
-                and "knn" in loss_fn.detector.wanted_metrics
+                and "knn" in loss_fn.detector.needed_metrics
             ):
                 loss_fn.detector.on_metric("knn", math.sin(step))
         return losses
@@ -203,7 +203,7 @@ def test_save_load_continue_is_uninterrupted(policy: Policy) -> None:
 
 def test_a_warm_up_keeps_it_waiting() -> None:
     detector = StartAt(Ring(lower=0.6, upper=0.9, anneal="knn", anneal_epochs=2), epoch=2)
-    assert detector.wanted_metrics == {"knn"}
+    assert detector.needed_metrics == {"knn"}
     for epoch, accuracy in enumerate((0.1, 0.2, 0.3, 0.4)):
         detector.set_progress(epoch, 4)
         detector.on_metric("knn", accuracy)

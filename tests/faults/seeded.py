@@ -58,7 +58,7 @@ FAULTS = (
     Fault(
         "engine: reweighted kin keep the weight that they should lose",
         "contrast.py",
-        "(1 - policy.kin_weight)",
+        "1 - policy.kin_weight",
         "policy.kin_weight",
         ["tests/test_contrast_weights.py"],
     ),

@@ -50,7 +50,7 @@ def test_the_digest_of_the_samples_does_not_depend_on_how_they_are_kept(
     plain.to_parquet(tmp_path / "samples.parquet")
     kept = [
         plain,
-        plain.mapped(tmp_path),
+        plain.map_from_file(tmp_path),
         Samples.read(tmp_path / "samples.parquet"),
     ]
     assert len({samples_digest(each) for each in kept}) == 1
@@ -74,14 +74,14 @@ def test_other_samples_have_another_digest(changes: dict[str, Any]) -> None:
 
 
 def test_a_damaged_table_is_refused_and_written_anew(tmp_path: Path) -> None:
-    file = samples().mapped(tmp_path).file
+    file = samples().map_from_file(tmp_path).file
     assert file is not None
     whole = file.read_bytes()
     for bit in range(0, 8 * len(whole), 8 * len(whole) // 50):
         file.write_bytes(flipped(whole, bit))
         with pytest.raises(KinfolkError, match="do not match the digest in its name"):
             Samples.open(file)
-    assert list(samples().mapped(tmp_path)) == list(samples())
+    assert list(samples().map_from_file(tmp_path)) == list(samples())
     assert file.read_bytes() == whole
 
 

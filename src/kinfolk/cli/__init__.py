@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         sys.exit(_run([word for word in words if word != "--debug"], "--debug" in words))
     except KeyboardInterrupt:
-        sys.exit(_interrupted())
+        sys.exit(_report_interruption())
 
 
 def _run(words: list[str], debug: bool) -> int:
@@ -111,11 +111,11 @@ def _run(words: list[str], debug: bool) -> int:
         app(words, prog_name="kinfolk")
     except SystemExit as exit_:
         if exit_.code == INTERRUPTED:
-            return _interrupted()
+            return _report_interruption()
         raise
     except Exception as error:
         if InterruptedRunError.latest is not None:
-            return _interrupted()
+            return _report_interruption()
         if isinstance(error, KinfolkError):
             _print_error(error, str(error), debug)
             return USAGE_ERROR if isinstance(error, UsageError) else FAILURE
@@ -146,7 +146,7 @@ def _raise_for_one_ctrl_c() -> None:
     signal.signal(signal.SIGINT, on_ctrl_c)
 
 
-def _interrupted() -> int:
+def _report_interruption() -> int:
     """Prints that the command was interrupted and returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own shutdown
     error = InterruptedRunError.latest

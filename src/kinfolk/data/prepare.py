@@ -311,7 +311,7 @@ class Listing:
             samples = replace(samples, group_ids=known)
         is_plain = len(rows) == len(cache) and bool((rows == np.arange(len(rows))).all())
         data = ImageData(
-            samples if folder is None else samples.mapped(folder.path),
+            samples if folder is None else samples.map_from_file(folder.path),
             cache,
             None if is_plain else torch.from_numpy(rows),
             quarantine,

@@ -289,7 +289,7 @@ class Samples:
         except Exception as error:  # readers raise nearly anything on a broken file
             raise _unreadable(path, error) from error
 
-    def mapped(self, folder: str | Path) -> Samples:
+    def map_from_file(self, folder: str | Path) -> Samples:
         """The same table, mapped from a file that is named by the digest of its bytes."""
         import pyarrow as pa
 

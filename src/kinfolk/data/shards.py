@@ -147,7 +147,7 @@ def index_shards(splits: Splits, name: str, folder: Path) -> tuple[Samples, Refu
 
 def _write(note: Path, samples: Samples, refused: Refusals) -> tuple[Samples, Refusals]:
     remove_unfinished(note.parent)
-    kept = samples.mapped(note.parent)
+    kept = samples.map_from_file(note.parent)
     assert kept.file is not None
     write_sealed_text(note, json.dumps([kept.file.name, refused]))
     return kept, refused

@@ -275,4 +275,4 @@ def _list_folder(root: Path, labels_from_folders: bool, folder: Path) -> tuple[S
     )
     with one_writer(folder / "streams"):
         remove_unfinished(folder / "streams")
-        return samples.mapped(folder / "streams"), source.refused
+        return samples.map_from_file(folder / "streams"), source.refused

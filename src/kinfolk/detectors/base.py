@@ -66,7 +66,7 @@ class Detector(Exact, ABC):
     """Whether `collect` is called in every step; `refresh` then receives None."""
     refreshed_at_end: bool = False
     """Whether `refresh` is also called after the last epoch."""
-    wanted_metrics: frozenset[str] = frozenset()
+    needed_metrics: frozenset[str] = frozenset()
     """Metrics that `on_metric` is called with: "epoch" (with a fraction, before every step), "loss"
     (after every step), "knn" (when it is measured, never on the test split)."""
 
@@ -116,7 +116,7 @@ class Detector(Exact, ABC):
         `ids` (B,) of all ranks."""
 
     def on_metric(self, name: str, value: float) -> None:
-        """Called with one of the `wanted_metrics`; the value is the same on all ranks."""
+        """Called with one of the `needed_metrics`; the value is the same on all ranks."""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -174,18 +174,18 @@ def register(
 ) -> Callable[[Kind], Kind]:
     """Registers a detector under `name`, with what the tables of methods say about it."""
 
-    def registered(kind: Kind) -> Kind:
+    def register_class(kind: Kind) -> Kind:
         kind.paper, kind.needs, kind.default_action = paper, needs, action
         kind.variants = variants or {}
         DETECTORS[name] = kind
         return kind
 
-    return registered
+    return register_class
 
 
 _DELEGATED = (
     *("num_samples", "guide", "soft", "own_weight", "space", "collects", "refreshed_at_end"),
-    *("wanted_metrics", "metrics", "prepare", "observe", "due", "refresh", "collect", "on_metric"),
+    *("needed_metrics", "metrics", "prepare", "observe", "due", "refresh", "collect", "on_metric"),
     *("silent_reason", "set_loss_temperature", "inner"),
 )
 

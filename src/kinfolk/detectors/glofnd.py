@@ -71,7 +71,9 @@ class GloFND(Detector):
     ) -> None:
         super().__init__()
         require(num_samples >= 1, "num_samples", num_samples, "at least 1")
-        each = _checked(alpha, num_samples) if isinstance(alpha, Tensor) and alpha.ndim else None
+        each = (
+            _check_alpha(alpha, num_samples) if isinstance(alpha, Tensor) and alpha.ndim else None
+        )
         if each is not None and shared:
             raise ValueError("`alpha` must be one number where `shared` is set: there is one λ")
         self.num_samples, self.shared = num_samples, shared
@@ -199,7 +201,7 @@ class GloFND(Detector):
         return torch.stack((mean_1 + spread_1 * place_1, place_1, mean_1, spread_1), 1)
 
 
-def _checked(alpha_N: Tensor, num_samples: int) -> Tensor:
+def _check_alpha(alpha_N: Tensor, num_samples: int) -> Tensor:
     """A copy of one α for each sample; raises where the shape or a value is wrong."""
     if alpha_N.shape != (num_samples,):
         must = f"must be a number or have the shape ({num_samples},): one for each sample"

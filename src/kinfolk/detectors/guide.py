@@ -112,8 +112,8 @@ class Guide(Detector):
         self.alpha, self.margin = alpha, margin
         self.temperature, self.relative = temperature, relative
         self.source = features if isinstance(features, str | Path) else None
-        features_NF = None if features is None else _checked(features, num_samples)
-        positives_MF = None if positives is None else _checked(positives, None, "positives")
+        features_NF = None if features is None else _check_features(features, num_samples)
+        positives_MF = None if positives is None else _check_features(positives, None, "positives")
         if features_NF is not None and positives_MF is not None:
             (rows, size), (others, other_size) = features_NF.shape, positives_MF.shape
             if size != other_size or others < rows:
@@ -295,7 +295,7 @@ def _require_directions(features_NF: Tensor, name: str) -> None:
         )
 
 
-def _checked(
+def _check_features(
     features: str | Path | Tensor | Array, num_samples: int | None, what: str = "features"
 ) -> Tensor:
     name = _name(features, what)

@@ -186,7 +186,7 @@ class Known(Detector):
         degree_RK = torch.ones_like(listed_RK, dtype=block.sim_RC.dtype)
         if block.degrees and self.degree_P is not None:
             degree_RK = self.degree_P[last_RK].to(block.sim_RC.dtype)
-        listed_RC = listed(listed_RK, block.candidate_ids, degree_RK)
+        listed_RC = values_of_listed(listed_RK, block.candidate_ids, degree_RK)
         return Kin(listed_RC if block.degrees and self.degree_P is not None else listed_RC > 0)
 
     def silent_reason(self, first_epoch: int = 0) -> str | None:
@@ -194,7 +194,7 @@ class Known(Detector):
         return None if len(self.kin_P) else why
 
 
-def listed(ids_RK: Tensor, ids_C: Tensor, value_RK: Tensor) -> Tensor:
+def values_of_listed(ids_RK: Tensor, ids_C: Tensor, value_RK: Tensor) -> Tensor:
     """(R, C) the value of each candidate whose id the row lists, 0 elsewhere. An id below 0 is
     none.
 

@@ -135,8 +135,8 @@ class Ring(Clustering):
         return self.anneal.between(self.start_upper, self.final_upper)
 
     @property
-    def wanted_metrics(self) -> frozenset[str]:  # type: ignore[override]
-        return self.anneal.wanted_metrics
+    def needed_metrics(self) -> frozenset[str]:  # type: ignore[override]
+        return self.anneal.needed_metrics
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -248,7 +248,7 @@ class Anneal(Exact):
         self.register_buffer("counted", torch.zeros(3, dtype=torch.int64))
 
     @property
-    def wanted_metrics(self) -> frozenset[str]:
+    def needed_metrics(self) -> frozenset[str]:
         """Which training metrics it needs."""
         needed = {"none": (), "linear": ("epoch",), "step": ("epoch",)}
         return frozenset(needed.get(self.policy, (self.policy,)))

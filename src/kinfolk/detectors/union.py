@@ -101,8 +101,8 @@ class Union(Detector):
         return any(each.refreshed_at_end for each in self.members)
 
     @property
-    def wanted_metrics(self) -> frozenset[str]:  # type: ignore[override]
-        return frozenset().union(*(each.wanted_metrics for each in self.members))
+    def needed_metrics(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset().union(*(each.needed_metrics for each in self.members))
 
     def prepare(self, ids_C: Tensor, candidates_CD: Tensor, guide_CG: Tensor | None) -> Any:
         return tuple(each.prepare(ids_C, candidates_CD, guide_CG) for each in self.members)
@@ -146,7 +146,7 @@ class Union(Detector):
 
     def on_metric(self, name: str, value: float) -> None:
         for each in self.members:
-            if name in each.wanted_metrics:
+            if name in each.needed_metrics:
                 each.on_metric(name, value)
 
     @property

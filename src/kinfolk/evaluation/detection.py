@@ -60,7 +60,9 @@ class DetectionQuality:
         labels_R, labels_C = labels_N[block.row_ids], labels_N[block.candidate_ids]
         known_RC = (labels_R >= 0).unsqueeze(1) & (labels_C >= 0) & (block.sim_RC > -2)
         same_RC = known_RC & (labels_R.unsqueeze(1) == labels_C)
-        levels = [flagged(kin, block) for kin in (found if isinstance(found, tuple) else (found,))]
+        levels = [
+            flagged_mask(kin, block) for kin in (found if isinstance(found, tuple) else (found,))
+        ]
         for kin_RC in levels:
             counts = count(block, kin_RC, (labels_N[block.ids], labels_C))
             self.stats = self.stats + Stats(counts)
@@ -149,7 +151,7 @@ def _blocks(
         yield Block(sim_RC, ids_b, ids_C, views, number_b, pos_RP if pos_RP.shape[1] else None)
 
 
-def flagged(kin: Kin, block: Block, with_ignored: bool = False) -> Tensor:
+def flagged_mask(kin: Kin, block: Block, with_ignored: bool = False) -> Tensor:
     """(R, C) bool: the candidates that are kin; `with_ignored`: also those that are ignored."""
     if kin.degree is None:
         return torch.zeros_like(block.sim_RC, dtype=torch.bool)

@@ -34,10 +34,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from kinfolk.embedding import Images, Preparation, embed
 from kinfolk.errors import KinfolkError, UsageError, require, require_choice, show_progress
 from kinfolk.evaluation.detection import spread
-from kinfolk.evaluation.probes import Array, labelled, linear_probe, top5
+from kinfolk.evaluation.probes import Array, labelled_arrays, linear_probe, top5
 from kinfolk.models.encoders import adapt
 from kinfolk.optimizers import LARS
-from kinfolk.seeding import derive_seed, generator, kept_random_state
+from kinfolk.seeding import derive_seed, generator, preserve_random_state
 
 # Linear probes
 
@@ -114,8 +114,8 @@ def gradient_probe(
     if isinstance(settings, str):
         require_choice("settings", settings, list(PROBES))
     how = PROBES[settings] if isinstance(settings, str) else settings
-    x_NF, y_N = labelled(train_x, train_y, "train")
-    xt, yt = labelled(test_x, test_y, "test")
+    x_NF, y_N = labelled_arrays(train_x, train_y, "train")
+    xt, yt = labelled_arrays(test_x, test_y, "test")
     classes_K, class_N = np.unique(y_N, return_inverse=True)
     if len(classes_K) < 2:
         raise KinfolkError(
@@ -284,7 +284,7 @@ def finetune(
     def factor(epoch: int) -> float:
         return _factor(schedule, epoch, epochs)
 
-    with kept_random_state():
+    with preserve_random_state():
         torch.manual_seed(derive_seed(seed, "finetune"))  # dropout of the encoder
         copied = adapt(copy.deepcopy(encoder)).to(device)
         assert isinstance(copied.output_size, int)
@@ -432,7 +432,7 @@ def semi_supervised(
     good = all(0 < fraction <= 1 for fraction in fractions) and bool(fractions or subsets)
     require(good, "fractions", tuple(fractions), "one or more numbers in (0, 1]")
     require(draws >= 1, "draws", draws, "at least 1")
-    x, y = labelled(train_x, train_y, "train")
+    x, y = labelled_arrays(train_x, train_y, "train")
     rows: list[tuple[float, tuple[str | None, int], list[np.ndarray]]] = []
     for fraction in sorted(set(fractions), reverse=True):
         seeds = range(seed, seed + (1 if fraction == 1 else draws))

@@ -134,7 +134,7 @@ def _labelled_tensors(x: Array, y: Array, part: str) -> tuple[Tensor, Tensor]:
     return (x, y) if bool(known.all()) else (x[known], y[known])
 
 
-def labelled(x: Array, y: Array, part: str) -> tuple[np.ndarray, np.ndarray]:
+def labelled_arrays(x: Array, y: Array, part: str) -> tuple[np.ndarray, np.ndarray]:
     features, labels = _labelled_tensors(x, y, part)
     return features.detach().cpu().float().numpy(), labels.cpu().numpy()
 
@@ -354,8 +354,8 @@ def linear_probe(
     as wrong.
     """
     _check_search(strengths, holdout)
-    x, y = labelled(train_x, train_y, "train")
-    xt, yt = labelled(test_x, test_y, "test")
+    x, y = labelled_arrays(train_x, train_y, "train")
+    xt, yt = labelled_arrays(test_x, test_y, "test")
     held = held_out_part(y, holdout, seed)
     repeats = min(MOST_REPEATS, math.ceil(ENOUGH_HELD_OUT / held.sum())) if held.any() else 0
     parts = [held_out_part(y, holdout, seed, repeat) for repeat in range(repeats)]
@@ -423,10 +423,10 @@ def transfer(
 
 def _with_label_sets(x: Array, y: Array, part: str) -> tuple[np.ndarray, np.ndarray]:
     if y.ndim == 1:
-        return labelled(x, y, part)
+        return labelled_arrays(x, y, part)
     sets = np.asarray(y)
     known = (sets >= 0).any(1)
-    return labelled(x, np.where(known, 0, -1), part)[0], sets[known]
+    return labelled_arrays(x, np.where(known, 0, -1), part)[0], sets[known]
 
 
 BY_NAME: tuple[tuple[str, Metric], ...] = (

@@ -179,9 +179,9 @@ class Framework(OnHost, ABC):
 
     def on_metric(self, name: str, value: float) -> None:
         """Called with a training metric, such as "knn", on all ranks; see
-        `Detector.wanted_metrics`."""
+        `Detector.needed_metrics`."""
         for detector in self.detectors:
-            if name in detector.wanted_metrics:
+            if name in detector.needed_metrics:
                 detector.on_metric(name, value)
 
     def set_progress(self, epoch: float, num_epochs: int) -> None:

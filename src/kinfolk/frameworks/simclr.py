@@ -82,7 +82,9 @@ class SimCLR(TaughtBatch):
         **shared: Unpack[Estimate],
     ) -> None:
         objective = NTXentLoss(
-            temperature=temperature, rescale_kept=rescale_kept, **seen_by_first(shared, second_head)
+            temperature=temperature,
+            rescale_kept=rescale_kept,
+            **arguments_of_second_head(shared, second_head),
         )
         super().__init__(encoder, head, objective)
         self.second_head, self.first_objective = second_head, None
@@ -108,7 +110,7 @@ class SimCLR(TaughtBatch):
             self.first_objective.set_groups(groups)
 
 
-def seen_by_first(shared: Estimate, second_head: nn.Module | None) -> Estimate:
+def arguments_of_second_head(shared: Estimate, second_head: nn.Module | None) -> Estimate:
     """The arguments of the loss on the second head: its detector goes by the embeddings of the
     first."""
     if second_head is None:

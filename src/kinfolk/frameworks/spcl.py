@@ -326,13 +326,13 @@ def cluster_pair_batches(labels: Tensor, batch_size: int, generator: torch.Gener
     _check_batch_size(labels, batch_size)
     _, cluster_N = torch.unique(labels.cpu(), return_inverse=True)
     steps, half = len(labels) // batch_size, batch_size // 2
-    chunked_N = _chunked(cluster_N, half, generator)
+    chunked_N = _order_by_chunks(cluster_N, half, generator)
     whole = chunked_N[: len(labels) // half * half].view(-1, half)
     chosen = torch.randperm(len(whole), generator=generator)
     anchors_SH = whole[chosen[:steps]]
     rest = torch.cat((whole[chosen[steps:]].flatten(), chunked_N[whole.numel() :]))
     rest = rest[torch.randperm(len(rest), generator=generator)]
-    rest = _separated(rest, cluster_N, anchors_SH, batch_size - half, generator)
+    rest = _separate(rest, cluster_N, anchors_SH, batch_size - half, generator)
     others = rest[: steps * (batch_size - half)].view(steps, -1)
     batches_SB = torch.cat((anchors_SH, others), 1)
     places_SB = torch.rand(steps, batch_size, generator=generator, dtype=torch.float64).argsort(1)
@@ -390,7 +390,7 @@ def _check_batch_size(labels: Tensor, batch_size: int) -> None:
         )
 
 
-def _chunked(cluster_N: Tensor, half: int, generator: torch.Generator) -> Tensor:
+def _order_by_chunks(cluster_N: Tensor, half: int, generator: torch.Generator) -> Tensor:
     """(N,) all samples: first the chunks of `half` samples of one cluster, then the remainders,
     with clusters in random order."""
     shuffled_N = torch.randperm(len(cluster_N), generator=generator)
@@ -403,7 +403,7 @@ def _chunked(cluster_N: Tensor, half: int, generator: torch.Generator) -> Tensor
     return torch.cat((shuffled_N[~left_N], shuffled_N[left_N]))
 
 
-def _separated(
+def _separate(
     rest: Tensor, cluster_N: Tensor, anchors_SH: Tensor, size: int, generator: torch.Generator
 ) -> Tensor:
     """Swaps samples of `rest` that share a cluster with the anchors of their batch. Every `size`

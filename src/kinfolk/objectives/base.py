@@ -233,7 +233,7 @@ class Objective(Settings, ABC):
             if int(epoch) != self.detector.epoch:
                 self._flush_losses()
             self.detector.set_progress(int(epoch), num_epochs)
-            if "epoch" in self.detector.wanted_metrics:
+            if "epoch" in self.detector.needed_metrics:
                 self.detector.on_metric("epoch", epoch)
 
     def number(self, z: Tensor) -> Tensor:
@@ -305,7 +305,7 @@ class Objective(Settings, ABC):
         is_finite, detector = finite(loss), self.detector
         parts = [(detector, outcome.found), (self, self.state_of(outcome, pairs.ids))]
         parts = [(part, update) for part, update in parts if part is not None and update]
-        wants_loss = detector is not None and "loss" in detector.wanted_metrics
+        wants_loss = detector is not None and "loss" in detector.needed_metrics
         collects = detector is not None and detector.collects
         if parts or wants_loss or collects:
             refuse_recomputation(type(self).__name__)
@@ -331,7 +331,7 @@ class Objective(Settings, ABC):
             detector.collect(ids, by_sample.flatten(0, 1), is_finite)
 
     def _flush_losses(self) -> None:
-        """Passes the losses since the last time to the detector; waits for an accelerator."""
+        """Passes the losses since the last call to the detector; waits for an accelerator."""
         losses, self._losses = self._losses, []
         for value in torch.stack(losses).tolist() if losses and self.detector is not None else ():
             self.detector.on_metric("loss", value)  # type: ignore[union-attr]

@@ -195,14 +195,14 @@ def group_ids_of(values: Iterable[object]) -> Tensor:
         [2756309347845926284, 2756309347845926284, 4577460340923015228, -1]
     """
 
-    def hashed(value: object) -> int:
+    def hash_value(value: object) -> int:
         if value is None or value == "":
             return -1
         text = value if isinstance(value, str) else repr(value)
         digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         return int.from_bytes(digest, "big") >> 1
 
-    return torch.tensor([hashed(value) for value in values], dtype=torch.int64)
+    return torch.tensor([hash_value(value) for value in values], dtype=torch.int64)
 
 
 class BimodalLoss(TwoTowers, ABC, Generic[Direction]):

@@ -18,10 +18,10 @@
   function sample(i, note, anchor) {
     const figure = make("figure", "sample");
     const label = page.labelOf(samples, i);
-    const judged = anchor === undefined ? null : right(i, anchor);
+    const isRight = anchor === undefined ? null : right(i, anchor);
     const opens = placeOf.has(i) && anchor !== undefined;
     const tile = make(opens ? "button" : "span", samples.tile ? "tile" : "plain");
-    const parts = [samples.keys[i], label, note, judged === null ? null : judged ? "right" : "wrong"].filter((word) => word);
+    const parts = [samples.keys[i], label, note, isRight === null ? null : isRight ? "right" : "wrong"].filter((word) => word);
     figure.title = parts.join(" · ").replaceAll("\n", " · ");
     tile.setAttribute("aria-label", parts.join(", ").replaceAll("\n", ", ") + (opens ? "; show its kin" : ""));
     if (samples.tile) page.showImage(tile, samples, i);
@@ -36,7 +36,7 @@
     if (samples.tile) figure.append(tile); else figure.classList.add("bare");
     if (note) figure.append(make("span", "num", note));
     if (label !== null) {
-      const name = make("b", "", (judged === null ? "" : judged ? "✓ " : "✗ ") + label);
+      const name = make("b", "", (isRight === null ? "" : isRight ? "✓ " : "✗ ") + label);
       name.dir = "auto";
       figure.append(name);
     }
@@ -47,7 +47,7 @@
     }
     figure.append(make("bdi", "", samples.keys[i]));
     if (!samples.tile && opens) figure.append(tile);
-    if (judged !== null) figure.classList.add(judged ? "right" : "wrong");
+    if (isRight !== null) figure.classList.add(isRight ? "right" : "wrong");
     if (page.decorate) page.decorate(figure, i, anchor);
     return figure;
   }

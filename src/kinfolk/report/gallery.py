@@ -28,7 +28,7 @@ from kinfolk.errors import short
 from kinfolk.evaluation.protocols import Augmented
 from kinfolk.report.html import HERE, Panel, figure, outlines, render_template
 from kinfolk.report.maps import choose, data_uri, square_images
-from kinfolk.seeding import generator, kept_random_state
+from kinfolk.seeding import generator, preserve_random_state
 from kinfolk.training.load_run import flagged_candidates, load_framework
 from kinfolk.training.run_folder import Run
 
@@ -316,7 +316,7 @@ def draw_retrieval(opened: OpenedRun, data: ImageData, *, progress: bool = False
         first, groups, second = _both_texts(data, towers, config.seed)
     detectors: tuple[Detector | None, ...] = (None, None)
     if "+" in config.method:
-        with kept_random_state():
+        with preserve_random_state():
             run = Run(opened.path)
             detectors = load_framework(config, run, data, towers.tokenizer).detectors
     return retrieval_section(

@@ -33,8 +33,8 @@
       key.textContent = samples.keys[at(k)];
       tip.hidden = false;
       const [left, top] = mark(k);
-      const beside = left + 18 + tip.offsetWidth > stage.clientWidth ? left - 18 - tip.offsetWidth : left + 18;
-      tip.style.left = Math.max(4, Math.min(beside, stage.clientWidth - tip.offsetWidth - 4)) + "px";
+      const offset = left + 18 + tip.offsetWidth > stage.clientWidth ? left - 18 - tip.offsetWidth : left + 18;
+      tip.style.left = Math.max(4, Math.min(offset, stage.clientWidth - tip.offsetWidth - 4)) + "px";
       tip.style.top = Math.max(4, Math.min(top - tip.offsetHeight / 2, stage.clientHeight - tip.offsetHeight - 4)) + "px";
       if (onShow) onShow(k);
     }

@@ -56,7 +56,7 @@ def distinct(num_samples: int, number: int, generator: torch.Generator) -> Tenso
     if 2 * number > num_samples:
         return torch.randperm(num_samples, generator=generator)[:number]
     drawn = torch.empty(0, dtype=torch.int64)
-    # a second round is rare: this many usually contain enough distinct ones
+    # a second round is rare: this many mostly contain enough distinct ones
     while len(drawn) < number:
         expected = -num_samples * math.log1p(-number / num_samples)
         more = torch.randint(

@@ -89,7 +89,7 @@ def assemble(
     """Combines a recipe, the stored configuration of a run or the defaults with the arguments that
     are not None and then the settings. Settings of a recipe for another method are dropped with a
     warning."""
-    given = _given(arguments, settings)
+    given = _join_settings(arguments, settings)
     method = given.get("method")
     if recipe is not None:
         config = load_recipe(recipe)
@@ -115,7 +115,7 @@ def assemble(
     return resolve(config)
 
 
-def _given(
+def _join_settings(
     arguments: Mapping[str, Any], settings: Sequence[str] | Mapping[str, Any]
 ) -> dict[str, Any]:
     named = {key: value for key, value in arguments.items() if value is not None}
@@ -153,7 +153,7 @@ def setting_origins(
         origins = dict.fromkeys(flat(read_yaml(recipe_path(recipe))), "recipe")
     elif stored is not None:
         origins = dict.fromkeys(flat(stored.model_dump(mode="json")), "the run")
-    return origins | dict.fromkeys(flat(_given(arguments, settings)), "given")
+    return origins | dict.fromkeys(flat(_join_settings(arguments, settings)), "given")
 
 
 def resolve(config: TrainConfig) -> TrainConfig:

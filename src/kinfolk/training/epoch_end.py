@@ -79,16 +79,16 @@ class Knn:
         every = self.config.every
         if self.bank is None or every == 0 or (epoch % every and epoch != self.epochs):
             return {}
-        features, labels = self._embedded(module, epoch, self.bank)
+        features, labels = self._embed(module, epoch, self.bank)
 
         def accuracy(queries: Tensor | None) -> float:
-            x, y = (None, None) if queries is None else self._embedded(module, epoch, queries)
+            x, y = (None, None) if queries is None else self._embed(module, epoch, queries)
             given = features, labels, x, y, self.config.k, self.config.temperature
             with float32_products("highest"):  # as in `kinfolk eval`
                 return knn_accuracy(*given, module.device)
 
         found = {"knn": accuracy(self.queries)}
-        if steered_by_knn(module.framework):
+        if uses_knn(module.framework):
             queries, other = self.queries, self.steering_queries
             same = queries is None or (other is not None and torch.equal(queries, other))
             found["steering_knn"] = found["knn"] if same else accuracy(other)
@@ -98,7 +98,7 @@ class Knn:
             found |= {"features_nmi": spread.mean, "features_nmi_deviation": spread.deviation}
         return found
 
-    def _embedded(self, module: TrainingModule, epoch: int, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def _embed(self, module: TrainingModule, epoch: int, ids: Tensor) -> tuple[Tensor, Tensor]:
         assert self.data.labels is not None
         where: dict[str, Any] = {"device": module.device, "autocast": module.autocast}
         features = embed(module.framework, self.data, module.views, ids, **where)
@@ -108,12 +108,12 @@ class Knn:
         return features, self.data.labels[ids]
 
 
-def steered_by_knn(framework: Framework) -> bool:
-    return any("knn" in detector.wanted_metrics for detector in framework.detectors)
+def uses_knn(framework: Framework) -> bool:
+    return any("knn" in detector.needed_metrics for detector in framework.detectors)
 
 
 def require_knn(framework: Framework, knn: Knn, method: str) -> None:
-    if not steered_by_knn(framework):
+    if not uses_knn(framework):
         return
     if knn.config.every == 0 or knn.bank is None:
         is_off = knn.config.every == 0
@@ -322,7 +322,9 @@ class Refresh(pl.Callback):
         self.seconds = None
         if not framework.due(epoch):
             return
-        self._timed(module, lambda features: framework.refresh(features, epoch / module.epochs))
+        self._time_refresh(
+            module, lambda features: framework.refresh(features, epoch / module.epochs)
+        )
         for optimizer in trainer.optimizers:
             for parameter in framework.reinitialised:
                 optimizer.state.pop(parameter, None)
@@ -330,9 +332,11 @@ class Refresh(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         assert isinstance(module, TrainingModule)
         if trainer.current_epoch + 1 >= module.epochs and _finishes(module.framework):
-            self._timed(module, module.framework.finish)
+            self._time_refresh(module, module.framework.finish)
 
-    def _timed(self, module: TrainingModule, refresh: Callable[[Tensor | None], object]) -> None:
+    def _time_refresh(
+        self, module: TrainingModule, refresh: Callable[[Tensor | None], object]
+    ) -> None:
         start = time.perf_counter()
         features = self._features(module)
         with float32_products("highest"):  # TF32 rounds away the distance of near neighbours

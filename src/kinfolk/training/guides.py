@@ -46,7 +46,7 @@ def guide_features(named: str | Path, data: ImageData, cache: Path | None = None
     path = Path(named)
     is_name = str(named).partition("/")[0] in PACKAGES and not path.exists()
     if is_name or str(named) == PATCHES:  # ./patches is a file or a run
-        return _once(lambda: _computed(str(named), data), str(named), data, cache)
+        return _once(lambda: _compute(str(named), data), str(named), data, cache)
     if path.is_dir():
         if not (path / "config.yaml").is_file():
             raise UsageError(
@@ -56,7 +56,9 @@ def guide_features(named: str | Path, data: ImageData, cache: Path | None = None
         made = TrainConfig.load(path / "config.yaml").views
         assert made.size is not None, "a run is fitted to its data"
         assert made.preset is not None
-        return _embedded(load_encoder(path)[0], Views(made.preset, made.size, **made.options), data)
+        return _embed_in_half(
+            load_encoder(path)[0], Views(made.preset, made.size, **made.options), data
+        )
     features_NF = read_features(path)
     if (rows := _rows_by_key(path, len(features_NF), data)) is not None:
         is_ordered = torch.equal(rows, torch.arange(len(features_NF)))
@@ -85,7 +87,7 @@ def text_guide(named: str | Path, data: ImageData, cache: Path | None = None) ->
     pairs, others = data.texts.of(torch.arange(data.num_train)), data.texts.negatives
     sides = [[*(texts[side] for texts in pairs), *others] for side in (0, 1)]
 
-    def computed() -> Tensor:
+    def compute() -> Tensor:
         model = sentence_transformer(str(named))
         found = model.encode(
             [*sides[0], *sides[1]],
@@ -97,7 +99,7 @@ def text_guide(named: str | Path, data: ImageData, cache: Path | None = None) ->
         features: Tensor = found.cpu().half()
         return features
 
-    both = _once(computed, str(named), data, cache)
+    both = _once(compute, str(named), data, cache)
     return {"features": both[: len(sides[0])], "positives": both[len(sides[0]) :]}
 
 
@@ -117,11 +119,11 @@ def _once(compute: Callable[[], Tensor], named: str, data: ImageData, cache: Pat
     return read_features(file)
 
 
-def _computed(named: str, data: ImageData) -> Tensor:
+def _compute(named: str, data: ImageData) -> Tensor:
     if named == PATCHES:
         return patch_features(data)
     side = SMALL_SIDE if max(data.height, data.width) <= SMALL else SIDE
-    return _embedded(build_encoder(named, pretrained=True), Views("plain", side), data)
+    return _embed_in_half(build_encoder(named, pretrained=True), Views("plain", side), data)
 
 
 def patch_features(data: ImageData) -> Tensor:
@@ -131,7 +133,7 @@ def patch_features(data: ImageData) -> Tensor:
     # over the whole data set, which may be sorted by class
     ids = torch.split(torch.arange(number) * data.num_train // number, 512)
     images = [views.evaluate(data.pixels(part), data.aspect(part)) for part in ids]
-    features_NF = _embedded(PatchFeatures.fit(torch.cat(images)), views, data)
+    features_NF = _embed_in_half(PatchFeatures.fit(torch.cat(images)), views, data)
     if bool((features_NF == 0).all(1).any()):
         raise UsageError(
             "the training images do not differ enough for a guide made from their patches; name"
@@ -167,7 +169,7 @@ def _rows_by_key(path: Path, number: int, data: ImageData) -> Tensor | None:
     return torch.tensor([place[key] for key in keys])
 
 
-def _embedded(encoder: nn.Module, views: Views, data: ImageData) -> Tensor:
+def _embed_in_half(encoder: nn.Module, views: Views, data: ImageData) -> Tensor:
     """(N, F) in half precision, of unit norm so that nothing overflows in it."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     features_NF = embed(encoder, data, views, torch.arange(data.num_train), device=device)

@@ -23,7 +23,7 @@ from kinfolk.data.views import Views
 from kinfolk.detectors.base import Detector
 from kinfolk.embedding import Preparation, embed
 from kinfolk.errors import KinfolkError, UsageError, short
-from kinfolk.evaluation.detection import flagged
+from kinfolk.evaluation.detection import flagged_mask
 from kinfolk.evaluation.protocols import run_caption_kin, run_kin
 from kinfolk.evaluation.retrieval import Towers
 from kinfolk.frameworks import FRAMEWORKS, Framework
@@ -41,7 +41,7 @@ from kinfolk.models.weights import (
     meta_of,
 )
 from kinfolk.pairs import OUT, Block
-from kinfolk.seeding import kept_random_state
+from kinfolk.seeding import preserve_random_state
 from kinfolk.training.build import build_framework, build_views, networks, text_networks
 from kinfolk.training.checkpoint import read_checkpoint, restore_error
 from kinfolk.training.config import DataConfig, TrainConfig
@@ -244,7 +244,7 @@ def restore(path: Path, config: TrainConfig, data: ImageData) -> Framework:
             f" {different}; leave --data out"
         )
     tokenizer = OpenedRun(path, config).tokenizer() if learns_from_text(config) else None
-    with kept_random_state():
+    with preserve_random_state():
         return load_framework(config, run, data, tokenizer)
 
 
@@ -309,4 +309,4 @@ def flagged_candidates(
     sim_QC = sim_QC.masked_fill(own_QC, OUT)
     block = Block(sim_QC, ids_Q, candidate_ids_C, 1, (~own_QC).sum(1), pos_QP)
     found = detector.find(block)
-    return flagged(found[0] if isinstance(found, tuple) else found, block, with_ignored=True)
+    return flagged_mask(found[0] if isinstance(found, tuple) else found, block, with_ignored=True)

@@ -83,7 +83,7 @@ class MetricsLog(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         assert isinstance(module, TrainingModule)
         finished = trainer.current_epoch + 1
-        stats = Stats(_summed(self.counts).cpu())
+        stats = Stats(_sum_over_ranks(self.counts).cpu())
         row = {
             "epoch": finished,
             "step": trainer.global_step,
@@ -97,7 +97,7 @@ class MetricsLog(pl.Callback):
         row |= {"tp_similarity": stats.tp_similarity, "fn_similarity": stats.fn_similarity}
         if module.framework.detectors:
             row |= stats.detection()
-        for name, counts in self._summed_shares().items():
+        for name, counts in self._sum_shares().items():
             part, whole = counts.tolist()
             row[name] = part / whole if whole else math.nan
         row["images_per_second"] = self.steps * module.batch_size / max(self.seconds, 1e-9)
@@ -135,15 +135,15 @@ class MetricsLog(pl.Callback):
         if value.isfinite():
             module.framework.on_metric("knn", float(value))
 
-    def _summed_shares(self) -> dict[str, Tensor]:
+    def _sum_shares(self) -> dict[str, Tensor]:
         if not self.shares:
             return {}
-        total = _summed(torch.stack(list(self.shares.values()))).cpu()
+        total = _sum_over_ranks(torch.stack(list(self.shares.values()))).cpu()
         return dict(zip(self.shares, total, strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         """The counts are summed over all ranks and restored on rank zero only."""
-        sums = {"counts": _summed(self.counts).cpu(), "shares": self._summed_shares()}
+        sums = {"counts": _sum_over_ranks(self.counts).cpu(), "shares": self._sum_shares()}
         return {"loss": self.loss.cpu(), **sums, "steps": self.steps, "seconds": self.seconds}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -162,7 +162,7 @@ def _rate(trainer: pl.Trainer) -> float:
     return float(trainer.optimizers[0].param_groups[0]["lr"])
 
 
-def _summed(counts: Tensor) -> Tensor:
+def _sum_over_ranks(counts: Tensor) -> Tensor:
     if distributed.world_size() == 1:
         return counts
     total = counts.clone()

@@ -285,7 +285,7 @@ def in_chunks(modules: Iterable[nn.Module], number: int) -> Iterator[None]:
         raise ValueError(f"`number` (={number}) must be at least 1")
     with ExitStack() as stack:
         for module in modules if number > 1 else ():
-            stack.enter_context(_replaced_forward(module, number))
+            stack.enter_context(_replace_forward(module, number))
         yield
 
 
@@ -300,19 +300,19 @@ def encoders_of(framework: Framework) -> list[nn.Module]:
 
 
 @contextmanager
-def _replaced_forward(module: nn.Module, number: int) -> Iterator[None]:
+def _replace_forward(module: nn.Module, number: int) -> Iterator[None]:
     forward: Callable[..., Tensor] = module.forward
     own = module.__dict__.get("forward")
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _kept_buffers(module)
+        return nullcontext(), _keep_buffers(module)
 
     def one_chunk(
         chunk: Tensor, format_: torch.memory_format, args: tuple[Any, ...], options: dict[str, Any]
     ) -> Tensor:
         return forward(chunk.contiguous(memory_format=format_), *args, **options)
 
-    def chunked(rows: Tensor, *args: Any, **options: Any) -> Tensor:
+    def forward_in_chunks(rows: Tensor, *args: Any, **options: Any) -> Tensor:
         wide = rows.ndim == 4 and rows.is_contiguous(memory_format=torch.channels_last)
         format_ = torch.channels_last if wide else torch.contiguous_format
         step = max(1, min(number, len(rows)))
@@ -324,7 +324,7 @@ def _replaced_forward(module: nn.Module, number: int) -> Iterator[None]:
         places = torch.cat([order[k::step] for k in range(step)]).argsort()
         return torch.cat(done).index_select(0, places)
 
-    module.forward = chunked
+    module.forward = forward_in_chunks
     try:
         yield
     finally:
@@ -335,7 +335,7 @@ def _replaced_forward(module: nn.Module, number: int) -> Iterator[None]:
 
 
 @contextmanager
-def _kept_buffers(module: nn.Module) -> Iterator[None]:
+def _keep_buffers(module: nn.Module) -> Iterator[None]:
     buffers = [
         (part._buffers, name, value)
         for part in module.modules()

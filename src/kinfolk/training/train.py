@@ -29,7 +29,7 @@ from kinfolk.errors import KinfolkError, UsageError, plural, short, warn_if_sile
 from kinfolk.files import explain_file_errors
 from kinfolk.models.text import SentenceEncoder
 from kinfolk.models.weights import save_encoder, save_towers
-from kinfolk.seeding import kept_random_state
+from kinfolk.seeding import preserve_random_state
 from kinfolk.training.build import Parts, build_framework, build_optimizers, build_views, read_text
 from kinfolk.training.checkpoint import (
     AtomicCheckpointIO,
@@ -156,7 +156,7 @@ def train(
             run.require_unused()
         stack.enter_context(lock_run_folder(run.path, run.rank))
         stack.enter_context(supervise(run.launch, run.rank, several))
-        stack.enter_context(kept_random_state())
+        stack.enter_context(preserve_random_state())
         stack.enter_context(explain_file_errors(run.path))
         if run.rank > 0:
             return _fit_as_helper(start, data, resume)
