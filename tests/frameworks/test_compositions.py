@@ -82,7 +82,7 @@ KINDS: dict[str, tuple[dict[str, Any], ...]] = {
     "ifnd": ({}, {"source": "bank"}, {"space": "features"}),
     "neighbours": ({}, {"space": "features"}),
     "glofnd": ({}, {"shared": True}),
-    "ring": ({}, {"num_clusters": 3}, {"boundaries": "learned"}, {"anneal": "knn"}),
+    "ring": ({}, {"num_clusters": 3}, {"anneal": "knn"}),
     "guide": ({}, {"alpha": None, "temperature": 0.2}),
     "hierarchy": ({}, {"warmup_epochs": 0, "start_epoch": WARMUP}),
 }

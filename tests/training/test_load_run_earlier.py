@@ -13,7 +13,7 @@ import kinfolk as kf
 from kinfolk.cli import main
 from kinfolk.comparing.runs import read_runs
 from kinfolk.detectors import DETECTORS
-from kinfolk.errors import KinfolkError, KinfolkWarning
+from kinfolk.errors import KinfolkError
 from kinfolk.frameworks import FRAMEWORKS, Framework
 from kinfolk.frameworks.registry import detector_arguments, framework_arguments, parse
 from kinfolk.training import defaults
@@ -42,8 +42,7 @@ def test_a_stored_configuration_means_the_same() -> None:
 
 
 def test_it_is_a_recipe_for_another_method() -> None:
-    with pytest.warns(KinfolkWarning, match=r"framework\.rescale_kept"):
-        config = defaults.assemble(None, CONFIG, {"method": "moco+fnc"}, {})
+    config = defaults.assemble(None, CONFIG, {"method": "moco+fnc"}, {})
     assert config.framework["decoupled"] is True
     assert config.detector["alpha"] == 0.05
     assert not {"positive_in_denominator", "fraction"} & {*config.framework, *config.detector}

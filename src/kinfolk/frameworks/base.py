@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +56,8 @@ class Framework(OnHost, ABC):
     """What it can hand over to a detector as the guide of `Pairs`; see `Detector.guide`."""
     refused: ClassVar[Mapping[str, str]] = {}
     """Settings of other frameworks that make no sense here, each with the reason."""
+    loss_kind: ClassVar[Any] = None
+    """The class of the loss, whose arguments the framework takes as `given`."""
     head_options: ClassVar[Mapping[str, object]] = {}
     """Settings of the projection head that differ from the defaults of a training."""
     view_options: ClassVar[Mapping[str, object]] = {}

@@ -43,8 +43,6 @@ class Bimodal(Framework, ABC):
     num_views: ClassVar[int] = 1
     guides: ClassVar[frozenset[str]] = frozenset({"modality"})
     directions: ClassVar[tuple[str, str]]
-    loss_kind: ClassVar[type[BimodalLoss[Any]] | type[SigLIPLoss]]
-    """Its arguments are arguments of the framework too."""
 
     def __init__(
         self,

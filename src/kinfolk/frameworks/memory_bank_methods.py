@@ -17,20 +17,17 @@ import copy
 import math
 from abc import ABC
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from typing_extensions import Unpack
 
 from kinfolk.detectors import Neighbours, StartAt
 from kinfolk.errors import require
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import LocalAggregationLoss, NTXentLoss, Objective
-from kinfolk.objectives.base import Shared
-from kinfolk.objectives.ntxent import Estimate, without_estimate
 from kinfolk.pairs import Pairs, integer_ids, unit
 from kinfolk.stores import Bank, Draw
 from kinfolk.stores.per_sample import finite
@@ -94,6 +91,7 @@ class IR(BankFramework):
     """
 
     paper: ClassVar[str] = "Wu et al., CVPR 2018"
+    loss_kind = NTXentLoss
     needs: ClassVar[str] = "one vector per sample"
     draw: Draw
 
@@ -106,17 +104,19 @@ class IR(BankFramework):
         bank_momentum: float = 0.5,
         temperature: float = 0.07,
         pool_kin: bool = False,
-        **shared: Unpack[Estimate],
+        **given: Any,
     ) -> None:
-        shared.setdefault("action", "eliminate")
-        objective = bank_objective(temperature, pool_kin, shared)
+        given.setdefault("action", "eliminate")
+        objective = bank_objective(temperature, pool_kin, given)
         super().__init__(encoder, head, objective, num_samples, bank_momentum)
         self.draw = Draw(num_samples, num_negatives)
 
 
-def bank_objective(temperature: float, pool_kin: bool, given: Estimate) -> Objective:
+def bank_objective(temperature: float, pool_kin: bool, given: dict[str, Any]) -> Objective:
     if pool_kin:
-        return LocalAggregationLoss(temperature=temperature, **without_estimate(given))
+        unset = [name for name in LocalAggregationLoss.refused if not given.get(name)]
+        kept = {name: value for name, value in given.items() if name not in unset}
+        return LocalAggregationLoss(temperature=temperature, **kept)
     return NTXentLoss(temperature=temperature, **given)
 
 
@@ -136,6 +136,7 @@ class CMC(Framework):
     """
 
     paper: ClassVar[str] = "Tian et al., ECCV 2020"
+    loss_kind = NTXentLoss
     needs: ClassVar[str] = "colour images; two encoders, two vectors per sample"
     num_views: ClassVar[int] = 1
     channels: ClassVar[tuple[int, ...]] = (1, 2)
@@ -150,10 +151,10 @@ class CMC(Framework):
         bank_momentum: float = 0.5,
         temperature: float = 0.07,
         pool_kin: bool = False,
-        **shared: Unpack[Estimate],
+        **given: Any,
     ) -> None:
-        first: Estimate = {"action": "eliminate", **shared}
-        second: Estimate = {**first, "detector": copy.deepcopy(first.get("detector"))}
+        first = {"action": "eliminate", **given}
+        second = {**first, "detector": copy.deepcopy(first.get("detector"))}
         light, colour = (bank_objective(temperature, pool_kin, given) for given in (first, second))
         super().__init__(encoder, head, light)
         size = embedding_size(encoder, head)
@@ -212,6 +213,7 @@ class LA(BankFramework):
     """
 
     paper: ClassVar[str] = "Zhuang et al., ICCV 2019"
+    loss_kind = LocalAggregationLoss
     needs: ClassVar[str] = "one vector per sample; clusters, refreshed each epoch"
     refused: ClassVar[Mapping[str, str]] = LocalAggregationLoss.refused
 
@@ -226,9 +228,9 @@ class LA(BankFramework):
         warmup_epochs: int = 10,
         bank_momentum: float = 0.5,
         temperature: float = 0.07,
-        **shared: Unpack[Shared],
+        **given: Any,
     ) -> None:
-        if shared.get("detector") is None:
+        if given.get("detector") is None:
             require(warmup_epochs >= 0, "warmup_epochs", warmup_epochs, "at least 0")
             neighbours = Neighbours(
                 num_samples=num_samples,
@@ -236,7 +238,7 @@ class LA(BankFramework):
                 num_clusterings=num_clusterings,
                 num_background=num_background,
             )
-            shared["detector"] = StartAt(neighbours, epoch=warmup_epochs)
-            shared["action"] = "attract"
-        objective = LocalAggregationLoss(temperature=temperature, **shared)
+            given["detector"] = StartAt(neighbours, epoch=warmup_epochs)
+            given["action"] = "attract"
+        objective = LocalAggregationLoss(temperature=temperature, **given)
         super().__init__(encoder, head, objective, num_samples, bank_momentum)

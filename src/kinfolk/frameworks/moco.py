@@ -17,12 +17,11 @@ import copy
 import math
 from abc import ABC
 from dataclasses import replace
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from typing_extensions import Unpack
 
 from kinfolk.detectors import Teacher
 from kinfolk.detectors.base import Detector
@@ -30,7 +29,6 @@ from kinfolk.errors import require, warn_if_queue_too_large
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size, projection_head
 from kinfolk.objectives import NTXentLoss, Objective
-from kinfolk.objectives.ntxent import Estimate
 from kinfolk.pairs import Pairs, integer_ids, unit
 from kinfolk.stats import Stats
 from kinfolk.stores import Queue
@@ -167,6 +165,7 @@ class MoCo(MomentumFramework):
     """
 
     paper: ClassVar[str] = "He et al., CVPR 2020; Chen et al., 2020"
+    loss_kind = NTXentLoss
     needs: ClassVar[str] = "queue smaller than the data"
     guides: ClassVar[frozenset[str]] = frozenset({"teacher"})
 
@@ -181,9 +180,9 @@ class MoCo(MomentumFramework):
         symmetric: bool = False,
         cluster_encoder: ClusterEncoder = "query",
         momentum_schedule: MomentumSchedule = "constant",
-        **shared: Unpack[Estimate],
+        **given: Any,
     ) -> None:
-        super().__init__(encoder, head, NTXentLoss(temperature=temperature, **shared))
+        super().__init__(encoder, head, NTXentLoss(temperature=temperature, **given))
         must = f"one of {', '.join(get_args(ClusterEncoder))}"
         known = cluster_encoder in get_args(ClusterEncoder)
         require(known, "cluster_encoder", cluster_encoder, must)
@@ -248,6 +247,7 @@ class MoCoV3(MomentumFramework):
     """
 
     paper: ClassVar[str] = "Chen et al., ICCV 2021"
+    loss_kind = NTXentLoss
     needs: ClassVar[str] = "large batches"
     guides: ClassVar[frozenset[str]] = frozenset({"teacher"})
 
@@ -259,9 +259,9 @@ class MoCoV3(MomentumFramework):
         momentum_schedule: MomentumSchedule = "cosine",
         predictor_size: int = 4096,
         temperature: float = 0.2,
-        **shared: Unpack[Estimate],
+        **given: Any,
     ) -> None:
-        super().__init__(encoder, head, NTXentLoss(temperature=temperature, **shared))
+        super().__init__(encoder, head, NTXentLoss(temperature=temperature, **given))
         size = embedding_size(encoder, head)
         self.predictor = projection_head(
             size, predictor_size, size, last_norm=True, last_affine=False

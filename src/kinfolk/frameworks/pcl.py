@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from typing_extensions import Unpack
 
 from kinfolk import distributed
 from kinfolk.clustering import PseudoLabels
@@ -32,7 +31,6 @@ from kinfolk.frameworks.base import ClusteringFramework
 from kinfolk.frameworks.moco import MomentumFramework
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import NTXentLoss
-from kinfolk.objectives.ntxent import Estimate
 from kinfolk.objectives.prototypes import proto_nce
 from kinfolk.pairs import Pairs, integer_ids, two_views, unit
 from kinfolk.stores.per_sample import Exact, check_ids, check_num_samples, to_device
@@ -142,6 +140,7 @@ class PCL(ClusteringFramework, MomentumFramework):
 
     on_host = ("draws",)
     paper: ClassVar[str] = "Li et al., ICLR 2021"
+    loss_kind = NTXentLoss
     needs: ClassVar[str] = "an embedding pass and a clustering per epoch"
     clusters_are: ClassVar[str] = "prototypes"
 
@@ -167,9 +166,9 @@ class PCL(ClusteringFramework, MomentumFramework):
         iterations: int = 20,
         warm_iterations: int = 5,
         points_per_cluster: int = 256,
-        **shared: Unpack[Estimate],
+        **given: Any,
     ) -> None:
-        super().__init__(encoder, head, NTXentLoss(temperature=temperature, **shared))
+        super().__init__(encoder, head, NTXentLoss(temperature=temperature, **given))
         self.set_schedule(warmup_epochs, every)
         require(queue_size >= 0, "queue_size", queue_size, "at least 0")
         drawn = num_prototypes is None or num_prototypes >= 1

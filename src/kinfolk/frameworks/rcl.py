@@ -16,12 +16,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Integral
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from typing_extensions import Unpack
 
 from kinfolk import distributed
 from kinfolk.clustering import dbscan_levels, kmeans_levels
@@ -35,7 +34,6 @@ from kinfolk.frameworks.base import ClusteringFramework
 from kinfolk.frameworks.moco import MomentumFramework, MomentumSchedule, both_orders
 from kinfolk.models.heads import embedding_size, prediction_head
 from kinfolk.objectives import RelativeContrastLoss
-from kinfolk.objectives.base import Shared
 from kinfolk.pairs import Pairs, integer_ids, unit
 from kinfolk.stores.per_sample import OnHost, StepRandom, check_ids, is_broken, to_device
 
@@ -191,6 +189,7 @@ class NNCLR(SupportFramework):
     """
 
     paper: ClassVar[str] = "Dwibedi et al., ICCV 2021"
+    loss_kind = RelativeContrastLoss
     needs: ClassVar[str] = "queue smaller than the data"
     refused: ClassVar[Mapping[str, str]] = RelativeContrastLoss.refused
 
@@ -204,9 +203,9 @@ class NNCLR(SupportFramework):
         predictor_size: int = 4096,
         temperature: float = 0.1,
         momentum_schedule: MomentumSchedule = "constant",
-        **shared: Unpack[Shared],
+        **given: Any,
     ) -> None:
-        objective = RelativeContrastLoss(temperature=temperature, **shared)
+        objective = RelativeContrastLoss(temperature=temperature, **given)
         queue = (num_samples, queue_size, momentum, momentum_schedule)
         super().__init__(encoder, head, objective, queue, 1, predictor_size)
 
@@ -336,6 +335,7 @@ class RCL(ClusteringFramework, SupportFramework):
     """
 
     paper: ClassVar[str] = "Tang et al., ECCV 2022"
+    loss_kind = RelativeContrastLoss
     needs: ClassVar[str] = "queue smaller than the data; one DBSCAN of all samples"
     refused: ClassVar[Mapping[str, str]] = RelativeContrastLoss.refused
 
@@ -365,20 +365,20 @@ class RCL(ClusteringFramework, SupportFramework):
         every: int = 1,
         cluster_seed: int = 0,
         momentum_schedule: MomentumSchedule = "constant",
-        **shared: Unpack[Shared],
+        **given: Any,
     ) -> None:
-        given = dict(locals())
+        values = dict(locals())
         if criteria is None:
             numbers = (num_clusters,) if isinstance(num_clusters, int) else num_clusters
             criteria = count_levels(radii if numbers is None else numbers)
         for name, least in (("criteria", 1), ("num_keys", 1), ("warmup_epochs", 0), ("every", 1)):
-            number = criteria if name == "criteria" else given[name]
+            number = criteria if name == "criteria" else values[name]
             whole = isinstance(number, Integral) and not isinstance(number, bool)
             must = f"a whole number of at least {least}"
             require(whole and number >= least, name, number, must)
         for name, kind in (("hierarchy", Kind), ("retrieval", Retrieval)):
             must = f"one of {', '.join(get_args(kind))}"
-            require(given[name] in get_args(kind), name, given[name], must)
+            require(values[name] in get_args(kind), name, values[name], must)
         clusters = criteria > 1
         online = clusters and hierarchy == "online"
         kmeans = clusters and hierarchy == "kmeans"
@@ -395,14 +395,14 @@ class RCL(ClusteringFramework, SupportFramework):
             ("hierarchy shared_predictor", clusters, "clusters"),
         ):
             for name in () if used else names.split():
-                if given[name] != inspect.signature(RCL).parameters[name].default:
+                if values[name] != inspect.signature(RCL).parameters[name].default:
                     how = f"`hierarchy` (={hierarchy!r})"
                     how = how if clusters else f"`criteria` (={criteria})"
                     raise ValueError(
-                        f"`{name}` (={given[name]!r}) is a setting of {where} and has no effect"
+                        f"`{name}` (={values[name]!r}) is a setting of {where} and has no effect"
                         f" with {how}; leave it out"
                     )
-        objective = RelativeContrastLoss(temperature=temperature, **shared)
+        objective = RelativeContrastLoss(temperature=temperature, **given)
         predictors = 1 if shared_predictor else criteria
         queue = (num_samples, queue_size, momentum, momentum_schedule)
         super().__init__(encoder, head, objective, queue, predictors, predictor_size)

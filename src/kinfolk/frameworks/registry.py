@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -16,7 +16,6 @@ from kinfolk.detectors import DETECTORS, Graded, StartAt, StopAt
 from kinfolk.detectors.base import Detector
 from kinfolk.errors import UsageError, did_you_mean
 from kinfolk.frameworks import FRAMEWORKS, Framework
-from kinfolk.objectives import NTXentLoss
 from kinfolk.pairs import ACTIONS, Action
 
 _SET_BY_TRAINING = {
@@ -213,38 +212,23 @@ def _require_guide(method: Method, detector: Detector | None) -> None:
 
 
 def _parameters(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
-    """The arguments of `kind`; where it passes others on to its loss, also these."""
+    """The arguments of `kind`; of a framework with a `loss_kind` also those of the loss."""
+    hints = get_type_hints(kind.__init__)
     parameters = dict(inspect.signature(kind.__init__).parameters)
-    if "given" in parameters:
+    if (loss := getattr(kind, "loss_kind", None)) is not None and "given" in parameters:
         del parameters["given"]
-        loss = cast(Any, kind).loss_kind
-        hints = get_type_hints(loss)
-        for name, each in inspect.signature(loss.__init__).parameters.items():
-            type_ = getattr(hints.get(name), "type", hints.get(name))  # of an `InitVar`
-            parameters.setdefault(name, each.replace(annotation=type_))
+        parameters = {**parameters, **inspect.signature(loss.__init__).parameters, **parameters}
+        hints = {**get_type_hints(loss), **hints}
+    for name, each in parameters.items():
+        hint = hints.get(name, each.annotation)
+        parameters[name] = each.replace(annotation=getattr(hint, "type", hint))  # of an `InitVar`
     return parameters
 
 
 def _settable(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
-    """The arguments of `kind` that a user may set, including those that all losses share."""
-    hints = get_type_hints(kind.__init__)
-    parameters = {
-        name: each.replace(annotation=hints.get(name, each.annotation))
-        for name, each in _parameters(kind).items()
-        if name not in _SET_BY_TRAINING
-    }
-    last = next(reversed(parameters), "")
-    if not parameters or parameters[last].kind is not inspect.Parameter.VAR_KEYWORD:
-        return parameters
-    del parameters[last]
-    (shared,) = hints[last].__args__  # Unpack[Shared] or Unpack[Estimate]
-    defaults = {each.name: each.default for each in fields(NTXentLoss)}
-    for name, hint in get_type_hints(shared).items():
-        if name not in (*_SET_BY_TRAINING, *parameters):
-            parameters[name] = inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=hint
-            )
-    return parameters
+    """The arguments of `kind` that a user may set."""
+    found = _parameters(kind).items()
+    return {name: each for name, each in found if name not in _SET_BY_TRAINING}
 
 
 def _from_context(kind: type[nn.Module], context: Context, method: Method) -> dict[str, Any]:

@@ -10,17 +10,14 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
-from typing_extensions import Unpack
 
 from kinfolk.detectors.base import InGuideSpace
 from kinfolk.frameworks.base import BatchFramework
 from kinfolk.frameworks.moco import MomentumCopy, teacher_of
 from kinfolk.objectives import NTXentLoss, Objective, SogCLRLoss
-from kinfolk.objectives.base import Shared
-from kinfolk.objectives.ntxent import Estimate
 from kinfolk.pairs import integer_ids, two_views, unit
 
 MOMENTUM = 0.99
@@ -70,6 +67,7 @@ class SimCLR(TaughtBatch):
     """
 
     paper: ClassVar[str] = "Chen et al., ICML 2020"
+    loss_kind = NTXentLoss
     needs: ClassVar[str] = "large batches"
 
     def __init__(
@@ -77,22 +75,17 @@ class SimCLR(TaughtBatch):
         encoder: nn.Module,
         head: nn.Module,
         temperature: float = 0.2,
-        rescale_kept: bool = False,
         second_head: nn.Module | None = None,
-        **shared: Unpack[Estimate],
+        **given: Any,
     ) -> None:
         objective = NTXentLoss(
-            temperature=temperature,
-            rescale_kept=rescale_kept,
-            **arguments_of_second_head(shared, second_head),
+            temperature=temperature, **arguments_of_second_head(given, second_head)
         )
         super().__init__(encoder, head, objective)
         self.second_head, self.first_objective = second_head, None
         if second_head is not None:
-            alone: Estimate = {**shared, "detector": None, "own_weight": None}
-            self.first_objective = NTXentLoss(
-                temperature=temperature, rescale_kept=rescale_kept, **alone
-            )
+            alone = {**given, "detector": None, "own_weight": None}
+            self.first_objective = NTXentLoss(temperature=temperature, **alone)
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         if self.second_head is None or self.first_objective is None:
@@ -110,12 +103,14 @@ class SimCLR(TaughtBatch):
             self.first_objective.set_groups(groups)
 
 
-def arguments_of_second_head(shared: Estimate, second_head: nn.Module | None) -> Estimate:
+def arguments_of_second_head(
+    given: dict[str, Any], second_head: nn.Module | None
+) -> dict[str, Any]:
     """The arguments of the loss on the second head: its detector goes by the embeddings of the
     first."""
     if second_head is None:
-        return shared
-    detector, action = shared.get("detector"), shared.get("action", "eliminate")
+        return given
+    detector, action = given.get("detector"), given.get("action", "eliminate")
     if detector is None or action != "attract":
         raise ValueError(
             "`head.second` (=true) needs a detector with the action 'attract', such as +components:"
@@ -126,7 +121,7 @@ def arguments_of_second_head(shared: Estimate, second_head: nn.Module | None) ->
             f"`head.second` (=true) must be false with {detector!r}: a second head follows the"
             " similarities of the first"
         )
-    return {**shared, "detector": InGuideSpace(detector)}
+    return {**given, "detector": InGuideSpace(detector)}
 
 
 class SogCLRFramework(TaughtBatch):
@@ -134,6 +129,7 @@ class SogCLRFramework(TaughtBatch):
     batches. Arguments: `SogCLRLoss`."""
 
     paper: ClassVar[str] = "Yuan et al., ICML 2022"
+    loss_kind = SogCLRLoss
     needs: ClassVar[str] = "one number per sample"
     refused: ClassVar[Mapping[str, str]] = SogCLRLoss.refused
 
@@ -142,11 +138,6 @@ class SogCLRFramework(TaughtBatch):
         encoder: nn.Module,
         head: nn.Module,
         num_samples: int,
-        temperature: float = 0.1,
-        gamma: float = 0.9,
-        **shared: Unpack[Shared],
+        **given: Any,
     ) -> None:
-        objective = SogCLRLoss(
-            num_samples=num_samples, temperature=temperature, gamma=gamma, **shared
-        )
-        super().__init__(encoder, head, objective)
+        super().__init__(encoder, head, SogCLRLoss(num_samples=num_samples, **given))

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from typing_extensions import Unpack
 
 from kinfolk import distributed
 from kinfolk.clustering import PseudoLabels
@@ -24,7 +23,6 @@ from kinfolk.errors import UsageError, require
 from kinfolk.frameworks.base import ClusteringFramework
 from kinfolk.models.heads import embedding_size, embeddings, projection_head
 from kinfolk.objectives import NTXentLoss
-from kinfolk.objectives.base import Shared
 from kinfolk.objectives.prototypes import PrototypeCrossEntropy
 from kinfolk.objectives.siamese import SiameseMetric, draw_partners
 from kinfolk.pairs import integer_ids
@@ -104,6 +102,7 @@ class SPCL(ClusteringFramework):
 
     on_host = ("seed", "draws", "begun")
     paper: ClassVar[str] = "Mo et al., 2022"
+    loss_kind = NTXentLoss
     needs: ClassVar[str] = "an embedding pass and a clustering per epoch"
     clusters_are: ClassVar[str] = "prototypes"
 
@@ -127,19 +126,15 @@ class SPCL(ClusteringFramework):
         cluster_seed: int = 0,
         temperature: float = 0.5,
         decoupled: bool = True,
-        prior: float | None = None,
-        hardness: float | None = None,
         iterations: int = 20,
         warm_iterations: int = 5,
         points_per_cluster: int = 256,
         whiten: int | None = None,
         contrast_apart: bool = False,
         batch_mode: Batches = "chunks",
-        **shared: Unpack[Shared],
+        **given: Any,
     ) -> None:
-        objective = NTXentLoss(
-            temperature=temperature, decoupled=decoupled, prior=prior, hardness=hardness, **shared
-        )
+        objective = NTXentLoss(temperature=temperature, decoupled=decoupled, **given)
         super().__init__(encoder, head, objective)
         self.weights = {
             "contrast_weight": contrast_weight,

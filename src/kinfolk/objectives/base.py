@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, fields, replace
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -42,19 +42,6 @@ def may_read(calls: int, *tensors: Tensor) -> bool:
     """Whether the host may read these tensors now: on an accelerator, where reading stops the
     step, only in every `READ_EVERY`-th call."""
     return all(x.device.type == "cpu" for x in tensors) or calls % READ_EVERY == 0
-
-
-class Shared(TypedDict, total=False):
-    """The arguments that all losses share; see `Settings`."""
-
-    detector: Detector | None
-    action: Action
-    min_negatives: int
-    kin_weight: float
-    own_weight: float | None
-    block_rows: int | None
-    gather: bool | None
-    compile: bool
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

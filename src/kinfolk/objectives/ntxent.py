@@ -20,22 +20,8 @@ from torch import Tensor
 
 from kinfolk.contrast import EMPTY, Rows, State
 from kinfolk.errors import require
-from kinfolk.objectives.base import Objective, Shared
+from kinfolk.objectives.base import Objective
 from kinfolk.pairs import OUT
-
-
-class Estimate(Shared, total=False):
-    """The shared arguments, and how `NTXentLoss` estimates the sum over the true negatives."""
-
-    prior: float | None
-    hardness: float | None
-    decoupled: bool
-
-
-def without_estimate(given: Estimate) -> Shared:
-    """The shared arguments, and those of the estimate that are set, which other losses refuse."""
-    mine = ("prior", "hardness", "decoupled")
-    return {name: value for name, value in given.items() if name not in mine or value}  # type: ignore[return-value]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -184,7 +184,7 @@ class LocalAggregationLoss(Objective):
 
     shares_pull: ClassVar[bool] = False
     refused: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("prior", "hardness", "decoupled"),
+        ("prior", "hardness", "decoupled", "rescale_kept"),
         "close neighbours are in numerator and denominator, and an estimated denominator could be"
         " the smaller one",
     )

@@ -206,7 +206,7 @@ CHANGEABLE = ("epochs", "model.init", "text.tokenizer", *WITHOUT_EFFECT)
 PROCESSES = "trainer.devices × trainer.num_nodes"
 FILES = ("detector.pairs", "detector.features")
 """Files that are read again on resuming: their content is compared, not their path."""
-ADDED = {"head.second": False}
+ADDED = {"head.second": False, "framework.rescale_kept": False, "framework.epsilon": 1e-14}
 """Settings that earlier run folders do not have, with their defaults; they count only if they have
 another value."""
 
