@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from kinfolk import distributed
-from kinfolk.data.images import Returning, Transfer, transfer_batches
+from kinfolk.data.images import HostWriter, Transfer, transfer_batches
 from kinfolk.data.labels import TEST_SPLITS
 from kinfolk.data.views import Views
 from kinfolk.errors import KinfolkError, UsageError, show_progress
@@ -100,7 +100,7 @@ def embed(
         features_NF[done : done + len(features_BF)] = features_BF
         done += len(features_BF)
 
-    returning = Returning(write)
+    returning = HostWriter(write)
 
     def read(start: int) -> dict[str, Tensor]:
         ids_B = ids[start : start + batch_size]

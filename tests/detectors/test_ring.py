@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kinfolk.detectors import Graded, Ring
-from kinfolk.detectors.ring import draw_places, index
+from kinfolk.detectors.ring import draw_places, floor_index
 from kinfolk.frameworks.registry import Context, build_detector, parse
 from kinfolk.objectives import NTXentLoss, SogCLRLoss
 from kinfolk.pairs import ACTIONS, Action, Block, Pairs
@@ -218,7 +218,7 @@ def test_too_few_for_a_ring_keeps_the_farthest_of_the_close() -> None:
 @given(percent=st.integers(0, 100), n=st.integers(0, 100_000))
 def test_bounds_are_counted_as_they_are_written(percent: int, n: int) -> None:
     share = torch.tensor(percent / 100, dtype=torch.float64)
-    assert index(share, torch.tensor([n])).item() == percent * n // 100
+    assert floor_index(share, torch.tensor([n])).item() == percent * n // 100
 
 
 def test_draws_are_of_the_ring_uniform_and_seeded() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from kinfolk.frameworks.spcl import one_prototype_batches, pca_whitened
+from kinfolk.frameworks.spcl import one_prototype_batches, pca_whiten
 from kinfolk.objectives import NTXentLoss
 from kinfolk.objectives.siamese import draw_partners
 from kinfolk.training.settings import load_recipe
@@ -20,7 +20,7 @@ from tests.training.small import BARE
 
 def test_whitened_features_have_unit_covariance() -> None:
     given = torch.randn(200, 6, dtype=torch.float64) @ torch.randn(6, 6, dtype=torch.float64) + 3
-    white = pca_whitened(given, 4)
+    white = pca_whiten(given, 4)
     torch.testing.assert_close(white.T @ white / 200, torch.eye(4, dtype=torch.float64))
     torch.testing.assert_close(
         white.mean(0), torch.zeros(4, dtype=torch.float64), atol=1e-9, rtol=0

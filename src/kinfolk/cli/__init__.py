@@ -18,7 +18,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from kinfolk.cli import audit, cnce, compare, eval, lists, outputs, train
-from kinfolk.cli.options import examples, flag, flowing, name_values
+from kinfolk.cli.options import examples, flag, name_values, wrap_help
 from kinfolk.errors import InterruptedRunError, KinfolkError, KinfolkWarning, UsageError, printable
 from kinfolk.files import why_failed
 
@@ -84,7 +84,10 @@ COMMANDS: tuple[tuple[str, str, Callable[..., None], str], ...] = (
 for _name, _panel, _function, _epilog in COMMANDS:
     name_values(_function)
     app.command(
-        _name, rich_help_panel=_panel, epilog=_epilog, help=flowing(inspect.getdoc(_function) or "")
+        _name,
+        rich_help_panel=_panel,
+        epilog=_epilog,
+        help=wrap_help(inspect.getdoc(_function) or ""),
     )(_function)
 
 

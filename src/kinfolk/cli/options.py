@@ -207,7 +207,7 @@ def with_settings(keys: Mapping[str, str]) -> Callable[[Callable[..., None]], Ca
     return decorate
 
 
-def flowing(text: str) -> str:
+def wrap_help(text: str) -> str:
     """A help text whose paragraphs are wrapped by the terminal. One with wide gaps is a table."""
     return "\n\n".join(
         paragraph if "   " in paragraph else paragraph.replace("\n", " ")

@@ -130,7 +130,7 @@ class ImageData:
 Batch = dict[str, Any]
 
 
-class Sent(NamedTuple):
+class SentBatch(NamedTuple):
     """A batch with its tensors on the device, and the event after which they may be used there."""
 
     batch: Batch
@@ -168,16 +168,16 @@ class Transfer:
     def pin(self, batch: Batch) -> Batch:
         return _map_tensors(batch, Tensor.pin_memory) if self.has_streams else batch
 
-    def send(self, batch: Batch) -> Sent:
+    def send(self, batch: Batch) -> SentBatch:
         with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
             if self.device.type != "cpu":
                 batch = _map_tensors(batch, lambda x: x.to(self.device, non_blocking=True))
             if self.prepare is not None:
                 batch = self.prepare(batch)
             event = None if self.stream is None else self.stream.record_event()
-        return Sent(batch, event)
+        return SentBatch(batch, event)
 
-    def receive(self, sent: Sent) -> Batch:
+    def receive(self, sent: SentBatch) -> Batch:
         """The batch, for use on the current stream, which waits for it (the host does not)."""
         if sent.event is not None:
             current = torch.cuda.current_stream(self.device)
@@ -195,7 +195,7 @@ def transfer_batches(
     todo = deque(steps)
     with ThreadPoolExecutor(threads, "kinfolk-batches", transfer.enter_thread) as reader:
         reading: deque[Future[Batch]] = deque()
-        ahead: deque[Sent] = deque()
+        ahead: deque[SentBatch] = deque()
 
         def fetch(step: int) -> Batch:
             return transfer.pin(read(step))
@@ -204,7 +204,7 @@ def transfer_batches(
             while todo and len(reading) < threads:
                 reading.append(reader.submit(fetch, todo.popleft()))
 
-        def take() -> Sent:
+        def take() -> SentBatch:
             batch = reading.popleft().result()
             fill()
             return transfer.send(batch)
@@ -242,7 +242,7 @@ class HostCopy:
 
 
 @final
-class Returning:
+class HostWriter:
     """Takes results from a device to the host, one batch behind, so that the host waits only for
     what is finished. `write` is called with the tensors of each batch."""
 

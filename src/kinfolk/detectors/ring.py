@@ -157,7 +157,7 @@ class Ring(Clustering):
     @torch.no_grad()
     def find(self, block: Block) -> Kin:
         shares = self._shares(block.sim_RC.device) if block.prepared is None else block.prepared
-        close_RC, far_RC = exact(block, *shares.unbind(0))
+        close_RC, far_RC = outside_ring(block, *shares.unbind(0))
         if self.draw is not None and self.training:
             ring_RC = (block.sim_RC > -2) & ~far_RC & ~close_RC
             far_RC = far_RC | (ring_RC & ~draw_places(ring_RC, self.draw))
@@ -176,12 +176,15 @@ class Ring(Clustering):
         self.anneal.set_progress(epoch, num_epochs)
 
 
-def exact(block: Block, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+def outside_ring(block: Block, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     """(R, C), (R, C) bool: too close, and too far. Of n negatives, sorted by similarity, those from
     ⌊upper·n⌋ on are too close and those before ⌊lower·n⌋ too far. Equal similarities are alike."""
     n_R, last = block.per_row(block.num_negatives_b), block.sim_RC.shape[1] - 1
     own_R, order_RC = last + 1 - n_R, block.sim_RC.sort(1).values
-    first_R, close_R = torch.minimum(index(lower, n_R), (n_R - 1).clamp(min=0)), index(upper, n_R)
+    first_R, close_R = (
+        torch.minimum(floor_index(lower, n_R), (n_R - 1).clamp(min=0)),
+        floor_index(upper, n_R),
+    )
     far_R, level_R = (
         order_RC.gather(1, (own_R + place_R).clamp(max=last).unsqueeze(1))
         for place_R in (first_R, close_R)
@@ -189,11 +192,11 @@ def exact(block: Block, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     return (block.sim_RC >= level_R) & (close_R < n_R).unsqueeze(1), block.sim_RC < far_R
 
 
-def index(share: Tensor, n_R: Tensor) -> Tensor:
+def floor_index(share: Tensor, n_R: Tensor) -> Tensor:
     """(R,) ⌊share·n⌋ of the share as it was written: 0.29 · 100, in floating point below 29, is 29.
 
     Example:
-        >>> index(torch.tensor(0.29, dtype=torch.float64), torch.tensor([100, 99]))
+        >>> floor_index(torch.tensor(0.29, dtype=torch.float64), torch.tensor([100, 99]))
         tensor([29, 28])
     """
     return torch.minimum((n_R.double() * share * (1 + 1e-12)).floor().long(), n_R)

@@ -43,7 +43,7 @@ class PrototypeLabels(nn.Module):
     Args:
         clusters: the clusters; None: `truth` is used.
         truth: (N,) true labels, −1 if unknown. They are not saved.
-        whiten: size to which features are reduced by `pca_whitened` before they are clustered.
+        whiten: size to which features are reduced by `pca_whiten` before they are clustered.
     """
 
     truth: Tensor | None
@@ -71,7 +71,7 @@ class PrototypeLabels(nn.Module):
         """Clusters (N, F) features of all samples at unit norm, if there are clusters."""
         if self.clusters is not None:
             assert features is not None
-            used = features if self.whiten is None else pca_whitened(features, self.whiten)
+            used = features if self.whiten is None else pca_whiten(features, self.whiten)
             self.clusters.refresh(F.normalize(used, dim=1))
 
     def levels(self, ids: Tensor) -> Tensor:
@@ -365,7 +365,7 @@ def _in_turns(size: int, number: int, generator: torch.Generator) -> Tensor:
 
 
 @torch.no_grad()
-def pca_whitened(features: Tensor, size: int) -> Tensor:
+def pca_whiten(features: Tensor, size: int) -> Tensor:
     """(N, min(size, F)) the projections of (N, F) features on their first principal axes, each
     scaled to variance 1, or 0 where there is none."""
     centred = features.double() - features.double().mean(0)

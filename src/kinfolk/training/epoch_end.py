@@ -25,7 +25,7 @@ from torch import Tensor
 from kinfolk import distributed
 from kinfolk.clustering.hierarchy import OnlineHierarchy
 from kinfolk.clustering.labels import PseudoLabels
-from kinfolk.data.images import ImageData, Returning
+from kinfolk.data.images import HostWriter, ImageData
 from kinfolk.data.labels import TEST_SPLITS, VALIDATION_SPLITS
 from kinfolk.data.sample_table import samples_digest
 from kinfolk.data.text import NumberedTexts
@@ -289,7 +289,7 @@ class Refresh(pl.Callback):
         self.data = data
         self.seconds: float | None = None
         self.collected: Collected | None = None
-        self._returning = Returning(self._collect)
+        self._returning = HostWriter(self._collect)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, *_: Any
