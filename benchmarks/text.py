@@ -142,17 +142,22 @@ def make_detector(
 
 def encode_by_length(model: Any, parts: int = 5) -> Any:
     """The model, which encodes the texts of a batch in `parts` of similar length: the same
-    embeddings up to rounding, with less padding. All rows of the contest train with it."""
-    plain = model.forward
+    embeddings up to rounding, with less padding. Words are looked up once per batch, because every
+    look-up costs a dense gradient of all words. All rows of the contest train with it."""
+    plain, words = model.forward, model[0].auto_model.embeddings.word_embeddings
+    tables = [words.weight]  # the last one: of the words of the batch
+    words.forward = lambda ids: F.embedding(ids, tables[-1])
 
     def forward(features: dict[str, Any], **given: Any) -> dict[str, Any]:
         mask = features["attention_mask"]
         if len(mask) < 2 * parts:
             found: dict[str, Any] = plain(features, **given)
             return found
+        features = {**features}
+        used, features["input_ids"] = features["input_ids"].unique(return_inverse=True)
+        tables.append(F.embedding(used, words.weight))
         lengths = mask.sum(1)
-        order = lengths.argsort()
-        embeddings = list[Tensor]()
+        order, embeddings = lengths.argsort(), list[Tensor]()
         for rows in order.chunk(parts):
             longest = int(lengths[rows].max())
             part = {
@@ -160,6 +165,7 @@ def encode_by_length(model: Any, parts: int = 5) -> Any:
                 for name, value in features.items()
             }
             embeddings.append(plain(part, **given)["sentence_embedding"])
+        tables.pop()
         return {**features, "sentence_embedding": torch.cat(embeddings)[order.argsort()]}
 
     model.forward = forward
