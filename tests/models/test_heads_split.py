@@ -88,14 +88,9 @@ def test_towers_of_the_user_s_own_are_filled(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(
-        UsageError,
-        match=r"`in_channels` are options of .*, not of 'torchvision/resnet18'",
-    ):
+    with pytest.raises(UsageError, match="'torchvision/resnet18' takes images of 3 channels"):
         build_encoder("torchvision/resnet18", in_channels=1)
-    with pytest.raises(
-        UsageError, match=r"`in_channels` are options of .*, not of 'timm/resnet18'"
-    ):
+    with pytest.raises(UsageError, match="'timm/resnet18' takes images of 3 channels, not of 2"):
         build_encoder("timm/resnet18", in_channels=2)
     with pytest.raises(ValueError, match=r"`in_channels` \(=0\) must be at least 1"):
         build_encoder("resnet10", in_channels=0)

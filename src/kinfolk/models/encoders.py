@@ -209,10 +209,15 @@ def build_encoder(
     """
     package, slash, model = name.partition("/")
     if slash and package in PACKAGES:
-        if width is not None or zero_init_residual or in_channels != 3:
+        if in_channels != 3:
             raise UsageError(
-                "`width`, `zero_init_residual` and `in_channels` are options of"
-                f" {', '.join(ENCODERS)}, not of {name!r}."
+                f"{name!r} takes images of 3 channels, not of {in_channels}; choose one of"
+                f" {', '.join(ENCODERS)}."
+            )
+        if width is not None or zero_init_residual:
+            raise UsageError(
+                f"`width` and `zero_init_residual` are options of {', '.join(ENCODERS)}, not of"
+                f" {name!r}."
             )
         adapted = PACKAGES[package](model, pretrained)
         adapted.config = {"name": name}
