@@ -41,7 +41,8 @@ compile() { measure compile $(sizes "--batch 16" "--batch 1024"); }
 table() { measure table $(sizes "--batches 16 --repeats 1" "--batches 1024,4096,16384"); }
 # shellcheck disable=SC2046
 resume() {
-  measure resume "$work" $(sizes "--epochs 2 --set model.width=4 --set views.size=8 --set knn.every=0 --set snapshots.epochs=0" "--epochs 20")
+  small="--set model.width=4 --set views.size=8 --set knn.every=0 --set snapshots.epochs=0"
+  measure resume "$work" $(sizes "--epochs 2 $small" "--epochs 20")
 }
 
 titles="suite:The test suite
@@ -55,7 +56,8 @@ page() { # written anew after each check, so that it is complete whenever the sc
 }
 run() { # name, title
   begun=$(date +%s)
-  if "$1" >"$work/$1.md" 2>"$work/$1.err"; then verdict="passed"; else verdict="**FAILED**"; failed=1; fi
+  verdict="passed"
+  "$1" >"$work/$1.md" 2>"$work/$1.err" || { verdict="**FAILED**"; failed=1; }
   printf '| %s | %s | %s |\n' "$2" "$verdict" "$(($(date +%s) - begun))" >>"$work/summary.md"
   {
     printf '\n## %s\n\n' "$2"

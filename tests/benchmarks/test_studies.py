@@ -4,6 +4,7 @@ each."""
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
@@ -218,8 +219,9 @@ def test_the_settings_of_the_readmes_table_are_a_recipe(dataset: str) -> None:
         change.pop(part)
     method = {"method": "simclr+guide:attract"}
     expected = assemble(None, "simclr-cpu", method, study.settings(change))
-    lines = recipe_path("simclr-guide-gain").read_text(encoding="utf-8").splitlines()
-    named = {line.split()[1].lower().replace("-", ""): line for line in lines if "# " in line[:3]}
+    header = recipe_path("simclr-guide-gain").read_text(encoding="utf-8").partition("\n\n")[0]
+    lines = re.sub(r"\n# {5,}", " ", header).splitlines()  # an entry may have several lines
+    named = {line.split()[1].lower().replace("-", ""): line for line in lines if "--" in line}
     words = shlex.split(named[dataset])[2:] if dataset != "gtsrb" else []
     flags = {"--epochs": "epochs", "--batch-size": "batch_size", "--image-size": "views.size"}
     flags["--temperature"] = "framework.temperature"
