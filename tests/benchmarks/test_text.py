@@ -36,17 +36,32 @@ def cells(table: str, name: str) -> list[str]:
     return [cell.strip() for cell in line.split("|")[1:-1]]
 
 
-def test_a_full_table_says_whether_the_goal_is_reached(tmp_path: Path) -> None:
+def test_a_full_table_compares_with_the_plain_loss_gist_and_the_oracle(tmp_path: Path) -> None:
     write(tmp_path, dict.fromkeys(MEANS, 5))
+    rounds = [{"mnrl": 2.0, "guide": 3.0}, {"mnrl": 2.0, "guide": 5.0}, {"mnrl": 4.0, "guide": 6.0}]
+    (tmp_path / "times.json").write_text(json.dumps({"rounds": rounds}), encoding="utf-8")
     found = contest.tables(STUDY, tmp_path)
     assert set(found) == {"banking77"}
     row = cells(found["banking77"], "guide")
-    assert row[5].startswith("76.")
-    assert row[6] in ("59%", "60%", "61%")
-    assert row[7:9] == ["< 0.001", "< 0.001"]
-    assert row[10:] == ["0.010, 0.500, 0.400", "margin 0.05", "12", "5 of 5"]
-    assert "mAP: `guide` gains" in found["banking77"]
-    assert found["banking77"].count("The goal is reached") == 2
+    assert row[4].startswith("76.")
+    assert row[5:7] == ["+6.0 (p < 0.001)", "+3.0 (p < 0.001)"]
+    assert row[8:] == ["0.010, 0.500, 0.400", "margin 0.05", "1.50", "5 of 5"]
+    summary = found["banking77"].splitlines()[-1]
+    assert "mAP: `oracle` gains +10.0 (p < 0.001), and `guide`, the best without labels" in summary
+    assert "60% of that" in summary
+
+
+def test_the_share_of_the_oracle_is_shown_only_where_the_oracle_gains(tmp_path: Path) -> None:
+    write(tmp_path, {"plain": 4, "guide": 4})
+    for seed, gain in enumerate((1.0, -1.0, 1.0, -0.9)):
+        plain = contest.record_path(tmp_path, "final", "banking77", "plain", seed, {})
+        record = json.loads(plain.read_text(encoding="utf-8"))
+        record = {**record, "method": "oracle", "map": record["map"] + gain}
+        path = contest.record_path(tmp_path, "final", "banking77", "oracle", seed, {})
+        path.write_text(json.dumps(record), encoding="utf-8")
+    summary = contest.tables(STUDY, tmp_path)["banking77"].splitlines()[-1]
+    assert "`guide`, the best without labels, +6.0 (p < 0.001) (4 of 5 seeds)" in summary
+    assert "of that" not in summary
 
 
 def test_a_part_of_the_records_says_how_many_seeds_it_has(tmp_path: Path) -> None:
@@ -59,13 +74,12 @@ def test_a_part_of_the_records_says_how_many_seeds_it_has(tmp_path: Path) -> Non
         "2 of 5",
         "3 of 5",
     ]
-    assert cells(table, "guide")[6] in ("59%", "60%", "61%")  # and not of the means of all seeds
-    assert "2 of 5 seeds. The goal is not reached" in table  # there is no GIST to be ahead of
-    write(tmp_path, {"gist": 1})
-    assert "guide" in contest.tables(STUDY, tmp_path)["banking77"]
+    assert cells(table, "guide")[5].startswith("+6.1")  # and not of the means of all seeds
+    assert "(2 of 5 seeds)" in table
     one = tmp_path / "one"
     write(one, {"plain": 1, "glofnd": 1})
-    assert contest.tables(STUDY, one)["banking77"].endswith("No row has a gain yet.")
+    table = contest.tables(STUDY, one)["banking77"]
+    assert table.endswith("No row can be compared with `oracle` yet.")
 
 
 def test_the_page_has_a_place_for_each_table_and_the_figure_takes_the_rows(tmp_path: Path) -> None:
