@@ -31,7 +31,6 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and samples of columns so small that a few hundred samples take the way of many."""
     monkeypatch.setattr(similarities, "ROWS", 16)
     monkeypatch.setattr(similarities, "COLUMNS", 37)
-    monkeypatch.setattr(similarities, "TILE_COLUMNS", 41)
     monkeypatch.setattr(similarities, "SAMPLED", 64)
 
 
@@ -64,7 +63,7 @@ def test_equals_the_slow_loops(num: int, alpha: float) -> None:
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("alpha", [0.005, 0.05, 0.4])
-def test_brackets_tiles_and_threads_change_nothing(alpha: float, workers: int) -> None:
+def test_floors_blocks_and_threads_change_nothing(alpha: float, workers: int) -> None:
     x, labels = clustered(333, seed=1)
     found = kf.audit(x, alpha, labels, pairs=7, workers=workers)
     unit = x / np.linalg.norm(x, axis=1, keepdims=True)

@@ -72,5 +72,3 @@ def test_lists_that_do_not_fit(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(UsageError, match=message):
             read_subset(path, KEYS)
-    with pytest.raises(UsageError, match="there is no list"):
-        read_subset(tmp_path / "none.txt", KEYS)

@@ -55,15 +55,6 @@ def test_embeddings_that_are_all_alike_come_to_chance() -> None:
     assert found.mean == pytest.approx(0.8 / 3)
 
 
-@pytest.mark.parametrize(
-    ("owners", "match"),
-    [([0], "one entry per row"), ([0, 2], "row numbers of"), ([0, 0], "every image")],
-)
-def test_wrong_owners_are_refused_with_name_value_and_rule(owners: list[int], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        retrieval(torch.eye(2), torch.eye(2), torch.tensor(owners))
-
-
 def test_embeddings_that_are_not_finite_find_nothing() -> None:
     with pytest.raises(KinfolkError, match="not finite"):
         retrieval(torch.full((2, 2), torch.nan), torch.eye(2), torch.arange(2))

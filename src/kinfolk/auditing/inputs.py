@@ -98,6 +98,7 @@ def read_input(
     path, data = Path(given), str(given)
     is_run = (path / "config.yaml").is_file() and not as_images
     is_file = path.suffix.lower() in SUFFIXES and encoder is None and not as_images
+    is_file = is_file and not _has_text_pairs(path)
     if images is not None and (not is_file or path.is_dir()):
         what = "a run, which has its own images" if is_run else "a folder of images"
         raise UsageError(f"`{data}` is {what}; leave out --images")
@@ -111,14 +112,13 @@ def read_input(
     elif encoder is not None and encoder.startswith("st/"):
         found = _embed_texts(data, encoder, progress)
     else:
-        if encoder is None:
-            _require_encoder_for_texts(path, "--guide" if as_images else "--encoder")
         if is_file or (not path.exists() and data != "digits" and not as_images):
             found = _open_features(path, key)
             if images is not None:
                 found = _add_images(found, key, images, **options)
         else:
-            found = _embed_images(data, encoder, **options)
+            option = "--guide" if as_images else "--encoder"
+            found = _embed_images(data, encoder, option, **options)
     if keys is not None:
         names = read_column(keys, "--keys", KEY_COLUMNS).values
         found = replace(found, keys=[str(name) for name in names])
@@ -139,42 +139,41 @@ def read_input(
 
 
 def _open_features(path: Path, key: str | None) -> AuditInput:
-    """Features from a file, with keys, labels and origin as `kinfolk embed` recorded them."""
-    suffix = path.suffix.lower()
-    table = path if suffix in TABLES else path.with_suffix(".parquet") if suffix == ".npy" else None
-    found = AuditInput(path)
-    if table is not None and table.is_file():
-        # pyarrow's errors are of these kinds
-        with contextlib.suppress(KinfolkError, OSError, ValueError):
-            found = _read_table(path, table)
-        keys = found.keys
-        unusable = keys is None or len(set(keys)) < len(keys)
-        if unusable or (table != path and found.num_rows(None) != AuditInput(path).num_rows(key)):
-            found = replace(found, keys=None, labels=None)
+    """Features from a file, with keys, labels and origin as `kinfolk embed` recorded them in a
+    table."""
+    suffix, table = path.suffix.lower(), path.with_suffix(".parquet")
     guide = str(path) if suffix in GUIDES else None
-    return replace(found, origin=replace(found.origin, guide=guide))
+    found = AuditInput(path, origin=replace(UNKNOWN, guide=guide))
+    if suffix not in (".npy", ".parquet") or not table.is_file():
+        return found
+    import pyarrow.parquet as pq
 
-
-def _read_table(features: Path, path: Path) -> AuditInput:
-    """Keys, labels and origin of features in a table; each may be unknown."""
-    from kinfolk.data.labels import read_columns
-
-    origin = UNKNOWN
-    if path.suffix.lower() == ".parquet":
-        import pyarrow.parquet as pq
-
-        schema = pq.read_schema(path)
+    columns: dict[str, list[Any]] = {}
+    with contextlib.suppress(OSError, ValueError):  # pyarrow's errors are of these kinds
+        schema = pq.read_schema(table)
         names = [name for name in (*KEY_COLUMNS, *LABEL_COLUMNS) if name in schema.names]
-        table = pq.read_table(path, columns=names, partitioning=None).to_pydict()
+        columns = pq.read_table(table, columns=names, partitioning=None).to_pydict()
         with contextlib.suppress(KeyError, TypeError, ValueError):  # not written by `embed`
             origin = Provenance(**json.loads((schema.metadata or {})[ORIGIN.encode()]))
-    else:
-        table = read_columns(path)
-    keys = next(([str(key) for key in table[name]] for name in KEY_COLUMNS if name in table), None)
-    labels = next((table[name] for name in LABEL_COLUMNS if name in table), None)
-    if labels is not None and all(label is None or label == "" for label in labels):
-        labels = None
-    return AuditInput(features, labels, keys, origin=origin)
+            found = replace(found, origin=replace(origin, guide=guide))
+    keys = next(([str(key) for key in columns[name]] for name in KEY_COLUMNS if name in columns), [])
+    if not keys or len(set(keys)) < len(keys) or len(keys) != found.num_rows(key):
+        return found
+    labels = next((columns[name] for name in LABEL_COLUMNS if name in columns), [])
+    has_labels = any(label not in (None, "") for label in labels)
+    return replace(found, keys=keys, labels=labels if has_labels else None)
+
+
+def _has_text_pairs(path: Path) -> bool:
+    """Whether a file is a Parquet table of text pairs, whose scores are no features."""
+    if path.suffix.lower() == ".parquet" and path.is_file():
+        import pyarrow.parquet as pq
+
+        from kinfolk.data.text import text_columns
+
+        with contextlib.suppress(OSError, ValueError):
+            return text_columns(pq.read_schema(path).names) is not None
+    return False
 
 
 def _add_images(
@@ -293,7 +292,7 @@ def rows_by_image(keys: Sequence[str]) -> list[list[int]]:
 
 
 def _embed_images(
-    data: str, encoder: str | None, labels_from_folders: bool, **options: Any
+    data: str, encoder: str | None, option: str, labels_from_folders: bool, **options: Any
 ) -> AuditInput:
     """Embeds images as `kinfolk train --guide` does."""
     from kinfolk.data.open_source import open_source
@@ -305,6 +304,11 @@ def _embed_images(
     if encoder != PATCHES and not ("/" in encoder and encoder.partition("/")[0] in PACKAGES):
         return _embed_by_run(encoder, data, labels_from_folders, **options)
     source = open_source(data, labels_from_folders=labels_from_folders)
+    if source.has_texts:
+        raise UsageError(
+            f"`{data}` is a table of text pairs; embed them by a run ({option} RUN) or a model of"
+            f" sentence-transformers ({option} st/NAME)"
+        )
     images = prepare(source, image_size=PIXELS if encoder == PATCHES else 256, **options)
     if images.num_train < 2:
         raise UsageError(
@@ -386,34 +390,18 @@ def _from_texts(
     )
 
 
-def _require_encoder_for_texts(path: Path, option: str) -> None:
-    """Refuses a table of texts without an encoder, which would be read as features."""
-    if path.suffix.lower() in TABLES and path.is_file():
-        from kinfolk.data.labels import read_columns
-        from kinfolk.data.text import text_columns
-
-        names: list[str] = []
-        with contextlib.suppress(KinfolkError):
-            names = list(read_columns(path))
-        if text_columns(names) is not None:
-            raise UsageError(
-                f"`{path}` is a table of text pairs; embed them by a run ({option} RUN) or a model"
-                f" of sentence-transformers ({option} st/NAME)"
-            )
-
-
 # ---- labels, keys and texts from files
 
 
 @dataclass(frozen=True)
 class KeyedColumn:
-    """Values read from a file, with the keys or the numbers of their samples, if it has any."""
+    """Values read from a file, with the keys of their samples, if it has any: the column `id` has
+    the numbers of the samples."""
 
     path: Path
     values: list[Any]
     key_column: str | None = None
     keys: list[str] | None = None
-    ids: list[int] | None = None
 
 
 def read_column(
@@ -452,30 +440,29 @@ def _choose_column(path: Path, table: dict[str, list[Any]], names: Sequence[str]
         )
     others = () if names is KEY_COLUMNS else KEY_COLUMNS
     key_column = next((key for key in others if key in table and key != name), None)
-    keys = None if key_column is None else [str(key) for key in table[key_column]]
-    if keys is not None and len(set(keys)) < len(keys):
+    if key_column is None and set(map(str, table.get("id", ()))) == {*map(str, range(len(table[name])))}:
+        key_column = "id"
+    if key_column is None:
+        return KeyedColumn(path, table[name])
+    keys = [str(key) for key in table[key_column]]
+    if len(set(keys)) < len(keys):
         twice = Counter(keys).most_common(1)[0][0]
         raise UsageError(
             f"the column `{key_column}` of `{path}` names {short(twice)} more than once; each"
             " sample must have one row"
         )
-    try:
-        ids = [int(value) for value in table["id"]]
-    except (KeyError, TypeError, ValueError):
-        ids = None
-    return KeyedColumn(path, table[name], key_column, keys, ids)
+    return KeyedColumn(path, table[name], key_column, keys)
 
 
 def align(column: KeyedColumn, keys: Sequence[str] | None, num_samples: int) -> list[Any]:
     """(N,) the values in the order of the samples (`keys`), by key where both have keys, otherwise
     by row; None for samples that the file does not name."""
+    if column.keys is None:
+        return column.values
     name = f"`{column.path}`"
-    if column.keys is None or keys is None:
-        if column.ids is not None and sorted(column.ids) == list(range(num_samples)):
-            by_id = dict(zip(column.ids, column.values, strict=True))
-            return [by_id[sample] for sample in range(num_samples)]
-        if column.keys is None:
-            return column.values
+    if column.key_column == "id":
+        keys = [str(sample) for sample in range(num_samples)]
+    if keys is None:
         raise UsageError(
             f"{name} names its samples in the column `{column.key_column}`, but the features have"
             " no keys to match them with; give the keys of the rows with --keys or --images, or"

@@ -33,11 +33,11 @@ from numpy.typing import NDArray
 from kinfolk.errors import show_progress
 from kinfolk.features import Features, Floats, Ints
 
-ROWS, TILE_COLUMNS, COLUMNS = 512, 4096, 1 << 14
-"""Rows of a block, and columns of a tile and of a product."""
+ROWS, COLUMNS = 512, 1 << 14
+"""Rows of a block, and columns of a product."""
 SAMPLED = 2048
 """Columns from which the lower bound of a row is estimated."""
-_BLOCK_ELEMENTS = 1 << 23
+_BLOCK_ELEMENTS = 1 << 25
 NAN = float("nan")
 
 
@@ -69,7 +69,7 @@ def full_rows(
         for first in range(0, num, COLUMNS):
             last = min(num, first + COLUMNS)
             sim[:, first:last] = rows @ torch.from_numpy(features.rows(first, last)).T
-        sim_RN: Floats = sim.clamp_(-1, 1).numpy()
+        sim_RN: Floats = sim.numpy()
         sim_RN[np.arange(len(ids_R)), ids_R] = -np.inf
         yield ids_R, sim_RN
 
@@ -77,49 +77,12 @@ def full_rows(
 # ---- all pairs
 
 
-class Selection(NamedTuple):
-    """Results for the rows `ids_R`; `row_P`, `kin_P` are the row and id of each flagged pair."""
-
-    ids_R: Ints
-    threshold_R: Floats
-    near_RK: Ints
-    near_sim_RK: Floats
-    flagged_R: Ints
-    row_P: Ints
-    kin_P: Ints
-
-
-def select(ids_R: Ints, sim_RS: Floats, id_RS: Ints | None, k: int, nearest: int) -> Selection:
-    """Threshold (the (k + 1)-th largest similarity), neighbours (ties by id) and pairs of each row,
-    which must contain its largest similarities. `id_RS`: None if the columns are all samples."""
-    width = sim_RS.shape[1]
-    threshold_R = np.partition(sim_RS, width - 1 - k, axis=1)[:, width - 1 - k]
-    num = min(nearest, width)
-    place_RK = np.argpartition(sim_RS, width - num, axis=1)[:, width - num :]
-    near_RK = place_RK if id_RS is None else np.take_along_axis(id_RS, place_RK, 1)
-    near_sim_RK = np.take_along_axis(sim_RS, place_RK, 1)
-    order_RK = np.lexsort((near_RK, -near_sim_RK), axis=1)
-    near_RK = np.take_along_axis(near_RK, order_RK, 1)
-    near_sim_RK = np.take_along_axis(near_sim_RK, order_RK, 1)
-    above_RS = sim_RS > threshold_R[:, None]
-    place_P = np.flatnonzero(above_RS)
-    return Selection(
-        ids_R,
-        threshold_R,
-        np.where(np.isfinite(near_sim_RK), near_RK, -1),
-        near_sim_RK,
-        above_RS.sum(1),
-        place_P // width,
-        place_P % width if id_RS is None else id_RS.reshape(-1)[place_P],
-    )
-
-
 class AllPairs:
-    """Results for all samples, filled in block by block.
+    """Results for all samples, filled in row by row.
 
     Attributes:
         threshold_N: (1 − α) quantile of each sample's N − 1 similarities.
-        near_NK, near_sim_NK: nearest neighbours, closest first; −1 and −inf where there are fewer.
+        near_NK, near_sim_NK: nearest neighbours, closest first.
         flagged_N: number of similarities above the threshold.
         occurrence_N: number of other samples that flag this one.
         num_known, hits: flagged pairs with two known labels, and with equal labels.
@@ -127,101 +90,10 @@ class AllPairs:
 
     def __init__(self, num_samples: int, nearest: int) -> None:
         self.threshold_N = np.zeros(num_samples, np.float32)
-        self.near_NK = np.full((num_samples, nearest), -1, np.int64)
-        self.near_sim_NK = np.full((num_samples, nearest), -np.inf, np.float32)
+        self.near_NK = np.zeros((num_samples, nearest), np.int64)
+        self.near_sim_NK = np.zeros((num_samples, nearest), np.float32)
         self.flagged_N, self.occurrence_N = np.zeros((2, num_samples), np.int64)
         self.num_known = self.hits = 0
-
-    def write(self, found: Selection, labels_N: Ints | None) -> None:
-        ids_R, num = found.ids_R, found.near_RK.shape[1]
-        self.threshold_N[ids_R] = found.threshold_R
-        self.near_NK[ids_R, :num] = found.near_RK
-        self.near_sim_NK[ids_R, :num] = found.near_sim_RK
-        self.flagged_N[ids_R] = found.flagged_R
-        self.occurrence_N += np.bincount(found.kin_P, minlength=len(self.occurrence_N))
-        if labels_N is not None:
-            one, other = labels_N[ids_R][found.row_P], labels_N[found.kin_P]
-            known = (one >= 0) & (other >= 0)
-            self.num_known += int(known.sum())
-            self.hits += int((known & (one == other)).sum())
-
-
-class _BlockSearch:
-    """Computes the results of one block of rows; several threads share one instance."""
-
-    def __init__(self, features: Features, k: int, nearest: int) -> None:
-        self.features, self.k, self.nearest = features, k, nearest
-        self.columns_M = column_sample(len(features), SAMPLED)
-        self.columns_DM = torch.from_numpy(features.take(self.columns_M)).T
-        expected = max(k + 1, nearest) / (len(features) - 1) * len(self.columns_M)
-        self.rank = math.ceil(expected + 4 * math.sqrt(expected) + 4)
-
-    def block(self, start: int) -> list[Selection]:
-        """Results of the rows from `start` on, in parts."""
-        stop, num_sampled = min(start + ROWS, len(self.features)), len(self.columns_M)
-        ids_R, rows_RD = np.arange(start, stop), self.features.rows(start, stop)
-        if self.rank >= num_sampled or num_sampled == len(self.features):
-            return self._in_full(ids_R)
-        sim_RM: Floats = (torch.from_numpy(rows_RD) @ self.columns_DM).numpy()
-        sim_RM[ids_R[:, None] == self.columns_M] = -np.inf
-        place = num_sampled - self.rank
-        floor_R = np.partition(sim_RM, place, axis=1)[:, place]
-        found = self._values_above(start, rows_RD, np.nextafter(floor_R, np.float32(-np.inf)))
-        if found is None:
-            return self._in_full(ids_R)
-        sim_RS, id_RS, count_R = pad(*found, len(ids_R))
-        enough_R = count_R >= max(self.k + 1, self.nearest)
-        parts = self._in_full(ids_R[~enough_R])
-        if enough_R.any():
-            kept = ids_R[enough_R], sim_RS[enough_R], id_RS[enough_R]
-            parts.append(select(*kept, self.k, self.nearest))
-        return parts
-
-    def _values_above(
-        self, start: int, rows_RD: Floats, floor_R: Floats
-    ) -> tuple[Ints, Ints, Floats] | None:
-        """(P,), (P,), (P,) row, id and similarity of all values above the floor; None where there
-        are too many to keep."""
-        num_rows, total = len(rows_RD), len(self.features)
-        most = 6 * self.rank * (total // len(self.columns_M) + 1) * num_rows
-        rows, number = torch.from_numpy(rows_RD), 0
-        row_P, id_P, sim_P = [], [], []
-        for first in range(0, total, TILE_COLUMNS):
-            last = min(first + TILE_COLUMNS, total)
-            width = last - first
-            if first == 0 or width < TILE_COLUMNS:
-                tile, mask = torch.empty(num_rows, width), np.empty((num_rows, width), np.bool_)
-            torch.mm(rows, torch.from_numpy(self.features.rows(first, last)).T, out=tile)
-            sim_RC: Floats = tile.numpy()
-            same = np.arange(max(start, first), min(start + num_rows, last))
-            sim_RC[same - start, same - first] = -np.inf
-            place = np.flatnonzero(np.greater(sim_RC, floor_R[:, None], out=mask))
-            number += len(place)
-            if number > most:
-                return None
-            row_P.append(place // width)
-            id_P.append(place % width + first)
-            sim_P.append(sim_RC.reshape(-1)[place])
-        sims = np.minimum(np.concatenate(sim_P), np.float32(1))
-        return np.concatenate(row_P), np.concatenate(id_P), sims
-
-    def _in_full(self, ids_R: Ints) -> list[Selection]:
-        rows = full_rows(self.features, ids_R)
-        return [select(ids, sim_RN, None, self.k, self.nearest) for ids, sim_RN in rows]
-
-
-def pad(row_P: Ints, id_P: Ints, sim_P: Floats, num_rows: int) -> tuple[Floats, Ints, Ints]:
-    """(R, S), (R, S), (R,): the kept values as a matrix padded with −inf, their ids, and the number
-    in each row."""
-    count_R = np.bincount(row_P, minlength=num_rows)
-    order_P = np.argsort(row_P, kind="stable")
-    row_P = row_P[order_P]
-    start_R, width = count_R.cumsum() - count_R, int(count_R.max(initial=1))
-    place_P = row_P, np.arange(len(row_P)) - start_R[row_P]
-    sim_RS = np.full((num_rows, width), -np.inf, dtype=np.float32)
-    id_RS = np.full((num_rows, width), -1, dtype=np.int64)
-    sim_RS[place_P], id_RS[place_P] = sim_P[order_P], id_P[order_P]
-    return sim_RS, id_RS, count_R
 
 
 def compare_all(
@@ -238,13 +110,37 @@ def compare_all(
     num, before, lock = len(features), torch.get_num_threads(), Lock()
     nearest, k = min(nearest, num - 1), num_kin(alpha, num - 1)
     found, starts = AllPairs(num, nearest), range(0, num, ROWS)
-    search = _BlockSearch(features, k, nearest)
+    least, sample_M = max(k + 1, nearest), column_sample(num, SAMPLED)
+    expected = least / (num - 1) * len(sample_M)
+    rank = min(len(sample_M), math.ceil(expected + 4 * math.sqrt(expected) + 4))
 
     def compare(start: int) -> None:
-        parts = search.block(start)
-        with lock:
-            for part in parts:
-                found.write(part, labels_N)
+        ids_A = np.arange(start, min(start + ROWS, num))
+        for ids_R, sim_RN in full_rows(features, ids_A):
+            floor_R = _largest(sim_RN[:, sample_M], rank)
+            kin = [row(*each) for each in zip(ids_R, sim_RN, floor_R, strict=True)]
+            kin_P = np.concatenate(kin)
+            with lock:
+                found.occurrence_N += np.bincount(kin_P, minlength=num)
+                if labels_N is not None:
+                    anchor_P = np.repeat(labels_N[ids_R], found.flagged_N[ids_R])
+                    known_P = (anchor_P >= 0) & (labels_N[kin_P] >= 0)
+                    found.num_known += int(known_P.sum())
+                    found.hits += int((known_P & (anchor_P == labels_N[kin_P])).sum())
+
+    def row(sample: int, sim_N: Floats, floor: float) -> Ints:
+        """Fills in the results of one sample; returns the ids that it flags."""
+        kept_S = np.flatnonzero(sim_N >= floor)
+        if len(kept_S) < least:  # the floor is an estimate
+            kept_S = np.arange(num)
+        sim_S = sim_N[kept_S].clip(-1, 1)
+        closest = np.flatnonzero(sim_S >= _largest(sim_S, nearest))
+        closest = closest[np.argsort(-sim_S[closest], kind="stable")][:nearest]
+        found.near_NK[sample], found.near_sim_NK[sample] = kept_S[closest], sim_S[closest]
+        threshold = found.threshold_N[sample] = _largest(sim_S, k + 1)
+        kin: Ints = kept_S[sim_S > threshold]
+        found.flagged_N[sample] = len(kin)
+        return kin
 
     threads = min(workers or before, len(starts))
     try:
@@ -255,6 +151,12 @@ def compare_all(
     finally:
         torch.set_num_threads(before)  # new threads take the number that was set last on any thread
     return found
+
+
+def _largest(values: Floats, rank: int) -> Any:
+    """The value of a rank along the last axis; 1 is the largest."""
+    place = values.shape[-1] - rank
+    return np.partition(values, place)[..., place]
 
 
 # ---- precision and recall along α

@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -108,121 +109,116 @@ class LabelCheck:
 
 def check_labels(features: Features, labels_N: Ints | None, near_NK: Ints) -> LabelCheck:
     """Checks the labels of all classes with at least `FEWEST` samples; −1 is unknown."""
-    nothing = LabelCheck(np.empty(0, dtype=MISLABEL))
-    if labels_N is None:
-        return nothing
-    sizes = np.bincount(labels_N[labels_N >= 0])
+    known = np.empty(0, np.int64) if labels_N is None else labels_N[labels_N >= 0]
+    sizes = np.bincount(known)
     classes_C = np.flatnonzero(sizes >= FEWEST)
-    if len(classes_C) < 2:
-        return nothing
+    if labels_N is None or len(classes_C) < 2:
+        return LabelCheck(np.empty(0, dtype=MISLABEL))
     place = np.full(len(sizes), -1)
     place[classes_C] = np.arange(len(classes_C))
-    class_N = np.where(labels_N >= 0, place[labels_N], -1)
-    ids = np.flatnonzero(class_N >= 0)
-    model = _fit(features, class_N, ids, near_NK)
+    model = _Classifier(features, np.where(labels_N >= 0, place[labels_N], -1), near_NK)
+    model.fit()
     # what would be found of 1 % of errors, where there are none
-    random, assumed = model.noise / len(classes_C), max(model.noise, 0.01) / len(classes_C)
+    noise, assumed = model.noise, max(model.noise, 0.01)
     suggested, probability, right, caught = [], [], 0, 0.0
-    for start in range(0, len(ids), _ROWS):
-        part = ids[start : start + _ROWS]
-        label_R, row_R, q_RC = class_N[part], np.arange(len(part)), model.probabilities(part)
-        best_R = q_RC.argmax(1)
-        sure_R = q_RC[row_R, best_R]
-        wrong_R = random / (random + (1 - model.noise) * q_RC[row_R, label_R] + 1e-12)
-        suggested.append(best_R)
+    for part in model.parts():
+        label_R, q_RC = model.class_N[part], model.probabilities(part)
+        best_R, q_R = q_RC.argmax(1), np.take_along_axis(q_RC, label_R[:, None], 1)[:, 0]
+        sure_R, random = q_RC.max(1), noise / len(classes_C)
+        wrong_R = random / (random + (1 - noise) * q_R + 1e-12)
+        suggested.append(classes_C[best_R])
         probability.append(np.where(best_R == label_R, 0, wrong_R * sure_R))
         right += int((best_R == label_R).sum())
-        wrong_RC = assumed / (assumed + (1 - max(model.noise, 0.01)) * q_RC)
+        random = assumed / len(classes_C)
+        wrong_RC = random / (random + (1 - assumed) * q_RC)
         caught += float((wrong_RC * sure_R[:, None] >= CERTAIN).mean(1).sum())
-    probability_N, suggested_N = np.concatenate(probability), classes_C[np.concatenate(suggested)]
-    recall = caught / len(ids)
+    ids, probability_N, recall = model.ids, np.concatenate(probability), caught / len(model.ids)
     order = np.argsort(-probability_N, kind="stable")
     listed = order[probability_N[order] >= CERTAIN] if recall >= LEAST_RECALL else order[:0]
     found = np.empty(len(listed), dtype=MISLABEL)
     found["sample"], found["label"] = ids[listed], labels_N[ids[listed]]
-    found["suggested"], found["probability"] = suggested_N[listed], probability_N[listed]
-    return LabelCheck(found, right / len(ids), model.noise, recall, len(ids))
+    found["suggested"] = np.concatenate(suggested)[listed]
+    found["probability"] = probability_N[listed]
+    return LabelCheck(found, right / len(ids), noise, recall, len(ids))
 
 
-@dataclass
 class _Classifier:
-    """Leave-one-out scores of ridge regression and neighbours, and the weights that add them."""
+    """Ridge regression on the principal components and votes of the nearest neighbours, both
+    without the sample itself; `class_N` is −1 for samples that are not checked."""
 
-    features: Features
-    class_N: Ints
-    near_NK: Ints
-    mean_F: Floats
-    components_DF: Floats
-    scale_F: Matrix
-    sums_FC: Matrix
-    prior_C: Matrix
-    weights: tuple[float, float] = (1.0, 1.0)
-    noise: float = 0.0
+    def __init__(self, features: Features, class_N: Ints, near_NK: Ints) -> None:
+        self.features, self.class_N, self.near_NK = features, class_N, near_NK
+        self.ids = np.flatnonzero(class_N >= 0)
+        self.prior_C = np.bincount(class_N[self.ids]).astype(np.float64)
+        mean_D, cov_DD = np.zeros(features.dim), np.zeros((features.dim, features.dim))
+        for part in self.parts():
+            rows_RD = features.take(part)
+            mean_D += rows_RD.sum(0, dtype=np.float64) / len(self.ids)
+            cov_DD += (rows_RD.T @ rows_RD).astype(np.float64) / len(self.ids)
+        value_D, vector_DD = np.linalg.eigh(cov_DD - np.outer(mean_D, mean_D))
+        self.variance_F = value_D[::-1][:_COMPONENTS].clip(min=0)
+        self.components_DF = vector_DD[:, ::-1][:, :_COMPONENTS].astype(np.float32)
+        self.mean_F = (mean_D @ self.components_DF).astype(np.float32)
+        self.sums_CF = np.zeros((len(self.prior_C), len(self.variance_F)))
+        for part in self.parts():
+            np.add.at(self.sums_CF, class_N[part], self._components(part))
 
-    def scores(self, ids_R: Ints) -> tuple[Matrix, Matrix]:
-        """(R, C), (R, C) scores of the regression without the sample, and votes of the
-        neighbours."""
-        z_RF = (self.features.take(ids_R) @ self.components_DF - self.mean_F).astype(np.float64)
+    def parts(self) -> list[Ints]:
+        """The ids of the checked samples in blocks."""
+        return [self.ids[start : start + _ROWS] for start in range(0, len(self.ids), _ROWS)]
+
+    def _components(self, ids_R: Ints) -> Floats:
+        return self.features.take(ids_R) @ self.components_DF - self.mean_F
+
+    def fit(self) -> None:
+        """Chooses regularisation, weights and noise with the highest likelihood."""
+        from scipy.optimize import minimize
+        from scipy.special import expit, softmax
+
+        order = np.random.default_rng(0).permutation(len(self.ids))
+        chosen = self.ids[np.sort(order[:_FITTED])]
+        label, row = self.class_N[chosen], np.arange(len(chosen))
+
+        def negative_log_likelihood(point: Matrix, ridge: Matrix, votes: Matrix) -> float:
+            q = softmax(np.exp(point[0]) * ridge + np.exp(point[1]) * votes, 1)[row, label]
+            noise = MOST_NOISE * expit(point[2])
+            return -float(np.log((1 - noise) * q + noise / len(self.prior_C) + 1e-300).mean())
+
+        lowest = np.inf
+        for regularisation in _REGULARISATIONS:
+            found = minimize(
+                negative_log_likelihood,
+                (2.0, 0.0, -1.5),
+                self.scores(chosen, regularisation),
+                method="Nelder-Mead",
+                options={"maxiter": 150},
+            )
+            if found.fun < lowest:
+                lowest, self.regularisation = found.fun, regularisation
+                self.weights, self.noise = np.exp(found.x[:2]), float(MOST_NOISE * expit(found.x[2]))
+
+    def scores(self, ids_R: Ints, regularisation: float) -> tuple[Matrix, Matrix]:
+        """(R, C), (R, C) scores of the regression, and votes of the neighbours."""
+        total = len(self.ids)
+        scale_F = 1 / (total * (self.variance_F + regularisation * self.variance_F.sum()))
+        z_RF = self._components(ids_R).astype(np.float64)
         label_RC = np.eye(len(self.prior_C))[self.class_N[ids_R]]
-        influence_R1 = ((z_RF**2 * self.scale_F).sum(1) + 1 / self.prior_C.sum())[:, None]
-        fitted_RC = (z_RF * self.scale_F) @ self.sums_FC + self.prior_C / self.prior_C.sum()
+        influence_R1 = ((z_RF**2 * scale_F).sum(1) + 1 / total)[:, None]
+        fitted_RC = (z_RF * scale_F) @ self.sums_CF.T + self.prior_C / total
         ridge_RC = (fitted_RC - influence_R1 * label_RC) / np.maximum(1 - influence_R1, 1e-3)
-        near_RK = self.near_NK[ids_R, :NEIGHBOURS]
-        class_RK = np.where(near_RK >= 0, self.class_N[near_RK], -1)
+        class_RK = self.class_N[self.near_NK[ids_R, :NEIGHBOURS]]
         votes_RC = np.zeros_like(ridge_RC)
         row, rank = np.nonzero(class_RK >= 0)
         np.add.at(votes_RC, (row, class_RK[row, rank]), 1 / NEIGHBOURS)
         return ridge_RC, votes_RC
 
     def probabilities(self, ids_R: Ints) -> Matrix:
+        """(R, C) q(label)."""
         from scipy.special import softmax
 
-        ridge_RC, votes_RC = self.scores(ids_R)
+        ridge_RC, votes_RC = self.scores(ids_R, self.regularisation)
         q_RC: Matrix = softmax(self.weights[0] * ridge_RC + self.weights[1] * votes_RC, 1)
         return q_RC
-
-
-def _fit(features: Features, class_N: Ints, ids: Ints, near_NK: Ints) -> _Classifier:
-    """The classifier with the regularisation, weights and noise of the highest likelihood."""
-    from scipy.optimize import minimize
-    from scipy.special import expit, softmax
-
-    mean_D, cov_DD = np.zeros(features.dim), np.zeros((features.dim, features.dim))
-    parts = [ids[start : start + _ROWS] for start in range(0, len(ids), _ROWS)]
-    for part in parts:
-        rows_RD = features.take(part)
-        mean_D += rows_RD.sum(0, dtype=np.float64) / len(ids)
-        cov_DD += (rows_RD.T @ rows_RD).astype(np.float64) / len(ids)
-    value_D, vector_DD = np.linalg.eigh(cov_DD - np.outer(mean_D, mean_D))
-    components_DF = vector_DD[:, ::-1][:, :_COMPONENTS].astype(np.float32)
-    value_F = value_D[::-1][:_COMPONENTS].clip(min=0)
-    mean_F = (mean_D @ components_DF).astype(np.float32)
-    prior_C = np.bincount(class_N[ids]).astype(np.float64)
-    sums_CF = np.zeros((len(prior_C), len(value_F)))
-    for part in parts:
-        np.add.at(sums_CF, class_N[part], features.take(part) @ components_DF - mean_F)
-    chosen = ids[np.sort(np.random.default_rng(0).permutation(len(ids))[:_FITTED])]
-    label, row = class_N[chosen], np.arange(len(chosen))
-    best, lowest = None, np.inf
-    for regularisation in _REGULARISATIONS:
-        scale_F = 1 / (len(ids) * (value_F + regularisation * value_F.sum()))
-        model = _Classifier(
-            features, class_N, near_NK, mean_F, components_DF, scale_F, sums_CF.T, prior_C
-        )
-        ridge, votes = model.scores(chosen)
-
-        def loss(point: Matrix, ridge: Matrix = ridge, votes: Matrix = votes) -> float:
-            q = softmax(np.exp(point[0]) * ridge + np.exp(point[1]) * votes, 1)[row, label]
-            noise = MOST_NOISE * expit(point[2])
-            return -float(np.log((1 - noise) * q + noise / len(prior_C) + 1e-300).mean())
-
-        found = minimize(loss, (2.0, 0.0, -1.5), method="Nelder-Mead", options={"maxiter": 150})
-        if found.fun < lowest:
-            lowest, best = found.fun, model
-            model.weights = float(np.exp(found.x[0])), float(np.exp(found.x[1]))
-            model.noise = float(MOST_NOISE * expit(found.x[2]))
-    assert best is not None
-    return best
 
 
 # ---- duplicates and hubs
@@ -251,34 +247,34 @@ def find_groups(
         nearest_N = np.where(distance_NK > _ROUNDING, distance_NK, np.inf).min(1)
         nearest_N = nearest_N[np.isfinite(nearest_N)]
         limit = max(NEAR * float(np.median(nearest_N)) if len(nearest_N) else 0.0, _ROUNDING)
-        row_M, rank_M = np.nonzero((distance_NK <= limit) & (near_NK >= 0))
+        row_M, rank_M = np.nonzero(distance_NK <= limit)
         copies_M2 = np.stack([row_M, near_NK[row_M, rank_M]], 1)
-    equal = equal_rows(features)
-    pairs = [(members[0], member) for members in equal for member in members[1:]]
-    pairs_M2 = np.concatenate([copies_M2, np.asarray(pairs, dtype=np.int64).reshape(-1, 2)])
-    graph = coo_array(
-        (np.ones(len(pairs_M2), np.int8), tuple(pairs_M2.T)), shape=(len(features),) * 2
-    )
+    first_N = first_of_equal(features)
+    ids_N = np.arange(len(features))
+    pairs_M2 = np.concatenate([copies_M2, np.stack([ids_N, first_N], 1)])
+    ones = np.ones(len(pairs_M2), np.int8)
+    graph = coo_array((ones, tuple(pairs_M2.T)), shape=(len(features),) * 2)
     component_N = connected_components(graph, directed=False)[1]
-    groups = defaultdict(list)
-    for sample in np.flatnonzero(np.bincount(component_N)[component_N] > 1).tolist():
+    grouped = np.flatnonzero(np.bincount(component_N)[component_N] > 1)
+    groups = defaultdict[int, list[int]](list)
+    for sample in grouped.tolist():
         groups[int(component_N[sample])].append(sample)
-    whole = {tuple(members) for members in equal}
     rows = []
     for group, members in enumerate(sorted(groups.values(), key=len, reverse=True)):
-        kind = "duplicate" if tuple(members) in whole else "near-duplicate"
+        kind = "duplicate" if len(set(first_N[members])) == 1 else "near-duplicate"
         rows += [(group, sample, kind) for sample in members]
     return np.array(rows, dtype=GROUP)
 
 
-def equal_rows(features: Features) -> list[list[int]]:
-    """Groups of samples whose features are exactly equal."""
-    seen: dict[bytes, list[int]] = defaultdict(list)
+def first_of_equal(features: Features) -> Ints:
+    """(N,) the first sample whose features are exactly equal to those of each."""
+    seen: dict[bytes, int] = {}
+    first_N = np.empty(len(features), dtype=np.int64)
     for start in range(0, len(features), _ROWS):
         rows = np.ascontiguousarray(features.array[start : start + _ROWS])
         for sample, row in enumerate(rows, start):
-            seen[blake2b(row.tobytes(), digest_size=16).digest()].append(sample)
-    return [members for members in seen.values() if len(members) > 1]
+            first_N[sample] = seen.setdefault(blake2b(row, digest_size=16).digest(), sample)
+    return first_N
 
 
 def find_hubs(occurrence_N: Ints) -> NDArray[Any]:
@@ -315,8 +311,9 @@ def find_copies(images: ImageData, near_NK: Ints, progress: bool = False) -> NDA
     """(M, 2) pairs of copies among each sample's nearest neighbours in the features and, up to
     `SEARCH_UP_TO` images, the most similar thumbnails."""
     small = thumbnails(images, len(near_NK))
-    row_M, rank_M = np.nonzero(near_NK[:, :CANDIDATES] >= 0)
-    pairs = [np.stack([row_M, near_NK[row_M, rank_M]], 1)]
+    near_NK = near_NK[:, :CANDIDATES]
+    row_M = np.repeat(np.arange(len(near_NK)), near_NK.shape[1])
+    pairs = [np.stack([row_M, near_NK.reshape(-1)], 1)]
     if len(near_NK) <= SEARCH_UP_TO:
         pairs.append(similar_thumbnails(small))
     pairs_M2 = np.unique(np.sort(np.concatenate(pairs), axis=1), axis=0)
@@ -393,25 +390,22 @@ def correlation(one_P1SS: Tensor, other_P1SS: Tensor) -> Tensor:
 
 
 def _best_crop(cropped_P1SS: Tensor, whole_P1SS: Tensor) -> Tensor:
+    """(P,) the highest correlation; −1 where some parts differ."""
     whole_PD = _normalise(_without_low_frequencies(whole_P1SS))
     best_P, crop_P4 = torch.full((len(whole_PD),), -1.0), torch.zeros(len(whole_PD), 4)
     for scale in _SCALES:
-        shifts = (0.0,) if scale == 1 else (scale - 1, 0.0, 1 - scale)
-        for x in shifts:
-            for y in shifts:
-                crop = torch.tensor([scale, scale, x, y])
-                _keep_better(cropped_P1SS, whole_PD, crop.expand(len(whole_PD), 4), best_P, crop_P4)
+        for x, y in product(dict.fromkeys((scale - 1, 0.0, 1 - scale)), repeat=2):
+            crop = torch.tensor([scale, scale, x, y]).expand(len(whole_PD), 4)
+            _keep_better(cropped_P1SS, whole_PD, crop, best_P, crop_P4)
     promising = (best_P >= _PROMISING).nonzero()[:, 0]
     if len(promising):
         images, whole = cropped_P1SS[promising], whole_PD[promising]
         best, crop = best_P[promising], crop_P4[promising]
-        for step in _STEPS:
-            for place in (0, 1, 2, 3, 0, 1, 2, 3):
-                for sign in (-1, 1):
-                    moved = crop.clone()
-                    moved[:, place] += sign * step
-                    moved[:, :2].clamp_(0.75, 1)
-                    _keep_better(images, whole, moved, best, crop)
+        for step, _, place, sign in product(_STEPS, range(2), range(4), (-1, 1)):
+            moved = crop.clone()
+            moved[:, place] += sign * step
+            moved[:, :2].clamp_(0.75, 1)
+            _keep_better(images, whole, moved, best, crop)
         same = _parts_agree(_crop(images, crop), whole_P1SS[promising])
         best_P[promising] = torch.where(same, best, -1.0)
     return best_P

@@ -6,10 +6,10 @@ Ring, section 5; RCL, section 5.2. Fine-tuning (`tuning`) of encoder and linear 
 that are cropped and flipped: IFND, appendix C; RCL, section 5.2, and SimCLR, appendix B.5.
 
 Deviates from the papers in: features are standardised, and for the probes `glofnd` and `ifnd`
-scaled to a mean squared norm of 1, so that a learning rate means the same for any encoder; they
-are of images without augmentation; GloFND's early stopping on the test set is left out, and its
-rate decays to 0 with a cosine; RCL's probe takes at least 300 steps, and fine-tuning at least 200,
-with a rate that is scaled by the actual batch size and decays to 0 with a cosine.
+scaled to a mean squared norm of 1, so that a learning rate means the same for any encoder; images
+are not augmented for probes; GloFND's early stopping on the test set is left out, and its rate
+decays with a cosine; RCL's probe takes at least 300 steps, and fine-tuning at least 200, with a
+rate that is scaled by the actual batch size and decays with a cosine.
 
 Dimension key: N training samples, M test samples, B batch, F features, K classes.
 """
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -44,9 +43,8 @@ from kinfolk.seeding import derive_seed, generator, preserve_random_state
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """How a probe is trained. `epochs` is the number on all labels. With `grows`, a share f of the
-    labels is trained for epochs / √f, at most ten times as many. There are at least `fewest_steps`
-    steps."""
+    """How a probe is trained: for `epochs` on all labels, and with `grows` for epochs / √f, at most
+    ten times as many, on a share f of them."""
 
     optimizer: Literal["sgd", "adamw", "lars"]
     lr: float
@@ -360,28 +358,22 @@ class ListedSubset:
 def read_subset(path: str | Path, keys: Sequence[str]) -> ListedSubset:
     """Reads a list of file names, one per line, as SimCLR publishes for 1 and 10 % of ImageNet.
 
-    A line is one of the `keys` of the samples or the end of a key. Empty lines and lines that start
-    with `#` are skipped. A name that matches no sample is ignored; one that matches several is an
-    error.
+    A line is one of the `keys` of the samples or the end of a key; empty lines and comments (`#`)
+    are skipped. A name that matches no sample is ignored; one that matches several is an error.
     """
     path = Path(path)
-    if not path.is_file():
-        raise UsageError(
-            f"there is no list `{path}`; --subset takes a text file with one file name per line"
-        )
     lines = map(str.strip, path.read_text(encoding="utf-8-sig").splitlines())
     listed = [line for line in lines if line and not line.startswith("#")]
     names = dict.fromkeys(PurePosixPath(line.replace("\\", "/")).parts for line in listed)
-    ends: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    rows_of: dict[tuple[str, ...], list[int]] = {name: [] for name in names}
     lengths = {len(name) for name in names}
     for row, key in enumerate(keys):
         parts = PurePosixPath(key).parts
-        for length in lengths:
-            if length <= len(parts):
-                ends[parts[len(parts) - length :]].append(row)
+        for end in (parts[-length:] for length in lengths if length <= len(parts)):
+            if end in rows_of:
+                rows_of[end].append(row)
     used_N = np.zeros(len(keys), dtype=np.bool_)
-    for name in names:
-        rows = ends.get(name, [])
+    for name, rows in rows_of.items():
         if len(rows) > 1:
             raise UsageError(
                 f"`{path}` lists {'/'.join(name)!r}, which matches {len(rows)} samples"

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -188,125 +188,100 @@ def mean_average_precision(
 # Logistic regression
 
 
-class Logistic:
-    """Logistic regression on standardised features. Every fit starts from scratch."""
-
-    def __init__(self, x: np.ndarray, y: np.ndarray, max_iter: int) -> None:
-        from sklearn.linear_model import LogisticRegression
-
-        self.mean = x.mean(0, dtype=np.float64).astype(np.float32)
-        deviation = x.std(0, dtype=np.float64).astype(np.float32)
-        self.deviation = np.where(deviation > 0, deviation, np.float32(1))
-        self.x, self.y = self._standardise(x), y
-        self.model: Any = LogisticRegression(solver="lbfgs", max_iter=max_iter)
-
-    def fit(self, penalty: float) -> bool:
-        """Minimises Σ cross-entropy + penalty / 2 · ‖w‖². Returns whether the fit converged."""
-        from sklearn.exceptions import ConvergenceWarning
-
-        self.model.set_params(C=1 / penalty)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", ConvergenceWarning)
-            self.model.fit(self.x, self.y)
-        return not any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
-
-    def predict(self, x: np.ndarray) -> np.ndarray:
-        return np.asarray(self.model.predict(self._standardise(x)))
-
-    def scores(self, x: np.ndarray) -> np.ndarray:
-        """(M, K) logits of the classes in order, or with two classes (M,) of the higher one."""
-        return np.asarray(self.model.decision_function(self._standardise(x)))
-
-    def _standardise(self, x: np.ndarray) -> np.ndarray:
-        return np.asarray((x - self.mean) / self.deviation)
+Part = tuple[np.ndarray, np.ndarray]
+"""(N, F) features, and (N,) classes or (N, K) labels."""
 
 
-class Classifiers:
-    """For (N,) classes a logistic regression and, with the metric "map", one of each class against
-    the rest; for (N, K) labels one of each label that some samples have and others do not."""
+def _fit(x: np.ndarray, y: np.ndarray, penalty: float, max_iter: int) -> tuple[Any, bool]:
+    """Minimises Σ cross-entropy + penalty / 2 · ‖w‖² on standardised features; returns the model,
+    and whether it converged."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
 
-    def __init__(self, x: np.ndarray, y: np.ndarray, metric: Metric, max_iter: int) -> None:
-        self.classes = np.unique(y) if y.ndim == 1 else None
-        several = self.classes is not None and len(self.classes) > 1
-        self.single = Logistic(x, y, max_iter) if several else None
-        self.rankers: dict[int, Logistic] = {}
-        for label, of_N in enumerate(self._label_sets(y).T if metric == "map" else ()):
-            if {0, 1} <= set(of_N.tolist()):
-                self.rankers[label] = Logistic(x[of_N >= 0], of_N[of_N >= 0], max_iter)
-
-    def __bool__(self) -> bool:
-        return self.single is not None or (self.classes is None and bool(self.rankers))
-
-    def fit(self, strength: float, of_mean: bool) -> bool:
-        """`of_mean`: the penalty applies to the mean of the losses. Returns whether all
-        converged."""
-        models = [*([self.single] if self.single else []), *self.rankers.values()]
-        converged = [each.fit(strength * (len(each.y) if of_mean else 1)) for each in models]
-        return all(converged)
-
-    def measure(self, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
-        found = dict.fromkeys(("top1", "top5", "mean-per-class", "map", "map-11"), math.nan)
-        if self.single is not None and self.classes is not None:
-            predicted = self.single.predict(x)
-            scores = self.single.scores(x).reshape(len(x), -1)
-            found["top1"] = float((predicted == y).mean())
-            found["top5"] = top5(scores, self.classes, y)
-            found["mean-per-class"] = mean_per_class(predicted, y)
-        if self.rankers:
-            scores = np.stack([each.scores(x) for each in self.rankers.values()], 1)
-            truth = self._label_sets(y)[:, list(self.rankers)]
-            found["map"] = mean_average_precision(scores, truth)
-            found["map-11"] = mean_average_precision(scores, truth, 11)
-        return found
-
-    def _label_sets(self, y: np.ndarray) -> np.ndarray:
-        if self.classes is None:
-            return y
-        return np.asarray(y[:, None] == self.classes, dtype=np.int64)
+    model = make_pipeline(StandardScaler(), LogisticRegression(C=1 / penalty, max_iter=max_iter))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ConvergenceWarning)
+        model.fit(x, y)
+    return model, not any(issubclass(each.category, ConvergenceWarning) for each in caught)
 
 
-@dataclass(frozen=True)
-class _Search:
-    classifiers: Classifiers
+def _measure(
+    train: Part, test: Part, metric: Metric, strength: float, max_iter: int, of_mean: bool
+) -> tuple[dict[str, float], list[bool]]:
+    """Metrics on `test`, NaN where they do not apply, and which fits on `train` converged: for (N,)
+    classes a logistic regression and, with the metric "map", one of each class against the rest;
+    for (N, K) labels one of each label that some samples have and others do not. `of_mean`: the
+    penalty applies to the mean of the losses."""
+    (x, y), (xt, yt) = train, test
+    converged: list[bool] = []
+
+    def fit(chosen: np.ndarray, target: np.ndarray) -> Any:
+        scale = len(target) if of_mean else 1
+        model, done = _fit(chosen, target, strength * scale, max_iter)
+        converged.append(done)
+        return model
+
+    found = dict.fromkeys(("top1", "top5", "mean-per-class", "map", "map-11"), math.nan)
+    classes = np.unique(y)
+    if y.ndim == 1 and len(classes) > 1:
+        model = fit(x, y)
+        predicted = model.predict(xt)
+        found["top1"] = float((predicted == yt).mean())
+        found["top5"] = top5(model.decision_function(xt).reshape(len(xt), -1), classes, yt)
+        found["mean-per-class"] = mean_per_class(predicted, yt)
+    if metric == "map":
+        if y.ndim == 1:
+            y, yt = ((each[:, None] == classes).astype(np.int64) for each in (y, yt))
+        mixed = [label for label, of_N in enumerate(y.T) if {0, 1} <= set(of_N.tolist())]
+        scores = []
+        for label in mixed:
+            known = y[:, label] >= 0
+            scores.append(fit(x[known], y[known, label]).decision_function(xt))
+        if mixed:
+            ranked = np.stack(scores, 1), yt[:, mixed]
+            found["map"] = mean_average_precision(*ranked)
+            found["map-11"] = mean_average_precision(*ranked, 11)
+    return found, converged
+
+
+class _Search(NamedTuple):
     strength: float
     held_out: dict[float, float]
     converged: bool
+    measured: dict[str, float]
 
 
 def _search(
-    x: np.ndarray,
-    y: np.ndarray,
+    train: Part,
+    test: Part,
     strengths: Sequence[float],
     held_parts: Sequence[np.ndarray],
     metric: Metric,
     max_iter: int,
     of_mean: bool,
 ) -> _Search:
-    """Fits with the strength that has the best mean metric on the held-out parts, the stronger one
-    in a tie, or with the middle one if nothing can be held out."""
-    ordered, found = sorted(strengths, reverse=True), dict[float, float]()
-    strength = ordered[len(ordered) // 2]
-    if len(ordered) > 1 and held_parts:
-        plan = [(held, candidate) for held in held_parts for candidate in ordered]
-        trial = None
-        for held, candidate in plan:
-            if candidate == ordered[0]:
-                trial = Classifiers(x[~held], y[~held], metric, max_iter)
-            if not trial:
-                break
-            trial.fit(candidate, of_mean)
-            value = trial.measure(x[held], y[held])[metric]
-            found[candidate] = found.get(candidate, 0.0) + value / len(held_parts)
-        if found:  # rounded, so that equal counts of correct samples tie
-            strength = max(ordered, key=lambda each: np.nan_to_num(round(found[each], 9), nan=-1.0))
-    final = Classifiers(x, y, metric, max_iter)
-    if not final:
+    """Tests with the strength that has the best mean metric on the held-out parts of `train`, the
+    stronger one in a tie, or with the middle one if nothing can be held out."""
+    (x, y), ordered = train, sorted(strengths, reverse=True)
+    held_out = dict[float, float]()
+    for strength in ordered if len(ordered) > 1 and held_parts else ():
+        parts = [((x[~held], y[~held]), (x[held], y[held])) for held in held_parts]
+        each = [_measure(*part, metric, strength, max_iter, of_mean)[0][metric] for part in parts]
+        held_out[strength] = float(np.mean(each))
+    if all(map(math.isnan, held_out.values())):
+        held_out, best = {}, ordered[len(ordered) // 2]
+    else:  # rounded, so that equal counts of correct samples tie
+        best = max(ordered, key=lambda each: np.nan_to_num(round(held_out[each], 9), nan=-1.0))
+    found, converged = _measure(train, test, metric, best, max_iter, of_mean)
+    if not converged:
         what = "labels that some samples have and others do not"
         if y.ndim == 1:
             what = f"at least two classes; all {len(y)} labelled training samples are of class"
             what = f"{what} {y[0]}"
         raise KinfolkError(f"Logistic regression needs {what}.")
-    return _Search(final, strength, found, final.fit(strength, of_mean))
+    return _Search(best, held_out, all(converged), found)
 
 
 def _check_search(strengths: Sequence[float], holdout: float) -> None:
@@ -355,12 +330,12 @@ def linear_probe(
     """
     _check_search(strengths, holdout)
     x, y = labelled_arrays(train_x, train_y, "train")
-    xt, yt = labelled_arrays(test_x, test_y, "test")
+    test = labelled_arrays(test_x, test_y, "test")
     held = held_out_part(y, holdout, seed)
     repeats = min(MOST_REPEATS, math.ceil(ENOUGH_HELD_OUT / held.sum())) if held.any() else 0
     parts = [held_out_part(y, holdout, seed, repeat) for repeat in range(repeats)]
-    best = _search(x, y, strengths, parts, "top1", max_iter, of_mean=True)
-    found = best.classifiers.measure(xt, yt)
+    best = _search((x, y), test, strengths, parts, "top1", max_iter, of_mean=True)
+    found = best.measured
     return LinearResult(found["top1"], best.strength, best.held_out, best.converged, found["top5"])
 
 
@@ -407,17 +382,16 @@ def transfer(
     good = train_y.ndim == 1 or metric == "map"
     require(good, "metric", metric, "map if samples have several labels")
     x, y = _with_label_sets(train_x, train_y, "train")
-    xt, yt = _with_label_sets(test_x, test_y, "test")
+    test = _with_label_sets(test_x, test_y, "test")
     if y.ndim == 1:
         held = held_out_part(y, holdout, seed)
     else:
         order = torch.randperm(len(y), generator=generator(seed, "transfer-holdout")).numpy()
         held = np.isin(np.arange(len(y)), order[: round(holdout * len(y))])
     parts = [held] if held.any() else []
-    best = _search(x, y, strengths, parts, metric, max_iter, of_mean=False)
-    found = best.classifiers.measure(xt, yt)
+    best = _search((x, y), test, strengths, parts, metric, max_iter, of_mean=False)
+    found, chosen = best.measured, (best.strength, best.held_out, best.converged)
     metrics = found["top1"], found["mean-per-class"], found["map"], found["map-11"]
-    chosen = best.strength, best.held_out, best.converged
     return TransferResult(found[metric], metric, *metrics, *chosen)
 
 
@@ -477,11 +451,11 @@ def read_label_sets(path: str | Path, keys: Sequence[str]) -> tuple[NDArray[np.i
             f" {', '.join(map(repr, columns))}"
         )
     labels = ["" if value is None else str(value).strip() for value in columns["label"]]
-    column_of = {name: column for column, name in enumerate(sorted(set(labels) - {""}))}
-    if not column_of:
+    names = sorted({*labels} - {""})
+    if not names:
         raise KinfolkError(f"`{path}` contains no labels")
     row_of = {key: row for row, key in enumerate(keys)}
-    sets = np.full((len(keys), len(column_of)), -1, dtype=np.int64)
+    sets = np.full((len(keys), len(names)), -1, dtype=np.int64)
     sets[[row_of[image] for image in columns["image"] if image in row_of]] = 0
     if (sets < 0).all():
         raise UsageError(
@@ -491,10 +465,10 @@ def read_label_sets(path: str | Path, keys: Sequence[str]) -> tuple[NDArray[np.i
     difficult = columns.get("difficult", [None] * len(labels))
     for image, label, value in zip(columns["image"], labels, difficult, strict=True):
         if image in row_of and label:
-            place = row_of[image], column_of[label]
-            hard = str(value).strip().lower() in {"1", "true", "yes"}
-            if not hard:
+            place = row_of[image], names.index(label)
+            is_difficult = str(value).strip().lower() in {"1", "true", "yes"}
+            if not is_difficult:
                 sets[place] = 1
             elif sets[place] == 0:  # one clear instance is enough
                 sets[place] = -1
-    return sets, list(column_of)
+    return sets, names

@@ -44,24 +44,6 @@ class Strip:
     pixelated: bool
 
 
-def strip(
-    key: str, label: str, original_HW3: NDArray[np.uint8], views_VHW3: NDArray[np.uint8]
-) -> Strip:
-    from PIL import Image
-
-    size = int(views_VHW3.shape[1])
-    gap = max(1, round(size * GAP))
-    width = (size + gap) * (len(views_VHW3) + 1)
-    sheet = Image.new("RGBA", (width, size), (0, 0, 0, 0))
-    first = Image.fromarray(original_HW3)
-    if first.size != (size, size):
-        first = first.resize((size, size), Image.Resampling.BICUBIC)
-    sheet.paste(first, (0, 0))
-    for i, view in enumerate(views_VHW3):
-        sheet.paste(Image.fromarray(view), (size + 2 * gap + i * (size + gap), 0))
-    return Strip(key, label, data_uri(sheet, quality=88), width, size, size <= 64)
-
-
 @dataclass(frozen=True)
 class Stage:
     """The map after an epoch. `pseudo`: (S,) pseudo-labels, −1 where none was accepted, None before
@@ -104,21 +86,17 @@ class Stages:
 def draw_stages(
     snapshots: Sequence[Snapshot], ids_N: NDArray[np.int64], has_labels: bool, seed: int
 ) -> Stages | None:
-    """Draws one map per snapshot; each starts from the one before, so that unchanged samples stay
-    in place. None without snapshots."""
-    if not snapshots:
+    """One map per snapshot; each starts from the one before, so that unchanged samples stay in
+    place. None without snapshots of samples among `ids_N`."""
+    if not snapshots or not np.isin(snapshots[0].ids, ids_N).all():
         return None
-    ids_S = snapshots[0].ids
-    if not np.isin(ids_S, ids_N).all():
-        return None
-    place = np.searchsorted(ids_N, ids_S)
     clusters = any(snapshot.pseudo is not None for snapshot in snapshots)
     maps, points, method = [], None, ""
     for snapshot in snapshots:
         points, method = project(snapshot.embedding.astype(np.float32), seed, points)
         pseudo = None if snapshot.pseudo is None else snapshot.pseudo.tolist()
         maps.append(Stage(snapshot.epoch, points, pseudo, _note(pseudo) if clusters else ""))
-    return Stages(maps, place.tolist(), method, has_labels)
+    return Stages(maps, np.searchsorted(ids_N, snapshots[0].ids).tolist(), method, has_labels)
 
 
 def _note(pseudo: list[int] | None) -> str:
@@ -159,23 +137,27 @@ def draw_map(
 
 def draw_strips(data: ImageData, views: Views, seed: int) -> list[Strip]:
     """Some random training samples, each with some of its augmented views."""
-    ids = choose(data.num_train, seed, NUM_SAMPLES)
-    chosen = torch.from_numpy(ids)
-    made_VBCHW = views(
-        data.pixels(chosen),
-        generator(seed, "strips"),
-        aspect=data.aspect(chosen),
-        num_views=NUM_VIEWS,
-    )
-    rgb_VBCHW = (views.to_rgb(made_VBCHW) * 255).round().to(torch.uint8)
+    from PIL import Image
+
+    ids, samples, size = choose(data.num_train, seed, NUM_SAMPLES), data.samples, views.size
+    chosen, random = torch.from_numpy(ids), generator(seed, "strips")
+    made = views(data.pixels(chosen), random, aspect=data.aspect(chosen), num_views=NUM_VIEWS)
+    rgb_VBCHW = (views.to_rgb(made) * 255).round().to(torch.uint8)
     views_BVHW3 = np.ascontiguousarray(rgb_VBCHW.permute(1, 0, 3, 4, 2).numpy())
-    names, samples = _class_names(data), data.samples
-    squares = square_images(data, ids, 2 * views.size)
-    labels = np.full(len(ids), -1) if samples.labels is None else samples.labels[ids]
-    return [
-        strip(samples.keys[sample], names[label] if label >= 0 else "", square, views_VHW3)
-        for sample, label, square, views_VHW3 in zip(ids, labels, squares, views_BVHW3, strict=True)
-    ]
+    names, gap, strips = _class_names(data), max(1, round(size * GAP)), []
+    originals = square_images(data, ids, 2 * size)
+    for sample, original, views_VHW3 in zip(ids, originals, views_BVHW3, strict=True):
+        sheet = Image.new("RGBA", ((size + gap) * (NUM_VIEWS + 1), size), (0, 0, 0, 0))
+        first = Image.fromarray(original)
+        if first.size != (size, size):
+            first = first.resize((size, size), Image.Resampling.BICUBIC)
+        sheet.paste(first, (0, 0))
+        for place, view in enumerate(views_VHW3):
+            sheet.paste(Image.fromarray(view), (size + 2 * gap + place * (size + gap), 0))
+        label = -1 if samples.labels is None else samples.labels[sample]
+        name, uri = names[label] if label >= 0 else "", data_uri(sheet, quality=88)
+        strips.append(Strip(samples.keys[sample], name, uri, *sheet.size, size <= 64))
+    return strips
 
 
 def square_images(data: ImageData, ids: NDArray[np.int64], size: int) -> list[NDArray[np.uint8]]:
