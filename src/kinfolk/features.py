@@ -152,7 +152,7 @@ def _safetensors(path: Path, key: str | None) -> NDArray[Any]:
 
     with safe_open(path, "pt") as file:
         check_safetensors(path, file.metadata() or {})
-        return _from_tensor(file.get_tensor(choose_key(sorted(file.keys()), key, path)))
+        return from_tensor(file.get_tensor(choose_key(sorted(file.keys()), key, path)))
 
 
 def _torch(path: Path, key: str | None) -> NDArray[Any]:
@@ -166,10 +166,10 @@ def _torch(path: Path, key: str | None) -> NDArray[Any]:
         raise UsageError(
             f"`{path}` (={type(loaded).__name__}) must contain a tensor or a dictionary of tensors"
         )
-    return _from_tensor(loaded)
+    return from_tensor(loaded)
 
 
-def _from_tensor(tensor: Any) -> NDArray[Any]:
+def from_tensor(tensor: Any) -> NDArray[Any]:
     if str(tensor.dtype) == "torch.bfloat16":
         tensor = tensor.float()
     array: NDArray[Any] = tensor.detach().cpu().numpy()

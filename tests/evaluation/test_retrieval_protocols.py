@@ -3,7 +3,6 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -12,7 +11,6 @@ from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
 from kinfolk.data.text import every_caption, train_tokenizer
 from kinfolk.data.views import Views
-from kinfolk.errors import UsageError
 from kinfolk.evaluation.retrieval import Towers, evaluated_ids, run_retrieval, run_zero_shot
 from kinfolk.models.weights import Pair
 from tests.data.images import noise, save

@@ -156,7 +156,9 @@ def _open_features(path: Path, key: str | None) -> AuditInput:
         with contextlib.suppress(KeyError, TypeError, ValueError):  # not written by `embed`
             origin = Provenance(**json.loads((schema.metadata or {})[ORIGIN.encode()]))
             found = replace(found, origin=replace(origin, guide=guide))
-    keys = next(([str(key) for key in columns[name]] for name in KEY_COLUMNS if name in columns), [])
+    keys = next(
+        ([str(key) for key in columns[name]] for name in KEY_COLUMNS if name in columns), []
+    )
     if not keys or len(set(keys)) < len(keys) or len(keys) != found.num_rows(key):
         return found
     labels = next((columns[name] for name in LABEL_COLUMNS if name in columns), [])
@@ -440,7 +442,9 @@ def _choose_column(path: Path, table: dict[str, list[Any]], names: Sequence[str]
         )
     others = () if names is KEY_COLUMNS else KEY_COLUMNS
     key_column = next((key for key in others if key in table and key != name), None)
-    if key_column is None and set(map(str, table.get("id", ()))) == {*map(str, range(len(table[name])))}:
+    if key_column is None and set(map(str, table.get("id", ()))) == {
+        *map(str, range(len(table[name])))
+    }:
         key_column = "id"
     if key_column is None:
         return KeyedColumn(path, table[name])

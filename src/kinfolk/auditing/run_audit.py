@@ -46,7 +46,7 @@ from kinfolk.auditing.suspects import (
 )
 from kinfolk.auditing.verdict import UNKNOWN, Provenance, verdict
 from kinfolk.errors import UsageError, csv_text, utf8_key
-from kinfolk.features import Features, Floats, Ints, open_features
+from kinfolk.features import Features, Floats, Ints, from_tensor, open_features
 from kinfolk.files import write_by_name, write_text
 
 if TYPE_CHECKING:
@@ -83,12 +83,11 @@ def audit(
     quantile of its similarities.
 
     Args:
-        features: (N, D) floats, as an array, a tensor or a file (`.npy`, `.npz`, `.csv`, `.tsv`,
-            `.parquet`, `.safetensors`, `.pt`); or a run folder, whose encoder embeds its training
-            samples. `.npy` files are mapped into memory.
+        features: (N, D) floats, as an array, a tensor or a file (`.npy`, `.npz`, `.parquet`,
+            `.safetensors`, `.pt`); or a run folder, whose encoder embeds its training samples.
+            `.npy` files are mapped into memory.
         alpha: share of each sample's N − 1 similarities to flag, in (0, 1).
-        labels: (N,) classes or their names; −1, None or "" means unknown. With labels precision,
-            recall and F1 are computed.
+        labels: (N,) classes or their names; −1, None or "" means unknown.
         pairs: largest number of flagged pairs to list for each anchor, closest first.
         key: name of the array in a file with several arrays.
         keys, texts: (N,) names and texts of the samples, for the tables and the page.
@@ -116,14 +115,13 @@ def audit(
         texts = run.texts if texts is None else texts
         images = run.images if images is None else images
     checked = _check_features(features, key)
-    num = len(checked)
+    num, nearest = len(checked), max(pairs, NEIGHBOURS)
     labels_N, classes = (None, None) if labels is None else encode(labels, num)
     for name, given in (("keys", keys), ("texts", texts)):
         if given is not None and len(given) != num:
             raise UsageError(
                 f"`{name}` (={len(given):,}) must be as many as the samples (={num:,})"
             )
-    nearest = max(pairs, NEIGHBOURS)
     found = compare_all(checked, alpha, nearest, labels_N, workers=workers, progress=progress)
     copies_M2 = None if images is None else find_copies(images, found.near_NK, progress)
     outstanding = measure_standing_out(checked, sorted({*ALPHAS, alpha}))
@@ -167,15 +165,13 @@ def audit(
 def _check_features(features: Any, key: str | None) -> Features:
     if isinstance(features, str | os.PathLike):
         return Features(open_features(features, key), f"`{features}`")
-    if isinstance(features, torch.Tensor):
-        features = features.detach().cpu()
-        features = features.float() if features.dtype == torch.bfloat16 else features
-    return Features(np.asarray(features))
+    is_tensor = isinstance(features, torch.Tensor)
+    return Features(from_tensor(features) if is_tensor else np.asarray(features))
 
 
 @dataclass(frozen=True)
 class Audit:
-    """The false negatives of an embedding; see docs/audit.md.
+    """The false negatives of an embedding; figures by the labels are NaN without labels.
 
     Args:
         thresholds: (N,) the (1 − alpha) quantile of each sample's N − 1 similarities; similarities
@@ -187,10 +183,10 @@ class Audit:
         label_check: likely label errors, and how well the features can tell them.
         outstanding: for several α the share of the flagged pairs that stands out.
         best_alpha: the α with the highest F1 among those at which at least half of the flagged
-            pairs are right by the labels; None without labels or if there is none.
+            pairs are right by the labels; None if there is none.
         kin_share, kin_share_range: share of pairs with equal labels, and its 95 % confidence
-            interval if a random part of the samples is labelled; NaN without labels.
-        precision, recall, f1: of all flagged pairs against the labels; NaN without labels.
+            interval if a random part of the samples is labelled.
+        precision, recall, f1: of all flagged pairs against the labels.
         batches: expected false negatives in a batch; without labels, negatives that stand out.
         curve: with labels, precision and recall along α.
         verified: whether near-duplicates were verified by their pixels.
@@ -235,11 +231,6 @@ class Audit:
         anchor."""
         share = self.outstanding.share
         return share if share * (len(self) - 1) >= 1 else None
-
-    @property
-    def labelled(self) -> int:
-        """Number of samples with a known label."""
-        return 0 if self.labels is None else int((self.labels >= 0).sum())
 
     def __repr__(self) -> str:
         text = f"{len(self.pairs):,} pairs of {len(self):,} samples, alpha={self.alpha:g}"

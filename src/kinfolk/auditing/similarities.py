@@ -1,10 +1,9 @@
 """The similarities of all samples: thresholds, neighbours and flagged pairs, precision and recall
 along α, false negatives of a batch, and the share of pairs that stands out.
 
-**All pairs** are compared exactly in blocked products. For each row a lower bound is estimated from
-a random part of the columns, and only the few values above it are kept while a tile of the product
-is in the cache. A row that keeps too few values (the bound is an estimate) or far too many (ties)
-is computed again in full, so there is no N × N matrix and no full sort.
+**All pairs** are compared exactly, a block of rows at a time. The few values of a row that matter
+are those above a floor, which is estimated from a random part of the columns; a row with too few
+values above it is used in full.
 
 **What stands out** is measured with decoys instead of labels: made-up samples that have no kin but
 are spread like the real ones. The share of decoys above an anchor's threshold says how many of its
@@ -12,9 +11,8 @@ flagged samples chance explains; the rest stands out. Of four kinds of decoys th
 most counts. They imitate noise, but not every noise exactly, so a share is given only if at least
 `CLEAR` of the flagged pairs stand out at some α.
 
-Dimension key: N data set, D embedding, A anchors, R rows of a block, C columns of a tile, M sampled
-columns or other samples, S values kept of a row (padded with −inf), K nearest neighbours kept, P
-pairs or values of α.
+Dimension key: N data set, D embedding, A anchors, R rows of a block, M sampled columns or other
+samples, S values kept of a row, K nearest neighbours kept, P pairs or values of α.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,7 +56,7 @@ def column_sample(num_samples: int, limit: int) -> Ints:
 def full_rows(
     features: Features, anchors_A: Ints, progress: bool = False, title: str = ""
 ) -> Iterator[tuple[Ints, Floats]]:
-    """Yields ids (R,) and all similarities (R, N) of a few anchors at a time, −inf to itself."""
+    """Yields ids (R,) and all similarities (R, N) of some anchors at a time, −inf to itself."""
     num = len(features)
     step = max(1, _BLOCK_ELEMENTS // num)
     starts = range(0, len(anchors_A), step)
@@ -249,8 +247,7 @@ def kin_pairs(labels_N: Ints) -> int:
 
 def kin_share(labels_N: Ints) -> float:
     """Share of pairs with equal labels among the pairs with two known labels; NaN without such."""
-    known = int((labels_N >= 0).sum())
-    return kin_pairs(labels_N) / (known * (known - 1)) if known > 1 else NAN
+    return float(kin_shares(labels_N, NAN).mean())
 
 
 def kin_share_range(labels_N: Ints) -> tuple[float, float]:
@@ -307,7 +304,7 @@ def batch_lines(
     """One line for each batch size that the data can fill, or one for the whole data set.
 
     Args:
-        shares_A: see `kin_shares`.
+        shares_A: of the other samples that are false negatives; see `kin_shares`.
         views: of each sample among the negatives.
     """
     share, lines = float(shares_A.mean()), []

@@ -195,7 +195,10 @@ class _Classifier:
             )
             if found.fun < lowest:
                 lowest, self.regularisation = found.fun, regularisation
-                self.weights, self.noise = np.exp(found.x[:2]), float(MOST_NOISE * expit(found.x[2]))
+                self.weights, self.noise = (
+                    np.exp(found.x[:2]),
+                    float(MOST_NOISE * expit(found.x[2])),
+                )
 
     def scores(self, ids_R: Ints, regularisation: float) -> tuple[Matrix, Matrix]:
         """(R, C), (R, C) scores of the regression, and votes of the neighbours."""

@@ -116,10 +116,11 @@ def _amount(audit: Audit) -> str:
     if not math.isnan(share):
         closest = min(REFERENCES, key=lambda each: abs(math.log(max(share, 1e-9) / each[1])))
         basis = "by the labels"
-        if audit.labelled < len(audit):
+        labelled = 0 if audit.labels is None else int((audit.labels >= 0).sum())
+        if labelled < len(audit):
             low, high = audit.kin_share_range
             basis += (
-                f" of {audit.labelled:,} samples; if these are a random part, the 95% interval is"
+                f" of {labelled:,} samples; if these are a random part, the 95% interval is"
                 f" {low:.2%} to {high:.2%}"
             )
         return (
