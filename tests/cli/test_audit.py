@@ -323,7 +323,7 @@ def test_advise_names_commands_and_trains_nothing(
     assert f"  kinfolk train --data {photos} --labels-from-folders" in said
     assert not (out / "encoder").exists()
     assert run("advise", photos, "--out", out) == 2
-    assert "choose another folder with --out, or replace the audit with --overwrite" in " ".join(
+    assert "choose another folder with --out, or replace it with --overwrite" in " ".join(
         capsys.readouterr().err.split()
     )
 

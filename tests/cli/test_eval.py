@@ -105,8 +105,7 @@ def test_eval_writes_probes_and_few_labels(
         "10 labels, test split",
         "±",
         "semi average",
-        "top-5",
-        "mean of the 3 above",
+        "top 5",
     ):
         assert text in shown
     assert found["top5"] == pytest.approx(np.mean([row["top5"] for row in found["fractions"]]))

@@ -62,7 +62,7 @@ def test_every_protocol_measures_a_model_of_texts(
     assert -1 <= json.loads((trained / "eval" / "sts.json").read_text())["spearman"] <= 1
     shown = capsys.readouterr().out
     assert "Spearman" in shown
-    assert "nDCG@10 a→p" in shown
+    assert "a→p nDCG@10" in shown
     assert run("eval", trained, "--protocol", "sts") == 2
     assert "the data has no column `score`" in capsys.readouterr().err
     assert run("report", trained) == 0

@@ -16,7 +16,7 @@ import kinfolk as kf
 from kinfolk.errors import UsageError
 from kinfolk.evaluation.probes import knn_accuracy
 from kinfolk.training import epoch_end
-from kinfolk.training.config import TrainerConfig
+from kinfolk.training.config import TrainConfig, TrainerConfig
 from kinfolk.training.launch import float32_products, resolve_trainer
 from kinfolk.training.module import TrainingModule
 from kinfolk.training.train import train
@@ -102,7 +102,7 @@ def test_rounded_products_change_little(
         ("32", "medium", "medium"),
     ],
 )
-def test_by_default_it_follows_the_precision(precision: str, given: Any, expected: str) -> None:
+def test_by_default_it_follows_the_precision(precision: Any, given: Any, expected: str) -> None:
     config = TrainerConfig(accelerator="cpu", precision=precision, matmul_precision=given)
     assert resolve_trainer(config).matmul_precision == expected
 
@@ -162,11 +162,7 @@ def test_a_precision_chosen_for_one_backend_stays() -> None:
         torch.set_float32_matmul_precision("highest")
 
 
-@pytest.mark.parametrize(
-    "strategy", ["fsdp", "FSDP", "deepspeed_stage_2", "ddp_spawn", "xla", "dpp"]
-)
+@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_stage_2", "ddp_spawn", "xla", "dpp"])
 def test_strategies_that_cannot_work_are_refused(strategy: str) -> None:
-    with pytest.raises(UsageError, match=r"not supported.* Valid: auto, ddp, ") as caught:
-        resolve_trainer(TrainerConfig(accelerator="cpu", strategy=strategy))
-    for word in ("spawn,", "xla,", "fsdp", "deepspeed"):
-        assert word not in str(caught.value).partition(" is not supported")[2]
+    with pytest.raises(UsageError, match=rf"`trainer.strategy` \(='{strategy}'\) .* 'auto', 'ddp'"):
+        TrainConfig().with_settings({"trainer.strategy": strategy})

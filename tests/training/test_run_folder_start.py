@@ -162,7 +162,7 @@ def test_unknown_names_for_lightning_lose_nothing(tmp_path: Path, key: str) -> N
     data, out = folder_of(tmp_path / "images"), tmp_path / "run"
     tiny(data, out, epochs=1)
     before = (out / "model.safetensors").read_bytes()
-    with pytest.raises(UsageError, match=rf"`trainer\.{key}` \(=banana\) is not supported"):
+    with pytest.raises(UsageError, match=rf"`trainer\.{key}` \(='banana'\) must be 'auto'"):
         tiny(data, out, overwrite=True, settings={f"trainer.{key}": "banana"})
     assert (out / "model.safetensors").read_bytes() == before
 

@@ -21,6 +21,10 @@ from kinfolk.cli.options import (
     examples,
     option,
     overwrite_option,
+    plain_table,
+    require_new,
+    say,
+    say_wrapped,
     screen,
 )
 from kinfolk.errors import UsageError, printable
@@ -81,16 +85,13 @@ def audit(
     labels: Labels = None,
     labels_from_folders: LabelsFromFolders = False,
     keys: Annotated[
-        Path | None,
-        _data_option("Names of the rows: .txt, or the column `key` of a table."),
+        Path | None, _data_option("Names of the rows: .txt, or the column `key` of a table.")
     ] = None,
     texts: Annotated[
-        Path | None,
-        _data_option("Texts of the rows: .txt, or the column `text` of a table."),
+        Path | None, _data_option("Texts of the rows: .txt, or the column `text` of a table.")
     ] = None,
     key: Annotated[
-        str | None,
-        _data_option("Name of the features in a file with several arrays."),
+        str | None, _data_option("Name of the features in a file with several arrays.")
     ] = None,
     alpha: Alpha = 0.01,
     pairs: Annotated[
@@ -191,12 +192,8 @@ def advise(
 def _check_out(out: Path, overwrite: bool) -> None:
     from kinfolk.auditing.run_audit import WRITTEN
 
-    existing = [name for name in WRITTEN if (out / name).exists()]
-    if existing and not overwrite:
-        raise UsageError(
-            f"{out / existing[0]} exists; choose another folder with --out, or replace the audit"
-            " with --overwrite"
-        )
+    for name in WRITTEN:
+        require_new(out / name, overwrite, "folder")
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out (={out}) is a file; give a folder")
 
@@ -209,7 +206,6 @@ def _audit(
     from kinfolk.auditing import audit as run_audit
     from kinfolk.auditing.page import lead, tiles
     from kinfolk.auditing.verdict import verdict
-    from kinfolk.cli.options import plain_table
 
     found = run_audit(
         given.features,
@@ -224,23 +220,23 @@ def _audit(
         progress=True,
     )
     found.save(out, given.thumbnails, given.origin)
-    console, origin = screen(), given.origin
-    console.print(Text(printable(lead(found, origin.encoder))), soft_wrap=False)
+    origin = given.origin
+    say_wrapped(lead(found, origin.encoder))
     table = plain_table("", "", "")
     table.show_header = False
     for texts in tiles(found):
         table.add_row(*map(Text, map(printable, texts), ("", "bold", "dim")))
-    console.print(table, soft_wrap=False)
+    screen().print(table, soft_wrap=False)
     result = verdict(found, origin)
     for sentence in result.sentences:
-        console.print(Text(printable(sentence)), soft_wrap=False)
+        say_wrapped(sentence)
     for purpose, command in result.commands:
-        console.print(Text("\n" + printable(f"{purpose}:"), "dim"), soft_wrap=False)
-        console.print(f"  {command}", markup=False)
-    console.print(f"\nPage: {out / 'audit.html'}", markup=False)
+        say(f"\n{purpose}:", "dim")
+        say(f"  {command}")
+    say(f"\nPage: {out / 'audit.html'}")
     if not origin.captions:
         use = f"kinfolk train --method {origin.framework}+known --known-kin"
-        console.print(f"Pairs: {out / 'pairs.parquet'} (for `{use}`)", markup=False)
+        say(f"Pairs: {out / 'pairs.parquet'} (for `{use}`)")
     return found
 
 
@@ -301,19 +297,17 @@ def try_methods(
 
 
 def show_trial(trial: Trial) -> None:
-    from rich.text import Text
-
     from kinfolk.cli.compare import show_comparison
     from kinfolk.sweeping import CRITERIA
 
-    console, plan = screen(), trial.plan
-    verdict = Text("\n" + printable(trial.verdict()), "bold")
+    plan = trial.plan
+    say("")
     if trial.table is None:
-        return console.print(verdict, soft_wrap=False)
-    console.print()
-    show_comparison(trial.table, console)
-    console.print(Text(f"{plan.criterion}: {CRITERIA[plan.criterion]}.", "dim"), soft_wrap=False)
-    console.print(verdict, soft_wrap=False)
+        return say_wrapped(trial.verdict(), "bold")
+    show_comparison(trial.table)
+    say_wrapped(f"{plan.criterion}: {CRITERIA[plan.criterion]}.", "dim")
+    say("")
+    say_wrapped(trial.verdict(), "bold")
     data = shlex.quote(plan.data)
     for key, value in plan.settings.items():
         options = {
@@ -322,6 +316,5 @@ def show_trial(trial: Trial) -> None:
         }
         data += " " + options.get(key, f"--set {shlex.quote(f'{key}={value}')}")
     data += "" if plan.recipe is None else f" --recipe {shlex.quote(plan.recipe)}"
-    console.print(Text("\nThe long run:", "dim"))
-    chosen = trial.best or plan.candidates[0]
-    console.print(f"  {printable(chosen.command(data))}", markup=False)
+    say("\nThe long run:", "dim")
+    say(f"  {(trial.best or plan.candidates[0]).command(data)}")

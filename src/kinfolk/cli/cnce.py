@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from kinfolk.cli.options import examples, flag, option, overwrite_option
+from kinfolk.cli.options import (
+    examples,
+    flag,
+    option,
+    overwrite_option,
+    plain_table,
+    require_new,
+    screen,
+)
 from kinfolk.errors import UsageError
 
 EPILOG = examples(
@@ -24,8 +32,7 @@ def cnce(
         ),
     ] = "table",
     seeds: Annotated[
-        int,
-        option("Number of runs. Mean and deviation are over the runs.", min=1),
+        int, option("Number of runs. Mean and deviation are over the runs.", min=1)
     ] = 5,
     epochs: Annotated[int, option("Epochs of each critic.", min=1)] = 100,
     train_each: Annotated[
@@ -59,10 +66,10 @@ def cnce(
         raise UsageError("--views belongs to --study variance")
     if not temperature > 0:
         raise UsageError(f"--temperature (={temperature}) must be above 0")
-    if out is not None and out.suffix != ".json":
-        raise UsageError(f"--out (={out}) must end in .json")
-    if out is not None and out.exists() and not overwrite:
-        raise UsageError(f"{out} exists; give another --out, or --overwrite to replace it")
+    if out is not None:
+        if out.suffix != ".json":
+            raise UsageError(f"--out (={out}) must end in .json")
+        require_new(out, overwrite)
     from kinfolk.cnce import Toy, table_study, variance_study, views_study
 
     toy = Toy(epochs=epochs, temperature=temperature)
@@ -83,8 +90,6 @@ def cnce(
 
 
 def _show_table(found: dict[str, Any]) -> None:
-    from kinfolk.cli.options import plain_table
-
     rows = {(row["critic"], row["points"], row["omega"]): row for row in found["rows"]}
     settings, premise = found["settings"], found["premise"]
     titles = {"nce": "One critic for all rows, trained by NCE"}
@@ -112,8 +117,6 @@ def _show_table(found: dict[str, Any]) -> None:
 
 
 def _show_variance(found: dict[str, Any]) -> None:
-    from kinfolk.cli.options import plain_table
-
     rows = {(row["negatives"], row["omega"]): row for row in found["rows"]}
     numbers, omegas = (list(dict.fromkeys(key[part] for key in rows)) for part in (0, 1))
     heads = ["k"]
@@ -141,8 +144,6 @@ def _truth(information: float) -> str:
 
 
 def _print(what: Any, style: str | None = None) -> None:
-    from kinfolk.cli.options import screen
-
     screen().print(what, style=style, soft_wrap=False)
 
 

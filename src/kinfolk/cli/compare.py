@@ -4,6 +4,7 @@ methods, settings and seeds first."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,12 +19,16 @@ from kinfolk.cli.options import (
     examples,
     option,
     overwrite_option,
+    plain_table,
+    require_new,
+    say,
+    say_wrapped,
+    screen,
     with_settings,
 )
-from kinfolk.errors import UsageError, plural
+from kinfolk.errors import UsageError, plural, printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from kinfolk.comparing import Comparison
@@ -45,9 +50,7 @@ def compare(
     base: Annotated[
         str | None,
         option(
-            "Method to compare with; default: their framework.",
-            *("--base", "-b"),
-            metavar="METHOD",
+            "Method to compare with; default: their framework.", "--base", "-b", metavar="METHOD"
         ),
     ] = None,
     oracle: Annotated[
@@ -55,10 +58,7 @@ def compare(
         option("Method that uses the labels; default: the base with +oracle.", metavar="METHOD"),
     ] = None,
     figure: Annotated[str | None, option("Figure for gains and tests; default: linear.")] = None,
-    out: Annotated[
-        Path | None,
-        option("File to write: .csv, .md or .html.", "--out", "-o"),
-    ] = None,
+    out: Annotated[Path | None, option("File to write: .csv, .md or .html.", "--out", "-o")] = None,
     overwrite: Annotated[bool, overwrite_option("the file")] = False,
 ) -> None:
     """Compare runs: mean ± deviation over seeds, a test against the base.
@@ -67,28 +67,25 @@ def compare(
     gain: method − base in points, + is better; p: two-sided paired t-test over n seeds, corrected
     by Holm for several methods. to oracle: method − oracle, − is below it.
     """
-    from kinfolk.cli.options import screen
     from kinfolk.comparing import compare as compare_runs
 
-    if out is not None and out.exists() and not overwrite:
-        raise UsageError(
-            f"{out} exists; choose another file with --out, or replace it with --overwrite"
-        )
+    if out is not None:
+        require_new(out, overwrite)
     found = compare_runs(runs, base=base, oracle=oracle, figure=figure)
     if out is None:
-        show_comparison(found, screen())
+        show_comparison(found)
     else:
         found.save(out)
-        screen().print(f"{plural(len(found.records), 'row')}: {out}", markup=False)
+        say(f"{plural(len(found.records), 'row')}: {out}")
 
 
-def show_comparison(found: Comparison, console: Console) -> None:
+def show_comparison(found: Comparison) -> None:
     """One table if the terminal is wide enough, else several that fit."""
     from rich.measure import Measurement
-    from rich.text import Text
 
     from kinfolk.comparing.page import caption
-    from kinfolk.errors import printable
+
+    console = screen()
 
     def fits(columns: list[Column]) -> bool:
         table, unlimited = _table(found, columns), console.options.update(width=10_000)
@@ -103,16 +100,13 @@ def show_comparison(found: Comparison, console: Console) -> None:
     for part in parts:
         console.print(_table(found, part), soft_wrap=False)
     for sentence in found.sentences():
-        console.print(Text(printable(sentence)), soft_wrap=False)
+        say_wrapped(sentence)
     for line in (caption(found), *found.notes):
-        console.print(Text(printable(line), "dim"), soft_wrap=False)
+        say_wrapped(line, "dim")
 
 
 def _table(found: Comparison, columns: list[Column]) -> Table:
     from rich.text import Text
-
-    from kinfolk.cli.options import plain_table
-    from kinfolk.errors import printable
 
     heads = [column.head for column in columns]
     table = plain_table("method", *heads, right=tuple(heads))
@@ -124,6 +118,7 @@ def _table(found: Comparison, columns: list[Column]) -> Table:
     return table
 
 
+_option = partial(option, panel=TRAINING)
 SWEEP_EPILOG = examples(
     "kinfolk sweep --data digits --out sweeps/alpha --method simclr,simclr+glofnd --set"
     " detector.alpha=0.05,0.1 --seeds 0,1,2 --epochs 20",
@@ -145,23 +140,13 @@ def sweep(
     ],
     chosen: Mapping[str, Any],
     method: Annotated[
-        str,
-        option(
-            "Methods, separated by commas.", "--method", "-m", metavar="METHODS", panel=TRAINING
-        ),
+        str, _option("Methods, separated by commas.", "--method", "-m", metavar="METHODS")
     ] = "simclr",
     settings: Annotated[
         list[str] | None,
-        option(
-            "Values of a setting. Can be repeated.",
-            "--set",
-            metavar="KEY=VALUE,VALUE",
-            panel=TRAINING,
-        ),
+        _option("Values of a setting. Can be repeated.", "--set", metavar="KEY=VALUE,VALUE"),
     ] = None,
-    seeds: Annotated[
-        str, option("Seeds, separated by commas.", metavar="N,N", panel=TRAINING)
-    ] = "0",
+    seeds: Annotated[str, _option("Seeds, separated by commas.", metavar="N,N")] = "0",
     recipe: Recipe = None,
     no_report: NoReport = False,
 ) -> None:
@@ -170,7 +155,6 @@ def sweep(
     Repeat the command to continue an interrupted sweep: finished runs are skipped.
     Settings of detectors apply to methods with a detector only.
     """
-    from kinfolk.cli.options import screen
     from kinfolk.sweeping import split_values
     from kinfolk.sweeping import sweep as run_sweep
 
@@ -190,10 +174,7 @@ def sweep(
         common=chosen,
     )
     if found.table is not None:
-        show_comparison(found.table, screen())
+        show_comparison(found.table)
     elif found.runs[0].rank == 0:
-        screen().print(
-            f"{plural(len(found.runs), 'run')} in {out}; the data has no labels, so nothing is"
-            " compared",
-            markup=False,
-        )
+        number = plural(len(found.runs), "run")
+        say(f"{number} in {out}; the data has no labels, so nothing is compared")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -17,6 +18,9 @@ from kinfolk.cli.options import (
     examples,
     flag,
     option,
+    print_refused,
+    print_table,
+    say,
 )
 from kinfolk.errors import UsageError, did_you_mean
 
@@ -37,6 +41,7 @@ WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin", ".tar")
 Probe = Literal["lbfgs", "glofnd", "ifnd", "ring", "rcl"]
 PROBES = get_args(Probe)
 METRICS = {"top1": "top-1", "mean-per-class": "mean per class", "map": "mAP"}
+MAIN_FIGURES = {"nmi": "NMI", "spearman": "Spearman", "mean": "mean recall"}
 SETTINGS = "Protocol settings"
 EPILOG = examples(
     "kinfolk eval runs/digits",
@@ -214,7 +219,6 @@ def evaluate(
         raise UsageError(
             f"--{first} is for a file of weights, and {run} is not a file; leave it out"
         )
-    from kinfolk.cli.options import print_refused
     from kinfolk.embedding import take_parts
     from kinfolk.evaluation import protocols, retrieval
     from kinfolk.evaluation.gradient_training import FRACTIONS
@@ -356,8 +360,6 @@ def _import_weights(
     train_seed: int = 0,
     **options: Any,
 ) -> Path:
-    from kinfolk.cli.options import screen
-    from kinfolk.errors import printable
     from kinfolk.training.foreign_weights import import_weights
 
     if file.suffix.lower() not in WEIGHTS:
@@ -377,7 +379,7 @@ def _import_weights(
         progress=True,
         **options,
     )
-    screen().print(printable(f"{file}: {network.describe()}; results in {folder}"), markup=False)
+    say(f"{file}: {network.describe()}; results in {folder}")
     return folder
 
 
@@ -410,91 +412,34 @@ def _shares(percent: str | None) -> list[float] | None:
 
 
 def show_results(results: Mapping[str, Mapping[str, Any]]) -> None:
-    from kinfolk.cli.options import print_table
+    """Prints a row for each figure, as in `kinfolk compare`."""
+    from kinfolk.comparing.runs import DISTANCES, figures_of_result, parts_of
 
     rows = list[tuple[str, str, str]]()
     for name, result in results.items():
-        for number, (part, value, where) in enumerate(lines(result)):
-            rows.append((f"{name}{part}" if number == 0 or part else "", value, where))
-    print_table(("protocol", "result", "measured on"), rows, right=("result",))
+        parts, figures = parts_of(name, result), figures_of_result(name, result)
+        if len(parts) > 1:
+            figures[f"{name} average"] = 100 * result["accuracy"]
+        if "exact" in result:
+            figures |= figures_of_result(f"{name}, exact α = {result['alpha']:g},", result["exact"])
+        for figure, value in figures.items():
+            if math.isnan(value):
+                continue
+            part = {**result, **parts.get(figure, {})}
+            is_distance = figure.split()[-1] in DISTANCES.values()
+            text = f"{value:.3f}" if is_distance else f"{value:.1f} %"
+            if part.get("deviation") is not None and figure in (name, *parts):
+                text = f"{value:.1f} ± {100 * part['deviation']:.1f} %"
+            rows.append((figure, text, _explain_figure(part)))
+    print_table(("figure", "result", "measured on"), rows, right=("result",))
 
 
-def lines(result: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    from kinfolk.comparing.runs import DIRECTIONS
-
-    where = str(result["measured_on"])
-    present = {side: result[name] for name, side in DIRECTIONS.items() if name in result}
-    if "fractions" in result:
-        for row in result["fractions"]:
-            all_listed = row.get("listed", row["labels"]) == row["labels"]
-            listed = "" if all_listed else f" of {row['listed']:,} listed"
-            name = row.get("subset") or f"{100 * row['fraction']:g} %"
-            yield f" {name}", _accuracy(row), f"{row['labels']:,}{listed} labels, {where}"
-    elif "sets" in result:
-        for row in result["sets"]:
-            value = f"{METRICS[row['metric']]} {percent(row['accuracy'])}"
-            yield f" {row['name']}", value, str(row["measured_on"])
-    elif "exact" in result:
-        yield from _detection_lines(result, where, list(DIRECTIONS))
-    elif present:
-        for figure in ("R@1", "mAP", "nDCG@10"):
-            if all(figure in found for found in present.values()):
-                shares = (f"{side} {percent(found[figure])}" for side, found in present.items())
-                yield "", f"{figure} {', '.join(shares)}", where
-        if "label_map" in result:
-            by = f"mAP {percent(result['label_map'])}, nDCG@10 {percent(result['label_ndcg'])}"
-            yield " by label", by, where
-    elif "spearman" in result:
-        yield "", f"Spearman {100 * result['spearman']:.1f}", where
-    elif "nmi" in result:
-        how = f"{where}, {result.get('normaliser', 'arithmetic')} normaliser"
-        yield "", f"NMI {percent(result['nmi'], result['deviation'])}", how
-    else:
-        yield "", _accuracy(result), where
-    number = len(result.get("fractions", result.get("sets", ())))
-    if number > 1:
-        yield " average", _accuracy(result), f"mean of the {number} above"
-
-
-def _accuracy(row: Mapping[str, Any]) -> str:
-    five = f", top-5 {percent(row['top5'])}" if row.get("top5") is not None else ""
-    return percent(row["accuracy"], row.get("deviation")) + five
-
-
-def _detection_lines(
-    result: Mapping[str, Any], where: str, directions: list[str]
-) -> Iterator[tuple[str, str, str]]:
-    directions = [name for name in directions if name in result]
-    parts = [(" flagged", result), (f" exact, α = {result['alpha']:g}", result["exact"])]
-    parts += [(f" {name.replace('_', ' ')}", result[name]) for name in directions]
-    for title, row in parts:
-        if "f1" in row:
-            rates = f"MTPR {percent(row['mtpr'])}, MTNR {percent(row['mtnr'])}"
-            yield title, _detection(row), where
-            yield " per anchor", _detection(row, "anchor_"), "mean over anchors"
-            yield "", f"{rates}, flagged {percent(row['flagged'])}", ""
-    if "threshold" in result:
-        errors = result["threshold"]
-        text = f"MAE {errors['mae']:.3f}, RMSE {errors['rmse']:.3f}"
-        yield " thresholds", text, "exact quantile"
-    positive, kin = (
-        "—" if value != value else f"{value:.3f}"
-        for value in (result["tp_similarity"], result["fn_similarity"])
-    )
-    sides = " and ".join(directions[0].split("_to_")) if directions else "two views each"
-    yield " similarity", f"TP {positive}, FN {kin}", sides.replace("text", "caption")
-
-
-def _detection(row: Mapping[str, Any], prefix: str = "") -> str:
-    shares = [row.get(prefix + name) for name in ("precision", "recall", "f1")]
-    texts = ["—" if share is None or share != share else f"{100 * share:.1f}" for share in shares]
-    return f"precision {texts[0]}, recall {texts[1]}, F1 {texts[2]} %"
-
-
-def percent(share: float, deviation: float | None = None) -> str:
-    """A share in percent. NaN is shown as —."""
-    if share != share:
-        return "—"
-    if deviation is None or deviation != deviation:
-        return f"{100 * share:.1f} %"
-    return f"{100 * share:.1f} ± {100 * deviation:.1f} %"
+def _explain_figure(part: Mapping[str, Any]) -> str:
+    words = [text for key, text in MAIN_FIGURES.items() if key in part]
+    words += [METRICS[part["metric"]]] if "metric" in part else []
+    words += [f"{part['normaliser']} normaliser"] if "normaliser" in part else []
+    if "labels" in part:
+        listed = part.get("listed", part["labels"])
+        some = "" if listed == part["labels"] else f" of {listed:,} listed"
+        words.append(f"{part['labels']:,}{some} labels")
+    return ", ".join([*words, str(part.get("measured_on", ""))])

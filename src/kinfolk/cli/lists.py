@@ -16,6 +16,8 @@ from kinfolk.cli.options import (
     examples,
     option,
     print_table,
+    say,
+    say_wrapped,
     screen,
 )
 from kinfolk.errors import UsageError, plural, short
@@ -55,17 +57,14 @@ def methods() -> None:
     for name, kind in DETECTORS.items():
         names = ", ".join((name, *(f"{name}:{variant}" for variant in kind.variants)))
         parts[detectors].append((names, kind.paper, kind.needs or "nothing"))
-    console = screen()
     for title, (columns, *rows) in parts.items():
-        console.print(title, style="bold")
+        say(title, "bold")
         print_table(columns, rows, name_style="bold cyan")
-    console.print(
+    say_wrapped(
         "Compose: framework[+detector[:variant][:action]], as in simclr, sogclr+glofnd,"
-        " moco+ring or simclr+oracle:attract (which is SupCon)\n"
-        "Settings of framework and detector: --set framework.KEY=VALUE, --set detector.KEY=VALUE",
-        markup=False,
-        soft_wrap=False,
+        " moco+ring or simclr+oracle:attract (which is SupCon)"
     )
+    say("Settings of framework and detector: --set framework.KEY=VALUE, --set detector.KEY=VALUE")
 
 
 RECIPES_EPILOG = examples(
@@ -80,8 +79,7 @@ def recipes(
         str, typer.Argument(metavar="[show]", help="show: print one recipe.")
     ] = "list",
     name: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME]", help="Name of the recipe to print."),
+        str | None, typer.Argument(metavar="[NAME]", help="Name of the recipe to print.")
     ] = None,
 ) -> None:
     """List the recipes of the library, or print one with its header.
@@ -92,7 +90,7 @@ def recipes(
     from kinfolk.training.settings import recipe_names, recipe_path, recipe_summary
 
     if action == "show" and name is not None:
-        screen().print(recipe_path(name).read_text(encoding="utf-8").rstrip(), markup=False)
+        say(recipe_path(name).read_text(encoding="utf-8").rstrip())
     elif action == "list":
         rows = [(each, recipe_summary(each)) for each in recipe_names()]
         print_table(("recipe", "what it trains"), rows)
@@ -108,8 +106,7 @@ SETTINGS_EPILOG = examples(
 
 def settings(
     prefix: Annotated[
-        str,
-        typer.Argument(metavar="[PREFIX]", help="Section, key, or the beginning of one."),
+        str, typer.Argument(metavar="[PREFIX]", help="Section, key, or the beginning of one.")
     ] = "",
 ) -> None:
     """List every key of the configuration with its type, default and meaning.

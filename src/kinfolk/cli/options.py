@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 from typer.models import OptionInfo
 
+from kinfolk.errors import UsageError, printable, short
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -23,6 +25,26 @@ def screen() -> Console:
     from rich.console import Console
 
     return Console(soft_wrap=True, highlight=False)
+
+
+def say(text: str, style: str = "") -> None:
+    """Prints a line, without markup in it, that is not wrapped."""
+    from rich.text import Text
+
+    screen().print(Text("\n".join(map(printable, text.split("\n"))), style))
+
+
+def say_wrapped(text: str, style: str = "") -> None:
+    from rich.text import Text
+
+    screen().print(Text(printable(text), style), soft_wrap=False)
+
+
+def require_new(path: Path, overwrite: bool, kind: str = "file") -> None:
+    if path.exists() and not overwrite:
+        raise UsageError(
+            f"{path} exists; choose another {kind} with --out, or replace it with --overwrite"
+        )
 
 
 def plain_table(*columns: str, right: tuple[str, ...] = (), title: str | None = None) -> Table:
@@ -59,8 +81,6 @@ def print_table(
 
 def print_refused(images: ImageData) -> None:
     from rich.console import Console
-
-    from kinfolk.errors import short
 
     if images.quarantine:
         path, reason = (short(text) for text in images.quarantine[0])
@@ -146,21 +166,14 @@ LabelsFromFolders = Annotated[
 ]
 Workers = Annotated[
     int | None,
-    option(
-        "Processes that decode images; default: one per core.",
-        panel=RUNNING,
-    ),
+    option("Processes that decode images; default: one per core.", panel=RUNNING),
 ]
 
 
 def with_settings(keys: Mapping[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorates a command that has the parameter `chosen`: in its place the command gets an option
-    for each of `keys` of the configuration, with its description, and receives those that were
-    given.
-
-    Args:
-        keys: key of the configuration by the names of the option, such as "--method -m".
-    """
+    """Replaces the parameter `chosen` of a command by options for settings; the command receives
+    in it those that were given. `keys`: the key of each setting by the names of its option, such as
+    "--method -m"."""
     from kinfolk.training.config import list_settings
 
     settings = {setting.key: setting for setting in list_settings()}

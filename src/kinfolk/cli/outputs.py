@@ -17,6 +17,9 @@ from kinfolk.cli.options import (
     flag,
     option,
     overwrite_option,
+    print_refused,
+    require_new,
+    say,
 )
 from kinfolk.errors import UsageError, plural
 
@@ -40,16 +43,12 @@ def embed(
     run: RunFolder,
     out: Annotated[
         Path,
-        option(
-            "File to write (.npy), with a .parquet of the samples next to it.",
-            *("--out", "-o"),
-        ),
+        option("File to write (.npy), with a .parquet of the samples next to it.", "--out", "-o"),
     ],
     data: RunsData = None,
     labels_from_folders: LabelsFromFolders = False,
     views: Annotated[
-        int | None,
-        option("Write N augmented views to N files: NAME-1.npy, …", min=1),
+        int | None, option("Write N augmented views to N files: NAME-1.npy, …", min=1)
     ] = None,
     projected: Annotated[
         bool,
@@ -74,15 +73,11 @@ def embed(
     table, files = out.with_suffix(".parquet"), [out]
     if views is not None:
         files = [out.with_name(f"{out.stem}-{n}.npy") for n in range(1, views + 1)]
-    written = [*files, table]
-    if not overwrite and (existing := [path for path in written if path.exists()]):
-        raise UsageError(
-            f"{existing[0]} exists; choose another file with --out, or replace it with --overwrite"
-        )
+    for path in (*files, table):
+        require_new(path, overwrite)
     import numpy as np
 
     from kinfolk.auditing.inputs import ORIGIN, run_origin
-    from kinfolk.cli.options import print_refused, screen
     from kinfolk.files import write_atomically
     from kinfolk.training.load_run import open_run, restore
 
@@ -106,11 +101,8 @@ def embed(
     has_labels = images.samples.labels is not None
     origin = replace(run_origin(opened, data), has_labels=has_labels)
     images.samples.to_parquet(table, {ORIGIN: json.dumps(asdict(origin))})
-    named = ", ".join(str(path) for path in written)
-    screen().print(
-        f"{plural(len(features), 'sample')} × {plural(features.shape[1], 'feature')}: {named}",
-        markup=False,
-    )
+    named = ", ".join(map(str, (*files, table)))
+    say(f"{plural(len(features), 'sample')} × {plural(features.shape[1], 'feature')}: {named}")
 
 
 def _features(
@@ -145,16 +137,10 @@ EXPORT_EPILOG = examples(
 
 def export(
     run: RunFolder,
-    format: Annotated[
-        str,
-        option("safetensors, torchvision, timm or onnx.", "--format", "-f"),
-    ],
+    format: Annotated[str, option("safetensors, torchvision, timm or onnx.", "--format", "-f")],
     out: Annotated[
         Path | None,
-        option(
-            "File to write; for timm a folder; default: in RUN/export/.",
-            *("--out", "-o"),
-        ),
+        option("File to write; for timm a folder; default: in RUN/export/.", "--out", "-o"),
     ] = None,
     overwrite: Annotated[bool, overwrite_option("an existing export")] = False,
 ) -> None:
@@ -165,21 +151,16 @@ def export(
     trained with `--set model.stem=imagenet` and the default width; safetensors and onnx take any
     encoder.
     """
-    from kinfolk.cli.options import screen
     from kinfolk.exporting import export as write
 
     found = write(run, format, out, overwrite=overwrite)
-    text = f"Written: {found.path}\nChecked: {found.checked}\nUse: {found.use}"
-    screen().print(text, markup=False)
+    say(f"Written: {found.path}\nChecked: {found.checked}\nUse: {found.use}")
 
 
 REPORT_EPILOG = examples("kinfolk report runs/photos")
 
 
-def report(
-    run: RunFolder,
-    data: RunsData = None,
-) -> None:
+def report(run: RunFolder, data: RunsData = None) -> None:
     """Write RUN/report.html: settings, curves, results, anchors with their kin, embedding map and
     views.
 
@@ -187,15 +168,8 @@ def report(
     encoder for the map, and the detector of the last checkpoint is applied to them. If the images
     or the checkpoint can't be read, the page and the terminal give the reason.
     """
-    from kinfolk.cli.options import screen
-    from kinfolk.errors import printable
     from kinfolk.report import write_report
     from kinfolk.training.load_run import open_run
 
     images = None if data is None else open_run(run).data(data, progress=True)
-
-    def explain(text: str) -> None:
-        screen().print(printable(text), markup=False)
-
-    path = write_report(run, images, progress=True, on_missing=explain)
-    screen().print(f"Report: {path}", markup=False, highlight=False)
+    say(f"Report: {write_report(run, images, progress=True, on_missing=say)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,10 +18,12 @@ from kinfolk.cli.options import (
     flag,
     option,
     overwrite_option,
+    say,
     with_settings,
 )
 from kinfolk.errors import UsageError
 
+_option = partial(option, panel=TRAINING)
 EPILOG = examples(
     "kinfolk train --data digits --out runs/digits --epochs 20",
     "kinfolk train --data photos/ --out runs/g --method simclr+guide:attract --guide timm/resnet50",
@@ -62,24 +65,18 @@ def train(
     recipe: Recipe = None,
     known_kin: Annotated[
         str | None,
-        option(
-            "Pairs from `kinfolk audit` for +known (.parquet or .csv).",
-            metavar="FILE",
-            panel=TRAINING,
-        ),
+        _option("Pairs from `kinfolk audit` for +known (.parquet or .csv).", metavar="FILE"),
     ] = None,
     guide: Annotated[
         str | None,
-        option(
+        _option(
             "Features for +guide: .npy, .safetensors, a run folder, timm/NAME, torchvision/NAME,"
             " patches (from these images alone); for text pairs st/NAME.",
             metavar="FILE|RUN|NAME",
-            panel=TRAINING,
         ),
     ] = None,
     temperature: Annotated[
-        float | None,
-        option("Temperature of the loss; default: that of the framework.", panel=TRAINING),
+        float | None, _option("Temperature of the loss; default: that of the framework.")
     ] = None,
     settings: Settings = None,
     resume: Annotated[bool, flag("--resume", "Continue the run in --out.")] = False,
@@ -91,14 +88,9 @@ def train(
     Labels are used only for the kNN accuracy and the false-negative metrics, unless the method has
     the oracle detector; ifnd counts their classes.
     """
-    if resume and overwrite:
-        raise UsageError("--resume and --overwrite exclude each other; give only one")
     method = chosen.get("method", "simclr")
     is_stored = "method" not in chosen and (resume or recipe is not None)
-    for name, detector, value in (
-        ("--known-kin", "known", known_kin),
-        ("--guide", "guide", guide),
-    ):
+    for name, detector, value in (("--known-kin", "known", known_kin), ("--guide", "guide", guide)):
         if value is not None and not is_stored and f"+{detector}" not in method.lower():
             raise UsageError(
                 f"{name} needs a method with the detector `{detector}`, such as --method"
@@ -109,22 +101,18 @@ def train(
         "detector.features": guide,
         "framework.temperature": temperature,
     }
+    given = {key: value for key, value in given.items() if value is not None}
     from kinfolk.api import train as train_run
-    from kinfolk.cli.options import screen
     from kinfolk.training.config import parse_settings
 
     run = train_run(
         data,
         out,
         recipe=recipe,
-        settings={
-            **chosen,
-            **{key: value for key, value in given.items() if value is not None},
-            **parse_settings(settings or []),
-        },
+        settings={**chosen, **given, **parse_settings(settings or [])},
         resume=resume,
         overwrite=overwrite,
         report=not no_report,
     )
     if run.rank == 0 and not no_report and not run.unchanged:
-        screen().print(f"Report: {run.path / 'report.html'}", markup=False)
+        say(f"Report: {run.path / 'report.html'}")

@@ -155,7 +155,7 @@ resnet10 = partial(ResNet, BasicBlock, (1, 1, 1, 1), width=16)
 resnet18 = partial(ResNet, BasicBlock, (2, 2, 2, 2))
 resnet34 = partial(ResNet, BasicBlock, (3, 4, 6, 3))
 resnet50 = partial(ResNet, Bottleneck, (3, 4, 6, 3))
-ENCODERS: dict[str, Callable[..., ResNet]] = {
+ENCODERS: dict[str, partial[ResNet]] = {
     "resnet10": resnet10,
     "resnet18": resnet18,
     "resnet34": resnet34,

@@ -1,5 +1,4 @@
-"""Checkpoints: the callback that saves them, at the end of an epoch, every few minutes within one
-and on a signal, and the reading of one, which never runs code from the file."""
+"""Checkpoints: the callback that saves them, and the reading of one."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ FORMAT = 2
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Loads a checkpoint without running code from it; raises `DamagedFileError` for a damaged
-    file, which the digest of its bytes shows."""
+    """Loads a checkpoint without running code from it; a damaged one raises `DamagedFileError`."""
     try:
         check_sealed_zip(path)
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
@@ -63,21 +61,18 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return checkpoint
 
 
-def restore_error(error: Exception | str, path: Path) -> KinfolkError:
+def restore_error(error: Exception, path: Path) -> KinfolkError:
     """The error for a state that cannot be loaded, such as a store of another size."""
-    if isinstance(error, Exception):
-        lines = str(error).splitlines()
-        listed = len(lines) > 1 and "loading state_dict" in lines[0]
-        error = lines[1].strip(" \t.") if listed else why_failed(error)
+    lines = str(error).splitlines()
+    listed = len(lines) > 1 and "loading state_dict" in lines[0]
+    reason = lines[1].strip(" \t.") if listed else why_failed(error)
     return KinfolkError(
-        f"the checkpoint {path} does not fit this run: {short(error, 400)}; put the run's own"
+        f"the checkpoint {path} does not fit this run: {short(reason, 400)}; put the run's own"
         " checkpoint back, or start a new run"
     )
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Lightning's file access, with atomic writing; always loads with `weights_only=True`."""
-
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
@@ -87,8 +82,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self, path: Any, map_location: Any = None, weights_only: bool | None = True
     ) -> dict[str, Any]:
         if Path(path).name == ".temp.ckpt":  # the weights that a forked process hands to its parent
-            weights: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-            return weights
+            return dict(torch.load(path, map_location="cpu", weights_only=True))
         return read_checkpoint(Path(path))
 
 
@@ -121,8 +115,7 @@ class CheckpointSaver(pl.Callback):
         state: Mapping[str, Any] | None = None,
     ) -> None:
         self.path, self.identity, self.export = path, identity, export
-        self.epochs, self.settings = config.epochs, config.checkpoint
-        self.state = state
+        self.epochs, self.settings, self.state = config.epochs, config.checkpoint, state
         self.every_seconds = 60 * (self.settings.every_minutes or math.inf)
         self.received: signal.Signals | None = None
         self._last = None if state is None else (int(state["step"]), int(state["epoch"]))
@@ -134,7 +127,11 @@ class CheckpointSaver(pl.Callback):
         """Replaces Lightning's signal handlers, which communicate in the middle of a step, until it
         restores the earlier ones at the end."""
         assert isinstance(module, TrainingModule)
-        self._require_position(trainer)
+        # Lightning starts from the beginning where the position is missing
+        found = trainer.global_step, trainer.current_epoch
+        if self.state is not None and found != (self.state["step"], self.state["epoch"]):
+            reason = f"its position is step {found[0]} of epoch {found[1]}"
+            raise restore_error(ValueError(reason), self.path)
         module.started = True
         self._finished = trainer.current_epoch
         self.is_rank_zero = trainer.is_global_zero
@@ -197,12 +194,6 @@ class CheckpointSaver(pl.Callback):
             f" {plural(self.epochs, 'epoch')} done){also}"
         )
 
-    def _require_position(self, trainer: pl.Trainer) -> None:
-        """Lightning starts from the beginning where the position is missing."""
-        found = trainer.global_step, trainer.current_epoch
-        if self.state is not None and found != (self.state["step"], self.state["epoch"]):
-            raise restore_error(f"its position is step {found[0]} of epoch {found[1]}", self.path)
-
     def _save(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._require_finite(trainer, module)
         if trainer.is_global_zero:
@@ -229,13 +220,16 @@ class CheckpointSaver(pl.Callback):
             path.unlink()
         if older and self.path.exists():
             older[0].unlink(missing_ok=True)
-            _link_or_copy(self.path, older[0])
+            try:
+                os.link(self.path, older[0])
+            except OSError:  # a file system without hard links
+                shutil.copyfile(self.path, older[0])
 
     def _require_finite(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         assert isinstance(module, TrainingModule)
         found = not_finite(module.framework, trainer.optimizers)
         if found is None and self._inputs is not None:
-            found = not_finite_feature(module, **self._inputs)
+            found = not_finite_feature(module, self._inputs)
         failed = torch.tensor(int(found is not None), device=module.device)
         if distributed.world_size() > 1:
             dist.all_reduce(failed, dist.ReduceOp.MAX)
@@ -286,8 +280,8 @@ def _ignore_signals() -> None:
 
 @final
 class Agreement:
-    """The strongest action that any rank needs, known to all ranks after the same step. The host
-    does not wait: an answer is read one step after the ranks have asked each other."""
+    """The strongest action that any rank needs, known to all after the same step. The host does not
+    wait: an answer is read one step after the ranks have asked each other."""
 
     def __init__(self) -> None:
         self.action, self.interval = NOTHING, 1
@@ -342,32 +336,20 @@ def not_finite(framework: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 
 
 @torch.no_grad()
-def not_finite_feature(
-    module: TrainingModule,
-    pixels: torch.Tensor,
-    aspect: torch.Tensor,
-    tokens: torch.Tensor | None = None,
-) -> str | None:
+def not_finite_feature(module: TrainingModule, batch: dict[str, torch.Tensor]) -> str | None:
     """Which features in evaluation mode and float32 are not finite: products of finite weights may
     overflow."""
-    views, framework = module.views, module.framework
-    if not isinstance(views, Views):
+    device, framework = module.device, module.framework
+    if not isinstance(module.views, Views):
         return None
     stance = getattr(torch.compiler, "set_stance", None)  # no compilation for a few images
     eager = nullcontext() if stance is None else stance("force_eager")
-    with evaluating(framework), torch.autocast(module.device.type, enabled=False), eager:
-        images = views.evaluate(pixels.to(module.device), aspect.to(module.device))
+    with evaluating(framework), torch.autocast(device.type, enabled=False), eager:
+        images = module.views.evaluate(batch["pixels"].to(device), batch["aspect"].to(device))
         found = {
             "an image feature": framework.features(images),
             "an image embedding": framework.embed(images),
         }
-        if isinstance(framework, ImageText) and tokens is not None:
-            found["a caption embedding"] = framework.embed_text(tokens.to(module.device))
+        if isinstance(framework, ImageText) and "tokens" in batch:
+            found["a caption embedding"] = framework.embed_text(batch["tokens"].to(device))
     return next((name for name, value in found.items() if not value.isfinite().all()), None)
-
-
-def _link_or_copy(path: Path, name: Path) -> None:
-    try:
-        os.link(path, name)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(path, name)

@@ -211,9 +211,9 @@ class OptimizerConfig(Section):
 class TrainerConfig(Section):
     """Devices, precision, and the loggers."""
 
-    accelerator: str = "auto"
+    accelerator: Literal["auto", "cuda", "gpu", "mps", "cpu"] = "auto"
     """cuda, mps or cpu; auto: the best there is."""
-    precision: str = "auto"
+    precision: Literal["auto", "32", "32-true", "bf16", "bf16-mixed", "16", "16-mixed"] = "auto"
     """32, bf16-mixed or 16-mixed; auto: bf16-mixed where the hardware supports it, else 32."""
     matmul_precision: Literal["auto", "highest", "high", "medium"] = "auto"
     """Products of float32 matrices: highest is float32, high TF32, medium bf16; auto: high with
@@ -222,7 +222,9 @@ class TrainerConfig(Section):
     """Devices of each machine."""
     num_nodes: int = Field(default=1, ge=1)
     """Number of machines."""
-    strategy: str = "auto"
+    strategy: Literal[
+        "auto", "ddp", "ddp_fork", "ddp_find_unused_parameters_true", "single_device"
+    ] = "auto"
     """Strategy of Lightning; auto: ddp with several devices."""
     accumulate: int = Field(default=1, ge=1)
     """Batches for each step of the optimiser; adds no negatives."""

@@ -72,7 +72,7 @@ TEXT_TOWERS: tuple[tuple[float, dict[str, int]], ...] = (
 )
 """The default text tower by the largest number of captions; the last is CLIP's, not for a CPU."""
 LARGEST_CONTEXT, COUNTED_CAPTIONS = 77, 100_000
-"""CLIP's number of tokens, and how many captions are counted to choose a smaller one."""
+"""CLIP's number of tokens, and the captions that are counted to choose a smaller one."""
 PATHS = (
     *("data.source", "data.exclude", "data.hierarchy", "model.init", "text.tokenizer"),
     *("detector.pairs", "detector.features", "detector.labels_file"),
@@ -87,10 +87,9 @@ def assemble(
     settings: Sequence[str] | Mapping[str, Any],
 ) -> TrainConfig:
     """Combines a recipe, the stored configuration of a run or the defaults with the arguments that
-    are not None and then the settings. Settings of a recipe for another method are dropped with a
-    warning."""
+    are not None and then the settings. Settings of a recipe for another method are dropped."""
     given = _join_settings(arguments, settings)
-    method = given.get("method")
+    config, method = stored or TrainConfig(), given.get("method")
     if recipe is not None:
         config = load_recipe(recipe)
         if method is not None:
@@ -99,10 +98,7 @@ def assemble(
             warn_about_dropped_settings(before, config.method, dropped)
     elif stored is not None:
         config = stored.model_copy(update={"method": stored_method(stored.method)})
-    else:
-        config = TrainConfig()
-    plugins = config.with_settings({"plugins": given.get("plugins", config.plugins)}).plugins
-    load_plugins(plugins)
+    load_plugins(config.with_settings({"plugins": given.get("plugins", config.plugins)}).plugins)
     if stored is not None or recipe is not None:
         return resolve(config.with_settings(given))
     if method is not None and contrasts_texts(TrainConfig(method=method)):
@@ -176,34 +172,32 @@ def resolve(config: TrainConfig) -> TrainConfig:
         )
     framework, detector = method_arguments(config, written=True)
     has_captions, views = learns_from_text(config), config.views
-    needed: dict[str, Any] = dict(FRAMEWORKS[method.framework].view_options)
+    needed = FRAMEWORKS[method.framework].view_options
     for name, value in needed.items():
         if views.options.get(name, value) != value:
             raise UsageError(
                 f"`views.options.{name}` (={views.options[name]!r}) must be {value!r} for"
                 f" {config.method}; leave it out"
             )
-    fitting: dict[str, Any] = CAPTION_VIEWS if views.preset is None and has_captions else {}
     preset = views.preset or ("clip" if has_captions else "simclr")
-    options = fitting | views.options | needed
+    mild = CAPTION_VIEWS if views.preset is None and has_captions else {}
+    options = {**mild, **views.options, **needed}
     parameters = inspect.signature(Views).parameters
     overrides = {name: value for name, value in options.items() if name not in parameters}
     augmentations(preset, views.size or LARGEST, overrides)  # refuses wrong options
     text = config.text
     if not has_captions:  # unused, and the same in all run folders
         text = text_settings(config, math.inf, LARGEST_CONTEXT)
-    sections: dict[str, Section] = {
+    sections = {
         "head": head_settings(config),
         "optimizer": optimizer_settings(config),
         "text": text,
         "trainer": resolve_trainer(config.trainer),
         "views": views.model_copy(update={"preset": preset, "options": options}),
     }
-    return TrainConfig.of(
-        config.model_dump(mode="json")
-        | {"method": str(method), "framework": framework, "detector": detector}
-        | {name: section.model_dump(mode="json") for name, section in sections.items()}
-    )
+    arguments = {"method": str(method), "framework": framework, "detector": detector}
+    complete_config = config.model_copy(update=sections)
+    return TrainConfig.of(complete_config.model_dump(mode="json") | arguments)
 
 
 def method_arguments(
@@ -295,14 +289,9 @@ def fit_to_data(config: TrainConfig, source: Source) -> TrainConfig:
         longest = sentence_tokenizer(sentence_transformer(name))[1]
         return config.with_settings({"text.context": min(context or longest, longest)})
     on_cpu = config.trainer.accelerator == "cpu"
-    side = typical_side(source) or LARGEST
-    size = config.views.size or min(max(side, SMALLEST), CPU_LARGEST if on_cpu else LARGEST)
-    is_small = size <= (CPU_CIFAR_STEM if on_cpu else CIFAR_STEM)
-    found: dict[str, Any] = {
-        "views.size": size,
-        "model.stem": config.model.stem or ("cifar" if is_small else "imagenet"),
-        "data.image_size": config.data.image_size or min(math.ceil(size * 8 / 7), side),
-    }
+    found = fit_size(config, source, CPU_LARGEST if on_cpu else LARGEST)
+    is_small = found["views.size"] <= (CPU_CIFAR_STEM if on_cpu else CIFAR_STEM)
+    found["model.stem"] = config.model.stem or ("cifar" if is_small else "imagenet")
     if config.model.name == "auto":
         found["model.name"] = "resnet10" if on_cpu else "resnet18"
         width = CPU_WIDTH if on_cpu and not is_small else None
@@ -313,6 +302,13 @@ def fit_to_data(config: TrainConfig, source: Source) -> TrainConfig:
     if has_guide and not by_captions and config.detector.get("features") is None:
         found["detector.features"] = PATCHES
     return config.with_settings(found)
+
+
+def fit_size(config: TrainConfig, source: Source, largest: int = LARGEST) -> dict[str, Any]:
+    side = typical_side(source) or LARGEST
+    size = config.views.size or min(max(side, SMALLEST), largest)
+    kept = config.data.image_size or min(math.ceil(size * 8 / 7), side)
+    return {"views.size": size, "data.image_size": kept}
 
 
 def fit_batch(config: TrainConfig, num_train: int, chosen: bool) -> TrainConfig:

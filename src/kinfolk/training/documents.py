@@ -16,7 +16,7 @@ LARGEST_FILE = 1 << 20
 
 
 class _Loader(yaml.SafeLoader):
-    """Without aliases: a few lines of nested ones expand to billions of values."""
+    """Without aliases, which may expand to billions of values."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,28 +11,19 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from kinfolk.data.open_source import typical_side
 from kinfolk.errors import KinfolkError, UsageError, short
 from kinfolk.files import write_text
 from kinfolk.frameworks import FRAMEWORKS
 from kinfolk.models import build_encoder
+from kinfolk.models.encoders import ENCODERS, BasicBlock, Bottleneck
 from kinfolk.models.weights import load_state, plain_state, read_state, save_encoder
 from kinfolk.training.build import build_views
 from kinfolk.training.config import TrainConfig
-from kinfolk.training.defaults import LARGEST, SMALLEST, with_absolute_paths
+from kinfolk.training.defaults import fit_size, with_absolute_paths
 from kinfolk.training.load_run import FOREIGN, open_run
 from kinfolk.training.run_folder import Run, open_data, read_data
 from kinfolk.training.settings import digest_of, settings_digest
 
-DEPTHS: dict[tuple[bool, tuple[int, ...]], str] = {
-    (False, (1, 1, 1, 1)): "resnet10",
-    (False, (2, 2, 2, 2)): "resnet18",
-    (False, (3, 4, 6, 3)): "resnet34",
-    (True, (3, 4, 6, 3)): "resnet50",
-    (True, (3, 4, 23, 3)): "resnet101",
-    (True, (3, 8, 36, 3)): "resnet152",
-}
-"""ResNets by whether their blocks are bottlenecks, and the number of blocks in each stage."""
 CLASSIFIERS = ("fc.", "linear.", "classifier.", "head.")
 """Prefixes of a classifier or a projection on top of the encoder, which is left out."""
 COPIES = ("_k.", "momentum", "ema", "teacher", "target", "key")
@@ -92,12 +82,15 @@ def _resnet(state: Mapping[str, Tensor], source: str) -> dict[str, Any]:
     blocks = {(int(place[1]), int(place[2])) for place in places if place is not None}
     depths = tuple(sum(stage == each for stage, _ in blocks) for each in (1, 2, 3, 4))
     bottleneck = "layer1.0.conv3.weight" in state
-    name, first = DEPTHS.get((bottleneck, depths)), state.get("conv1.weight")
+    name, first = None, state.get("conv1.weight")
+    for each, make in ENCODERS.items():
+        if make.args == (Bottleneck if bottleneck else BasicBlock, depths):
+            name = each
     if name is None:
         kind = "bottleneck" if bottleneck else "basic"
         raise KinfolkError(
             f"{source} is a ResNet of {depths} {kind} blocks, which is none of"
-            f" {', '.join(DEPTHS.values())}; {NAME_IT}"
+            f" {', '.join(ENCODERS)}; {NAME_IT}"
         )
     if first is None or first.shape[1:] not in ((3, 3, 3), (3, 7, 7)):
         size = "missing" if first is None else f"of the shape {tuple(first.shape)}"
@@ -121,8 +114,8 @@ def import_weights(
     seed: int = 0,
     progress: bool = False,
 ) -> tuple[Path, Network]:
-    """Writes the encoder in `file` as a run folder, so that every command for runs takes it, and
-    returns the folder, with what was found. Only tensors are read from the file.
+    """Writes the encoder in `file` as a run folder; returns it, with what was found. Only tensors
+    are read from the file.
 
     Args:
         out: the folder; None: next to the file, called NAME-eval.
@@ -155,10 +148,7 @@ def import_weights(
     config = with_absolute_paths(config.with_settings(given))
     source = open_data(None, config, Run(out))
     if like is None:
-        side = typical_side(source) or LARGEST
-        size = min(max(side, SMALLEST), LARGEST)
-        kept = min(math.ceil(size * 8 / 7), side)
-        config = config.with_settings({"views.size": size, "data.image_size": kept})
+        config = config.with_settings(fit_size(config, source))
     out.mkdir(parents=True, exist_ok=True)
     images = read_data(source, config, Run(out), several=False, progress=progress)
     images.samples.to_parquet(Run(out).samples)

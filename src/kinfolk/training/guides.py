@@ -37,10 +37,9 @@ def guide_features(named: str | Path, data: ImageData, cache: Path | None = None
     """(N, F) features of the training samples in data-set order.
 
     Args:
-        named: a .npy or .safetensors file; a run folder, whose encoder embeds the images;
-            timm/NAME, torchvision/NAME, open_clip/NAME, with the published weights; or `patches`.
-            Rows of a file are matched by name if the .parquet file of `kinfolk embed` is next to
-            it; otherwise they must be the training samples, or all samples.
+        named: a file; a run folder, whose encoder embeds the images; timm/NAME, torchvision/NAME,
+            open_clip/NAME; or `patches`. Rows of a file are matched by name if the .parquet file of
+            `kinfolk embed` is next to it; otherwise they must be the training samples, or all.
         cache: a folder for features that are computed from a name, for a resume and other ranks.
     """
     path = Path(named)
@@ -56,9 +55,8 @@ def guide_features(named: str | Path, data: ImageData, cache: Path | None = None
         made = TrainConfig.load(path / "config.yaml").views
         assert made.size is not None, "a run is fitted to its data"
         assert made.preset is not None
-        return _embed_in_half(
-            load_encoder(path)[0], Views(made.preset, made.size, **made.options), data
-        )
+        views = Views(made.preset, made.size, **made.options)
+        return _embed_in_half(load_encoder(path)[0], views, data)
     features_NF = read_features(path)
     if (rows := _rows_by_key(path, len(features_NF), data)) is not None:
         is_ordered = torch.equal(rows, torch.arange(len(features_NF)))
@@ -73,9 +71,8 @@ def guide_features(named: str | Path, data: ImageData, cache: Path | None = None
 
 
 def text_guide(named: str | Path, data: ImageData, cache: Path | None = None) -> dict[str, Tensor]:
-    """The arguments `features` and `positives` of a guide for text pairs: (num_ids, F) each, by a
-    model of sentence-transformers; explicit negatives follow in both. A file has features of the
-    anchors alone."""
+    """The arguments `features` and `positives` of a guide for text pairs, (num_ids, F) each, with
+    explicit negatives at the end. A file has features of the anchors alone."""
     if Path(named).is_file():
         return {"features": guide_features(named, data)}
     if not str(named).startswith(SENTENCE):
@@ -88,24 +85,21 @@ def text_guide(named: str | Path, data: ImageData, cache: Path | None = None) ->
     sides = [[*(texts[side] for texts in pairs), *others] for side in (0, 1)]
 
     def compute() -> Tensor:
-        model = sentence_transformer(str(named))
-        found = model.encode(
+        features: Tensor = sentence_transformer(str(named)).encode(
             [*sides[0], *sides[1]],
             convert_to_tensor=True,
             normalize_embeddings=True,
             show_progress_bar=False,
             device="cuda" if torch.cuda.is_available() else "cpu",
         )
-        features: Tensor = found.cpu().half()
-        return features
+        return features.cpu().half()
 
     both = _once(compute, str(named), data, cache)
     return {"features": both[: len(sides[0])], "positives": both[len(sides[0]) :]}
 
 
 def _once(compute: Callable[[], Tensor], named: str, data: ImageData, cache: Path | None) -> Tensor:
-    """The features, from the file that an earlier call wrote for the same guide, samples and
-    resolution, if there is one."""
+    """The features, or those that an earlier call wrote for the same guide, samples and size."""
     if cache is None:
         return compute()
     about = f"{named} {samples_digest(data.samples)} {data.num_train} {data.height} {data.width}"
@@ -145,8 +139,7 @@ def patch_features(data: ImageData) -> Tensor:
 def _rows_by_key(path: Path, number: int, data: ImageData) -> Tensor | None:
     """(N,) row of each training sample in a file of features, by the keys in the .parquet file next
     to it; None without keys, and for arrays, whose keys are row numbers."""
-    table = path.with_suffix(".parquet")
-    keys = data.samples.keys[: data.num_train]
+    table, keys = path.with_suffix(".parquet"), data.samples.keys[: data.num_train]
     if not table.is_file() or re.fullmatch(r"\w+/\d+", keys[0]):
         return None
     import pyarrow as pa
@@ -155,7 +148,7 @@ def _rows_by_key(path: Path, number: int, data: ImageData) -> Tensor | None:
     try:
         given = pq.read_table(table, columns=["key"], partitioning=None)["key"].to_pylist()
     except (pa.ArrowException, OSError, KeyError, ValueError):
-        return None
+        given = []
     if len(given) != number:
         return None
     place = {key: row for row, key in enumerate(given)}

@@ -29,15 +29,10 @@ import torch
 
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, printable
 from kinfolk.files import first_line, is_running, write_text
-from kinfolk.training.config import TrainerConfig, suggest
+from kinfolk.training.config import TrainerConfig
 
-PRECISIONS = ("auto", "32", "32-true", "bf16", "bf16-mixed", "16", "16-mixed")
-"""Others of Lightning convert all weights and buffers, and so the state per sample."""
-NOT_STRATEGIES = ("fsdp", "deepspeed", "model_parallel", "spawn", "xla", "tpu")
-"""Words in the names of strategies that divide the parameters and the state per sample among the
-ranks, pickle the training, or need a TPU."""
 CPU_BFLOAT16 = ("avx512_bf16", "amx_bf16")
-"""Instruction sets without which bf16 is emulated and slower than 32 bits on a CPU."""
+"""Instruction sets without which bf16 is emulated on a CPU."""
 
 
 def resolve_trainer(config: TrainerConfig) -> TrainerConfig:
@@ -50,18 +45,19 @@ def resolve_trainer(config: TrainerConfig) -> TrainerConfig:
         raise UsageError(
             "`trainer.accelerator` (=cuda) is not available: torch sees no CUDA device"
         )
-    _require_known(config, accelerator)
     on_gpu, devices = accelerator == "cuda", config.devices
+    terminal = "run `kinfolk train` in a terminal to use several"
     if devices == "auto":
-        devices = _all_devices() if on_gpu else 1
+        devices = torch.cuda.device_count() if on_gpu else 1
+        if devices > 1 and in_notebook():
+            message = f"one of {devices} GPUs is used, because this is a notebook; {terminal}"
+            warnings.warn(message, KinfolkWarning, stacklevel=2)
+            devices = 1
     if devices < 1:
         raise UsageError(f"`trainer.devices` (={devices}) must be at least 1")
     several = devices * config.num_nodes > 1
-    if several and config.strategy == "auto" and in_notebook():  # Lightning would fork
-        raise UsageError(
-            f"`trainer.devices` (={devices}) must be 1 in a notebook; run `kinfolk train` in a"
-            " terminal to use several"
-        )
+    if several and config.strategy == "auto" and in_notebook():
+        raise UsageError(f"`trainer.devices` (={devices}) must be 1 in a notebook; {terminal}")
     for name in config.loggers:
         if importlib.util.find_spec(name) is None:
             raise UsageError(
@@ -79,8 +75,11 @@ def resolve_trainer(config: TrainerConfig) -> TrainerConfig:
         )
     precision = config.precision
     if precision == "auto":
-        has_bfloat16 = _gpu_has_bfloat16() if on_gpu else _cpu_has_bfloat16()
-        precision = "bf16-mixed" if has_bfloat16 and accelerator != "mps" else "32-true"
+        if on_gpu:
+            has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        else:
+            has_bfloat16 = accelerator == "cpu" and _cpu_has_bfloat16()
+        precision = "bf16-mixed" if has_bfloat16 else "32-true"
     has_triton = config.chunk_size is None and importlib.util.find_spec("triton") is not None
     automatic = {
         "matmul_precision": "highest" if precision.startswith("32") else "high",
@@ -111,45 +110,11 @@ def float32_products(precision: str) -> Iterator[None]:
             backend.fp32_precision = chosen
 
 
-def _all_devices() -> int:
-    number = torch.cuda.device_count()
-    if number > 1 and in_notebook():
-        message = (
-            f"one of {number} GPUs is used, because this is a notebook; run `kinfolk train` in a"
-            " terminal to use all of them"
-        )
-        warnings.warn(message, KinfolkWarning, stacklevel=2)
-        return 1
-    return number
-
-
 def in_notebook() -> bool:
     """Whether Lightning would fork further processes."""
     from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 
     return bool(_IS_INTERACTIVE)
-
-
-def _require_known(config: TrainerConfig, accelerator: str) -> None:
-    from lightning.pytorch.accelerators import AcceleratorRegistry
-    from lightning.pytorch.strategies import StrategyRegistry
-
-    strategies = [
-        name
-        for name in ("auto", *StrategyRegistry.available_strategies())
-        if not any(word in name.lower() for word in NOT_STRATEGIES)
-    ]
-    for key, value, names in (
-        ("precision", config.precision, PRECISIONS),
-        ("accelerator", accelerator, AcceleratorRegistry.available_accelerators()),
-        ("strategy", config.strategy, strategies),
-    ):
-        if value not in names:
-            raise UsageError(f"`trainer.{key}` (={value}) is not supported{suggest(value, names)}")
-
-
-def _gpu_has_bfloat16() -> bool:
-    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def _cpu_has_bfloat16() -> bool:

@@ -55,12 +55,11 @@ def check_batch_size(batch_size: int, num_train: int, world_size: int) -> None:
 
 
 class BatchLoader:
-    """Yields this rank's part of every global batch, and can continue in the middle of an epoch.
+    """Yields this rank's part of every global batch, read ahead in threads.
 
-    The global batch of a step is `batch_size` ids of the epoch's permutation, or of `order`, and
-    rank r gets its r-th part. The last, smaller batch of an epoch is dropped. Batches are read
-    ahead in threads. Streamed data is read in the order of its shards, and an image that turns out
-    to be corrupt is left out of its batch.
+    The global batch of a step is `batch_size` ids of the epoch's permutation, of `order`, or of the
+    shards of streamed data; rank r gets its r-th part. The last, smaller batch of an epoch is
+    dropped, and so is an image of a stream that turns out to be corrupt.
 
     Yields:
         `pixels` (B, H, W, 3) uint8, `aspect` (B,), `ids` (B,), `epoch` and `step` (within the
@@ -100,10 +99,9 @@ class BatchLoader:
         return self._part(self._order(epoch), step)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        epoch, order = self.epoch, self._order(self.epoch)
+        read = partial(self._read, self._order(self.epoch), self.epoch)
         threads = 1 if self._stream is None and not self.transfer.is_ahead else NUM_READERS
         steps = range(self.position, len(self))
-        read = partial(self._read, order, epoch)
         for batch in transfer_batches(read, steps, self.transfer, threads):
             self.position += 1
             yield batch

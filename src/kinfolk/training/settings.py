@@ -1,5 +1,5 @@
-"""Recipes, the change of a method, the settings that are shown before a training, the check of
-`framework.*` and `detector.*` against signatures, and what ties a checkpoint to its run."""
+"""Recipes, the change of a method, the settings shown before a training, the check of `framework.*`
+and `detector.*` against signatures, and what ties a checkpoint to its run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import inspect
 import json
 import os
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,31 +67,27 @@ def with_method(config: TrainConfig, name: str) -> tuple[TrainConfig, list[str]]
         ['framework.queue_size', 'detector.every']
     """
     old, new = parse(config.method), parse(name)
-    before: dict[str, Any] = {
-        "framework": current_names(config.framework, old.framework),
-        "detector": current_names(config.detector, old.detector or ""),
-        "views": {**config.views.model_dump(mode="json"), "options": config.views.options},
-    }
-    after = dict(before)
+    document = config.model_dump(mode="json") | {"method": name}
+    document["framework"] = current_names(config.framework, old.framework)
+    document["detector"] = current_names(config.detector, old.detector or "")
+    different = set[str]()
     if new.framework != old.framework:
-        ours = {key: each.annotation for key, each in framework_arguments(new).items()}
-        theirs = {key: each.annotation for key, each in framework_arguments(old).items()}
-        different = [key for key in theirs if ours.get(key) != theirs[key]]
-        if before["framework"].get("queue_size") == 0:  # no queue
-            different.append("queue_size")
-        after["framework"] = _without(before["framework"], different)
-        needed = FRAMEWORKS[old.framework].view_options
-        after["views"] = {**before["views"], "options": _without(config.views.options, needed)}
+        ours, theirs = framework_arguments(new), framework_arguments(old)
+        for key, each in theirs.items():
+            if key not in ours or ours[key].annotation != each.annotation:
+                different.add(f"framework.{key}")
+        if document["framework"].get("queue_size") == 0:  # no queue
+            different.add("framework.queue_size")
+        different |= {f"views.options.{key}" for key in FRAMEWORKS[old.framework].view_options}
     if new.detector != old.detector:
         kept = ANY_DETECTOR if new.detector is not None else ()
-        after["detector"] = _without(before["detector"], before["detector"].keys() - {*kept})
-    document = config.model_dump(mode="json") | {"method": name} | after
-    left = flat(after)
-    return TrainConfig.of(document), [key for key in flat(before) if key not in left]
-
-
-def _without(given: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
-    return {key: value for key, value in given.items() if key not in keys}
+        different |= {f"detector.{key}" for key in document["detector"] if key not in kept}
+    dropped = [key for key in flat(document) if key in different]
+    for key in dropped:
+        section, _, name = key.rpartition(".")
+        place = document["views"]["options"] if section == "views.options" else document[section]
+        del place[name]
+    return TrainConfig.of(document), dropped
 
 
 def describe_settings(config: TrainConfig, origins: Mapping[str, str]) -> list[str]:
@@ -142,9 +138,9 @@ def checked_arguments(
     by annotation, and defaults filled in.
 
     Args:
-        parameters: the parameters that a user may set.
+        parameters: those that a user may set.
         section, owner: names for messages, such as "detector" and "glofnd".
-        written: whether the values are the plain types of config.yaml, where a tuple is a list.
+        written: return the plain types of config.yaml, where a tuple is a list.
     """
     refused: Mapping[str, str] = getattr(target, "refused", {})
     given = current_names(given, owner)
@@ -290,8 +286,8 @@ def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _first_difference(
     before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> tuple[str, str, str] | None:
-    """A key and both values for a message. A key that only `now` has is newer than the run;
-    switched off, it makes no difference."""
+    """A key and both values. A key that only `now` has is newer than the run, and False, switched
+    off, makes no difference."""
     for key in {**before, **now}:
         old, new = before.get(key), now.get(key)
         if old != new and (key in before or new is not False):
@@ -300,7 +296,7 @@ def _first_difference(
 
 
 def _content(file: Any) -> Any:
-    """A digest of a file. A path without a file stays as it is; reading it raises the error."""
+    """A digest of a file; the name of something else as it is."""
     is_file = file is not None and Path(str(file)).is_file()
     return f"file {digest_of(Path(str(file)))}" if is_file else file
 
