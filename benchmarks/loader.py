@@ -45,7 +45,7 @@ from timing import memory
 from kinfolk.data.decode import read_file, strict_pillow
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
-from kinfolk.data.stream import StreamSource
+from kinfolk.data.stream import open_stream, stream_images
 from kinfolk.training.loader import BatchLoader
 
 SIDE, BATCH, CAP = 224, 64, 50_000_000
@@ -127,8 +127,10 @@ def epochs(data: Any) -> Run:
 
 
 def streamed(root: Path, kind: str, workers: int) -> Run:
-    source = StreamSource(root / kind, root / "index")
-    return epochs(source.image_data(image_size=SIDE, workers=workers, pixel_cap=CAP, window=10_000))
+    source = open_stream(root / kind, root / "index")
+    return epochs(
+        stream_images(source, image_size=SIDE, workers=workers, pixel_cap=CAP, window=10_000)
+    )
 
 
 def cached(root: Path) -> Run:
@@ -260,12 +262,12 @@ def flat(samples: int, workers: int) -> None:
                     info.size = len(content)
                     archive.addfile(info, io.BytesIO(content))
         clock = time.perf_counter()
-        source = StreamSource(shards, Path(folder) / "index")
+        source = open_stream(shards, Path(folder) / "index")
         cold = time.perf_counter() - clock
         clock = time.perf_counter()
-        source = StreamSource(shards, Path(folder) / "index")
+        source = open_stream(shards, Path(folder) / "index")
         warm = time.perf_counter() - clock
-        data = source.image_data(image_size=16, workers=workers, pixel_cap=CAP, window=10_000)
+        data = stream_images(source, image_size=16, workers=workers, pixel_cap=CAP, window=10_000)
         seen = torch.zeros(len(data), dtype=torch.int64)
         loader = BatchLoader(data, 250, seed=0)
         marks: list[int] = []

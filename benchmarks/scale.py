@@ -459,7 +459,7 @@ def measure_start(files: int) -> None:
     from PIL import Image
 
     from kinfolk.data.open_source import open_folder
-    from kinfolk.data.stream import StreamSource
+    from kinfolk.data.stream import open_stream
 
     buffer = io.BytesIO()
     Image.new("RGB", (8, 8)).save(buffer, "JPEG")
@@ -475,9 +475,7 @@ def measure_start(files: int) -> None:
         times = []
         for _ in range(2):
             start = time.perf_counter()
-            found = len(
-                StreamSource(root, Path(folder) / "index", labels_from_folders=True).samples
-            )
+            found = len(open_stream(root, Path(folder) / "index", labels_from_folders=True).items())
             times.append(time.perf_counter() - start)
         start = time.perf_counter()
         open_folder(root, labels_from_folders=True)

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from kinfolk.data.images import ImageData
 from kinfolk.data.open_source import open_source
-from kinfolk.data.prepare import ImageData, prepare
+from kinfolk.data.prepare import prepare
 from kinfolk.errors import KinfolkError, UsageError
 from tests.data.images import noise, save
 

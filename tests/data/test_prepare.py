@@ -21,8 +21,9 @@ from PIL import Image
 
 from kinfolk.data import prepare as prepare_module
 from kinfolk.data import workers
+from kinfolk.data.images import ImageData
 from kinfolk.data.open_source import open_source
-from kinfolk.data.prepare import ImageData, hand_over, prepare, take_over
+from kinfolk.data.prepare import hand_over, prepare, take_over
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.files import read_sealed_text
 from tests.data.images import noise, save, smooth
@@ -162,6 +163,7 @@ def test_file_and_memory_agree(
     memory = prepare(open_source(folder), image_size=16)
     shared = prepare(open_source(folder), image_size=16, cache_dir=tmp_path, shared=True)
     monkeypatch.setattr(prepare_module, "available_memory", lambda: 1000)
+    (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
     temporary = prepare(open_source(folder), image_size=16)
     assert list((tmp_path / "temporary").iterdir()) == [], "a temporary cache leaves nothing behind"
@@ -258,7 +260,7 @@ def test_a_damaged_cache_is_made_again(
     expected = pixels(cached(small, cache)).clone()
     kind, how = harm.split()
     (path,) = cache.glob(
-        {"pixels": "*/*.u8", "index": "*/index.json", "samples": "*/*.parquet"}[kind]
+        {"pixels": "*/*.u8", "index": "*/index.json", "samples": "*/*.arrow"}[kind]
     )
     if how == "gone":
         path.unlink()

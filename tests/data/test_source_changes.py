@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from kinfolk.data import source as source_module
+from kinfolk.data.images import ImageData
 from kinfolk.data.open_source import open_source
-from kinfolk.data.prepare import ImageData, prepare
+from kinfolk.data.prepare import prepare
 from kinfolk.data.source import check_unchanged
 from kinfolk.errors import KinfolkError
 from tests.data.images import noise, save

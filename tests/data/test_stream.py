@@ -18,7 +18,7 @@ from kinfolk.data import decode, workers
 from kinfolk.data.images import ImageData
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import add_to_quarantine, prepare, read_quarantine
-from kinfolk.data.stream import StreamOrder, StreamSource
+from kinfolk.data.stream import StreamOrder, open_stream, stream_images
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.training.loader import BatchLoader
 from tests.data.images import noise, save
@@ -47,8 +47,12 @@ def make_shards(folder: Path, *sizes: int, bad: tuple[int, ...] = ()) -> Path:
 def streamed(
     spec: Path | str, cache: Path, *, window: int = 8, processes: int = 0, **more: Any
 ) -> ImageData:
-    return StreamSource(spec, cache, **more).image_data(
-        image_size=16, workers=processes, pixel_cap=10**7, window=window
+    return stream_images(
+        open_stream(spec, cache, **more),
+        image_size=16,
+        workers=processes,
+        pixel_cap=10**7,
+        window=window,
     )
 
 
@@ -351,10 +355,10 @@ def test_what_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
         with pytest.raises(
             UsageError, match=r"needs webdataset shards \(.tar\) or a folder of images"
         ):
-            StreamSource(spec, tmp_path / "cache")
+            open_stream(spec, tmp_path / "cache")
     with pytest.raises(UsageError, match=r"there is no file or folder `.*gone`"):
-        StreamSource(tmp_path / "gone", tmp_path / "cache")
+        open_stream(tmp_path / "gone", tmp_path / "cache")
     with pytest.raises(UsageError, match=r"whose labels are .cls files"):
-        StreamSource(
+        open_stream(
             make_shards(tmp_path / "shards", 2), tmp_path / "cache", labels_from_folders=True
         )

@@ -7,8 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from kinfolk.data.images import ImageData
 from kinfolk.data.open_source import open_source
-from kinfolk.data.prepare import ImageData, prepare
+from kinfolk.data.prepare import prepare
 from kinfolk.data.text import TextData, every_caption, train_tokenizer
 from kinfolk.errors import UsageError
 from tests.data.images import noise, save

@@ -365,7 +365,7 @@ def readers(room: Path) -> list[tuple[str, Path, Callable[[], bool]]]:
             lambda: len(read_snapshots(images / "snapshots")) == len(snapshots) - 1,
         ),
     ]
-    for suffix in (".u8", ".crc32", ".parquet", ".json"):
+    for suffix in (".u8", ".crc32", ".arrow", ".json"):
         (path,) = cache.rglob(f"*{suffix}")
         found.append((f"cache {suffix}", path, cached))
     return found

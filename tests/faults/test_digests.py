@@ -68,18 +68,18 @@ def test_files_of_other_programs_have_no_digest(tmp_path: Path) -> None:
 
 
 def test_a_large_cache_is_verified_where_it_is_read(tmp_path: Path) -> None:
-    store = FileStore(tmp_path, 100, 32, 32)
+    store = FileStore(tmp_path, (100, 32, 32, 3))
     for row in range(100):
         store.add(np.full((32, 32, 3), row, dtype=np.uint8))
     store.close_as(tmp_path / "pixels")
     data = (tmp_path / "pixels").read_bytes()
     (tmp_path / "pixels").write_bytes(flipped(data, 50 * 3072 * 8 + 5))
-    cache = map_pixels(tmp_path / "pixels", 100, 32, 32)
-    verify = Verify(tmp_path / "pixels", cache, store.chunk, np.array(store.checksums))
+    cache = map_pixels(tmp_path / "pixels", (100, 32, 32, 3))
+    verify = Verify(tmp_path / "pixels", cache, np.array(store.checksums))
     verify(torch.tensor([0, 1, 99]))
     with pytest.raises(
         KinfolkError,
-        match=r"the pixel cache .*pixels is damaged around image 42; remove the folder",
+        match=r"the pixel cache .*pixels is damaged at image 50; remove the folder",
     ):
         verify(torch.tensor([3, 50]))
 

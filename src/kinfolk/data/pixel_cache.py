@@ -1,9 +1,8 @@
 """Decoded pixels, in memory or in a cache folder that a later run finds again.
 
-In a cache folder `index.json` names a pixel file, its checksums and a table of samples. It is
-written last, and holds digests of the small files and of itself; pixels have a checksum for each
-64 KiB. A small cache is verified when it is opened, each part of a large one when it is first
-read.
+In a cache folder `index.json` names a file of pixels, one of checksums and the table of samples. It
+is written last and holds a digest of itself and of the checksums; each image has a checksum. A
+small cache is verified when it is opened, an image of a large one when it is first read.
 """
 
 from __future__ import annotations
@@ -11,12 +10,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import secrets
 import shutil
-import socket
 import tempfile
-import time
 import warnings
 import zlib
 from collections.abc import Callable
@@ -33,20 +29,17 @@ from kinfolk.data.sample_table import Samples
 from kinfolk.data.source import Refusals
 from kinfolk.errors import KinfolkError
 from kinfolk.files import (
-    UNFINISHED,
     DamagedFileError,
     explain_write_errors,
-    is_running,
     move_into_place,
     read_sealed_text,
     write_atomically,
     write_sealed_text,
 )
 
-_CHUNK = 1 << 16
-_LONG_AGO = 3600.0
-_VERSION = 3
+_VERSION = 4
 _VERIFIED_AT_ONCE = 1 << 30
+Pixels = npt.NDArray[np.uint8]
 
 
 def available_memory() -> int:
@@ -68,11 +61,11 @@ def available_memory() -> int:
 class MemoryStore:
     """Rows in memory."""
 
-    def __init__(self, rows: int, height: int, width: int) -> None:
-        self._array = np.empty((rows, height, width, 3), dtype=np.uint8)
+    def __init__(self, shape: tuple[int, int, int, int]) -> None:
+        self._array = np.empty(shape, dtype=np.uint8)
         self.rows = 0
 
-    def add(self, pixels: npt.NDArray[np.uint8]) -> None:
+    def add(self, pixels: Pixels) -> None:
         self._array[self.rows] = pixels
         self.rows += 1
 
@@ -85,104 +78,82 @@ class MemoryStore:
 
 @final
 class FileStore:
-    """Rows appended to a file, which gets its name when it is finished. It is written, not mapped,
-    so that a full disk is an error and not a crash. `checksums`: CRC-32 of every `chunk` rows."""
+    """Rows appended to a file in `folder`, which gets its name when it is finished, or to a
+    temporary file without a name. It is written, not mapped, so that a full disk is an error and
+    not a crash. `checksums`: CRC-32 of every row."""
 
-    def __init__(self, folder: Path | None, rows: int, height: int, width: int) -> None:
-        self._shape, self.rows = (height, width), 0
-        folder = Path(tempfile.gettempdir()) if folder is None else folder
-        folder.mkdir(parents=True, exist_ok=True)
-        _remove_left_behind(folder)
-        needed, free = rows * height * width * 3, shutil.disk_usage(folder).free
+    def __init__(self, folder: Path | None, shape: tuple[int, int, int, int]) -> None:
+        self._shape, self._folder = shape[1:], folder or Path(tempfile.gettempdir())
+        needed, free = int(np.prod(shape)), shutil.disk_usage(self._folder).free
         if needed > free:
             raise KinfolkError(
-                f"the pixel cache needs {needed / 1e9:.1f} GB and `{folder}` has {free / 1e9:.1f}"
-                " GB; give another `cache_dir` or a smaller image size"
+                f"the pixel cache needs {needed / 1e9:.1f} GB and `{self._folder}` has"
+                f" {free / 1e9:.1f} GB; give another `cache_dir` or a smaller image size"
             )
-        self.path = folder / f"kinfolk-{_host()}-{os.getpid()}-{secrets.token_hex(4)}.part"
-        self._file = open(self.path, "wb")  # noqa: SIM115 - closed by close_as, finish or abandon
-        self.chunk = max(1, _CHUNK // (height * width * 3))
+        self.path = None if folder is None else folder / f"pixels-{secrets.token_hex(4)}.part"
+        # closed by close_as, finish or abandon
+        self._file: Any = (
+            tempfile.TemporaryFile() if self.path is None else open(self.path, "wb")  # noqa: SIM115
+        )
         self.checksums: list[int] = []
 
-    def add(self, pixels: npt.NDArray[np.uint8]) -> None:
+    def add(self, pixels: Pixels) -> None:
         data = np.ascontiguousarray(pixels).data
         try:
             self._file.write(data)
         except OSError as error:
             self.abandon()
             raise KinfolkError(
-                f"the pixel cache in `{self.path.parent}` can't be written: {error.strerror}; give"
+                f"the pixel cache in `{self._folder}` can't be written: {error.strerror}; give"
                 " another `cache_dir`"
             ) from error
-        before = self.checksums.pop() if self.rows % self.chunk else 0
-        self.checksums.append(zlib.crc32(data, before))
-        self.rows += 1
+        self.checksums.append(zlib.crc32(data))
 
-    def close_as(self, target: Path) -> tuple[int, int, int]:
-        """Flushes the file to disk and gives it its name; returns (rows, height, width)."""
+    def close_as(self, target: Path) -> tuple[int, ...]:
+        """Flushes the file to disk and gives it its name; returns the shape of the pixels."""
+        assert self.path is not None
         with explain_write_errors(target):
             self._file.close()
             move_into_place(self.path, target)
-        return self.rows, *self._shape
+        return len(self.checksums), *self._shape
 
     def finish(self) -> Tensor:
-        """The rows, mapped from a file without a name that disappears with them."""
+        """The rows of a temporary file, whose space is freed with them."""
+        self._file.flush()
+        cache = map_pixels(self._file, (len(self.checksums), *self._shape))
         self._file.close()
-        cache = map_pixels(self.path, self.rows, *self._shape)
-        if os.name == "posix":
-            self.path.unlink()
         return cache
 
     def abandon(self) -> None:
         with contextlib.suppress(OSError):  # a full disk, again
             self._file.close()
-        self.path.unlink(missing_ok=True)
-
-
-def _remove_left_behind(folder: Path) -> None:
-    prefix = f"kinfolk-{_host()}-"
-    for path in folder.glob(f"{prefix}*.part"):
-        pid = path.name.removeprefix(prefix).split("-")[0]
-        if pid.isdigit() and int(pid) != os.getpid() and not is_running(int(pid)):
-            path.unlink(missing_ok=True)
-    for path in folder.glob(f"*{UNFINISHED}*"):
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > _LONG_AGO:
-                path.unlink()
-
-
-def _host() -> str:
-    return "".join(c for c in socket.gethostname() if c.isalnum()) or "host"
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
 
 
 @final
 class Verify:
     """Compares mapped pixels with their checksums when they are first read."""
 
-    def __init__(
-        self, path: Path, cache: Tensor, rows: int, checksums: npt.NDArray[np.uint32]
-    ) -> None:
-        self.path, self._array, self._rows, self._checksums = path, cache.numpy(), rows, checksums
+    def __init__(self, path: Path, cache: Tensor, checksums: npt.NDArray[np.uint32]) -> None:
+        self.path, self._array, self._checksums = path, cache.numpy(), checksums
         self._good = np.zeros(len(checksums), dtype=bool)
 
     def __call__(self, rows: Tensor) -> None:
-        chunks = np.unique(rows.numpy() // self._rows)
-        for chunk in chunks[~self._good[chunks]].tolist():
-            start = chunk * self._rows
-            if zlib.crc32(self._array[start : start + self._rows].data) != self._checksums[chunk]:
+        unread = np.unique(rows.numpy())
+        for row in unread[~self._good[unread]].tolist():
+            if zlib.crc32(self._array[row].data) != self._checksums[row]:
                 raise DamagedFileError(
-                    f"the pixel cache {self.path} is damaged around image {start}; remove the"
-                    f" folder {self.path.parent} and start again (with --resume in a run): the"
-                    " images are then read again"
+                    f"the pixel cache {self.path} is damaged at image {row}; remove the folder"
+                    f" {self.path.parent} and start again (with --resume in a run): the images are"
+                    " then read again"
                 )
-            self._good[chunk] = True
+            self._good[row] = True
 
 
-def map_pixels(path: Path, rows: int, height: int, width: int) -> Tensor:
-    """A finished file as a tensor (rows, H, W, 3), read only."""
-    if path.stat().st_size != rows * height * width * 3:
-        raise OSError(f"{path} has not the size of {rows} images of {height} x {width}")
-    array = np.memmap(path, dtype=np.uint8, mode="r", shape=(rows, height, width, 3))
+def map_pixels(file: Any, shape: tuple[int, ...]) -> Tensor:
+    """The pixels in a file or at its path as a tensor, read only."""
+    array = np.memmap(file, dtype=np.uint8, mode="r", shape=shape)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*not writable", category=UserWarning)
         return torch.from_numpy(array)
@@ -213,13 +184,10 @@ class CacheFolder:
         try:
             index = _read_index(self.path)
             cache, verify = _map(self.path, index)
-            table = self.path / index["samples"]
-            if _digest(table.read_bytes()) != index["digests"]["samples"]:
-                return None
-            samples = Samples.read(table)
+            samples = Samples.open(self.path / f"{index['name']}.arrow")
             if cache.nbytes <= _VERIFIED_AT_ONCE:
-                verify(torch.arange(0, len(cache), int(index["chunk"])))
-        except (KinfolkError, OSError, ValueError, KeyError, TypeError):
+                verify(torch.arange(len(cache)))
+        except (OSError, ValueError, KeyError, TypeError):
             return None  # missing, cut short or damaged
         unread, refused = ([tuple(row) for row in index[kind]] for kind in ("unread", "refused"))
         contents = Contents(samples, unread, refused)
@@ -229,22 +197,17 @@ class CacheFolder:
         return contents, cache
 
     def publish(self, store: FileStore, contents: Contents) -> Tensor:
-        content = _digest("".join(contents.samples.digests).encode())[:16]
-        kinds = {"pixels": "u8", "samples": "parquet", "checksums": "crc32"}
-        names = {name: f"{content}.{kind}" for name, kind in kinds.items()}
-        shape = store.close_as(self.path / names["pixels"])
+        table = contents.samples.map_from_file(self.path).file
+        assert table is not None
+        shape = store.close_as(table.with_suffix(".u8"))
         checksums = np.array(store.checksums, dtype="<u4").tobytes()
-        write_atomically(self.path / names["checksums"], lambda file: file.write(checksums))
-        contents.samples.to_parquet(self.path / names["samples"])
-        small = ("samples", "checksums")
-        digests = {name: _digest((self.path / names[name]).read_bytes()) for name in small}
-        index = {**names, "shape": shape, "chunk": store.chunk, "digests": digests}
+        write_atomically(table.with_suffix(".crc32"), lambda file: file.write(checksums))
+        index = {"name": table.stem, "shape": shape, "checksums": _digest(checksums)}
         index |= {"unread": contents.unread, "refused": contents.refused}
         write_sealed_text(self.path / "index.json", json.dumps(index))
-        for name in names.values():
-            for old in self.path.glob(f"*{Path(name).suffix}"):
-                if old.name != name:
-                    old.unlink(missing_ok=True)
+        for old in (*self.path.glob("*.u8"), *self.path.glob("*.crc32"), *self.path.glob("*.part")):
+            if old.stem != table.stem:
+                old.unlink(missing_ok=True)
         cache, self.verify = _map(self.path, index)
         return cache
 
@@ -254,11 +217,13 @@ def map_cache(folder: Path) -> tuple[Tensor, Verify]:
 
 
 def _map(folder: Path, index: dict[str, Any]) -> tuple[Tensor, Verify]:
-    pixels, file = folder / index["pixels"], folder / index["checksums"]
-    cache, checksums = map_pixels(pixels, *index["shape"]), file.read_bytes()
-    if _digest(checksums) != index["digests"]["checksums"]:
+    path, file = (folder / f"{index['name']}.{kind}" for kind in ("u8", "crc32"))
+    if path.stat().st_size != np.prod(index["shape"]):
+        raise DamagedFileError(f"{path} does not have the size of its images")
+    cache, checksums = map_pixels(path, tuple(index["shape"])), file.read_bytes()
+    if _digest(checksums) != index["checksums"]:
         raise DamagedFileError(f"{file} is damaged: its bytes do not match its digest")
-    return cache, Verify(pixels, cache, int(index["chunk"]), np.frombuffer(checksums, dtype="<u4"))
+    return cache, Verify(path, cache, np.frombuffer(checksums, dtype="<u4"))
 
 
 def _read_index(folder: Path) -> dict[str, Any]:

@@ -3,13 +3,13 @@ images are written to a quarantine file. The other processes of a training map t
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-from collections import deque
+import math
+from collections import Counter, deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kinfolk.data.decode import Read, RefusedError, decode, digest, read_file, strict_pillow
 from kinfolk.data.images import ImageData
-from kinfolk.data.labels import group_ids, read_columns, same_type
+from kinfolk.data.labels import group_ids, read_columns
 from kinfolk.data.pixel_cache import (
     CacheFolder,
     Contents,
@@ -30,19 +30,19 @@ from kinfolk.data.pixel_cache import (
     map_cache,
 )
 from kinfolk.data.sample_table import Samples
-from kinfolk.data.source import Refusals, Source, all_refused, arrange, content_change
+from kinfolk.data.source import (
+    Item,
+    Refusals,
+    Source,
+    all_refused,
+    arrange,
+    content_change,
+    tabulate,
+)
 from kinfolk.data.text import read_pairs
 from kinfolk.data.workers import default_workers, read_files
 from kinfolk.errors import KinfolkError, UsageError, csv_text, short, show_progress, unescape_cell
-from kinfolk.files import (
-    append_line,
-    read_sealed_text,
-    write_atomically,
-    write_sealed_text,
-    write_text,
-)
-
-__all__ = ["ImageData", "prepare"]
+from kinfolk.files import append_line, read_sealed_text, write_sealed_text, write_text
 
 LOG = logging.getLogger("kinfolk.data")
 _FEW = 64
@@ -82,32 +82,24 @@ def prepare(
     if shared and cache_dir is None:
         raise UsageError("`shared` needs a `cache_dir` that all processes can read")
     listing = Listing(source)
-    folder = None
+    folder = found = None
     size = height, width = cached_size(source.native_size, image_size)
     if cache_dir is not None:
-        source.keep(Path(cache_dir))
         setting: dict[str, int | str] = {"source": source.name, "height": height, "width": width}
         folder = CacheFolder(cache_dir, **setting, pixel_cap=pixel_cap)
-    number = len(listing.images)
-    num_bytes = number * height * width * 3
-    in_memory = (
-        num_bytes < available_memory() // 2
-        and not shared
-        and (folder is None or num_bytes <= _SMALL_BYTES)
-    )
-    with ExitStack() as held:
-        found = None if folder is None else folder.find(listing.agrees)
-        if found is None and in_memory:
-            folder = None
-        elif found is None and folder is not None:
-            held.enter_context(one_writer(folder.path))
+        found = folder.find(listing.agrees)
+    shape = len(listing.images), *size, 3
+    num_bytes = math.prod(shape)
+    fits = num_bytes < available_memory() // 2
+    in_memory = fits and not shared and (folder is None or num_bytes <= _SMALL_BYTES)
+    if found is None and in_memory:
+        folder = None
+    with one_writer(folder.path) if found is None and folder is not None else nullcontext():
+        if found is None and folder is not None:
             found = folder.find(listing.agrees)  # another process may have written it meanwhile
         if found is None:
-            store = (
-                MemoryStore(number, *size)
-                if in_memory
-                else FileStore(folder and folder.path, number, *size)
-            )
+            path = None if folder is None else folder.path
+            store = MemoryStore(shape) if in_memory else FileStore(path, shape)
             reads = _read_all(source, listing.images, height, width, pixel_cap, workers)
             found = _decode(listing, reads, store, folder, progress)
     return listing.image_data(*found, folder)
@@ -175,15 +167,15 @@ def _read_all(
     if len(files) == len(indices) and len(files) >= _FEW and workers > 0:
         yield from read_files(files, height, width, pixel_cap, workers)
         return
+    setting = height, width, pixel_cap
     # Pillow decodes without holding the interpreter
     with ThreadPoolExecutor(max(1, workers), "kinfolk-decode") as pool:
         pending: deque[Future[Read]] = deque()
         for index, place in zip(indices, places, strict=True):
             if place is not None:
-                pending.append(pool.submit(read_file, place, height, width, pixel_cap))
+                pending.append(pool.submit(read_file, place, *setting))
             else:
-                loaded = _load(source, index)
-                pending.append(pool.submit(_decode_loaded, *loaded, height, width, pixel_cap))
+                pending.append(pool.submit(_decode_loaded, *_load(source, index), *setting))
             if len(pending) > 4 * workers:
                 yield pending.popleft().result()
         while pending:
@@ -191,29 +183,25 @@ def _read_all(
 
 
 def _load(source: Source, index: int) -> tuple[Any, tuple[int, int]]:
+    data: Any
     try:
         data = source.load(index)
         size = len(data) if isinstance(data, bytes) else data.nbytes
-        return data, source.stat(index) or (size, 0)
     except Exception as error:  # a Dataset may raise anything
-        return _why(error), source.stat(index) or (0, 0)
+        data, size = error, 0
+    return data, source.stat(index) or (size, 0)
 
 
-def _decode_loaded(
-    data: Any, size: tuple[int, int], height: int, width: int, pixel_cap: int
-) -> Read:
-    if isinstance(data, str):
-        return Read(*size, reason=data)
+def _decode_loaded(data: Any, size: tuple[int, int], *setting: int) -> Read:
     try:
-        found = decode(data, height, width, pixel_cap)
+        if isinstance(data, Exception):
+            raise data
+        found = decode(data, *setting)
+    except (RefusedError, KinfolkError) as error:
+        return Read(*size, reason=str(error))
     except Exception as error:
-        return Read(*size, reason=_why(error))
+        return Read(*size, reason=f"{type(error).__name__}: {error}")
     return Read(*size, digest(data), found.width, found.height, found.pixels)
-
-
-def _why(error: Exception) -> str:
-    is_known = isinstance(error, RefusedError | KinfolkError)
-    return str(error) if is_known else f"{type(error).__name__}: {error}"
 
 
 # The table of samples
@@ -228,16 +216,13 @@ class Listing:
         self._source, self._items = source, source.items()
         if not self._items:
             raise all_refused(source.name, source.refused)
-        seen: set[str] = set()
-        for item in self._items:
-            if item.key in seen:
-                raise KinfolkError(
-                    f"{source.name} has two samples with the key `{short(item.key)}`; rename one of"
-                    " them"
-                )
-            seen.add(item.key)
+        key, count = Counter(item.key for item in self._items).most_common(1)[0]
+        if count > 1:
+            raise KinfolkError(
+                f"{source.name} has two samples with the key `{short(key)}`; rename one of them"
+            )
         self._order = arrange(self._items)
-        self.images = list(dict.fromkeys(self._image_of(index) for index in self._order))
+        self.images = list(dict.fromkeys(map(self._image_of, self._order)))
 
     def contents(self, reads: Sequence[Read]) -> Contents:
         both = [(self._items[index], read) for index, read in zip(self.images, reads, strict=True)]
@@ -250,14 +235,12 @@ class Listing:
         unread = self._source.refused
         if not good:
             raise all_refused(self._source.name, [*unread, *(row[:2] for row in refused)])
-        samples = Samples(
-            ids=np.arange(len(good)),
-            keys=[item.key for item, _ in good],
+        samples = tabulate(
+            [Item(item.key, split=item.split) for item, _ in good],
+            np.full(len(good), -1),
+            None,
             widths=np.array([read.width for _, read in good]),
             heights=np.array([read.height for _, read in good]),
-            labels=None,
-            classes=None,
-            splits=[item.split for item, _ in good],
             sizes_bytes=np.array([read.size_bytes for _, read in good]),
             modified_ns=np.array([read.modified_ns for _, read in good]),
             digests=[read.digest for _, read in good],
@@ -282,39 +265,28 @@ class Listing:
     ) -> ImageData:
         reasons = {path: reason for path, reason, *_ in contents.refused}
         row_of = {key: row for row, key in enumerate(contents.samples.keys)}
-        good: list[int] = []
-        places: list[int] = []
-        quarantine = list(contents.unread)
-        for index in self._order:
-            image_key = self._items[self._image_of(index)].key
-            if image_key in row_of:
-                good.append(index)
-                places.append(row_of[image_key])
-            else:
-                quarantine.append((self._items[index].key, reasons[image_key]))
-        items, rows = [self._items[index] for index in good], np.array(places)
+        image_keys = {index: self._items[self._image_of(index)].key for index in self._order}
+        good = [index for index in self._order if image_keys[index] in row_of]
+        rows = np.array([row_of[image_keys[index]] for index in good])
+        bad = [index for index in self._order if image_keys[index] not in row_of]
+        quarantine = [(self._items[index].key, reasons[image_keys[index]]) for index in bad]
         labels = np.array([-1 if (x := self._source.label(index)) is None else x for index in good])
-        captions = same_type([item.caption for item in items])
-        groups = [item.group for item in items]
         table = contents.samples.at(rows)
-        samples = replace(
-            table,
-            keys=[item.key for item in items],
-            splits=[item.split for item in items],
-            labels=labels if (labels >= 0).any() else None,
-            classes=self._source.classes,
-            captions=captions if any(each is not None for each in captions) else None,
-            groups=groups if any(each is not None for each in groups) else None,
+        columns = ("widths", "heights", "sizes_bytes", "modified_ns", "digests")
+        samples = tabulate(
+            [self._items[index] for index in good],
+            labels,
+            self._source.classes,
+            **{column: getattr(table, column) for column in columns},
         )
         if samples.captions is not None or samples.groups is not None:
             known = group_ids(table.digests, samples.captions, samples.groups)
             samples = replace(samples, group_ids=known)
-        is_plain = len(rows) == len(cache) and bool((rows == np.arange(len(rows))).all())
         data = ImageData(
             samples if folder is None else samples.map_from_file(folder.path),
             cache,
-            None if is_plain else torch.from_numpy(rows),
-            quarantine,
+            None if np.array_equal(rows, np.arange(len(cache))) else torch.from_numpy(rows),
+            [*contents.unread, *quarantine],
         )
         if folder is not None:
             data.folder, data.verify = folder.path, folder.verify
@@ -330,37 +302,26 @@ class Listing:
 
 def hand_over(data: ImageData, note: Path) -> None:
     """Writes the location of the data to `note`; removes `note` if the data is in memory."""
-    if data.folder is None or data.samples.file is None:
+    if data.folder is None:
         note.unlink(missing_ok=True)
         return
-    rows = b"" if data.rows is None else data.rows.numpy().astype("<i8").tobytes()
-    file = data.samples.file.with_suffix(".i8")
-    write_atomically(file, lambda opened: opened.write(rows))
-    places = [str(data.folder), str(data.samples.file), str(file), _digest(rows)]
-    write_sealed_text(note, json.dumps(places))
+    rows = None if data.rows is None else data.rows.tolist()
+    write_sealed_text(note, json.dumps([str(data.folder), str(data.samples.file), rows]))
 
 
 def take_over(note: Path) -> ImageData | None:
     """The data that `hand_over` recorded; None if it is missing, as on another machine, or
     damaged."""
     try:
-        folder, table, file, digest_of_rows = json.loads(read_sealed_text(note))
+        folder, table, rows = json.loads(read_sealed_text(note))
         (cache, verify), samples = map_cache(Path(folder)), Samples.open(table)
-        content = Path(file).read_bytes()
-    except (OSError, ValueError, KeyError, TypeError, KinfolkError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    if _digest(content) != digest_of_rows:
+    if (len(samples) if rows is None else max(rows) + 1) > len(cache):
         return None
-    rows = torch.from_numpy(np.frombuffer(content, dtype="<i8").copy()) if content else None
-    if (len(samples) if rows is None else int(rows.max()) + 1) > len(cache):
-        return None
-    data = ImageData(samples, cache, rows, [])
+    data = ImageData(samples, cache, None if rows is None else torch.tensor(rows), [])
     data.folder, data.verify = Path(folder), verify
     return data
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 # Refused images
@@ -404,7 +365,6 @@ def add_to_quarantine(key: str, reason: str, path: str | Path) -> None:
     path = Path(path)
     if not path.exists():
         write_quarantine([], path)
-    if any(key == known for known, _ in read_quarantine(path)):
-        return
-    # one write, so that rows of two ranks do not mix
-    append_line(path, csv_text(("path", "reason"), [(key, reason)]).split("\n")[1])
+    if key not in dict(read_quarantine(path)):
+        # one write, so that rows of two ranks do not mix
+        append_line(path, csv_text(("path", "reason"), [(key, reason)]).split("\n")[1])

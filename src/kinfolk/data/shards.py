@@ -1,9 +1,8 @@
 """Webdataset shards: `.tar` files of images, captions (`.txt`, or `.json` with "caption") and
 labels (`.cls`), read in place.
 
-The first pass reads the archives' headers and captions into a table of samples, in a file that
-later runs and all ranks map; its name is a digest of path, size, time and readability of each
-shard.
+The first pass reads headers and captions into a table of samples. It is kept in a file that is
+named by a digest of path, size, time and readability of each shard.
 """
 
 from __future__ import annotations
@@ -15,9 +14,10 @@ import os
 import re
 import tarfile
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -25,139 +25,115 @@ from kinfolk.data.labels import SPLITS, encode_labels, group_ids, same_type, usa
 from kinfolk.data.prepare import one_writer
 from kinfolk.data.sample_table import Places, Samples, TextColumn
 from kinfolk.data.source import SPLIT_RANK, FileSource, Item, Refusals, all_refused
-from kinfolk.errors import KinfolkError, short
+from kinfolk.errors import short
 from kinfolk.files import read_sealed_text, remove_unfinished, write_sealed_text
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+Splits = dict[str, list[Path]]
+"""The shards of each split."""
 
 
 def expand(pattern: str) -> list[Path]:
-    """The `.tar` files of a pattern, `{000..331}` or `*`; empty if it is none. A file of a range
-    need not exist: it is reported later."""
+    """The `.tar` files of a pattern with `{000..331}` or `*`. A file of a range need not exist: it
+    is reported later."""
     if not pattern.lower().endswith(".tar"):
         return []
-    if (found := _RANGE.search(pattern)) is not None:
-        first, last = found.groups()
-        numbers = [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
-        names = [pattern[: found.start()] + number + pattern[found.end() :] for number in numbers]
-        return [
-            path
-            for name in names
-            for path in (expand(name) if _RANGE.search(name) else [Path(name)])
-        ]
-    return (
-        [Path(name) for name in sorted(glob.glob(pattern))]
-        if "*" in pattern or "?" in pattern
-        else []
-    )
+    if (found := _RANGE.search(pattern)) is None:
+        return [Path(name) for name in sorted(glob.glob(pattern))]
+    first, last = found.groups()
+    numbers = (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
+    names = (pattern[: found.start()] + number + pattern[found.end() :] for number in numbers)
+    return [path for name in names for path in expand(name) or [Path(name)]]
 
 
-def find_shards(path: Path) -> dict[str, list[Path]]:
-    """The archives of each split: a single `.tar`, or those of a folder or of its `train/`, `test/`
-    …, if it contains no image files."""
+def find_shards(path: Path) -> Splits:
+    """A single `.tar`, or those of a folder or of its `train/`, `test/` …, if it contains no
+    images."""
     if path.is_file():
         return {"train": [path]}
-    try:
-        entries = sorted(path.iterdir())
-    except OSError as error:
-        raise KinfolkError(
-            f"the folder `{short(str(path))}` can't be read: {error.strerror}"
-        ) from error
-    folders = {
-        entry.name: entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")
-    }
-    found: dict[str, list[Path]] = {"train": _tars(path)}
-    for name, folder in folders.items():
-        found.setdefault(SPLITS.get(name, name), []).extend(_tars(folder))
-    images = any(entry.suffix.lower().lstrip(".") in IMAGES for entry in entries)
-    whole = all(name in SPLITS and _tars(folder) for name, folder in folders.items())
-    return {split: tars for split, tars in found.items() if tars} if whole and not images else {}
+    found = {"train": _tars(path)}
+    for entry in path.glob("[!.]*"):
+        if entry.is_dir():
+            if entry.name not in SPLITS or not (inside := _tars(entry)):
+                return {}
+            found.setdefault(SPLITS[entry.name], []).extend(inside)
+        elif entry.suffix.lower().lstrip(".") in IMAGES:
+            return {}
+    return {split: tars for split, tars in found.items() if tars}
 
 
 def _tars(folder: Path) -> list[Path]:
-    try:
-        return sorted(
-            entry
-            for entry in folder.iterdir()
-            if entry.suffix.lower() == ".tar" and not entry.name.startswith(".")
-        )
-    except OSError:  # treated like an archive that can't be read, which is refused by name
-        return [folder]
+    return sorted(entry for entry in folder.glob("[!.]*") if entry.suffix.lower() == ".tar")
 
 
-def shard_names(paths: list[Path]) -> dict[Path, str]:
+def _names(paths: list[Path]) -> dict[Path, str]:
     """The name of each archive in keys: its file name, with its folder if two have the same."""
-    names = Counter(path.name for path in paths)
-    chosen = {
-        path: path.name if names[path.name] == 1 else f"{path.parent.name}/{path.name}"
+    count = Counter(path.name for path in paths)
+    return {
+        path: short(path.name if count[path.name] == 1 else f"{path.parent.name}/{path.name}")
         for path in paths
     }
-    return {path: short(name) for path, name in chosen.items()}
 
 
 # The table of samples
 
 _VERSION = 3
-Splits = dict[str, list[Path]]
-"""The shards of each split."""
 
 
 def open_shards(splits: Splits, name: str, index_dir: str | Path | None = None) -> FileSource:
     """The samples of all archives, in order; keys are `archive/key`. A sample without an image,
     with two images, or (if any sample has a caption) without a usable caption is refused by name.
-    `index_dir`: a cache folder that may have the table."""
-    index = _index_of(splits)
-    found = None if index_dir is None else _read_index(Path(index_dir) / index)
-    samples, refused = found or _read_shards(splits, name)
-    assert samples.places is not None
-    rows = zip(
-        samples.keys,
-        samples.splits,
-        samples.captions or [None] * len(samples),
-        [-1] * len(samples) if samples.labels is None else samples.labels.tolist(),
-        samples.places.archive.tolist(),
-        samples.places.offsets.tolist(),
-        samples.sizes_bytes.tolist(),
-        strict=True,
+    `index_dir`: a cache folder for the table."""
+    samples, refused = (
+        _read_shards(splits, name)
+        if index_dir is None
+        else index_shards(splits, name, Path(index_dir))
     )
+    assert samples.places is not None
+    archives = samples.places.archives
+    columns = (samples.places.archive, samples.places.offsets, samples.sizes_bytes)
+    labels = np.full(len(samples), -1) if samples.labels is None else samples.labels
+    captions = samples.captions or [None] * len(samples)
+    numbers = (column.tolist() for column in (*columns, labels))
+    rows = zip(samples.keys, samples.splits, captions, *numbers, strict=True)
     items = [
-        Item(key, label, split, caption, origin=(samples.places.archives[archive], offset, size))
-        for key, split, caption, label, archive, offset, size in rows
+        Item(key, label, split, caption, origin=(archives[archive], offset, size))
+        for key, split, caption, archive, offset, size, label in rows
     ]
-
-    def keep(folder: Path) -> None:
-        if found is None:
-            with one_writer((folder / index).parent):
-                _write(folder / index, samples, refused)
-
-    return FileSource(name, items, classes=samples.classes, refused=refused, keep=keep)
+    return FileSource(name, items, classes=samples.classes, refused=refused)
 
 
 def index_shards(splits: Splits, name: str, folder: Path) -> tuple[Samples, Refusals]:
     """The table of samples of all shards, mapped from a file in `folder`, and what was refused."""
-    note = folder / _index_of(splits)
-    found = _read_index(note)
-    if found is None:
-        with one_writer(note.parent):
-            found = _read_index(note)  # another process may have written it meanwhile
-            if found is None:
-                found = _write(note, *_read_shards(splits, name))
-    return found
-
-
-def _write(note: Path, samples: Samples, refused: Refusals) -> tuple[Samples, Refusals]:
-    remove_unfinished(note.parent)
-    kept = samples.map_from_file(note.parent)
-    assert kept.file is not None
-    write_sealed_text(note, json.dumps([kept.file.name, refused]))
-    return kept, refused
+    state: list[Any] = [_VERSION]
+    for split, path in _in_order(splits):
+        try:
+            status = path.stat()
+            known = [status.st_size, status.st_mtime_ns, os.access(path, os.R_OK)]
+        except OSError:
+            known = []
+        state.append([split, os.path.abspath(path), *known])
+    digest = hashlib.blake2b(json.dumps(state).encode(), digest_size=8)
+    note = folder / "streams" / f"{digest.hexdigest()}.json"
+    if (found := _read_index(note)) is not None:
+        return found
+    with one_writer(note.parent):
+        # another process may have written it meanwhile
+        if (found := _read_index(note)) is not None:
+            return found
+        remove_unfinished(note.parent)
+        samples, refused = _read_shards(splits, name)
+        samples = samples.map_from_file(note.parent)
+        assert samples.file is not None
+        write_sealed_text(note, json.dumps([samples.file.name, refused]))
+        return samples, refused
 
 
 def _read_index(note: Path) -> tuple[Samples, Refusals] | None:
     try:
         name, refused = json.loads(read_sealed_text(note))
         return Samples.open(note.parent / name), [(path, reason) for path, reason in refused]
-    except (OSError, ValueError, KinfolkError):
+    except (OSError, ValueError):
         return None
 
 
@@ -166,84 +142,56 @@ def _in_order(splits: Splits) -> list[tuple[str, Path]]:
     return [(split, path) for split, paths in ordered for path in paths]
 
 
-def _index_of(splits: Splits) -> str:
-    state: list[Any] = [_VERSION]
-    for split, path in _in_order(splits):
-        try:
-            found = path.stat()
-            status = [found.st_size, found.st_mtime_ns, os.access(path, os.R_OK)]
-        except OSError:
-            status = []
-        state.append([split, os.path.abspath(path), *status])
-    digest = hashlib.blake2b(json.dumps(state).encode(), digest_size=8)
-    return f"streams/{digest.hexdigest()}.json"
-
-
 def _read_shards(splits: Splits, name: str) -> tuple[Samples, Refusals]:
     """Reads one shard after the other, and keeps only compact columns of each."""
     import pyarrow as pa
 
     shards, refused = _in_order(splits), list[tuple[str, str]]()
-    names = shard_names([path for _, path in shards])
+    names = _names([path for _, path in shards])
     label_of: dict[str | None, int] = {}
     faults: list[tuple[str, str, bool]] = []
-    columns: dict[str, list[Any]] = {}
+    all_splits: list[str] = []
+    keys, captions, rows = list[Any](), list[Any](), list[Any]()
     for number, (split, path) in enumerate(shards):
-        entries = _usable(path, names[path], refused)
+        entries = list(_usable(path, names[path], refused))
         if not entries:
             continue
-        captions = []
-        for key, entry in entries:
-            caption, wrong = usable_captions(entry.caption)
-            captions.append(caption)
-            is_missing = entry.caption is None
-            faults += [(f"{key}[{part}]" if part else key, why, is_missing) for part, why in wrong]
-        status = path.stat()
-        for column, values in {
-            "key": TextColumn.of([key for key, _ in entries]),
-            "caption": TextColumn.of(same_type(captions)),
-            "split": [split] * len(entries),
-            "archive": np.full(len(entries), number, dtype=np.int32),
-            "image": np.array([entry.image for _, entry in entries], dtype=np.int64),
-            "time": np.full(len(entries), status.st_mtime_ns),
-            "label": np.array(
-                [label_of.setdefault(entry.label, len(label_of)) for _, entry in entries]
-            ),
-        }.items():
-            columns.setdefault(column, []).append(values)
-    if not columns:
+        modified_ns, found = path.stat().st_mtime_ns, []
+        for key, _, given in entries:
+            caption, wrong = usable_captions(given)
+            found.append(caption)
+            faults += [
+                (f"{key}[{part}]" if part else key, why, given is None) for part, why in wrong
+            ]
+        known = [
+            (*(entry.image or ()), label_of.setdefault(entry.label, len(label_of)))
+            for _, entry, _ in entries
+        ]
+        rows.append(np.array([(*each, number, modified_ns) for each in known]))
+        keys.append(TextColumn.of([key for key, *_ in entries]).array.cast(pa.large_string()))
+        captions.append(TextColumn.of(same_type(found)))
+        all_splits += [split] * len(entries)
+    if not rows:
         raise all_refused(name, refused)
-    captioned = any(column.array.null_count < len(column) for column in columns["caption"])
+    captioned = any(column.array.null_count < len(column) for column in captions)
     refused += [(key, fault) for key, fault, missing in faults if captioned or not missing]
-    codes, classes = encode_labels(list(label_of), name)
-    labels = np.array([-1 if label is None else label for label in codes])
-    labels = labels[np.concatenate(columns["label"])]
-    images = np.concatenate(columns["image"])
-    number = len(images)
-    unknown = np.zeros(number, dtype=np.int64)
+    labels, classes = encode_labels(list(label_of), name)
+    offsets, sizes, codes_N, archives, times = np.concatenate(rows).T
+    label_N = np.array([-1 if label is None else label for label in labels])[codes_N]
+    unknown = np.zeros(len(sizes), dtype=np.int64)
     samples = Samples(
-        ids=np.arange(number),
-        keys=TextColumn(
-            pa.concat_arrays([each.array.cast(pa.large_string()) for each in columns["key"]])
-        ),
+        ids=np.arange(len(sizes)),
+        keys=TextColumn(pa.concat_arrays(keys)),
         widths=unknown,
         heights=unknown,
-        labels=labels if (labels >= 0).any() else None,
+        labels=label_N if (label_N >= 0).any() else None,
         classes=classes,
-        splits=[split for part in columns["split"] for split in part],
-        sizes_bytes=images[:, 1],
-        modified_ns=np.concatenate(columns["time"]),
-        digests=TextColumn(pa.nulls(number, pa.string())),
-        captions=(
-            same_type([caption for column in columns["caption"] for caption in column])
-            if captioned
-            else None
-        ),
-        places=Places(
-            [os.path.abspath(path) for _, path in shards],
-            np.concatenate(columns["archive"]),
-            images[:, 0],
-        ),
+        splits=all_splits,
+        sizes_bytes=sizes,
+        modified_ns=times,
+        digests=TextColumn(pa.nulls(len(sizes), pa.string())),
+        captions=same_type([each for column in captions for each in column]) if captioned else None,
+        places=Places([os.path.abspath(path) for _, path in shards], archives, offsets),
     )
     if samples.captions is not None:
         has_caption = np.array([caption is not None for caption in samples.captions])
@@ -253,52 +201,72 @@ def _read_shards(splits: Splits, name: str) -> tuple[Samples, Refusals]:
     return samples, refused
 
 
-def _usable(path: Path, name: str, refused: Refusals) -> list[tuple[str, Entry]]:
-    """The entries of an archive that have a complete image; adds the others to `refused`."""
-    shard, found = read_shard(path), []
-    if shard.fault is not None:
-        refused.append((name, shard.fault))
-    end = path.stat().st_size if shard.entries else 0
-    for entry in shard.entries:
-        key, fault = f"{name}/{entry.key}", entry.fault
-        if fault is None and entry.image is None:
-            fault = "there is no image"
-        if fault is None and sum(entry.image or ()) > end:
-            fault = "truncated: the archive ends within it"
-        if fault is None:
-            found.append((key, entry))
-        else:
-            refused.append((key, fault))
-    return found
-
-
 # One archive
 
 IMAGES = frozenset(("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm"))
 _LONGEST_TEXT = 1 << 20
 
 
-class Entry(NamedTuple):
-    """The files of one key in a shard: offset and length of the image, caption (a text, a list or
-    None), text of the `.cls`, and why it can't be used."""
+@dataclass
+class Entry:
+    """The files of one key in a shard: offset and length of the image, small files by extension
+    (None if too long), and why the entry can't be used."""
 
-    key: str
-    image: tuple[int, int] | None
-    caption: Any
-    label: str | None
-    fault: str | None
+    image: tuple[int, int] | None = None
+    texts: dict[str, bytes | None] = field(default_factory=dict)
+    fault: str | None = None
+
+    @property
+    def label(self) -> str | None:
+        raw = self.texts.get("cls")
+        return None if raw is None else raw.decode("utf-8", "replace").strip()
+
+    def caption(self) -> Any:
+        """A text, a list or None. What can't be read becomes the `fault`."""
+        if "txt" in self.texts:
+            text = self.texts["txt"]
+            # a text that is too long is refused for its length
+            return (
+                (b"?" * _LONGEST_TEXT if text is None else text)
+                .decode("utf-8", "surrogateescape")
+                .strip()
+            )
+        if "json" not in self.texts:
+            return None
+        try:
+            document = json.loads(self.texts["json"] or b"")
+        except (ValueError, RecursionError):
+            self.fault = self.fault or "its .json can't be read"
+            return None
+        given = document if isinstance(document, dict) else {}
+        caption = given.get("caption", given.get("captions"))
+        if isinstance(caption, str | list | None):
+            return caption
+        self.fault = self.fault or f"its caption is not a text but {type(caption).__name__}"
+        return None
 
 
-class Shard(NamedTuple):
-    """The entries, and what is wrong with the archive; entries before a damaged part are kept."""
+def _usable(path: Path, name: str, refused: Refusals) -> Iterator[tuple[str, Entry, Any]]:
+    """Key, entry and caption of all complete images of an archive; adds the others to `refused`."""
+    entries, fault = read_shard(path)
+    if fault is not None:
+        refused.append((name, fault))
+    end = path.stat().st_size if entries else 0
+    for within, entry in entries.items():
+        key, caption = f"{name}/{within}", entry.caption()
+        if entry.fault is None and entry.image is None:
+            entry.fault = "there is no image"
+        if entry.fault is None and sum(entry.image or ()) > end:
+            entry.fault = "truncated: the archive ends within it"
+        if entry.fault is None:
+            yield key, entry, caption
+        else:
+            refused.append((key, entry.fault))
 
-    entries: list[Entry]
-    fault: str | None
 
-
-def read_shard(path: Path) -> Shard:
-    found: dict[str, _Files] = {}
-    fault = None
+def read_shard(path: Path) -> tuple[dict[str, Entry], str | None]:
+    """The entries by key, and what is wrong with the archive; those before the damage are kept."""
+    found: dict[str, Entry] = {}
     try:
         # "r:" refuses compressed archives, whose parts can't be read in place.
         with open(path, "rb") as file, tarfile.open(path, "r:") as archive:
@@ -307,21 +275,12 @@ def read_shard(path: Path) -> Shard:
                 if not member.isdir():
                     _add_member(found, member, file)
     except (tarfile.TarError, OSError, EOFError) as error:
-        text = " ".join(str(error).split())
-        fault = f"cut short or damaged: {text}" if found else f"not a readable archive: {text}"
-    return Shard([_entry(key, files) for key, files in found.items()], fault)
+        what = "cut short or damaged" if found else "not a readable archive"
+        return found, f"{what}: {' '.join(str(error).split())}"
+    return found, None
 
 
-@dataclass
-class _Files:
-    """The files of one key; the bytes of small files are None if too long."""
-
-    image: tuple[int, int] | None = None
-    texts: dict[str, bytes | None] = field(default_factory=dict)
-    fault: str | None = None
-
-
-def _add_member(found: dict[str, _Files], member: tarfile.TarInfo, file: BinaryIO) -> None:
+def _add_member(found: dict[str, Entry], member: tarfile.TarInfo, file: BinaryIO) -> None:
     folder, _, base = member.name.rpartition("/")
     stem, _, extension = base.partition(".")
     extension = extension.lower()
@@ -329,35 +288,13 @@ def _add_member(found: dict[str, _Files], member: tarfile.TarInfo, file: BinaryI
         return
     name = f"{folder}/{stem}".removeprefix("./").removeprefix("/")
     name = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    files = found.setdefault(name, _Files())
+    entry = found.setdefault(name, Entry())
     if not member.isreg() or member.sparse is not None:
-        files.fault = f"its .{extension} is not a regular file"
+        entry.fault = f"its .{extension} is not a regular file"
     elif extension in IMAGES:
-        files.fault = "it has two images" if files.image is not None else files.fault
-        files.image = member.offset_data, member.size
+        entry.fault = "it has two images" if entry.image is not None else entry.fault
+        entry.image = member.offset_data, member.size
     else:
-        files.fault = f"it has two .{extension}" if extension in files.texts else files.fault
+        entry.fault = f"it has two .{extension}" if extension in entry.texts else entry.fault
         file.seek(member.offset_data)
-        files.texts[extension] = file.read(member.size) if member.size <= _LONGEST_TEXT else None
-
-
-def _entry(key: str, files: _Files) -> Entry:
-    caption, fault = None, files.fault
-    if "txt" in files.texts:
-        text = files.texts["txt"]
-        if text is None:
-            text = b"?" * _LONGEST_TEXT  # refused as too long
-        caption = text.strip().decode("utf-8", "surrogateescape")
-    elif "json" in files.texts:
-        try:
-            document = json.loads(files.texts["json"] or b"")
-            if isinstance(document, dict):
-                caption = document.get("caption", document.get("captions"))
-        except (ValueError, RecursionError):
-            fault = fault or "its .json can't be read"
-        if not isinstance(caption, str | list | None):
-            fault = fault or f"its caption is not a text but {type(caption).__name__}"
-            caption = None
-    raw = files.texts.get("cls")
-    label = None if raw is None else raw.decode("utf-8", "replace").strip()
-    return Entry(key, files.image, caption, label, fault)
+        entry.texts[extension] = file.read(member.size) if member.size <= _LONGEST_TEXT else None

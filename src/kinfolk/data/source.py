@@ -6,11 +6,12 @@ from __future__ import annotations
 import copy
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, final
 
+import numpy as np
 import numpy.typing as npt
 
 from kinfolk.data.decode import Place, digest, read_bytes
@@ -18,6 +19,7 @@ from kinfolk.data.labels import (
     CIFAR100,
     SUPERCLASSES,
     Caption,
+    Ints,
     LabelHierarchy,
     encode_labels,
     open_hierarchy,
@@ -56,19 +58,20 @@ class Item:
 
 
 class Source(ABC):
-    """Images with keys, splits and perhaps labels. Nothing is read before `load`. `refused`:
-    without being read; `native_size`: (height, width) if all images have the same size."""
+    """Images with keys, splits and perhaps labels. Nothing is read before `load`.
+
+    Attributes: refused: without being read. native_size: (height, width) if all images have the
+    same size. has_texts: its samples are text pairs instead of images. class_of_label: the class
+    that replaces each label; see `at_depth`. samples: the table of samples of streamed data."""
 
     has_texts: bool = False
-    """Whether its samples are text pairs instead of images; see `text`."""
-
     class_of_label: Sequence[int] | None = None
-    """The class that replaces each label; see `at_depth`."""
+    samples: Samples | None = None
 
     def __init__(
         self,
         name: str,
-        items: list[Item],
+        items: Sequence[Item],
         *,
         classes: list[str] | None = None,
         refused: Refusals | None = None,
@@ -76,12 +79,11 @@ class Source(ABC):
     ) -> None:
         self.name, self.classes, self.native_size = name, classes, native_size
         self.refused: Refusals = refused or []
-        self._items: Sequence[Item] = items
+        self._items = items
 
     @abstractmethod
     def load(self, index: int) -> bytes | Pixels:
-        """The bytes of the image file of an item, or its pixels (H, W) or (H, W, 1 | 3 | 4),
-        uint8."""
+        """The bytes of an image file, or pixels (H, W) or (H, W, 1 | 3 | 4), uint8."""
 
     def items(self) -> Sequence[Item]:
         return self._items
@@ -101,9 +103,6 @@ class Source(ABC):
         """(size in bytes, modification time in ns) of the file of an item, if known."""
         return None
 
-    def keep(self, folder: Path) -> None:  # noqa: B027
-        """Writes to a cache folder what makes the next opening faster."""
-
     def release(self) -> None:
         self._items = []
 
@@ -111,16 +110,6 @@ class Source(ABC):
 @final
 class FileSource(Source):
     """Images in files or in parts of files: the origin of an item is its `Place`."""
-
-    def __init__(
-        self,
-        name: str,
-        items: list[Item],
-        keep: Callable[[Path], object] | None = None,
-        **given: Any,
-    ) -> None:
-        super().__init__(name, items, **given)
-        self._keep = keep
 
     def load(self, index: int) -> bytes:
         return read_bytes(self.path(index))
@@ -137,15 +126,34 @@ class FileSource(Source):
             return None
         return found.st_size if isinstance(place, str) else place[2], found.st_mtime_ns
 
-    def keep(self, folder: Path) -> None:
-        if self._keep is not None:
-            self._keep(folder)
-
 
 def arrange(items: Sequence[Item]) -> list[int]:
-    return sorted(
-        range(len(items)),
-        key=lambda index: (SPLIT_RANK.get(items[index].split, 3), items[index].split),
+    """The order of ids: training samples first."""
+    splits = [item.split for item in items]
+    order = range(len(splits))
+    return sorted(order, key=lambda index: (SPLIT_RANK.get(splits[index], 3), splits[index]))
+
+
+def tabulate(
+    items: Sequence[Item], labels: Ints, classes: list[str] | None, **columns: Any
+) -> Samples:
+    """The table of samples of `items`, which are in the order of ids. Of other `columns` that are
+    not given, numbers are zero."""
+    nothing = np.zeros(len(items), dtype=np.int64)
+    captions = same_type([item.caption for item in items])
+    groups = [item.group for item in items]
+    given: dict[str, Any] = dict.fromkeys(
+        ("widths", "heights", "sizes_bytes", "modified_ns"), nothing
+    )
+    return Samples(
+        ids=np.arange(len(items)),
+        keys=[item.key for item in items],
+        splits=[item.split for item in items],
+        labels=labels if (labels >= 0).any() else None,
+        classes=classes,
+        captions=captions if any(each is not None for each in captions) else None,
+        groups=groups if any(each is not None for each in groups) else None,
+        **{**given, "digests": [None] * len(items), **columns},
     )
 
 
@@ -219,7 +227,7 @@ def exclude(source: AnySource, path: str | None) -> AnySource:
         return source
     keys, items = {utf8_key(key) for key in read_excluded(Path(path))}, source.items()
     out = {at for at, item in enumerate(items) if utf8_key(item.key) in keys}
-    kept = [at for at, item in enumerate(items) if at not in out and item.same_as not in out]
+    kept = [at for at, item in enumerate(items) if not {at, item.same_as} & out]
     if keys and len(kept) == len(items):
         has = short(items[0].key) if items else "no samples"
         raise UsageError(
@@ -291,8 +299,8 @@ def _classes(source: Source, hierarchy: LabelHierarchy) -> list[str]:
 def check_unchanged(
     samples: Samples, source: Source, refused: Iterable[tuple[str, str]] = ()
 ) -> None:
-    """Raises a `KinfolkError` that names the first difference between `samples` (as stored) and
-    `source`. Files with the same size and time are not read."""
+    """Refuses a `source` that differs from the stored `samples`, by the first difference. Files
+    with the same size and time are not read."""
     known, out = set(samples.keys), {path for path, _ in refused}
     items = source.items()
     order = [at for at in arrange(items) if items[at].key in known or items[at].key not in out]

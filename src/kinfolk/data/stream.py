@@ -16,13 +16,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kinfolk.data.decode import Place, Read, read_bytes
 from kinfolk.data.images import ImageData
 from kinfolk.data.open_source import open_folder
 from kinfolk.data.prepare import add_to_quarantine, one_writer
 from kinfolk.data.sample_table import Places, Samples
 from kinfolk.data.shards import expand, find_shards, index_shards
-from kinfolk.data.source import Item, Refusals, Source, all_refused, arrange
+from kinfolk.data.source import (
+    FileSource,
+    Item,
+    Refusals,
+    Source,
+    all_refused,
+    arrange,
+    tabulate,
+)
 from kinfolk.data.workers import DecodePool, default_workers
 from kinfolk.errors import KinfolkError, UsageError, short
 from kinfolk.files import remove_unfinished
@@ -35,11 +42,8 @@ _GONE = ("can't be read", "truncated: the archive")
 @final
 class StreamOrder:
     """The training samples of one epoch, each once: shards shuffled, then samples shuffled within
-    windows of consecutive shards, so that reads stay close together.
-
-    Args:
-        starts: (S + 1,) the first id of each shard, and the number of training samples.
-        window: number of samples that are shuffled together.
+    windows of consecutive shards, so that reads stay close together. `starts`: (S + 1,) the first
+    id of each shard, and the number of training samples.
 
     Example:
         >>> order = StreamOrder(np.array([0, 2, 5]), window=5, seed=0, epoch=0)
@@ -49,11 +53,10 @@ class StreamOrder:
 
     def __init__(self, starts: npt.NDArray[np.int64], window: int, seed: int, epoch: int) -> None:
         self.starts, self.size, self.seed, self.epoch = starts, window, seed, epoch
-        self.shards = torch.randperm(
-            len(starts) - 1, generator=generator(seed, "shards", epoch)
-        ).numpy()
-        lengths = np.diff(starts)[self.shards]
-        self.ends = lengths.cumsum()
+        random = generator(seed, "shards", epoch)
+        self.shards = torch.randperm(len(starts) - 1, generator=random).numpy()
+        self.lengths = np.diff(starts)[self.shards]
+        self.ends = self.lengths.cumsum()
         self.window = lru_cache(maxsize=4)(self._window)
 
     def __len__(self) -> int:
@@ -69,11 +72,10 @@ class StreamOrder:
     def _window(self, number: int) -> Tensor:
         place = np.arange(number * self.size, min((number + 1) * self.size, len(self)))
         shard = np.searchsorted(self.ends, place, side="right")
-        begin = self.ends[shard] - np.diff(self.starts)[self.shards[shard]]
+        begin = self.ends[shard] - self.lengths[shard]
         ids = torch.from_numpy(self.starts[self.shards[shard]] + place - begin)
-        return ids[
-            torch.randperm(len(ids), generator=generator(self.seed, "window", self.epoch, number))
-        ]
+        random = generator(self.seed, "window", self.epoch, number)
+        return ids[torch.randperm(len(ids), generator=random)]
 
 
 @final
@@ -96,18 +98,14 @@ class StreamedPixels:
     ) -> None:
         assert samples.places is not None
         self.samples, self.places, self.num_train = samples, samples.places, samples.num_train
-        self.height, self.width, self.window = height, width, window
-        self.pool = DecodePool(
-            height, width, pixel_cap, default_workers() if workers is None else workers
-        )
-        self.quarantine: list[tuple[str, str]] = []
+        self.window = window
+        self.shape = len(samples), height, width, 3
+        workers = default_workers() if workers is None else workers
+        self.pool = DecodePool(height, width, pixel_cap, workers)
+        self.quarantine: Refusals = []
         self._lock = threading.Lock()
         self._bad: set[int] = set()
         self._aspects = np.zeros(len(samples), dtype=np.float32)
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        return len(self.samples), self.height, self.width, 3
 
     def order(self, seed: int, epoch: int) -> StreamOrder | Tensor:
         archive = self.places.archive[: self.num_train]
@@ -120,23 +118,20 @@ class StreamedPixels:
         """(G, H, W, 3) pixels, (G,) aspects and (G,) positions within `ids` (B,) of the good
         images."""
         readable = [place for place, id_ in enumerate(ids.tolist()) if id_ not in self._bad]
-        rows = ids[readable]
-        pixels, reads = self.pool.read([self.samples.place(row) for row in rows.tolist()])
+        rows = ids[readable].tolist()
+        pixels, reads = self.pool.read([self.samples.place(row) for row in rows])
         good = []
-        for place, (id_, read) in enumerate(zip(rows.tolist(), reads, strict=True)):
+        for place, (id_, read) in enumerate(zip(rows, reads, strict=True)):
             if read.reason is None:
                 good.append(place)
                 self._aspects[id_] = read.width / read.height
             else:
-                self._refuse(id_, read)
+                self._refuse(id_, read.reason)
         if len(good) < len(pixels):
             pixels = pixels[good]
         kept = torch.tensor(readable, dtype=torch.int64)[good]
-        return (
-            torch.from_numpy(np.asarray(pixels)),
-            torch.from_numpy(self._aspects[ids[kept].numpy()]),
-            kept,
-        )
+        aspects = torch.from_numpy(self._aspects[ids[kept].numpy()])
+        return torch.from_numpy(np.asarray(pixels)), aspects, kept
 
     def pixels(self, ids: Tensor) -> Tensor:
         """(B, H, W, 3), for evaluation; black for a refused image."""
@@ -156,9 +151,8 @@ class StreamedPixels:
         found = torch.from_numpy(self._aspects[rows])
         return found.where(found > 0, 1.0)
 
-    def _refuse(self, id_: int, read: Read) -> None:
-        key, reason = self.samples.keys[id_], str(read.reason)
-        number = int(self.places.archive[id_])
+    def _refuse(self, id_: int, reason: str) -> None:
+        key, number = self.samples.keys[id_], int(self.places.archive[id_])
         if number >= 0 and reason.startswith(_GONE):
             raise KinfolkError(
                 f"the shard `{self.places.archives[number]}` is missing or has been truncated since"
@@ -178,62 +172,47 @@ class StreamedPixels:
         )
 
 
-@final
-class StreamSource(Source):
-    """Shards or a folder of images that are not decoded in advance; `index_dir` is for the
-    table."""
-
-    def __init__(
-        self, spec: object, index_dir: Path, *, labels_from_folders: bool | None = False
-    ) -> None:
-        path, name = Path(str(spec)), f"`{short(str(spec))}`"
+def open_stream(
+    spec: str | os.PathLike[str], index_dir: Path, *, labels_from_folders: bool | None = False
+) -> FileSource:
+    """Opens shards or a folder of images that are not decoded in advance: a source with `samples`,
+    whose table is kept in `index_dir`."""
+    path, name = Path(spec), f"`{short(str(spec))}`"
+    if path.is_dir() or (path.is_file() and path.suffix.lower() == ".tar"):
+        shards = find_shards(path)
+    else:
         shards = {} if path.exists() else {"train": expand(str(spec))}
-        if path.is_dir() or (path.is_file() and path.suffix.lower() == ".tar"):
-            shards = find_shards(path)
-            if shards and labels_from_folders:
-                raise UsageError(
-                    f"`labels_from_folders` needs a folder of images; {name} holds shards,"
-                    " whose labels are .cls files"
-                )
-        if any(shards.values()):
-            self.samples, refused = index_shards(shards, name, index_dir)
-        elif path.is_dir():
-            self.samples, refused = _list_folder(path, labels_from_folders is not False, index_dir)
-        else:
-            missing = not path.exists() and str(spec) != "digits"
-            raise UsageError(
-                (f"there is no file or folder {name}; " if missing else "")
-                + "`data.streaming` needs webdataset shards (.tar) or a folder of images"
-                + ("" if missing else f", not {name}")
-            )
-        super().__init__(name, [], classes=self.samples.classes, refused=refused)
-        self._items = _Items(self.samples)
-
-    def image_data(
-        self, *, image_size: int, workers: int | None, pixel_cap: int, window: int
-    ) -> ImageData:
-        stream = StreamedPixels(
-            self.samples,
-            image_size,
-            image_size,
-            pixel_cap=pixel_cap,
-            workers=workers,
-            window=window,
+    if shards and labels_from_folders:
+        raise UsageError(
+            f"`labels_from_folders` needs a folder of images; {name} holds shards, whose labels are"
+            " .cls files"
         )
-        return ImageData(self.samples, stream, None, list(self.refused))
+    if any(shards.values()):
+        samples, refused = index_shards(shards, name, index_dir)
+    elif path.is_dir():
+        samples, refused = _list_folder(path, labels_from_folders is not False, index_dir)
+    else:
+        if not path.exists() and str(spec) != "digits":
+            raise UsageError(f"there is no file or folder {name}")
+        raise UsageError(
+            f"`data.streaming` needs webdataset shards (.tar) or a folder of images, not {name}"
+        )
+    source = FileSource(name, _Items(samples), classes=samples.classes, refused=refused)
+    source.samples = samples
+    return source
 
-    def load(self, index: int) -> bytes:
-        return read_bytes(self.path(index))
 
-    def path(self, index: int) -> Place:
-        return self.samples.place(index)
-
-    def stat(self, index: int) -> tuple[int, int]:
-        return int(self.samples.sizes_bytes[index]), int(self.samples.modified_ns[index])
+def stream_images(source: Source, image_size: int, **options: Any) -> ImageData:
+    """The data of a source of `open_stream`; `options` are those of `StreamedPixels`."""
+    assert source.samples is not None
+    pixels = StreamedPixels(source.samples, image_size, image_size, **options)
+    return ImageData(source.samples, pixels, None, list(source.refused))
 
 
 @final
 class _Items(Sequence[Item]):
+    """The items of a table, each made when it is asked for, because there may be 10⁸."""
+
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
 
@@ -241,10 +220,8 @@ class _Items(Sequence[Item]):
         return len(self._samples)
 
     def __getitem__(self, row: Any) -> Any:
-        if isinstance(row, slice):
-            return [self[at] for at in range(*row.indices(len(self)))]
         sample = self._samples[range(len(self))[row]]
-        return Item(sample.key, sample.label, sample.split)
+        return Item(sample.key, sample.label, sample.split, origin=self._samples.place(row))
 
 
 def _list_folder(root: Path, labels_from_folders: bool, folder: Path) -> tuple[Samples, Refusals]:
@@ -253,26 +230,15 @@ def _list_folder(root: Path, labels_from_folders: bool, folder: Path) -> tuple[S
     if not items:
         raise all_refused(source.name, source.refused)
     for item in items:
-        if os.path.relpath(item.origin, root).replace(os.sep, "/") != item.key:
+        if not item.origin.endswith(item.key):
             raise KinfolkError(
                 f"the file `{item.key}` has a name that is not UTF-8, which streaming cannot read;"
                 " rename it"
             )
     labels = np.array([-1 if item.label is None else item.label for item in items])
-    unknown = np.zeros(len(items), dtype=np.int64)
-    samples = Samples(
-        ids=np.arange(len(items)),
-        keys=[item.key for item in items],
-        widths=unknown,
-        heights=unknown,
-        labels=None if source.classes is None else labels,
-        classes=source.classes,
-        splits=[item.split for item in items],
-        sizes_bytes=unknown,
-        modified_ns=unknown,
-        digests=[None] * len(items),  # type: ignore[list-item]
-        places=Places([os.path.abspath(root)], unknown - 1, unknown),
-    )
+    nothing = np.zeros(len(items), dtype=np.int64)
+    places = Places([os.path.abspath(root)], nothing - 1, nothing)
+    samples = tabulate(items, labels, source.classes, places=places)
     with one_writer(folder / "streams"):
         remove_unfinished(folder / "streams")
         return samples.map_from_file(folder / "streams"), source.refused

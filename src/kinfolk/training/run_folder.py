@@ -21,7 +21,7 @@ from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import describe_refused, prepare, read_quarantine, write_quarantine
 from kinfolk.data.sample_table import Samples, samples_digest
 from kinfolk.data.source import Source, at_depth, check_unchanged, exclude
-from kinfolk.data.stream import StreamSource
+from kinfolk.data.stream import open_stream, stream_images
 from kinfolk.data.text import PairTexts, TextData, read_pairs
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, plural, short
 from kinfolk.files import DamagedFileError, is_unfinished, write_text
@@ -235,7 +235,7 @@ def open_data(data: object | None, config: TrainConfig, run: Run | None = None) 
         raise UsageError(
             "`data.streaming` needs `data.cache_dir`, a folder for the table of samples"
         )
-    return StreamSource(os.fspath(spec), Path(cache), labels_from_folders=named.labels_from_folders)
+    return open_stream(spec, Path(cache), labels_from_folders=named.labels_from_folders)
 
 
 def read_data(
@@ -248,8 +248,8 @@ def read_data(
     data = config.data
     assert data.image_size is not None, "resolved"
     options: dict[str, Any] = data.model_dump(include={"image_size", "workers", "pixel_cap"})
-    if isinstance(source, StreamSource):
-        return source.image_data(window=data.shuffle_buffer, **options)
+    if source.samples is not None:
+        return stream_images(source, window=data.shuffle_buffer, **options)
     is_kept = several or source.native_size is None
     cache = None if run is None else data.cache_dir or (run.cache if is_kept else None)
     return prepare(source, cache_dir=cache, progress=progress, shared=several, **options)
@@ -272,7 +272,7 @@ def last_checkpoint_state(run: Run, source: Source, config: TrainConfig) -> dict
             continue
         samples = Samples.read(run.samples)
         require_identity(state, config, samples_digest(samples), samples.num_train, path)
-        if not isinstance(source, StreamSource):  # `require_same_samples` compares its table later
+        if source.samples is None:  # `require_same_samples` compares the table of streamed data
             check_unchanged(samples, source, read_quarantine(run.quarantine))
         if not run.checkpoint.exists():
             _warn(
