@@ -15,6 +15,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import ClassVar, TypeVar
 
 Value = TypeVar("Value")
@@ -153,6 +154,13 @@ def did_you_mean(name: str, names: Iterable[str], limit: int = 3) -> str:
     """
     close = difflib.get_close_matches(name, dict.fromkeys(names), n=limit, cutoff=0.5)
     return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def similar_path(path: Path) -> str:
+    """The hint for a path that does not exist, or "" if there is none like it."""
+    present = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, present, n=1, cutoff=0.7)
+    return f"; did you mean `{short(str(path.with_name(close[0])))}`?" if close else ""
 
 
 class KinfolkWarning(UserWarning):

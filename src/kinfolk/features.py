@@ -7,7 +7,6 @@ Dimension key: N data set, D embedding, R rows of a block.
 
 from __future__ import annotations
 
-import difflib
 import os
 import zipfile
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.errors import KinfolkError, UsageError, similar_path
 from kinfolk.files import check_safetensors, first_line
 
 Floats: TypeAlias = NDArray[np.float32]
@@ -100,7 +99,11 @@ def open_features(path: str | os.PathLike[str], key: str | None = None) -> NDArr
     path = Path(path)
     suffix, kinds = path.suffix.lower(), ", ".join(SUFFIXES)
     if not path.exists():
-        raise UsageError(f"there is no file or folder `{path}`; {_instead(path)}")
+        instead = (
+            "; give a folder of images, a run folder, or a file of features, such as `kinfolk embed"
+            " RUN --out features.npy` writes"
+        )
+        raise UsageError(f"there is no file or folder `{path}`{similar_path(path) or instead}")
     if path.is_dir() or suffix not in SUFFIXES:
         why = " (this folder has no config.yaml)" if path.is_dir() else ""
         raise UsageError(f"`{path}` must be a run folder{why} or a file that ends in {kinds}")
@@ -226,14 +229,3 @@ _READERS: dict[str, Callable[[Path, str | None], NDArray[Any]]] = {
     ".pth": _torch,
 }
 SUFFIXES = tuple(_READERS)
-
-
-def _instead(path: Path) -> str:
-    present = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-    similar = difflib.get_close_matches(path.name, present, n=1, cutoff=0.75)
-    if similar:
-        return f"did you mean `{path.with_name(similar[0])}`?"
-    return (
-        "give a folder of images, a run folder, or a file of features, such as `kinfolk embed RUN"
-        " --out features.npy` writes"
-    )

@@ -156,7 +156,7 @@ def test_two_names_that_are_one_as_text(tmp_path: Path) -> None:
     with open(os.path.join(os.fsencode(tmp_path), b"caf\xe9.png"), "wb") as file:
         file.write((tmp_path / "caf\\xe9.png").read_bytes())
     with pytest.raises(KinfolkError, match="rename one"):
-        opened(tmp_path)
+        prepare(opened(tmp_path), image_size=4)
 
 
 def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:

@@ -85,21 +85,21 @@ DIFFERENCES: list[tuple[Samples, str | None]] = [
     (samples(modified_ns=np.array([9, 9, 9, 9])), None),
     (
         samples(sizes_bytes=np.array([3200, 200, 300, 400])),
-        "sample 0 (a.png) was 3,112 bytes, is now 3,200",
+        "the size in bytes of sample 0 (a.png) was 3112, is now 3200",
     ),
     (
         samples(digests=["00", "xx", "02", "03"]),
-        "sample 1 (b\\n.png) has the same size as before but other content",
+        "the digest of sample 1 (b\\n.png) was '01', is now 'xx'",
     ),
-    (samples(labels=np.array([1, -1, 1, 1])), "sample 2 (<c>.png) had label 0, now has 1"),
-    (samples(labels=None), "sample 0 (a.png) had label 1, now has none"),
+    (samples(labels=np.array([1, -1, 1, 1])), "the label of sample 2 (<c>.png) was 0, is now 1"),
+    (samples(labels=None), "the label of sample 0 (a.png) was 1, is now none"),
     (
         samples(splits=["train", "train", "test", "test"]),
-        "sample 2 (<c>.png) had split 'val', now has 'test'",
+        "the split of sample 2 (<c>.png) was 'val', is now 'test'",
     ),
-    (samples(captions=["x", None, "", "z"]), "sample 3 (d.png) had caption 'y', now has 'z'"),
-    (samples(groups=None), "sample 0 (a.png) had group 'g', now has none"),
-    (samples(widths=np.array([3, 4, 5, 9])), "sample 3 (d.png) had width 6, now has 9"),
+    (samples(captions=["x", None, "", "z"]), "the caption of sample 3 (d.png) was 'y', is now 'z'"),
+    (samples(groups=None), "the group of sample 0 (a.png) was 'g', is now none"),
+    (samples(widths=np.array([3, 4, 5, 9])), "the width of sample 3 (d.png) was 6, is now 9"),
     (
         samples(classes=["cat", "cow"]),
         "the classes were ['cat', 'dog'], are now ['cat', 'cow']",
@@ -133,7 +133,10 @@ def test_an_added_sample_is_named() -> None:
 
 def test_the_first_of_several_is_named() -> None:
     now = samples(digests=["00", "01", "02", "xx"], sizes_bytes=np.array([3112, 200, 301, 400]))
-    assert samples().first_difference(now) == "sample 2 (<c>.png) was 300 bytes, is now 301"
+    assert (
+        samples().first_difference(now)
+        == "the size in bytes of sample 2 (<c>.png) was 300, is now 301"
+    )
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_a_column_of_texts_reads_like_the_list(values: list[object]) -> None:
     assert column != [*values, "more"]
     assert list(column[1:]) == values[1:]
     assert list(column[::2]) == values[::2]
-    assert list(column.take(np.arange(len(values))[::-1])) == values[::-1]
+    assert list(column[np.arange(len(values))[::-1]]) == values[::-1]
     assert pickle.loads(pickle.dumps(column)) == values
     assert [column.count(value) for value in values] == [values.count(value) for value in values]
 

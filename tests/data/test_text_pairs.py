@@ -104,12 +104,12 @@ def test_a_changed_text_is_noticed(tmp_path: Path) -> None:
     data = prepare(open_source(path), image_size=8)
     table[2]["positive"] = "another"
     write_table(path, table)
-    with pytest.raises(KinfolkError, match=r"sample 2 \(row/3\) had caption"):
+    with pytest.raises(KinfolkError, match=r"the caption of sample 2"):
         check_unchanged(data.samples, open_source(path))
     table[2]["anchor"] = "also another"
     write_table(path, table)
     with pytest.raises(
-        KinfolkError, match=r"sample 2 \(row/3\) has the same size .* other content|other"
+        KinfolkError, match=r"the (digest|size in bytes) of sample 2 \(row/3\) was "
     ):
         check_unchanged(data.samples, open_source(path))
 

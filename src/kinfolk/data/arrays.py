@@ -12,6 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -48,22 +49,24 @@ def find_factor(images: Pixels, what: str) -> float:
     """What all values are multiplied by for uint8: 255 for bool and floats in [0, 1], 1 for
     integers in 0 … 255, 255 / 65535 for larger uint16."""
     kind = images.dtype.kind
-    if images.dtype == np.uint8 or len(images) == 0:
-        return 1
-    if kind == "b":
-        return 255
-    if kind not in "iuf":
+    if kind not in "biuf":
         raise KinfolkError(
             f"{what} has the type {images.dtype}; images must be numbers, best uint8"
         )
-    low, high = _value_range(images, what)
-    if low >= 0 and high <= (1 if kind == "f" else 255):
-        return 255 if kind == "f" else 1
+    if images.dtype == np.uint8 or len(images) == 0:
+        return 1
+    # in pieces, because the array may be memory-mapped
+    step = max(1, _CHUNK_BYTES // max(1, images[0].nbytes))
+    pieces = [images[start : start + step] for start in range(0, len(images), step)]
+    low = np.min([piece.min() for piece in pieces])
+    high = np.max([piece.max() for piece in pieces])
+    limit, factor = (1, 255) if kind in "bf" else (255, 1)
+    if low >= 0 and high <= limit:
+        return factor
     if images.dtype == np.uint16:
         return 255 / 65535
-    rule = "floats must be in [0, 1]" if kind == "f" else "integers must be in [0, 255]"
     raise KinfolkError(
-        f"{what} has {images.dtype} values in [{low:g}, {high:g}]; {rule}, or convert to uint8"
+        f"{what} has {images.dtype} values in [{low:g}, {high:g}]; they must be in [0, {limit}]"
     )
 
 
@@ -71,22 +74,6 @@ def to_uint8(image: Pixels, factor: float) -> Pixels:
     if factor == 1:
         return image.astype(np.uint8, copy=False)
     return np.rint(image.astype(np.float64) * factor).astype(np.uint8)
-
-
-def _value_range(images: Pixels, what: str) -> tuple[float, float]:
-    """Lowest and highest value, read in pieces: the array may be memory-mapped."""
-    step = max(1, _CHUNK_BYTES // max(1, images[0].nbytes))
-    low, high = np.inf, -np.inf
-    for start in range(0, len(images), step):
-        piece = images[start : start + step]
-        good = np.isfinite(piece)
-        if not good.all():
-            bad = start + int(np.flatnonzero(~good.reshape(len(piece), -1).all(1))[0])
-            raise KinfolkError(
-                f"{what} holds NaN or infinite values, first in image {bad}; remove them"
-            )
-        low, high = min(low, float(piece.min())), max(high, float(piece.max()))
-    return low, high
 
 
 @final
@@ -104,7 +91,7 @@ class ArraySource(Source):
     ) -> None:
         self._parts: list[tuple[Pixels, float]] = []
         labels: list[Any] = []
-        places: list[tuple[str, int, int]] = []
+        items: list[Item] = []
         for part, (split, (images, given)) in enumerate(splits.items()):
             what = f"`{split}` of {name}" if len(splits) > 1 else name
             images = find_layout(images, what)
@@ -116,14 +103,12 @@ class ArraySource(Source):
                     f" `{split}`; one label for each is needed"
                 )
             labels += values.ravel().tolist()
-            places += [(split, part, row) for row in range(len(images))]
-        if not places:
+            rows = range(len(images))
+            items += [Item(f"{split}/{row}", None, split, origin=(part, row)) for row in rows]
+        if not items:
             raise KinfolkError(f"{name} holds no images")
         encoded, classes = encode_labels(labels, name, classes)
-        items = [
-            Item(f"{split}/{row}", label, split, origin=(part, row))
-            for (split, part, row), label in zip(places, encoded, strict=True)
-        ]
+        items = [replace(item, label=label) for item, label in zip(items, encoded, strict=True)]
         sizes = {images.shape[1:3] for images, _ in self._parts}
         native = next(iter(sizes)) if len(sizes) == 1 else None
         super().__init__(name, items, classes=classes, native_size=native)

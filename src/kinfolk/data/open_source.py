@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
+import contextlib
 import io
 import logging
 import os
-import stat
 import statistics
-from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
@@ -32,7 +30,7 @@ from kinfolk.data.labels import SPLITS, split_name
 from kinfolk.data.shards import expand, find_shards, open_shards
 from kinfolk.data.source import FileSource, Item, Pixels, Refusals, Source
 from kinfolk.data.table import Columns, find_hugging_face, open_hugging_face, open_table
-from kinfolk.errors import KinfolkError, UsageError, short
+from kinfolk.errors import KinfolkError, UsageError, short, similar_path
 
 _NUM_PROBED = 16
 
@@ -48,15 +46,12 @@ def open_source(
     """Opens a data source by its name, its path or its object.
 
     Args:
-        spec: "digits"; the path of an image folder, a `.npz` / `.npy` file, a `.csv` / `.tsv` /
-            `.parquet` table, the official CIFAR-10/100 archive, a folder of Hugging Face
-            `datasets`, or webdataset shards (a `.tar`, a folder of them, or a pattern such as
-            `shards/{000..331}.tar`); an array or tensor of images, or (images, labels); or a
-            map-style `Dataset`, or a mapping from split to `Dataset`.
+        spec: "digits"; a path (see "Sources" in docs/data.md); an array or tensor of images, or
+            (images, labels); or a map-style `Dataset`, or a mapping from split to `Dataset`.
         labels: of an array, a tensor or a `.npy` file.
         labels_from_folders: use the first folder (below `train/` …) of each file as its class;
             None: only if `spec` is a folder of images.
-        index_dir: a cache folder in which `Source.keep` may have written an index of shards.
+        index_dir: a cache folder for the table of samples of shards.
         columns: names of a table's columns; see `Columns`.
     """
     if isinstance(spec, tuple) and len(spec) == 2 and labels is None:
@@ -86,9 +81,11 @@ def open_source(
     if spec == "digits":
         return digits()
     if not path.exists():
+        name = f"`{short(str(spec))}`"
         if shards := expand(str(spec)):
-            return open_shards({"train": shards}, f"`{short(str(spec))}`", index_dir)
-        raise UsageError(f"there is no file or folder `{short(str(spec))}`{_where_else(path)}")
+            return open_shards({"train": shards}, name, index_dir)
+        hint = similar_path(path) or "; data sets are not downloaded, so give a path"
+        raise UsageError(f"there is no file or folder {name}{hint}")
     return _open_path(path, labels, labels_from_folders, Columns(**columns), index_dir)  # type: ignore[arg-type]
 
 
@@ -132,35 +129,21 @@ def _open_path(
     )
 
 
-def _where_else(path: Path) -> str:
-    if str(path).lower() in ("cifar10", "cifar100", "mnist"):
-        return "; download it and give the path of its files"
-    try:
-        close = difflib.get_close_matches(path.name, os.listdir(path.parent), n=1)
-    except OSError:
-        return f"; the folder `{short(str(path.parent))}` does not exist either"
-    return f"; did you mean `{short(str(path.parent / close[0]))}`?" if close else ""
-
-
 def typical_side(source: Source) -> int | None:
     """The median of the shorter sides of up to 16 images; None if none can be read."""
     if source.native_size is not None:
         return min(source.native_size)
     number = len(source.items())
-    probed = range(0, number, max(1, number // _NUM_PROBED))
-    sides = [side for index in probed if (side := _shorter_side(source, index)) is not None]
+    sides = []
+    for index in range(0, number, max(1, number // _NUM_PROBED)):
+        with contextlib.suppress(Exception):  # `prepare` will report it
+            loaded = source.load(index)
+            if isinstance(loaded, bytes):
+                with Image.open(io.BytesIO(loaded)) as image:
+                    sides.append(min(image.size))
+            else:
+                sides.append(min(loaded.shape[:2]))
     return round(statistics.median(sides)) if sides else None
-
-
-def _shorter_side(source: Source, index: int) -> int | None:
-    try:
-        loaded = source.load(index)
-        if not isinstance(loaded, bytes):
-            return int(min(loaded.shape[:2]))
-        with Image.open(io.BytesIO(loaded)) as image:
-            return int(min(image.size))
-    except Exception:  # `prepare` will report it
-        return None
 
 
 def digits() -> ArraySource:
@@ -169,15 +152,12 @@ def digits() -> ArraySource:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
-    labels = bunch.target.astype(np.int64)
+    images, labels = np.rint(bunch.images * (255 / 16)).astype(np.uint8), bunch.target
     is_test = np.zeros(len(labels), dtype=bool)
     for label in range(10):
         is_test[np.flatnonzero(labels == label)[4::5]] = True
-    splits = {
-        "train": (images[~is_test], labels[~is_test]),
-        "test": (images[is_test], labels[is_test]),
-    }
+    parts = {"train": ~is_test, "test": is_test}
+    splits = {split: (images[chosen], labels[chosen]) for split, chosen in parts.items()}
     return ArraySource(splits, name="digits", classes=[str(label) for label in range(10)])
 
 
@@ -241,14 +221,13 @@ def _to_pixels(image: Any, name: str) -> Pixels:
 
 
 def _whole_number(label: Any, name: str) -> int:
-    is_single = isinstance(label, torch.Tensor | np.ndarray | np.generic) and np.size(label) == 1
-    value = label.item() if is_single else label
     try:
+        value = label.item() if hasattr(label, "item") else label
         if int(value) == value:
             return int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):
         pass
-    raise KinfolkError(f"{name} gives the label {value!r}; labels must be whole numbers")
+    raise KinfolkError(f"{name} gives the label {label!r}; labels must be whole numbers")
 
 
 # A folder of image files, with splits and classes from its sub-folders
@@ -264,52 +243,60 @@ _IMAGE = frozenset(
 def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
     """All images below `root`, sorted by their relative path. `train/` at the top, alone or with
     `test/` or `val/`, makes splits; otherwise everything is "train"."""
-    try:
-        entries = list(os.scandir(root))
-    except OSError as error:
-        raise KinfolkError(
-            f"the folder `{short(str(root))}` can't be read: {error.strerror}"
-        ) from error
-    tops = sorted(each.name for each in entries if _is_folder(each) and not _is_hidden(each.name))
-    splits = {name: SPLITS[name.lower()] for name in tops if name.lower() in SPLITS}
-    if "train" not in splits.values() or (len(splits) == 1 and len(tops) > 1):
-        splits = {}
-    outside = f"outside the split folders {', '.join(f'{name}/' for name in splits)}"
-    found: list[tuple[str, str, str, str | None]] = []
+    found: list[tuple[list[str], str]] = []
     refused: Refusals = []
-    others = 0
-    for parts, path, is_regular in _walk(str(root), (), (), refused):
-        key = _to_text("/".join(parts))
-        kind = _inspect(path, is_regular)
-        if kind == "other":
-            others += 1
-        elif kind != "image":
-            refused.append((key, kind))
-        elif splits and (len(parts) == 1 or parts[0] not in splits):
-            refused.append((key, outside))
-        else:
-            within = parts[1:] if splits else parts
-            split = splits[parts[0]] if splits else "train"
-            found.append((key, path, split, _to_text(within[0]) if len(within) > 1 else None))
+    splits: dict[str, str] = {}
+    start, others = len(os.path.join(root, "")), 0
+
+    def to_key(path: str) -> str:
+        key = os.fsencode(path[start:]).decode("utf-8", "backslashreplace")
+        return key.replace(os.sep, "/")
+
+    def refuse_folder(error: OSError) -> None:
+        if error.filename == str(root):
+            raise KinfolkError(f"the folder `{short(str(root))}` can't be read: {error.strerror}")
+        reason = f"the folder can't be read: {error.strerror}"
+        refused.append((f"{to_key(error.filename)}/", reason))
+
+    for folder, folders, names in os.walk(str(root), onerror=refuse_folder, followlinks=True):
+        here = os.path.realpath(folder) + os.sep
+        inside = {name: os.path.realpath(os.path.join(folder, name)) for name in folders}
+        folders[:] = [
+            name
+            for name, target in inside.items()
+            if not _is_hidden(name) and not here.startswith(target + os.sep)  # a link back
+        ]
+        if folder == str(root):
+            splits = {name: SPLITS[name.lower()] for name in folders if name.lower() in SPLITS}
+            if "train" not in splits.values() or (len(splits) == 1 and len(folders) > 1):
+                splits = {}
+        for name in names:
+            path = os.path.join(folder, name)
+            if _is_hidden(name) or not is_image_name(name):
+                others += not _is_hidden(name)
+                continue
+            parts = to_key(path).split("/")
+            reason = _why_unreadable(path)
+            if reason is None and splits and (len(parts) == 1 or parts[0] not in splits):
+                listed = ", ".join(f"{name}/" for name in sorted(splits))
+                reason = f"outside the split folders {listed}"
+            if reason is None:
+                found.append((parts, path))
+            else:
+                refused.append(("/".join(parts), reason))
     if not found and not refused:
-        raise KinfolkError(
-            f"`{root}` contains no images" + (f", only {others:,} other files" if others else "")
-        )
-    found.sort()
-    for (first, *_), (second, *_) in pairwise(found):
-        if first == second:
-            raise KinfolkError(
-                f"two files have the same name once written as text, `{short(first)}`; rename one"
-                " of them"
-            )
-    classes = sorted({name for *_, name in found if name is not None})
+        only = f", only {others:,} other files" if others else ""
+        raise KinfolkError(f"`{root}` contains no images{only}")
+    found.sort(key=lambda each: "/".join(each[0]))
+    kinds = [parts[1:-1] if splits else parts[:-1] for parts, _ in found]
+    classes = sorted({folders[0] for folders in kinds if folders})
     if labels_from_folders and not classes:
         raise UsageError(
             f"`labels_from_folders` needs a folder per class below `{root}`; all images are at its"
             " top level"
         )
     if not labels_from_folders:
-        if len(classes) > 1 and all(name is not None for *_, name in found):
+        if len(classes) > 1 and all(kinds):
             some = ", ".join(map(short, classes[:3])) + (", …" if len(classes) > 3 else "")
             LOG.info(
                 "%s",
@@ -317,8 +304,16 @@ def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
                 " --labels-from-folders makes them labels",
             )
         classes = []
-    label_of: dict[str | None, int] = {name: label for label, name in enumerate(classes)}
-    items = [Item(key, label_of.get(name), split, origin=path) for key, path, split, name in found]
+    label_of = {name: label for label, name in enumerate(classes)}
+    items = [
+        Item(
+            "/".join(parts),
+            label_of.get(folders[0]) if folders else None,
+            splits[parts[0]] if splits else "train",
+            origin=path,
+        )
+        for (parts, path), folders in zip(found, kinds, strict=True)
+    ]
     return FileSource(f"`{root}`", items, classes=classes or None, refused=sorted(refused))
 
 
@@ -326,57 +321,13 @@ def is_image_name(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in _IMAGE
 
 
-def _walk(
-    folder: str, parts: tuple[str, ...], above: tuple[tuple[int, int], ...], refused: Refusals
-) -> Iterator[tuple[tuple[str, ...], str, bool]]:
-    """Yields (path parts, path, whether it is certainly a regular file) of every file that is not
-    hidden. Links to folders are followed unless they lead back."""
-    try:
-        here = os.stat(folder)
-        if (here.st_dev, here.st_ino) in above:
-            return
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError as error:
-        path = "/".join(map(_to_text, parts)) + "/"
-        refused.append((path, f"the folder can't be read: {error.strerror}"))
-        return
-    above = (*above, (here.st_dev, here.st_ino))
-    for entry in entries:
-        if _is_hidden(entry.name):
-            continue
-        if _is_folder(entry):
-            yield from _walk(entry.path, (*parts, entry.name), above, refused)
-        else:
-            yield (*parts, entry.name), entry.path, entry.is_file(follow_symlinks=False)
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
-
-
-def _inspect(path: str, is_regular: bool) -> str:
-    """Returns "image", "other", or the reason why an image file is refused unread."""
-    if not is_image_name(path):
-        return "other"
-    try:
-        if is_regular or stat.S_ISREG(os.stat(path).st_mode):
-            return "image"
-    except OSError as error:
-        is_link = os.path.islink(path)
-        return (
-            "a link to a file that does not exist"
-            if is_link
-            else f"can't be read: {error.strerror}"
-        )
-    return "not a regular file"
+def _why_unreadable(path: str) -> str | None:
+    if os.path.isfile(path):
+        return None
+    if os.path.exists(path):
+        return "not a regular file"
+    return "a link to a file that does not exist" if os.path.islink(path) else "can't be read"
 
 
 def _is_hidden(name: str) -> bool:
     return name.startswith(".") or name == "__MACOSX"
-
-
-def _to_text(name: str) -> str:
-    return os.fsencode(name).decode("utf-8", "backslashreplace")

@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final, overload
+from typing import Any, final
 
 import numpy as np
-import numpy.typing as npt
 
-from kinfolk.data.labels import Caption
+from kinfolk.data.labels import Caption, Ints
 from kinfolk.errors import KinfolkError, short
 from kinfolk.files import (
     UNFINISHED,
@@ -25,8 +24,6 @@ from kinfolk.files import (
     move_into_place,
     write_atomically,
 )
-
-Ints = npt.NDArray[np.int64]
 
 # Columns of texts
 
@@ -62,38 +59,29 @@ class TextColumn(Sequence[Any]):
     def __len__(self) -> int:
         return len(self.array)
 
-    @overload
-    def __getitem__(self, place: int) -> Any: ...
-    @overload
-    def __getitem__(self, place: slice) -> TextColumn: ...
-    def __getitem__(self, place: int | slice) -> Any:
-        if not isinstance(place, slice):
-            return _value(self.array[int(place)].as_py())
-        return self.take(np.arange(*place.indices(len(self))))
-
     def __iter__(self) -> Iterator[Any]:
         for start in range(0, len(self), _CHUNK):
             yield from map(_value, self.array.slice(start, _CHUNK).to_pylist())
 
     def __eq__(self, other: object) -> bool:
-        if (
-            isinstance(other, TextColumn)
-            and self.array.equals(other.array)  # much faster than the comparison below
-        ):
+        # much faster than the comparison below
+        if isinstance(other, TextColumn) and self.array.equals(other.array):
             return True
         if not isinstance(other, Sequence) or isinstance(other, str):
             return NotImplemented
         return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         return f"TextColumn({list(self[:4])!r}{'…' if len(self) > 4 else ''})"
 
-    def take(self, rows: Ints) -> TextColumn:
+    def __getitem__(self, place: int | slice | Ints) -> Any:
         import pyarrow as pa
 
-        return TextColumn(_one_chunk(self.array.take(pa.array(rows))))
+        if isinstance(place, slice):
+            place = np.arange(*place.indices(len(self)))
+        if isinstance(place, np.ndarray):
+            return TextColumn(_one_chunk(self.array.take(pa.array(place))))
+        return _value(self.array[int(place)].as_py())
 
     def rows_of(self, value: str) -> Ints:
         import pyarrow.compute as pc
@@ -109,12 +97,6 @@ class TextColumn(Sequence[Any]):
 
 def _value(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
-
-
-def _is_list(array: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_list(array.type) or pa.types.is_large_list(array.type))
 
 
 def _one_chunk(column: Any) -> Any:
@@ -160,24 +142,22 @@ class Places:
         return Places(self.archives, self.archive[rows], self.offsets[rows])
 
 
-# names of columns in files, in their order, and the attributes
-_NUMBERS = {
+# names of columns in files, and the attributes
+_COLUMNS = {
     "id": "ids",
+    "key": "keys",
     "width": "widths",
     "height": "heights",
     "label": "labels",
+    "split": "splits",
     "size_bytes": "sizes_bytes",
     "modified_ns": "modified_ns",
-    "group_id": "group_ids",
-}
-_TEXTS = {
-    "key": "keys",
-    "split": "splits",
     "digest": "digests",
     "caption": "captions",
     "group": "groups",
+    "group_id": "group_ids",
 }
-_FIRST = ("id", "key", "width", "height", "label", "split")
+_TEXTS = ("keys", "splits", "digests", "captions", "groups")
 _CLASSES = b"kinfolk.classes"
 _ARCHIVES = b"kinfolk.archives"
 _PIECE = 1 << 24
@@ -189,16 +169,15 @@ class Samples:
     1. It takes about 60 bytes per sample and its key, and processes that map one file share them.
 
     Args:
-        keys: the name of each sample in its source: a relative path, or `split/row` of an array.
+        keys: relative paths, or `split/row` of an array.
         widths, heights: (N,) of the original image, after EXIF rotation.
         labels: (N,) with −1 for unlabelled; None if no sample has a label.
-        classes: names of the labels, if known.
         sizes_bytes, modified_ns: (N,) of the file; `modified_ns` is 0 where there is none.
         digests: of the raw bytes, 16 hexadecimal digits.
-        captions, groups: if the source has them; a tuple of captions if samples have several.
+        captions: a tuple for each sample if any has several.
         group_ids: (N,) known positives; see `labels.group_ids`.
         places: of shards and streamed data.
-        file: that the columns are mapped from, if any.
+        file: that the columns are mapped from.
     """
 
     ids: Ints
@@ -218,7 +197,7 @@ class Samples:
     file: Path | None = None
 
     def __post_init__(self) -> None:
-        for name in _TEXTS.values():
+        for name in _TEXTS:
             if (texts := getattr(self, name)) is not None:
                 object.__setattr__(self, name, TextColumn.of(texts))
 
@@ -227,13 +206,12 @@ class Samples:
 
     def __getitem__(self, row: int) -> Sample:
         values: dict[str, Any] = {}
-        for name, attribute in (*_NUMBERS.items(), *_TEXTS.items()):
+        for name, attribute in _COLUMNS.items():
             column = getattr(self, attribute)
             value = None if column is None else column[row]
             values[name] = int(value) if isinstance(value, np.integer) else value
-        if values["label"] == -1:
-            values["label"] = None
-        return Sample(**values)
+        label = None if values["label"] == -1 else values["label"]
+        return Sample(**{**values, "label": label})
 
     def __iter__(self) -> Iterator[Sample]:
         return (self[row] for row in range(len(self)))
@@ -269,7 +247,7 @@ class Samples:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        columns = {**dict.fromkeys(_FIRST), **self._columns()}
+        columns = {**dict.fromkeys(("id", "key", "width", "height", "label")), **self._columns()}
         labels = np.full(len(self), -1) if self.labels is None else self.labels
         columns["label"] = pa.array(labels, pa.int64(), mask=labels < 0)
         header = {**(metadata or {}), **self._metadata()}
@@ -314,7 +292,7 @@ class Samples:
 
     @classmethod
     def open(cls, path: str | Path) -> Samples:
-        """Maps a file that `mapped` wrote; refuses one whose bytes do not match its name."""
+        """Maps a file of `map_from_file`, whose bytes must match its name."""
         import pyarrow as pa
 
         path = Path(path)
@@ -330,8 +308,7 @@ class Samples:
         return {} if self.classes is None else {_CLASSES: json.dumps(self.classes).encode()}
 
     def _columns(self) -> dict[str, Any]:
-        names = {**_NUMBERS, **_TEXTS}
-        values = {name: getattr(self, attribute) for name, attribute in names.items()}
+        values = {name: getattr(self, attribute) for name, attribute in _COLUMNS.items()}
         return {
             name: column.array if isinstance(column, TextColumn) else _narrow(column)
             for name, column in values.items()
@@ -342,13 +319,14 @@ class Samples:
     def _of_table(cls, table: Any) -> Samples:
         columns = {name: _one_chunk(table[name]) for name in table.column_names}
         metadata = table.schema.metadata or {}
-        given: dict[str, Any] = dict.fromkeys((*_NUMBERS.values(), *_TEXTS.values()))
-        for name, column in columns.items():
-            if name in _TEXTS:
-                given[_TEXTS[name]] = TextColumn(column)
-            elif name in _NUMBERS and column.null_count < max(1, len(column)):
+        given: dict[str, Any] = dict.fromkeys(_COLUMNS.values())
+        for name, attribute in _COLUMNS.items():
+            column = columns.get(name)
+            if attribute in _TEXTS:
+                given[attribute] = None if column is None else TextColumn(column)
+            elif column is not None and column.null_count < max(1, len(column)):
                 filled = column.fill_null(-1) if column.null_count else column
-                given[_NUMBERS[name]] = filled.to_numpy()
+                given[attribute] = filled.to_numpy()
         if _ARCHIVES in metadata:
             numbers = (columns[name].to_numpy() for name in ("archive", "offset"))
             given["places"] = Places(json.loads(metadata[_ARCHIVES]), *numbers)
@@ -360,13 +338,8 @@ class Samples:
 
     def _take(self, rows: Sequence[int] | Ints) -> Samples:
         index = np.asarray(rows, dtype=np.int64)
-        taken: dict[str, Any] = {}
-        for name in (*_NUMBERS.values(), *_TEXTS.values(), "places"):
-            column = getattr(self, name)
-            if isinstance(column, TextColumn):
-                taken[name] = column.take(index)
-            elif column is not None:
-                taken[name] = column[index]
+        columns = {name: getattr(self, name) for name in (*_COLUMNS.values(), "places")}
+        taken = {name: values[index] for name, values in columns.items() if values is not None}
         return replace(self, **taken, file=None)
 
 
@@ -416,24 +389,17 @@ def annotation_difference(
     if was.classes != classes:
         return f"the classes were {_shorten(was.classes)}, are now {_shorten(classes)}"
     before = _columns_to_compare(was)
-    differing = [
-        (row, name)
-        for name, column in columns.items()
-        if (row := _first_unequal(before[name], column)) is not None
-    ]
+    rows = {name: _first_unequal(before[name], column) for name, column in columns.items()}
+    differing = {name: row for name, row in rows.items() if row is not None}
     if not differing:
         return None
-    row, name = min(differing, key=lambda found: found[0])
+    name, row = min(differing.items(), key=lambda found: found[1])
     return value_difference(row, was.keys[row], name, before[name][row], columns[name][row])
 
 
 def value_difference(row: int, key: str, name: str, before: object, after: object) -> str:
-    subject = f"sample {row} ({short(key)})"
-    if name == "bytes":
-        return f"{subject} was {before:,} bytes, is now {after:,}"
-    if name == "digest":
-        return f"{subject} has the same size as before but other content"
-    return f"{subject} had {name} {_shorten(before)}, now has {_shorten(after)}"
+    changed = f"was {_shorten(before)}, is now {_shorten(after)}"
+    return f"the {name} of sample {row} ({short(key)}) {changed}"
 
 
 def _columns_to_compare(samples: Samples) -> dict[str, Any]:
@@ -444,7 +410,7 @@ def _columns_to_compare(samples: Samples) -> dict[str, Any]:
         "label": [None if label == -1 else label for label in labels],
         "caption": missing if samples.captions is None else samples.captions,
         "group": missing if samples.groups is None else samples.groups,
-        "bytes": samples.sizes_bytes,
+        "size in bytes": samples.sizes_bytes,
         "width": samples.widths,
         "height": samples.heights,
         "digest": samples.digests,
@@ -498,7 +464,7 @@ def _bytes_of(array: Any) -> list[bytes]:
         numbers = lengths.fill_null(-1).to_numpy(zero_copy_only=False)
         return np.ascontiguousarray(numbers, dtype="<i8").tobytes()
 
-    if _is_list(array):
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
         return [to_bytes(pc.list_value_length(array)), *_bytes_of(array.flatten())]
     texts = array.cast(pa.large_string())
     lengths = to_bytes(pc.binary_length(texts))

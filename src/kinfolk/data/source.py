@@ -335,7 +335,7 @@ def content_change(samples: Samples, source: Source, order: Sequence[int]) -> st
         if status is None and source.path(index) is not None:
             return f"sample {row} ({short(key)}) is now missing"
         if status is not None and status[0] != sizes[row]:
-            return value_difference(row, key, "bytes", sizes[row], status[0])
+            return value_difference(row, key, "size in bytes", sizes[row], status[0])
         try:
             now = digest(source.load(index))
         except Exception as error:  # a Dataset may raise anything
