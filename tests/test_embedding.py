@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.data.views import Views
-from kinfolk.embedding import embed, evaluating
+from kinfolk.embedding import embed
 from kinfolk.errors import KinfolkError
+from kinfolk.models.heads import evaluating
 from tests.data.images import PixelData
 
 

@@ -156,7 +156,7 @@ def test_wrong_formats_and_existing_files_are_refused(small: Path, tmp_path: Pat
     (tmp_path / "there.safetensors").touch()
     with pytest.raises(UsageError, match=r"there.safetensors exists; choose another `out`"):
         kf.export(small, "safetensors", tmp_path / "there.safetensors")
-    with pytest.raises(KinfolkError, match=r"There is no model.safetensors"):
+    with pytest.raises(KinfolkError, match=r"there is no model.safetensors"):
         kf.export(tmp_path, "safetensors")
 
 

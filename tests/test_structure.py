@@ -54,7 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "models",
         *ENGINE,
     },
-    "embedding": {"data", "distributed", "seeding"},
+    "embedding": {"data", "models", "distributed"},
     "cnce": {"data"},
     "evaluation": {
         "embedding",

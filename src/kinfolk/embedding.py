@@ -6,8 +6,8 @@ samples of a rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -22,6 +22,7 @@ from kinfolk.data.images import HostWriter, Transfer, transfer_batches
 from kinfolk.data.labels import TEST_SPLITS
 from kinfolk.data.views import Views
 from kinfolk.errors import KinfolkError, UsageError, show_progress
+from kinfolk.models.heads import evaluating
 from kinfolk.seeding import generator
 
 if TYPE_CHECKING:
@@ -120,17 +121,6 @@ def embed(
             returning.add(features_BF)
         returning.finish()
     return features_NF
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """Puts `model` in evaluation mode; afterwards every module has the mode it had."""
-    modes = [(part, part.training) for part in model.modules()]
-    try:
-        yield model.eval()
-    finally:
-        for part, training in modes:
-            part.training = training
 
 
 def embedding_function(model: nn.Module, projected: bool) -> Callable[[Tensor], Tensor]:

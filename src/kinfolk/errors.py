@@ -29,7 +29,7 @@ _LETTERS = {"n": "\n", "r": "\r", "t": "\t"}
 def require(right: bool, name: str, value: object, must: str) -> None:
     """Refuses a wrong argument: "`alpha` (=1.3) must be in [0, 1]"."""
     if not right:
-        raise ValueError(f"`{name}` (={value!r}) must be {must}")
+        raise UsageError(f"`{name}` (={value!r}) must be {must}")
 
 
 def require_choice(name: str, value: object, choices: Sequence[str]) -> None:

@@ -34,19 +34,14 @@ class Features:
     float32."""
 
     def __init__(self, array: NDArray[Any], name: str = "`features`") -> None:
-        if array.ndim != 2 or array.shape[1] < 1:
+        if array.ndim != 2 or array.shape[1] < 1 or len(array) < FEWEST:
             raise UsageError(
-                f"{name} (=shape {array.shape}) must have the shape (samples, features): one row"
-                " for each sample, with at least one feature"
+                f"{name} (=shape {array.shape}) must have the shape (samples, features), with at"
+                f" least {FEWEST} samples and one feature"
             )
         if array.dtype not in (np.float16, np.float32, np.float64):
             raise UsageError(
                 f"{name} (={array.dtype}) must be float16, float32 or float64; convert it"
-            )
-        if len(array) < FEWEST:
-            raise UsageError(
-                f"{name} (={len(array)} samples) must be at least {FEWEST}, because an audit"
-                " compares each sample with all others"
             )
         self.array, self.name = array, name
         self._inverse_N = self._inverse_norms()
@@ -125,15 +120,14 @@ def open_features(path: str | os.PathLike[str], key: str | None = None) -> NDArr
 
 
 def choose_key(names: list[str], key: str | None, path: Path) -> str:
-    found = f"it contains {', '.join(names) or 'nothing'}"
-    if key is not None and key not in names:
-        raise UsageError(f"`{path}` contains no {key!r}; {found}")
-    first = next((name for name in KEYS if name in names), names[0] if len(names) == 1 else None)
-    if key is None and first is None:
+    preferred = names if len(names) == 1 else [name for name in KEYS if name in names]
+    wanted = preferred[:1] if key is None else [key]
+    if not wanted or wanted[0] not in names:
         raise UsageError(
-            f"call the features in `{path}` `features`, or give their name with --key; {found}"
+            f"`{path}` contains {', '.join(names) or 'nothing'}; call the features `features`, or"
+            " give their name with --key"
         )
-    return str(key or first)
+    return wanted[0]
 
 
 def _npy(path: Path, key: str | None) -> NDArray[Any]:
@@ -182,42 +176,20 @@ def from_tensor(tensor: Any) -> NDArray[Any]:
 def _parquet(path: Path, key: str | None) -> NDArray[Any]:
     """One column of lists, or all columns of floats."""
     import pyarrow as pa
-    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    def is_list(kind: Any) -> bool:
-        lists = pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)
-        return bool(lists and pa.types.is_floating(kind.value_type))
-
-    schema = pq.read_schema(path)
-    lists = [field.name for field in schema if is_list(field.type)]
-    floats = [field.name for field in schema if pa.types.is_floating(field.type)]
-    names = [choose_key(lists, key, path)] if lists else floats
-    if not names:
+    table = pq.read_table(path, partitioning=None)
+    values = {field.name: getattr(field.type, "value_type", pa.null()) for field in table.schema}
+    lists = [name for name, kind in values.items() if pa.types.is_floating(kind)]
+    if lists:
+        return np.stack(table[choose_key(lists, key, path)].to_numpy())
+    floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
+    if not floats:
         raise UsageError(
             f"`{path}` has no column of floats or lists of floats; its columns are"
-            f" {', '.join(schema.names)}"
+            f" {', '.join(table.column_names)}"
         )
-    table = pq.read_table(path, columns=names, partitioning=None)
-    if not len(table):
-        raise KinfolkError(f"`{path}` has no rows")
-    empty_N = np.any([column.is_null().to_numpy() for column in table.columns], axis=0)
-    if empty_N.any():
-        raise KinfolkError(
-            f"`{path}` has rows without features: {empty_N.sum():,} of {len(empty_N):,} (the first"
-            f" is row {empty_N.argmax()}); remove them"
-        )
-    if not lists:
-        return np.stack([column.to_numpy() for column in table.columns], axis=1)
-    length_N = pc.list_value_length(table.column(0)).to_numpy()
-    if (other_N := length_N != length_N[0]).any():
-        row = other_N.argmax()
-        raise KinfolkError(
-            f"the rows of `{path}` have unequal lengths: {length_N[0]} in row 0 and {length_N[row]}"
-            f" in row {row}; write it again"
-        )
-    values: NDArray[Any] = pc.list_flatten(table.column(0)).to_numpy()
-    return values.reshape(len(table), -1)
+    return np.stack([table[name].to_numpy() for name in floats], axis=1)
 
 
 _READERS: dict[str, Callable[[Path, str | None], NDArray[Any]]] = {

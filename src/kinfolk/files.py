@@ -127,12 +127,12 @@ def _text_digest(text: str) -> str:
 
 def append_line(path: Path, line: str) -> None:
     with explain_write_errors(path):
-        new = not path.exists()
+        is_new = not path.exists()
         with open(path, "ab") as file:
             file.write(line.encode("utf-8", "backslashreplace") + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        if new:
+        if is_new:
             sync_folder(path.parent)
 
 
@@ -232,21 +232,21 @@ def write_sealed_zip(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 def check_sealed_zip(path: Path) -> None:
     """Raises `DamagedFileError` unless `path` is what `write_sealed_zip` wrote."""
-    size, length = path.stat().st_size, len(_SEAL) + _HEX
+    left, length = path.stat().st_size - len(_SEAL) - _HEX - 2, len(_SEAL) + _HEX
+    state = hashlib.blake2b(digest_size=_HEX // 2)
     with open(path, "rb") as file:
-        if size > length + 22:
-            file.seek(-length - 2, os.SEEK_END)
-            end = file.read()
-            file.seek(0)
-            state = _hash(file, size - length - 2)
-            state.update(b"\0\0")
-            if end == length.to_bytes(2, "little") + _SEAL + state.hexdigest().encode():
-                return
-            if end[2:].startswith(_SEAL):
-                raise DamagedFileError("its bytes do not match its digest")
-    raise DamagedFileError(
-        "it has no digest at its end: it was cut short, or it is not a checkpoint of this version"
-    )
+        while left > 0 and (piece := file.read(min(left, _PIECE))):
+            state.update(piece)
+            left -= len(piece)
+        end = file.read()
+    state.update(b"\0\0")
+    if end[2:-_HEX] != _SEAL:
+        raise DamagedFileError(
+            "it has no digest at its end: it was cut short, or it is not a checkpoint of this"
+            " version"
+        )
+    if end != length.to_bytes(2, "little") + _SEAL + state.hexdigest().encode():
+        raise DamagedFileError("its bytes do not match its digest")
 
 
 def write_safetensors(
@@ -314,14 +314,6 @@ def _make_folder(folder: Path) -> None:
     if not folder.is_dir():
         folder.mkdir()
         sync_folder(folder.parent)
-
-
-def _hash(file: BinaryIO, length: int) -> hashlib.blake2b:
-    state = hashlib.blake2b(digest_size=_HEX // 2)
-    while length > 0 and (piece := file.read(min(length, _PIECE))):
-        state.update(piece)
-        length -= len(piece)
-    return state
 
 
 class _Hashing:

@@ -64,10 +64,10 @@ NO_IMAGES: list[tuple[Any, str]] = [
     (np.full((3, 6, 5, 3), np.nan), r"values in \[nan, nan\]; they must be in"),
     (
         np.where(np.arange(3)[:, None, None] == 2, np.inf, 0.5) * np.ones((3, 6, 5)),
-        "first in image 2",
+        r"inf\]",
     ),
     (images().astype(np.int32) * 300, r"int32 values in .*; they must be in \[0, 255\]"),
-    (images().astype(np.int16) - 200, "integers must be in"),
+    (images().astype(np.int16) - 200, "they must be in"),
     (images().astype(complex), "has the type complex128"),
     (np.array([["a", "b"]] * 3)[:, :, None].repeat(5, 2), "images must be numbers"),
     (np.zeros((3, 3, 9, 3), np.uint8), "second or the last axis"),

@@ -182,7 +182,9 @@ def test_paths_that_do_not_exist_and_files_that_are_no_data(
         open_source(tmp_path / "photo")
     with pytest.raises(UsageError, match=r"there is no file or folder `.*gone"):
         open_source(tmp_path / "gone" / "photos")
-    with pytest.raises(UsageError, match="there is no file or folder `mnist`; data sets are not downloaded"):
+    with pytest.raises(
+        UsageError, match="there is no file or folder `mnist`; data sets are not downloaded"
+    ):
         open_source("mnist")
     for name, message in (
         ("a.zip", "is an archive; unpack it"),

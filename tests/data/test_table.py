@@ -268,7 +268,7 @@ def test_known_positives_are_groups_of_samples(tmp_path: Path) -> None:
             "unexpected end of data, in the row that begins in line 2",
         ),
         (b'image,caption\na.png,x\nb.png,"two" dogs\n', "in the row that begins in line 3"),
-        (b"image;caption\na.png;x\n", "its columns are 'image;caption'; another is chosen by"),
+        (b"image;caption\na.png;x\n", "its columns are 'image;caption'; choose one by"),
         (
             b"image\ngone.png\nalso.png\n",
             "all 2 images of .* were refused; the first is gone.png: there is no such file",

@@ -88,7 +88,7 @@ def test_method_and_data_must_fit(tmp_path: Path) -> None:
         run_on(one, tmp_path / "c")
     with pytest.raises(UsageError, match="takes no module as `model`"):
         run_on(table, tmp_path / "d", model=torch.nn.Linear(2, 2))
-    with pytest.raises(UsageError, match="There is no text encoder 'resnet18'"):
+    with pytest.raises(UsageError, match="there is no text encoder 'resnet18'"):
         run_on(table, tmp_path / "e", model="resnet18")
 
 

@@ -16,7 +16,7 @@ from typing import Any, final
 from kinfolk.data.decode import RefusedError
 from kinfolk.data.labels import read_columns, split_name
 from kinfolk.data.source import FileSource, Source, TableRows, as_utf8
-from kinfolk.data.text import PairSource, open_pairs, require_both, text_columns
+from kinfolk.data.text import PairSource, open_pairs, text_columns
 from kinfolk.errors import KinfolkError, UsageError, install_hint
 from kinfolk.files import first_line
 
@@ -42,15 +42,14 @@ class Columns:
             return column
         if chosen is None:
             return None
-        hint = f"another is chosen by `{role}_column` (--set data.{role}_column=NAME)"
-        if role == "image":
-            hint += (
-                "; a table of text pairs has the columns anchor and positive, or names them (--set"
-                " data.anchor_column=NAME, data.positive_column=NAME)"
-            )
+        texts = (
+            "; a table of text pairs has the columns anchor and positive, or names them by"
+            " data.anchor_column=NAME and data.positive_column=NAME"
+        )
         raise UsageError(
             f"{table} has no column {column!r} for `{role}_column`; its columns are"
-            f" {', '.join(map(repr, names))}; {hint}"
+            f" {', '.join(map(repr, names))}; choose one by --set data.{role}_column=NAME"
+            f"{texts if role == 'image' else ''}"
         )
 
 
@@ -65,12 +64,11 @@ def open_table(path: Path, columns: Columns) -> FileSource | PairSource:
         return None if column is None else rows[column]
 
     for role in ("anchor", "positive"):
-        pick(role)
-    given = columns.anchor_column, columns.positive_column
+        pick(role)  # refuses a chosen column that does not exist
     if columns.image_column not in rows:
-        if (texts := text_columns(list(rows), *given)) is not None:
+        texts = text_columns(list(rows), columns.anchor_column, columns.positive_column)
+        if texts is not None:
             return open_pairs(path, rows, texts, pick)
-        require_both(name, list(rows), columns.image_column, *given)
     images = pick("image")
     if not images:
         raise KinfolkError(f"{name} has no rows")
@@ -120,8 +118,8 @@ def find_hugging_face(path: Path, image_column: str) -> Path | None:
         return path if is_table and _has_images(path, image_column) else None
     if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
         return path
-    tables = (file for pattern in ("*", "*/*") for file in path.glob(f"{pattern}.parquet"))
-    return path if any(_has_images(file, image_column) for file in islice(tables, 8)) else None
+    tables = islice((*path.glob("*.parquet"), *path.glob("*/*.parquet")), 8)
+    return path if any(_has_images(file, image_column) for file in tables) else None
 
 
 def _has_images(path: Path, image_column: str) -> bool:
@@ -172,10 +170,8 @@ def _open(package: Any, path: Path, name: str, columns: Columns) -> HuggingFaceS
     image = _image_column(package, features, columns.image_column, name)
     roles = {role: columns.find(role, features, name) for role in _ROLES if role != "label"}
     roles["label"] = _label_column(features, columns, name)
-    splits = {
-        split: data.cast_column(image, package.Image(decode=False))
-        for split, data in splits.items()
-    }
+    raw = package.Image(decode=False)
+    splits = {split: data.cast_column(image, raw) for split, data in splits.items()}
     origins = [(split, row) for split, data in splits.items() for row in range(len(data))]
     values = {
         role: None if column is None else [v for data in splits.values() for v in data[column]]

@@ -2,10 +2,9 @@
 tokenizer (Sennrich et al., ACL 2016, on bytes), learnt from the training texts or read from a file.
 
 A text pair is a sample: its anchor takes the place of the image, its positive that of the caption.
-`Samples.captions` holds (anchor, positive, negative, …) of each pair. No tokens of them are kept.
+`Samples.captions` holds (anchor, positive, negative, …) of each pair. Tokens are not kept.
 
-Dimension key: N samples, M captions or texts, T tokens of a context, B batch, K explicit negatives
-of each pair.
+Dimension key: N samples, M captions or texts, T tokens, B batch, K explicit negatives of each pair.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import importlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -35,8 +35,8 @@ from kinfolk.data.labels import (
     why_refused,
 )
 from kinfolk.data.sample_table import Samples
-from kinfolk.data.source import Source, TableRows, all_refused, arrange
-from kinfolk.errors import KinfolkError, UsageError, install_hint, short
+from kinfolk.data.source import Source, TableRows, all_refused, arrange, tabulate
+from kinfolk.errors import KinfolkError, UsageError, install_hint, require, short
 from kinfolk.files import write_text
 
 # Captions
@@ -44,8 +44,7 @@ from kinfolk.files import write_text
 
 @final
 class TextData:
-    """The captions of all samples. They become tokens when a batch is read. `groups` (N,): known
-    positives; see `labels.group_ids`."""
+    """The captions of all samples. `groups` (N,): known positives; see `labels.group_ids`."""
 
     def __init__(self, samples: Samples, tokenizer: Tokenizer) -> None:
         require_captions(samples)
@@ -60,16 +59,14 @@ class TextData:
     def draw(self, ids: Tensor, uniform: Tensor) -> Tensor:
         """(B, T) a caption for each of `ids` (B,), chosen by numbers in [0, 1) (B,)."""
         several = [captions_of(self._captions[sample]) for sample in ids.tolist()]
-        counts = torch.tensor([len(texts) for texts in several])
-        chosen = (uniform * counts).to(torch.int64).clamp(max=counts - 1).tolist()
-        texts = [texts[place] for texts, place in zip(several, chosen, strict=True)]
+        drawn = zip(several, uniform.tolist(), strict=True)
+        texts = [texts[min(int(u * len(texts)), len(texts) - 1)] for texts, u in drawn]
         return self.tokenizer.encode(texts)
 
     def all_of(self, ids: Tensor) -> tuple[list[str], Tensor]:
         """All captions of the samples `ids`, and (M,) the sample of each."""
-        several = [captions_of(self._captions[sample]) for sample in ids.tolist()]
-        counts = torch.tensor([len(texts) for texts in several])
-        return [text for texts in several for text in texts], ids.repeat_interleave(counts)
+        found = [(x, text) for x in ids.tolist() for text in captions_of(self._captions[x])]
+        return [text for _, text in found], torch.tensor([x for x, _ in found], dtype=torch.int64)
 
 
 def require_captions(samples: Samples) -> None:
@@ -100,20 +97,20 @@ class Tokenizer:
     its end token stays. The text tower's feature is read at `end_id`; `pad_id` fills the rest."""
 
     def __init__(self, inner: Any, context: int) -> None:
-        if context < 4:
-            raise ValueError(
-                f"`context` (={context}) must be at least 4: start, end and a text between them"
-            )
+        rule = "at least 4: start, end and a text between them"
+        require(context >= 4, "context", context, rule)
         self._inner, self.context = inner, context
         self.vocab_size = int(inner.get_vocab_size(with_added_tokens=True))
-        end_id = self._find(_ENDS)
-        if end_id is None:
+        ends, pads = (
+            [token for name in names if (token := inner.token_to_id(name)) is not None]
+            for names in (_ENDS, _PADS)
+        )
+        if not ends:
             raise KinfolkError(
                 "the tokenizer has no token for the end of a text; it must know one of"
                 f" {', '.join(_ENDS)}"
             )
-        pad_id = self._find(_PADS)
-        self.end_id, self.pad_id = end_id, end_id if pad_id is None else pad_id
+        self.end_id, self.pad_id = ends[0], (*pads, ends[0])[0]
         inner.encode_special_tokens = True  # "<end>" in a caption is plain text, not the end token
         inner.no_padding()
         inner.enable_truncation(context)
@@ -139,18 +136,12 @@ class Tokenizer:
     def save(self, path: str | Path) -> None:
         write_text(Path(path), self._inner.to_str(pretty=False))
 
-    def _find(self, names: Iterable[str]) -> int | None:
-        found = (self._inner.token_to_id(name) for name in names)
-        return next((token for token in found if token is not None), None)
-
 
 def train_tokenizer(captions: Iterable[str], *, vocab_size: int, context: int) -> Tokenizer:
     """Learns the pairs from `captions`, normalised to NFC and lower case as in CLIP. The vocabulary
     of 3 special tokens, 256 bytes and pairs is at most `vocab_size`."""
-    if vocab_size < 259:
-        raise UsageError(
-            f"`vocab_size` (={vocab_size}) must be at least 259: 3 special tokens and all bytes"
-        )
+    rule = "at least 259: 3 special tokens and all bytes"
+    require(vocab_size >= 259, "vocab_size", vocab_size, rule)
     library = _library()
     inner = library.Tokenizer(library.models.BPE())
     normalizers, pre = library.normalizers, library.pre_tokenizers
@@ -220,23 +211,6 @@ def text_columns(
     return None
 
 
-def require_both(
-    name: str, names: Sequence[str], image: str, anchor: str | None, positive: str | None
-) -> None:
-    for pair in NAMES:
-        given = {"anchor": anchor or pair[0], "positive": positive or pair[1]}
-        missing = [role for role, column in given.items() if column not in names]
-        if len(missing) == 1:
-            (role,) = missing
-            (present,) = (column for each, column in given.items() if each != role)
-            raise UsageError(
-                f"{name} has no column {image!r} of images, and has {present!r} but no column"
-                f" {given[role]!r}: a table of text pairs has the columns anchor and positive; its"
-                f" columns are {', '.join(map(repr, names))}; another is chosen by --set"
-                f" data.{role}_column=NAME"
-            )
-
-
 @final
 class PairSource(Source):
     """The rows of a table of texts. The origin of an item is its score: the similarity of the two
@@ -260,14 +234,9 @@ def open_pairs(
     texts: tuple[str, str],
     pick: Callable[[str], list[Any] | None],
 ) -> PairSource:
-    """The source of a table of texts; a row with a text that can't be used is refused by name.
-
-    Args:
-        rows: its columns. Those called negative, negative_1, … are explicit negatives, `score` is a
-            similarity.
-        texts: the columns of anchors and positives.
-        pick: the values of the column for a role, if there is one.
-    """
+    """The source of a table of texts with the columns `rows`, of which `texts` are anchors and
+    positives, negative, negative_1, … explicit negatives, and `score` a similarity. `pick` returns
+    the column for a role. A row with a text that can't be used is refused by name."""
     name = f"`{path}`"
     negatives = [column for column in rows if _NEGATIVE.fullmatch(column)]
     columns = [*texts, *sorted(negatives, key=lambda column: int(column.partition("_")[2] or 0))]
@@ -312,25 +281,18 @@ def read_pairs(source: Source) -> ImageData:
     anchors = [texts[0].encode() for texts in pairs]
     labels = np.array([-1 if (x := source.label(index)) is None else x for index in order])
     digests = [digest(anchor) for anchor in anchors]
-    groups = [item.group for item in items]
-    scores = [item.origin for item in items]
-    given = groups if any(group is not None for group in groups) else None
     ones = np.ones(len(order), dtype=np.int64)
-    samples = Samples(
-        ids=np.arange(len(order)),
-        keys=[item.key for item in items],
+    samples = tabulate(
+        items,
+        labels,
+        source.classes,
         widths=ones,
         heights=ones,
-        labels=labels if (labels >= 0).any() else None,
-        classes=source.classes,
-        splits=[item.split for item in items],
         sizes_bytes=np.array([len(anchor) for anchor in anchors]),
-        modified_ns=0 * ones,
         digests=digests,
-        captions=pairs,
-        groups=given,
-        group_ids=group_ids(digests, [texts[:2] for texts in pairs], given),
     )
+    groups = group_ids(digests, [texts[:2] for texts in pairs], samples.groups)
+    samples, scores = replace(samples, group_ids=groups), [item.origin for item in items]
     data = ImageData(samples, torch.empty((0, 1, 1, 3), dtype=torch.uint8), None, source.refused)
     data.texts = PairTexts(samples, None if None in scores else torch.tensor(scores))
     return data
@@ -338,8 +300,8 @@ def read_pairs(source: Source) -> ImageData:
 
 @final
 class PairTexts:
-    """The texts of all pairs as tokens, batch by batch, once `tokenizer` is set. `samples` has
-    (anchor, positive, negative, …) as captions; `scores` (N,) are similarities by people."""
+    """The texts of all pairs, as tokens once `tokenizer` is set. `scores` (N,): similarities by
+    people."""
 
     tokenizer: Tokenizer | None = None
 
@@ -386,14 +348,11 @@ class PairTexts:
             for sample, texts in enumerate(pairs):
                 known.setdefault(normalise_caption(texts[part]), sample)
         others: list[str] = []
-        ids: list[list[int]] = []
-        for texts in pairs:
-            names = [normalise_caption(text) for text in texts[2:]]
-            for name, text in zip(names, texts[2:], strict=True):
-                if name not in known:
-                    known[name] = self.num_train + len(others)
-                    others.append(text)
-            ids.append([known[name] for name in names])
+        for text in (text for texts in pairs for text in texts[2:]):
+            if (name := normalise_caption(text)) not in known:
+                known[name] = self.num_train + len(others)
+                others.append(text)
+        ids = [[known[normalise_caption(text)] for text in texts[2:]] for texts in pairs]
         return torch.tensor(ids), others
 
     def at(self, samples: Samples, rows: Tensor) -> PairTexts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import pickle
 import subprocess
@@ -113,10 +114,8 @@ class DecodePool:
 
     def _board(self, rows: int) -> _SharedRows:
         with self._lock:
-            found = next(
-                (board for board in self._boards if board.free and len(board.rows) >= rows), None
-            )
-            if found is None:
+            free = (board for board in self._boards if board.free and len(board.rows) >= rows)
+            if (found := next(free, None)) is None:
                 found = _SharedRows(rows, self.height, self.width)
                 self._boards.append(found)
             found.free = False
@@ -124,24 +123,19 @@ class DecodePool:
 
 
 class _SharedRows:
-    """A file with a row for each image, shared with the workers: in memory or, if that is too
-    small, on disk. On Linux it has no name, so that its memory is freed however this process
-    ends."""
+    """A file with a row for each image, shared with the workers: on Linux in memory and without a
+    name, so that it is freed however this process ends."""
 
     def __init__(self, rows: int, height: int, width: int) -> None:
-        size = max(1, rows) * height * width * 3
-        try:
-            self._handle, self.path = _reserve("/dev/shm", size)
-        except OSError:
-            self._handle, self.path = _reserve(tempfile.gettempdir(), size)
-        opened = f"/proc/{os.getpid()}/fd/{self._handle}"
-        self._named = not os.path.exists(opened)
-        if not self._named:
-            os.unlink(self.path)
-            self.path = opened
-        self.rows = np.memmap(
-            self.path, dtype=np.uint8, mode="r+", shape=(max(1, rows), height, width, 3)
-        )
+        shape = max(1, rows), height, width, 3
+        self._is_named = not hasattr(os, "memfd_create")
+        if self._is_named:
+            self._handle, self.path = tempfile.mkstemp(prefix="kinfolk-")
+        else:
+            self._handle = os.memfd_create("kinfolk")
+            self.path = f"/proc/{os.getpid()}/fd/{self._handle}"
+        os.truncate(self._handle, math.prod(shape))
+        self.rows = np.memmap(self.path, dtype=np.uint8, mode="r+", shape=shape)
         self.free = True
 
     def release(self) -> None:
@@ -149,24 +143,9 @@ class _SharedRows:
 
     def close(self) -> None:
         os.close(self._handle)
-        if self._named:
+        if self._is_named:
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
-
-
-def _reserve(folder: str, size: int) -> tuple[int, str]:
-    """A new file with reserved space: writing to a mapped file on a full device would crash."""
-    handle, path = tempfile.mkstemp(prefix="kinfolk-", dir=folder)
-    try:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(handle, 0, size)
-        else:
-            os.truncate(path, size)
-    except OSError:
-        os.close(handle)
-        os.unlink(path)
-        raise
-    return handle, path
 
 
 def _end(closing: threading.Event, idle: deque[_Worker], boards: list[_SharedRows]) -> None:

@@ -19,8 +19,9 @@ from torch import Tensor
 from kinfolk.data.images import ImageData
 from kinfolk.data.labels import TEST_SPLITS
 from kinfolk.data.text import TextData, Tokenizer
-from kinfolk.embedding import Preparation, embed, evaluating
+from kinfolk.embedding import Preparation, embed
 from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.models.heads import evaluating
 from kinfolk.models.weights import Pair
 from kinfolk.seeding import generator
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.errors import KinfolkError, UsageError, did_you_mean, require, require_choice
-from kinfolk.models.heads import SplitEncoder
+from kinfolk.models.heads import SplitEncoder, evaluating
 from kinfolk.models.text import import_optional, open_clip_model
 
 # ResNet (He et al., Deep Residual Learning for Image Recognition, 2015) with torchvision's names of
@@ -22,7 +22,7 @@ Stem = Literal["cifar", "imagenet"]
 
 
 class BasicBlock(nn.Module):
-    expansion = 1
+    expansion, last_norm = 1, "bn2"
 
     def __init__(self, in_size: int, size: int, stride: int, downsample: nn.Module | None) -> None:
         super().__init__()
@@ -33,10 +33,6 @@ class BasicBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(size)
         self.downsample = downsample
 
-    @property
-    def last_norm(self) -> nn.BatchNorm2d:
-        return self.bn2
-
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
         x = self.relu(self.bn1(self.conv1(x)))
@@ -45,7 +41,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    expansion = 4
+    expansion, last_norm = 4, "bn3"
 
     def __init__(self, in_size: int, size: int, stride: int, downsample: nn.Module | None) -> None:
         super().__init__()
@@ -57,10 +53,6 @@ class Bottleneck(nn.Module):
         self.bn3 = nn.BatchNorm2d(size * self.expansion)
         self.relu = nn.ReLU(inplace=True)
         self.downsample = downsample
-
-    @property
-    def last_norm(self) -> nn.BatchNorm2d:
-        return self.bn3
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
@@ -116,7 +108,7 @@ class ResNet(nn.Module):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             elif isinstance(module, BasicBlock | Bottleneck) and zero_init_residual:
-                nn.init.zeros_(module.last_norm.weight)
+                nn.init.zeros_(getattr(module, module.last_norm).weight)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
@@ -127,16 +119,13 @@ class ResNet(nn.Module):
 
 def require_memory(build: Callable[[], ResNet], what: str) -> None:
     with torch.device("meta"):
-        size = 4 * sum(parameter.numel() for parameter in build().parameters()) / 2**30
-    try:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    except (AttributeError, ValueError, OSError):  # unknown on this system
-        memory = 1024
+        size = 4 * sum(parameter.numel() for parameter in build().parameters())
+    memory = size
+    if os.name == "posix":
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > memory:
-        raise ValueError(
-            f"{what} gives a network whose weights need {size:,.0f} GB of the {memory:,.0f} GB of"
-            " memory; choose a smaller one"
-        )
+        needed = f"gives a network whose weights need {size / 2**30:,.0f} GB"
+        raise ValueError(f"{what} {needed}; choose a smaller one")
 
 
 def _stage(block: Block, in_size: int, size: int, depth: int, stride: int) -> nn.Sequential:
@@ -194,11 +183,10 @@ def build_encoder(
     pretrained: bool = False,
     in_channels: int = 3,
 ) -> ResNet | Adapted:
-    """Builds the encoder called `name`.
+    """Builds the encoder called `name`: resnet10, 18, 34, 50, 101 or 152, or torchvision/NAME,
+    timm/NAME or open_clip/NAME where these packages are installed.
 
     Args:
-        name: resnet10, 18, 34, 50, 101 or 152; torchvision/NAME, timm/NAME or open_clip/NAME where
-            these packages are installed.
         stem, width, zero_init_residual, in_channels: of the ResNets of this library; see `ResNet`.
             The default width is 16 for resnet10, 64 for the others.
         pretrained: use the package's published weights, which it downloads.
@@ -207,30 +195,30 @@ def build_encoder(
         >>> build_encoder("resnet10").output_size
         128
     """
-    package, slash, model = name.partition("/")
-    if slash and package in PACKAGES:
+    package, _, model = name.partition("/")
+    if model and package in PACKAGES:
         if in_channels != 3:
             raise UsageError(
                 f"{name!r} takes images of 3 channels, not of {in_channels}; choose one of"
-                f" {', '.join(ENCODERS)}."
+                f" {', '.join(ENCODERS)}"
             )
         if width is not None or zero_init_residual:
             raise UsageError(
                 f"`width` and `zero_init_residual` are options of {', '.join(ENCODERS)}, not of"
-                f" {name!r}."
+                f" {name!r}"
             )
         adapted = PACKAGES[package](model, pretrained)
         adapted.config = {"name": name}
         return adapted
     if name not in ENCODERS:
         raise UsageError(
-            f"There is no encoder {name!r}{_nearest(name, ENCODERS)}; torchvision/NAME, timm/NAME"
-            " and open_clip/NAME work too."
+            f"there is no encoder {name!r}{_nearest(name, ENCODERS)}; torchvision/NAME, timm/NAME"
+            " and open_clip/NAME work too"
         )
     if pretrained:
         raise UsageError(
             f"`pretrained` has no weights for {name!r}; load a file with `load_weights`, or take"
-            f" 'torchvision/{name}'."
+            f" 'torchvision/{name}'"
         )
     how: dict[str, Any] = {"stem": stem, "zero_init_residual": zero_init_residual}
     how |= {} if width is None else {"width": width}
@@ -255,13 +243,13 @@ def _torchvision(model: str, pretrained: bool) -> Adapted:
     models = import_optional("torchvision.models", "torchvision", "vision")
     names = models.list_models(module=models)
     if model not in names:
-        raise UsageError(f"torchvision has no model {model!r}{_nearest(model, names)}.")
+        raise UsageError(f"torchvision has no model {model!r}{_nearest(model, names)}")
     module: nn.Module = models.get_model(model, weights="DEFAULT" if pretrained else None)
     linear = [path for path, part in module.named_modules() if isinstance(part, nn.Linear)]
     if not linear or model in ("googlenet", "inception_v3"):
         raise UsageError(
             f"'torchvision/{model}' can't be an encoder: it does not end in one linear classifier"
-            " that could be removed."
+            " that could be removed"
         )
     parent, _, last = linear[-1].rpartition(".")
     size = module.get_submodule(linear[-1]).in_features
@@ -273,7 +261,7 @@ def _torchvision(model: str, pretrained: bool) -> Adapted:
 def _timm(model: str, pretrained: bool) -> Adapted:
     timm = import_optional("timm", "timm", "vision")
     if not timm.is_model(model.partition(".")[0]) and not model.startswith("hf"):
-        raise UsageError(f"timm has no model {model!r}{_nearest(model, timm.list_models())}.")
+        raise UsageError(f"timm has no model {model!r}{_nearest(model, timm.list_models())}")
     module: nn.Module = timm.create_model(model, pretrained=pretrained, num_classes=0)
     # some networks have a layer between the pooled features and the classifier, which stays
     size: Any = getattr(module, "head_hidden_size", None) or module.num_features
@@ -294,21 +282,16 @@ def _nearest(name: str, names: Iterable[str]) -> str:
 
 
 def _measure(module: nn.Module, input_size: int) -> int:
-    modes = {part: part.training for part in module.modules()}
     first = next(module.parameters(), torch.empty(0))
+    image = torch.zeros(1, 3, input_size, input_size, device=first.device, dtype=first.dtype)
     try:
-        with torch.no_grad():
-            features = module.eval()(
-                torch.zeros(1, 3, input_size, input_size, device=first.device, dtype=first.dtype)
-            )
+        with torch.no_grad(), evaluating(module):
+            features = module(image)
     except (RuntimeError, TypeError, AssertionError) as error:
         raise KinfolkError(
             f"{type(module).__name__} does not accept images of `input_size` (={input_size}); give"
             f" another one, or `output_size`: {error}"
         ) from error
-    finally:
-        for part, training in modes.items():
-            part.training = training
     return _as_vectors(features, module).shape[1]
 
 
@@ -320,7 +303,7 @@ def _as_vectors(features: object, module: nn.Module) -> Tensor:
     got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
     raise KinfolkError(
         f"{type(module).__name__} returns {got}; an encoder must return a tensor (B, F) or (B, F,"
-        " H, W)."
+        " H, W)"
     )
 
 
@@ -333,10 +316,9 @@ class FeatureMap(nn.Module):
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
-        self.encoder = encoder
+        self.encoder = encoder.module if isinstance(encoder, Adapted) else encoder
         towers = list(encoder.towers) if isinstance(encoder, SplitEncoder) else [encoder]
-        pools = [_last_pool(tower) for tower in towers]
-        self._pools = [pool for pool in pools if pool is not None]
+        self._pools = [pool for tower in towers if (pool := _last_pool(tower)) is not None]
         if len(self._pools) != len(towers) and not isinstance(encoder, Adapted):
             raise UsageError(
                 f"{type(encoder).__name__} has no average pooling whose input could be used; leave"
@@ -351,7 +333,7 @@ class FeatureMap(nn.Module):
 
         hooks = [pool.register_forward_pre_hook(catch) for pool in self._pools]
         try:
-            given = self.encoder.module(x) if isinstance(self.encoder, Adapted) else self.encoder(x)
+            given = self.encoder(x)
         finally:
             for hook in hooks:
                 hook.remove()

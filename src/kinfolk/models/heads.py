@@ -18,7 +18,8 @@ Dimension key: B batch, C channels, F features, T towers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -72,14 +73,24 @@ def prediction_head(size: int, hidden_size: int, out_size: int | None = None) ->
 
 @torch.no_grad()
 def embeddings(head: nn.Module, features: Tensor, rows: int = 4096) -> Tensor:
-    training, weight = head.training, next(head.parameters())
-    head.eval()
-    parts = [
-        F.normalize(head(part.to(weight)), dim=1).to(features)
-        for part in torch.split(features, rows)
-    ]
-    head.train(training)
+    weight = next(head.parameters())
+    with evaluating(head):
+        parts = [
+            F.normalize(head(part.to(weight)), dim=1).to(features)
+            for part in torch.split(features, rows)
+        ]
     return torch.cat(parts)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[nn.Module]:
+    """Puts `model` in evaluation mode; afterwards every module has the mode it had."""
+    modes = [(part, part.training) for part in model.modules()]
+    try:
+        yield model.eval()
+    finally:
+        for part, training in modes:
+            part.training = training
 
 
 def embedding_size(encoder: nn.Module, head: nn.Module) -> int:

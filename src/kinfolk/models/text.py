@@ -87,13 +87,13 @@ class TextTransformer(nn.Module):
         """As in CLIP's code: residual branches start smaller in deeper networks."""
         nn.init.normal_(self.tokens.weight, std=0.02)
         nn.init.normal_(self.positions, std=0.01)
+        start = width**-0.5
+        branch = start * (2 * layers) ** -0.5
         for block in self.blocks:
-            assert isinstance(block, TextBlock)
-            nn.init.normal_(block.attend.weight, std=width**-0.5)
-            nn.init.normal_(block.mix.weight, std=width**-0.5 * (2 * layers) ** -0.5)
-            nn.init.normal_(block.rise.weight, std=(2 * width) ** -0.5)
-            nn.init.normal_(block.fall.weight, std=width**-0.5 * (2 * layers) ** -0.5)
-            for linear in (block.attend, block.mix, block.rise, block.fall):
+            stds = {"attend": start, "mix": branch, "rise": (2 * width) ** -0.5, "fall": branch}
+            for name, std in stds.items():
+                linear = getattr(block, name)
+                nn.init.normal_(linear.weight, std=std)
                 nn.init.zeros_(linear.bias)
 
 
@@ -236,11 +236,10 @@ def build_text(
     pretrained: bool = False,
     **sizes: Any,
 ) -> nn.Module:
-    """Builds the text tower called `name`.
+    """Builds the text tower called `name`: transformer, or open_clip/NAME or st/NAME
+    (sentence-transformers or transformers, always with its weights) where these are installed.
 
     Args:
-        name: transformer; open_clip/NAME, or st/NAME (sentence-transformers or transformers, always
-            with its weights) where these packages are installed.
         vocab_size, context, end_id: of the tokenizer.
         pretrained: use the package's published weights, which it downloads.
         sizes: further arguments of `TextTransformer`.
@@ -255,7 +254,7 @@ def build_text(
     if package == "open_clip" and model:
         return _open_clip(model, vocab_size, end_id, context, pretrained)
     raise UsageError(
-        f"There is no text encoder {name!r}; use transformer, open_clip/NAME or st/NAME."
+        f"there is no text encoder {name!r}; use transformer, open_clip/NAME or st/NAME"
     )
 
 
@@ -280,8 +279,7 @@ def open_clip_model(name: str, pretrained: bool = False) -> Any:
     library = import_optional("open_clip", "open_clip_torch")
     if name not in library.list_models():
         raise UsageError(
-            f"open_clip has no model {name!r} (there are"
-            f" {', '.join(library.list_models()[:8])}, …)."
+            f"open_clip has no model {name!r} (there are {', '.join(library.list_models()[:8])}, …)"
         )
     tags = (tag for model, tag in library.list_pretrained() if pretrained and model == name)
     return library.create_model(name, pretrained=next(tags, None))

@@ -7,10 +7,9 @@ which has a digest of the whole file, too; files of other programs have none.
 
 from __future__ import annotations
 
+import importlib
 import json
-import os
 import pickle
-import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -88,7 +87,7 @@ def load_encoder(
     file = path / WEIGHTS if path.is_dir() else path
     if not file.is_file():
         raise KinfolkError(
-            f"There is no {WEIGHTS} at {path}; give a finished run's folder or the file itself."
+            f"there is no {WEIGHTS} at {path}; give a finished run's folder or the file itself"
         )
     description = _describe(file)
     config = description.get("encoder")
@@ -96,7 +95,7 @@ def load_encoder(
         if not isinstance(config, dict):
             raise KinfolkError(
                 f"{file} does not describe its encoder; pass the module as `load_encoder(path,"
-                " encoder=module)`."
+                " encoder=module)`"
             )
         try:
             encoder = _build(config)
@@ -104,10 +103,10 @@ def load_encoder(
             raise
         except (TypeError, KeyError, ValueError, RuntimeError, AttributeError) as error:
             raise KinfolkError(
-                f"{file} describes an encoder this version can't build: {first_line(error)}."
+                f"{file} describes an encoder this version can't build: {first_line(error)}"
             ) from error
     load_state(encoder, read_state(file), source=str(file))
-    meta = _meta(description)
+    meta = description["meta"]
     epoch, epochs = meta.get("epoch"), meta.get("epochs")
     if isinstance(epoch, int) and isinstance(epochs, int) and epoch < epochs:
         message = (
@@ -119,7 +118,8 @@ def load_encoder(
 
 
 def meta_of(file: Path) -> dict[str, Any]:
-    return _meta(_describe(file))
+    meta: dict[str, Any] = _describe(file)["meta"]
+    return meta
 
 
 def load_weights(encoder: nn.Module, path: Path | str) -> None:
@@ -131,7 +131,7 @@ def read_state(path: Path | str) -> dict[str, Tensor]:
     """The tensors of a `.safetensors` file, or of a state dict that `torch.save` wrote."""
     path = Path(path)
     if not path.is_file():
-        raise KinfolkError(f"There is no file of weights at {path}.")
+        raise KinfolkError(f"there is no file of weights at {path}")
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -140,16 +140,17 @@ def read_state(path: Path | str) -> dict[str, Tensor]:
             return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # each reader has its own errors, and pickle any
-        raise KinfolkError(f"{path} can't be read as weights: {why_unreadable(error)}.") from error
-    for key in _NESTED:
-        if isinstance(state, dict) and isinstance(state.get(key), dict):
-            state = state[key]
-            break
-    if not isinstance(state, dict) or not all(
-        isinstance(value, Tensor) for value in state.values()
-    ):
-        raise KinfolkError(f"{path} is not a state dict; it must map names to tensors.")
-    return dict(state)
+        raise _refuse(path, error) from error
+    if isinstance(state, dict):
+        nested = (state[key] for key in _NESTED if isinstance(state.get(key), dict))
+        state = next(nested, state)
+        if all(isinstance(value, Tensor) for value in state.values()):
+            return dict(state)
+    raise KinfolkError(f"{path} is not a state dict; it must map names to tensors")
+
+
+def _refuse(path: Path, error: Exception) -> KinfolkError:
+    return KinfolkError(f"{path} can't be read as weights: {why_unreadable(error)}")
 
 
 def why_unreadable(error: Exception) -> str:
@@ -168,8 +169,8 @@ def load_state(
     encoder: nn.Module, state: Mapping[str, Tensor], *, source: str = "the state dict"
 ) -> None:
     """Loads `state` into `encoder`: every tensor must be present, be used and have the right shape.
-    For torchvision's files, the classifier (`fc.*`) is dropped if the encoder has none, and
-    BatchNorm's counter `num_batches_tracked`, which old files lack, stays unchanged."""
+    Torchvision's files have a classifier (`fc.*`), which is dropped if the encoder has none, and
+    may lack BatchNorm's counter `num_batches_tracked`."""
     inner = _inner(encoder)
     needed = inner.state_dict()
     given = {
@@ -195,7 +196,7 @@ def load_state(
         )
         hint = "; the stems may differ, try the other `stem`" if "conv1.weight" in listed else ""
         config = getattr(encoder, "config", None) or type(inner).__name__
-        raise KinfolkError(f"The weights of {source} don't fit {config}: {listed}{hint}.")
+        raise KinfolkError(f"the weights of {source} don't fit {config}: {listed}{hint}")
     inner.load_state_dict(given)
 
 
@@ -211,6 +212,8 @@ def _build(config: dict[str, Any]) -> nn.Module:
         raise KeyError(f"its name {name!r} is not that of a network")
     if width is not None and not (isinstance(width, int) and 0 < width <= _WIDEST):
         raise KeyError(f"its width {width!r} is not in 1 … {_WIDEST}")
+    if "/" not in name:
+        return build_encoder(**config)
     with _offline():
         return build_encoder(**config)
 
@@ -219,22 +222,16 @@ def _build(config: dict[str, Any]) -> nn.Module:
 def _offline() -> Iterator[None]:
     """Keeps the Hugging Face hub offline: some networks of open_clip would download a
     configuration."""
-    hub, before = "HF_HUB_OFFLINE", os.environ.get("HF_HUB_OFFLINE")
-    constants = sys.modules.get("huggingface_hub.constants")
-    was = getattr(constants, hub, None)
-    os.environ[hub] = "1"
-    if constants is not None:
-        setattr(constants, hub, True)
+    try:
+        constants: Any = importlib.import_module("huggingface_hub.constants")
+    except ImportError:  # no network that is built could use it
+        yield
+        return
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[hub]
-        else:
-            os.environ[hub] = before
-        constants = sys.modules.get("huggingface_hub.constants")
-        if constants is not None:
-            setattr(constants, hub, bool(was) if was is not None else before is not None)
+        constants.HF_HUB_OFFLINE = before
 
 
 def _inner(encoder: nn.Module) -> nn.Module:
@@ -247,19 +244,16 @@ def _describe(file: Path) -> dict[str, Any]:
         if file.suffix == ".safetensors":
             text = _metadata(file).get("kinfolk", "")
     except Exception as error:
-        raise KinfolkError(f"{file} can't be read as weights: {why_unreadable(error)}.") from error
+        raise _refuse(file, error) from error
     try:
         if not text and sidecar.is_file():
             text, source = sidecar.read_text(encoding="utf-8"), sidecar
         description = json.loads(text or "{}")
     except (OSError, ValueError, RecursionError) as error:
-        raise KinfolkError(f"{source} is not valid JSON: {first_line(error)}.") from error
-    return description if isinstance(description, dict) else {}
-
-
-def _meta(description: Mapping[str, Any]) -> dict[str, Any]:
+        raise KinfolkError(f"{source} is not valid JSON: {first_line(error)}") from error
+    description = description if isinstance(description, dict) else {}
     meta = description.get("meta")
-    return meta if isinstance(meta, dict) else {}
+    return {**description, "meta": meta if isinstance(meta, dict) else {}}
 
 
 def _metadata(file: Path) -> dict[str, str]:
@@ -332,7 +326,7 @@ def load_parts(model: nn.Module, path: Path | str) -> list[str]:
     if not chosen:
         raise KinfolkError(
             f"{path} has no weights for {type(model).__name__}; it must hold an encoder, or the"
-            f" parts {', '.join(PARTS)}."
+            f" parts {', '.join(PARTS)}"
         )
     return list(chosen)
 

@@ -24,7 +24,6 @@ from torch import nn
 from kinfolk import distributed
 from kinfolk.data.images import HostCopy
 from kinfolk.data.views import Views
-from kinfolk.embedding import evaluating
 from kinfolk.errors import InterruptedRunError, KinfolkError, plural, short
 from kinfolk.files import (
     UNFINISHED,
@@ -36,6 +35,7 @@ from kinfolk.files import (
     write_sealed_zip,
 )
 from kinfolk.frameworks.clip import ImageText
+from kinfolk.models.heads import evaluating
 from kinfolk.models.weights import why_unreadable
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.module import TrainingModule

@@ -30,19 +30,14 @@ from kinfolk.data.labels import TEST_SPLITS, VALIDATION_SPLITS
 from kinfolk.data.sample_table import samples_digest
 from kinfolk.data.text import NumberedTexts
 from kinfolk.detectors import Hierarchy as HierarchyDetector
-from kinfolk.embedding import (
-    embed,
-    embed_in_parts,
-    embedding_function,
-    evaluating,
-    share_statistics,
-)
+from kinfolk.embedding import embed, embed_in_parts, embedding_function, share_statistics
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.evaluation.detection import Normaliser, label_nmi, mtpr_mtnr, nmi
 from kinfolk.evaluation.probes import knn_accuracy
 from kinfolk.files import check_safetensors, write_safetensors
 from kinfolk.frameworks import RCL
 from kinfolk.frameworks.base import Framework
+from kinfolk.models.heads import evaluating
 from kinfolk.seeding import generator
 from kinfolk.stores.per_sample import Collected
 from kinfolk.training.config import TrainConfig
