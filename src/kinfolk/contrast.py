@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -52,20 +52,20 @@ def weigh(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """(R, C) log w_ij; y_ij, None: nothing is attracted; bool, the candidates that are kin after
     `min_negatives`, None: none. `out_RC`: candidates that are never negatives."""
-    off = sim_RC.new_full((), OUT)  # multiplied, because `torch.where` is slower on a CPU
+    none = sim_RC.new_zeros(())
     if kin.ignore is not None:
         out_RC = out_RC | kin.ignore
         sim_RC = torch.where(kin.ignore, OUT, sim_RC)
     if kin.degree is None:
-        return out_RC * off, None, None
+        return torch.where(out_RC, OUT, none), None, None
     graded, attracts = kin.degree.is_floating_point(), policy.action == "attract"
     kin_RC = (kin.degree > 0 if graded else kin.degree) & ~out_RC
-    degree = kin.degree.to(sim_RC.dtype) if graded else off / off
+    degree = kin.degree.to(sim_RC.dtype) if graded else none + 1
     if attracts and policy.attracted_stay:
-        return out_RC * off, kin_RC * degree, kin_RC
+        return torch.where(out_RC, OUT, none), kin_RC * degree, kin_RC
     removed: Tensor | None = None  # the share of their weight that kin lose; None: all of it
     if policy.action == "reweight" and not graded:
-        removed = off.new_full((), 1 - policy.kin_weight)
+        removed = none + (1 - policy.kin_weight)
     elif policy.action != "eliminate" and graded:
         removed = degree
     near_one = 1 - 8 * torch.finfo(sim_RC.dtype).eps
@@ -73,9 +73,9 @@ def weigh(
     kin_RC = kin_RC & ~spare(sim_RC, out_RC, gone_RC, policy.min_negatives)
     y_RC = kin_RC * degree if attracts else None
     if removed is None:
-        return (out_RC | kin_RC) * off, y_RC, kin_RC
-    log_w_RC = kin_RC * torch.log1p(-removed).clamp(min=OUT) + out_RC * off
-    return log_w_RC, y_RC, kin_RC
+        return torch.where(out_RC | kin_RC, OUT, none), y_RC, kin_RC
+    left_RC = torch.where(kin_RC, torch.log1p(-removed).clamp(min=OUT), none)
+    return torch.where(out_RC, OUT, left_RC), y_RC, kin_RC
 
 
 def spare(sim_RC: Tensor, out_RC: Tensor, gone_RC: Tensor, min_negatives: int) -> Tensor:
@@ -181,9 +181,27 @@ BlockLoss = Callable[..., Summed]
 def block_loss(how: Contrast, pairs: Pairs, t: Tensor, *parameters: Tensor) -> Summed:
     """The summed loss of the anchors of a block; its counts; and the state that detector, (b, …),
     and loss, (b, L), propose."""
-    ids_b, ids_C, views = pairs.ids, pairs.candidate_ids, pairs.num_views
     sim_RC = pairs.anchors @ pairs.candidates.T
     pos_RP = (pairs.anchors.unsqueeze(1) * pairs.positives).sum(2)
+    own_RC, levels, counts, update = find_kin(how, pairs, sim_RC.detach(), pos_RP.detach())
+    given, t_R = (pairs.ids, pairs.num_views), t.expand(len(sim_RC))
+    losses, states = [], []  # `list[Tensor]()` would break a compiled graph
+    for level in levels:
+        rows = Rows(*given, t_R, pos_RP, sim_RC, *level, own_RC, pairs.degree, parameters)
+        loss_R, state = how.row_loss(rows)
+        losses.append(loss_R.sum())
+        states.append(state)
+    proposed = {name: torch.stack([state[name] for state in states], 1) for name in states[0]}
+    return sum(losses) / len(losses), counts, update, proposed
+
+
+@torch.no_grad()
+def find_kin(
+    how: Contrast, pairs: Pairs, sim_RC: Tensor, pos_RP: Tensor
+) -> tuple[Tensor, list[tuple[Tensor, Tensor | None, Tensor | None]], Tensor, State]:
+    """(R, C) bool, the candidates of the anchor's sample or group; of each level of the detector,
+    see `weigh`; the counts; and the state that the detector proposes."""
+    ids_b, ids_C, views = pairs.ids, pairs.candidate_ids, pairs.num_views
     keys_b, keys_C, owners_C = pairs.groups, pairs.candidate_groups, pairs.candidate_owners
     if keys_b is None or keys_C is None:
         keys_b, keys_C = ids_b, ids_C
@@ -192,27 +210,18 @@ def block_loss(how: Contrast, pairs: Pairs, t: Tensor, *parameters: Tensor) -> S
     if owners_C is not None:
         out_bC = out_bC | ((owners_C >= 0) & (owners_C != ids_b.unsqueeze(1)))
         out_RC = out_bC.repeat_interleave(views, 0)
-    hidden_b1C = (out_bC * sim_RC.new_full((), OUT)).unsqueeze(1)
-    seen_RC = (sim_RC.detach().view(len(ids_b), views, -1) + hidden_b1C).flatten(0, 1)
-    seen_RP = pos_RP.detach()
     if pairs.degree is not None:
-        seen_RP = seen_RP[:, :1]  # the first is the other view, the rest are retrieved keys
+        pos_RP = pos_RP[:, :1]  # the first is the other view, the rest are retrieved keys
+    seen_RC = torch.where(out_RC, OUT, sim_RC)
     num_negatives_b = len(ids_C) - out_bC.sum(1, dtype=torch.int32)
-    known = num_negatives_b, seen_RP, pairs.guide, pairs.candidate_guide, how.prepared
+    known = num_negatives_b, pos_RP, pairs.guide, pairs.candidate_guide, how.prepared
     block = Block(seen_RC, ids_b, ids_C, views, *known)
-    levels = (Kin(),) if how.find is None else check_answer(how.find(block), block)
+    found = (Kin(),) if how.find is None else check_answer(how.find(block), block)
+    levels = [weigh(seen_RC, out_RC, kin, how.policy) for kin in found]
     labels = None if how.labels_N is None else (how.labels_N[ids_b], how.labels_N[ids_C])
-    losses, states, counts = [], [], []  # `list[Tensor]()` would break a compiled graph
-    for level, kin in enumerate(levels):
-        log_w_RC, y_RC, kin_RC = weigh(seen_RC, out_RC, kin, how.policy)
-        given = ids_b, views, t.expand(len(sim_RC)), pos_RP, sim_RC, log_w_RC, y_RC, kin_RC, own_RC
-        loss_R, state = how.row_loss(Rows(*given, pairs.degree, parameters))
-        losses.append(loss_R.sum())
-        states.append(state)
-        counts.append(count(block, kin_RC, labels, positives=level == 0))
-    update = {name: value for kin in levels for name, value in kin.update.items()}
-    proposed = {name: torch.stack([state[name] for state in states], 1) for name in states[0]}
-    return torch.stack(losses).mean(), torch.stack(counts).sum(0), update, proposed
+    counts = [count(block, kin_RC, labels, not n) for n, (_, _, kin_RC) in enumerate(levels)]
+    update = {name: value for kin in found for name, value in kin.update.items()}
+    return own_RC, levels, torch.stack(counts).sum(0), update
 
 
 def compile_block_loss() -> BlockLoss:
@@ -245,9 +254,7 @@ def contrast(
     inputs = (pairs.anchors, pairs.candidates, pairs.positives, temperature, *parameters)
     by_row = [True, False, True, each == 1, *(False for _ in parameters)]
     needs_grad = [torch.is_grad_enabled() and x.requires_grad for x in inputs]
-    grads = [
-        torch.zeros_like(x) if want else None for x, want in zip(inputs, needs_grad, strict=True)
-    ]
+    parts: list[list[Tensor]] = [[] for _ in inputs]  # of the gradients
     many = BLOCK_ENTRIES.get(temperature.device.type, MANY_ENTRIES) // len(pairs.candidates)
     step = max(1, (how.block_rows or many) // pairs.num_views)
 
@@ -262,21 +269,23 @@ def contrast(
         cuts = [cut(x, first) if own else x for x, own in zip(inputs, by_row, strict=True)]
         leaves = [x.detach().requires_grad_(want) for x, want in zip(cuts, needs_grad, strict=True)]
         a, c, p, *scalars = leaves
-        part = {n: cut(getattr(pairs, n), first) for n in ("ids", "groups", "degree", "guide")}
-        part |= {"anchors": a, "candidates": c, "positives": p, "local_candidates": False}
+        changed = {n: cut(getattr(pairs, n), first) for n in ("ids", "groups", "degree", "guide")}
+        changed |= {"anchors": a, "candidates": c, "positives": p}
         with torch.enable_grad():
-            loss, *noted = run(how, replace(pairs, **part), *scalars)
-            loss = loss / number
+            loss, *noted = run(how, pairs.with_changes(**changed), *scalars)
         blocks.append((loss.detach(), *noted))
-        if any(needs_grad):
-            wrt = [x for x in leaves if x.requires_grad]
-            found = iter(torch.autograd.grad(loss, wrt, materialize_grads=True))
-            for grad, own in zip(grads, by_row, strict=True):
-                if grad is not None:
-                    (cut(grad, first) if own else grad).add_(next(found))
+        wrt = [x for x in leaves if x.requires_grad]
+        found = iter(torch.autograd.grad(loss, wrt, materialize_grads=True) if wrt else ())
+        for part, own, want in zip(parts, by_row, needs_grad, strict=True):
+            if want and (own or not part):
+                part.append(next(found))
+            elif want:
+                part[0].add_(next(found))
     losses, counts, updates, proposed = zip(*blocks, strict=True)
-    total: Tensor = _WithGradient.apply(torch.stack(losses).sum(), grads, *inputs)  # type: ignore[no-untyped-call]
-    t_grad = None if grads[3] is None or not each else grads[3] * number
+    grads = [(p[0] if len(p) == 1 else torch.cat(p)) if p else None for p in parts]
+    mean = torch.stack(losses).sum() / number
+    total: Tensor = _WithGradient.apply(mean, grads, number, *inputs)  # type: ignore[no-untyped-call]
+    t_grad = grads[3] if each else None
     stats = Stats(torch.stack(counts).sum(0))
     return Outcome(total, stats, _concat(updates), _concat(proposed), t_grad)
 
@@ -286,12 +295,14 @@ def _concat(blocks: tuple[State, ...]) -> State:
 
 
 class _WithGradient(torch.autograd.Function):
-    """The loss, whose gradient is known already."""
+    """The mean loss; `grads` are the derivatives of the sum over `number` anchors."""
 
     @staticmethod
-    def forward(ctx: Any, total: Tensor, grads: list[Tensor | None], *inputs: Tensor) -> Tensor:
-        ctx.grads = grads
-        return total.clone()
+    def forward(
+        ctx: Any, mean: Tensor, grads: list[Tensor | None], number: int, *inputs: Tensor
+    ) -> Tensor:
+        ctx.grads, ctx.number = grads, number
+        return mean.clone()
 
     @staticmethod
     def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor | None, ...]:
@@ -299,4 +310,5 @@ class _WithGradient(torch.autograd.Function):
             raise RuntimeError(
                 "a contrastive loss cannot be differentiated twice; leave out `create_graph`"
             )
-        return None, None, *(None if x is None else by_loss * x for x in ctx.grads)
+        scale = by_loss / ctx.number
+        return None, None, None, *(None if x is None else scale * x for x in ctx.grads)

@@ -6,9 +6,10 @@ P positives per anchor, R rows of a block, b samples of a block (R = b·V), G gu
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -73,6 +74,13 @@ class Pairs:
             )
 
 
+    def with_changes(self, **changes: Any) -> Pairs:
+        """A copy with other values of some fields, which are not checked again."""
+        pairs = copy.copy(self)
+        vars(pairs).update(changes)
+        return pairs
+
+
 @dataclass(frozen=True)
 class Block:
     """One row block of similarities: what a detector sees. Read only."""
@@ -129,9 +137,16 @@ def above(block: Block, level: Tensor, degrees_from_R: Tensor | None = None) -> 
     sim_RC, rows = block.sim_RC, len(block.sim_RC) // len(level)
     level_R = level.to(sim_RC.dtype).repeat_interleave(rows) if rows > 1 else level
     kin_RC = sim_RC > level_R.to(sim_RC.dtype).clamp(min=-2).unsqueeze(1)
+    return grade(block, kin_RC, level_R if degrees_from_R is None else degrees_from_R)
+
+
+def grade(block: Block, kin_RC: Tensor, level: Tensor) -> Tensor:
+    """(R, C) the same kin; with `block.degrees`, to the degree (s − level) / (1 − level), `level`
+    (R,) or (b,)."""
     if not block.degrees:
         return kin_RC
-    from_R = level_R if degrees_from_R is None else degrees_from_R
+    sim_RC = block.sim_RC
+    from_R = level.repeat_interleave(len(sim_RC) // len(level))
     from_R1 = from_R.to(sim_RC.dtype).nan_to_num(nan=1.0).clamp(-1, 1).unsqueeze(1)
     width_R1 = (1 - from_R1).clamp(min=torch.finfo(sim_RC.dtype).eps)
     return ((sim_RC - from_R1) / width_R1).clamp(0, 1) * kin_RC
@@ -204,4 +219,4 @@ def to_unit(pairs: Pairs) -> Pairs:
     same = pairs.candidates is pairs.anchors
     candidates = anchors if same else unit(pairs.candidates, dtype)
     positives = unit(pairs.positives, dtype)
-    return replace(pairs, anchors=anchors, candidates=candidates, positives=positives)
+    return pairs.with_changes(anchors=anchors, candidates=candidates, positives=positives)

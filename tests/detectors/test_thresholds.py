@@ -47,9 +47,7 @@ def test_the_share_above_a_level(dtype: torch.dtype) -> None:
 def test_mean_and_spread_are_those_of_the_negatives(width: int) -> None:
     sim = 0.97 + 0.001 * torch.randn(4, width, generator=torch.Generator().manual_seed(0))
     sim[:, :7], sim[3] = -torch.inf, -torch.inf
-    mean, spread, _ = thresholds.moments(
-        sim.unsqueeze(1), torch.tensor([width - 7] * 3 + [0])
-    ).unbind(1)
+    mean, spread, _ = thresholds.moments(sim.unsqueeze(1), torch.tensor([width - 7] * 3 + [0]))
     others = sim[:3, 7:].double()
     wanted = others.mean(1, keepdim=True)
     exact = width < 8000  # of more, every few are read
@@ -69,7 +67,7 @@ def test_mean_and_spread_of_candidates_that_are_sorted_by_class() -> None:
     sim = 0.3 * torch.randn(6, 100, generator=g).repeat_interleave(200, 1) + 0.1 * torch.randn(
         6, 20_000, generator=g
     )
-    mean, spread, _ = thresholds.moments(sim.unsqueeze(1), torch.full((6,), 20_000)).unbind(1)
+    mean, spread, _ = thresholds.moments(sim.unsqueeze(1), torch.full((6,), 20_000))
     torch.testing.assert_close(mean, sim.mean(1), atol=0.02, rtol=0)
     torch.testing.assert_close(
         spread, (sim - sim.mean(1, keepdim=True)).relu().mean(1), atol=0, rtol=0.05
@@ -101,17 +99,14 @@ def test_steps_cancel_where_the_mean_of_the_flags_is_as_expected(expected: float
 
 
 def test_a_change_within_the_noise_is_averaged_and_a_jump_is_followed() -> None:
-    state = torch.tensor([[1.0, 5.0, 0.3, 0.04]])
-    small, large = (
-        thresholds.follow(state, torch.tensor([[0.3 + by, 0.04, 400.0]]))[0, 0].item()
-        for by in (0.002, 0.5)
-    )
+    def follow(mean: float, spread: float, *now: float) -> list[float]:
+        old, seen = torch.tensor([[mean], [spread]]), torch.tensor(now).unsqueeze(1)
+        return [x.item() for x in thresholds.follow(old[0], old[1], (seen[0], seen[1], seen[2]))]
+
+    small, large = (follow(0.3, 0.04, 0.3 + by, 0.04, 400.0)[0] for by in (0.002, 0.5))
     assert 0.3 < small < 0.301
     assert large == pytest.approx(0.8, abs=0.025)
-    first = thresholds.follow(
-        torch.tensor([[1.0, 5.0, 0.0, 0.0]]), torch.tensor([[0.7, 0.1, 50.0]])
-    )
-    assert first.flatten().tolist() == pytest.approx([0.7, 0.1])
+    assert follow(0.0, 0.0, 0.7, 0.1, 50.0) == pytest.approx([0.7, 0.1])
 
 
 @pytest.mark.parametrize("width", [300, 9000])

@@ -15,7 +15,7 @@ from kinfolk.detectors import thresholds
 from kinfolk.detectors.base import Bound, Detector, register
 from kinfolk.detectors.thresholds import Init, Rule, ThresholdRule
 from kinfolk.errors import require, warn_if_most_are_flagged
-from kinfolk.pairs import Block, Kin, above
+from kinfolk.pairs import Block, Kin, grade
 from kinfolk.stores import PerSample
 
 
@@ -124,8 +124,9 @@ class GloFND(Detector):
     def find(self, block: Block) -> Kin:
         if self.alpha == 0:
             return Kin()
-        level_b, new_bF = self._visit(block)
-        return Kin(above(block, level_b), update={} if new_bF is None else {"state": new_bF})
+        level_b, over_bVC, new_bF = self._visit(block)
+        degree = grade(block, over_bVC.flatten(0, 1), level_b)
+        return Kin(degree, update={} if new_bF is None else {"state": new_bF})
 
     @torch.no_grad()
     def observe(
@@ -142,50 +143,54 @@ class GloFND(Detector):
             new_bF = new_bF[:, :4]
         self.store.write_rows(ids, new_bF, is_finite)
 
-    def _visit(self, block: Block) -> tuple[Tensor, Tensor | None]:
-        """(b,) the level above which candidates are flagged, and (b, F) the new state, or what one
-        shared λ learns from. Where it is NaN, the state stays."""
+    def _visit(self, block: Block) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(b,) the level; (b, V, C) bool, the candidates above it, which are flagged; and (b, F)
+        the new state, or what one shared λ learns from. Where it is NaN, the state stays."""
         ids = torch.zeros_like(block.ids) if self.shared else block.ids
         sim_bVC, n_b, state_bF = block.sim_bVC, block.num_per_sample, self.store.read_rows(ids)
         alpha = self.alpha if self.alphas is None else self.alphas[ids]
         new_bF: Tensor | None = None
+        over_bVC: Tensor | None = None
         if not self.training or self.shared:
             level_b = state_bF[:, 0].clamp(-1, 1)
             if self.training:
                 new_bF = self._measure(sim_bVC, n_b, state_bF[:, 0], ids)
         elif self.drift is not None:
             tail = self._tail if self.tails is None else self.tails[ids]
-            level_b, new_bF = thresholds.track(sim_bVC, n_b, state_bF, self.drift, alpha, tail)
+            level_b, over_bVC, new_bF = thresholds.track(
+                sim_bVC, n_b, state_bF, self.drift, alpha, tail
+            )
             if self.rule.init == "one":
-                level_b = level_b.masked_fill(state_bF[:, 3] == 0, torch.inf)  # a first visit
+                level_b, over_bVC = level_b.masked_fill(state_bF[:, 3] == 0, torch.inf), None
         else:
             share_b = thresholds.share_above(sim_bVC, n_b, state_bF[:, 0])
             new_bF = self.rule.descend(state_bF, share_b, alpha, self._start(sim_bVC, n_b, ids))
             new_bF = new_bF.where((n_b > 0).unsqueeze(1), torch.nan)
             level_b = new_bF[:, 0]
-        nothing_b = level_b >= 1  # although rounding makes similarities of 1.0000001
         if isinstance(alpha, Tensor):
-            nothing_b = nothing_b | (alpha == 0)
+            level_b, over_bVC = level_b.masked_fill(alpha == 0, torch.inf), None
             new_bF = None if new_bF is None else new_bF.where((alpha > 0).unsqueeze(1), torch.nan)
-        return level_b.masked_fill(nothing_b, torch.inf), new_bF
+        if over_bVC is None:
+            over_bVC = thresholds.exceeds(sim_bVC, level_b)
+        return level_b, over_bVC, new_bF
 
     def _start(self, sim_bVC: Tensor, n_b: Tensor, ids: Tensor) -> Tensor | None:
         """(b,) the λ that a first visit sets, if it sets one; computed for all visits, because only
         the device knows which are the first."""
         if self.rule.init == "one":
             return None
-        mean_b, spread_b, _ = thresholds.moments(sim_bVC, n_b).to(self.store.rows.dtype).unbind(1)
+        mean_b, spread_b, _ = thresholds.moments(sim_bVC, n_b)
         place = self._place if self.places is None else self.places[ids]
-        return (mean_b + spread_b * place).clamp(-1, 1)
+        return (mean_b + spread_b * place).to(self.store.rows.dtype).clamp(-1, 1)
 
     def _measure(self, sim_bVC: Tensor, n_b: Tensor, level_b: Tensor, ids: Tensor) -> Tensor:
         """(b, F) what one shared λ learns from; NaN for a sample without negatives."""
         shown = [thresholds.share_above(sim_bVC, n_b, level_b)]
         if self.rule.name == "tracking":
-            shown += thresholds.moments(sim_bVC, n_b).to(level_b.dtype).unbind(1)
+            shown += thresholds.moments(sim_bVC, n_b)
         elif (first_b := self._start(sim_bVC, n_b, ids)) is not None:
             shown.append(first_b)
-        return torch.stack(shown, 1)
+        return torch.stack([x.to(level_b.dtype) for x in shown], 1)
 
     def _learn_shared(self, shown_bF: Tensor) -> Tensor:
         """(1, F) the new state of one shared λ, from the mean over the batch."""
@@ -193,11 +198,11 @@ class GloFND(Detector):
         if self.rule.name != "tracking":
             first_1 = mean_1F[:, 1] if self.rule.init == "quantile" else None
             return self.rule.descend(state_1F, mean_1F[:, 0], self.alpha, first_1)
-        share_1, n_1 = mean_1F[:, 0], mean_1F[:, 3] * len(shown_bF)
-        moments_13 = torch.cat((mean_1F[:, 1:3], n_1.unsqueeze(1)), 1)
-        mean_1, spread_1 = thresholds.follow(state_1F, moments_13).unbind(1)
+        (share_1, *now, n_1), (_, place_1, *before) = mean_1F.unbind(1), state_1F.unbind(1)
+        n_1 = n_1 * len(shown_bF)
+        mean_1, spread_1 = thresholds.follow(*before, (*now, n_1))
         rise_1 = self._tail * thresholds.step(share_1 * n_1, self.alpha * n_1)
-        place_1 = state_1F[:, 1] + rise_1.masked_fill(state_1F[:, 3] == 0, 0.0)  # λ = 1 at first
+        place_1 = place_1 + rise_1.masked_fill(before[1] == 0, 0.0)  # λ = 1 at first
         return torch.stack((mean_1 + spread_1 * place_1, place_1, mean_1, spread_1), 1)
 
 

@@ -32,7 +32,7 @@ from torch import Tensor
 from kinfolk.errors import require, require_choice
 
 Number = float | Tensor
-State = dict[str, Tensor]
+Moments = tuple[Tensor, Tensor, Tensor]
 Rule = Literal["tracking", "adam", "sgd"]
 Init = Literal["one", "quantile"]
 _FIELDS = {
@@ -97,27 +97,40 @@ def normal(alpha: Tensor) -> tuple[Tensor, Tensor]:
     return root * level, torch.exp(-level.square() / 2) / share - root * level
 
 
-def moments(sim_bVC: Tensor, n_b: Tensor) -> Tensor:
-    """(b, 3) mean, spread and number of the similarities above −2. Others are not negatives."""
+def moments(sim_bVC: Tensor, n_b: Tensor) -> Moments:
+    """(b,) mean, spread and number of the similarities above −2. Others are not negatives."""
     if (columns := sim_bVC.shape[1] * sim_bVC.shape[2]) >= 2 * _COLUMNS:
         sim_bVC = sim_bVC[..., :: columns // _COLUMNS]
         n_b = (sim_bVC > -2).sum((1, 2))
     mean_b = F.threshold(sim_bVC, -2.0, 0.0).sum((1, 2)) / n_b
     spread_b = (sim_bVC - mean_b.view(-1, 1, 1)).relu_().sum((1, 2)) / n_b
-    return torch.stack((mean_b, spread_b, n_b.to(mean_b.dtype)), 1)
+    return mean_b, spread_b, n_b
+
+
+def exceeds(sim_bVC: Tensor, level_b: Tensor) -> Tensor:
+    """(b, V, C) bool: the similarities above the level, none above a level of 1, although rounding
+    makes similarities of 1.0000001."""
+    level_b = level_b.masked_fill(level_b >= 1, torch.inf)
+    return sim_bVC > level_b.to(sim_bVC.dtype).view(-1, 1, 1)
 
 
 def share_above(sim_bVC: Tensor, n_b: Tensor, level_b: Tensor) -> Tensor:
     """(b,) the share of the n negatives above the level."""
-    over_bVC = (sim_bVC - level_b.to(sim_bVC.dtype).view(-1, 1, 1)).relu_().sign_()  # fast `>`
-    return over_bVC.sum((1, 2), dtype=level_b.dtype) / n_b
+    over_b = exceeds(sim_bVC, level_b).sum((1, 2), dtype=torch.int32)
+    return over_b.to(level_b.dtype) / n_b
 
 
-def follow(state_b4: Tensor, moments_b3: Tensor) -> Tensor:
-    """(b, 2) step 1: the new μ and σ."""
-    now_b2, error_b1 = moments_b3[:, :2], state_b4[:, 3:] / moments_b3[:, 2:].sqrt()
-    far_b2 = torch.cat((_MEAN_NOISE * error_b1, _SPREAD_NOISE * error_b1), 1)
-    return now_b2.lerp(state_b4[:, 2:].clamp(now_b2 - far_b2, now_b2 + far_b2), 1 - _RATE)
+def follow(mean_b: Tensor, spread_b: Tensor, now: Moments) -> tuple[Tensor, Tensor]:
+    """(b,) step 1: the new μ and σ."""
+    now_mean_b, now_spread_b, n_b = (x.to(mean_b.dtype) for x in now)
+    error_b, found = spread_b / n_b.sqrt(), []
+    for old_b, now_b, noise in (
+        (mean_b, now_mean_b, _MEAN_NOISE),
+        (spread_b, now_spread_b, _SPREAD_NOISE),
+    ):
+        far_b = noise * error_b
+        found.append(now_b.lerp(old_b.clamp(now_b - far_b, now_b + far_b), 1 - _RATE))
+    return found[0], found[1]
 
 
 def step(flags: Tensor, expected: Tensor) -> Tensor:
@@ -128,17 +141,20 @@ def step(flags: Tensor, expected: Tensor) -> Tensor:
 
 def track(
     sim_bVC: Tensor, n_b: Tensor, state_b4: Tensor, drift: Tensor, alpha: Number, tail: Number
-) -> tuple[Tensor, Tensor]:
-    """Steps 1 to 3, with numbers or (b,) α and β: (b,) the level, and (b, 6) the new state, flags
-    and expected flags (0 at a first visit, which does not move c). NaN without negatives."""
-    mean_b, spread_b = follow(state_b4, moments(sim_bVC, n_b).to(state_b4.dtype)).unbind(1)
-    level_b = mean_b + spread_b * (state_b4[:, 1] + drift * tail)
-    flags_b, expected_b = share_above(sim_bVC, n_b, level_b) * n_b, alpha * n_b.to(level_b.dtype)
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Steps 1 to 3, with numbers or (b,) α and β: (b,) the level, (b, V, C) bool the candidates
+    above it, and (b, 6) the new state, flags and expected flags (0 at a first visit, which does not
+    move c). NaN without negatives."""
+    _, place_b, mean_b, spread_b = state_b4.unbind(1)
+    shift, was_visited_b = drift * tail, spread_b > 0
+    mean_b, spread_b = follow(mean_b, spread_b, moments(sim_bVC, n_b))
+    level_b = mean_b + spread_b * (place_b + shift)
+    over_bVC, expected_b = exceeds(sim_bVC, level_b), alpha * n_b.to(level_b.dtype)
+    flags_b = over_bVC.sum((1, 2), dtype=torch.int32).to(level_b.dtype)
     rise_b = tail * step(flags_b, expected_b)
-    place_b = state_b4[:, 1] + rise_b + _DRIFT * drift * tail
-    threshold_b = level_b + spread_b * rise_b
-    counts_2b = torch.stack((flags_b, expected_b)).masked_fill(state_b4[:, 3] == 0, 0.0)
-    return level_b, torch.stack((threshold_b, place_b, mean_b, spread_b, *counts_2b), 1)
+    new = [level_b + spread_b * rise_b, place_b + rise_b + _DRIFT * shift, mean_b, spread_b]
+    new += [flags_b * was_visited_b, expected_b * was_visited_b]
+    return level_b, over_bVC, torch.stack(new, 1)
 
 
 def next_drift(drift: Tensor, counts_b2: Tensor) -> Tensor:
