@@ -32,9 +32,10 @@ def functions_of_one_batch(method: str) -> set[tuple[str, str]]:
 
     def record(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        if is_on and event == "call" and code.co_filename.startswith(SOURCE):
-            if not code.co_name.startswith("<"):
-                found.add((code.co_filename[len(SOURCE) + 1 :], code.co_qualname))
+        ours = is_on and event == "call" and code.co_filename.startswith(SOURCE)
+        if ours and not code.co_name.startswith("<"):
+            name = getattr(code, "co_qualname", code.co_name)  # from Python 3.11 on
+            found.add((code.co_filename[len(SOURCE) + 1 :], name))
 
     def step(self: TrainingModule, batch: dict[str, Any], batch_idx: int) -> Any:
         nonlocal is_on

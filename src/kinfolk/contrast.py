@@ -184,15 +184,15 @@ def block_loss(how: Contrast, pairs: Pairs, t: Tensor, *parameters: Tensor) -> S
     sim_RC = pairs.anchors @ pairs.candidates.T
     pos_RP = (pairs.anchors.unsqueeze(1) * pairs.positives).sum(2)
     own_RC, levels, counts, update = find_kin(how, pairs, sim_RC.detach(), pos_RP.detach())
-    given, t_R = (pairs.ids, pairs.num_views), t.expand(len(sim_RC))
+    given = pairs.ids, pairs.num_views, t.expand(len(sim_RC)), pos_RP, sim_RC
     losses, states = [], []  # `list[Tensor]()` would break a compiled graph
-    for level in levels:
-        rows = Rows(*given, t_R, pos_RP, sim_RC, *level, own_RC, pairs.degree, parameters)
+    for log_w_RC, y_RC, kin_RC in levels:
+        rows = Rows(*given, log_w_RC, y_RC, kin_RC, own_RC, pairs.degree, parameters)
         loss_R, state = how.row_loss(rows)
         losses.append(loss_R.sum())
         states.append(state)
     proposed = {name: torch.stack([state[name] for state in states], 1) for name in states[0]}
-    return sum(losses) / len(losses), counts, update, proposed
+    return torch.stack(losses).mean(), counts, update, proposed
 
 
 @torch.no_grad()
@@ -285,13 +285,12 @@ def contrast(
     grads = [(p[0] if len(p) == 1 else torch.cat(p)) if p else None for p in parts]
     mean = torch.stack(losses).sum() / number
     total: Tensor = _WithGradient.apply(mean, grads, number, *inputs)  # type: ignore[no-untyped-call]
-    t_grad = grads[3] if each else None
+    update, state = (
+        {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        for parts in (updates, proposed)
+    )
     stats = Stats(torch.stack(counts).sum(0))
-    return Outcome(total, stats, _concat(updates), _concat(proposed), t_grad)
-
-
-def _concat(blocks: tuple[State, ...]) -> State:
-    return {name: torch.cat([state[name] for state in blocks]) for name in blocks[0]}
+    return Outcome(total, stats, update, state, grads[3] if each else None)
 
 
 class _WithGradient(torch.autograd.Function):

@@ -73,7 +73,6 @@ class Pairs:
                 f"`candidates` (={number} rows) must be as many for each of {rows} anchors"
             )
 
-
     def with_changes(self, **changes: Any) -> Pairs:
         """A copy with other values of some fields, which are not checked again."""
         pairs = copy.copy(self)

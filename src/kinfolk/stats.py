@@ -117,32 +117,29 @@ def count(
         positives: whether the positives are counted: once for all levels.
     """
     sim_bVC, negatives = block.sim_bVC, block.num_per_sample.sum()
-    none = torch.zeros_like(negatives)
-    kin_bVC = None if kin_RC is None else kin_RC.view(sim_bVC.shape)
-    flagged = none if kin_bVC is None else kin_bVC.count_nonzero()
-    by_label, pos = (none,) * 7, (none, none)
-
-    def number(mask_bVC: Tensor) -> Tensor:
-        """(b,) how many entries are True over all views of each sample."""
-        return mask_bVC.sum((1, 2), dtype=torch.int32).double()
-
+    found = [negatives, *[torch.zeros_like(negatives)] * (NUM_COUNTS - 1)]
+    if kin_RC is not None:
+        found[1] = kin_RC.count_nonzero()
     if labels is not None:
         known_b = labels[0] >= 0
         known_b1C = (known_b.unsqueeze(1) & (labels[1] >= 0)).unsqueeze(1)
         same_b1C = known_b1C & (labels[0].view(-1, 1, 1) == labels[1])
         same_bVC = same_b1C & (sim_bVC > -2)
-        same_b = number(same_bVC)
-        labelled_b = hits_b = torch.zeros_like(same_b)
-        if kin_bVC is not None:
-            labelled_b, hits_b = number(kin_bVC & known_b1C), number(kin_bVC & same_bVC)
+        masks = [same_bVC]
+        if kin_RC is not None:
+            kin_bVC = kin_RC.view(sim_bVC.shape)
+            masks += [kin_bVC & known_b1C, kin_bVC & same_bVC]
+        same_b, *of_kin = (mask.sum((1, 2), dtype=torch.int32).double() for mask in masks)
+        labelled_b, hits_b = of_kin or [torch.zeros_like(same_b)] * 2
         precision_b = torch.where(labelled_b > 0, hits_b / labelled_b.clamp(min=1), 1.0)
         recall_b = torch.where(same_b > 0, hits_b / same_b.clamp(min=1), 1.0)
         similarity = _units(torch.where(same_bVC, sim_bVC, 0.0).sum((1, 2)))
         rates = _units(precision_b * known_b), _units(recall_b * known_b)
-        by_label = (labelled_b.sum(), hits_b.sum(), same_b.sum(), similarity, known_b.sum(), *rates)
+        number = labelled_b.sum(), hits_b.sum(), same_b.sum()
+        found[2:9] = [*number, similarity, known_b.sum(), *rates]
     if positives and block.pos_RP is not None:
-        pos = (none + block.pos_RP.numel(), _units(block.pos_RP))
-    return torch.stack([each.long() for each in (negatives, flagged, *by_label, *pos)])
+        found[9:] = [negatives.new_full((), block.pos_RP.numel()), _units(block.pos_RP)]
+    return torch.stack([each.long() for each in found])
 
 
 def _units(values: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ def test_fields_start_at_their_value_and_are_columns_of_one_tensor() -> None:
         "count": [0.0, 0.0],
     }
     made.threshold.fill_(0.5)
-    assert made.read_rows(torch.tensor([2])).tolist() == [[0.5, 0.0]]
+    assert made.rows[torch.tensor([2])].tolist() == [[0.5, 0.0]]
 
 
 def test_a_write_changes_only_its_rows_and_fields() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.errors import InterruptedRunError, KinfolkError, UsageError
-from kinfolk.frameworks.base import BatchFramework
+from kinfolk.frameworks.simclr import TwoViews
 from kinfolk.models.weights import load_encoder
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.config import TrainConfig
@@ -280,16 +280,16 @@ def interrupted(data: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     import signal
 
     calls = []
-    forward = BatchFramework.forward
+    forward = TwoViews.forward
 
-    def interrupting(self: BatchFramework, views: Tensor, ids: Tensor) -> Tensor:
+    def interrupting(self: TwoViews, views: Tensor, ids: Tensor) -> Tensor:
         calls.append(1)
         os.kill(os.getpid(), signal.SIGINT)
         return forward(self, views, ids)
 
     before = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch:
-        patch.setattr(BatchFramework, "forward", interrupting)
+        patch.setattr(TwoViews, "forward", interrupting)
         with pytest.raises(
             InterruptedRunError, match=r"ended by Ctrl-C after step 1 \(epoch 1 of 2\).*resume"
         ):
@@ -302,13 +302,13 @@ def interrupted(data: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forward, calls = BatchFramework.forward, []
+    forward, calls = TwoViews.forward, []
 
-    def failing(self: BatchFramework, views: Tensor, ids: Tensor) -> Tensor:
+    def failing(self: TwoViews, views: Tensor, ids: Tensor) -> Tensor:
         calls.append(ids.tolist())
         return forward(self, views, ids) * (float("nan") if len(calls) == 4 else 1)
 
-    monkeypatch.setattr(BatchFramework, "forward", failing)
+    monkeypatch.setattr(TwoViews, "forward", failing)
     with pytest.raises(
         NonFiniteLossError, match=r"the loss of sogclr is nan at step 3 \(epoch 2, batch 2\)"
     ) as caught:
@@ -316,7 +316,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
     assert f"Sample ids of the batch: {', '.join(map(str, calls[3]))}" in str(caught.value)
     state = read_checkpoint(tmp_path / "run" / "checkpoints" / "last.ckpt")
     assert state["kinfolk"]["step"] == 2
-    monkeypatch.setattr(BatchFramework, "forward", forward)
+    monkeypatch.setattr(TwoViews, "forward", forward)
     run = train(out=tmp_path / "run", resume=True, progress=False)
     assert (
         differences(

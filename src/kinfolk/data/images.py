@@ -150,14 +150,11 @@ class Transfer:
         self, device: torch.device, prepare: Callable[[Batch], Batch] | None = None
     ) -> None:
         self.device, self.prepare = device, prepare
+        # whether it pays to send a batch before the one before it is finished
+        self.is_ahead = device.type != "cpu"
         # Pinned memory and streams are CUDA's; other devices get plain copies.
         self.has_streams = device.type == "cuda" and torch.cuda.is_available()
         self.stream = torch.cuda.Stream(device) if self.has_streams else None  # type: ignore[no-untyped-call]
-
-    @property
-    def is_ahead(self) -> bool:
-        """Whether it pays to send a batch before the one before it is finished."""
-        return self.device.type != "cpu"
 
     def enter_thread(self) -> None:
         """Called first in every thread that reads batches: it starts with GPU 0 as its device, so

@@ -96,6 +96,10 @@ class Views:
         default_mean, default_std = SPACES[space]
         self.mean = tuple(map(float, default_mean if mean is None else mean))
         self.std = tuple(map(float, default_std if std is None else std))
+        is_rgb = space == "rgb"
+        self._rgb_normalisation: tuple[Triple, Triple] = (
+            (self.mean, self.std) if is_rgb else ((0.0,) * 3, (1.0,) * 3)
+        )
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
             raise UsageError(
                 f"`mean` (={mean}) and `std` (={std}) must be three numbers each, those of `std`"
@@ -191,10 +195,6 @@ class Views:
     def __repr__(self) -> str:
         given = "".join(f", {name}={value!r}" for name, value in self._given.items())
         return f"Views({self.preset!r}, size={self.size}{given})"
-
-    @property
-    def _rgb_normalisation(self) -> tuple[Triple, Triple]:
-        return (self.mean, self.std) if self.space == "rgb" else ((0.0,) * 3, (1.0,) * 3)
 
     def _render(
         self, pixels: Tensor, hows: Sequence[Augmentation], draws: Draws, out_RCSS: Tensor

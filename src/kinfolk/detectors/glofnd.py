@@ -147,7 +147,7 @@ class GloFND(Detector):
         """(b,) the level; (b, V, C) bool, the candidates above it, which are flagged; and (b, F)
         the new state, or what one shared λ learns from. Where it is NaN, the state stays."""
         ids = torch.zeros_like(block.ids) if self.shared else block.ids
-        sim_bVC, n_b, state_bF = block.sim_bVC, block.num_per_sample, self.store.read_rows(ids)
+        sim_bVC, n_b, state_bF = block.sim_bVC, block.num_per_sample, self.store.rows[ids]
         alpha = self.alpha if self.alphas is None else self.alphas[ids]
         new_bF: Tensor | None = None
         over_bVC: Tensor | None = None
@@ -198,11 +198,12 @@ class GloFND(Detector):
         if self.rule.name != "tracking":
             first_1 = mean_1F[:, 1] if self.rule.init == "quantile" else None
             return self.rule.descend(state_1F, mean_1F[:, 0], self.alpha, first_1)
-        (share_1, *now, n_1), (_, place_1, *before) = mean_1F.unbind(1), state_1F.unbind(1)
+        share_1, now_mean_1, now_spread_1, n_1 = mean_1F.unbind(1)
+        _, place_1, mean_1, spread_1 = state_1F.unbind(1)
         n_1 = n_1 * len(shown_bF)
-        mean_1, spread_1 = thresholds.follow(*before, (*now, n_1))
         rise_1 = self._tail * thresholds.step(share_1 * n_1, self.alpha * n_1)
-        place_1 = place_1 + rise_1.masked_fill(before[1] == 0, 0.0)  # λ = 1 at first
+        place_1 = place_1 + rise_1.masked_fill(spread_1 == 0, 0.0)  # λ = 1 at first
+        mean_1, spread_1 = thresholds.follow(mean_1, spread_1, (now_mean_1, now_spread_1, n_1))
         return torch.stack((mean_1 + spread_1 * place_1, place_1, mean_1, spread_1), 1)
 
 

@@ -252,13 +252,3 @@ class ClusteringFramework(Framework, ABC):
             self.warmup_epochs, num_epochs, self.clusters_are
         )
         self.epoch, self.num_epochs = int(epoch), num_epochs
-
-
-class BatchFramework(Framework, ABC):
-    """Abstract. Anchors and candidates are the two views of the batch, joined over all ranks."""
-
-    def forward(self, views: Tensor, ids: Tensor) -> Tensor:
-        # one pass, so BatchNorm sees both views together
-        z1, z2 = self.head(self.encoder(views.flatten(0, 1))).chunk(2)
-        loss: Tensor = self.objective(z1, z2, ids)
-        return loss

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from kinfolk.detectors.base import InGuideSpace
-from kinfolk.frameworks.base import BatchFramework
+from kinfolk.frameworks.base import Framework
 from kinfolk.frameworks.moco import MomentumCopy, teacher_of
 from kinfolk.objectives import NTXentLoss, Objective, SogCLRLoss
 from kinfolk.pairs import integer_ids, two_views, unit
@@ -23,9 +23,9 @@ from kinfolk.pairs import integer_ids, two_views, unit
 MOMENTUM = 0.99
 
 
-class TaughtBatch(BatchFramework, ABC):
-    """Abstract. Two views of the batch, and with the detector `Teacher` a third, weak one, which a
-    `MomentumCopy` embeds."""
+class TwoViews(Framework, ABC):
+    """Abstract. Anchors and candidates are two views of the batch, joined over all ranks; with the
+    detector `Teacher` there is a third, weak view, which a `MomentumCopy` embeds."""
 
     guides: ClassVar[frozenset[str]] = frozenset({"teacher"})
 
@@ -38,22 +38,21 @@ class TaughtBatch(BatchFramework, ABC):
             self.num_views, self.weak_views = 3, (2,)  # type: ignore[misc]
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
-        if self.teacher is None:
-            return super().forward(views, ids)
-        ids = integer_ids(ids, views.device)
+        # one pass, so BatchNorm sees both views together
         z1, z2 = self.head(self.encoder(views[:2].flatten(0, 1))).chunk(2)
-        guide = unit(self.teacher(views[2]))
-        pairs = two_views(z1, z2, ids)
-        both = guide.repeat_interleave(2, 0)
-        return self.objective.on(replace(pairs, guide=guide, candidate_guide=both))
+        pairs = two_views(z1, z2, integer_ids(ids, views.device))
+        if self.teacher is not None:
+            guide = unit(self.teacher(views[2]))
+            both = guide.repeat_interleave(2, 0)
+            pairs = replace(pairs, guide=guide, candidate_guide=both)
+        return self.objective.on(pairs)
 
     def after_step(self) -> None:
-        super().after_step()
         if self.teacher is not None:
             self.teacher.follow(self.encoder, self.head)
 
 
-class SimCLR(TaughtBatch):
+class SimCLR(TwoViews):
     """NT-Xent on two views of a batch, where all views of other samples are negatives. With
     `Oracle` and "attract" it is SupCon.
 
@@ -124,7 +123,7 @@ def arguments_of_second_head(
     return {**given, "detector": InGuideSpace(detector)}
 
 
-class SogCLRFramework(TaughtBatch):
+class SogCLRFramework(TwoViews):
     """The global contrastive loss on two views of a batch. A moving average per sample allows small
     batches. Arguments: `SogCLRLoss`."""
 

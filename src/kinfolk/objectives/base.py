@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import InitVar, dataclass, fields, replace
+from dataclasses import InitVar, dataclass, fields
 from typing import Any, ClassVar
 
 import torch
@@ -130,7 +130,7 @@ class Objective(Settings, ABC):
     uses_degrees: ClassVar[bool] = False  # of `Pairs.degree`
     labels: Tensor | None
     groups: Tensor | None
-    _block_loss: BlockLoss | None = None
+    _compiled: BlockLoss | None = None
 
     def __post_init__(self, compile: bool) -> None:
         super().__post_init__(compile)
@@ -176,9 +176,13 @@ class Objective(Settings, ABC):
             name = type(self).__name__
             raise ValueError(f"`degree` must be None: to {name} every positive counts fully")
         self.check_ids(pairs.ids, pairs.candidate_ids)
-        find, prepared, device = None, None, pairs.ids.device
+        find, prepared, sizes, device = None, None, None, pairs.ids.device
         with torch.autocast(pairs.anchors.device.type, enabled=False):
-            pairs, sizes = self._gather(self._with_groups(to_unit(pairs)))
+            pairs = to_unit(pairs)
+            if self.groups is not None and pairs.groups is None:
+                pairs = _with_groups(pairs, self.groups.to(device))
+            if distributed.world_size() > 1 and self.gather is not False:
+                pairs, sizes = _gather(pairs)
             t = self.anchor_temperature(pairs) if temperature is None else temperature
             if self.detector is not None:
                 seen = pairs.candidate_ids, pairs.candidates.detach(), pairs.candidate_guide
@@ -189,8 +193,10 @@ class Objective(Settings, ABC):
             number = None if sizes is None else sum(sizes) * pairs.num_views
             given = find, prepared, labels, self.block_rows, number
             scalars = (x.to(pairs.anchors.dtype) for x in (t, *parameters))
-            how = Contrast(self.row_loss, policy, *given)
-            outcome = contrast(how, pairs, *scalars, run=self._run())
+            how, run = Contrast(self.row_loss, policy, *given), block_loss
+            if self.compiles:
+                self._compiled = run = self._compiled or compile_block_loss()
+            outcome = contrast(how, pairs, *scalars, run=run)
         loss = outcome.loss if sizes is None else distributed.sum_over_ranks(outcome.loss)
         self._stats = outcome.stats
         if self.training and (self.detector is not None or outcome.proposed):
@@ -228,7 +234,7 @@ class Objective(Settings, ABC):
         if self.looks_up:
             raise ValueError("`ids` must be given: state or labels are looked up by sample id")
         first = 0
-        if self._gathers():
+        if distributed.world_size() > 1 and self.gather is not False:
             first = sum(distributed.batch_sizes(len(z), z.device)[: torch.distributed.get_rank()])
         return torch.arange(first, first + len(z), device=z.device)
 
@@ -252,38 +258,8 @@ class Objective(Settings, ABC):
             for each in ids:
                 check_ids(each, size, f"the number of samples of `{name}`")
 
-    def _with_groups(self, pairs: Pairs) -> Pairs:
-        if self.groups is None or pairs.groups is not None:
-            return pairs
-        groups = self.groups.to(pairs.ids.device)
-        keys, others = (group_keys(ids, groups[ids]) for ids in (pairs.ids, pairs.candidate_ids))
-        return replace(pairs, groups=keys, candidate_groups=others)
-
-    def _run(self) -> BlockLoss:
-        if self._block_loss is None:
-            self._block_loss = compile_block_loss() if self.compiles else block_loss
-        return self._block_loss
-
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_block_loss": None}  # a copy compiles its own
-
-    def _gathers(self) -> bool:
-        return distributed.world_size() > 1 and self.gather is not False
-
-    def _gather(self, pairs: Pairs) -> tuple[Pairs, list[int] | None]:
-        """The pairs with the candidates of all ranks, and the ranks' batch sizes."""
-        if not self._gathers():
-            return pairs, None
-        sizes = distributed.batch_sizes(len(pairs.ids), pairs.ids.device)
-        if 0 in sizes:
-            raise ValueError(f"the batches of the ranks (={sizes}) must each have a sample")
-        if pairs.candidates is not pairs.anchors and not pairs.local_candidates:
-            return pairs, sizes
-        names = ("candidate_ids", "candidate_groups", "candidate_owners", "candidate_guide")
-        others = {name: x for name in names if (x := getattr(pairs, name)) is not None}
-        found = distributed.gather_with_gradient(pairs.candidates, sizes, *others.values())
-        gathered: dict[str, Any] = dict(zip(("candidates", *others), found, strict=True))
-        return replace(pairs, local_candidates=False, **gathered), sizes
+        return {**self.__dict__, "_compiled": None}  # a copy compiles its own
 
     def _write_state(
         self, pairs: Pairs, outcome: Outcome, loss: Tensor, sizes: list[int] | None
@@ -322,6 +298,24 @@ class Objective(Settings, ABC):
         losses, self._losses = self._losses, []
         for value in torch.stack(losses).tolist() if losses and self.detector is not None else ():
             self.detector.on_metric("loss", value)  # type: ignore[union-attr]
+
+
+def _with_groups(pairs: Pairs, groups_N: Tensor) -> Pairs:
+    keys, others = (group_keys(ids, groups_N[ids]) for ids in (pairs.ids, pairs.candidate_ids))
+    return pairs.with_changes(groups=keys, candidate_groups=others)
+
+
+def _gather(pairs: Pairs) -> tuple[Pairs, list[int]]:
+    """The pairs with the candidates of all ranks, and the ranks' batch sizes."""
+    sizes = distributed.batch_sizes(len(pairs.ids), pairs.ids.device)
+    if 0 in sizes:
+        raise ValueError(f"the batches of the ranks (={sizes}) must each have a sample")
+    if pairs.candidates is not pairs.anchors and not pairs.local_candidates:
+        return pairs, sizes
+    names = ("candidate_ids", "candidate_groups", "candidate_owners", "candidate_guide")
+    others = {name: x for name in names if (x := getattr(pairs, name)) is not None}
+    found = distributed.gather_with_gradient(pairs.candidates, sizes, *others.values())
+    return pairs.with_changes(**dict(zip(("candidates", *others), found, strict=True))), sizes
 
 
 def _table(values: Tensor | None, name: str) -> Tensor | None:

@@ -91,7 +91,8 @@ class AveragedLoss(Objective, ABC):
         return {"log_u": log_mean(outcome.proposed["log_u"])}
 
     def observe(self, ids: Tensor, update: State, is_finite: Tensor | None = None) -> None:
-        self.store.write(ids, update, is_finite)
+        rows = torch.stack([update[name] for name in self.store.fields], 1)
+        self.store.write_rows(ids, rows, is_finite)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         seen = state_dict.pop(f"{prefix}store.seen", None)  # as version 0.1.0 saved it

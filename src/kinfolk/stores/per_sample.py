@@ -203,11 +203,7 @@ class PerSample(Exact):
 
     def read(self, ids: Tensor) -> dict[str, Tensor]:
         """The fields of the samples `ids`, (b,) each."""
-        return dict(zip(self.fields, self.read_rows(ids).unbind(1), strict=True))
-
-    def read_rows(self, ids: Tensor) -> Tensor:
-        """(b, F) all fields of the samples `ids`, which must be in [0, N)."""
-        return self.rows[ids]
+        return dict(zip(self.fields, self.rows[ids].unbind(1), strict=True))
 
     def write(
         self, ids: Tensor, values: Mapping[str, Tensor], is_finite: Tensor | None = None

@@ -64,6 +64,8 @@ class TrainingModule(pl.LightningModule):
         self.config, self.optimizer_factory = config, optimizers
         self.method, self.batch_size = config.method, config.batch_size
         self.epochs, self.seed = config.epochs, config.seed
+        self.steps_per_epoch = data.num_train // config.batch_size
+        self.reports_epoch = any("epoch" in each.needed_metrics for each in framework.detectors)
         self.autocast = torch.bfloat16 if "bf16" in config.trainer.precision else None
         self.loader: BatchLoader | None = None
         self.started = False  # whether the state of a resumed training has been restored
@@ -102,7 +104,7 @@ class TrainingModule(pl.LightningModule):
         return self.loader
 
     def configure_optimizers(self) -> Any:
-        return self.optimizer_factory(self.framework, self.data.num_train // self.batch_size)
+        return self.optimizer_factory(self.framework, self.steps_per_epoch)
 
     def on_train_start(self) -> None:
         """Sets the epoch that is resumed; `Refresh` sets it at the beginning of every other."""
@@ -117,7 +119,8 @@ class TrainingModule(pl.LightningModule):
         epoch, step = batch["epoch"], batch["step"]
         assert (epoch, step) == (self.current_epoch, batch_idx), "the loader is at another step"
         torch.manual_seed(derive_seed(self.seed, "step", epoch, step, self.global_rank))
-        self.framework.on_metric("epoch", epoch + step / self._steps_per_epoch)
+        if self.reports_epoch:
+            self.framework.on_metric("epoch", epoch + step / self.steps_per_epoch)
         names = ("tokens", "groups", "negative_ids")
         texts = {name: batch[name] for name in names if name in batch}
         # not the rows: all ranks need equally many chunks for SyncBatchNorm
@@ -125,7 +128,11 @@ class TrainingModule(pl.LightningModule):
         chunks = math.ceil(share / (self.config.trainer.chunk_size or share))
         # a rank that streams data may lose an image that cannot be read
         equal = getattr(self.data, "stream", None) is None
-        with in_chunks(encoders_of(self.framework), chunks), distributed.equal_batches(equal):
+        with ExitStack() as stack:
+            if chunks > 1:
+                stack.enter_context(in_chunks(encoders_of(self.framework), chunks))
+            if distributed.world_size() > 1:
+                stack.enter_context(distributed.equal_batches(equal))
             views = batch["views"] if "views" in batch else self.make_views(batch)
             loss: Tensor = self.framework(views, batch["ids"], **texts)
         self.last_batch = epoch, step, batch["ids"]
@@ -164,7 +171,7 @@ class TrainingModule(pl.LightningModule):
                     f"the loss of {self.method} is {loss.item()}", *self.last_batch
                 )
             return
-        number = self.last_batch[0] * self._steps_per_epoch + self.last_batch[1]
+        number = self.last_batch[0] * self.steps_per_epoch + self.last_batch[1]
         bad = torch.where(failed, number, NEVER)
         first = self._first_bad_step
         self._first_bad_step = bad if first is None else first.minimum(bad)
@@ -176,21 +183,17 @@ class TrainingModule(pl.LightningModule):
             dist.all_reduce(self._first_bad_step, dist.ReduceOp.MIN)
         first = int(self._first_bad_step)
         if first < NEVER:
-            epoch, step = divmod(first, self._steps_per_epoch)
+            epoch, step = divmod(first, self.steps_per_epoch)
             assert self.loader is not None
             ids = self.loader.ids(epoch, step)
             raise self.not_finite(f"the loss of {self.method} is not finite", epoch, step, ids)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx % CHECK_EVERY == 0 or batch_idx + 1 == self._steps_per_epoch:
+        if batch_idx % CHECK_EVERY == 0 or batch_idx + 1 == self.steps_per_epoch:
             self.require_finite_losses()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.require_finite_losses()
-
-    @property
-    def _steps_per_epoch(self) -> int:
-        return self.data.num_train // self.batch_size
 
     def require_finite(self, values: Tensor, what: str) -> None:
         if not values.isfinite().all():
