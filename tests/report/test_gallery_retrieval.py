@@ -11,7 +11,7 @@ import torch
 
 from kinfolk.detectors import FNC, GloFND, Oracle, StartAt
 from kinfolk.report import write_report
-from kinfolk.report.gallery import Query, Result, Shown, draw_retrieval, retrieval_section
+from kinfolk.report.gallery import draw_retrieval, retrieval_section
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.load_run import flagged_candidates, load_framework, open_run
 from kinfolk.training.run_folder import Run
@@ -101,8 +101,9 @@ def test_candidates_that_a_detector_treats_as_kin_are_flagged(
 
 
 def test_without_a_detector_nothing_is_said_of_kin() -> None:
-    query = Query(Shown("a.png", "data:,"), [Result(Shown("a wall"), 0.5, "positive")], 0)
-    section = retrieval_section([query], [query], method="clip", detects=False)
+    wall = {"shown": {"text": "a wall", "uri": ""}, "similarity": 0.5, "mark": "positive"}
+    query = {"shown": {"text": "a.png", "uri": "data:,"}, "flagged": 0, "results": [wall]}
+    section = retrieval_section([query], [query], "", ("Captions", "Images"))
     assert "kin" not in section
     assert "a wall" in section
 

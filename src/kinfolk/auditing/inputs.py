@@ -46,12 +46,7 @@ KEY_COLUMNS = ("key", "file", "filename", "file_name", "path", "image")
 
 @dataclass(frozen=True)
 class AuditInput:
-    """Features (a path or an array) to audit, and what is known of their rows.
-
-    Args:
-        origin: where samples and features come from, for the words and commands of the verdict.
-        views: views of each sample among the negatives of a batch; one for image and text.
-    """
+    """Features (a path or an array) to audit, and what is known of their rows."""
 
     features: Any
     labels: list[Any] | None = None
@@ -91,7 +86,6 @@ def read_input(
         images: images of the rows of a file of features.
         encoder: a run folder, torchvision/NAME, timm/NAME, open_clip/NAME or patches (default),
             to embed images with. For text pairs a run folder or st/NAME.
-        labels, keys, texts: files; see `read_column`.
         key: name of the features in a file with several arrays.
         as_images: take a file as images, not as features.
     """
@@ -123,8 +117,7 @@ def read_input(
         names = read_column(keys, "--keys", KEY_COLUMNS).values
         found = replace(found, keys=[str(name) for name in names])
     if labels is not None:
-        column = read_column(labels, "--labels", LABEL_COLUMNS)
-        found = replace(found, labels=align(column, found.keys, found.num_rows(key)))
+        found = replace(found, labels=align(read_column(labels), found.keys, found.num_rows(key)))
     if texts is not None:
         column = read_column(texts, "--texts", TEXT_COLUMNS)
         values = align(column, found.keys, found.num_rows(key))
@@ -204,19 +197,14 @@ def _add_images(
             f"the images in `{images}` are not those of the table of `{found.features}`, or have"
             " another order; give the data that the features were computed from"
         )
-    recorded = found.origin
+    origin = found.origin
     # the samples that `embed` recorded keep the options of their data
-    same = recorded.data is not None and Path(recorded.data).resolve() == Path(images).resolve()
-    origin = replace(
-        recorded,
-        data=images,
-        labels_from_folders=labels_from_folders or (same and recorded.labels_from_folders),
-    )
+    if origin.data is None or Path(origin.data).resolve() != Path(images).resolve():
+        origin = replace(origin, labels_from_folders=False, has_labels=False)
+    from_folders = labels_from_folders or origin.labels_from_folders
+    origin = replace(origin, data=images, labels_from_folders=from_folders)
     added = _from_images(found.features, data, source, origin)
-    if added.labels is None:
-        origin = replace(origin, has_labels=same and recorded.has_labels)
-        added = replace(added, labels=found.labels, origin=origin)
-    return added
+    return added if added.labels is not None else replace(added, labels=found.labels, origin=origin)
 
 
 # ---- runs, images and texts
@@ -225,7 +213,7 @@ def _add_images(
 def _embed_by_run(
     path: str | Path, data: str | None, labels_from_folders: bool, **options: Any
 ) -> AuditInput:
-    """The training samples of a run, or of other `data`, embedded by its encoder. An image with
+    """The training samples of a run, or other `data`, embedded by its encoder. An image with
     several captions is one sample, with all of them as its text."""
     from kinfolk.data.labels import captions_of
     from kinfolk.data.open_source import open_source
@@ -266,9 +254,7 @@ def run_origin(opened: OpenedRun, data: str | None) -> Provenance:
     from kinfolk.training.guides import PATCHES
 
     config, source = opened.config, opened.config.data.source
-    same = data is None or (
-        source is not None and (source == data or Path(source).absolute() == Path(data).absolute())
-    )
+    same = data is None or (source is not None and Path(source).absolute() == Path(data).absolute())
     detector = config.method.partition("+")[2].partition(":")[0]
     by_patches = config.detector.get("features") == PATCHES
     had_help = detector in ("oracle", "guide", "known") and not by_patches
@@ -409,8 +395,7 @@ class KeyedColumn:
 def read_column(
     path: Path, option: str = "--labels", names: Sequence[str] = LABEL_COLUMNS
 ) -> KeyedColumn:
-    """One value for each sample: from .txt (lines), .npy, or the column of a table with one of
-    `names`."""
+    """One value for each sample, from the column of a table with one of `names`, .txt or .npy."""
     suffix, kinds = path.suffix.lower(), ".npy, .csv, .tsv, .parquet or .txt"
     if not path.is_file():
         raise UsageError(f"there is no file `{path}`; {option} takes {kinds}")
@@ -459,8 +444,8 @@ def _choose_column(path: Path, table: dict[str, list[Any]], names: Sequence[str]
 
 
 def align(column: KeyedColumn, keys: Sequence[str] | None, num_samples: int) -> list[Any]:
-    """(N,) the values in the order of the samples (`keys`), by key where both have keys, otherwise
-    by row; None for samples that the file does not name."""
+    """(N,) the values in the order of the samples, by key where there are keys, otherwise by row;
+    None for samples that the file does not name."""
     if column.keys is None:
         return column.values
     name = f"`{column.path}`"
@@ -491,8 +476,8 @@ def align(column: KeyedColumn, keys: Sequence[str] | None, num_samples: int) -> 
 
 
 def _match(given: Sequence[str], keys: Sequence[str]) -> list[int | None] | None:
-    """Position in `given` of each of `keys`, by the whole key or else by the file name alone; None
-    if nothing matches."""
+    """Position in `given` of each of `keys`, by the whole key or else by the file name; None if
+    nothing matches."""
     given, keys = (
         [key.replace("\\", "/").removeprefix("./") for key in each] for each in (given, keys)
     )

@@ -30,8 +30,7 @@ ANCHORS, WRONG, HUBS, GROUPS, MEMBERS, DOUBTFUL = 60, 20, 12, 24, 8, 24
 
 
 class Thumbnails:
-    """Square thumbnails of single samples, from the originals in `source` where they can be
-    read."""
+    """Square thumbnails of samples, from the originals in `source` where they can be read."""
 
     def __init__(self, images: ImageData, source: Source | None = None) -> None:
         self.images, self.source = images, source
@@ -230,11 +229,10 @@ def panels_of(audit: Audit) -> list[Panel]:
     which = "all anchors"
     if audit.curve.num_anchors < len(audit):
         which = f"{audit.curve.num_anchors:,} anchors drawn at random"
-    alphas = [point.alpha for point in points]
+    alphas, colours = [point.alpha for point in points], ("accent", "second", "third")
     traces = [
-        line("precision", alphas, [point.precision for point in points], "accent"),
-        line("recall", alphas, [point.recall for point in points], "second"),
-        line("F1", alphas, [point.f1 for point in points], "third"),
+        line(name, alphas, [getattr(point, name.lower()) for point in points], colour)
+        for name, colour in zip(("precision", "recall", "F1"), colours, strict=True)
     ]
     curve = figure(traces, "α", share=True)
     ticks = {"tickvals": [0.001, 0.01, 0.1, 0.3], "tickformat": "~g"}

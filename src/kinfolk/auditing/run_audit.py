@@ -283,7 +283,7 @@ class Audit:
 
         Args:
             images: images of the samples for the page.
-            origin: where samples and features come from, for the words and commands of the verdict.
+            origin: where samples and features come from.
         """
         out = Path(folder)
         out.mkdir(parents=True, exist_ok=True)

@@ -251,12 +251,9 @@ def kin_share(labels_N: Ints) -> float:
 
 
 def kin_share_range(labels_N: Ints) -> tuple[float, float]:
-    """95 % confidence interval of `kin_share` in the whole data set, if the samples with a known
-    label are a random part of it.
-
-    The variance is that of a U-statistic, corrected for the labelled part of the data, on a
-    logarithmic scale, because the share is small and its distribution skewed.
-    """
+    """95 % confidence interval of `kin_share` in the whole data set, if the labelled samples are a
+    random part of it: that of a U-statistic, corrected for the labelled part, on a logarithmic
+    scale, because the share is small."""
     share, num = kin_share(labels_N), int((labels_N >= 0).sum())
     known = num / len(labels_N)
     if num < 3 or share in (0, 1):
@@ -327,8 +324,8 @@ FEWEST = 20
 
 @dataclass(frozen=True)
 class Outstanding:
-    """(P,) shares of the flagged pairs that stand out, for several α: lower bounds, the mean over
-    anchors minus two standard errors."""
+    """(P,) shares of the flagged pairs that stand out, for several α: the mean over anchors minus
+    two standard errors."""
 
     alphas: tuple[float, ...]
     stands: tuple[float, ...]
@@ -385,8 +382,8 @@ def _decoys(others_MD: Floats) -> Iterator[Floats]:
 
 
 def _normal_with_margins(x_MD: Floats, random: np.random.Generator) -> Floats:
-    """Normal values with the covariance of `x_MD`, mapped to the values of each of its coordinates.
-    Mapping changes the covariance, so both are imposed in turn."""
+    """Normal values with the covariance of `x_MD`, mapped to the values of each of its coordinates;
+    mapping changes the covariance, so both are imposed in turn."""
     sorted_MD = np.sort(x_MD, axis=0)
     root_DD = _root(x_MD)
 

@@ -2,21 +2,18 @@
 
 **Label errors.** A label is checked by a classifier that has not seen it: a ridge regression on the
 principal components with its exact leave-one-out scores, plus the votes of the nearest neighbours,
-as a softmax q(label). The labels are modelled as right with probability 1 − ε and otherwise drawn
-at random from C classes,
+as a softmax q(label). Labels are modelled as right with probability 1 − ε and otherwise drawn at
+random from C classes,
 
     P(label) = (1 − ε) · q(label) + ε / C,
 
-and the weights of both scores and ε are fitted by maximum likelihood. Hard samples have a label
-that is among the likely ones, so they lower the confidence of q; labels that are unlikely under any
-q raise ε. If ε is zero, nothing is listed. Errors that follow the similarity of classes (a leopard
-labelled as a jaguar) resemble hard samples and are not found.
+and the weights of both scores and ε are fitted by maximum likelihood. Labels of hard samples are
+among the likely ones and lower the confidence of q; labels that are unlikely under any q raise ε.
 
-**Copies** are images that are the same up to size, compression, a slight crop and mirroring. Both
-lose their uniform borders and are reduced to small grey thumbnails without their low frequencies,
-so that a shared background does not count. Crops of one are compared with the other; the best is
-refined step by step. They are copies if they correlate (`COPY`) as a whole and in nearly every part
-that has structure (`PARTS`).
+**Copies** are images that are the same up to size, compression, a slight crop and mirroring. Small
+grey thumbnails without uniform borders and low frequencies are compared, so that a shared
+background does not count. The best crop of one is searched step by step. They are copies if they
+correlate (`COPY`) as a whole and in nearly every part that has structure (`PARTS`).
 
 Dimension key: N data set, R rows of a block, K nearest neighbours, C classes, F components, M
 pairs, P pairs of a block, B images or parts, H, W image, S side of a thumbnail.
@@ -71,12 +68,11 @@ class LabelCheck:
     """Likely label errors.
 
     Args:
-        found: rows of sample, label, suggested label and the probability that the suggested one is
-            right; the clearest first.
+        found: rows of sample, label, suggested label and the probability that this one is right;
+            the clearest first.
         accuracy: share of the labels that the features predict without having seen them.
         noise: estimated share of random labels, ε.
         recall: estimated share of random errors that would be listed.
-        num_checked: number of labels that were checked.
     """
 
     found: NDArray[Any]
@@ -96,10 +92,8 @@ class LabelCheck:
             return f"No class has {FEWEST} labels or more, so label errors cannot be judged."
         predicted = f"these features predict {self.accuracy:.0%} of the labels"
         if not self.can_tell:
-            return (
-                f"Label errors cannot be judged: {predicted}, too few to tell an error from a hard"
-                " sample."
-            )
+            why = "too few to tell an error from a hard sample"
+            return f"Label errors cannot be judged: {predicted}, {why}."
         random = f" About {self.noise:.1%} of the labels are random." if self.noise >= 5e-4 else ""
         return (
             f"{plural(len(self.found), 'likely label error')} found; {predicted}, and of random"
@@ -311,23 +305,21 @@ SEARCH_UP_TO = 20_000
 
 
 def find_copies(images: ImageData, near_NK: Ints, progress: bool = False) -> NDArray[np.int64]:
-    """(M, 2) pairs of copies among each sample's nearest neighbours in the features and, up to
-    `SEARCH_UP_TO` images, the most similar thumbnails."""
+    """(M, 2) pairs of copies among the nearest neighbours in the features and, up to `SEARCH_UP_TO`
+    images, the most similar thumbnails."""
     small = thumbnails(images, len(near_NK))
-    near_NK = near_NK[:, :CANDIDATES]
-    row_M = np.repeat(np.arange(len(near_NK)), near_NK.shape[1])
-    pairs = [np.stack([row_M, near_NK.reshape(-1)], 1)]
+    pairs = [_pairs(near_NK[:, :CANDIDATES])]
     if len(near_NK) <= SEARCH_UP_TO:
         pairs.append(similar_thumbnails(small))
     pairs_M2 = np.unique(np.sort(np.concatenate(pairs), axis=1), axis=0)
-    copies_M = np.zeros(len(pairs_M2), dtype=np.bool_)
+    copies = [np.empty((0, 2), np.int64)]
     starts = range(0, len(pairs_M2), _PAIRS)
     for start in show_progress(starts, len(starts), "Comparing pixels", enabled=progress):
-        one, other = small[pairs_M2[start : start + _PAIRS].T]
+        part = pairs_M2[start : start + _PAIRS]
+        one, other = small[part.T]
         same = (correlation(one, other) >= COPY) | (correlation(one.flip(3), other) >= COPY)
-        copies_M[start : start + len(one)] = same.numpy()
-    copies_M2: NDArray[np.int64] = pairs_M2[copies_M]
-    return copies_M2
+        copies.append(part[same.numpy()])
+    return np.concatenate(copies)
 
 
 def thumbnails(images: ImageData, number: int) -> Tensor:
@@ -355,8 +347,8 @@ def _uniform_edges(grey_BHW: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _border(grey_BHW: Tensor) -> Tensor:
-    """(B,) rows of one colour at the top, with the blurred row below; zero where they fade, as a
-    sky does."""
+    """(B,) rows of one colour at the top and the blurred row below; zero where they fade, as a
+    sky."""
     low_BH, high_BH = grey_BHW.amin(2), grey_BHW.amax(2)
     range_BH = torch.maximum(high_BH - low_BH[:, :1], high_BH[:, :1] - low_BH)
     border_B = (range_BH < _UNIFORM).long().cumprod(1).sum(1)
@@ -369,15 +361,19 @@ def _border(grey_BHW: Tensor) -> Tensor:
 def similar_thumbnails(thumbnails_N1SS: Tensor, number: int = 3) -> NDArray[np.int64]:
     """(P, 2) each image with the most similar ones, also mirrored."""
     whole_ND, mirrored_ND = _rough(thumbnails_N1SS), _rough(thumbnails_N1SS.flip(3))
-    pairs = []
+    number, near = min(number, len(whole_ND) - 1), []
     for start in range(0, len(whole_ND), _IMAGES):
         part = whole_ND[start : start + _IMAGES]
         sim = torch.maximum(part @ whole_ND.T, part @ mirrored_ND.T)
         sim.diagonal(start).fill_(-2)
-        near = sim.topk(min(number, len(whole_ND) - 1), dim=1).indices
-        rows = start + torch.arange(len(part)).repeat_interleave(near.shape[1])
-        pairs.append(torch.stack([rows, near.reshape(-1)], 1))
-    return torch.cat(pairs).numpy().astype(np.int64)
+        near.append(sim.topk(number, dim=1).indices)
+    return _pairs(torch.cat(near).numpy())
+
+
+def _pairs(near_NK: Ints) -> Ints:
+    """(N · K, 2) each sample with its neighbours."""
+    sample_P = np.repeat(np.arange(len(near_NK)), near_NK.shape[1])
+    return np.stack([sample_P, near_NK.reshape(-1)], 1)
 
 
 def correlation(one_P1SS: Tensor, other_P1SS: Tensor) -> Tensor:

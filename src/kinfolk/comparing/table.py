@@ -42,8 +42,7 @@ def compare(
 
     Args:
         runs: run folders, or folders that contain several; evaluated, and all on the same data.
-        base: the row or method to compare with; by default each method's framework, `simclr` for
-            `simclr+glofnd`.
+        base: the row or method to compare with; by default each method's framework.
         oracle: the row or method that uses the labels; by default the base with `+oracle:attract`
             or `+oracle`, if there is one.
         figure: the figure for gains and tests; by default `linear`, or the first result.
@@ -384,11 +383,11 @@ class Comparison:
     """One table over runs and seeds.
 
     Args:
-        records: one mapping for each row: `method`, `seeds`, `base`, `oracle`; for every figure F
-            its mean `F`, `F_deviation`, `F_runs` and the ends `F_low`, `F_high` of its 95 %
-            confidence interval; for results also `F_gain` (method − base), `F_pairs`, `F_gain_low`,
-            `F_gain_high`, `F_p`, `F_p_holm`, `F_verdict` and `F_to_oracle` (method − oracle).
-            Shares and differences are in percent; missing values are None.
+        records: a mapping for each row: `method`, `seeds`, `base`, `oracle`; for every figure F its
+            mean `F`, `F_deviation`, `F_runs` and 95 % confidence interval `F_low`, `F_high`; for
+            results also `F_gain` (method − base), `F_pairs`, `F_gain_low`, `F_gain_high`, `F_p`,
+            `F_p_holm`, `F_verdict` and `F_to_oracle` (method − oracle). Shares and differences are
+            in percent; missing values are None.
         figure: the figure that gains and tests are of.
         notes: remarks for the reader.
         rows: the runs of each row, by its name.

@@ -100,7 +100,7 @@ def detection_quality(
 
     Args:
         embeddings, labels: (N, V, D) and (N,), where a label below 0 is unknown.
-        alpha: share of an anchor's similarities above its exact quantile, taken over all its views.
+        alpha: share of the similarities of an anchor's views above its exact quantile.
         find: a rule to compare, such as that of a detector.
         anchors: (B,) ids of the anchor samples. None means all.
         candidates: (N, V, D) embeddings of the samples as candidates, such as their captions.
@@ -176,10 +176,9 @@ def kin_similarity(
         Σ over pairs of samples of a class of z·z′ = ‖Σ z‖² − Σ ‖zᵢ‖²
 
     Args:
-        embeddings, labels: (N, V, D) and (N,). Samples of unknown class (below 0) count only for
-            the true positives.
+        embeddings, labels: (N, V, D) and (N,); below 0 is unknown.
         candidates: (N, V, D) embeddings of the samples as candidates, such as their captions, all
-            of which are positives. None means `embeddings`, without pairs of a view and itself.
+            of which are positives. None: `embeddings`, without pairs of a view and itself.
     """
     _check_shapes(embeddings, labels)
     sums = [
@@ -293,10 +292,8 @@ def _number_unlabelled(label_N: Tensor) -> Tensor:
 
 def label_nmi(labels: Array, truth: Array, normaliser: Normaliser = "arithmetic") -> float:
     """Normalised mutual information of (N,) pseudo-labels and (N,) classes, as in scikit-learn.
-
-    Samples of unknown class (below 0) are left out; a negative pseudo-label is a separate cluster.
-    `normaliser`: the mean of the entropies, or the smaller or larger of them.
-    """
+    Samples of unknown class (below 0) are left out; a negative pseudo-label is a separate
+    cluster."""
     from sklearn.metrics import normalized_mutual_info_score
 
     require_choice("normaliser", normaliser, NORMALISERS)

@@ -325,11 +325,8 @@ DRAWS = 3
 
 def label_subset(labels: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.bool_]:
     """(N,) True for the samples whose labels are used: the same number from each class (of smaller
-    ones all), together `fraction` of all labels, and at least one each.
-
-    For one seed, a smaller subset is contained in a larger one. Unlabelled samples (below 0) are
-    never used.
-    """
+    ones all), together `fraction` of all labels, and at least one each. With one seed, a smaller
+    subset is part of a larger one. Unlabelled samples (below 0) are never used."""
     require(0 < fraction <= 1, "fraction", fraction, "in (0, 1]")
     known_N = labels >= 0
     if not known_N.any():
@@ -418,9 +415,8 @@ def semi_supervised(
     seed: int = 0,
 ) -> list[FewLabels]:
     """Accuracy of a linear probe fitted on class-balanced subsets of the training labels
-    (`label_subset`) or on listed labels (Tables 1 and 7 and Figure 4 of the GloFND paper). Each of
-    the `draws` per fraction below 1 has another seed. `probe`: "lbfgs" or a name from `PROBES`.
-    """
+    (`label_subset`), `draws` for each fraction below 1, or on listed labels (Tables 1 and 7 and
+    Figure 4 of the GloFND paper). `probe`: "lbfgs" or a name from `PROBES`."""
     good = all(0 < fraction <= 1 for fraction in fractions) and bool(fractions or subsets)
     require(good, "fractions", tuple(fractions), "one or more numbers in (0, 1]")
     require(draws >= 1, "draws", draws, "at least 1")

@@ -47,12 +47,11 @@ def knn_accuracy(
     temperature: float = 0.1,
     device: torch.device | str | None = None,
 ) -> float:
-    """Share of test samples that are classified correctly by their k nearest training samples,
-    which vote with the weight exp(cosine / temperature).
+    """Share of test samples that are classified correctly by their k nearest training samples (all,
+    if there are fewer), which vote with the weight exp(cosine / temperature).
 
-    Without a test part, each training sample is classified by all others (leave one out). If there
-    are fewer than `k` training samples, all of them vote. A tie goes to the lower class. Unlabelled
-    samples (below 0) are left out.
+    Without a test part, each training sample is classified by all others. A tie goes to the lower
+    class. Unlabelled samples (below 0) are left out.
     """
     if (test_x is None) != (test_y is None):
         raise ValueError("`test_x` and `test_y` must be given together")
@@ -163,8 +162,8 @@ def mean_per_class(predicted: np.ndarray, truth: np.ndarray) -> float:
 
 def average_precision(scores: np.ndarray, truth: np.ndarray, points: int | None = None) -> float:
     """Precision averaged over recall, of scores (M,) and truth (M,), 1 for positives, 0 for
-    negatives, −1 to ignore; NaN without a positive. `points`: None as in scikit-learn; 11 as in VOC
-    2007, the mean over the recalls 0, 0.1 … 1 of the highest precision from there on."""
+    negatives, −1 to ignore; NaN without a positive. `points`: 11 as in VOC 2007, the mean over the
+    recalls 0, 0.1 … 1 of the highest precision from there on."""
     from sklearn.metrics import average_precision_score, precision_recall_curve
 
     known = truth >= 0
@@ -322,11 +321,10 @@ def linear_probe(
 
         minimise over w    mean cross-entropy + strength / 2 · ‖w‖²
 
-    The strength with the best accuracy on a stratified, held-out part of the training labels is
-    chosen. The classifier is then fitted again on all training labels and tested once. With few
-    samples, up to five parts are held out in turn; if nothing can be held out, the middle strength
-    is used. Unlabelled samples (below 0) are left out; a test class without training samples counts
-    as wrong.
+    The strength is the best on a stratified, held-out part of the training labels, with few samples
+    on up to five parts, or the middle one if nothing can be held out. Then all training labels are
+    used, and the test labels once. Unlabelled samples (below 0) are left out; a test class without
+    training samples counts as wrong.
     """
     _check_search(strengths, holdout)
     x, y = labelled_arrays(train_x, train_y, "train")
@@ -432,11 +430,10 @@ def metric_of(name: str) -> Metric:
 
 def read_label_sets(path: str | Path, keys: Sequence[str]) -> tuple[NDArray[np.int64], list[str]]:
     """(N, K) entries, and the K labels in sorted order: 1 if the sample has the label, 0 if not, −1
-    if the entry does not count.
+    if the entry does not count, or the sample is not in the table.
 
     The table has the columns `image` (the sample's key) and `label`, a row for each label of an
-    image, and optionally `difficult`, 1 if the label does not count for this image. A sample that
-    is not in the table has −1 for all labels.
+    image, and optionally `difficult`, 1 if the label does not count for this image.
     """
     path = Path(path)
     if not path.is_file() or path.suffix.lower() not in (".csv", ".tsv", ".parquet"):

@@ -293,8 +293,8 @@ def run_kin(
     most_anchors: int = MOST_ANCHORS,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Quality of the method's detection at the end of its training, and that of the exact quantile,
-    over all training samples with two views each, in the contrasted space."""
+    """Quality of the method's detection at the end of its training, and of the exact quantile, over
+    all training samples with two views each, in the contrasted space."""
     num = images.num_train
     if images.labels is None or not bool((images.labels[:num] >= 0).any()):
         raise UsageError(
@@ -331,9 +331,8 @@ def run_caption_kin(
     and captions against images, by the detector of each direction, and the mean of both. Without
     augmentation, and with the first caption of each sample.
 
-    In data without labels, false negatives are samples of the same group: captions of one image,
-    equal captions. A training never contrasts these, so the result then says whether the detector
-    would find them by itself.
+    In data without labels, false negatives are samples of the same group, which a training never
+    contrasts: the result says whether the detector would find them by itself.
     """
     num = images.num_train
     ids, labels, truth = torch.arange(num), images.labels, "labels"

@@ -65,7 +65,7 @@ def _recall(
     queries: Tensor, candidates: Tensor, keys: Tensor, candidate_keys: Tensor, ks: Sequence[int]
 ) -> dict[int, float]:
     """Share of queries that have a candidate with their key among the k nearest. Equal similarities
-    are ranked in random order (in expectation), so that equal embeddings score chance level."""
+    are ranked in random order, in expectation."""
     _require_finite(queries, candidates)
     hits = dict.fromkeys(ks, 0.0)
     size = max(1, _ENTRIES // len(candidates))
@@ -221,9 +221,9 @@ def rank(
     *,
     leave_one_out: bool = False,
 ) -> Ranking:
-    """Ranks all candidates of each query by cosine similarity. A candidate with the query's key is
-    relevant; equal similarities are ranked with the relevant ones last, so that equal embeddings
-    score as low as possible. `leave_one_out`: candidate i is query i, and is left out for it."""
+    """Ranks all candidates of each query by cosine similarity. Those with the query's key are
+    relevant; they come last among equal similarities. `leave_one_out`: candidate i is query i, and
+    is left out for it."""
     _require_finite(queries_QD, candidates_CD)
     discount_K = 1 / torch.arange(2, DEPTH + 2).double().log2()
     sums, number = torch.zeros(len(KS) + 2, dtype=torch.float64), 0
@@ -254,9 +254,8 @@ def rank(
 
 def run_pair_retrieval(towers: Towers, data: ImageData, seed: int = 0) -> dict[str, Any]:
     """Recall, mAP and nDCG@10 in both directions over the test split, or over all samples. Each
-    distinct text is one candidate; relevant are the texts of the query's pair and of known
-    positives. With labels also mAP and nDCG@10 of anchors that search other anchors of their label.
-    """
+    distinct text is one candidate; relevant are the texts of the query's group. With labels also
+    mAP and nDCG@10 of anchors that search other anchors of their label."""
     assert data.texts is not None
     ids, where = evaluated_ids(data)
     if len(ids) > MOST_PAIRS:

@@ -11,11 +11,11 @@ Dimension key: B batch, K explicit negatives of each pair, T tokens, N samples.
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -108,23 +108,20 @@ def _numbers(values: Sequence[Any]) -> list[int]:
 
 def _groups(ids: list[int], columns: Iterable[Sequence[Any]]) -> list[int]:
     links = [[() if value in (None, "") else (value,) for value in each] for each in columns]
-    roots = linked_rows(len(ids), ((number,) for number in ids), *links).tolist()
-    lowest: dict[int, int] = {}
-    for root, number in zip(roots, ids, strict=True):
-        lowest[root] = min(number, lowest.get(root, number))
-    return [lowest[root] for root in roots]
+    roots: list[int] = linked_rows(len(ids), ((number,) for number in ids), *links).tolist()
+    return roots
 
 
 def _negatives(
     dataset: Any, texts: list[str], ids: list[int], groups: list[int]
 ) -> list[list[int]]:
+    """For each column of explicit negatives the ids, then for each the groups."""
     known = dict(zip(dataset[texts[1]], zip(ids, groups, strict=True), strict=True))
-    following = max(ids) + 1
-    for name in texts[2:]:
-        for text in dataset[name]:
-            if text not in known:
-                known[text], following = (following, -1), following + 1
-    found = [[known[text] for text in dataset[name]] for name in texts[2:]]
+    new_ids = itertools.count(max(ids) + 1)
+    found = [
+        [known.get(text) or known.setdefault(text, (next(new_ids), -1)) for text in dataset[name]]
+        for name in texts[2:]
+    ]
     return [[entry[part] for entry in column] for part in (0, 1) for column in found]
 
 
@@ -273,14 +270,12 @@ class KinfolkLoss(nn.Module):
                 "`mini_batch_size` must be None with this model: it has no padded tokens"
                 " (attention_mask)"
             )
-        rows = {
-            name
-            for name, value in features.items()
-            if isinstance(value, Tensor) and value.ndim and len(value) == len(mask)
-        }
         for first in range(0, len(mask), step):
-            part = slice(first, first + step)
-            yield {name: value[part] if name in rows else value for name, value in features.items()}
+            chunk = dict(features)
+            for name, value in features.items():
+                if isinstance(value, Tensor) and value.shape[:1] == mask.shape[:1]:
+                    chunk[name] = value[first : first + step]
+            yield chunk
 
     def _encode(self, features: Features, wrapped: bool) -> Tensor:
         """DistributedDataParallel is called once in a step: more calls would have to be equally
@@ -432,7 +427,7 @@ class KinfolkCallback(TrainerCallback):
             show_progress_bar=False,
         ).float()
         model.train(was_training)
-        sizes = [end - start for start, end in pairwise(cuts)]
+        sizes = [end - start for start, end in itertools.pairwise(cuts)]
         return part.clone() if world == 1 else distributed.gather_rows(part, sizes)
 
     def _texts(self, dataset: Any) -> list[str]:

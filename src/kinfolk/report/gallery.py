@@ -55,7 +55,6 @@ class Compared:
         places, ids: (M,) positions among the samples of the map, and sample ids.
         embedding: (M, D) unit norm: projected embeddings of augmented views for a detector,
             features of the images as they are without one.
-        detector: the run's detector; None if it has none, or one for each direction.
     """
 
     places: NDArray[np.int64]
@@ -198,9 +197,8 @@ def bounds_of(compared: Compared) -> list[Bound]:
 
 
 def level_panels(compared: Compared, batch_size: int, seed: int) -> list[Panel]:
-    """One panel with the distribution of each bound: learned, exact and, for thresholds, what FNC
-    would use in a batch (GloFND paper, Figure 3a). Empty if the detector has no bounds or there are
-    too few samples."""
+    """A panel with the distribution of each bound: learned, exact and, for thresholds, what FNC
+    would use in a batch (GloFND paper, Figure 3a). Empty without bounds or with too few samples."""
     bounds = bounds_of(compared)
     if not bounds or len(compared.ids) < 3:
         return []
@@ -264,30 +262,11 @@ def batch_levels(compared: Compared, alpha: float, batch_size: int, seed: int) -
 NUM_IMAGES, NUM_QUERIES, NUM_RESULTS, SIDE, LONGEST = 500, 6, 6, 112, 300
 
 
-@dataclass(frozen=True)
-class Shown:
-    """An image with its key, or a text."""
-
-    text: str
-    uri: str = ""
-
-
-@dataclass(frozen=True)
-class Result:
-    """One of the nearest candidates; `mark` is "positive", "kin" or empty."""
-
-    shown: Shown
-    similarity: float
-    mark: str
-
-
-@dataclass(frozen=True)
-class Query:
-    """A query, its nearest candidates in order, and the number of flagged candidates."""
-
-    shown: Shown
-    results: Sequence[Result]
-    flagged: int
+Shown = dict[str, str]
+"""The `text` or the key of a sample, and the `uri` of its image, "" for a text."""
+Query = dict[str, Any]
+"""A query (`shown`), the number of candidates that are `flagged`, and its nearest `results`, each
+with `shown`, its `similarity`, and a `mark`: "positive", "kin" or ""."""
 
 
 @dataclass(frozen=True)
@@ -300,11 +279,8 @@ class Side:
 
 
 def draw_retrieval(opened: OpenedRun, data: ImageData, *, progress: bool = False) -> Markup | None:
-    """The retrieval section of the page; None for a run without texts.
-
-    Queries and candidates are training samples, because a detector has state for these only: a
-    random part of the images, each once, and all their captions.
-    """
+    """The retrieval section of the page; None for a run without texts. Queries and candidates are
+    training samples, because a detector has state for these only."""
     if "text" not in opened.modalities:
         return None
     towers, config = opened.towers(), opened.config
@@ -322,9 +298,8 @@ def draw_retrieval(opened: OpenedRun, data: ImageData, *, progress: bool = False
     return retrieval_section(
         _search(first, second, groups, detectors[0], config.seed),
         _search(second, first, groups, detectors[1], config.seed),
-        method=config.method,
-        detects=detectors[0] is not None,
-        titles=titles,
+        "" if detectors[0] is None else config.method.partition("+")[2].partition(":")[0],
+        titles,
     )
 
 
@@ -341,10 +316,10 @@ def _images_and_captions(
 
         (square,) = square_images(data, ids_I[at : at + 1].numpy(), SIDE)
         uri = data_uri(Image.fromarray(square), quality=80)
-        return Shown(data.samples.keys[int(ids_I[at])], uri)
+        return {"text": data.samples.keys[int(ids_I[at])], "uri": uri}
 
     images = Side(towers.images(data, ids_I, progress), ids_I, image)
-    texts = Side(towers.texts(words), owners_M, lambda at: Shown(words[at]))
+    texts = Side(towers.texts(words), owners_M, lambda at: {"text": words[at], "uri": ""})
     return images, text.groups, texts
 
 
@@ -357,8 +332,8 @@ def _both_texts(data: ImageData, towers: Towers, seed: int) -> tuple[Side, Tenso
     def side(at: int) -> Side:
         first = {texts[at]: row for row, texts in reversed(list(enumerate(pairs)))}
         words = list(first)
-        owners = ids[torch.tensor(list(first.values()))]
-        return Side(towers.texts(words), owners, lambda row: Shown(short(words[row], LONGEST)))
+        owners, shown = ids[torch.tensor(list(first.values()))], [short(w, LONGEST) for w in words]
+        return Side(towers.texts(words), owners, lambda row: {"text": shown[row], "uri": ""})
 
     return side(0), data.texts.groups, side(1)
 
@@ -380,21 +355,15 @@ def _search(
         results = []
         for column in nearest.indices[row].tolist():
             mark = "positive" if positive_QC[row, column] else "kin" if kin_QC[row, column] else ""
-            results.append(Result(others.show(column), float(sim_QC[row, column]), mark))
-        found.append(Query(queries.show(at), results, int(kin_QC[row].sum())))
+            similarity = float(sim_QC[row, column])
+            results.append({"shown": others.show(column), "similarity": similarity, "mark": mark})
+        flagged = int(kin_QC[row].sum())
+        found.append({"shown": queries.show(at), "flagged": flagged, "results": results})
     return found
 
 
 def retrieval_section(
-    by_image: Sequence[Query],
-    by_text: Sequence[Query],
-    *,
-    method: str,
-    detects: bool,
-    titles: tuple[str, str] = ("Captions for an image", "Images for a caption"),
+    by_image: Sequence[Query], by_text: Sequence[Query], detector: str, titles: tuple[str, str]
 ) -> Markup:
-    detector = method.partition("+")[2].partition(":")[0] if detects else ""
-    template = (HERE, "retrieval.html")
-    return render_template(
-        template, by_image=by_image, by_text=by_text, titles=titles, detector=detector
-    )
+    words = {"by_image": by_image, "by_text": by_text, "detector": detector, "titles": titles}
+    return render_template((HERE, "retrieval.html"), **words)

@@ -51,7 +51,7 @@ def compose(
         data: what the scripts read, by name; None is left out.
         title: title of the browser's tab.
         sections: id and name of each section, for the bar at the top.
-        sheet: data URI of the sprite sheet with the images of the tiles.
+        sheet: data URI of the sprite sheet.
         words: other variables of the template.
     """
     from markupsafe import Markup

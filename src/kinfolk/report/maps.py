@@ -255,8 +255,7 @@ def project(
     features_NF: NDArray[np.float32], seed: int, start_N2: NDArray[np.float32] | None = None
 ) -> tuple[NDArray[np.float32], str]:
     """(N, 2) coordinates and the name of the method: t-SNE of unit-norm features, started from
-    `start_N2` or from the first two principal components; PCA where there are too few points for
-    t-SNE."""
+    `start_N2` or from the first two principal components, or PCA of too few points for t-SNE."""
     features_NF = np.asarray(features_NF, dtype=np.float32)
     if not np.isfinite(features_NF).all():
         raise ValueError("the features are not finite")

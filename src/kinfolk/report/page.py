@@ -126,8 +126,7 @@ def write_report(
         data: the run's images; None reads them from the source in config.yaml.
         features: ids of samples of `data`, ascending, and the encoder's features of these samples
             (M, F). The run's model embeds the other samples of the map.
-        framework: the trained method in evaluation mode; None restores it from the run's last
-            checkpoint.
+        framework: the trained method in evaluation mode; None: that of the last checkpoint.
         on_missing: called with the reason if there is no map or no gallery.
     """
     run = Path(run_dir)

@@ -31,10 +31,8 @@ class Record:
     """The small files of a run.
 
     Args:
-        path: the run folder.
         config, meta: `config.yaml`, fully resolved, and `model.json`.
-        epochs: `metrics.jsonl`, one entry for each epoch; of an epoch repeated after a resume the
-            last.
+        epochs: `metrics.jsonl`, one entry for each epoch; of a repeated epoch the last.
         results: `eval/*.json`.
         num_train, num_refused: number of training samples (0 if not known) and of refused files.
         labelled: whether the samples have labels; True if it is not known.
