@@ -196,7 +196,7 @@ def test_no_alpha_is_suggested_at_which_most_flags_are_wrong() -> None:
     assert weak.precision < 0.5
     assert weak.best_alpha is None
     decided = verdict(weak, FOREIGN)
-    assert decided.alpha.startswith("No α is suggested for a detector")
+    assert decided.alpha.startswith("No α is suggested, because at every α most")
     assert [method_of(command) for _, command in decided.commands] == [
         "simclr",
         "simclr+guide:attract",

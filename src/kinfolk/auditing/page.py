@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kinfolk.auditing.similarities import best_alpha
-from kinfolk.auditing.verdict import UNKNOWN, Provenance, alpha_to_try, is_limited, verdict
+from kinfolk.auditing.verdict import UNKNOWN, Provenance, suggest_alpha, verdict
 from kinfolk.errors import KinfolkError
 from kinfolk.features import Ints
 from kinfolk.report.html import HERE as REPORT
@@ -40,21 +40,18 @@ class Thumbnails:
 
     def squares(self, ids: list[int]) -> list[NDArray[np.uint8]]:
         """(size, size, 3) for each of `ids`: the whole image on a black square."""
+        from PIL import Image, ImageOps
+
         from kinfolk.report.maps import square_images
 
         items = () if self.source is None else self.source.items()
         place = {item.key: at for at, item in enumerate(items)}
         squares = []
         for sample in ids:
-            original = self._original(sample, place)
-            if original is None:
-                (original,) = square_images(self.images, np.asarray([sample]), self.size)
-            height, width = original.shape[:2]
-            side = max(self.size, height, width)
-            square = np.zeros((side, side, 3), dtype=np.uint8)
-            top, left = (side - height) // 2, (side - width) // 2
-            square[top : top + height, left : left + width] = original
-            squares.append(square)
+            image = self._original(sample, place)
+            if image is None:
+                (image,) = square_images(self.images, np.asarray([sample]), self.size)
+            squares.append(np.asarray(ImageOps.pad(Image.fromarray(image), (self.size, self.size))))
         return squares
 
     def _original(self, sample: int, place: dict[str, int]) -> NDArray[np.uint8] | None:
@@ -259,18 +256,12 @@ def lead(audit: Audit, encoder: str | None = None) -> str:
 
 def tiles(audit: Audit) -> list[tuple[str, str, str]]:
     """Label, value and note of the tiles at the top."""
-    flagged, alpha = int(audit.flagged.sum()), alpha_to_try(audit)
+    flagged, (alpha, why) = int(audit.flagged.sum()), suggest_alpha(audit)
     number = f"{flagged / 1e6:.3g} M" if flagged >= 1_000_000 else f"{flagged:,}"
-    if math.isnan(audit.kin_share):
-        note = "no pairs stand out clearly" if alpha is None else "share of pairs that stands out"
-    elif alpha is None:
-        note = "most flags are wrong at every α"
-    else:
-        note = "half of the flags or more are right" if is_limited(audit) else "highest F1"
     found = [
         ("Samples", f"{len(audit):,}", ""),
         ("Flagged pairs", number, f"α = {audit.alpha:g}; {len(audit.pairs):,} listed"),
-        ("Suggested α", "none" if alpha is None else f"{alpha:g}", note),
+        ("Suggested α", "none" if alpha is None else f"{alpha:g}", why),
     ]
     if not math.isnan(audit.f1):
         precision = "—" if math.isnan(audit.precision) else f"{audit.precision:.1%}"

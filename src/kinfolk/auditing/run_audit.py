@@ -290,7 +290,7 @@ class Audit:
         (out / "mislabels.csv").unlink(missing_ok=True)  # of an earlier audit with labels
         ids = np.arange(len(self))
         thresholds = {"id": ids, "threshold": self.thresholds, "flagged": self.flagged}
-        thresholds |= {"occurrence": self.occurrence, **self._describe("", ids)}
+        thresholds |= {"occurrence": self.occurrence, **self._describe({"": ids})}
         self._write_parquet(out / "thresholds.parquet", thresholds)
         for file in TABLES if self.labels is not None else TABLES[:-1]:
             columns = self._columns(file.removesuffix(".csv"))
@@ -306,20 +306,19 @@ class Audit:
         rows: NDArray[Any] = getattr(self, name)
         columns: dict[str, Any] = {column: rows[column] for column in rows.dtype.names or ()}
         if name == "pairs":
-            ends = self._describe("anchor_", rows["anchor"]) | self._describe("kin_", rows["kin"])
-            # keys first, then texts
-            return columns | {end: ends[end] for end in sorted(ends, key=lambda end: end[-4:])}
+            return columns | self._describe({"anchor_": rows["anchor"], "kin_": rows["kin"]})
         for each in {"label", "suggested"} & set(columns):
             columns[each] = [utf8_key(self.class_name(int(label))) for label in rows[each]]
-        return columns | self._describe("", rows["sample"])
+        return columns | self._describe({"": rows["sample"]})
 
-    def _describe(self, prefix: str, ids: NDArray[np.int64]) -> dict[str, list[str]]:
-        """The keys and texts of samples as columns, if the samples have any."""
+    def _describe(self, samples: dict[str, NDArray[np.int64]]) -> dict[str, list[str]]:
+        """The keys and texts of samples as columns, by the prefix of their names; none if the
+        samples have no keys and texts."""
         columns = {}
         for name, values in (("key", self.keys), ("text", self.texts)):
-            if values is not None:
-                made = [utf8_key(value) for value in values]
-                columns[prefix + name] = [made[sample] for sample in ids]
+            written = [utf8_key(value) for value in values or ()]
+            for prefix, ids in samples.items() if values is not None else ():
+                columns[prefix + name] = [written[sample] for sample in ids]
         return columns
 
     def _write_parquet(self, path: Path, columns: dict[str, Any]) -> None:

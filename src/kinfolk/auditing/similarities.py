@@ -199,15 +199,13 @@ def measure_curve(
     counts = np.zeros((3, len(alphas)), dtype=np.int64)
     kin = 0
     for ids_R, sim_RN in full_rows(features, anchors_A, progress, "Comparing with the labels"):
-        for anchor, sim_N in zip(ids_R, sim_RN, strict=True):
-            order_N = np.sort(sim_N)  # the sample itself, at −inf, comes first
-            bounds = order_N[ranks]
-            counts[0] += _num_above(order_N, bounds)
-            if labels_N[anchor] >= 0:
-                same = np.sort(sim_N[labels_N == labels_N[anchor]])
-                counts[1] += _num_above(np.sort(sim_N[labels_N >= 0]), bounds)
-                counts[2] += _num_above(same, bounds)
-                kin += len(same) - 1
+        label_R1, order_RN = labels_N[ids_R][:, None], np.sort(sim_RN, axis=1)
+        known_RN = (label_R1 >= 0) & (labels_N >= 0)
+        same_RN = known_RN & (label_R1 == labels_N)
+        kin += int(same_RN.sum() - (label_R1 >= 0).sum())  # a sample is not its own kin
+        for place, rank in enumerate(ranks):
+            above_RN = sim_RN > order_RN[:, rank, None]
+            counts[:, place] += [(above_RN & of).sum() for of in (True, known_RN, same_RN)]
     points = [
         Point(each, flagged / (len(anchors_A) * others), *score(hits, known, kin))
         for each, (flagged, known, hits) in zip(alphas, counts.T.tolist(), strict=True)

@@ -96,15 +96,19 @@ def verdict(audit: Audit, origin: Provenance = UNKNOWN) -> Verdict:
     return Verdict(_amount(audit), _alpha(audit), _precision(audit), advice, commands)
 
 
-def alpha_to_try(audit: Audit) -> float | None:
-    """The α of the commands: with labels `Audit.best_alpha`, otherwise the share that stands
-    out."""
-    return audit.suggested_alpha if math.isnan(audit.kin_share) else audit.best_alpha
-
-
-def is_limited(audit: Audit) -> bool:
-    """Whether the precision limits the suggested α: F1 is higher at a larger one."""
-    return best_alpha(audit.curve, precision=0) != audit.best_alpha
+def suggest_alpha(audit: Audit) -> tuple[float | None, str]:
+    """The α of the commands and why: with labels `Audit.best_alpha`, otherwise the share that
+    stands out; None where there is none."""
+    if math.isnan(audit.kin_share):
+        if audit.suggested_alpha is None:
+            return None, "no pairs stand out clearly"
+        return audit.suggested_alpha, "the share of pairs that stands out"
+    if audit.best_alpha is None:
+        return None, "at every α most of the flagged pairs are wrong by the labels"
+    if best_alpha(audit.curve, precision=0) == audit.best_alpha:
+        return audit.best_alpha, "where F1 is highest with these labels"
+    why = "the largest at which at least half of the flagged pairs are right by the labels"
+    return audit.best_alpha, why
 
 
 def _amount(audit: Audit) -> str:
@@ -140,18 +144,10 @@ def _amount(audit: Audit) -> str:
 
 
 def _alpha(audit: Audit) -> str:
-    alpha = alpha_to_try(audit)
-    text = f"Suggested α: {alpha:g}, " if alpha is not None else "No α is suggested"
-    if audit.best_alpha is not None and is_limited(audit):
-        text += "the largest at which at least half of the flagged pairs are right by the labels."
-    elif audit.best_alpha is not None:
-        text += "where F1 is highest with these labels."
-    elif not math.isnan(audit.kin_share):
-        text += " for a detector: at every α, most of the flagged pairs are wrong by the labels."
-    elif alpha is None:
-        text += ", because no pairs stand out clearly."
-    else:
-        text += "the share of pairs that stands out."
+    alpha, why = suggest_alpha(audit)
+    text = f"No α is suggested, because {why}."
+    if alpha is not None:
+        text = f"Suggested α: {alpha:g}, {why}."
     if audit.alpha >= MOST:
         text += (
             f" Warning: α = {audit.alpha:g} flags most negatives; a training would have few left."
@@ -204,7 +200,7 @@ def _advice(audit: Audit, origin: Provenance) -> str:
 
 def candidates(audit: Audit, origin: Provenance = UNKNOWN) -> list[Candidate]:
     """The methods that are worth a try; the first has no detector, to compare with."""
-    base, alpha = origin.framework, alpha_to_try(audit)
+    base, (alpha, _) = origin.framework, suggest_alpha(audit)
     found = [Candidate("Without a detector, to compare with", base, base)]
     if not beats_chance(audit):
         return found
