@@ -14,7 +14,6 @@ from kinfolk.evaluation.detection import (
     label_nmi,
     mtpr_mtnr,
     nmi,
-    quality_curve,
 )
 from tests.reference import clusters as slow
 
@@ -100,17 +99,3 @@ def test_nmi_is_the_mean_of_kmeans_over_seeds() -> None:
         nmi(features, torch.full((300,), -1))
     with pytest.raises(ValueError, match="at least one seed"):
         nmi(features, truth, seeds=())
-
-
-def test_the_curve_has_the_epochs_that_were_measured() -> None:
-    rows = [
-        {"epoch": 1, "loss": 2.0},
-        {"epoch": 2, "nmi": 0.1, "mtpr": 0.2, "mtnr": 0.9},
-        {"epoch": 3, "nmi": 0.2, "mtpr": 0.3, "mtnr": 0.8},
-    ]
-    assert quality_curve(rows) == {
-        "epoch": [2, 3],
-        "nmi": [0.1, 0.2],
-        "mtpr": [0.2, 0.3],
-        "mtnr": [0.9, 0.8],
-    }

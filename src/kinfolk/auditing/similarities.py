@@ -35,7 +35,7 @@ ROWS, COLUMNS = 512, 1 << 14
 """Rows of a block, and columns of a product."""
 SAMPLED = 2048
 """Columns from which the lower bound of a row is estimated."""
-_BLOCK_ELEMENTS = 1 << 25
+_BLOCK_ELEMENTS = 1 << 24
 NAN = float("nan")
 
 

@@ -8,7 +8,6 @@ from kinfolk.evaluation.detection import (
     label_nmi,
     mtpr_mtnr,
     nmi,
-    quality_curve,
     threshold_error,
 )
 from kinfolk.evaluation.gradient_training import (
@@ -33,7 +32,6 @@ __all__ = [
     "linear_probe",
     "mtpr_mtnr",
     "nmi",
-    "quality_curve",
     "semi_supervised",
     "threshold_error",
     "transfer",

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -334,11 +334,3 @@ def nmi(
     k = len(torch.unique(truth_N)) if num_clusters is None else num_clusters
     found = [label_nmi(kmeans(unit_NF, k, seed=seed).labels, truth_N, normaliser) for seed in seeds]
     return spread(found)
-
-
-def quality_curve(
-    epochs: Sequence[Mapping[str, Any]], names: Sequence[str] = ("nmi", "mtpr", "mtnr")
-) -> dict[str, list[float]]:
-    """Clustering quality over the epochs of a training (IFND, Figure 6), from `Run.epochs()`."""
-    rows = [row for row in epochs if all(name in row for name in names)]
-    return {name: [row[name] for row in rows] for name in ("epoch", *names)}

@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from kinfolk.embedding import Images, Preparation, embed
+from kinfolk.data.views import Views
+from kinfolk.embedding import Images, embed
 from kinfolk.errors import KinfolkError, UsageError, require, require_choice, show_progress
 from kinfolk.evaluation.detection import spread
 from kinfolk.evaluation.probes import Array, labelled_arrays, linear_probe, top5
@@ -207,22 +208,10 @@ def tuning(name: str, fraction: float) -> dict[str, Any]:
     }
 
 
-class Augmenting(Preparation, Protocol):
-    """What `finetune` needs of the views."""
-
-    def __call__(
-        self,
-        pixels: Tensor,
-        generator: torch.Generator,
-        aspect: Tensor | None = None,
-        num_views: int = 2,
-    ) -> Tensor: ...
-
-
 def finetune(
     encoder: nn.Module,
     data: Images,
-    views: Augmenting,
+    views: Views,
     train: tuple[Tensor, Tensor],
     test: tuple[Tensor, Tensor],
     *,

@@ -132,13 +132,11 @@ class Towers:
     device: torch.device | str = "cpu"
 
     def texts(self, texts: Sequence[str]) -> Tensor:
-        return self.tokens(self.tokenizer.encode(texts))
-
-    def tokens(self, tokens: Tensor) -> Tensor:
         self.pair.to(self.device)
         with evaluating(self.pair), torch.no_grad():
-            parts = (part.to(self.device) for part in torch.split(tokens, _TEXTS))
-            return torch.cat([self.pair.embed_text(part).float().cpu() for part in parts])
+            parts = torch.split(self.tokenizer.encode(texts), _TEXTS)
+            embedded = [self.pair.embed_text(part.to(self.device)).float().cpu() for part in parts]
+        return torch.cat(embedded)
 
     def images(self, data: ImageData, ids: Tensor, progress: bool) -> Tensor:
         return embed(
