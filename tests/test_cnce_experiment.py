@@ -157,8 +157,6 @@ def test_one_seed_has_no_spread() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Toy(num_points=1), r"`num_points` \(=1\) must be at least 2"),
-        (lambda: Toy(lr=0.0), r"`lr` \(=0.0\) must be above 0"),
         (lambda: table_study(0), r"`num_seeds` \(=0\)"),
         (lambda: variance_study(0), r"`num_seeds` \(=0\)"),
         (

@@ -23,14 +23,13 @@ from kinfolk.evaluation import protocols
 from kinfolk.report import write_report
 from kinfolk.training.config import parse_settings
 from kinfolk.training.load_run import OpenedRun, measure_kin, open_run
-from kinfolk.training.run_folder import Run, open_data, read_data
+from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train as train_run
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from numpy.typing import NDArray
 
-    from kinfolk.data.images import ImageData
     from kinfolk.detectors.base import Detector
     from kinfolk.training.train import Data
 
@@ -162,11 +161,10 @@ class Encoder(nn.Module):
         """
         if "image" not in self.run.modalities:
             raise UsageError(f"{self.run.path} was trained on texts; use `tokenize`")
-        if not isinstance(pixels, Sequence):
-            return self._prepare(pixels)
-        if not pixels:
+        many = pixels if isinstance(pixels, Sequence) else [pixels]
+        if not many:
             raise UsageError("`pixels` is empty; give at least one image")
-        return torch.cat([self._prepare(each) for each in pixels])
+        return torch.cat([self._prepare(each) for each in many])
 
     def _prepare(self, pixels: Pixels) -> Tensor:
         device = pixels.device if isinstance(pixels, Tensor) else torch.device("cpu")
@@ -204,7 +202,7 @@ def embed(
     """(N, F) features of every sample of `data`, or of the data of the run, by its encoder."""
     opened = open_run(_folder(run), model)
     opened.encoder()  # a run without a model is refused before any image is read
-    return opened.features(_images(opened, data, progress), progress=progress)
+    return opened.features(opened.data(data, progress=progress), progress=progress)
 
 
 def evaluate(
@@ -237,7 +235,9 @@ def evaluate(
             f" {', '.join(PROTOCOLS)})"
         )
     opened = open_run(_folder(run), model)
-    images = _images(opened, data, progress, labels_from_folders)
+    if labels_from_folders and not (data is None or isinstance(data, str | os.PathLike)):
+        raise UsageError(f"`labels_from_folders` needs a folder, not {type(data).__name__}")
+    images = opened.data(data, labels_from_folders=labels_from_folders, progress=progress)
     if protocol == "kin":
         return measure_kin(opened, images, seed, progress=progress)
     require_labels(images.samples.labels)
@@ -251,19 +251,3 @@ def evaluate(
 
 def _folder(run: str | os.PathLike[str] | Run) -> Path:
     return run.path if isinstance(run, Run) else Path(run)
-
-
-def _images(
-    opened: OpenedRun, data: Data | None, progress: bool, from_folders: bool | None = False
-) -> ImageData:
-    """The data of the run, or other data, at the resolution of the run."""
-    if data is None or isinstance(data, str | os.PathLike):
-        source = None if data is None else os.fspath(data)
-        from_folders = bool(from_folders) if data is None else from_folders
-        return opened.data(source, labels_from_folders=from_folders, progress=progress)
-    if from_folders:
-        raise UsageError(f"`labels_from_folders` needs a folder, not {type(data).__name__}")
-    cleared = dict.fromkeys(("data.hierarchy", "data.depth", "data.exclude"))
-    config = opened.config.with_settings({**cleared, "data.streaming": False})
-    source_of_arrays = open_data(data, config)
-    return read_data(source_of_arrays, config, Run(opened.path), several=False, progress=progress)

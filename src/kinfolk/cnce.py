@@ -56,10 +56,8 @@ def cnce(
     upper: float = 100.0,
 ) -> Tensor:
     """The CNCE estimate (a scalar): the mean of Z with negatives from the candidates between two
-    percentiles of each anchor's scores.
-
-    Estimates with equal generators use the same random numbers, so they differ only by the
-    percentiles. With `upper` = 100 such an estimate decreases with `lower` in every draw.
+    percentiles of each anchor's scores. Estimates with equal generators differ only by these; with
+    `upper` = 100 they decrease with `lower` in every draw.
 
     Args:
         positive_A: (A,) scores f(u, v_1).
@@ -109,9 +107,8 @@ def bounds(num_candidates: int, lower: float, upper: float = 100.0) -> tuple[int
 
 
 def draw_scores(kept_AM: Tensor, num_negatives: int, generator: torch.Generator) -> Tensor:
-    """(A, K) scores drawn from each row with replacement, by the inverse of the distribution
-    function. It counts from the top, so that supports with the same upper end pick their largest
-    score with the same random number."""
+    """(A, K) scores drawn from each row with replacement. They are counted from the top, so that
+    supports with the same upper end pick their largest score with the same random number."""
     require(num_negatives >= 1, "num_negatives", num_negatives, "at least 1")
     shape, size = (len(kept_AM), num_negatives), kept_AM.shape[1]
     share_AK = torch.rand(*shape, generator=generator, device=kept_AM.device, dtype=torch.float64)
@@ -160,13 +157,6 @@ class Toy:
     layers: int = 5
     temperature: float = 0.07
 
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            least = {"num_points": 2, "epochs": 0, "lr": 0, "temperature": 0}.get(name, 1)
-            if value < least or (value == 0 and name != "epochs"):
-                rule = "above 0" if name in ("lr", "temperature") else f"at least {least}"
-                raise ValueError(f"`{name}` (={value}) must be {rule}")
-
 
 def true_information() -> float:
     sigma = np.asarray(SIGMA_Z) + np.asarray(SIGMA_EPSILON)
@@ -209,13 +199,7 @@ def _perceptron(width: int, layers: int) -> nn.Sequential:
     return nn.Sequential(*parts)
 
 
-def train_critic(
-    x_N: Tensor,
-    y_N: Tensor,
-    toy: Toy,
-    seed: int,
-    lower: float = 0.0,
-) -> Critic:
+def train_critic(x_N: Tensor, y_N: Tensor, toy: Toy, seed: int, lower: float = 0.0) -> Critic:
     """Trains a critic that maximises NCE, or CNCE with negatives above the percentile `lower`."""
     critic = Critic(toy, seed)
     # fused: one call per step
@@ -284,9 +268,9 @@ def variance_study(
     draws: int = 32,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Mean and variance of NCE and CNCE on fresh points of the toy, with a critic trained by NCE,
-    for each number of negatives. The variance is that of theorem 3.2: of Z over draws of the
-    negatives with (u, v_1) fixed, averaged over anchors and seeds."""
+    """Mean and variance of NCE and CNCE on fresh points, with a critic trained by NCE. The variance
+    is that of theorem 3.2: of Z over draws of the negatives with (u, v_1) fixed, averaged over
+    anchors and seeds."""
     toy = toy or Toy()
     rows: list[list[dict[str, Any]]] = []
     require(num_seeds >= 1, "num_seeds", num_seeds, "at least 1")
@@ -368,12 +352,9 @@ def table_study(
     train_each: bool = False,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Table 5: NCE and CNCE of the toy for each ω, mean and standard deviation over seeds.
-
-    `critic` in the result is "nce" for the critic of each seed that is trained by NCE and measured
-    by every estimator, and "own" (with `train_each`) for a critic per ω, trained by that CNCE. Each
-    is measured on its training points and on fresh points.
-    """
+    """Table 5: NCE and CNCE of the toy for each ω, on training points and on fresh points. `critic`
+    in the result is "nce" for the critic of a seed that is trained by NCE and measured by every
+    estimator, and "own" (with `train_each`) for one per ω, trained by that CNCE."""
     toy = toy or Toy()
     found: dict[tuple[str, int, str], list[float]] = {}
     trained = tuple(PAPER) if train_each else (0,)

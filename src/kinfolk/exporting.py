@@ -1,9 +1,5 @@
-"""Writes the encoder of a run for other software: safetensors, torchvision, timm and ONNX.
-
-Each file is checked before it replaces an older one: the target package loads it, if it is
-installed, and must return the same features. The ONNX model takes normalised images (B, 3, H, W)
-and returns features (B, F).
-"""
+"""Writes the encoder of a run for other software: safetensors, torchvision, timm and ONNX. The
+target package loads each file, if it is installed, and must return the same features."""
 
 from __future__ import annotations
 
@@ -51,8 +47,7 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Exported:
-    """A finished export: the file, or for timm the folder; how it was checked; code that loads
-    it."""
+    """The file, or for timm the folder; how it was checked; code that loads it."""
 
     path: Path
     format: str
@@ -253,7 +248,7 @@ def _require_agreement(difference: float, where: str) -> str:
 
 
 def unavailable(package: str) -> str | None:
-    """Why the package can't be imported here, or None."""
+    """Why the package can't be imported, or None."""
     try:
         importlib.import_module(package)
     except (ImportError, RuntimeError, OSError) as error:
@@ -284,10 +279,10 @@ def network_in(package: str, config: Mapping[str, Any] | None) -> str:
             faults = [f"it is {config['name']}, which {package} names or builds differently"]
         elif not home:
             faults = [f"there is no {name}"] if name not in RESNETS else []
+            found = {"in_channels": 3, **config}
             for key, right in (("stem", "imagenet"), ("width", 64), ("in_channels", 3)):
-                found = config.get(key, 3 if key == "in_channels" else None)
-                if found != right:
-                    faults.append(f"its `{key}` is {found} instead of {right}")
+                if found[key] != right:
+                    faults.append(f"its `{key}` is {found[key]} instead of {right}")
     if faults:
         raise UsageError(
             f"the encoder can't be exported to {package}: {'; '.join(faults)}; safetensors and onnx"

@@ -1,6 +1,6 @@
 """Several trainings and the table that compares them: `kf.sweep` for combinations of methods,
-settings and seeds, and `kinfolk advise --try` for a few methods with equal budgets within a time
-limit. Repeated with the same arguments, both continue.
+settings and seeds, and `kinfolk advise --try` for a few methods within a time limit. Repeated with
+the same arguments, both continue.
 
 Dimension key: N samples, F features, R rows of a block.
 """
@@ -54,8 +54,7 @@ LOG = logging.getLogger("kinfolk.sweep")
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs of a sweep in order, and the table over them; None if the data has no labels to
-    measure with."""
+    """The runs of a sweep, and the table over them; None if the data has no labels."""
 
     runs: tuple[Run, ...]
     table: Comparison | None
@@ -124,10 +123,8 @@ class Clock:
 
     def __init__(self, total: int, shown: bool, what: str = "sweep") -> None:
         self.total, self.number, self._seconds = total, 0, list[float]()
-        self._what = what
-        is_visible = shown and global_rank(1) == 0
-        self._console = Console(stderr=True, soft_wrap=True) if is_visible else None
-        self._since = time.monotonic()
+        self._what, self._since = what, time.monotonic()
+        self._is_shown = shown and global_rank(1) == 0
 
     def start(self, folder: Path) -> None:
         self.number += 1
@@ -138,8 +135,8 @@ class Clock:
             left = f"; about {duration(seconds)} left in the {self._what}"
         text = f"run {self.number} of {self.total}: {folder}{left}"
         LOG.info("%s", text)
-        if self._console is not None:
-            self._console.print(printable(text), markup=False, highlight=False)
+        if self._is_shown:
+            Console(stderr=True, soft_wrap=True).print(printable(text), markup=False)
 
     def finish(self, run: Run) -> None:
         if not run.unchanged:
@@ -245,7 +242,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Trial:
-    """The seeds that all methods have, and their comparison, if there is any."""
+    """The seeds that all methods have, and their comparison."""
 
     plan: Plan
     seeds: int
@@ -290,12 +287,11 @@ def run_trial(
     labels: NDArray[np.int64] | None = None,
     progress: bool = True,
 ) -> Trial:
-    """Trains the candidates within `minutes` and compares them. Repeated, it continues, with the
-    candidates of the plan in `out`.
+    """Trains the candidates within `minutes` and compares them by one of `CRITERIA`. Repeated, it
+    continues, with the candidates of the plan in `out`.
 
     By a pilot of one epoch, the number of epochs is set so that every method can be trained with
-    `PLANNED_SEEDS` seeds, seed by seed; a round that is not expected to fit is not started. Without
-    labels, proxies of the accuracy are compared; see `CRITERIA`.
+    `PLANNED_SEEDS` seeds, seed by seed; a round that is not expected to fit is not started.
 
     Args:
         settings, recipe: of all runs.

@@ -11,7 +11,10 @@ from kinfolk.cli.options import (
     option,
     overwrite_option,
     plain_table,
+    print_table,
     require_new,
+    say,
+    say_wrapped,
     screen,
 )
 from kinfolk.errors import UsageError
@@ -90,61 +93,54 @@ def cnce(
 
 
 def _show_table(found: dict[str, Any]) -> None:
-    rows = {(row["critic"], row["points"], row["omega"]): row for row in found["rows"]}
-    settings, premise = found["settings"], found["premise"]
-    titles = {"nce": "One critic for all rows, trained by NCE"}
-    if settings["train_each"]:
-        titles["own"] = "A critic for each row, trained by the estimator of that row"
-    _print(_truth(found["true"]))
-    for critic, title in titles.items():
-        heads = ("ω", "paper", "training points", "fresh points", "premise")
-        table = plain_table(*heads, right=heads, title=title)
-        for omega, paper in found["paper"].items():
-            ours = [rows[critic, points, int(omega)] for points in ("train", "fresh")]
-            holds = f"{100 * premise[omega]:.0f} %" if critic == "nce" and omega != "0" else "–"
-            cells = [_mean_and_deviation(row) for row in (paper, *ours)]
-            table.add_row("NCE" if omega == "0" else omega, *cells, holds)
-        _print(table)
+    settings = found["settings"]
+    print_truth(found["true"])
+    heads = ("critic", "points", "ω", "paper", "estimate", "premise")
+    table = plain_table(*heads, right=heads[2:])
+    shown = [row for row in found["rows"] if settings["train_each"] or row["critic"] == "nce"]
+    for row in sorted(shown, key=lambda row: row["critic"]):
+        omega = str(row["omega"])
+        holds = omega != "0" and (row["critic"], row["points"]) == ("nce", "fresh")
+        table.add_row(
+            {"nce": "shared"}.get(row["critic"], row["critic"]),
+            row["points"],
+            "NCE" if omega == "0" else omega,
+            _mean_and_deviation(found["paper"][omega]),
+            _mean_and_deviation(row),
+            f"{100 * found['premise'][omega]:.0f} %" if holds else "–",
+        )
+    screen().print(table, soft_wrap=False)
     runs = settings["seeds"]
     spread = f"Mean ± standard deviation over {runs} runs" if runs > 1 else "One run"
-    _print(
+    say_wrapped(
         f"{spread}: {settings['num_points']:,} points, {settings['num_negatives']} negatives,"
-        f" epochs: {settings['epochs']}. CNCE draws negatives above the percentile ω. Premise:"
-        " share of fresh anchors whose negatives all have e^f above its mean, as theorem 3.1"
-        " requires.",
-        style="dim",
+        f" epochs: {settings['epochs']}. CNCE draws negatives above the percentile ω. The shared"
+        " critic is trained by NCE, others by the estimator of the row. Premise: share of fresh"
+        " anchors whose negatives all have e^f above its mean, as theorem 3.1 requires.",
+        "dim",
     )
 
 
 def _show_variance(found: dict[str, Any]) -> None:
-    rows = {(row["negatives"], row["omega"]): row for row in found["rows"]}
-    numbers, omegas = (list(dict.fromkeys(key[part] for key in rows)) for part in (0, 1))
-    heads = ["k"]
-    for omega in omegas:
-        heads += [f"ω = {omega}" if omega else "NCE", "variance"]
-    table = plain_table(*heads, right=tuple(heads))
-    for number in numbers:
-        ours = [rows[number, omega] for omega in omegas]
-        cells = [text for row in ours for text in (f"{row['mean']:.4f}", f"{row['variance']:.1e}")]
-        table.add_row(f"{number:,}", *cells)
-    if found["true"] is not None:
-        _print(_truth(found["true"]))
-    _print(table)
+    print_truth(found["true"])
+    rows = [
+        (f"{row['negatives']:,}", str(row["omega"]), f"{row['mean']:.4f}", f"{row['variance']:.1e}")
+        for row in found["rows"]
+    ]
+    heads = ("k", "ω (0: NCE)", "mean", "variance")
+    print_table(heads, rows, right=heads)
     settings = found["settings"]
     critics = f", critics: {settings['seeds']}" if "seeds" in settings else ""
-    _print(
+    say_wrapped(
         f"k: number of negatives. Variance over {settings['draws']} draws of the negatives, with"
         f" anchor and positive fixed, averaged over anchors: {settings['anchors']}{critics}.",
-        style="dim",
+        "dim",
     )
 
 
-def _truth(information: float) -> str:
-    return f"True mutual information: [bold]{information:.5f}[/] nats"
-
-
-def _print(what: Any, style: str | None = None) -> None:
-    screen().print(what, style=style, soft_wrap=False)
+def print_truth(information: float | None) -> None:
+    if information is not None:
+        say(f"True mutual information: {information:.5f} nats", "bold")
 
 
 def _mean_and_deviation(row: dict[str, Any]) -> str:

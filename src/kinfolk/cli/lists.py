@@ -34,11 +34,10 @@ METHODS_EPILOG = examples("kinfolk methods", "kinfolk train --method sogclr+glof
 
 
 def methods() -> None:
-    """List frameworks, detectors, actions and recipes, and how to compose them."""
+    """List frameworks, detectors and actions, and how to compose them."""
     from kinfolk.detectors import DETECTORS
     from kinfolk.frameworks import FRAMEWORKS
     from kinfolk.plugins import load_plugins
-    from kinfolk.training.settings import recipe_names, recipe_summary
 
     load_plugins()
     detectors = "Detectors: which candidates are kin (false negatives)"
@@ -49,10 +48,6 @@ def methods() -> None:
         ],
         detectors: [("name", "paper", "needs")],
         "Actions: what is done with kin": [("name", "effect"), *ACTIONS.items()],
-        "Recipes: complete configurations for --recipe": [
-            ("name", "description"),
-            *((name, recipe_summary(name)) for name in recipe_names()),
-        ],
     }
     for name, kind in DETECTORS.items():
         names = ", ".join((name, *(f"{name}:{variant}" for variant in kind.variants)))

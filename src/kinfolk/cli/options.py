@@ -182,14 +182,14 @@ def with_settings(keys: Mapping[str, str]) -> Callable[[Callable[..., None]], Ca
         setting, flags = settings[key], names.split()
         kind = setting.type.split()[0]
         is_flag = "true or false" in setting.type
-        value = setting.default.strip('"')
-        about, _, default = setting.description.partition(f"; {value}: ")
-        about = about.partition("; null: ")[0].rstrip(".")
-        if not default and value not in ("false", "null", "[]"):
-            default = f"{value}."
         metavar = "FILE" if key in ("data.exclude", "model.init") else "NAME"
+        about, value = setting.description, setting.default.strip('"')
+        if value == "null":
+            about = about.replace("; null: ", "; default: ")
+        elif value not in ("false", "[]", "auto"):
+            about = f"{about.rstrip('.')}; default: {value}."
         described_option = option(
-            f"{about}; default: {default}" if default else f"{about}.",
+            about.partition("; null: ")[0],
             *flags,
             metavar="" if is_flag else {"whole": "N", "number": "X"}.get(kind, metavar),
             panel={"data": DATA, "trainer": RUNNING}.get(setting.section, TRAINING),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from kinfolk.cli.options import (
     LabelsFromFolders,
@@ -22,15 +22,6 @@ from kinfolk.cli.options import (
     say,
 )
 from kinfolk.errors import UsageError, plural
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from kinfolk.data.images import ImageData
-    from kinfolk.frameworks.base import Framework
-    from kinfolk.training.load_run import OpenedRun
-
 
 EMBED_EPILOG = examples(
     "kinfolk embed runs/photos --out features.npy",
@@ -78,6 +69,7 @@ def embed(
     import numpy as np
 
     from kinfolk.auditing.inputs import ORIGIN, run_origin
+    from kinfolk.evaluation.protocols import Augmented
     from kinfolk.files import write_atomically
     from kinfolk.training.load_run import open_run, restore
 
@@ -94,7 +86,8 @@ def embed(
     print_refused(images)
     framework = restore(opened.path, opened.config, images) if projected else None
     for version, path in enumerate(files):
-        features = _features(opened, images, framework, None if views is None else version, seed)
+        how = None if views is None else Augmented(opened.views(), seed, version)
+        features = opened.features(images, views=how, framework=framework, progress=True)
         # not before features that are not finite are refused
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, lambda file, array=features: np.save(file, array))  # type: ignore[misc]
@@ -103,29 +96,6 @@ def embed(
     images.samples.to_parquet(table, {ORIGIN: json.dumps(asdict(origin))})
     named = ", ".join(map(str, (*files, table)))
     say(f"{plural(len(features), 'sample')} × {plural(features.shape[1], 'feature')}: {named}")
-
-
-def _features(
-    opened: OpenedRun,
-    images: ImageData,
-    framework: Framework | None,
-    version: int | None,
-    seed: int,
-) -> NDArray[np.float32]:
-    """(N, F) features of the images or of an augmented view; with a framework, projected."""
-    import numpy as np
-    import torch
-
-    from kinfolk.embedding import embed as embed_all
-    from kinfolk.evaluation.protocols import Augmented
-    from kinfolk.training.load_run import require_finite_features
-
-    views = opened.views() if version is None else Augmented(opened.views(), seed, version)
-    if framework is None:
-        return opened.features(images, views=views, progress=True)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    projected = embed_all(framework, images, views, device=device, progress=True, projected=True)
-    return require_finite_features(np.asarray(projected.numpy(), dtype=np.float32), opened.path)
 
 
 EXPORT_EPILOG = examples(

@@ -1,5 +1,4 @@
-"""From a complete configuration to the views, networks, framework, optimiser and tokenizer of a
-training."""
+"""From a complete configuration to views, networks, framework, optimiser and tokenizer."""
 
 from __future__ import annotations
 
@@ -172,8 +171,8 @@ def _check_guides(framework: Framework, data: ImageData) -> None:
 def networks(
     config: TrainConfig, channels: tuple[int, ...], module: nn.Module | None = None
 ) -> tuple[nn.Module, nn.Module]:
-    """Encoder and head. With several groups of channels, one of each per group. `module`: an
-    encoder that was passed from Python."""
+    """Encoder and head, or with several groups of channels one of each per group. `module`: an
+    encoder from Python."""
     if module is not None:
         if len(channels) > 1:
             raise UsageError(
@@ -234,24 +233,19 @@ def load_initial_weights(
     if text is not None:
         parts.text_encoder, parts.text_head = text
     filled = load_parts(parts, path)
-    missing = list[str]()
     if "text_encoder" in filled and not (config.text.tokenizer or _tokenizer_next_to(path)):
-        missing.append(
+        _warn(
             f"the text tower of {path} was trained with a tokenizer that is not known here; give"
             " the tokenizer.json of its training as `text.tokenizer`"
         )
-    rest = [
-        name
-        for name, part in parts.named_children()
-        if name not in filled and any(True for _ in part.parameters())
-    ]
-    if rest:
-        missing.append(
-            f"{path} has weights for {', '.join(filled)}; {', '.join(rest)} start from random"
-            " weights"
-        )
-    for message in missing:
-        warnings.warn(message, KinfolkWarning, stacklevel=2)
+    others = [(name, part) for name, part in parts.named_children() if name not in filled]
+    if rest := [name for name, part in others if next(part.parameters(), None) is not None]:
+        has = ", ".join(filled)
+        _warn(f"{path} has weights for {has}; {', '.join(rest)} start from random weights")
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, KinfolkWarning, stacklevel=3)
 
 
 def read_text(

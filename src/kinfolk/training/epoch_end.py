@@ -1,6 +1,5 @@
 """What happens between epochs: the refresh of methods that use all samples at once, and the
-measurements: nearest-neighbour accuracy, agreement of pseudo-labels with the labels, and snapshots
-of embeddings for the maps of the report.
+measurements: nearest-neighbour accuracy, quality of clusters, and snapshots for the report.
 
 Dimension key: N training samples, L levels, S samples of a snapshot, D embedding, F features.
 """
@@ -47,12 +46,12 @@ from kinfolk.training.run_folder import Run, epoch_of, snapshot_file
 
 
 class Knn:
-    """Measures `knn` every few epochs and after the last one, and optionally `features_nmi` of
-    k-means of the same features, where there are labels.
+    """Measures `knn`, and optionally `features_nmi` of k-means of the same features, every few
+    epochs and after the last one, where there are labels.
 
-    The test samples, or those of a validation split, are classified by the training samples.
-    Without either, each training sample is classified by the others. A detector that uses the
-    accuracy receives `steering_knn` instead, which never uses the test samples.
+    The test samples, or those of a validation split, are classified by the training samples, or
+    without either each training sample by the others. A detector that uses the accuracy receives
+    `steering_knn` instead, which never uses the test samples.
     """
 
     def __init__(self, data: ImageData, config: TrainConfig) -> None:
@@ -95,8 +94,7 @@ class Knn:
 
     def _embed(self, module: TrainingModule, epoch: int, ids: Tensor) -> tuple[Tensor, Tensor]:
         assert self.data.labels is not None
-        where: dict[str, Any] = {"device": module.device, "autocast": module.autocast}
-        features = embed(module.framework, self.data, module.views, ids, **where)
+        features = module.embed_samples(self.data, ids)
         module.require_finite(features, "features")
         if epoch == self.epochs:
             self._last.append((ids, features))
@@ -119,7 +117,7 @@ def require_knn(framework: Framework, knn: Knn, method: str) -> None:
 def _parts(
     data: ImageData, splits: tuple[str, ...], max_samples: int, seed: int
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Ids of the labelled training samples, and of those of the first of `splits` that exists; each
+    """Ids of the labelled samples for training, and of the first of `splits` that has any; each
     image once."""
     if data.labels is None:
         return None, None
@@ -230,10 +228,7 @@ class Snapshots:
     def __call__(self, module: TrainingModule, epoch: int) -> dict[str, float]:
         if epoch not in self.epochs:
             return {}
-        where: dict[str, Any] = {"device": module.device, "autocast": module.autocast}
-        embedding_SD = embed(
-            module.framework, self.data, module.views, self.ids, projected=True, **where
-        )
+        embedding_SD = module.embed_samples(self.data, self.ids, projected=True)
         tensors = {"ids": self.ids, "embedding": embedding_SD.half()}
         labels_N = accepted_labels(module.framework)
         if labels_N is not None:
@@ -274,10 +269,9 @@ class Refresh(pl.Callback):
     """Calls `framework.refresh` before each epoch that needs it and `framework.finish` after the
     last one, and measures the time. Must come before `MetricsLog`, whose time does not include it.
 
-    An epoch that is resumed in its middle is not refreshed again. The optimiser drops the momentum
-    of parameters that the framework has replaced. Streamed data is not read a second time: in the
-    epoch before a refresh each batch is embedded without augmentation right after its step, and the
-    few samples that the epoch left out are read.
+    The optimiser drops the momentum of parameters that the framework has replaced. Streamed data is
+    not read a second time: in the epoch before a refresh each batch is embedded without
+    augmentation right after its step, and the few samples that the epoch left out are read.
     """
 
     def __init__(self, data: ImageData | NumberedTexts) -> None:

@@ -1,5 +1,4 @@
-"""Opening a run after the training: its encoder, views and data, or the whole framework with its
-state from the last checkpoint.
+"""Opening a run after the training: its encoder, views and data, or the framework with its state.
 
 Dimension key: N samples, F features, Q queries, C candidates, P positives.
 """
@@ -132,7 +131,7 @@ class OpenedRun:
 
     def data(
         self,
-        source: str | None = None,
+        source: object | None = None,
         *,
         labels_from_folders: bool | None = False,
         hierarchy: str | None = None,
@@ -140,8 +139,9 @@ class OpenedRun:
         workers: int | None = None,
         progress: bool = False,
     ) -> ImageData:
-        """The images of the run or of another source, at the resolution of the run. `hierarchy` and
-        `depth` choose the depth of the labels; the default for another source is its own labels."""
+        """The images of the run or of another source (a path or arrays), at the resolution of the
+        run. `hierarchy` and `depth` choose the depth of the labels; the default for another source
+        is its own labels."""
         stored, run = self.config.data, Run(self.path)
         changed: dict[str, Any] = {
             "workers": stored.workers if workers is None else workers,
@@ -153,27 +153,28 @@ class OpenedRun:
             raise UsageError(
                 f"{self.path} was trained on data passed from Python; give the images with --data"
             )
+        # pixels of another source are not cached in the run folder
+        where = run if source is None else None
         if source is None:
-            changed["labels_from_folders"] |= bool(stored.labels_from_folders)
-            config = self._with_data(stored, changed)
-            opened = open_data(None, config, run)
+            changed["labels_from_folders"] = bool(labels_from_folders or stored.labels_from_folders)
         else:
-            changed |= {"source": source, "streaming": False, "exclude": None}
+            changed |= {"streaming": False, "exclude": None}
             if hierarchy is None and depth is None:
                 changed |= {"hierarchy": None, "depth": None}
-            config = self._with_data(stored, changed)
-            try:  # a table has the column names of the run, or the default ones
-                opened = open_data(None, config)
-            except KinfolkError:
-                opened = open_data(None, self._with_data(DataConfig(), changed))
+        config = self._with_data(stored, changed)
+        try:
+            opened = open_data(source, config, where)
+        except KinfolkError:
+            if source is None:
+                raise
+            # a table has the column names of the run, or the default ones
+            opened = open_data(source, self._with_data(DataConfig(), changed))
         if opened.has_texts != ("image" not in self.modalities):
             here, there = ("texts", "images") if opened.has_texts else ("images", "texts")
             raise UsageError(
                 f"{opened.name} holds {here}, and {self.path} was trained with"
                 f" {self.config.method} on {there}"
             )
-        # pixels of another source are not cached in the run folder
-        where = run if source is None else None
         data = read_data(opened, config, where, several=False, progress=progress)
         if data.texts is not None:
             data.texts.tokenizer = self.tokenizer()
@@ -189,14 +190,23 @@ class OpenedRun:
         *,
         views: Preparation | None = None,
         unpooled: bool = False,
+        framework: Framework | None = None,
         progress: bool = False,
     ) -> NDArray[np.float32]:
-        """(N, F) features of all samples or of `ids`; `unpooled`: before the average pooling."""
+        """(N, F) features of all samples or of `ids`; `unpooled`: before the average pooling;
+        `framework`: the embeddings that its loss compares, instead of the encoder's features."""
         chosen = None if ids is None else torch.from_numpy(ids)
-        encoder = FeatureMap(self.encoder()).eval() if unpooled else self.encoder()
-        views = views or self.views()
-        found = embed(encoder, data, views, chosen, device=_device(), progress=progress)
-        return require_finite_features(np.asarray(found.numpy(), dtype=np.float32), self.path)
+        model: nn.Module = framework or self.encoder()
+        model = FeatureMap(model).eval() if unpooled else model
+        how: dict[str, Any] = {"device": _device(), "projected": framework is not None}
+        found = embed(model, data, views or self.views(), chosen, progress=progress, **how)
+        if bad := int((~found.isfinite().all(1)).sum()):
+            raise KinfolkError(
+                f"the encoder of {self.path} gives features that are not finite, for {bad:,} of"
+                f" {len(found):,} samples; the training has diverged, so train again with a lower"
+                " learning rate"
+            )
+        return np.asarray(found.numpy(), dtype=np.float32)
 
 
 def _device() -> str:
@@ -206,16 +216,6 @@ def _device() -> str:
 def exported_meta(path: Path) -> dict[str, Any]:
     file = path / WEIGHTS if (path / WEIGHTS).is_file() else path / DESCRIPTION
     return meta_of(file) if file.is_file() else {}
-
-
-def require_finite_features(features_NF: NDArray[np.float32], path: Path) -> NDArray[np.float32]:
-    if bad := int((~np.isfinite(features_NF).all(1)).sum()):
-        raise KinfolkError(
-            f"the encoder of {path} gives features that are not finite, for {bad:,} of"
-            f" {len(features_NF):,} samples; the training has diverged, so train again with a lower"
-            " learning rate"
-        )
-    return features_NF
 
 
 def open_run(path: Path | str, model: nn.Module | None = None) -> OpenedRun:
@@ -268,13 +268,13 @@ def load_framework(
 ) -> Framework:
     """The framework with its state from the last checkpoint, in evaluation mode and with its
     schedules at the end of the training."""
-    checkpoint = read_checkpoint(run.checkpoint)
-    samples = Samples.read(run.samples)
+    checkpoint, samples = read_checkpoint(run.checkpoint), Samples.read(run.samples)
+    about = checkpoint["kinfolk"]
     digest, number = samples_digest(samples), samples.num_train
-    require_identity(checkpoint["kinfolk"], config, digest, number, run.checkpoint)
+    require_identity(about, config, digest, number, run.checkpoint)
     saved = _with_saved_model(config, run.path)
     framework = build_framework(saved, data, tokenizer, resumed=True, cache=run.cache)
-    framework.set_progress(max(int(checkpoint["kinfolk"]["epoch"]) - 1, 0), config.epochs)
+    framework.set_progress(max(int(about["epoch"]) - 1, 0), config.epochs)
     state = {
         name.removeprefix("framework."): value
         for name, value in checkpoint["state_dict"].items()

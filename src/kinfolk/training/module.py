@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from kinfolk import distributed
 from kinfolk.data.images import Transfer
+from kinfolk.embedding import Images, embed
 from kinfolk.errors import KinfolkError
 from kinfolk.frameworks.base import Framework
 from kinfolk.frameworks.moco import MomentumCopy
@@ -195,6 +196,11 @@ class TrainingModule(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.require_finite_losses()
 
+    def embed_samples(self, data: Images, ids: Tensor, projected: bool = False) -> Tensor:
+        """(N, F) features of the samples `ids` of `data`; see `embed`."""
+        where: dict[str, Any] = {"device": self.device, "autocast": self.autocast}
+        return embed(self.framework, data, self.views, ids, projected=projected, **where)
+
     def require_finite(self, values: Tensor, what: str) -> None:
         if not values.isfinite().all():
             raise self.not_finite(
@@ -214,8 +220,7 @@ class TrainingModule(pl.LightningModule):
 def one_pixel_in_float32(module: nn.Module) -> Iterator[None]:
     """Within this context, convolutions of `module` are computed in float32 where their input is
     one pixel wide or high, on a CPU under autocast: in bfloat16, oneDNN does not write the gradient
-    of the taps that see only padding (v3.12, torch 2.13). The context must include the backward
-    pass, where `in_chunks` computes the forward pass again."""
+    of the taps that see only padding (v3.12, torch 2.13). It must include the backward pass."""
     patched = [
         part
         for part in module.modules()
@@ -269,12 +274,12 @@ def _buffers_outside_norms(module: nn.Module) -> list[str]:
 def in_chunks(modules: Iterable[nn.Module], number: int) -> Iterator[None]:
     """GradCache: each of `modules` processes the rows of its first argument in `number` chunks
     without keeping activations, within this context. In the backward pass, which may come after it,
-    each chunk is computed again by `torch.utils.checkpoint`.
+    each chunk is computed again by `torch.utils.checkpoint`, with the same random numbers and
+    without updating buffers.
 
     A chunk holds every `number`-th row, so that both views of a sample are in one chunk where the
-    batch is a multiple of `number`. Random numbers are the same in both passes over a chunk, and
-    buffers are updated by the first pass only. BatchNorm normalises each chunk by its own
-    statistics; without it, loss and gradient are those of the whole batch to rounding.
+    batch is a multiple of `number`. BatchNorm normalises each chunk by its own statistics; without
+    it, loss and gradient are those of the whole batch to rounding.
 
     Example:
         >>> encoder = nn.Linear(3, 2)

@@ -62,10 +62,9 @@ class Run:
 
     Args:
         path: the folder.
-        rank: the rank of this process in the training; only rank zero writes.
+        rank: of this process in the training; only rank zero writes.
         unchanged: whether the run was finished already, so that `train` had nothing to do.
-        images, features: the images of the training, and ids and encoder features after the last
-            epoch, for the report; `kinfolk.train` drops them.
+        images, features: the images, and ids and features after the last epoch, for the report.
 
     Example:
         >>> Run(Path("runs/photos")).checkpoint.as_posix()
@@ -98,10 +97,6 @@ class Run:
         found = {epoch_of(path): path for path in self.checkpoint.parent.glob("last-*.ckpt")}
         return [found[number] for number in sorted(found) if number >= 0]
 
-    @property
-    def exists(self) -> bool:
-        return any((self.path / name).exists() for name in WRITTEN)
-
     def epochs(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; warns about torn lines."""
         rows, torn = read_rows(self.metrics)
@@ -120,7 +115,8 @@ class Run:
     def require_unused(self) -> None:
         """Refuses a folder that is in use. Files of a failed start are allowed."""
         if self._foreign():
-            what = "already holds a run" if self.exists else "is not empty"
+            is_run = any((self.path / name).exists() for name in WRITTEN)
+            what = "already holds a run" if is_run else "is not empty"
             raise UsageError(
                 f"`out` (={self.path}) {what}; resume it (--resume), overwrite it (--overwrite), or"
                 " give another folder"
