@@ -70,7 +70,8 @@ def weigh(
         removed = degree
     near_one = 1 - 8 * torch.finfo(sim_RC.dtype).eps
     gone_RC = kin_RC if removed is None else kin_RC & (removed > near_one)
-    kin_RC = kin_RC & ~spare(sim_RC, out_RC, gone_RC, policy.min_negatives)
+    if policy.min_negatives:
+        kin_RC = kin_RC ^ spare(sim_RC, out_RC, gone_RC, policy.min_negatives)
     y_RC = kin_RC * degree if attracts else None
     if removed is None:
         return torch.where(out_RC | kin_RC, OUT, none), y_RC, kin_RC
@@ -84,10 +85,9 @@ def spare(sim_RC: Tensor, out_RC: Tensor, gone_RC: Tensor, min_negatives: int) -
 
     They are the least similar ones. Ties, up to rounding, are treated alike, so that the order of
     the candidates does not matter."""
-    number = min(min_negatives, sim_RC.shape[1])
-    if number == 0:
-        return torch.zeros_like(gone_RC)
-    missing_R1 = number - (~(out_RC | gone_RC)).sum(1, dtype=torch.int32, keepdim=True)
+    columns = sim_RC.shape[1]
+    number = min(min_negatives, columns)
+    missing_R1 = number - columns + (out_RC | gone_RC).sum(1, dtype=torch.int32, keepdim=True)
     if number == 1:  # the default; where one is missing, all candidates are gone
         cut_R1 = F.threshold(sim_RC, -2.0, math.inf).amin(1, keepdim=True)
     else:

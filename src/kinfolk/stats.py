@@ -119,7 +119,7 @@ def count(
     sim_bVC, negatives = block.sim_bVC, block.num_per_sample.sum()
     found = [negatives, *[torch.zeros_like(negatives)] * (NUM_COUNTS - 1)]
     if kin_RC is not None:
-        found[1] = kin_RC.count_nonzero()
+        found[1] = kin_RC.sum(dtype=torch.int32)
     if labels is not None:
         known_b = labels[0] >= 0
         known_b1C = (known_b.unsqueeze(1) & (labels[1] >= 0)).unsqueeze(1)

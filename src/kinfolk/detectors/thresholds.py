@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.errors import require, require_choice
@@ -102,8 +101,10 @@ def moments(sim_bVC: Tensor, n_b: Tensor) -> Moments:
     if (columns := sim_bVC.shape[1] * sim_bVC.shape[2]) >= 2 * _COLUMNS:
         sim_bVC = sim_bVC[..., :: columns // _COLUMNS]
         n_b = (sim_bVC > -2).sum((1, 2))
-    mean_b = F.threshold(sim_bVC, -2.0, 0.0).sum((1, 2)) / n_b
-    spread_b = (sim_bVC - mean_b.view(-1, 1, 1)).relu_().sum((1, 2)) / n_b
+    sim_bVC = sim_bVC.clamp(min=-2)  # a copy, in which the others are −2
+    others_b = sim_bVC.shape[1] * sim_bVC.shape[2] - n_b
+    mean_b = (sim_bVC.sum((1, 2)) + 2 * others_b) / n_b
+    spread_b = sim_bVC.sub_(mean_b.view(-1, 1, 1)).relu_().sum((1, 2)) / n_b
     return mean_b, spread_b, n_b
 
 
