@@ -60,12 +60,12 @@ def weigh(
         return torch.where(out_RC, OUT, none), None, None
     graded, attracts = kin.degree.is_floating_point(), policy.action == "attract"
     kin_RC = (kin.degree > 0 if graded else kin.degree) & ~out_RC
-    degree = kin.degree.to(sim_RC.dtype) if graded else none + 1
+    degree = kin.degree.to(sim_RC.dtype) if graded else torch.ones_like(none)
     if attracts and policy.attracted_stay:
         return torch.where(out_RC, OUT, none), kin_RC * degree, kin_RC
     removed: Tensor | None = None  # the share of their weight that kin lose; None: all of it
     if policy.action == "reweight" and not graded:
-        removed = none + (1 - policy.kin_weight)
+        removed = torch.full_like(none, 1 - policy.kin_weight)
     elif policy.action != "eliminate" and graded:
         removed = degree
     near_one = 1 - 8 * torch.finfo(sim_RC.dtype).eps
@@ -250,11 +250,11 @@ def contrast(
 ) -> Outcome:
     """The mean loss of all anchors of `pairs`, which have unit norm. `temperature`: (), or (A,) for
     each anchor; `parameters`: learned scalars besides it; `run`: `block_loss`, perhaps compiled."""
-    samples, number, each = len(pairs.ids), how.num_anchors or len(pairs.anchors), temperature.ndim
+    samples, number = len(pairs.ids), how.num_anchors or len(pairs.anchors)
     inputs = (pairs.anchors, pairs.candidates, pairs.positives, temperature, *parameters)
-    by_row = [True, False, True, each == 1, *(False for _ in parameters)]
+    by_row = [True, False, True, temperature.ndim == 1, *(False for _ in parameters)]
     needs_grad = [torch.is_grad_enabled() and x.requires_grad for x in inputs]
-    parts: list[list[Tensor]] = [[] for _ in inputs]  # of the gradients
+    gradients: list[list[Tensor]] = [[] for _ in inputs]  # of the blocks; summed if not by row
     many = BLOCK_ENTRIES.get(temperature.device.type, MANY_ENTRIES) // len(pairs.candidates)
     step = max(1, (how.block_rows or many) // pairs.num_views)
 
@@ -276,21 +276,25 @@ def contrast(
         blocks.append((loss.detach(), *noted))
         wrt = [x for x in leaves if x.requires_grad]
         found = iter(torch.autograd.grad(loss, wrt, materialize_grads=True) if wrt else ())
-        for part, own, want in zip(parts, by_row, needs_grad, strict=True):
-            if want and (own or not part):
-                part.append(next(found))
+        for parts, own, want in zip(gradients, by_row, needs_grad, strict=True):
+            if want and (own or not parts):
+                parts.append(next(found))
             elif want:
-                part[0].add_(next(found))
+                parts[0].add_(next(found))
     losses, counts, updates, proposed = zip(*blocks, strict=True)
-    grads = [(p[0] if len(p) == 1 else torch.cat(p)) if p else None for p in parts]
+    grads = [_join(parts) if parts else None for parts in gradients]
     mean = torch.stack(losses).sum() / number
     total: Tensor = _WithGradient.apply(mean, grads, number, *inputs)  # type: ignore[no-untyped-call]
     update, state = (
-        {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        for parts in (updates, proposed)
+        {name: torch.cat([block[name] for block in found]) for name in found[0]}
+        for found in (updates, proposed)
     )
     stats = Stats(torch.stack(counts).sum(0))
-    return Outcome(total, stats, update, state, grads[3] if each else None)
+    return Outcome(total, stats, update, state, grads[3] if temperature.ndim else None)
+
+
+def _join(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 class _WithGradient(torch.autograd.Function):
