@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from kinfolk import distributed
 from kinfolk.data.images import HostWriter, Transfer, transfer_batches
 from kinfolk.data.labels import TEST_SPLITS
 from kinfolk.data.views import Views
-from kinfolk.errors import KinfolkError, UsageError, show_progress
+from kinfolk.errors import KinfolkError, UsageError, require, show_progress
 from kinfolk.models.heads import evaluating
 from kinfolk.seeding import generator
 
@@ -71,14 +71,12 @@ def embed(
         model: a framework, or a bare encoder that maps (B, 3, H, W) to (B, F).
         device: the model is moved there; None: its present device.
         autocast: type of the computation, e.g. `torch.bfloat16`; None: that of the weights.
-        projected: the framework's projected embeddings (unit norm) instead of the encoder's
-            features.
+        projected: the framework's embeddings (unit norm) instead of the encoder's features.
     """
-    if batch_size < 1:
-        raise ValueError(f"`batch_size` (={batch_size}) must be at least 1")
+    require(batch_size >= 1, "batch_size", batch_size, "at least 1")
     ids = torch.arange(len(data)) if ids is None else ids.cpu()
     if len(ids) == 0:
-        raise KinfolkError("There are no samples to embed.")
+        raise KinfolkError("there are no samples to embed")
     forward = embedding_function(model, projected)
     if device is not None:
         model.to(device)
@@ -141,11 +139,8 @@ def embed_in_parts(
     views: Preparation,
     num_samples: int,
     *,
-    batch_size: int = 512,
     device: torch.device | None = None,
-    autocast: torch.dtype | None = None,
-    progress: bool = False,
-    projected: bool = False,
+    **options: Any,
 ) -> Tensor:
     """As `embed`, of the samples 0 to N − 1, the same on every rank; each rank computes one part,
     with rank zero's running statistics of BatchNorm, which are in the checkpoint."""
@@ -154,16 +149,8 @@ def embed_in_parts(
     sizes = [num_samples // world + (rank < num_samples % world) for rank in range(world)]
     rank = dist.get_rank() if world > 1 else 0
     first = sum(sizes[:rank])
-    features_MF = embed(
-        model,
-        data,
-        views,
-        torch.arange(first, first + sizes[rank]),
-        batch_size=batch_size,
-        autocast=autocast,
-        progress=progress,
-        projected=projected,
-    )
+    ids = torch.arange(first, first + sizes[rank])
+    features_MF = embed(model, data, views, ids, **options)
     if world == 1:
         return features_MF
     return distributed.gather_rows(features_MF.to(device or "cpu"), sizes).cpu()
@@ -237,17 +224,14 @@ def take_parts(
     known = np.asarray(labels >= 0 if labels.ndim == 1 else (labels >= 0).any(1))
     present = [split for split in TEST_SPLITS if (known & (splits == split)).any()]
     train = known & (splits == "train")
+
+    def take(chosen: NDArray[np.bool_]) -> tuple[Any, Any, Any]:
+        ids = images.once(torch.from_numpy(np.flatnonzero(chosen))).numpy()
+        return ids, features_NF[ids], labels[ids]
+
     if not present or not train.any():
-        ids = _once(images, known)
-        return LabelledFeatures(ids, features_NF[ids], labels[ids], None, None, None, "")
-    ids, test_ids = _once(images, train), _once(images, known & (splits == present[0]))
-    test = test_ids, features_NF[test_ids], labels[test_ids]
-    return LabelledFeatures(ids, features_NF[ids], labels[ids], *test, present[0])
-
-
-def _once(images: ImageData, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-    ids: NDArray[np.int64] = images.once(torch.from_numpy(np.flatnonzero(chosen))).numpy()
-    return ids
+        return LabelledFeatures(*take(known), None, None, None, "")
+    return LabelledFeatures(*take(train), *take(known & (splits == present[0])), present[0])
 
 
 def require_labels(labels: NDArray[np.int64] | None) -> NDArray[np.int64]:

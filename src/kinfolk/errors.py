@@ -1,8 +1,8 @@
 """Errors, warnings and progress for users, and the safe display of text from outside.
 
 Text from outside may contain line breaks or escape sequences of a terminal, or look like a formula
-of a spreadsheet. Messages, logs and tables show it with `short`, pages with `without_controls`. CSV
-files contain it as `escape_cell` returns it; `unescape_cell` restores it.
+of a spreadsheet. Messages and logs show it with `short`, pages with `without_controls`, CSV files
+with `escape_cell`, which `unescape_cell` undoes.
 """
 
 from __future__ import annotations
@@ -103,9 +103,8 @@ class UsageError(KinfolkError):
 
 
 class InterruptedRunError(KinfolkError):
-    """A signal has ended a training, which can be resumed from its last checkpoint. The newest one
-    is kept in `latest`, so that the command line recognises the interruption even where the code
-    that was running answered with another error."""
+    """A signal has ended a training, which can be resumed from its last checkpoint. The newest is
+    in `latest`, even where the code that was running answered with another error."""
 
     latest: ClassVar[InterruptedRunError | None] = None
 

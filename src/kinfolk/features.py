@@ -24,7 +24,6 @@ Ints: TypeAlias = NDArray[np.int64]
 
 FEWEST = 3
 _BLOCK_ELEMENTS = 1 << 22  # values in a block while the rows are checked
-_EXACT_IN_FLOAT32 = (1e-30, 1e30)  # range of one over the norm in which float32 is enough
 KEYS = ("features", "embeddings", "embedding", "x")
 """Preferred names in a file with several arrays."""
 
@@ -60,11 +59,7 @@ class Features:
         return self._unit(self.array[ids], self._inverse_N[ids])
 
     def _unit(self, values: NDArray[Any], inverse: NDArray[np.float64]) -> Floats:
-        low, high = _EXACT_IN_FLOAT32
-        if values.dtype == np.float64 or not low < inverse.min() <= inverse.max() < high:
-            return np.ascontiguousarray(values * inverse[:, None], dtype=np.float32)
-        values, inverse_32 = values.astype(np.float32, copy=False), inverse.astype(np.float32)
-        return np.ascontiguousarray(values * inverse_32[:, None])
+        return np.ascontiguousarray(values * inverse[:, None], dtype=np.float32)
 
     def _inverse_norms(self) -> NDArray[np.float64]:
         """(N,); rows that are zero or not finite are refused."""
@@ -73,10 +68,10 @@ class Features:
         for start in range(0, len(inverse_N), step):
             block = self.array[start : start + step].astype(np.float64)
             largest = largest_N[start : start + step] = np.abs(block).max(1)
-            # the square of 1e300 would overflow
-            block /= np.where((largest > 0) & np.isfinite(largest), largest, 1)[:, None]
-            with np.errstate(divide="ignore", over="ignore"):
-                inverse_N[start : start + step] = 1 / np.linalg.norm(block, axis=1) / largest
+            with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+                # the square of 1e300 would overflow
+                norms = np.linalg.norm(block / largest[:, None], axis=1)
+                inverse_N[start : start + step] = 1 / norms / largest
         for bad_N, words in (
             (~np.isfinite(largest_N), "are NaN or infinite"),
             (~np.isfinite(inverse_N), "are all zero and have no direction to compare"),
@@ -182,7 +177,10 @@ def _parquet(path: Path, key: str | None) -> NDArray[Any]:
     values = {field.name: getattr(field.type, "value_type", pa.null()) for field in table.schema}
     lists = [name for name, kind in values.items() if pa.types.is_floating(kind)]
     if lists:
-        return np.stack(table[choose_key(lists, key, path)].to_numpy())
+        rows = table[choose_key(lists, key, path)].to_numpy()
+        if len({np.shape(row) for row in rows}) != 1:
+            raise KinfolkError(f"the rows of `{path}` must be lists of one length")
+        return np.stack(rows)
     floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
     if not floats:
         raise UsageError(

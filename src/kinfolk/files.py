@@ -1,8 +1,8 @@
 """Atomic and durable writing of files, and digests that detect damaged ones.
 
-Every file is written under a temporary name, flushed to the disk and then renamed, and the folder
-is flushed as well. Checkpoints carry a digest of all their bytes in the comment of their zip
-archive, safetensors files in their metadata.
+Every file is written under a temporary name, flushed to the disk and then renamed. Checkpoints have
+a digest of all their bytes in the comment of their zip archive, safetensors files in their
+metadata.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 UNFINISHED = ".unfinished"
-"""Part of the name of a file that is being written. A killed process may leave such a file behind;
-nothing ever reads it."""
-
+"""Part of the name of a file that is being written; a killed process may leave it behind."""
 DIGEST = "kinfolk.digest"
 """Key of the digest in the metadata of a safetensors file."""
 
@@ -39,8 +37,8 @@ _REASONS = {
     errno.EDQUOT: "the disk quota is used up; make room",
     errno.EFBIG: "the file would be larger than this system allows",
     errno.EROFS: "the file system is read-only; give another folder",
-    errno.EACCES: "this user may not write there; give another folder",
-    errno.EPERM: "this user may not write there; give another folder",
+    errno.EACCES: "this user may not use it; change its rights, or give another folder",
+    errno.EPERM: "this user may not use it; change its rights, or give another folder",
     errno.ENOENT: "its folder was removed or renamed",
     errno.ENOTDIR: "its folder is not a folder any more",
     errno.EEXIST: "its folder is not a folder",
@@ -49,7 +47,6 @@ _REASONS = {
 }
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 _GONE = (errno.ENOENT, errno.ENOTDIR)
-_NEW_PLACE = "resume it in its new place (--resume), or start it again"
 
 
 class DamagedFileError(KinfolkError):
@@ -154,8 +151,7 @@ def explain_write_errors(path: Path) -> Iterator[None]:
 def explain_file_errors(folder: Path) -> Iterator[None]:
     """Turns an error of the file system into a sentence, wherever it is raised. Threads of loggers,
     which write into `folder` too, run into the same error; there it is suppressed."""
-    previous = threading.excepthook
-    place = os.path.abspath(folder)
+    previous, place = threading.excepthook, os.path.abspath(folder)
 
     def is_about_folder(error: object) -> bool:
         if not isinstance(error, OSError):
@@ -174,7 +170,8 @@ def explain_file_errors(folder: Path) -> Iterator[None]:
     except OSError as error:
         if is_about_folder(error) and not os.path.isdir(place):
             raise KinfolkError(
-                f"{short(str(folder))} was removed or renamed during the run; {_NEW_PLACE}"
+                f"{short(str(folder))} was removed or renamed during the run; resume it in its new"
+                " place (--resume), or start it again"
             ) from error
         if error.errno in _REASONS and error.filename is not None:
             raise KinfolkError(why_failed(error)) from error
@@ -206,10 +203,7 @@ def first_line(error: BaseException) -> str:
 
 def why_failed(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno in _REASONS and error.filename is not None:
-        reason = _REASONS[error.errno]
-        if error.errno in (errno.EACCES, errno.EPERM):  # it may have been for reading
-            reason = "this user may not use it; change its rights, or give another place"
-        return f"{short(os.fsdecode(error.filename))} cannot be used: {reason}"
+        return f"{short(os.fsdecode(error.filename))} cannot be used: {_REASONS[error.errno]}"
     text = first_line(error)
     return text if text == type(error).__name__ else f"{type(error).__name__}: {text}"
 
@@ -339,11 +333,9 @@ class _Hashing:
 
 def _reason(error: BaseException) -> str:
     cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.errno is not None:
-            return _REASONS.get(cause.errno, first_line(cause))
+    while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__ or cause.__context__
-    return first_line(error)
+    return _REASONS.get(getattr(cause, "errno", None) or 0, first_line(cause or error))
 
 
 def is_running(pid: int) -> bool:

@@ -130,13 +130,13 @@ def test_what_else_may_be_wrong(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": pa.array([], pa.list_(pa.float32()))}), tmp_path / "none.parquet")
     (tmp_path / "x.txt").write_text("1")
     for name, key, words in (
-        ("two.npz", None, "with --key; it contains a, b"),
-        ("two.npz", "c", "contains no 'c'; it contains a, b"),
+        ("two.npz", None, "contains a, b; call the features"),
+        ("two.npz", "c", "contains a, b; call the features"),
         ("int.safetensors", None, "int64. must be float16, float32 or float64"),
         ("names.parquet", None, "no column of floats"),
-        ("ragged.parquet", None, "unequal lengths"),
-        ("missing.parquet", None, "rows without features"),
-        ("none.parquet", None, "has no rows"),
+        ("ragged.parquet", None, "must be lists of one length"),
+        ("missing.parquet", None, "must be lists of one length"),
+        ("none.parquet", None, "must be lists of one length"),
         ("x.txt", None, "must be a run folder or a file that ends in"),
         ("gone.npy", None, "there is no file or folder"),
         ("", None, "has no config.yaml"),

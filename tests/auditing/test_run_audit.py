@@ -150,9 +150,9 @@ def test_batches_go_by_the_labels_and_are_no_larger_than_the_data() -> None:
 @pytest.mark.parametrize(
     ("features", "arguments", "words"),
     [
-        (np.zeros((2, 3), np.float32), {}, "must be at least 3"),
+        (np.zeros((2, 3), np.float32), {}, "at least 3 samples and one feature"),
         (np.ones(5, np.float32), {}, r"must have the shape \(samples, features\)"),
-        (np.ones((5, 0), np.float32), {}, "at least one feature"),
+        (np.ones((5, 0), np.float32), {}, "at least 3 samples and one feature"),
         (np.ones((5, 3), np.int64), {}, "must be float16, float32 or float64"),
         (np.ones((5, 3)), {"alpha": 0}, r"`alpha` \(=0\) must be in \(0, 1\)"),
         (np.ones((5, 3)), {"alpha": 1.0}, r"`alpha` \(=1.0\)"),

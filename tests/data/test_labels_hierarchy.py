@@ -94,12 +94,12 @@ def test_cifar100_is_built_in() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("dog,mammal\n", "must begin with a line that names its two columns"),
+        ("dog,mammal\n", "must have the columns `child` and `parent`"),
         ("", "is empty; its first line must name the columns"),
-        ("child,parent\n", "has no line below its header"),
+        ("child,parent\n", "has 0 roots"),
         ("child,parent\na,b\nb,c\nc,a\n", "goes in a circle: a → b → c → a"),
         ("child,parent\na,a\n", "goes in a circle: a → a"),
-        ("child,parent\na,x\nb,y\n", r"has 2 roots \('x', 'y'\); add a line"),
+        ("child,parent\na,x\nb,y\n", r"has 2 roots \('x', 'y'\)"),
         ("child,parent\na,\n", "row 1 of .* must hold a child and its parent"),
         ("child,parent\n\na,b,c\n", "row 1 of .* has 3 cells, its header has 2"),
         ("child,parent\na,b\na,c\n", "row 2 of .* gives 'a' a second parent, 'c'; it has 'b'"),
@@ -119,7 +119,7 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no hierarchy file"):
         open_hierarchy(tmp_path / "none.csv")
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(KinfolkError, match="must begin with a line"):
+    with pytest.raises(KinfolkError, match="must have the columns"):
         open_hierarchy(tmp_path / "binary.csv")
 
 

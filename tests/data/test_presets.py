@@ -85,7 +85,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sigma": (0.0, 1.0)}, "`sigma` (=(0.0, 1.0)) must be two numbers above 0"),
     ({"kernel": 0.0}, "`kernel` (=0.0) must be in (0, 1]"),
     ({"blur": ()}, "`blur` (=()) must be a number, or one number per view"),
-    ({"blur": "often"}, "`blur` (=often) must be a number or a list of numbers"),
+    ({"blur": "often"}, "`blur` (='often') must be a number, or one number per view"),
     ({"blurr": 0.5}, "`blurr` is not a setting of the views; did you mean blur?"),
 ]
 

@@ -65,7 +65,7 @@ def test_resumed_is_uninterrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     changed[3]["negative_1"] = "something else"
     write_table(table, changed)
     with pytest.raises(Exception, match="the data has changed since the run began"):
-        run_on(None, tmp_path / "cut", resume=True, epochs=3)
+        train(None, tmp_path / "cut", resume=True, epochs=3, progress=False)
 
 
 def test_detectors_have_state_for_explicit_negatives(tmp_path: Path) -> None:

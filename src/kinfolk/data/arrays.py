@@ -1,6 +1,5 @@
 """Images as arrays: in memory, in a `.npz`, in a memory-mapped `.npy`, and in the official archives
-of CIFAR. One rule per array converts values to uint8. No file can run code.
-"""
+of CIFAR. No file can run code."""
 
 from __future__ import annotations
 
@@ -30,19 +29,14 @@ _CHUNK_BYTES = 1 << 26
 
 def find_layout(images: Pixels, what: str) -> Pixels:
     shape = images.shape
-    wrong = f"{what} has the shape {shape}"
-    if images.ndim == 4:
-        if (shape[1] in _CHANNELS) == (shape[3] in _CHANNELS):
-            raise KinfolkError(
-                f"{wrong}: either the second or the last axis must have 1, 3 or 4 channels; give"
-                " (N, H, W, 3)"
-            )
-        images = np.moveaxis(images, 1, 3) if shape[1] in _CHANNELS else images
-    elif images.ndim != 3 or shape[2] in _CHANNELS:
-        raise KinfolkError(f"{wrong}; images must be (N, H, W), (N, H, W, 3) or (N, 3, H, W)")
-    if 0 in images.shape[1:]:
-        raise KinfolkError(f"{wrong}: its images have no pixels")
-    return images
+    first, last = (images.ndim > at and shape[at] in _CHANNELS for at in (1, -1))
+    is_good = first != last if images.ndim == 4 else images.ndim == 3 and not last
+    if not is_good or 0 in shape[1:]:
+        raise KinfolkError(
+            f"{what} has the shape {shape}; images must be (N, H, W), (N, H, W, C) or (N, C, H, W)"
+            " with 1, 3 or 4 channels, and have pixels"
+        )
+    return np.moveaxis(images, 1, 3) if images.ndim == 4 and first else images
 
 
 def find_factor(images: Pixels, what: str) -> float:
@@ -233,9 +227,7 @@ def find_cifar(path: Path) -> tuple[Path, Layout] | None:
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         if path.suffix.lower() == ".tar":
             return None
-        raise KinfolkError(
-            f"`{path}` is not a readable archive: {error}; download it again"
-        ) from error
+        raise KinfolkError(f"`{path}` is not a readable archive: {error}") from error
     for layout in _CIFAR:
         if names >= {f"{layout.folder}/{name}" for name in layout.files}:
             return path, layout
@@ -256,15 +248,16 @@ def open_cifar(path: Path, layout: Layout) -> ArraySource:
         classes = [bytes(name).decode() for name in loaded[layout.meta][layout.classes]]
         splits: dict[str, tuple[Pixels, Any]] = {}
         for split, parts in (("train", layout.train), ("test", (layout.test,))):
-            images = np.concatenate([_images(loaded[part][b"data"]) for part in parts])
+            images = np.concatenate([loaded[part][b"data"] for part in parts])
+            if images.dtype != np.uint8 or images.shape[1:] != (3072,):
+                raise ValueError(f"images of type {images.dtype} and shape {images.shape}")
             labels = [int(label) for part in parts for label in loaded[part][layout.labels]]
-            splits[split] = images, labels
+            splits[split] = images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
     except KinfolkError:
         raise
     except Exception as error:  # a broken pickle raises nearly anything
         raise KinfolkError(
-            f"`{path}` is not an official CIFAR archive: {type(error).__name__}: {error}; download"
-            " it again"
+            f"`{path}` is not an official CIFAR archive: {type(error).__name__}: {error}"
         ) from error
     return ArraySource(splits, name=f"`{path}`", classes=classes)
 
@@ -289,13 +282,6 @@ class _Unpickler(pickle.Unpickler):
                 " refused, download it again"
             )
         return _ALLOWED[module, name]
-
-
-def _images(array: Any) -> Pixels:
-    if array.dtype != np.uint8 or array.shape[1:] != (3072,):
-        raise ValueError(f"images of type {array.dtype} and shape {array.shape}")
-    images: Pixels = array.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    return images
 
 
 def _member(archive: tarfile.TarFile, name: str) -> bytes:

@@ -1,5 +1,4 @@
-"""Decoding an image file to uint8 pixels: the header is checked first, and the image is decoded at
-reduced scale if the format allows it.
+"""Decoding an image file to uint8 pixels, at reduced scale if the format allows it.
 
 This file is also the program of a decoding worker, started by its path: `multiprocessing` would
 import the user's script and PyTorch in every worker. It imports only numpy and Pillow.

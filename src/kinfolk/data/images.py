@@ -1,5 +1,4 @@
-"""The prepared data set: pixels, labels and aspect ratios by sample id; and its batches on their
-way to the training device."""
+"""The prepared data set, by sample id; and its batches on their way to the training device."""
 
 from __future__ import annotations
 
@@ -49,11 +48,7 @@ class ImageData:
     ) -> None:
         self.samples, self.quarantine, self.rows = samples, quarantine, rows
         self.stream = None if isinstance(cache, Tensor) else cache
-        self._cache = (
-            cache
-            if isinstance(cache, Tensor)
-            else torch.empty((0, *cache.shape[1:]), dtype=torch.uint8)
-        )
+        self._cache = cache if isinstance(cache, Tensor) else torch.empty(0)
         self.height, self.width = int(cache.shape[1]), int(cache.shape[2])
         self.num_train = samples.num_train
         self.classes = samples.classes
@@ -105,8 +100,7 @@ class ImageData:
     def distinct(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """(I,) positions in `ids` (B,) of the first sample of each distinct image, and (B,) which
         of these each is a copy of."""
-        # their bytes are not known in advance, so each counts as distinct
-        if self.stream is not None:
+        if self.stream is not None:  # their bytes are not known in advance
             return torch.arange(len(ids)), torch.arange(len(ids))
         contents = TextColumn.of(self.samples.digests).numbers[ids.cpu().numpy()]
         numbers, of_B = torch.unique(torch.from_numpy(contents), return_inverse=True)
@@ -124,8 +118,8 @@ class ImageData:
         return widths / torch.from_numpy(samples.heights[rows].astype(np.float32))
 
 
-# Batches on their way to the training device: read ahead in threads, pinned, and copied and
-# prepared on a separate stream while the batch before is computed. On a CPU nothing is copied.
+# Batches are read ahead in threads, pinned, and copied and prepared on a separate stream while the
+# batch before is computed. On a CPU nothing is copied.
 
 Batch = dict[str, Any]
 

@@ -1,5 +1,5 @@
-"""Annotations of samples: names of splits, labels as class indices, captions that can be used, and
-groups of known positives, which are never negatives of each other; and tables and hierarchies."""
+"""Annotations of samples: splits, labels as class indices, captions, groups of known positives;
+and tables and hierarchies of classes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, TextIO, final
 import numpy as np
 import numpy.typing as npt
 
-from kinfolk.errors import KinfolkError, UsageError, short
+from kinfolk.errors import KinfolkError, UsageError, require, short
 from kinfolk.files import first_line
 
 Ints = npt.NDArray[np.int64]
@@ -62,21 +62,20 @@ def encode_labels(
     numbers = {value: number for value in present if (number := _as_int(value)) is not None}
     if len(numbers) == len(present):
         end = _MOST if classes is None else len(classes)
-        for value, number in numbers.items():
-            if not -1 <= number < end:
-                limit = "" if classes is None else f" ({end} classes)"
-                raise KinfolkError(
-                    f"{what} has the label {value!r}; labels must be 0 … {end - 1}{limit}, or -1"
-                    " for unlabelled"
-                )
+        wrong = [value for value, number in numbers.items() if not -1 <= number < end]
+        if wrong:
+            raise KinfolkError(
+                f"{what} has the label {wrong[0]!r}; labels must be 0 … {end - 1}, or -1 for"
+                " unlabelled"
+            )
         index = {value: number for value, number in numbers.items() if number >= 0}
     else:
         classes = sorted({str(value) for value in present}) if classes is None else classes
         position = {name: number for number, name in enumerate(classes)}
-        unknown = sorted({str(value) for value in present} - set(position))
+        unknown = {str(value) for value in present} - position.keys()
         if unknown:
             raise KinfolkError(
-                f"{what} has the label {unknown[0]!r}, which is not among its classes"
+                f"{what} has the label {min(unknown)!r}, which is not among its classes"
             )
         index = {value: position[str(value)] for value in present}
     return [None if _is_missing(value) else index.get(value) for value in values], classes
@@ -146,14 +145,11 @@ def usable_captions(value: Any) -> tuple[Caption | None, list[tuple[int, str]]]:
         text = to_text(value)
         reason = why_refused(text)
         return (text, []) if reason is None else (None, [(0, reason)])
-    good: list[str] = []
-    faults: list[tuple[int, str]] = []
-    for number, text in enumerate(map(to_text, value), 1):
-        if (reason := why_refused(text)) is not None:
-            faults.append((number, reason))
-        elif text is not None:
-            good.append(text)
-    return (tuple(good), faults) if good else (None, [*faults, (0, "it has no caption")])
+    texts = [to_text(text) for text in value]
+    reasons = [why_refused(text) for text in texts]
+    faults = [(number, reason) for number, reason in enumerate(reasons, 1) if reason is not None]
+    good = tuple(str(text) for text, why in zip(texts, reasons, strict=True) if why is None)
+    return (good, faults) if good else (None, [*faults, (0, "it has no caption")])
 
 
 # Groups
@@ -164,9 +160,9 @@ def group_ids(
     captions: Sequence[Caption | None] | None,
     groups: Sequence[str | None] | None,
 ) -> Ints:
-    """(N,) the group of each sample, named by the id of its first member. Two samples are in one
-    group if they share the image's bytes, a caption (as normalised) or a group of the user; the
-    relation is transitive.
+    """(N,) the known positives of each sample: the id of the first sample of its group. Samples
+    that share the image's bytes, a caption (as normalised) or a group of the user are in one group;
+    the relation is transitive.
 
     Example:
         >>> group_ids(["a", "b", "a", "c"], ["x", "y", "z", "y"], None).tolist()
@@ -215,22 +211,21 @@ def _read_csv(path: Path) -> dict[str, list[Any]]:
         with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             is_tsv = path.suffix.lower() == ".tsv"
             lines = map(_split_tabs, file) if is_tsv else _comma_rows(file, path)
-            rows = [row for row in lines if row]
+            header, *rows = [row for row in lines if row] or [[]]
     except OSError as error:
         raise KinfolkError(f"`{path}` is not a readable table: {error}") from error
     finally:
         csv.field_size_limit(limit)
-    if not rows:
+    if not header:
         raise KinfolkError(f"`{path}` is empty; its first line must name the columns")
-    header = rows[0]
     if len(set(header)) < len(header):
         raise KinfolkError(f"`{path}` names a column twice: {', '.join(map(repr, header))}")
-    for number, row in enumerate(rows[1:], 1):
+    for number, row in enumerate(rows, 1):
         if len(row) != len(header):
             raise KinfolkError(
                 f"row {number} of `{path}` has {len(row)} cells, its header has {len(header)}"
             )
-    return {name: [row[place] for row in rows[1:]] for place, name in enumerate(header)}
+    return {name: [row[place] for row in rows] for place, name in enumerate(header)}
 
 
 def _comma_rows(file: TextIO, path: Path) -> Iterator[list[str]]:
@@ -243,9 +238,8 @@ def _comma_rows(file: TextIO, path: Path) -> Iterator[list[str]]:
             start = reader.line_num + 1
     except csv.Error as error:
         raise KinfolkError(
-            f"`{path}` is not a readable table: {error}, in the row that begins in line {start}; a"
-            " cell that begins with a quote must end with one, and quotes between them are written"
-            ' twice ("")'
+            f"`{path}` is not a readable table: {error}, in the row that begins in line {start};"
+            ' quotes within a quoted cell are written twice ("")'
         ) from error
 
 
@@ -310,10 +304,7 @@ class LabelHierarchy:
 
     def __init__(self, parents: Mapping[str, str], name: str) -> None:
         self.parents, self.name = dict(parents), name
-        if not self.parents:
-            raise KinfolkError(
-                f"{name} has no line below its header; each line must name a child and its parent"
-            )
+        roots = sorted(set(self.parents.values()) - self.parents.keys())
         try:
             graphlib.TopologicalSorter({a: [b] for a, b in self.parents.items()}).prepare()
         except graphlib.CycleError as error:
@@ -321,13 +312,13 @@ class LabelHierarchy:
             raise KinfolkError(
                 f"{name} goes in a circle: {circle}; a class can't be below itself"
             ) from None
-        self.root, *others = sorted(set(self.parents.values()) - self.parents.keys())
-        if others:
-            some = ", ".join(short(repr(root)) for root in (self.root, *others[:2]))
+        if len(roots) != 1:
+            some = ", ".join(short(repr(root)) for root in roots[:3])
             raise KinfolkError(
-                f"{name} has {len(others) + 1} roots ({some}); add a line for each that names a"
-                " common parent"
+                f"{name} has {len(roots)} roots ({some}); it must have one, below which all others"
+                " are"
             )
+        self.root = roots[0]
 
     def path(self, node: str) -> list[str]:
         if node not in self.parents and node != self.root:
@@ -342,8 +333,7 @@ class LabelHierarchy:
 
     def at(self, classes: Sequence[str], depth: int) -> tuple[list[int], list[str]]:
         """The new index of each of `classes`, and the new classes, in alphabetical order."""
-        if depth < 0:
-            raise UsageError(f"`depth` (={depth}) must be 0, the root, or more")
+        require(depth >= 0, "depth", depth, "0, the root, or more")
         names = [self.path(name)[: depth + 1][-1] for name in classes]
         kept = sorted(set(names))
         place = {name: index for index, name in enumerate(kept)}
@@ -366,9 +356,7 @@ def open_hierarchy(spec: str | os.PathLike[str]) -> LabelHierarchy:
         )
     columns = read_columns(path)
     if columns.keys() != {"child", "parent"}:
-        raise KinfolkError(
-            f"{name} must begin with a line that names its two columns, `child` and `parent`"
-        )
+        raise KinfolkError(f"{name} must have the columns `child` and `parent`")
     for number, cells in enumerate(zip(columns["child"], columns["parent"], strict=True), 1):
         child, parent = (str(cell or "").strip() for cell in cells)
         line = f"row {number} of {name}"

@@ -36,7 +36,7 @@ from kinfolk.data.source import (
     Source,
     all_refused,
     arrange,
-    content_change,
+    has_same_content,
     tabulate,
 )
 from kinfolk.data.text import read_pairs
@@ -257,7 +257,7 @@ class Listing:
             and len(bad) == len(refused)
             and all(self._source.stat(index) == refused[self._items[index].key] for index in bad)
             and contents.samples.keys == [self._items[index].key for index in good]
-            and content_change(contents.samples, self._source, good) is None
+            and has_same_content(contents.samples, self._source, good)
         )
 
     def image_data(

@@ -4,18 +4,16 @@ CIFAR-10."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
-from kinfolk.errors import UsageError, did_you_mean
+from kinfolk.errors import UsageError, did_you_mean, require
 
 SMALL = 64
 Pair = tuple[float, float]
 Value = float | tuple[float, ...] | list[float] | None
-
-
-def _check(name: str, value: object, good: bool, rule: str) -> None:
-    if not good:
-        raise UsageError(f"`{name}` (={value}) must be {rule}")
 
 
 @dataclass(frozen=True)
@@ -24,17 +22,14 @@ class Augmentation:
     torchvision.
 
     Args:
-        scale, ratio: lowest and highest share of the area, and lowest and highest width / height,
-            of the crop.
-        flip: probability of a horizontal flip.
-        jitter: probability that the colours are changed at all.
+        scale, ratio: range of the crop's share of the area, and of its width / height.
+        flip, jitter, grey, blur, solarise: probability of a horizontal flip, of any change of the
+            colours, of greyscale, of a Gaussian blur, and that values from `threshold` on are
+            inverted.
         brightness, contrast, saturation: factors are uniform in [max(0, 1 - value), 1 + value].
         hue: the shift is uniform in [-hue, hue] turns.
         strength: multiplies the four values above.
-        grey: probability of greyscale.
-        blur: probability of a Gaussian blur, with standard deviation uniform in `sigma` pixels, cut
-            to `kernel` × size.
-        solarise: probability that values from `threshold` (in [0, 1]) on are inverted.
+        sigma: range of the blur's standard deviation in pixels; it is cut to `kernel` × size.
     """
 
     scale: Pair = (0.08, 1.0)
@@ -54,19 +49,20 @@ class Augmentation:
     threshold: float = 128 / 255
 
     def __post_init__(self) -> None:
-        for name in ("flip", "jitter", "grey", "blur", "solarise", "threshold"):
-            _check(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "in [0, 1]")
-        for name in ("brightness", "contrast", "saturation", "strength"):
-            _check(name, getattr(self, name), getattr(self, name) >= 0, "at least 0")
+        def check(names: str, rule: str, good: Callable[[Any], bool]) -> None:
+            for name in names.split():
+                require(good(getattr(self, name)), name, getattr(self, name), rule)
+
+        shares = "flip jitter grey blur solarise threshold"
+        check(shares, "in [0, 1]", lambda value: 0 <= value <= 1)
+        check("brightness contrast saturation strength", "at least 0", lambda value: value >= 0)
         rule = "in [0, 0.5] when multiplied by `strength`"
-        _check("hue", self.hue, 0 <= self.hue * self.strength <= 0.5, rule)
-        _check("kernel", self.kernel, 0 < self.kernel <= 1, "in (0, 1]")
+        check("hue", rule, lambda value: 0 <= value * self.strength <= 0.5)
+        check("kernel", "in (0, 1]", lambda value: 0 < value <= 1)
         rule = "two numbers in (0, 1], the lower first"
-        _check("scale", self.scale, 0 < self.scale[0] <= self.scale[1] <= 1, rule)
-        for name in ("ratio", "sigma"):
-            low, high = getattr(self, name)
-            is_good = 0 < low <= high < float("inf")
-            _check(name, (low, high), is_good, "two numbers above 0, the lower first")
+        check("scale", rule, lambda pair: 0 < pair[0] <= pair[1] <= 1)
+        rule = "two numbers above 0, the lower first"
+        check("ratio sigma", rule, lambda pair: 0 < pair[0] <= pair[1] < math.inf)
 
 
 _BYOL = Augmentation(brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1)
@@ -110,10 +106,8 @@ def augmentations(preset: str, size: int, overrides: dict[str, Value]) -> tuple[
     """The augmentations of a preset at an image size. An override is one value for all views or, of
     a single number, a list with one per view."""
     if preset not in PRESETS:
-        raise UsageError(
-            f"`preset` (={preset!r}) must be one of"
-            f" {', '.join(PRESETS)}{did_you_mean(preset, PRESETS, limit=1)}"
-        )
+        hint = did_you_mean(preset, PRESETS, limit=1)
+        raise UsageError(f"`preset` (={preset!r}) must be one of {', '.join(PRESETS)}{hint}")
     made = PRESETS[preset]
     if size <= SMALL:
         made = tuple(
@@ -145,14 +139,10 @@ def _values(
     name: str, value: float | tuple[float, ...] | list[float], pair: bool
 ) -> list[float | Pair]:
     numbers = [value] if isinstance(value, int | float) else list(value)
-    _check(
-        name,
-        value,
-        all(isinstance(number, int | float) for number in numbers),
-        "a number or a list of numbers",
-    )
+    are_numbers = all(isinstance(number, int | float) for number in numbers)
     if pair:
-        _check(name, value, len(numbers) == 2, "two numbers, the lower first")
+        rule = "two numbers, the lower first"
+        require(are_numbers and len(numbers) == 2, name, value, rule)
         return [(float(numbers[0]), float(numbers[1]))]
-    _check(name, value, len(numbers) > 0, "a number, or one number per view")
+    require(are_numbers and len(numbers) > 0, name, value, "a number, or one number per view")
     return [float(number) for number in numbers]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -240,8 +240,18 @@ class Samples:
 
     def first_difference(self, other: Samples) -> str | None:
         """A sentence on the first difference from `other`, the present state, or None."""
-        found = key_difference(self.keys, other.keys)
-        return found or annotation_difference(self, other.classes, _columns_to_compare(other))
+        if (found := key_difference(self.keys, other.keys)) is not None:
+            return found
+        if self.classes != other.classes:
+            return f"the classes were {_shorten(self.classes)}, are now {_shorten(other.classes)}"
+        before, after = _columns_to_compare(self), _columns_to_compare(other)
+        rows = {name: _first_unequal(before[name], after[name]) for name in before}
+        differing = {name: row for name, row in rows.items() if row is not None}
+        if not differing:
+            return None
+        name, row = min(differing.items(), key=lambda found: found[1])
+        changed = f"was {_shorten(before[name][row])}, is now {_shorten(after[name][row])}"
+        return f"the {name} of sample {row} ({short(self.keys[row])}) {changed}"
 
     def to_parquet(self, path: str | Path, metadata: dict[str, str] | None = None) -> None:
         import pyarrow as pa
@@ -379,27 +389,6 @@ def key_difference(was: Sequence[str], now: Sequence[str]) -> str | None:
         moved = f"sample {row} was {short(was[row])}, is now {short(now[row])}"
         return f"the order has changed: {moved}"
     return f"there were {len(was):,} samples, there are now {len(now):,}"
-
-
-def annotation_difference(
-    was: Samples, classes: list[str] | None, columns: Mapping[str, Sequence[Any]]
-) -> str | None:
-    """A sentence on changed classes, or on the first row in which one of the present `columns`
-    differs, or None."""
-    if was.classes != classes:
-        return f"the classes were {_shorten(was.classes)}, are now {_shorten(classes)}"
-    before = _columns_to_compare(was)
-    rows = {name: _first_unequal(before[name], column) for name, column in columns.items()}
-    differing = {name: row for name, row in rows.items() if row is not None}
-    if not differing:
-        return None
-    name, row = min(differing.items(), key=lambda found: found[1])
-    return value_difference(row, was.keys[row], name, before[name][row], columns[name][row])
-
-
-def value_difference(row: int, key: str, name: str, before: object, after: object) -> str:
-    changed = f"was {_shorten(before)}, is now {_shorten(after)}"
-    return f"the {name} of sample {row} ({short(key)}) {changed}"
 
 
 def _columns_to_compare(samples: Samples) -> dict[str, Any]:

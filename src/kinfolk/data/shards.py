@@ -63,7 +63,11 @@ def find_shards(path: Path) -> Splits:
 
 
 def _tars(folder: Path) -> list[Path]:
-    return sorted(entry for entry in folder.glob("[!.]*") if entry.suffix.lower() == ".tar")
+    try:
+        names = sorted(folder.iterdir())
+    except OSError:  # treated like an archive that can't be read, which is refused by name
+        return [folder]
+    return [path for path in names if path.suffix.lower() == ".tar" and path.name[0] != "."]
 
 
 def _names(paths: list[Path]) -> dict[Path, str]:

@@ -1,12 +1,12 @@
-"""Data sources: samples with keys, splits, labels and image bytes or pixels; samples that are left
-out by a list; and whether a source has changed since a run began."""
+"""Data sources: samples with keys, splits, labels and image bytes or pixels; and samples that are
+left out by a list."""
 
 from __future__ import annotations
 
 import copy
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, final
@@ -28,12 +28,7 @@ from kinfolk.data.labels import (
     split_name,
     usable_captions,
 )
-from kinfolk.data.sample_table import (
-    Samples,
-    annotation_difference,
-    key_difference,
-    value_difference,
-)
+from kinfolk.data.sample_table import Samples
 from kinfolk.errors import KinfolkError, UsageError, short, unescape_cell, utf8_key
 
 Pixels = npt.NDArray[Any]
@@ -293,53 +288,19 @@ def _classes(source: Source, hierarchy: LabelHierarchy) -> list[str]:
     return names
 
 
-# Changes since a run began
-
-
-def check_unchanged(
-    samples: Samples, source: Source, refused: Iterable[tuple[str, str]] = ()
-) -> None:
-    """Refuses a `source` that differs from the stored `samples`, by the first difference. Files
-    with the same size and time are not read."""
-    known, out = set(samples.keys), {path for path, _ in refused}
-    items = source.items()
-    order = [at for at in arrange(items) if items[at].key in known or items[at].key not in out]
-    found = key_difference(samples.keys, [items[at].key for at in order])
-    found = found or content_change(samples, source, order)
-    if found is None:  # only now, because some labels are known only after `load`
-        columns: dict[str, Sequence[Any]] = {
-            "split": [items[at].split for at in order],
-            "label": [source.label(at) for at in order],
-            "caption": same_type([items[at].caption for at in order]),
-            "group": [items[at].group for at in order],
-        }
-        found = annotation_difference(samples, source.classes, columns)
-    if found is not None:
-        raise KinfolkError(
-            f"the data has changed since the run began: {found}; restore it, or start a new run"
-        )
-
-
-def content_change(samples: Samples, source: Source, order: Sequence[int]) -> str | None:
-    """A sentence on the first sample whose bytes have changed, or None; row r of `samples` is item
-    `order[r]` of `source`."""
-    items = source.items()
-    sizes, times = samples.sizes_bytes.tolist(), samples.modified_ns.tolist()
-    for row, index in enumerate(order):
-        if items[index].same_as is not None:
-            continue
+def has_same_content(samples: Samples, source: Source, order: Sequence[int]) -> bool:
+    """Whether the image of row r of `samples` is that of item `order[r]` of `source`. Files with
+    the same size and time are not read."""
+    stored = zip(samples.sizes_bytes.tolist(), samples.modified_ns.tolist(), strict=True)
+    for row, (index, (size, time)) in enumerate(zip(order, stored, strict=True)):
         status = source.stat(index)
-        if status is not None and times[row] != 0 and status == (sizes[row], times[row]):
+        if status == (size, time) and time != 0:
             continue
-        key = samples.keys[row]
-        if status is None and source.path(index) is not None:
-            return f"sample {row} ({short(key)}) is now missing"
-        if status is not None and status[0] != sizes[row]:
-            return value_difference(row, key, "size in bytes", sizes[row], status[0])
+        if status is not None and status[0] != size:
+            return False
         try:
-            now = digest(source.load(index))
-        except Exception as error:  # a Dataset may raise anything
-            return f"sample {row} ({short(key)}) can't be read any more: {error}"
-        if now != samples.digests[row]:
-            return value_difference(row, key, "digest", samples.digests[row], now)
-    return None
+            if digest(source.load(index)) != samples.digests[row]:
+                return False
+        except Exception:  # a Dataset may raise anything
+            return False
+    return True

@@ -1,6 +1,5 @@
-"""Tables of images or of text pairs (CSV, TSV, Parquet), and folders and Parquet files of Hugging
-Face `datasets`, whose images must be stored as bytes: a data set from elsewhere must not choose
-files of this machine.
+"""Tables of images or of text pairs (CSV, TSV, Parquet), and Hugging Face `datasets`, whose images
+must be stored as bytes: a data set from elsewhere must not choose files of this machine.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ class Columns:
 
 def open_table(path: Path, columns: Columns) -> FileSource | PairSource:
     """Opens a table of images, whose paths are relative to it, or of text pairs. Rows with the same
-    image share it: their keys are `path`, `path#2`, …, and they form a group if the table has no
-    group column."""
+    image share it: their keys are `path`, `path#2`, …, and without a group column they are a
+    group."""
     name, rows = f"`{path}`", read_columns(path)
 
     def pick(role: str) -> list[Any] | None:
@@ -72,12 +71,11 @@ def open_table(path: Path, columns: Columns) -> FileSource | PairSource:
     images = pick("image")
     if not images:
         raise KinfolkError(f"{name} has no rows")
-    for value in images:
-        if value is not None and not isinstance(value, str):
-            raise KinfolkError(
-                f"the image column of {name} holds {type(value).__name__}; it must hold file paths,"
-                " or (in Parquet) the bytes of image files"
-            )
+    if odd := [value for value in images if not isinstance(value, str | None)]:
+        raise KinfolkError(
+            f"the image column of {name} holds {type(odd[0]).__name__}; it must hold file paths, or"
+            " (in Parquet) the bytes of image files"
+        )
     found = {role: pick(role) for role in _ROLES}
     if found["group"] is None and len(set(images)) < len(images):
         found["group"] = images
@@ -216,15 +214,12 @@ def _image_column(package: Any, features: Any, chosen: str, name: str) -> str:
         or (column == chosen and getattr(kind, "dtype", "") in ("binary", "large_binary"))
         or (isinstance(kind, dict) and "bytes" in kind)
     ]
-    if chosen in found:
-        return chosen
-    if chosen == "image" and len(found) == 1:
-        return str(found[0])
-    raise UsageError(
-        f"{name} has no column {chosen!r} of images; its columns are"
-        f" {', '.join(map(repr, features))}; choose one by `image_column` (--set"
-        " data.image_column=NAME)"
-    )
+    if chosen not in found and (chosen != "image" or len(found) != 1):
+        raise UsageError(
+            f"{name} has no column {chosen!r} of images; its columns are"
+            f" {', '.join(map(repr, features))}; choose one by --set data.image_column=NAME"
+        )
+    return chosen if chosen in found else str(found[0])
 
 
 def _label_column(features: Any, columns: Columns, name: str) -> str | None:
@@ -235,6 +230,6 @@ def _label_column(features: Any, columns: Columns, name: str) -> str | None:
     if len(found) > 1 and found == coded:
         raise UsageError(
             f"{name} has several columns of labels ({', '.join(map(repr, coded))}); choose one by"
-            " `label_column` (--set data.label_column=NAME)"
+            " --set data.label_column=NAME"
         )
     return found[0] if found else None

@@ -1,13 +1,11 @@
-"""Image transforms behind the views, as pure functions on whole batches: random parameters, crop
-and resize, blur, colour, CIE Lab.
+"""Image transforms behind the views, as pure functions on whole batches.
 
 On an accelerator nothing here reads a value back to the host, and no shape depends on values.
 `resample_each` and `apply_blur` work image by image, for large images on a CPU.
 
-Dimension key: V views, B images (functions that work on each image accept more leading dimensions,
-such as V × B), U uniform numbers per image, T tries for a crop, C = 3 channels, F = 4 colour
-adjustments (brightness, contrast, saturation, hue), H × W pixels of the input, S pixels of a side
-of the output, P = S·S pixels, K taps of a blur kernel.
+Dimension key: V views, B images (or more leading dimensions), U uniform numbers per image, T tries
+for a crop, C = 3 channels, F = 4 colour adjustments (brightness, contrast, saturation, hue), H × W
+pixels of the input, S pixels of a side of the output, P = S·S pixels, K taps of a blur kernel.
 """
 
 from __future__ import annotations
@@ -144,14 +142,13 @@ def crop_boxes(
     aspect_B: Tensor | None = None,
 ) -> Tensor:
     """Boxes (B, 4) as top, left, height, width in whole pixels, chosen as by torchvision's
-    `RandomResizedCrop.get_params`: the first try that fits, or the largest centred box with a ratio
-    inside `limits`.
+    `RandomResizedCrop`: the first try that fits, or the largest centred box with a ratio inside
+    `limits`.
 
     Args:
         area_BT, ratio_BT: share of the area and width / height of each try.
         place_B2: numbers in [0, 1) for the vertical and the horizontal position.
-        aspect_B: width / height of the originals, if the pixels are squashed; the boxes are then
-            those of the originals, squashed in the same way.
+        aspect_B: width / height of the originals, if the pixels, and so the boxes, are squashed.
     """
     size_2 = constant((height, width), area_BT.device, area_BT.dtype)
     aspect_B1 = constant((width / height,), area_BT.device, area_BT.dtype)
@@ -232,7 +229,7 @@ def resample(pixels_BHWC: Tensor, rows_BSH: Tensor, columns_BSW: Tensor) -> Tens
     """`rows @ image @ columns.T` for every channel: (B, C, S, S), float32. Of V·B matrices, B
     images are used V times."""
     batch, height, width, channels = pixels_BHWC.shape
-    # moving bytes and then converting them is the faster order
+    # faster than converting before moving
     image = pixels_BHWC.permute(0, 3, 1, 2).contiguous().float()
     if len(rows_BSH) > batch:
         image = image.repeat(len(rows_BSH) // batch, 1, 1, 1)
@@ -267,9 +264,8 @@ _BAND = 56  # lines at a time: a quarter of 224, the fastest of the sizes measur
 
 
 def blur_matrices(sigma_B: Tensor, size: int, num_taps: int) -> Tensor:
-    """Matrices (B, S, S) that blur a line of pixels with a Gaussian of `num_taps` (odd) taps,
-    reflected at the edges, as torchvision's `gaussian_blur` without taps beyond `CUT` standard
-    deviations."""
+    """Matrices (B, S, S) that blur a line of pixels as torchvision's `gaussian_blur`, with
+    `num_taps` (odd) taps, none beyond `CUT` standard deviations."""
     distance_BK = (_offsets(num_taps, sigma_B.device) / sigma_B[:, None]).abs()
     kernel_BK = torch.softmax(
         (-0.5 * distance_BK.square()).masked_fill(distance_BK > CUT, float("-inf")), dim=1
@@ -278,8 +274,8 @@ def blur_matrices(sigma_B: Tensor, size: int, num_taps: int) -> Tensor:
 
 
 def apply_blur(image_CSS: Tensor, matrix_SS: Tensor, radius: int) -> Tensor:
-    """`matrix @ image @ matrix.T` for a matrix of `blur_matrices` that is zero further than
-    `radius` from the diagonal."""
+    """`matrix @ image @ matrix.T` for a matrix that is zero further than `radius` from the
+    diagonal."""
     size = image_CSS.shape[-1]
     across_CSS, both_CSS = torch.empty_like(image_CSS), torch.empty_like(image_CSS)
     lines, across = image_CSS.view(-1, size), across_CSS.view(-1, size)
@@ -322,21 +318,16 @@ def _taps(size: int, num_taps: int, device: torch.device) -> Tensor:
 #     contrast(x) = c x + (1 - c) grey(m),    and so    m -> c m + (1 - c) grey(m)
 #
 # Hence A is the product of the adjustments with `c` for contrast, and A + D the product with
-# contrast's effect on m. Torchvision shifts the hue in HSV, which is not linear; this rotates the
-# colour about the grey axis by the same angle, which agrees for grey pixels and for thirds of the
-# circle.
+# contrast's effect on m. The hue is rotated about the grey axis, because torchvision's shift in HSV
+# is not linear; they agree for grey pixels and for thirds of the circle.
 
 LUMA = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green and blue in grey
 
 
 def jitter(factors_BF: Tensor, order_BF: Tensor) -> tuple[Tensor, Tensor]:
-    """The four adjustments in the given order: A and D (B, 3, 3), for `x -> A x + D mean`.
-
-    Args:
-        factors_BF: of brightness, contrast and saturation (1 changes nothing), and the shift of the
-            hue in turns.
-        order_BF: a permutation of 0..3 per image.
-    """
+    """The four adjustments in the order `order_BF`: A and D (B, 3, 3), for `x -> A x + D mean`.
+    `factors_BF`: of brightness, contrast and saturation (1 changes nothing), and the shift of the
+    hue in turns."""
     base_2FCC, first_2FCC, second_2FCC = _adjustments(factors_BF.device, factors_BF.dtype)
     is_hue_F = constant((False, False, False, True), factors_BF.device, torch.bool)
     angle_BF = 2 * math.pi * factors_BF

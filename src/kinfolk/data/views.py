@@ -1,10 +1,9 @@
-"""Views: the augmented versions of a batch of images that contrastive learning compares, made as
-tensors on the training device.
+"""Views: the augmented versions of a batch of images, made as tensors on the training device.
 
 The order, parameters and probabilities are torchvision's: random resized crop, flip, colour jitter,
 greyscale, Gaussian blur, solarise, normalise. Crop, flip and blur take two matrix products, all
-colours and the normalisation one (see `transforms.py`). An accelerator makes all views at once; a
-CPU makes them in parts that fit its cache, and large images one by one.
+colours and the normalisation one. An accelerator makes all views at once; a CPU makes them in parts
+that fit its cache, and large images one by one.
 
 Three approximations: values are cut to [0, 1] once, at the end; the hue is rotated about the grey
 axis; contrast uses the mean grey after the blur. On photographs the colours differ from
@@ -46,7 +45,7 @@ from kinfolk.data.transforms import (
     taps_for,
     to_lab,
 )
-from kinfolk.errors import UsageError
+from kinfolk.errors import UsageError, require, require_choice
 
 Triple = tuple[float, ...]
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -57,7 +56,7 @@ _CHUNK_BYTES = 2**24  # working memory at a time on the CPU: what fits its cache
 
 
 class Views:
-    """Makes `num_views` augmented views of a batch of images.
+    """Makes augmented views of a batch of images.
 
     The generator gives one block of numbers per view, whatever the settings: the same state gives
     the same crops with and without blur, and the same first view of two or eight.
@@ -65,7 +64,7 @@ class Views:
     Args:
         preset: `simclr`, `moco`, `byol`, `sogclr`, `mild`, `clip` or `plain`; see `presets.py`.
         size: pixels of a side of the views.
-        mean, std: per channel, of values in [0, 1], or of L, a and b; by default those of `SPACES`.
+        mean, std: per channel, of values in [0, 1], or of L, a and b.
         evaluate_share: side of the centre crop of `evaluate`, as a share of the shorter side; 7/8
             above 64 pixels, else all.
         space: "rgb", or "lab" for CIE Lab.
@@ -88,10 +87,8 @@ class Views:
         space: str = "rgb",
         **overrides: Value,
     ) -> None:
-        if size < 1:
-            raise UsageError(f"`size` (={size}) must be at least 1")
-        if space not in SPACES:
-            raise UsageError(f"`space` (={space!r}) must be one of {', '.join(SPACES)}")
+        require(size >= 1, "size", size, "at least 1")
+        require_choice("space", space, list(SPACES))
         self.preset, self.size, self.space = preset, size, space
         default_mean, default_std = SPACES[space]
         self.mean = tuple(map(float, default_mean if mean is None else mean))
@@ -100,16 +97,11 @@ class Views:
         self._rgb_normalisation: tuple[Triple, Triple] = (
             (self.mean, self.std) if is_rgb else ((0.0,) * 3, (1.0,) * 3)
         )
-        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
-            raise UsageError(
-                f"`mean` (={mean}) and `std` (={std}) must be three numbers each, those of `std`"
-                " above 0"
-            )
-        self.evaluate_share = (
-            (1.0 if size <= SMALL else 7 / 8) if evaluate_share is None else float(evaluate_share)
-        )
-        if not 0 < self.evaluate_share <= 1:
-            raise UsageError(f"`evaluate_share` (={evaluate_share}) must be in (0, 1]")
+        require(len(self.mean) == 3, "mean", mean, "three numbers")
+        require(len(self.std) == 3 and min(self.std) > 0, "std", std, "three numbers above 0")
+        default_share = 1.0 if size <= SMALL else 7 / 8
+        self.evaluate_share = default_share if evaluate_share is None else float(evaluate_share)
+        require(0 < self.evaluate_share <= 1, "evaluate_share", evaluate_share, "in (0, 1]")
         self.augmentations = augmentations(preset, size, overrides)
         given: dict[str, Any] = {"mean": mean, "std": std, "evaluate_share": evaluate_share}
         given |= {"space": None if space == "rgb" else space, **overrides}
@@ -134,13 +126,10 @@ class Views:
         _check(pixels, aspect)
         batch, height, width, _ = pixels.shape
         hows = [self.augmentations[view % len(self.augmentations)] for view in range(num_views)]
-        hows = [
-            replace(how, jitter=0.0, grey=0.0, blur=0.0, solarise=0.0) if view in weak else how
-            for view, how in enumerate(hows)
-        ]
+        for view in weak:
+            hows[view] = replace(hows[view], jitter=0.0, grey=0.0, blur=0.0, solarise=0.0)
 
-        size = self.size
-        views = torch.empty(num_views, batch, 3, size, size, device=pixels.device)
+        views = torch.empty(num_views, batch, 3, self.size, self.size, device=pixels.device)
         uniform_VBU = torch.empty(num_views, batch, NUM_UNIFORM, device=pixels.device)
         for uniform_BU in uniform_VBU:
             uniform_BU.uniform_(generator=generator)
@@ -163,11 +152,11 @@ class Views:
             aspect_B = aspect.float()
         box_B4 = centred_boxes(aspect_B, height, width, (1.0, 1.0), share=self.evaluate_share)
         images = torch.empty(batch, 3, self.size, self.size, device=device)
-        identity = constant(((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)), device)
-        zero = constant((0.0,) * 3, device)
+        identity_BCC = torch.eye(3, device=device).expand(batch, 3, 3)
+        zero_BC = torch.zeros(batch, 3, device=device)
         for part in self._parts(pixels):
             image = resize(pixels[part], box_B4[part], self.size)
-            maps = identity.expand(len(image), 3, 3), zero.expand(len(image), 3)
+            maps = identity_BCC[part], zero_BC[part]
             normalise(image, *maps, *self._rgb_normalisation, out_RCSS=images[part])
             self._convert(images[part])
         return images
@@ -182,15 +171,14 @@ class Views:
 
     def config(self) -> dict[str, Any]:
         """All resolved settings: `Views(**views.config())` makes the same views."""
-        settings: dict[str, Any] = {}
+        settings: dict[str, Any] = {"preset": self.preset, "size": self.size, "space": self.space}
+        settings |= {"mean": list(self.mean), "std": list(self.std)}
+        settings["evaluate_share"] = self.evaluate_share
         for field in fields(Augmentation):
             first, *others = values = [getattr(how, field.name) for how in self.augmentations]
-            is_one = all(value == first for value in others)
             one = list(first) if isinstance(first, tuple) else first
-            settings[field.name] = one if is_one else values
-        named = {"preset": self.preset, "size": self.size, "space": self.space}
-        named |= {"mean": list(self.mean), "std": list(self.std)}
-        return {**named, "evaluate_share": self.evaluate_share, **settings}
+            settings[field.name] = one if all(value == first for value in others) else values
+        return settings
 
     def __repr__(self) -> str:
         given = "".join(f", {name}={value!r}" for name, value in self._given.items())
@@ -228,9 +216,8 @@ def render(
     std: Triple,
     out_RCSS: Tensor,
 ) -> None:
-    """Crops, flips, blurs, recolours, solarises and normalises uint8 pixels into `out_RCSS`.
-    `draws` are of all views, view after view; `hows` are the augmentations of the views, with one
-    `kernel`."""
+    """Makes views of uint8 pixels in `out_RCSS`. `draws` are of all views, view after view; `hows`
+    are the augmentations of the views, with one `kernel`."""
     size = out_RCSS.shape[-1]
     num_taps = taps_for(hows[0].kernel, size) if any(how.blur > 0 for how in hows) else 0
     image_RCSS = resize(pixels_BHWC, draws.box, size, draws.flip, draws, num_taps)
@@ -254,22 +241,19 @@ def resize(
     """The boxes resized to (R, C, S, S), float32 in [0, 255]; with `num_taps`, also blurred as
     drawn."""
     _, height, width, _ = pixels_BHWC.shape
-    has_blur = draws is not None and num_taps > 0
     if pixels_BHWC.device.type == "cpu" and height * width >= transforms.LARGE:
         image_RCSS = resample_each(pixels_BHWC, box_R4, size, flip_R)
-        if draws is not None and has_blur:
+        if draws is not None and num_taps > 0:
             chosen_X = draws.blur.nonzero()[:, 0]
             sigma_X = draws.sigma[chosen_X]
             blur_XSS = blur_matrices(sigma_X, size, num_taps)
-            for at, sigma, blur_SS in zip(
-                chosen_X.tolist(), sigma_X.tolist(), blur_XSS, strict=True
-            ):
+            for at, sigma, blur_SS in zip(chosen_X, sigma_X.tolist(), blur_XSS, strict=True):
                 radius = min(num_taps // 2, int(CUT * sigma))
                 image_RCSS[at] = apply_blur(image_RCSS[at], blur_SS, radius)
         return image_RCSS
 
     rows_RSH, columns_RSW = box_weights(box_R4, height, width, size, flip_R)
-    if draws is not None and has_blur:
+    if draws is not None and num_taps > 0:
         no_blur = constant(NO_BLUR, draws.sigma.device)
         sigma_R = torch.where(draws.blur, draws.sigma, no_blur)
         blur_RSS = blur_matrices(sigma_R, size, num_taps)
@@ -298,9 +282,8 @@ def normalise(
     if out_RCSS.device.type != "cpu":
         out_RCSS.clamp_(low_C11, high_C11)
         return
-    for channel, (low, high) in enumerate(
-        zip(low_C11.flatten().tolist(), high_C11.flatten().tolist(), strict=True)
-    ):
+    limits = zip(low_C11.flatten().tolist(), high_C11.flatten().tolist(), strict=True)
+    for channel, (low, high) in enumerate(limits):
         # three times as fast on a CPU as with tensors for limits
         out_RCSS[:, channel].clamp_(low, high)
 
@@ -311,11 +294,9 @@ def _scale_and_limits(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """255 times the standard deviation (C, 1), and the normalised values of black and white (C, 1,
     1)."""
-    scale_C1 = 255 * torch.tensor(std, dtype=torch.float32)[:, None]
-    pairs = list(zip(mean, std, strict=True))
-    low = torch.tensor([-m / s for m, s in pairs])[:, None, None]
-    high = torch.tensor([(1 - m) / s for m, s in pairs])[:, None, None]
-    return scale_C1.to(device), low.float().to(device), high.float().to(device)
+    mean_C, std_C = torch.tensor((mean, std), dtype=torch.float64)
+    limits = [((value - mean_C) / std_C).float()[:, None, None].to(device) for value in (0, 1)]
+    return (255 * std_C).float()[:, None].to(device), *limits
 
 
 def solarise(
@@ -326,22 +307,16 @@ def solarise(
     limit_C11, twice_C11 = (threshold - mean_C11) / std_C11, (1 - 2 * mean_C11) / std_C11
     if image_BCSS.device.type == "cpu":  # only a CPU gains by leaving images out
         chosen_X = chosen_B.nonzero()[:, 0]
-        image_XCSS = image_BCSS[chosen_X]
-        image_BCSS[chosen_X] = torch.where(
-            image_XCSS >= limit_C11, twice_C11 - image_XCSS, image_XCSS
-        )
+        x_XCSS = image_BCSS[chosen_X]
+        image_BCSS[chosen_X] = torch.where(x_XCSS >= limit_C11, twice_C11 - x_XCSS, x_XCSS)
         return
     inverted_BCSS = (image_BCSS >= limit_C11) & chosen_B[:, None, None, None]
     image_BCSS.copy_(torch.where(inverted_BCSS, twice_C11 - image_BCSS, image_BCSS))
 
 
 def _check(pixels: Tensor, aspect: Tensor | None) -> None:
-    if (
-        pixels.dtype != torch.uint8
-        or pixels.ndim != 4
-        or pixels.shape[-1] != 3
-        or 0 in pixels.shape[1:]
-    ):
+    is_good = pixels.dtype == torch.uint8 and pixels.ndim == 4 and pixels.shape[-1] == 3
+    if not is_good or 0 in pixels.shape[1:]:
         raise UsageError(
             f"`pixels` (={pixels.dtype}, shape {tuple(pixels.shape)}) must be uint8 of shape"
             " (batch, height, width, 3)"

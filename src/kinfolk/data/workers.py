@@ -41,8 +41,7 @@ def default_workers() -> int:
 def read_files(
     places: Sequence[Place], height: int, width: int, pixel_cap: int, workers: int
 ) -> Iterator[Read]:
-    """Decodes each file in one of `workers` processes. A file that crashes its worker is
-    refused."""
+    """Decodes in `workers` processes. A file that crashes its worker is refused."""
     pool = DecodePool(height, width, pixel_cap, workers, digests=True)
     step = 4 * _CHUNK * workers
     ahead = ThreadPoolExecutor(1, "kinfolk-ahead")

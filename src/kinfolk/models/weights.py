@@ -35,8 +35,7 @@ from kinfolk.models.text import OpenClipText
 WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"
 _BUILT_BY = frozenset(("name", "stem", "width", "zero_init_residual", "in_channels"))
-"""The settings that a file may give for an encoder. `pretrained` is not among them, because it
-would download weights."""
+"""What a file may set of an encoder; `pretrained` would download weights."""
 _WIDEST = 1 << 14
 _NESTED = ("state_dict", "model_state_dict", "model", "net")
 """Keys under which programs put the state dict of a network in their checkpoints."""
@@ -49,8 +48,8 @@ PARTS = ("encoder", "head", "text_encoder", "text_head")
 def save_encoder(
     encoder: nn.Module, directory: Path | str, meta: Mapping[str, Any] | None = None
 ) -> Path:
-    """Writes `model.safetensors` and `model.json` to `directory`, each atomically; returns the path
-    of the weights. `meta`: anything that JSON can represent."""
+    """Writes `model.safetensors` and `model.json` to `directory`; returns the path of the weights.
+    `meta`: anything that JSON can represent."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     state = plain_state(encoder)
@@ -188,12 +187,12 @@ def load_state(
             if name in given and value.shape != given[name].shape
         ],
     }
-    if any(faults.values()):
-        listed = "; ".join(
-            f"{len(names)} {what} ({', '.join(names[:2])}{', …' if len(names) > 2 else ''})"
-            for what, names in faults.items()
-            if names
-        )
+    listed = "; ".join(
+        f"{len(names)} {what} ({', '.join(names[:2])}{', …' if len(names) > 2 else ''})"
+        for what, names in faults.items()
+        if names
+    )
+    if listed:
         hint = "; the stems may differ, try the other `stem`" if "conv1.weight" in listed else ""
         config = getattr(encoder, "config", None) or type(inner).__name__
         raise KinfolkError(f"the weights of {source} don't fit {config}: {listed}{hint}")

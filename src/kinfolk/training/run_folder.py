@@ -18,9 +18,9 @@ from filelock import FileLock, Timeout
 
 from kinfolk.data.images import ImageData
 from kinfolk.data.open_source import open_source
-from kinfolk.data.prepare import describe_refused, prepare, read_quarantine, write_quarantine
+from kinfolk.data.prepare import describe_refused, prepare, write_quarantine
 from kinfolk.data.sample_table import Samples, samples_digest
-from kinfolk.data.source import Source, at_depth, check_unchanged, exclude
+from kinfolk.data.source import Source, at_depth, exclude
 from kinfolk.data.stream import open_stream, stream_images
 from kinfolk.data.text import PairTexts, TextData, read_pairs
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, plural, short
@@ -251,7 +251,7 @@ def read_data(
     return prepare(source, cache_dir=cache, progress=progress, shared=several, **options)
 
 
-def last_checkpoint_state(run: Run, source: Source, config: TrainConfig) -> dict[str, Any] | None:
+def last_checkpoint_state(run: Run, config: TrainConfig) -> dict[str, Any] | None:
     """The `kinfolk` entry of the last checkpoint, if there is one. A damaged or missing one is
     replaced by the newest good one before it, with a warning; one of another run is refused."""
     saved = [path for path in (run.checkpoint, *run.older_checkpoints()) if path.exists()]
@@ -268,8 +268,6 @@ def last_checkpoint_state(run: Run, source: Source, config: TrainConfig) -> dict
             continue
         samples = Samples.read(run.samples)
         require_identity(state, config, samples_digest(samples), samples.num_train, path)
-        if source.samples is None:  # `require_same_samples` compares the table of streamed data
-            check_unchanged(samples, source, read_quarantine(run.quarantine))
         if not run.checkpoint.exists():
             _warn(
                 f"{run.checkpoint} is missing; the training continues from the one before it,"

@@ -224,7 +224,7 @@ def _run(start: _Start, source: Source, resume: bool) -> Run:
     run, config, console = start.run, start.config, start.console
     several = num_processes(config) > 1
     with collect_warnings() as refused:
-        state = last_checkpoint_state(run, source, config) if resume else None
+        state = last_checkpoint_state(run, config) if resume else None
     if state is not None and state["epoch"] > config.epochs:
         raise UsageError(
             f"`epochs` (={config.epochs}) is less than the {state['epoch']} epochs that {run.path}"
