@@ -70,11 +70,11 @@ NO_IMAGES: list[tuple[Any, str]] = [
     (images().astype(np.int16) - 200, "they must be in"),
     (images().astype(complex), "has the type complex128"),
     (np.array([["a", "b"]] * 3)[:, :, None].repeat(5, 2), "images must be numbers"),
-    (np.zeros((3, 3, 9, 3), np.uint8), "second or the last axis"),
-    (np.zeros((3, 9, 9, 2), np.uint8), "second or the last axis must have"),
+    (np.zeros((3, 3, 9, 3), np.uint8), "with 1, 3 or 4 channels"),
+    (np.zeros((3, 9, 9, 2), np.uint8), "with 1, 3 or 4 channels"),
     (np.zeros((9, 9, 3), np.uint8), r"has the shape \(9, 9, 3\)"),
     (np.zeros((9, 9), np.uint8), r"has the shape \(9, 9\)"),
-    (np.zeros((3, 0, 9, 3), np.uint8), "no pixels"),
+    (np.zeros((3, 0, 9, 3), np.uint8), "and have pixels"),
     (np.zeros((0, 9, 9, 3), np.uint8), "holds no images"),
 ]
 

@@ -245,7 +245,7 @@ def test_a_cache_of_something_else_is_not_used(
     assert decoding.passes == 5
     os.utime(small / "cats" / "new.png", ns=(1, 1))
     cached(small, cache)
-    assert decoding.passes == 5, "touched but equal"
+    assert decoding.passes == 6, "a touched file may have changed"
     assert len(list(cache.glob("*/*.u8"))) == 2, "what is replaced is removed"
 
 

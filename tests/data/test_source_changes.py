@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kinfolk.data import source as source_module
+from kinfolk.data import prepare as prepare_module
 from kinfolk.data.images import ImageData
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
@@ -42,7 +42,8 @@ def test_unchanged_reads_no_file(
     def never(*_: object) -> str:
         raise AssertionError("a file was read")
 
-    monkeypatch.setattr(source_module, "digest", never)
+    monkeypatch.setattr(prepare_module, "digest", never)
+    monkeypatch.setattr(prepare_module, "_read_all", never)
     again = prepare(open_source(root), image_size=8, cache_dir=cache, shared=True)
     assert data.samples.first_difference(again.samples) is None
 

@@ -265,7 +265,6 @@ def _read_parquet(path: Path) -> dict[str, list[Any]]:
 # Learning, ICLR 2022, appendix D): a class is replaced by its ancestor at a depth, or stays if it
 # is above it
 
-CIFAR100 = "the hierarchy of CIFAR-100"
 _SUPERCLASSES = """\
 aquatic_mammals: beaver dolphin otter seal whale
 fish: aquarium_fish flatfish ray shark trout
@@ -347,7 +346,7 @@ def open_hierarchy(spec: str | os.PathLike[str]) -> LabelHierarchy:
         parents = {fine: coarse for coarse, members in SUPERCLASSES.items() for fine in members}
         # some copies of the data shorten them
         parents |= {fine.removesuffix("_tree"): "trees" for fine in SUPERCLASSES["trees"]}
-        return LabelHierarchy({**parents, **dict.fromkeys(SUPERCLASSES, "everything")}, CIFAR100)
+        return LabelHierarchy({**parents, **dict.fromkeys(SUPERCLASSES, "everything")}, "cifar100")
     path, parents = Path(spec), {}
     name = f"`{path}`"
     if not path.is_file():

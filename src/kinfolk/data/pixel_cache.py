@@ -15,10 +15,8 @@ import shutil
 import tempfile
 import warnings
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
@@ -159,14 +157,12 @@ def map_pixels(file: Any, shape: tuple[int, ...]) -> Tensor:
         return torch.from_numpy(array)
 
 
-@dataclass(frozen=True)
-class Contents:
-    """One row per decoded image; (path, reason) of what the source refused; (path, reason, size,
-    time of modification) of what the decoder refused."""
+class Contents(NamedTuple):
+    """One row per decoded image; what the decoder refused; the pixels."""
 
     samples: Samples
-    unread: Refusals
-    refused: list[tuple[str, str, int, int]]
+    refused: Refusals
+    pixels: Tensor
 
 
 @final
@@ -178,38 +174,37 @@ class CacheFolder:
         self.path = Path(root) / f"pixels-{name}"
         self.verify: Verify | None = None
 
-    def find(self, agrees: Callable[[Contents], bool]) -> tuple[Contents, Tensor] | None:
-        """The contents and the mapped pixels, if the cache is complete and `agrees` accepts
-        them."""
+    def find(self, state: str) -> Contents | None:
+        """What `publish` wrote for the same `state` of the source, if it is complete."""
         try:
             index = _read_index(self.path)
             cache, verify = _map(self.path, index)
             samples = Samples.open(self.path / f"{index['name']}.arrow")
+            if index["state"] != state or len(samples) != len(cache):
+                return None
             if cache.nbytes <= _VERIFIED_AT_ONCE:
                 verify(torch.arange(len(cache)))
         except (OSError, ValueError, KeyError, TypeError):
             return None  # missing, cut short or damaged
-        unread, refused = ([tuple(row) for row in index[kind]] for kind in ("unread", "refused"))
-        contents = Contents(samples, unread, refused)
-        if len(samples) != len(cache) or not agrees(contents):
-            return None
         self.verify = verify
-        return contents, cache
+        return Contents(samples, [(path, reason) for path, reason in index["refused"]], cache)
 
-    def publish(self, store: FileStore, contents: Contents) -> Tensor:
-        table = contents.samples.map_from_file(self.path).file
+    def publish(
+        self, store: FileStore, samples: Samples, refused: Refusals, state: str
+    ) -> Contents:
+        table = samples.map_from_file(self.path).file
         assert table is not None
         shape = store.close_as(table.with_suffix(".u8"))
         checksums = np.array(store.checksums, dtype="<u4").tobytes()
         write_atomically(table.with_suffix(".crc32"), lambda file: file.write(checksums))
         index = {"name": table.stem, "shape": shape, "checksums": _digest(checksums)}
-        index |= {"unread": contents.unread, "refused": contents.refused}
+        index |= {"refused": refused, "state": state}
         write_sealed_text(self.path / "index.json", json.dumps(index))
         for old in (*self.path.glob("*.u8"), *self.path.glob("*.crc32"), *self.path.glob("*.part")):
             if old.stem != table.stem:
                 old.unlink(missing_ok=True)
         cache, self.verify = _map(self.path, index)
-        return cache
+        return Contents(samples, refused, cache)
 
 
 def map_cache(folder: Path) -> tuple[Tensor, Verify]:

@@ -3,11 +3,12 @@ images are written to a quarantine file. The other processes of a training map t
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
@@ -16,7 +17,6 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from kinfolk.data.decode import Read, RefusedError, decode, digest, read_file, strict_pillow
 from kinfolk.data.images import ImageData
@@ -36,7 +36,6 @@ from kinfolk.data.source import (
     Source,
     all_refused,
     arrange,
-    has_same_content,
     tabulate,
 )
 from kinfolk.data.text import read_pairs
@@ -82,12 +81,12 @@ def prepare(
     if shared and cache_dir is None:
         raise UsageError("`shared` needs a `cache_dir` that all processes can read")
     listing = Listing(source)
-    folder = found = None
+    folder, found, state = None, None, ""
     size = height, width = cached_size(source.native_size, image_size)
     if cache_dir is not None:
         setting: dict[str, int | str] = {"source": source.name, "height": height, "width": width}
-        folder = CacheFolder(cache_dir, **setting, pixel_cap=pixel_cap)
-        found = folder.find(listing.agrees)
+        folder, state = CacheFolder(cache_dir, **setting, pixel_cap=pixel_cap), listing.state()
+        found = folder.find(state)
     shape = len(listing.images), *size, 3
     num_bytes = math.prod(shape)
     fits = num_bytes < available_memory() // 2
@@ -96,36 +95,30 @@ def prepare(
         folder = None
     with one_writer(folder.path) if found is None and folder is not None else nullcontext():
         if found is None and folder is not None:
-            found = folder.find(listing.agrees)  # another process may have written it meanwhile
+            found = folder.find(state)  # another process may have written it meanwhile
         if found is None:
             path = None if folder is None else folder.path
             store = MemoryStore(shape) if in_memory else FileStore(path, shape)
             reads = _read_all(source, listing.images, height, width, pixel_cap, workers)
-            found = _decode(listing, reads, store, folder, progress)
-    return listing.image_data(*found, folder)
+            try:
+                with strict_pillow(), closing(reads):
+                    shown = show_progress(reads, shape[0], "Reading images", enabled=progress)
+                    samples, refused = listing.tabulate(_store(shown, store))
+                if folder is not None and isinstance(store, FileStore):
+                    found = folder.publish(store, samples, refused, state)
+                else:
+                    found = Contents(samples, refused, store.finish())
+            except BaseException:
+                store.abandon()
+                raise
+    return listing.image_data(found, folder)
 
 
-def _decode(
-    listing: Listing,
-    results: Generator[Read, None, None],
-    store: MemoryStore | FileStore,
-    folder: CacheFolder | None,
-    progress: bool,
-) -> tuple[Contents, Tensor]:
-    number, reads = len(listing.images), []
-    try:
-        with strict_pillow(), closing(results):
-            for read in show_progress(results, number, "Reading images", enabled=progress):
-                if read.pixels is not None:
-                    store.add(read.pixels)
-                reads.append(read._replace(pixels=None))
-        contents = listing.contents(reads)
-        if folder is not None and isinstance(store, FileStore):
-            return contents, folder.publish(store, contents)
-        return contents, store.finish()
-    except BaseException:
-        store.abandon()
-        raise
+def _store(reads: Iterable[Read], store: MemoryStore | FileStore) -> Iterator[Read]:
+    for read in reads:
+        if read.pixels is not None:
+            store.add(read.pixels)
+        yield read._replace(pixels=None)
 
 
 @contextmanager
@@ -224,17 +217,27 @@ class Listing:
         self._order = arrange(self._items)
         self.images = list(dict.fromkeys(map(self._image_of, self._order)))
 
-    def contents(self, reads: Sequence[Read]) -> Contents:
-        both = [(self._items[index], read) for index, read in zip(self.images, reads, strict=True)]
+    def state(self) -> str:
+        """A digest of what there is to read: keys with sizes and times, or with contents."""
+        found = hashlib.blake2b(json.dumps(self._source.refused).encode(), digest_size=16)
+        for index in self.images:
+            status: Any = self._source.stat(index)
+            if status is None or status[1] == 0:
+                try:
+                    status = digest(self._source.load(index))
+                except Exception:  # a Dataset may raise anything
+                    status = None
+            found.update(json.dumps([self._items[index].key, status]).encode())
+        return found.hexdigest()
+
+    def tabulate(self, reads: Iterable[Read]) -> tuple[Samples, Refusals]:
+        """The table of the images that were read, and the others."""
+        items = (self._items[index] for index in self.images)
+        both = list(zip(items, reads, strict=True))
         good = [(item, read) for item, read in both if read.reason is None]
-        refused = [
-            (item.key, read.reason, read.size_bytes, read.modified_ns)
-            for item, read in both
-            if read.reason is not None
-        ]
-        unread = self._source.refused
+        refused = [(item.key, read.reason) for item, read in both if read.reason is not None]
         if not good:
-            raise all_refused(self._source.name, [*unread, *(row[:2] for row in refused)])
+            raise all_refused(self._source.name, [*self._source.refused, *refused])
         samples = tabulate(
             [Item(item.key, split=item.split) for item, _ in good],
             np.full(len(good), -1),
@@ -245,25 +248,10 @@ class Listing:
             modified_ns=np.array([read.modified_ns for _, read in good]),
             digests=[read.digest for _, read in good],
         )
-        return Contents(samples, list(unread), refused)
+        return samples, refused
 
-    def agrees(self, contents: Contents) -> bool:
-        """Whether a cache with these contents holds exactly the images of this source."""
-        refused = {path: (size, time) for path, _, size, time in contents.refused}
-        good = [index for index in self.images if self._items[index].key not in refused]
-        bad = [index for index in self.images if self._items[index].key in refused]
-        return (
-            contents.unread == self._source.refused
-            and len(bad) == len(refused)
-            and all(self._source.stat(index) == refused[self._items[index].key] for index in bad)
-            and contents.samples.keys == [self._items[index].key for index in good]
-            and has_same_content(contents.samples, self._source, good)
-        )
-
-    def image_data(
-        self, contents: Contents, cache: Tensor, folder: CacheFolder | None
-    ) -> ImageData:
-        reasons = {path: reason for path, reason, *_ in contents.refused}
+    def image_data(self, contents: Contents, folder: CacheFolder | None) -> ImageData:
+        reasons, cache = dict(contents.refused), contents.pixels
         row_of = {key: row for row, key in enumerate(contents.samples.keys)}
         image_keys = {index: self._items[self._image_of(index)].key for index in self._order}
         good = [index for index in self._order if image_keys[index] in row_of]
@@ -286,7 +274,7 @@ class Listing:
             samples if folder is None else samples.map_from_file(folder.path),
             cache,
             None if np.array_equal(rows, np.arange(len(cache))) else torch.from_numpy(rows),
-            [*contents.unread, *quarantine],
+            [*self._source.refused, *quarantine],
         )
         if folder is not None:
             data.folder, data.verify = folder.path, folder.verify

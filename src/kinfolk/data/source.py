@@ -14,13 +14,11 @@ from typing import Any, TypeVar, final
 import numpy as np
 import numpy.typing as npt
 
-from kinfolk.data.decode import Place, digest, read_bytes
+from kinfolk.data.decode import Place, read_bytes
 from kinfolk.data.labels import (
-    CIFAR100,
     SUPERCLASSES,
     Caption,
     Ints,
-    LabelHierarchy,
     encode_labels,
     open_hierarchy,
     read_columns,
@@ -216,8 +214,8 @@ AnySource = TypeVar("AnySource", bound=Source)
 
 
 def exclude(source: AnySource, path: str | None) -> AnySource:
-    """The source without the samples that a file names. An image that is left out takes all its
-    captions with it."""
+    """The source without the samples that a file names, and without other samples of their
+    images."""
     if path is None:
         return source
     keys, items = {utf8_key(key) for key in read_excluded(Path(path))}, source.items()
@@ -236,20 +234,15 @@ def exclude(source: AnySource, path: str | None) -> AnySource:
 
 
 def read_excluded(path: Path) -> list[str]:
+    hint = "give a .csv with the column `key`, or a .txt with a key in each line"
     if not path.is_file():
-        raise UsageError(
-            f"there is no file `{path}` of samples to exclude; give a .csv with the column `key` or"
-            " a .txt with a key in each line"
-        )
+        raise UsageError(f"there is no file `{path}` of samples to exclude; {hint}")
     if path.suffix.lower() == ".txt":
         text = path.read_text(encoding="utf-8-sig", errors="backslashreplace")
         return [line for line in text.splitlines() if line]
     columns = read_columns(path)
     if "key" not in columns:
-        raise UsageError(
-            f"`{path}` has no column `key` with the samples to exclude; its columns are"
-            f" {', '.join(columns)}"
-        )
+        raise UsageError(f"`{path}` has no column `key` with the samples to exclude; {hint}")
     return [unescape_cell(str(key)) for key in columns["key"] if key]
 
 
@@ -262,45 +255,21 @@ def at_depth(source: AnySource, hierarchy: str | None, depth: int | None) -> Any
         return source
     if hierarchy is None or depth is None:
         raise UsageError("`hierarchy` and `depth` must be given together")
-    tree, found = open_hierarchy(hierarchy), copy.copy(source)
-    found.class_of_label, found.classes = tree.at(_classes(source, tree), depth)
-    return found
-
-
-def _classes(source: Source, hierarchy: LabelHierarchy) -> list[str]:
-    """The names of the source's classes, or the numbers of its labels; those of CIFAR-100 are the
-    places of its class names in alphabetical order."""
-    if source.classes is not None:
-        return source.classes
-    labels = [item.label for item in source.items() if item.label is not None]
-    if not labels:
-        raise UsageError(
-            f"{source.name} has no labels that a hierarchy could replace; give labelled data"
-        )
-    names = [str(number) for number in range(max(labels) + 1)]
-    if hierarchy.name == CIFAR100:
-        fine = sorted(name for members in SUPERCLASSES.values() for name in members)
-        if len(names) > len(fine):
-            raise KinfolkError(
-                f"{source.name} has the label {names[-1]}; CIFAR-100 has 100 classes"
+    tree, names = open_hierarchy(hierarchy), source.classes
+    if names is None:
+        labels = [item.label for item in source.items() if item.label is not None]
+        if not labels:
+            raise UsageError(
+                f"{source.name} has no labels that a hierarchy could replace; give labelled data"
             )
-        names = fine[: len(names)]
-    return names
-
-
-def has_same_content(samples: Samples, source: Source, order: Sequence[int]) -> bool:
-    """Whether the image of row r of `samples` is that of item `order[r]` of `source`. Files with
-    the same size and time are not read."""
-    stored = zip(samples.sizes_bytes.tolist(), samples.modified_ns.tolist(), strict=True)
-    for row, (index, (size, time)) in enumerate(zip(order, stored, strict=True)):
-        status = source.stat(index)
-        if status == (size, time) and time != 0:
-            continue
-        if status is not None and status[0] != size:
-            return False
-        try:
-            if digest(source.load(index)) != samples.digests[row]:
-                return False
-        except Exception:  # a Dataset may raise anything
-            return False
-    return True
+        names = [str(number) for number in range(max(labels) + 1)]
+        if hierarchy == "cifar100":  # labels are places in the alphabetical order of the names
+            fine = sorted(name for members in SUPERCLASSES.values() for name in members)
+            if len(names) > len(fine):
+                raise KinfolkError(
+                    f"{source.name} has the label {names[-1]}; CIFAR-100 has 100 classes"
+                )
+            names = fine[: len(names)]
+    found = copy.copy(source)
+    found.class_of_label, found.classes = tree.at(names, depth)
+    return found

@@ -171,13 +171,13 @@ def read_tokenizer(path: str | Path, context: int) -> Tokenizer:
     path = Path(path)
     if not path.is_file():
         raise UsageError(f"there is no tokenizer at {path}; give a tokenizer.json")
-    library = _library()
     try:
-        inner = library.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        return parse_tokenizer(path.read_text(encoding="utf-8"), context)
+    except KinfolkError:
+        raise
     except Exception as error:  # the library raises bare exceptions
         why = " ".join(str(error).split())
         raise KinfolkError(f"{path} is not a readable tokenizer.json: {why}") from error
-    return Tokenizer(inner, context)
 
 
 def parse_tokenizer(text: str, context: int) -> Tokenizer:
@@ -204,11 +204,8 @@ _MULTIPLE = 8
 def text_columns(
     names: Sequence[str], anchor: str | None = None, positive: str | None = None
 ) -> tuple[str, str] | None:
-    for first, second in NAMES:
-        found = anchor or first, positive or second
-        if found[0] in names and found[1] in names:
-            return found
-    return None
+    pairs = ((anchor or first, positive or second) for first, second in NAMES)
+    return next((pair for pair in pairs if set(pair) <= set(names)), None)
 
 
 @final
@@ -316,13 +313,12 @@ class PairTexts:
         return [texts_of(self._pairs[sample]) for sample in ids.tolist()]
 
     def anchors(self, ids: Tensor) -> Tensor:
-        return self._tokens([texts[0] for texts in self.of(ids)])
+        return self.tokens([texts[0] for texts in self.of(ids)])
 
     def draw(self, ids: Tensor, uniform: Tensor) -> Tensor:
         """(B, 1 + K, T) tokens of the positives and explicit negatives."""
-        rows = [texts[1:] for texts in self.of(ids)]
-        tokens = self._tokens([text for row in rows for text in row])
-        return tokens.view(len(rows), -1, tokens.shape[1])
+        tokens = self.tokens([text for texts in self.of(ids) for text in texts[1:]])
+        return tokens.view(len(ids), -1, tokens.shape[1])
 
     def get_groups(self, ids: Tensor) -> dict[str, Tensor]:
         negatives = {} if self.negative_ids is None else {"negative_ids": self.negative_ids[ids]}
@@ -360,7 +356,7 @@ class PairTexts:
         found.tokenizer = self.tokenizer
         return found
 
-    def _tokens(self, texts: list[str]) -> Tensor:
+    def tokens(self, texts: list[str]) -> Tensor:
         if self.tokenizer is None:
             raise UsageError(
                 "these are texts, and this encoder takes images; give a run of the method pairs, or"
@@ -389,7 +385,7 @@ class NumberedTexts:
             next(anchors)[0] if sample < first else self.texts.negatives[sample - first]
             for sample in ids.tolist()
         ]
-        return self.texts._tokens(chosen)
+        return self.texts.tokens(chosen)
 
     def aspect(self, ids: Tensor) -> Tensor:
         return torch.ones(len(ids))

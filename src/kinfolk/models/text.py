@@ -25,9 +25,7 @@ from kinfolk.files import first_line
 
 class TextTransformer(nn.Module):
     """A transformer over tokens, (B, T) → (B, W): the output at the first end token, after the last
-    norm.
-
-    Tokens after the end have no influence, so a CPU cuts a batch to its longest text; an
+    norm. Tokens after the end have no influence, so a CPU cuts a batch to its longest text; an
     accelerator would have to wait for that length.
 
     Args:
@@ -54,8 +52,8 @@ class TextTransformer(nn.Module):
         causal: bool = True,
     ) -> None:
         super().__init__()
-        numbers = {"vocab_size": vocab_size, "context": context}
-        for name, value in {**numbers, "width": width, "layers": layers, "heads": heads}.items():
+        numbers = {"vocab_size": vocab_size, "context": context, "layers": layers, "heads": heads}
+        for name, value in {**numbers, "width": width}.items():
             require(value >= 1, name, value, "at least 1")
         require(width % heads == 0, "width", width, f"a multiple of `heads` (={heads})")
         require(0 <= end_id < vocab_size, "end_id", end_id, f"in [0, vocab_size={vocab_size})")
@@ -193,8 +191,8 @@ def sentence_transformer(name: str) -> Any:
             return library.SentenceTransformer(place, device="cpu")
     except Exception as error:  # of the library, of transformers, of the hub
         raise KinfolkError(
-            f"{name!r} can't be loaded: {first_line(error)}; give st/ and a folder of"
-            " sentence-transformers, or a name that can be downloaded"
+            f"{name!r} can't be loaded: {first_line(error)}; give st/FOLDER, or st/NAME of a model"
+            " that can be downloaded"
         ) from error
 
 
