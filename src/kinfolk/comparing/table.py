@@ -345,15 +345,13 @@ class Column:
             digits, deviation = 1 if self.kind == "spread" else 4, record[f"{self.key}_deviation"]
             more = "" if deviation is None else f" ± {deviation:.{digits}f}"
             return f"{value:.{digits}f}{more}"
-        if self.kind == "count":
-            return str(len(value))
         if self.kind in ("p", "p_holm"):
             return f"{value:.3f}" if value >= 0.0005 else "<0.001"
-        if self.kind in ("pairs", "verdict"):
-            return str(value)
         if self.kind == "gain_low":
             return f"{value:+.1f} to {record[self.key.removesuffix('_low') + '_high']:+.1f}"
-        return f"{value:+.1f}"
+        if self.kind == "count":
+            return str(len(value))
+        return f"{value:+.1f}" if isinstance(value, float) else str(value)
 
 
 def _columns(

@@ -233,9 +233,7 @@ def _rate(optimizer: Mapping[str, Any]) -> str:
 
 def _versions(meta: Mapping[str, Any]) -> str:
     """Versions of the software that the run recorded."""
-    inner = meta.get("meta")
-    recorded = inner.get("versions") if isinstance(inner, Mapping) else None
-    return number(recorded) if isinstance(recorded, Mapping) else ""
+    return number(meta.get("meta", {}).get("versions", ""))
 
 
 def tiles(record: Record) -> list[tuple[str, str, str]]:
@@ -367,12 +365,11 @@ def fraction_panels(results: Sequence[Mapping[str, Any]]) -> list[Panel]:
             continue
         parts.sort(key=lambda part: float(part["fraction"]))
         x, y = [part["fraction"] for part in parts], [part["accuracy"] for part in parts]
-        deviations = [part.get("deviation") for part in parts]
-        bars = [each if _is_finite(each) else 0 for each in deviations]
-        more: dict[str, Any] = {"mode": "lines+markers", "hovertemplate": "%{y:.2%}"}
+        bars = [b if _is_finite(b) else 0 for b in (part.get("deviation") for part in parts)]
+        traces.append(line(label, x, y, colour, mode="lines+markers", hovertemplate="%{y:.2%}"))
         if any(bars):
-            more["error_y"] = {"type": "data", "array": bars, "color": "soft", "thickness": 1}
-        traces.append(line(label, x, y, colour, **more))
+            style = {"color": "soft", "thickness": 1}
+            traces[-1]["error_y"] = {"type": "data", "array": bars, **style}
         values = [f"{b:.1%} with {a:.4g} of the labels" for a, b in zip(x, y, strict=True)]
         described.append(f"{label}: {', '.join(values)}")
         fractions.update(x)
