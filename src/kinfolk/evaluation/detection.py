@@ -2,8 +2,7 @@
 labels. docs/evaluation.md says which table of which paper each figure is.
 
 Dimension key: N samples, V views, D embedding, B anchor samples, b samples of a block, R = b·V
-rows, C = N·V candidates, K classes, L levels, F features, U distinct pairs of pseudo-label and
-class.
+rows, C = N·V candidates, F features.
 """
 
 from __future__ import annotations
@@ -252,36 +251,26 @@ def mtpr_mtnr(labels: Array, truth: Array) -> Rates:
         MTNR = mean over i of |{j : y_j ≠ y_i, p_j ≠ p_i}| / |{j : y_j ≠ y_i}|
 
     Args:
-        labels: (N,) pseudo-labels p, or (L, N) for several levels, whose mean is returned. A
-            negative label is a separate cluster.
+        labels: (N,) pseudo-labels p. A negative label is a separate cluster.
         truth: (N,) classes y. Samples of unknown class (below 0) are left out.
     """
-    levels_LN, truth_N = torch.as_tensor(labels).cpu().long(), torch.as_tensor(truth).cpu().long()
-    levels_LN = levels_LN.unsqueeze(0) if levels_LN.ndim == 1 else levels_LN
-    if levels_LN.ndim != 2 or truth_N.shape != levels_LN.shape[1:]:
+    label_N, truth_N = torch.as_tensor(labels).cpu().long(), torch.as_tensor(truth).cpu().long()
+    if label_N.ndim != 1 or truth_N.shape != label_N.shape:
         raise ValueError(
-            f"`labels` (={tuple(levels_LN.shape)}) must be (N,) or (levels, N), `truth`"
-            f" (={tuple(truth_N.shape)}) (N,)"
+            f"`labels` (={tuple(label_N.shape)}) and `truth` (={tuple(truth_N.shape)}) must have"
+            " one shape (N,)"
         )
     known_N = truth_N >= 0
+    group_N = torch.unique(_number_unlabelled(label_N[known_N]), return_inverse=True)[1]
     class_N = torch.unique(truth_N[known_N], return_inverse=True)[1]
-    rates = [_rates(level_N, class_N) for level_N in levels_LN[:, known_N]]
-    return Rates(*torch.tensor(rates, dtype=torch.float64).mean(0).tolist())
-
-
-def _rates(label_N: Tensor, class_N: Tensor) -> list[float]:
-    group_N = torch.unique(_number_unlabelled(label_N), return_inverse=True)[1]
-    in_group, in_class = torch.bincount(group_N), torch.bincount(class_N)
-    pair_U, both_U = torch.unique(group_N * len(in_class) + class_N, return_counts=True)
-    group_size_U, class_size_U = in_group[pair_U // len(in_class)], in_class[pair_U % len(in_class)]
-    positives_U, negatives_U = class_size_U - 1, len(class_N) - class_size_U
-    found_U = (both_U - 1).double() / positives_U
-    kept_U = 1 - (group_size_U - both_U).double() / negatives_U
-    means = []  # over samples: each pair is weighted by its number of samples
-    for rate_U, counts_U in ((found_U, positives_U > 0), (kept_U, negatives_U > 0)):
-        weight_U = both_U[counts_U]
-        means.append(float((rate_U[counts_U] * weight_U).sum() / weight_U.sum()))
-    return means
+    in_group_N, in_class_N = (torch.bincount(each)[each] for each in (group_N, class_N))
+    pair_N = group_N * len(class_N) + class_N
+    _, place_N, sizes = torch.unique(pair_N, return_inverse=True, return_counts=True)
+    both_N = sizes[place_N].double()
+    others_N = len(class_N) - in_class_N
+    found_N = ((both_N - 1) / (in_class_N - 1))[in_class_N > 1]
+    kept_N = (1 - (in_group_N - both_N) / others_N)[others_N > 0]
+    return Rates(float(found_N.mean()), float(kept_N.mean()))
 
 
 def _number_unlabelled(label_N: Tensor) -> Tensor:
