@@ -13,7 +13,6 @@ from kinfolk.auditing.similarities import best_alpha
 from kinfolk.auditing.verdict import UNKNOWN, Provenance, suggest_alpha, verdict
 from kinfolk.errors import KinfolkError
 from kinfolk.features import Ints
-from kinfolk.report.html import HERE as REPORT
 from kinfolk.report.html import Panel, compose, figure, histogram, line, write_page
 
 if TYPE_CHECKING:
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
     from kinfolk.data.images import ImageData
     from kinfolk.data.source import Source
 
-HERE = "kinfolk.auditing"
-SCRIPTS = ((HERE, "audit_marks.js"), (REPORT, "gallery.js"), (HERE, "audit.js"))
+SCRIPTS = ("auditing/audit_marks.js", "report/gallery.js", "auditing/audit.js")
 TILE = 160
 _PIXEL_CAP = 500_000_000
 ANCHORS, WRONG, HUBS, GROUPS, MEMBERS, DOUBTFUL = 60, 20, 12, 24, 8, 24
@@ -96,7 +94,7 @@ def write_audit_page(
         "batches": ("Batches", knows_share or audit.suggested_alpha is not None),
     }
     page = compose(
-        (HERE, "audit.html"),
+        "auditing/audit.html",
         SCRIPTS,
         data={"figures": {panel.id: panel.figure for panel in panels}, "gallery": shown},
         title="Audit",

@@ -132,13 +132,11 @@ def audit(
         scores = score(found.hits, found.num_known, kin_pairs(labels_N))
     precision, recall, f1 = scores
     row_P, rank_P = np.nonzero((found.near_sim_NK > found.threshold_N[:, None])[:, :pairs])
-    listed = np.empty(len(row_P), dtype=PAIR)
-    listed["anchor"], listed["kin"] = row_P, found.near_NK[row_P, rank_P]
-    listed["similarity"], listed["rank"] = found.near_sim_NK[row_P, rank_P], rank_P + 1
+    near_P, sim_P = found.near_NK[row_P, rank_P], found.near_sim_NK[row_P, rank_P]
     return Audit(
         alpha=alpha,
         thresholds=found.threshold_N,
-        pairs=listed,
+        pairs=np.rec.fromarrays((row_P, near_P, sim_P, rank_P + 1), dtype=PAIR),
         flagged=found.flagged_N,
         occurrence=found.occurrence_N,
         groups=find_groups(checked, found.near_NK, found.near_sim_NK, copies_M2),

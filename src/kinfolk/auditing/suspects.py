@@ -129,10 +129,8 @@ def check_labels(features: Features, labels_N: Ints | None, near_NK: Ints) -> La
     ids, probability_N, recall = model.ids, np.concatenate(probability), caught / len(model.ids)
     order = np.argsort(-probability_N, kind="stable")
     listed = order[probability_N[order] >= CERTAIN] if recall >= LEAST_RECALL else order[:0]
-    found = np.empty(len(listed), dtype=MISLABEL)
-    found["sample"], found["label"] = ids[listed], labels_N[ids[listed]]
-    found["suggested"] = np.concatenate(suggested)[listed]
-    found["probability"] = probability_N[listed]
+    columns = ids, labels_N[ids], np.concatenate(suggested), probability_N
+    found = np.rec.fromarrays([column[listed] for column in columns], dtype=MISLABEL)
     return LabelCheck(found, right / len(ids), noise, recall, len(ids))
 
 

@@ -26,7 +26,7 @@ def render_comparison(comparison: Comparison, folder: str | os.PathLike[str] = "
     present = [("comparison", "Comparison"), ("intervals", "Intervals"), ("table", "Table")]
     present += [("curves", "Curves")] if curves else []
     return html.compose(
-        ("kinfolk.comparing", "compare.html"),
+        "comparing/compare.html",
         [],
         data={"figures": {panel.id: panel.figure for panel in (*panels, *curves)}},
         title="Comparison",

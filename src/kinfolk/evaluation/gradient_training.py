@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -350,25 +351,23 @@ def read_subset(path: str | Path, keys: Sequence[str]) -> ListedSubset:
     path = Path(path)
     lines = map(str.strip, path.read_text(encoding="utf-8-sig").splitlines())
     listed = [line for line in lines if line and not line.startswith("#")]
-    names = dict.fromkeys(PurePosixPath(line.replace("\\", "/")).parts for line in listed)
-    rows_of: dict[tuple[str, ...], list[int]] = {name: [] for name in names}
-    lengths = {len(name) for name in names}
+    names = dict.fromkeys(line.replace("\\", "/").removeprefix("./") for line in listed)
+    rows_of = defaultdict[str, list[int]](list)
     for row, key in enumerate(keys):
-        parts = PurePosixPath(key).parts
-        for end in (parts[-length:] for length in lengths if length <= len(parts)):
-            if end in rows_of:
-                rows_of[end].append(row)
+        rows_of[PurePosixPath(key).name].append(row)
     used_N = np.zeros(len(keys), dtype=np.bool_)
-    for name, rows in rows_of.items():
+    for name in names:
+        same = rows_of.get(PurePosixPath(name).name, ())
+        rows = [row for row in same if f"/{keys[row]}".endswith(f"/{name}")]
         if len(rows) > 1:
             raise UsageError(
-                f"`{path}` lists {'/'.join(name)!r}, which matches {len(rows)} samples"
+                f"`{path}` lists {name!r}, which matches {len(rows)} samples"
                 f" ({' and '.join(repr(keys[row]) for row in rows[:2])}, …); add their folders to"
                 " the list"
             )
         used_N[rows] = True
     if not used_N.any():
-        first = f"for example {'/'.join(next(iter(names)))!r}" if names else "nothing"
+        first = f"for example {next(iter(names))!r}" if names else "nothing"
         raise UsageError(
             f"`{path}` matches none of the labelled training images; it lists {first}, and the"
             f" first image is {keys[0]!r}"

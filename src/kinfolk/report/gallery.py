@@ -26,7 +26,7 @@ from kinfolk.detectors.thresholds import batch_quantile
 from kinfolk.embedding import embed
 from kinfolk.errors import short
 from kinfolk.evaluation.protocols import Augmented
-from kinfolk.report.html import HERE, Panel, figure, outlines, render_template
+from kinfolk.report.html import Panel, figure, outlines, render_template
 from kinfolk.report.maps import choose, data_uri, square_images
 from kinfolk.seeding import generator, preserve_random_state
 from kinfolk.training.load_run import flagged_candidates, load_framework
@@ -366,4 +366,4 @@ def retrieval_section(
     by_image: Sequence[Query], by_text: Sequence[Query], detector: str, titles: tuple[str, str]
 ) -> Markup:
     words = {"by_image": by_image, "by_text": by_text, "detector": detector, "titles": titles}
-    return render_template((HERE, "retrieval.html"), **words)
+    return render_template("report/retrieval.html", **words)

@@ -28,14 +28,10 @@ from kinfolk.files import write_text
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-Part = tuple[str, str]
-"""Package and name of a file of a page."""
-HERE = "kinfolk.report"
-
 
 def compose(
-    template: Part,
-    scripts: Sequence[Part],
+    template: str,
+    scripts: Sequence[str],
     *,
     data: Mapping[str, Any],
     title: str,
@@ -43,10 +39,10 @@ def compose(
     sheet: str | None = None,
     **words: Any,
 ) -> str:
-    """The text of a page.
+    """The text of a page. Files are named by their path in this package.
 
     Args:
-        template: the template, which extends `shell.html`.
+        template: the template, which extends `report/shell.html`.
         scripts: scripts that run in this order after `shell.js`.
         data: what the scripts read, by name; None is left out.
         title: title of the browser's tab.
@@ -57,8 +53,8 @@ def compose(
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
-    parts = [_file(*part) for part in ((HERE, "shell.js"), *scripts)]
-    early, script = _file(HERE, "theme.js"), "\n".join([*parts, "page.start();\n"])
+    parts = [_file(name) for name in ("report/shell.js", *scripts)]
+    early, script = _file("report/theme.js"), "\n".join([*parts, "page.start();\n"])
     plotly = get_plotlyjs()
     return render_template(
         template,
@@ -68,7 +64,7 @@ def compose(
         version=metadata.version("kinfolk"),
         written=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         policy=policy(early, plotly, script),
-        style=Markup(_file(HERE, "page.css")),
+        style=Markup(_file("report/page.css")),
         early=Markup(early),
         plotly=Markup(plotly),
         script=Markup(script),
@@ -77,15 +73,13 @@ def compose(
     )
 
 
-def render_template(template: Part, **words: Any) -> Markup:
+def render_template(template: str, **words: Any) -> Markup:
     """A template, or a part of a page, with all text of the data escaped."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
     from markupsafe import Markup
 
-    package, name = template
-    files = {"shell.html": HERE, "parts.html": HERE, name: package}
     environment = Environment(
-        loader=FunctionLoader(lambda name: _file(files[name], name)),
+        loader=FunctionLoader(_file),
         autoescape=True,
         finalize=without_controls,
         undefined=StrictUndefined,
@@ -93,7 +87,7 @@ def render_template(template: Part, **words: Any) -> Markup:
         lstrip_blocks=True,
     )
     environment.filters["code"] = mark_code
-    return Markup(environment.get_template(name).render(**words))
+    return Markup(environment.get_template(template).render(**words))
 
 
 def mark_code(text: str) -> Markup:
@@ -130,8 +124,8 @@ def policy(*scripts: str) -> str:
     )
 
 
-def _file(package: str, name: str) -> str:
-    return resources.files(package).joinpath(name).read_text(encoding="utf-8")
+def _file(name: str) -> str:
+    return resources.files("kinfolk").joinpath(name).read_text(encoding="utf-8")
 
 
 # ---- figures

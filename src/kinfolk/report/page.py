@@ -76,8 +76,8 @@ def render_report(
     sections = [(id, name) for id, (name, contents) in present.items() if contents]
     sprites = None if embedding is None else embedding.sprites
     return html.compose(
-        (html.HERE, "page.html"),
-        [(html.HERE, "map.js"), (html.HERE, "gallery.js")],
+        "report/page.html",
+        ["report/map.js", "report/gallery.js"],
         data={
             "figures": {panel.id: panel.figure for panel in (*panels, *measured)},
             "points": None if embedding is None else embedding.as_json(),
