@@ -180,17 +180,13 @@ def _add_images(
 
     source = open_source(images, labels_from_folders=labels_from_folders)
     data = prepare(source, image_size=PIXELS, **options)
-    if data.quarantine:
-        refused, reason = data.quarantine[0]
+    number, refused = replace(found, keys=None).num_rows(key), len(data.quarantine)
+    if refused or number != len(data):
+        unread = f", of which {refused:,} can't be read," if refused else ""
         raise UsageError(
-            f"{len(data.quarantine):,} images of `{images}` can't be read (the first is {refused}:"
-            f" {reason}); remove them and their rows of the features, or leave out --images"
-        )
-    number = replace(found, keys=None).num_rows(key)
-    if number != len(data):
-        raise UsageError(
-            f"--images (={images}) has {len(data):,} images and `{found.features}` has {number:,}"
-            " rows; give the images of exactly these rows, in order"
+            f"--images (={images}) has {len(data) + refused:,} images{unread} and"
+            f" `{found.features}` has {number:,} rows; give the images of exactly these rows, in"
+            " order"
         )
     if found.keys is not None and list(found.keys) != list(data.samples.keys):
         raise UsageError(
@@ -300,8 +296,8 @@ def _embed_images(
     images = prepare(source, image_size=PIXELS if encoder == PATCHES else 256, **options)
     if images.num_train < 2:
         raise UsageError(
-            f"`{data}` has {images.num_train} image; an audit compares images with each other"
-            " and needs at least 2, and better hundreds"
+            f"`{data}` has {images.num_train} image; an audit compares images with each other and"
+            " needs at least 2, and better hundreds"
         )
     words = "k-means of patches of these images"
     if encoder != PATCHES:

@@ -435,13 +435,7 @@ def read_label_sets(path: str | Path, keys: Sequence[str]) -> tuple[NDArray[np.i
     The table has the columns `image` (the sample's key) and `label`, a row for each label of an
     image, and optionally `difficult`, 1 if the label does not count for this image.
     """
-    path = Path(path)
-    if not path.is_file() or path.suffix.lower() not in (".csv", ".tsv", ".parquet"):
-        raise UsageError(
-            f"`{path}` is not a table; --label-sets takes a .csv, .tsv or .parquet file with the"
-            " columns image and label"
-        )
-    columns = read_columns(path)
+    columns = read_columns(Path(path))
     if missing := {"image", "label"} - columns.keys():
         raise UsageError(
             f"`{path}` has no column {min(missing)!r}; its columns are"
@@ -449,16 +443,12 @@ def read_label_sets(path: str | Path, keys: Sequence[str]) -> tuple[NDArray[np.i
         )
     labels = ["" if value is None else str(value).strip() for value in columns["label"]]
     names = sorted({*labels} - {""})
-    if not names:
-        raise KinfolkError(f"`{path}` contains no labels")
     row_of = {key: row for row, key in enumerate(keys)}
     sets = np.full((len(keys), len(names)), -1, dtype=np.int64)
     sets[[row_of[image] for image in columns["image"] if image in row_of]] = 0
-    if (sets < 0).all():
-        raise UsageError(
-            f"`{path}` lists none of the images in the data; the data starts with {keys[0]!r}, the"
-            f" table with {columns['image'][0]!r}"
-        )
+    if not names or (sets < 0).all():
+        what = "lists none of the images in the data" if names else "contains no labels"
+        raise UsageError(f"`{path}` {what}, such as {keys[0]!r}")
     difficult = columns.get("difficult", [None] * len(labels))
     for image, label, value in zip(columns["image"], labels, difficult, strict=True):
         if image in row_of and label:
