@@ -289,7 +289,7 @@ def test_the_kin_protocol_measures_rule_and_exact_thresholds(
         (["--percent", "10;1"], "--percent (=10;1) must be numbers"),
         (["--percent", "200"], "at most 100"),
         (["--alpha", "1.5"], "--alpha (=1.5) must be in (0, 1)"),
-        (["--protocol", "transfer", "--label-sets", "none.csv"], "is not a readable table"),
+        (["--protocol", "transfer", "--label-sets", "none.csv"], "is not a table"),
     ],
 )
 def test_wrong_options_of_eval_end_in_one_sentence(

@@ -33,5 +33,5 @@ def test_bad_tables_are_refused(text: str, message: str, tmp_path: Path) -> None
     file.write_text(text)
     with pytest.raises(KinfolkError, match=message):
         read_label_sets(file, ["a.jpg"])
-    with pytest.raises(KinfolkError, match="is not a readable table"):
+    with pytest.raises(KinfolkError, match="is not a table"):
         read_label_sets(tmp_path / "other.csv", ["a.jpg"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import statistics
@@ -13,6 +12,7 @@ from urllib.parse import quote
 
 from kinfolk.report import html
 from kinfolk.report.html import CURVES, Curve, Panel, curve_figure, curve_trace, figure
+from kinfolk.report.record import is_finite
 
 if TYPE_CHECKING:
     from kinfolk.comparing.runs import ComparedRun
@@ -196,7 +196,10 @@ def overlay_panels(rows: Mapping[str, Sequence[ComparedRun]]) -> list[Panel]:
     for curve, metric in overlaid:
         traces, described = [], []
         for at, (name, runs) in enumerate(rows.items()):
-            found = [_curve_values(run, metric) for run in runs]
+            found = [
+                {int(row["epoch"]): row[metric] for row in run.epochs if is_finite(row.get(metric))}
+                for run in runs
+            ]
             found = [values for values in found if values]
             if not found:
                 continue
@@ -215,11 +218,6 @@ def overlay_panels(rows: Mapping[str, Sequence[ComparedRun]]) -> list[Panel]:
             note = f"{curve.note}; mean over seeds, single runs thin"
             panels.append(Panel(f"curve-{metric}", title, note, "; ".join(described), drawn))
     return panels
-
-
-def _curve_values(run: ComparedRun, metric: str) -> dict[int, float]:
-    rows = [row for row in run.epochs if math.isfinite(row.get(metric, math.nan))]
-    return {int(row["epoch"]): row[metric] for row in rows}
 
 
 def _line(

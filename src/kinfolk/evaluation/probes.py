@@ -435,6 +435,8 @@ def read_label_sets(path: str | Path, keys: Sequence[str]) -> tuple[NDArray[np.i
     The table has the columns `image` (the sample's key) and `label`, a row for each label of an
     image, and optionally `difficult`, 1 if the label does not count for this image.
     """
+    if not Path(path).is_file():
+        raise UsageError(f"`{path}` is not a table with the columns image and label")
     columns = read_columns(Path(path))
     if missing := {"image", "label"} - columns.keys():
         raise UsageError(

@@ -202,38 +202,32 @@ def level_panels(compared: Compared, batch_size: int, seed: int) -> list[Panel]:
     bounds = bounds_of(compared)
     if not bounds or len(compared.ids) < 3:
         return []
-    exact, groups = exact_levels(compared, bounds), list[tuple[str, Tensor, str, str]]()
-    if bounds[0].name == "threshold":
-        (bound,), (exact_M,) = bounds, exact
-        batch_M = batch_levels(compared, bound.above, batch_size, seed)
-        groups = [("exact", exact_M, "second", "solid"), ("FNC", batch_M, "third", "dot")]
+    groups, words = list[tuple[str, Tensor, str, str]](), list[str]()
+
+    def add(name: str, level_M: Tensor, exact_M: Tensor, colour: str, dash: str = "dot") -> None:
+        known_M = level_M.isfinite()
+        if bool(known_M.any()):
+            groups.append((name, level_M[known_M], colour, dash))
+            error = float((level_M - exact_M)[known_M].abs().mean())
+            difference = f" ({error:.3f} from the exact ones)" if error else ""
+            words.append(f"{name} {level_M[known_M].median():.3f}{difference}")
+
+    exact, colours = exact_levels(compared, bounds), ("accent", "second")
+    title, where = "Ring", ""
+    for bound, exact_M, colour in zip(bounds, exact, colours, strict=False):
+        is_threshold = bound.name == "threshold"
+        prefix = "" if is_threshold else f"{bound.name}, "
         if bound.learned is not None:
-            groups.insert(0, ("learned", bound.learned, "accent", "solid"))
-        title = "Thresholds of the samples"
-        note = (
-            f"a share of {bound.above:.4g} lies above; exact over {len(exact_M):,} samples, FNC in"
-            f" batches of {batch_size:,}"
-        )
-        errors = [
-            f"; {name} differ from the exact ones by {(level_M - exact_M).abs().mean():.3f} on"
-            " average"
-            for name, level_M, *_ in groups
-            if name != "exact"
-        ]
-    else:
-        colours = {"lower": "accent", "upper": "second"}
-        for bound, level_M in zip(bounds, exact, strict=True):
-            groups.append((f"{bound.name}, exact", level_M, colours[bound.name], "solid"))
-        for bound in bounds:
-            if bound.learned is not None and bool((finite_M := bound.learned.isfinite()).any()):
-                learned = bound.learned[finite_M]
-                groups.append((f"{bound.name}, learned", learned, colours[bound.name], "dot"))
-        shares = " and ".join(f"{1 - bound.above:.4g}" for bound in bounds)
-        title, errors = "Ring", []
-        note = f"similarities at the shares {shares} of each sample's negatives"
-    medians = ", ".join(f"{name} {level_M.median():.3f}" for name, level_M, *_ in groups)
+            add(f"{prefix}learned", bound.learned, exact_M, colour)
+        add(f"{prefix}exact", exact_M, exact_M, colour, "solid")
+        if is_threshold:
+            title, where = "Thresholds of the samples", f", FNC in batches of {batch_size:,}"
+            batch_M = batch_levels(compared, bound.above, batch_size, seed)
+            add("FNC", batch_M, exact_M, "third")
+    shares = " and ".join(f"{bound.above:.4g}" for bound in bounds)
+    note = f"a share of {shares} lies above; exact over {len(compared.ids):,} samples{where}"
     drawn = figure(outlines(groups), "similarity", share=True)
-    return [Panel("levels", title, note, f"Medians: {medians}{''.join(errors)}", drawn)]
+    return [Panel("levels", title, note, f"Medians: {', '.join(words)}", drawn)]
 
 
 def exact_levels(compared: Compared, bounds: list[Bound]) -> list[Tensor]:

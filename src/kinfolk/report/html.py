@@ -175,21 +175,15 @@ def histogram(name: str, values: Any, colour: str) -> dict[str, Any]:
 
 
 def outlines(groups: Sequence[tuple[str, Any, str, str]]) -> list[dict[str, Any]]:
-    """Histograms of several groups (name, values, colour, dash) as lines over the same bins, each
-    normalised to its group."""
-    arrays = [np.asarray(values) for _, values, _, _ in groups]
-    arrays = [array[np.isfinite(array)] for array in arrays]
-    whole = np.concatenate(arrays)
-    if not len(whole):
-        return []
+    """Histograms of several groups (name, finite values, colour, dash) as lines over the same bins,
+    each normalised to its group."""
+    whole = np.concatenate([values for _, values, _, _ in groups])
     edges = np.linspace(whole.min() - 1e-3, whole.max() + 1e-3, BINS + 1)
-    centre = (edges[:-1] + edges[1:]) / 2
     traces = []
-    for (name, _, colour, dash), array in zip(groups, arrays, strict=True):
-        if len(array):
-            share = np.histogram(array, bins=edges)[0] / len(array)
-            traces.append(line(name, centre, share, colour, dash))
-            traces[-1]["line"]["shape"] = "hvh"
+    for name, values, colour, dash in groups:
+        share = np.histogram(values, bins=edges)[0] / len(values)
+        traces.append(line(name, (edges[:-1] + edges[1:]) / 2, share, colour, dash))
+        traces[-1]["line"]["shape"] = "hvh"
     return traces
 
 

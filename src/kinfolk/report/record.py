@@ -130,7 +130,7 @@ def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _is_finite(value: Any) -> TypeGuard[float]:
+def is_finite(value: Any) -> TypeGuard[float]:
     return is_number(value) and math.isfinite(value)
 
 
@@ -153,7 +153,7 @@ def number(value: Any) -> str:
 
 def percent(value: Any) -> str:
     """A share with one decimal, more where it is tiny."""
-    if not _is_finite(value):
+    if not is_finite(value):
         return "—"
     return f"{value:.3%}" if 0 < abs(value) < 0.001 else f"{value:.1%}"
 
@@ -310,7 +310,7 @@ def results(record: Record) -> list[dict[str, Any]]:
         protocol = result["protocol"]
         value = result.get(MAIN.get(protocol, "accuracy"))
         several = any(len(_parts(result, name)) > 1 for name in ("fractions", "sets"))
-        share = round(100 * min(max(float(value), 0.0), 1.0), 1) if _is_finite(value) else None
+        share = round(100 * min(max(float(value), 0.0), 1.0), 1) if is_finite(value) else None
         title = PROTOCOLS.get(protocol, protocol) + (", average" if several else "")
         row = {"title": title, "accuracy": percent(value), "share": share}
         rows.append({**row, "details": _details(result)})
@@ -358,14 +358,14 @@ def fraction_panels(results: Sequence[Mapping[str, Any]]) -> list[Panel]:
             for result in results
             if result.get("protocol") == protocol
             for part in _parts(result, "fractions")
-            if _is_finite(part.get("fraction")) and part["fraction"] > 0
-            if _is_finite(part.get("accuracy"))
+            if is_finite(part.get("fraction")) and part["fraction"] > 0
+            if is_finite(part.get("accuracy"))
         ]
         if not parts:
             continue
         parts.sort(key=lambda part: float(part["fraction"]))
         x, y = [part["fraction"] for part in parts], [part["accuracy"] for part in parts]
-        bars = [b if _is_finite(b) else 0 for b in (part.get("deviation") for part in parts)]
+        bars = [b if is_finite(b) else 0 for b in (part.get("deviation") for part in parts)]
         traces.append(line(label, x, y, colour, mode="lines+markers", hovertemplate="%{y:.2%}"))
         if any(bars):
             style = {"color": "soft", "thickness": 1}
