@@ -296,14 +296,6 @@ def check_safetensors(path: Path, metadata: Mapping[str, str], required: bool = 
         raise DamagedFileError("its bytes do not match its digest")
 
 
-def npy_header(file: Any) -> tuple[tuple[int, ...], bool, Any]:
-    """Shape, whether it is in Fortran order, and type of a .npy file; moves to its first value."""
-    from numpy.lib import format as npy
-
-    is_first = npy.read_magic(file) == (1, 0)
-    return npy.read_array_header_1_0(file) if is_first else npy.read_array_header_2_0(file)
-
-
 def _make_folder(folder: Path) -> None:
     if not folder.is_dir():
         folder.mkdir()

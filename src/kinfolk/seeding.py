@@ -12,7 +12,7 @@ import torch
 
 def derive_seed(seed: int, *key: int | str) -> int:
     """The 63-bit seed of `seed` and `key`, equal in every process, on every platform and in every
-    version. Each part is hashed with its type and length."""
+    version."""
     digest = hashlib.blake2b(digest_size=8)
     for part in (seed, *key):
         if isinstance(part, bool) or not isinstance(part, int | str):

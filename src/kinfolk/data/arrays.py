@@ -17,11 +17,12 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib import format as npy
 
 from kinfolk.data.labels import encode_labels
 from kinfolk.data.source import Item, Pixels, Source
 from kinfolk.errors import KinfolkError
-from kinfolk.files import first_line, npy_header
+from kinfolk.files import first_line
 
 _CHANNELS = (1, 3, 4)
 _CHUNK_BYTES = 1 << 26
@@ -161,7 +162,9 @@ def _check_size(archive: zipfile.ZipFile, array: str) -> None:
     first."""
     info = archive.getinfo(f"{array}.npy" if f"{array}.npy" in archive.namelist() else array)
     with archive.open(info) as member:
-        shape, _, dtype = npy_header(member)
+        is_first = npy.read_magic(member) == (1, 0)
+        read = npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
+        shape, _, dtype = read(member)
         left = info.file_size - member.tell()
     fits = all(side >= 0 for side in shape) and math.prod(shape) * dtype.itemsize == left
     if not fits and not dtype.hasobject:

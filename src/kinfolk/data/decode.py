@@ -16,12 +16,12 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageFile, UnidentifiedImageError
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 # Only formats that are decoded in this process; PostScript, for example, would start another
 # program.
@@ -30,17 +30,8 @@ _FORMATS = (
     *("PPM", "JPEG2000", "AVIF", "TGA", "ICO", "MPO"),
 )
 _MAX_FILE_BYTES = 1 << 30
-_ORIENTATION = 0x0112
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 
+_ORIENTATION = 0x0112
 
 Place = str | tuple[str, int, int]
 """Where the bytes of an image are: a file, or (file, offset, length) of a part of one."""
@@ -117,8 +108,7 @@ def decode(data: bytes | npt.NDArray[Any], height: int, width: int, pixel_cap: i
         with Image.open(io.BytesIO(data), formats=_supported_formats()) as image:
             stored = image.size
             _check_cap(*stored, pixel_cap)
-            swapped = _orientation(image) >= 5
-            image.draft(None, (height, width) if swapped else (width, height))
+            image.draft(None, (width, height))
             drafted = image.size
             image.load()
             return squash(image, height, width, stored if image.size == drafted else None)
@@ -138,14 +128,15 @@ def squash(
     image: Image.Image, height: int, width: int, size: tuple[int, int] | None = None
 ) -> Decoded:
     """`size`: (width, height) of the file, if it was decoded at reduced scale."""
-    orientation, target, size = _orientation(image), (width, height), size or image.size
-    if orientation >= 5:
-        size, target = (size[1], size[0]), (height, width)
-    rgb = to_rgb(image)
-    if rgb.size != target:
-        rgb = rgb.resize(target, Image.Resampling.BICUBIC, reducing_gap=3.0)
-    if orientation > 1:
-        rgb = rgb.transpose(_TURNS[orientation])
+    upright, size = image, size or image.size
+    with suppress(Exception):  # a broken EXIF block does not make the image unusable
+        if image.getexif().get(_ORIENTATION, 1) != 1:
+            upright = ImageOps.exif_transpose(image)
+    rgb = to_rgb(upright)
+    if rgb.size != (width, height):
+        rgb = rgb.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=3.0)
+    if upright.size != image.size:
+        size = size[1], size[0]
     return Decoded(np.array(rgb, dtype=np.uint8), *size)
 
 
@@ -183,14 +174,6 @@ def strict_pillow() -> Iterator[None]:
             yield
     finally:
         Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = cap, truncated
-
-
-def _orientation(image: Image.Image) -> int:
-    try:
-        value = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # a broken EXIF block does not make the image unusable
-        return 1
-    return value if value in _TURNS else 1
 
 
 def _to_bytes(values: npt.NDArray[Any], mode: str) -> npt.NDArray[np.uint8]:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
@@ -183,7 +184,7 @@ def transfer_batches(
     read: Callable[[int], Batch], steps: Sequence[int], transfer: Transfer, threads: int
 ) -> Generator[Batch, None, None]:
     """The batches `read(step)` in order, on the device; `threads` are read at a time."""
-    todo = deque(steps)
+    todo = iter(steps)
     with ThreadPoolExecutor(threads, "kinfolk-batches", transfer.enter_thread) as reader:
         reading: deque[Future[Batch]] = deque()
         ahead: deque[SentBatch] = deque()
@@ -192,8 +193,8 @@ def transfer_batches(
             return transfer.pin(read(step))
 
         def fill() -> None:
-            while todo and len(reading) < threads:
-                reading.append(reader.submit(fetch, todo.popleft()))
+            for step in islice(todo, threads - len(reading)):
+                reading.append(reader.submit(fetch, step))
 
         def take() -> SentBatch:
             batch = reading.popleft().result()

@@ -40,7 +40,15 @@ from kinfolk.data.source import (
 )
 from kinfolk.data.text import read_pairs
 from kinfolk.data.workers import default_workers, read_files
-from kinfolk.errors import KinfolkError, UsageError, csv_text, short, show_progress, unescape_cell
+from kinfolk.errors import (
+    KinfolkError,
+    UsageError,
+    csv_text,
+    require,
+    short,
+    show_progress,
+    unescape_cell,
+)
 from kinfolk.files import append_line, read_sealed_text, write_sealed_text, write_text
 
 LOG = logging.getLogger("kinfolk.data")
@@ -74,10 +82,8 @@ def prepare(
     """
     if source.has_texts:
         return read_pairs(source)
-    if image_size < 1:
-        raise UsageError(f"`image_size` (={image_size}) must be 1 or more")
-    if workers is not None and workers < 0:
-        raise UsageError(f"`workers` (={workers}) must be 0 or more")
+    require(image_size >= 1, "image_size", image_size, "1 or more")
+    require(workers is None or workers >= 0, "workers", workers, "0 or more")
     if shared and cache_dir is None:
         raise UsageError("`shared` needs a `cache_dir` that all processes can read")
     listing = Listing(source)

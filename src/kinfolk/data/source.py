@@ -37,9 +37,9 @@ SPLIT_RANK = {"train": 0, "val": 1, "test": 2}
 
 @dataclass(frozen=True)
 class Item:
-    """One sample of a source. Its `label` is the index of the class, None if there is none or if it
-    is known only after `load`; `same_as` is the index of the earlier item whose image it shares;
-    `origin` is where the source finds the image."""
+    """One sample of a source: `label` is None if there is none, or known only after `load`;
+    `same_as` is the index of the earlier item whose image it shares; `origin` is where the source
+    finds the image."""
 
     key: str
     label: int | None = None
@@ -195,11 +195,9 @@ class TableRows:
             self.refused += [(f"{key}[{part}]" if part else key, why) for part, why in faults]
             if caption is None:
                 return False
-        if splits is not None:
-            split = str(splits[row] or "")
+        split = split_name(split if splits is None else str(splits[row] or ""))
         group = None if groups is None or groups[row] is None else as_utf8(str(groups[row]))
-        label = self._labels[row]
-        self.items.append(Item(key, label, split_name(split), caption, group, same_as, origin))
+        self.items.append(Item(key, self._labels[row], split, caption, group, same_as, origin))
         return True
 
 

@@ -155,8 +155,8 @@ ENCODERS: dict[str, partial[ResNet]] = {
 
 
 class Adapted(nn.Module):
-    """Gives any module that returns (B, F) or (B, F, H, W) an `output_size`, and averages a feature
-    map over its positions. Weights are saved without the wrapper."""
+    """Gives any module an `output_size`, and averages a feature map over its positions. Weights are
+    saved without the wrapper."""
 
     def __init__(self, module: nn.Module, output_size: int) -> None:
         super().__init__()
@@ -348,9 +348,8 @@ class FeatureMap(nn.Module):
 
 def _last_pool(module: nn.Module) -> nn.Module | None:
     found: nn.Module | None = None
-    inside: set[int] = set()
+    inside: list[nn.Module] = []
     for part in module.modules():
-        if type(part).__name__ in _POOLS and id(part) not in inside:
-            found = part
-            inside = {id(inner) for inner in part.modules()}
+        if type(part).__name__ in _POOLS and part not in inside:
+            found, inside = part, list(part.modules())
     return found

@@ -1,5 +1,5 @@
-"""Projection and prediction heads: small perceptrons on top of the encoder, discarded after
-training; and encoders and heads of which each part sees some of the channels of an image.
+"""Projection and prediction heads, which are discarded after training; and encoders and heads of
+which each part sees some of the channels of an image.
 
 | paper | call |
 |---|---|
@@ -103,8 +103,7 @@ def embedding_size(encoder: nn.Module, head: nn.Module) -> int:
     layers = [head, *reversed(list(head.modules()))]
     for module in (*layers, encoder, *reversed(list(encoder.modules()))):
         for name in ("output_size", "out_features", "num_features"):
-            size = getattr(module, name, None)
-            if isinstance(size, int):
+            if isinstance(size := getattr(module, name, None), int):
                 return size
     raise ValueError(
         f"`head` (={type(head).__name__}) must have an attribute `output_size`, the length of its"
