@@ -56,18 +56,13 @@ def open_source(
     """
     if isinstance(spec, tuple) and len(spec) == 2 and labels is None:
         spec, labels = spec
-        if not isinstance(spec, np.ndarray | torch.Tensor):
-            raise UsageError(
-                "(images, labels) must be two arrays or tensors; the images are"
-                f" {type(spec).__name__}"
-            )
     if isinstance(spec, torch.Tensor):
         spec = spec.detach().cpu().numpy()
     path = Path(spec).expanduser() if isinstance(spec, str | os.PathLike) else None
     is_npy = path is not None and path.suffix.lower() == ".npy"
     if labels is not None and not is_npy and not isinstance(spec, np.ndarray):
         raise UsageError(
-            "`labels` belong to an array or a .npy file; other sources bring their own"
+            f"`labels` belong to images as an array, tensor or .npy file, not {type(spec).__name__}"
         )
     if labels_from_folders and (path is None or spec == "digits" or path.is_file()):
         raise UsageError(
@@ -107,25 +102,18 @@ def _open_path(
     if kind == "folder" or kind.endswith((".tar.gz", ".tgz", ".tar")):
         if (found := find_cifar(path)) is not None:
             return open_cifar(*found)
-        if kind.endswith(("gz", "tgz")):
-            raise KinfolkError(
-                f"{name} is not an official CIFAR-10 or CIFAR-100 archive (python version);"
-                " unpack it and give the folder, or the .tar"
-            )
-        if shards := find_shards(path):
+        if not kind.endswith("gz") and (shards := find_shards(path)):
             return open_shards(shards, name, index_dir)
-        return open_folder(path, labels_from_folders=labels_from_folders is not False)
+        if kind == "folder":
+            return open_folder(path, labels_from_folders=labels_from_folders is not False)
     if kind.endswith((".npz", ".npy")):
         return open_arrays(path, labels)
     if kind.endswith((".csv", ".tsv", ".parquet")):
         return open_table(path, columns)
-    if kind.endswith((".zip", ".rar", ".7z", ".gz", ".tar.bz2", ".tar.xz")):
-        raise UsageError(f"{name} is an archive; unpack it and give the folder")
-    if is_image_name(kind):
-        raise UsageError(f"{name} is a single image; give the folder that holds all images")
     raise UsageError(
-        f"{name} must be a folder, .npz, .npy, .csv, .tsv, .parquet, a CIFAR archive (.tar.gz) or"
-        " webdataset shards (.tar)"
+        f"{name} must be a folder of images, .npz, .npy, .csv, .tsv, .parquet, an official CIFAR"
+        " archive (.tar.gz, Python version) or webdataset shards (.tar); unpack other archives and"
+        " give the folder"
     )
 
 
