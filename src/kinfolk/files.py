@@ -31,6 +31,7 @@ DIGEST = "kinfolk.digest"
 
 _SEAL = b"kinfolk blake2b "
 _HEX = 32
+_BLANK = "0" * _HEX
 _PIECE = 1 << 24
 _REASONS = {
     errno.ENOSPC: "the disk is full; make room",
@@ -251,23 +252,25 @@ def write_safetensors(
 
     data = memoryview(save(dict(tensors)))
     length = int.from_bytes(data[:8], "little")
-    blank, described = "0" * _HEX, json.loads(bytes(data[8 : 8 + length]))
     # safetensors itself writes the metadata in no fixed order
-    described = {"__metadata__": {DIGEST: blank, **(metadata or {})}, **described}
+    described = {"__metadata__": {DIGEST: _BLANK, **(metadata or {})}}
+    described |= json.loads(bytes(data[8 : 8 + length]))
     text = json.dumps(described, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     header = len(text).to_bytes(8, "little") + text
-    place = header.index(f'"{DIGEST}":"{blank}"'.encode()) + len(DIGEST) + 4
     state = hashlib.blake2b(header, digest_size=_HEX // 2)
     state.update(data[8 + length :])
+    sealed = header.replace(_entry(_BLANK), _entry(state.hexdigest()), 1)
 
     def write(file: BinaryIO) -> None:
-        file.write(header[:place])
-        file.write(state.hexdigest().encode())
-        file.write(header[place + _HEX :])
+        file.write(sealed)
         file.write(data[8 + length :])
 
     write_atomically(path, write)
+
+
+def _entry(digest: str) -> bytes:
+    return f'"{DIGEST}":"{digest}"'.encode()
 
 
 def check_safetensors(path: Path, metadata: Mapping[str, str], required: bool = False) -> None:
@@ -283,16 +286,11 @@ def check_safetensors(path: Path, metadata: Mapping[str, str], required: bool = 
         length = int.from_bytes(file.read(8), "little")
         file.seek(0)
         header = file.read(8 + length)
-        expected = f'"{DIGEST}":"{digest}"'.encode()
-        if len(digest) != _HEX or header.count(expected) != 1:
-            raise DamagedFileError("its bytes do not match its digest")
-        place = header.index(expected) + len(DIGEST) + 4
-        state = hashlib.blake2b(
-            header[:place] + b"0" * _HEX + header[place + _HEX :], digest_size=_HEX // 2
-        )
+        blank = header.replace(_entry(digest), _entry(_BLANK))
+        state = hashlib.blake2b(blank, digest_size=_HEX // 2)
         while piece := file.read(_PIECE):
             state.update(piece)
-    if state.hexdigest() != digest:
+    if state.hexdigest() != digest or header.count(_entry(digest)) != 1:
         raise DamagedFileError("its bytes do not match its digest")
 
 

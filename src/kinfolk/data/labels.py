@@ -4,7 +4,6 @@ and tables and hierarchies of classes."""
 from __future__ import annotations
 
 import csv
-import graphlib
 import os
 import unicodedata
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -303,37 +302,34 @@ class LabelHierarchy:
 
     def __init__(self, parents: Mapping[str, str], name: str) -> None:
         self.parents, self.name = dict(parents), name
-        roots = sorted(set(self.parents.values()) - self.parents.keys())
-        try:
-            graphlib.TopologicalSorter({a: [b] for a, b in self.parents.items()}).prepare()
-        except graphlib.CycleError as error:
-            circle = " → ".join(map(short, error.args[1][::-1][:8]))
-            raise KinfolkError(
-                f"{name} goes in a circle: {circle}; a class can't be below itself"
-            ) from None
-        if len(roots) != 1:
-            some = ", ".join(short(repr(root)) for root in roots[:3])
-            raise KinfolkError(
-                f"{name} has {len(roots)} roots ({some}); it must have one, below which all others"
-                " are"
-            )
-        self.root = roots[0]
+        self.nodes = {*self.parents, *self.parents.values()}
 
     def path(self, node: str) -> list[str]:
-        if node not in self.parents and node != self.root:
+        """From the root to `node`."""
+        if node not in self.nodes:
             raise KinfolkError(
                 f"the class {node!r} of the data is not in {self.name}; add a line that names its"
                 " parent"
             )
         found = [node]
-        while found[-1] != self.root:
-            found.append(self.parents[found[-1]])
+        while (parent := self.parents.get(found[-1])) is not None:
+            found.append(parent)
+            if parent in found[:-1]:
+                circle = " → ".join(map(short, found[-8:]))
+                raise KinfolkError(
+                    f"{self.name} goes in a circle: {circle}; a class can't be below itself"
+                )
         return found[::-1]
 
     def at(self, classes: Sequence[str], depth: int) -> tuple[list[int], list[str]]:
         """The new index of each of `classes`, and the new classes, in alphabetical order."""
         require(depth >= 0, "depth", depth, "0, the root, or more")
-        names = [self.path(name)[: depth + 1][-1] for name in classes]
+        paths = [self.path(name) for name in classes]
+        roots = sorted({path[0] for path in paths})
+        if len(roots) > 1:
+            some = ", ".join(short(repr(root)) for root in roots[:3])
+            raise KinfolkError(f"{self.name} has {len(roots)} roots ({some}); it must have one")
+        names = [path[: depth + 1][-1] for path in paths]
         kept = sorted(set(names))
         place = {name: index for index, name in enumerate(kept)}
         return [place[name] for name in names], kept
