@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from kinfolk.detectors.base import Answer, Detector, Space
+from kinfolk.detectors.base import Answer, Detector
 from kinfolk.pairs import Block, Kin
-
-Value = TypeVar("Value")
 
 
 class Union(Detector):
@@ -48,11 +46,14 @@ class Union(Detector):
             example = "kf.Union(kf.FNC(top_k=3), kf.PositiveMargin())"
             raise TypeError(f"`detectors` (={detectors!r}) must be detectors, such as {example}")
         self.detectors = nn.ModuleList(detectors)
-        self._agree("num_samples")
-        self._agree("guide")
-        self._agree("own_weight")
-        _only("space", {each.space for each in self.members if _refreshes(each)})
-        if len({each.collects for each in self.members if _refreshes(each)}) > 1:
+        self.num_samples = self._agree("num_samples", self.members)
+        self.guide = self._agree("guide", self.members)
+        self.own_weight = self._agree("own_weight", self.members)
+        refreshed = [each for each in self.members if _refreshes(each)]
+        self.space = self._agree("space", refreshed) or "projected"
+        self.soft = any(each.soft for each in self.members)
+        self.needed_metrics = frozenset().union(*(each.needed_metrics for each in self.members))
+        if len({each.collects for each in refreshed}) > 1:
             raise ValueError(
                 "detectors that collect their features (`source` 'bank') cannot be united with"
                 " those that are given them: set `source` of both alike"
@@ -63,34 +64,14 @@ class Union(Detector):
         """The united detectors."""
         return tuple(each for each in self.detectors if isinstance(each, Detector))
 
-    def _agree(self, name: str) -> Any:
+    @staticmethod
+    def _agree(name: str, detectors: Iterable[Detector]) -> Any:
         """The one value of an attribute that detectors have, or None."""
-        found = {getattr(each, name) for each in self.members} - {None}
-        return _only(name, found)
-
-    @property
-    def num_samples(self) -> int | None:  # type: ignore[override]
-        found: int | None = self._agree("num_samples")
-        return found
-
-    @property
-    def guide(self) -> str | None:  # type: ignore[override]
-        found: str | None = self._agree("guide")
-        return found
-
-    @property
-    def own_weight(self) -> float | None:  # type: ignore[override]
-        found: float | None = self._agree("own_weight")
-        return found
-
-    @property
-    def soft(self) -> bool:  # type: ignore[override]
-        return any(each.soft for each in self.members)
-
-    @property
-    def space(self) -> Space:  # type: ignore[override]
-        found = _only("space", {each.space for each in self.members if _refreshes(each)})
-        return "projected" if found is None else found
+        values = {getattr(each, name) for each in detectors} - {None}
+        if len(values) > 1:
+            shown = ", ".join(sorted(map(repr, values)))
+            raise ValueError(f"`{name}` of united detectors (={shown}) must be the same")
+        return next(iter(values), None)
 
     @property
     def collects(self) -> bool:  # type: ignore[override]
@@ -99,10 +80,6 @@ class Union(Detector):
     @property
     def refreshed_at_end(self) -> bool:  # type: ignore[override]
         return any(each.refreshed_at_end for each in self.members)
-
-    @property
-    def needed_metrics(self) -> frozenset[str]:  # type: ignore[override]
-        return frozenset().union(*(each.needed_metrics for each in self.members))
 
     def prepare(self, ids_C: Tensor, candidates_CD: Tensor, guide_CG: Tensor | None) -> Any:
         return tuple(each.prepare(ids_C, candidates_CD, guide_CG) for each in self.members)
@@ -207,10 +184,3 @@ def _in_namespace(kin: Kin, number: int) -> Kin:
 def _refreshes(detector: Detector) -> bool:
     inner = detector.inner
     return isinstance(inner, Union) or type(inner).refresh is not Detector.refresh
-
-
-def _only(name: str, values: set[Value]) -> Value | None:
-    if len(values) > 1:
-        shown = ", ".join(sorted(map(repr, values)))
-        raise ValueError(f"`{name}` of united detectors (={shown}) must be the same")
-    return next(iter(values), None)
