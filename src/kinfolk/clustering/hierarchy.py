@@ -13,7 +13,7 @@ them, F new clusters, M units that move, C clusters, P pairs of a cluster and on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -31,7 +31,6 @@ from kinfolk.stores.per_sample import (
     Exact,
     check_ids,
     is_broken,
-    size_differs,
     to_device,
 )
 
@@ -96,6 +95,7 @@ class Tree(Exact):
     `parent` on an accelerator, None on a CPU.
     """
 
+    advice = "use the same data set and levels"
     features: Tensor
     sums: Tensor
     sizes: Tensor
@@ -257,12 +257,11 @@ class Tree(Exact):
         self.features = self.features.new_zeros(self.num_samples, dim)
         self.sums = self.sums.new_zeros(self.levels - 1, self.num_samples, dim)
 
+    def sizes_of(self) -> Mapping[str, Mapping[str, int]]:
+        return {"parent": {"levels": self.levels, "num_samples": self.num_samples}}
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        saved, features = state_dict.get(prefix + "parent"), state_dict.get(prefix + "features")
-        advice = "use the same data set and levels"
-        sizes = {"levels": self.levels, "num_samples": self.num_samples}
-        if size_differs(f"{prefix}parent", saved, others[-1], advice, **sizes):
-            return
+        features = state_dict.get(prefix + "features")
         if self.dim is None and features is not None and features.shape[1]:
             self._set_dim(features.shape[1])
         super()._load_from_state_dict(state_dict, prefix, *others)

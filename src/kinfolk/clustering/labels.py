@@ -9,7 +9,7 @@ rows of a block.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
@@ -21,7 +21,7 @@ from kinfolk import distributed
 from kinfolk.clustering.dbscan import dbscan
 from kinfolk.clustering.kmeans import check_clusterable, kmeans
 from kinfolk.errors import require, require_choice
-from kinfolk.stores.per_sample import Exact, size_differs
+from kinfolk.stores.per_sample import Exact
 
 Schedule = Literal["linear", "step", "constant"]
 Confidence = Literal["sample", "cluster"]
@@ -208,6 +208,7 @@ class PseudoLabels(Exact):
         for number in self.num_clusters:
             require(1 <= number < num_samples, "num_clusters", number, rule)
         self.num_samples, self.dim, self.seed = num_samples, dim, seed
+        self.advice = f"use the same data set and the same `num_clusters` (={self.num_clusters})"
         self.warm_start, self.spherical = warm_start, spherical
         self.iterations, self.warm_iterations = iterations, warm_iterations
         self.points_per_cluster = points_per_cluster
@@ -330,16 +331,14 @@ class PseudoLabels(Exact):
         self._has_labels, highest_L = bool(self.accepted.any()), self.confidence.amax(1)
         self.highest = highest_L.where(highest_L > 0, torch.ones_like(highest_L))
 
+    def sizes_of(self) -> Mapping[str, Mapping[str, int]]:
+        labels = {"levels": len(self.num_clusters), "num_samples": self.num_samples}
+        return {"labels": labels, "centroids": {"clusters": sum(self.num_clusters)}}
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        labels, centroids = state_dict.get(prefix + "labels"), state_dict.get(prefix + "centroids")
-        advice = f"use the same data set and the same `num_clusters` (={self.num_clusters})"
-        sizes = {"levels": len(self.num_clusters), "num_samples": self.num_samples}
-        clusters = sum(self.num_clusters)
-        if size_differs(f"{prefix}labels", labels, others[-1], advice, **sizes):
-            return
-        if size_differs(f"{prefix}centroids", centroids, others[-1], advice, clusters=clusters):
-            return
-        if centroids is not None and self.dim is None and centroids.shape != self.centroids.shape:
+        centroids = state_dict.get(prefix + "centroids")
+        same = centroids is not None and len(centroids) == len(self.centroids)
+        if centroids is not None and same and self.dim is None:
             # the size of a feature is known only from the first refresh on
             self.centroids = self.centroids.new_zeros(centroids.shape)
         super()._load_from_state_dict(state_dict, prefix, *others)

@@ -7,7 +7,7 @@ Dimension key: N data set, D embedding, K drawn, b rows of a write, of all ranks
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,6 @@ from kinfolk.stores.per_sample import (
     is_broken,
     means_by_id,
     refuse_recomputation,
-    size_differs,
     to_device,
     unless_broken,
 )
@@ -141,11 +140,8 @@ class Bank(Exact):
         self.features[ids] = unless_broken(is_finite, new_bD, old_bD)
         self.seen[ids] = True if is_finite is None else self.seen[ids] | is_finite
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        key, sizes = f"{prefix}features", {"num_samples": self.num_samples, "dim": self.dim}
-        advice = "use the same data set and settings"
-        if not size_differs(key, state_dict.get(key), others[-1], advice, **sizes):
-            super()._load_from_state_dict(state_dict, prefix, *others)
+    def sizes_of(self) -> Mapping[str, Mapping[str, int]]:
+        return {"features": {"num_samples": self.num_samples, "dim": self.dim}}
 
     def __repr__(self) -> str:
         return (

@@ -19,7 +19,6 @@ from kinfolk.errors import require
 from kinfolk.seeding import step_generator
 
 COARSE = (torch.bfloat16, torch.float16)
-SAME_DATA = "use the same data set"
 
 
 class OnHost(nn.Module):
@@ -35,7 +34,21 @@ class OnHost(nn.Module):
 
 
 class Exact(OnHost, ABC):
-    """Abstract. A module whose own buffers are never cast to 16 bits."""
+    """Abstract. A module whose own buffers are never cast to 16 bits, and are not loaded if one of
+    them has another size than `sizes_of` says."""
+
+    advice = "use the same data set and settings"
+
+    def sizes_of(self) -> Mapping[str, Mapping[str, int]]:
+        """The leading dimensions of some buffers, by the names of the arguments that set them."""
+        return {}
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        for name, sizes in self.sizes_of().items():
+            key = prefix + name
+            if size_differs(key, state_dict.get(key), others[-1], self.advice, **sizes):
+                return
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Exact:
         before = dict(self.named_buffers(recurse=False))
@@ -100,16 +113,7 @@ def size_differs(
     key: str, saved: Tensor | None, error_msgs: list[str], advice: str, **sizes: int
 ) -> bool:
     """Whether a tensor to be loaded has other leading dimensions than `sizes` (name of the argument
-    = size); `error_msgs` of the loading then has a sentence about it.
-
-    Example:
-        >>> errors: list[str] = []
-        >>> advice = "use the same settings"
-        >>> size_differs("queue.features", torch.zeros(4, 2), errors, advice, size=5, dim=2)
-        True
-        >>> errors
-        ['`queue.features` has the size 4 × 2, but `size` × `dim` is 5 × 2: use the same settings']
-    """
+    = size); `error_msgs` of the loading then has a sentence about it."""
     if saved is None or saved.shape[: len(sizes)] == tuple(sizes.values()):
         return False
     got = " × ".join(map(str, saved.shape[: len(sizes)] or (1,)))
@@ -250,7 +254,7 @@ class PerSample(Exact):
             saved = state_dict.get(key)
             if saved is None:
                 missing.append(key)
-            elif size_differs(key, saved, rest[-1], SAME_DATA, num_samples=self.num_samples):
+            elif size_differs(key, saved, rest[-1], self.advice, num_samples=self.num_samples):
                 return
             else:
                 getattr(self, name).copy_(saved)
@@ -294,11 +298,11 @@ class Collected(Exact):
         self.features[ids] = unless_broken(is_finite, new_bD, self.features[ids])
         self.seen[ids] = True if is_finite is None else self.seen[ids] | is_finite
 
+    def sizes_of(self) -> Mapping[str, Mapping[str, int]]:
+        return {"features": {"num_samples": self.num_samples}}
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        key = f"{prefix}features"
-        saved = state_dict.get(key)
-        if size_differs(key, saved, others[-1], SAME_DATA, num_samples=self.num_samples):
-            return
-        if saved is not None and saved.shape != self.features.shape:
+        saved = state_dict.get(f"{prefix}features")
+        if saved is not None and len(saved) == self.num_samples:  # of any size of a feature
             self.features = self.features.new_zeros(saved.shape)
         super()._load_from_state_dict(state_dict, prefix, *others)

@@ -5,7 +5,7 @@ Dimension key: Q places of the queue, D embedding, b rows of a push, of all rank
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from kinfolk.stores.per_sample import (
     Exact,
     is_broken,
     refuse_recomputation,
-    size_differs,
     unless_broken,
 )
 
@@ -93,11 +92,8 @@ class Queue(Exact):
         self.pointer.add_(number).remainder_(self.size)
         self.filled.add_(number).clamp_(max=self.size)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        key, sizes = f"{prefix}features", {"size": self.size, "dim": self.dim}
-        advice = "use the same settings"
-        if not size_differs(key, state_dict.get(key), others[-1], advice, **sizes):
-            super()._load_from_state_dict(state_dict, prefix, *others)
+    def sizes_of(self) -> Mapping[str, Mapping[str, int]]:
+        return {"features": {"size": self.size, "dim": self.dim}}
 
     def __repr__(self) -> str:
         return f"Queue(size={self.size}, dim={self.dim})"
