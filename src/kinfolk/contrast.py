@@ -254,7 +254,12 @@ def contrast(
     inputs = (pairs.anchors, pairs.candidates, pairs.positives, temperature, *parameters)
     by_row = [True, False, True, temperature.ndim == 1, *(False for _ in parameters)]
     needs_grad = [torch.is_grad_enabled() and x.requires_grad for x in inputs]
-    gradients: list[list[Tensor]] = [[] for _ in inputs]  # of the blocks; summed if not by row
+    # made once: tensors kept from each block would scatter the memory that the next ones need
+    grads = [
+        torch.zeros_like(x) if want else None for x, want in zip(inputs, needs_grad, strict=True)
+    ]
+    total, counts = temperature.new_zeros(()), Stats.empty(temperature.device).counts
+    update, proposed = dict[str, Tensor](), dict[str, Tensor]()
     many = BLOCK_ENTRIES.get(temperature.device.type, MANY_ENTRIES) // len(pairs.candidates)
     step = max(1, (how.block_rows or many) // pairs.num_views)
 
@@ -264,7 +269,6 @@ def contrast(
             return x[first * len(x) // samples : (first + step) * len(x) // samples]
         return None
 
-    blocks = list[tuple[Any, ...]]()
     for first in range(0, samples, step):
         cuts = [cut(x, first) if own else x for x, own in zip(inputs, by_row, strict=True)]
         leaves = [x.detach().requires_grad_(want) for x, want in zip(cuts, needs_grad, strict=True)]
@@ -272,29 +276,22 @@ def contrast(
         changed = {n: cut(getattr(pairs, n), first) for n in ("ids", "groups", "degree", "guide")}
         changed |= {"anchors": a, "candidates": c, "positives": p}
         with torch.enable_grad():
-            loss, *noted = run(how, pairs.with_changes(**changed), *scalars)
-        blocks.append((loss.detach(), *noted))
+            loss, found, *states = run(how, pairs.with_changes(**changed), *scalars)
+        total += loss.detach()
+        counts += found
+        for whole, part in zip((update, proposed), states, strict=True):
+            for name, rows in part.items():
+                if name not in whole:
+                    whole[name] = rows.new_empty(samples, *rows.shape[1:])
+                cut(whole[name], first).copy_(rows)
         wrt = [x for x in leaves if x.requires_grad]
-        found = iter(torch.autograd.grad(loss, wrt, materialize_grads=True) if wrt else ())
-        for parts, own, want in zip(gradients, by_row, needs_grad, strict=True):
-            if want and (own or not parts):
-                parts.append(next(found))
-            elif want:
-                parts[0].add_(next(found))
-    losses, counts, updates, proposed = zip(*blocks, strict=True)
-    grads = [_join(parts) if parts else None for parts in gradients]
-    mean = torch.stack(losses).sum() / number
-    total: Tensor = _WithGradient.apply(mean, grads, number, *inputs)  # type: ignore[no-untyped-call]
-    update, state = (
-        {name: torch.cat([block[name] for block in found]) for name in found[0]}
-        for found in (updates, proposed)
-    )
-    stats = Stats(torch.stack(counts).sum(0))
-    return Outcome(total, stats, update, state, grads[3] if temperature.ndim else None)
-
-
-def _join(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+        derived = iter(torch.autograd.grad(loss, wrt, materialize_grads=True) if wrt else ())
+        for grad, own in zip(grads, by_row, strict=True):
+            if grad is not None:
+                (cut(grad, first) if own else grad).add_(next(derived))
+    loss = _WithGradient.apply(total / number, grads, number, *inputs)  # type: ignore[no-untyped-call]
+    t_grad = grads[3] if temperature.ndim else None
+    return Outcome(loss, Stats(counts), update, proposed, t_grad)
 
 
 class _WithGradient(torch.autograd.Function):
