@@ -82,32 +82,32 @@ def write_audit_page(
         thumbnails = images if isinstance(images, Thumbnails) else Thumbnails(images)
         sheet = sprite_sheet(thumbnails.squares(ids), thumbnails.size)
     shown["samples"]["tile"] = None if sheet is None else sheet.layout
-    panels, has_labels = panels_of(audit), audit.labels is not None
-    knows_share = not math.isnan(audit.kin_share)
-    present = {
+    panels, knows_share = panels_of(audit), not math.isnan(audit.kin_share)
+    sections = {
         "audit": ("Audit", True),
         "measured": ("Figures", True),
         "gallery": ("Kin", True),
         "groups": ("Duplicates", bool(shown["groups"])),
-        "mislabels": ("Label errors", has_labels),
+        "mislabels": ("Label errors", audit.labels is not None),
         "hubs": ("Hubs", bool(shown["hubs"])),
         "batches": ("Batches", knows_share or audit.suggested_alpha is not None),
     }
+    present = {id: title for id, (title, is_shown) in sections.items() if is_shown}
     page = compose(
         "auditing/audit.html",
         SCRIPTS,
         data={"figures": {panel.id: panel.figure for panel in panels}, "gallery": shown},
         title="Audit",
-        sections=[(id, title) for id, (title, is_shown) in present.items() if is_shown],
+        sections=list(present.items()),
         sheet=None if sheet is None else sheet.uri,
         lead=lead(audit, origin.encoder),
         verdict=verdict(audit, origin),
         tiles=tiles(audit),
         panels=panels,
-        present={id for id, (_, is_shown) in present.items() if is_shown},
+        present=present,
         audit=audit,
         num_anchors=len(shown["anchors"]),
-        has_labels=has_labels,
+        has_labels=audit.labels is not None,
         knows_share=knows_share,
     )
     write_page(path, page)

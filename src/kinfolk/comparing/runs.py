@@ -142,7 +142,7 @@ class ComparedRun:
     settings: Mapping[str, Any]
     source: str | None
     figures: Mapping[str, float]
-    measured_on: Mapping[str, tuple[str, ...]]
+    measured_on: Mapping[str, str]
     epochs: Sequence[Mapping[str, float]]
 
 
@@ -260,7 +260,7 @@ EARLIER_DEFAULTS = {"normaliser": "arithmetic", "finetuning": "ifnd"}
 """Settings of results of earlier versions, which do not record them."""
 
 
-def where_measured(result: Mapping[str, Any], source: str | None) -> tuple[str, ...]:
+def where_measured(result: Mapping[str, Any], source: str | None) -> str:
     """Everything that must be equal for two results to be comparable; the data of the run, from
     `source`, is identified by its samples."""
     data = "the run's own data" if result.get("data") == source else str(result.get("data"))
@@ -272,7 +272,7 @@ def where_measured(result: Mapping[str, Any], source: str | None) -> tuple[str, 
         for key in HOW
         if key in result and result[key] != EARLIER_DEFAULTS.get(key)
     ]
-    return data, str(result.get("measured_on", "")), *counts, *how
+    return ", ".join(filter(None, (data, result.get("measured_on"), *counts, *how)))
 
 
 def require_same_data(runs: Sequence[ComparedRun]) -> None:
@@ -298,10 +298,8 @@ def require_same_data(runs: Sequence[ComparedRun]) -> None:
         if run.settings.get("data.depth") != first.settings.get("data.depth"):
             continue
         for name in first.measured_on.keys() & run.measured_on.keys():
-            if run.measured_on[name] != first.measured_on[name]:
-                was, now = (
-                    ", ".join(filter(None, each.measured_on[name])) for each in (first, run)
-                )
+            was, now = first.measured_on[name], run.measured_on[name]
+            if was != now:
                 raise UsageError(
                     f"{name} was not measured alike: of {first.path} on {was}; of {run.path} on"
                     f" {now}; evaluate them alike"

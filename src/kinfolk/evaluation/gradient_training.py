@@ -387,7 +387,7 @@ class FewLabels:
     accuracies: tuple[float, ...]
     top5: float = math.nan
     subset: str | None = None
-    listed: int = 0
+    listed: int | None = None
 
 
 def semi_supervised(
@@ -409,10 +409,10 @@ def semi_supervised(
     require(good, "fractions", tuple(fractions), "one or more numbers in (0, 1]")
     require(draws >= 1, "draws", draws, "at least 1")
     x, y = labelled_arrays(train_x, train_y, "train")
-    rows: list[tuple[float, tuple[str | None, int], list[np.ndarray]]] = []
+    rows: list[tuple[float, tuple[str | None, int | None], list[np.ndarray]]] = []
     for fraction in sorted(set(fractions), reverse=True):
         seeds = range(seed, seed + (1 if fraction == 1 else draws))
-        rows.append((fraction, (None, 0), [label_subset(y, fraction, each) for each in seeds]))
+        rows.append((fraction, (None, None), [label_subset(y, fraction, each) for each in seeds]))
     for subset in subsets:
         used = subset.used[np.asarray(train_y) >= 0]
         rows.append((float(used.mean()), (subset.name, subset.listed), [used]))

@@ -198,10 +198,8 @@ def _over_shares(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Means of `accuracy`, and of `top5` where all rows have one, and the rows."""
     kept = []
     for row in rows:
-        missing = {"accuracies"} if math.isfinite(row["top5"]) else {"accuracies", "top5"}
-        if row.get("subset") is None:
-            missing |= {"subset", "listed"}
-        kept.append({name: value for name, value in row.items() if name not in missing})
+        missing = {name for name, value in row.items() if value is None or value != value}
+        kept.append({name: row[name] for name in row if name not in {"accuracies", *missing}})
     names = [name for name in ("accuracy", "top5") if all(name in row for row in kept)]
     return {
         **{name: statistics.fmean(row[name] for row in kept) for name in names},

@@ -234,9 +234,9 @@ def rank(
             own_RC.diagonal(start).fill_(False)
         kept_R = own_RC.any(1)
         sim_RC, own_RC = sim_RC[kept_R], own_RC[kept_R]
-        by_relevance_RC = own_RC.to(torch.uint8).argsort(stable=True, dim=1)
-        order_RC = sim_RC.gather(1, by_relevance_RC).argsort(stable=True, dim=1, descending=True)
-        hit_RC = own_RC.gather(1, by_relevance_RC.gather(1, order_RC)).double()
+        lower_RC = sim_RC.nextafter(sim_RC.new_tensor(-torch.inf))
+        order_RC = torch.where(own_RC, lower_RC, sim_RC).argsort(dim=1, descending=True)
+        hit_RC = own_RC.gather(1, order_RC).double()
         total_R = hit_RC.sum(1)
         precision_RC = hit_RC.cumsum(1) / torch.arange(1, hit_RC.shape[1] + 1)
         first = hit_RC[:, :DEPTH]
@@ -263,9 +263,7 @@ def run_pair_retrieval(towers: Towers, data: ImageData, seed: int = 0) -> dict[s
     groups_N, pairs = data.texts.groups[ids], data.texts.of(ids)
     sides = []
     for side in (0, 1):
-        first: dict[str, int] = {}
-        for row, texts in enumerate(pairs):
-            first.setdefault(texts[side], row)
+        first = {texts[side]: row for row, texts in reversed(list(enumerate(pairs)))}
         rows = torch.tensor(list(first.values()))
         sides.append((towers.texts(list(first)), groups_N[rows], rows))
     (anchors, anchor_keys, anchor_rows), (positives, positive_keys, _) = sides

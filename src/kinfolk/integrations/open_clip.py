@@ -25,12 +25,12 @@ class OpenClipLoss(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._next: dict[str, Tensor | None] = {}
+        self._next: tuple[Tensor | None, Tensor | None] = (None, None)
 
     def set_batch(self, ids: Tensor | None, group_ids: Tensor | None = None) -> None:
         """Sets sample ids and known positives of the next call, for a training loop that does not
         pass them."""
-        self._next = {"ids": ids, "group_ids": group_ids}
+        self._next = ids, group_ids
 
     @property
     def stats(self) -> Stats:
@@ -51,9 +51,9 @@ class OpenClipLoss(nn.Module):
     ) -> Tensor | dict[str, Tensor]:
         """The loss, or with `output_dict` {"contrastive_loss": loss}. `logit_scale`: 1 /
         temperature; `logit_bias` has no effect on a softmax."""
-        known, self._next = self._next, {}
-        ids = known.get("ids") if ids is None else ids
-        group_ids = known.get("group_ids") if group_ids is None else group_ids
+        (next_ids, next_groups), self._next = self._next, (None, None)
+        ids = next_ids if ids is None else ids
+        group_ids = next_groups if group_ids is None else group_ids
         given = image_features, text_features, ids, group_ids
         t, loss_fn = 1 / logit_scale.float(), self.loss
         if isinstance(loss_fn, SigLIPLoss):

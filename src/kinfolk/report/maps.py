@@ -163,7 +163,7 @@ def draw_strips(data: ImageData, views: Views, seed: int) -> list[Strip]:
 def square_images(data: ImageData, ids: NDArray[np.int64], size: int) -> list[NDArray[np.uint8]]:
     """The cached images with the aspect ratio of the originals, at most `size` on the long side, on
     a black square."""
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     chosen = torch.from_numpy(ids)
     pixels_BHW3, aspect_B = data.pixels(chosen).numpy(), data.aspect(chosen).tolist()
@@ -171,11 +171,10 @@ def square_images(data: ImageData, ids: NDArray[np.int64], size: int) -> list[ND
     squares = []
     for pixels_HW3, aspect in zip(pixels_BHW3, aspect_B, strict=True):
         width, height = (max(1, round(side * min(1, ratio))) for ratio in (aspect, 1 / aspect))
-        image, square = Image.fromarray(pixels_HW3), Image.new("RGB", (side, side))
+        image = Image.fromarray(pixels_HW3)
         if image.size != (width, height):
             image = image.resize((width, height), Image.Resampling.LANCZOS)
-        square.paste(image, ((side - width) // 2, (side - height) // 2))
-        squares.append(np.asarray(square))
+        squares.append(np.asarray(ImageOps.pad(image, (side, side))))
     return squares
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kinfolk.data.sample_table import Samples, key_difference, samples_digest
+from kinfolk.files import first_line
 from kinfolk.report import html
 from kinfolk.report import record as texts
 from kinfolk.report.gallery import (
@@ -137,7 +138,7 @@ def write_report(
         data = opened.data(progress=progress) if data is None else data
         ids = _draw_images(opened, data, features, parts, progress)
     except (ValueError, OSError) as error:
-        parts["embedding_missing"] = f"There is no map in this report: {_why(error)}."
+        parts["embedding_missing"] = f"There is no map in this report: {first_line(error)}."
     else:
         try:
             if framework is None and "text" in opened.modalities:
@@ -146,7 +147,9 @@ def write_report(
                 _draw_kin(opened, data, ids, framework, parts, progress)
         # RuntimeError: torch, for a checkpoint of another version
         except (ValueError, OSError, RuntimeError) as error:
-            parts["gallery_missing"] = f"There is no gallery of kin in this report: {_why(error)}."
+            parts["gallery_missing"] = (
+                f"There is no gallery of kin in this report: {first_line(error)}."
+            )
     for missing in ("embedding_missing", "gallery_missing"):
         if on_missing is not None and missing in parts:
             on_missing(parts[missing])
@@ -225,8 +228,3 @@ def _samples_digest(opened: OpenedRun, data: ImageData) -> str | None:
         is None
     )
     return samples_digest(recorded) if same else None
-
-
-def _why(error: Exception) -> str:
-    """The message of an error as part of a sentence."""
-    return " ".join(str(error).split())[:400].rstrip(".")
