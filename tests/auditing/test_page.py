@@ -12,7 +12,7 @@ import torch
 
 import kinfolk as kf
 from kinfolk.data.source import read_excluded
-from kinfolk.detectors.known import read_known_pairs
+from kinfolk.detectors.known import read_known
 from tests.report.browser import open_page
 from tests.report.synthetic import HOSTILE, features, images
 
@@ -148,9 +148,9 @@ def test_marked_samples_are_saved_as_files_that_a_training_takes(
             page.get_by_role("button", name=f"Save {name}").click()
         saved[name] = tmp_path / name
         download.value.save_as(saved[name])
-    pairs = read_known_pairs(saved["marked-pairs.csv"], names)
+    pairs = read_known(saved["marked-pairs.csv"], names)[0]
     assert pairs.shape == (number, 2)
-    assert torch.equal(pairs, read_known_pairs(saved["marked-pairs.csv"]))
+    assert torch.equal(pairs, read_known(saved["marked-pairs.csv"])[0])
     excluded = read_excluded(saved["marked.csv"])
     assert set(excluded) == {names[int(sample)] for sample in pairs[:, 1]}
     assert opened.complaints == []
@@ -164,7 +164,7 @@ def test_the_tables_of_an_audit_are_taken_too(tmp_path: Path) -> None:
     found.save(tmp_path)
     listed = torch.tensor(np.stack([found.pairs["anchor"], found.pairs["kin"]], 1))
     for kind in ("csv", "parquet"):
-        assert torch.equal(read_known_pairs(tmp_path / f"pairs.{kind}", names), listed)
+        assert torch.equal(read_known(tmp_path / f"pairs.{kind}", names)[0], listed)
     assert read_excluded(tmp_path / "groups.csv") == [names[3], names[7]]
 
 

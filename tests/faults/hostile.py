@@ -297,9 +297,9 @@ def _tokenizer(path: Path) -> object:
 
 
 def _pairs(path: Path) -> object:
-    from kinfolk.detectors.known import read_known_pairs
+    from kinfolk.detectors.known import read_known
 
-    return read_known_pairs(path)
+    return read_known(path)[0]
 
 
 def _excluded(path: Path) -> object:

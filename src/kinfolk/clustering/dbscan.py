@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kinfolk.clustering.hierarchy_update import components
 from kinfolk.errors import require
 from kinfolk.stores.per_sample import Exact
 
@@ -116,16 +117,8 @@ def _join_parts(part_N: Tensor, near_bN: Tensor, core_N: Tensor, start: int) -> 
     row, column = (cores_bN & (part_N != part_N[rows].unsqueeze(1))).nonzero(as_tuple=True)
     if not len(row):
         return part_N
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    ends = (part_N[start + row].cpu().numpy(), part_N[column].cpu().numpy())
-    graph = coo_array((torch.ones(len(row)).numpy(), ends), shape=(len(part_N), len(part_N)))
-    found = connected_components(graph, directed=False)[1]
-    component = torch.from_numpy(found).to(part_N.device, torch.int64)
-    number_N = torch.arange(len(part_N), device=part_N.device)
-    first = torch.full_like(part_N, len(part_N)).scatter_reduce(0, component, number_N, "amin")
-    return first[component[part_N]]
+    edge_E2 = torch.stack((part_N[start + row], part_N[column]), 1)
+    return components(edge_E2, len(part_N))[part_N]
 
 
 _FIT_SAMPLES, _FOLLOW_SAMPLES = 1 << 14, 1 << 11  # whose distances radii are fitted to

@@ -209,13 +209,6 @@ def values_of_listed(ids_RK: Tensor, ids_C: Tensor, value_RK: Tensor) -> Tensor:
     return marked_RC[:, rank_C]
 
 
-def read_known_pairs(
-    path: str | os.PathLike[str], keys: Sequence[str] | None = None, num_samples: int | None = None
-) -> Tensor:
-    """(P, 2) sample ids of anchor and kin in a table; see `read_known`."""
-    return read_known(path, keys, num_samples)[0]
-
-
 def read_known(
     path: str | os.PathLike[str], keys: Sequence[str] | None = None, num_samples: int | None = None
 ) -> tuple[Tensor, Tensor | None]:
