@@ -187,21 +187,9 @@ HELD_OUT = 0.2
 
 @dataclass(frozen=True)
 class LabelledFeatures:
-    """Labelled features for training and for testing a classifier; the latter are None without a
-    test split. Labels are classes (N,), or (N, K) for samples with several labels."""
-
-    train_ids: NDArray[np.int64]
-    train_x: NDArray[np.float32]
-    train_y: NDArray[np.int64]
-    test_ids: NDArray[np.int64] | None
-    test_x: NDArray[np.float32] | None
-    test_y: NDArray[np.int64] | None
-    test_split: str
-
-
-@dataclass(frozen=True)
-class Divided:
-    """As `LabelledFeatures`, always with a test part, and its description."""
+    """Labelled features for training and for testing a classifier; the latter are empty without a
+    test split. Labels are classes (N,), or (N, K) for samples with several labels. `measured_on`
+    describes the test part, "" if there is none."""
 
     train_ids: NDArray[np.int64]
     train_x: NDArray[np.float32]
@@ -230,8 +218,9 @@ def take_parts(
         return ids, features_NF[ids], labels[ids]
 
     if not present or not train.any():
-        return LabelledFeatures(*take(known), None, None, None, "")
-    return LabelledFeatures(*take(train), *take(known & (splits == present[0])), present[0])
+        return LabelledFeatures(*take(known), *take(known & ~known), "")
+    test = take(known & (splits == present[0]))
+    return LabelledFeatures(*take(train), *test, f"{present[0]} split")
 
 
 def require_labels(labels: NDArray[np.int64] | None) -> NDArray[np.int64]:
@@ -243,20 +232,21 @@ def require_labels(labels: NDArray[np.int64] | None) -> NDArray[np.int64]:
     return labels
 
 
-def divide(parts: LabelledFeatures, seed: int, what: str) -> Divided:
+def divide(parts: LabelledFeatures, seed: int, what: str) -> LabelledFeatures:
     """The parts, with a fifth of each class held out if there is no test split."""
-    train = parts.train_ids, parts.train_x, parts.train_y
-    if parts.test_ids is not None and parts.test_x is not None and parts.test_y is not None:
-        test = parts.test_ids, parts.test_x, parts.test_y
-        return Divided(*train, *test, f"{parts.test_split} split")
+    if parts.measured_on:
+        return parts
     several = parts.train_y.ndim > 1
     strata = np.zeros(len(parts.train_y), dtype=np.int64) if several else parts.train_y
     held = held_out_part(strata, HELD_OUT, seed)
     if not held.any():
         raise UsageError(f"{what} needs at least two samples of a class, or a test split")
-    (ids, x, y), what = train, "the samples" if several else "each class"
-    kept, tested = (ids[~held], x[~held], y[~held]), (ids[held], x[held], y[held])
-    return Divided(*kept, *tested, f"{HELD_OUT:.0%} of {what}, held out")
+
+    def take(rows: NDArray[np.bool_]) -> tuple[Any, Any, Any]:
+        return parts.train_ids[rows], parts.train_x[rows], parts.train_y[rows]
+
+    where = f"{HELD_OUT:.0%} of {'the samples' if several else 'each class'}, held out"
+    return LabelledFeatures(*take(~held), *take(held), where)
 
 
 def held_out_part(y: np.ndarray, share: float, seed: int, repeat: int = 0) -> np.ndarray:

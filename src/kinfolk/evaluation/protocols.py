@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from kinfolk.data.views import Views
 from kinfolk.detectors import GloFND
-from kinfolk.embedding import Divided, LabelledFeatures, divide, embed
+from kinfolk.embedding import LabelledFeatures, divide, embed
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.evaluation import gradient_training
 from kinfolk.evaluation.detection import (
@@ -80,7 +80,7 @@ def _to_json(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _sizes(used: Divided, seed: int) -> dict[str, Any]:
+def _sizes(used: LabelledFeatures, seed: int) -> dict[str, Any]:
     sizes = {"train": len(used.train_y), "test": len(used.test_y)}
     return {**sizes, "seed": seed, "measured_on": used.measured_on}
 
@@ -89,16 +89,16 @@ def _sizes(used: Divided, seed: int) -> dict[str, Any]:
 
 
 def run_knn(parts: LabelledFeatures, k: int, temperature: float) -> dict[str, Any]:
-    data = (parts.train_x, parts.train_y, parts.test_x, parts.test_y)
+    test_x, test_y = (parts.test_x, parts.test_y) if parts.measured_on else (None, None)
+    data = (parts.train_x, parts.train_y, test_x, test_y)
     device = "cuda" if torch.cuda.is_available() else None
-    where = "each sample by all others" if parts.test_y is None else f"{parts.test_split} split"
     return {
         "accuracy": knn_accuracy(*data, k=k, temperature=temperature, device=device),
         "k": k,
         "temperature": temperature,
         "train": len(parts.train_y),
-        "test": len(parts.train_y if parts.test_y is None else parts.test_y),
-        "measured_on": where,
+        "test": len(parts.test_y if parts.measured_on else parts.train_y),
+        "measured_on": parts.measured_on or "each sample by all others",
     }
 
 
@@ -188,7 +188,7 @@ def run_finetune(
 
 
 def _read_subsets(
-    used: Divided, lists: Sequence[Path], keys: Sequence[str]
+    used: LabelledFeatures, lists: Sequence[Path], keys: Sequence[str]
 ) -> list[gradient_training.ListedSubset]:
     among = [keys[row] for row in used.train_ids] if lists else []
     return [gradient_training.read_subset(path, among) for path in lists]
@@ -258,7 +258,7 @@ def run_clusters(
         "num_clusters": k,
         "seeds": list(seeds),
         "samples": len(parts.train_y),
-        "measured_on": "train split" if parts.test_split else "all samples",
+        "measured_on": "train split" if parts.measured_on else "all samples",
     }
 
 
