@@ -28,7 +28,7 @@ from kinfolk.data.arrays import (
 from kinfolk.data.decode import to_rgb
 from kinfolk.data.labels import SPLITS, split_name
 from kinfolk.data.shards import expand, find_shards, open_shards
-from kinfolk.data.source import FileSource, Item, Pixels, Refusals, Source
+from kinfolk.data.source import FileSource, Item, Pixels, Refusals, Source, as_utf8
 from kinfolk.data.table import Columns, find_hugging_face, open_hugging_face, open_table
 from kinfolk.errors import KinfolkError, UsageError, short, similar_path
 
@@ -231,20 +231,16 @@ _IMAGE = frozenset(
 def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
     """All images below `root`, sorted by their relative path. `train/` at the top, alone or with
     `test/` or `val/`, makes splits; otherwise everything is "train"."""
-    found: list[tuple[list[str], str]] = []
+    found: list[tuple[str, str, str, str | None]] = []
     refused: Refusals = []
     splits: dict[str, str] = {}
     start, others = len(os.path.join(root, "")), 0
-
-    def to_key(path: str) -> str:
-        key = os.fsencode(path[start:]).decode("utf-8", "backslashreplace")
-        return key.replace(os.sep, "/")
 
     def refuse_folder(error: OSError) -> None:
         if error.filename == str(root):
             raise KinfolkError(f"the folder `{short(str(root))}` can't be read: {error.strerror}")
         reason = f"the folder can't be read: {error.strerror}"
-        refused.append((f"{to_key(error.filename)}/", reason))
+        refused.append((as_utf8(error.filename[start:]) + "/", reason))
 
     for folder, folders, names in os.walk(str(root), onerror=refuse_folder, followlinks=True):
         here = os.path.realpath(folder) + os.sep
@@ -254,37 +250,42 @@ def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
             for name, target in inside.items()
             if not _is_hidden(name) and not here.startswith(target + os.sep)  # a link back
         ]
-        if folder == str(root):
+        parts = as_utf8(folder[start:]).split(os.sep) if folder[start:] else []
+        if not parts:
             splits = {name: SPLITS[name.lower()] for name in folders if name.lower() in SPLITS}
             if "train" not in splits.values() or (len(splits) == 1 and len(folders) > 1):
                 splits = {}
+        prefix, kinds = "".join(f"{part}/" for part in parts), parts[1:] if splits else parts
+        kind, split = kinds[0] if kinds else None, "train"
+        outside = None
+        if splits:
+            split = splits.get(parts[0] if parts else "", "")
+            listed = ", ".join(f"{name}/" for name in sorted(splits))
+            outside = None if split else f"outside the split folders {listed}"
+        with os.scandir(folder) as entries:  # it knows them without asking for each file's status
+            regular = {entry.name for entry in entries if entry.is_file(follow_symlinks=False)}
         for name in names:
-            path = os.path.join(folder, name)
             if _is_hidden(name) or not is_image_name(name):
                 others += not _is_hidden(name)
                 continue
-            parts = to_key(path).split("/")
-            reason = _why_unreadable(path)
-            if reason is None and splits and (len(parts) == 1 or parts[0] not in splits):
-                listed = ", ".join(f"{name}/" for name in sorted(splits))
-                reason = f"outside the split folders {listed}"
-            if reason is None:
-                found.append((parts, path))
+            path, key = f"{folder}{os.sep}{name}", f"{prefix}{as_utf8(name)}"
+            reason = None if name in regular else _why_unreadable(path)
+            if (reason := reason or outside) is None:
+                found.append((key, path, split, kind))
             else:
-                refused.append(("/".join(parts), reason))
+                refused.append((key, reason))
     if not found and not refused:
         only = f", only {others:,} other files" if others else ""
         raise KinfolkError(f"`{root}` contains no images{only}")
-    found.sort(key=lambda each: "/".join(each[0]))
-    kinds = [parts[1:-1] if splits else parts[:-1] for parts, _ in found]
-    classes = sorted({folders[0] for folders in kinds if folders})
+    found.sort()
+    classes = sorted({kind for *_, kind in found if kind is not None})
     if labels_from_folders and not classes:
         raise UsageError(
             f"`labels_from_folders` needs a folder per class below `{root}`; all images are at its"
             " top level"
         )
     if not labels_from_folders:
-        if len(classes) > 1 and all(kinds):
+        if len(classes) > 1 and all(kind is not None for *_, kind in found):
             some = ", ".join(map(short, classes[:3])) + (", …" if len(classes) > 3 else "")
             LOG.info(
                 "%s",
@@ -292,16 +293,8 @@ def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
                 " --labels-from-folders makes them labels",
             )
         classes = []
-    label_of = {name: label for label, name in enumerate(classes)}
-    items = [
-        Item(
-            "/".join(parts),
-            label_of.get(folders[0]) if folders else None,
-            splits[parts[0]] if splits else "train",
-            origin=path,
-        )
-        for (parts, path), folders in zip(found, kinds, strict=True)
-    ]
+    label_of: dict[str | None, int] = {name: label for label, name in enumerate(classes)}
+    items = [Item(key, label_of.get(kind), split, origin=path) for key, path, split, kind in found]
     return FileSource(f"`{root}`", items, classes=classes or None, refused=sorted(refused))
 
 
