@@ -35,7 +35,7 @@ ROWS, COLUMNS = 512, 1 << 14
 """Rows of a block, and columns of a product."""
 SAMPLED = 2048
 """Columns from which the lower bound of a row is estimated."""
-_BLOCK_ELEMENTS = 1 << 24
+_BLOCK_ELEMENTS = 1 << 23
 NAN = float("nan")
 
 
@@ -60,13 +60,15 @@ def full_rows(
     num = len(features)
     step = max(1, _BLOCK_ELEMENTS // num)
     starts = range(0, len(anchors_A), step)
+    block = torch.empty(min(step, len(anchors_A)), num)  # one for all: new memory is slow
     for start in show_progress(starts, len(starts), title, enabled=progress):
         ids_R = anchors_A[start : start + step]
         rows = torch.from_numpy(features.take(ids_R))
-        sim = torch.empty(len(ids_R), num)
+        sim = block[: len(ids_R)]
         for first in range(0, num, COLUMNS):
             last = min(num, first + COLUMNS)
-            sim[:, first:last] = rows @ torch.from_numpy(features.rows(first, last)).T
+            columns = torch.from_numpy(features.rows(first, last))
+            torch.mm(rows, columns.T, out=sim[:, first:last])
         sim_RN: Floats = sim.numpy()
         sim_RN[np.arange(len(ids_R)), ids_R] = -np.inf
         yield ids_R, sim_RN
@@ -107,13 +109,14 @@ def compare_all(
     comparisons."""
     num, before, lock = len(features), torch.get_num_threads(), Lock()
     nearest, k = min(nearest, num - 1), num_kin(alpha, num - 1)
-    found, starts = AllPairs(num, nearest), range(0, num, ROWS)
+    step = max(1, min(ROWS, _BLOCK_ELEMENTS // num))
+    found, starts = AllPairs(num, nearest), range(0, num, step)
     least, sample_M = max(k + 1, nearest), column_sample(num, SAMPLED)
     expected = least / (num - 1) * len(sample_M)
     rank = min(len(sample_M), math.ceil(expected + 4 * math.sqrt(expected) + 4))
 
     def compare(start: int) -> None:
-        ids_A = np.arange(start, min(start + ROWS, num))
+        ids_A = np.arange(start, min(start + step, num))
         for ids_R, sim_RN in full_rows(features, ids_A):
             floor_R = _largest(sim_RN[:, sample_M], rank)
             kin = [row(*each) for each in zip(ids_R, sim_RN, floor_R, strict=True)]

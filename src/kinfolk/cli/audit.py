@@ -68,7 +68,7 @@ def audit(
         str,
         typer.Argument(
             metavar="FEATURES|RUN|IMAGES",
-            help="Features (.npy, .npz, .csv, .parquet, .safetensors, .pt), a run folder, or a"
+            help="Features (.npy, .npz, .parquet, .safetensors, .pt), a run folder, or a"
             " folder of images.",
         ),
     ],
