@@ -20,7 +20,7 @@ from kinfolk.auditing.verdict import Candidate
 from kinfolk.cli.audit import show_trial
 from kinfolk.errors import InterruptedRunError, UsageError
 from kinfolk.evaluation.protocols import read_results
-from kinfolk.sweeping import Plan, Trial, group_precision, run_trial, time_limit, view_agreement
+from kinfolk.sweeping import Plan, Trial, run_trial, time_limit, view_agreement
 from kinfolk.training.run_folder import Run
 
 METHODS = (
@@ -154,14 +154,10 @@ def test_the_verdict_says_no_difference_where_there_is_none() -> None:
     assert better.verdict().startswith("simclr+fnc is better than simclr here, by kNN accuracy")
 
 
-def test_view_agreement_and_group_precision() -> None:
+def test_view_agreement() -> None:
     x = torch.randn(20, 6, generator=torch.Generator().manual_seed(0))
     assert view_agreement(x, 3 * x) == 1
     assert view_agreement(x, x.roll(1, 0)) == 0
-    groups = torch.tensor([0, 0, 1, 1, -1])
-    features = torch.tensor([[1.0, 0.0], [1.0, 0.05], [0.0, 1.0], [1.0, 0.2], [0.0, 1.0]])
-    # nearest of the second pair: an ungrouped sample, and a sample of the first pair
-    assert group_precision(features, groups, block=2) == 0.5
 
 
 def test_a_time_limit_interrupts_what_handles_the_signal_and_nothing_else() -> None:

@@ -2,7 +2,7 @@
 settings and seeds, and `kinfolk advise --try` for a few methods within a time limit. Repeated with
 the same arguments, both continue.
 
-Dimension key: N samples, F features, R rows of a block.
+Dimension key: N samples, F features.
 """
 
 from __future__ import annotations
@@ -439,7 +439,7 @@ def _criterion(run: Run, labels: NDArray[np.int64] | None) -> str:
     return "views" if _groups(Samples.read(run.samples)) is None else "groups"
 
 
-def _groups(samples: Samples) -> Tensor | None:
+def _groups(samples: Samples) -> NDArray[np.int64] | None:
     """(N,) groups of the training samples, −1 without others; None if there are none."""
     if samples.groups is None:
         return None
@@ -448,7 +448,7 @@ def _groups(samples: Samples) -> Tensor | None:
     names, numbers = np.unique(filled, return_inverse=True)
     sizes = np.bincount(numbers)
     groups = np.where((names[numbers] != "") & (sizes[numbers] > 1), numbers, -1)
-    return torch.from_numpy(groups) if (groups >= 0).any() else None
+    return groups if (groups >= 0).any() else None
 
 
 def _measure(run: Run, criterion: str, labels: NDArray[np.int64] | None) -> float:
@@ -460,12 +460,13 @@ def _measure(run: Run, criterion: str, labels: NDArray[np.int64] | None) -> floa
         views = (Augmented(opened.views(), 0, version) for version in (1, 2))
         first, second = (torch.from_numpy(opened.features(images, ids, views=v)) for v in views)
         return view_agreement(first, second)
-    features, groups = opened.features(images, np.arange(number)), _groups(images.samples)
+    features = opened.features(images, np.arange(number))
     if criterion == "knn":
         assert labels is not None
         return knn_accuracy(features, labels)
+    groups = _groups(images.samples)
     assert groups is not None
-    return group_precision(torch.from_numpy(features), groups)
+    return knn_accuracy(features, groups, k=1)
 
 
 def view_agreement(first_NF: Tensor, second_NF: Tensor) -> float:
@@ -477,19 +478,3 @@ def view_agreement(first_NF: Tensor, second_NF: Tensor) -> float:
     """
     sim_NN = functional.normalize(first_NF, dim=1) @ functional.normalize(second_NF, dim=1).T
     return float((sim_NN.argmax(1) == torch.arange(len(sim_NN))).float().mean())
-
-
-def group_precision(features_NF: Tensor, groups_N: Tensor, block: int = 1024) -> float:
-    """Share of the samples with a group (0 or above) whose nearest other sample is in it.
-
-    Example:
-        >>> x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.5, 0.5]])
-        >>> group_precision(x, torch.tensor([0, 0, 1, 1]))
-        0.75
-    """
-    unit_NF, hits = functional.normalize(features_NF, dim=1), list[Tensor]()
-    for rows in torch.split((groups_N >= 0).nonzero()[:, 0], block):
-        sim_RN = unit_NF[rows] @ unit_NF.T
-        sim_RN[torch.arange(len(rows)), rows] = -2
-        hits.append(groups_N[sim_RN.argmax(1)] == groups_N[rows])
-    return float(torch.cat(hits).float().mean())

@@ -244,9 +244,9 @@ def test_settings_are_shown_with_their_origin() -> None:
     lines = describe_settings(assemble(*given), origins)
     parts = [re.split(r"\s{2,}", line.strip()) for line in lines]
     found = {row[0]: row[-1] for row in parts}
-    assert found["encoder"] == found["view size"] == found["method"] == "recipe"
-    assert found["epochs"] == found["learning rate"] == "given"
-    assert found["device"] == "default"
+    assert found["model.name"] == found["views.size"] == found["method"] == "recipe"
+    assert found["epochs"] == found["optimizer.lr"] == "given"
+    assert found["trainer.devices"] == "default"
 
 
 def test_a_run_of_few_images_trains_and_says_what_it_does(tmp_path: Path) -> None:

@@ -14,11 +14,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from kinfolk.errors import KinfolkError, UsageError, plural, short
+from kinfolk.errors import KinfolkError, UsageError, short
 from kinfolk.frameworks import FRAMEWORKS
 from kinfolk.frameworks.registry import framework_arguments, parse
 from kinfolk.models.text import SENTENCE
-from kinfolk.optimizers import scaled_lr
 from kinfolk.training.config import TrainConfig, suggest, validation_message
 
 FOLDER = Path(__file__).parent / "recipes"
@@ -90,40 +89,36 @@ def with_method(config: TrainConfig, name: str) -> tuple[TrainConfig, list[str]]
     return TrainConfig.of(document), dropped
 
 
+SHOWN = (
+    *(
+        "method",
+        "python.detector",
+        "detector.features",
+        "python.model",
+        "model.name",
+        "model.width",
+    ),
+    *("model.stem", "views.size", "text.layers", "text.width", "text.context", "batch_size"),
+    *("epochs", "optimizer.name", "optimizer.lr", "optimizer.lr_scaling"),
+    *("trainer.accelerator", "trainer.devices", "trainer.precision"),
+)
+"""Settings that are shown before a training."""
+
+
 def describe_settings(config: TrainConfig, origins: Mapping[str, str]) -> list[str]:
-    model, text, trainer, optimizer = config.model, config.text, config.trainer, config.optimizer
-    assert optimizer.lr is not None
-    assert optimizer.lr_scaling is not None
-    lr = scaled_lr(optimizer.lr, config.batch_size * trainer.accumulate, optimizer.lr_scaling)
     modalities = FRAMEWORKS[parse(config.method).framework].modalities
-    encoder = model.name
-    if "image" in modalities:
-        width = "" if model.width is None else f", width {model.width}"
-        encoder += f"{width}, {model.stem} stem"
+    unused: tuple[str, ...] = () if "image" in modalities else ("views.", "model.stem")
+    unused += () if "text" in modalities else ("text.",)
+    if config.text.name != "transformer" or config.model.name.startswith(SENTENCE):
+        unused += ("text.layers", "text.width")
+    values = flat(config.model_dump(mode="json"))
     rows = [
-        ("method", config.method, "method"),
-        ("detector", config.python.detector, "python.detector"),
-        ("guide", config.detector.get("features"), "detector.features"),
-        ("encoder", config.python.model or encoder, "model.name"),
+        (key, str(values[key]), origins.get(key, "default"))
+        for key in SHOWN
+        if values.get(key) is not None and not key.startswith(unused)
     ]
-    if "image" in modalities:
-        rows.append(("view size", f"{config.views.size} pixels", "views.size"))
-    if "text" in modalities:
-        if text.name == "transformer" and not model.name.startswith(SENTENCE):
-            tower = f"{plural(text.layers or 0, 'layer')}, width {text.width}"
-            rows.append(("text tower", tower, "text.layers"))
-        rows.append(("texts", f"up to {text.context} tokens", "text.context"))
-    rows += [
-        ("batch size", f"{config.batch_size}", "batch_size"),
-        ("epochs", f"{config.epochs}", "epochs"),
-        ("optimiser", optimizer.name, "optimizer.name"),
-        ("learning rate", f"{lr:.4g}", "optimizer.lr"),
-        ("device", f"{trainer.accelerator} × {trainer.devices}", "trainer.accelerator"),
-        ("precision", trainer.precision, "trainer.precision"),
-    ]
-    shown = [(name, str(value), origins.get(key, "default")) for name, value, key in rows if value]
-    first, second = (max(len(row[column]) for row in shown) for column in (0, 1))
-    return [f"  {name:<{first}}  {value:<{second}}  {origin}" for name, value, origin in shown]
+    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
+    return [f"  {key:<{first}}  {value:<{second}}  {origin}" for key, value, origin in rows]
 
 
 def checked_arguments(
