@@ -25,7 +25,7 @@ from kinfolk.cnce import (
     variance_study,
     views_study,
 )
-from kinfolk.errors import UsageError
+from kinfolk.errors import KinfolkError
 from kinfolk.seeding import generator
 
 SMALL = Toy(num_points=300, num_negatives=20, epochs=3)
@@ -143,10 +143,10 @@ def test_arrays_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     for other, message in (
         ("b", r"shapes \(3, 2\) and \(4, 2\)"),
         ("c", "not finite"),
-        ("d", "cannot be read"),
-        ("e", "cannot be read"),
+        ("d", "is not a readable"),
+        ("e", "there is no file"),
     ):
-        with pytest.raises(UsageError, match=message):
+        with pytest.raises(KinfolkError, match=message):
             views_study(tmp_path / "a.npy", tmp_path / f"{other}.npy", 0.5)
 
 

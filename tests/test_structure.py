@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *ENGINE,
     },
     "embedding": {"data", "models", "distributed"},
-    "cnce": {"data"},
+    "cnce": {"features"},
     "evaluation": {
         "embedding",
         "frameworks",

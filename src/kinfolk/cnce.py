@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kinfolk.errors import UsageError, require, show_progress
+from kinfolk.features import open_features
 from kinfolk.seeding import derive_seed, generator
 
 # ---- the estimators
@@ -292,7 +293,8 @@ def variance_study(
 def views_study(
     first: Path, second: Path, temperature: float, *, anchors: int = 128, draws: int = 32
 ) -> dict[str, Any]:
-    views = [_read(path) for path in (first, second)]
+    arrays = (open_features(path) for path in (first, second))
+    views = [torch.from_numpy(array.astype(np.float32)) for array in arrays]
     if views[0].ndim != 2 or views[0].shape != views[1].shape or len(views[0]) < 2:
         shapes = " and ".join(str(tuple(view.shape)) for view in views)
         raise UsageError(
@@ -336,13 +338,6 @@ def by_negatives(
             mean, variance = float(ratio_RA.mean()), float(ratio_RA.var(0).mean())
             rows.append({"negatives": number, "omega": omega, "mean": mean, "variance": variance})
     return rows
-
-
-def _read(path: Path) -> Tensor:
-    try:
-        return torch.from_numpy(np.load(path, allow_pickle=False).astype(np.float32))
-    except (OSError, ValueError, EOFError) as error:
-        raise UsageError(f"{path} cannot be read as an array of numbers (.npy): {error}") from error
 
 
 def table_study(

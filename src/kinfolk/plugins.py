@@ -1,8 +1,7 @@
 """Plugins: modules that register detectors and frameworks of users when they are imported.
 
 An installed package names them in the entry-point group `kinfolk.plugins`, or the user names them,
-as `--plugin my_detector.py`. The configuration of a run lists those that were named, and opening
-the run imports them again, unless a file lies in the run folder itself.
+as `--plugin my_detector.py`. Opening a run imports those of its configuration again.
 """
 
 from __future__ import annotations

@@ -87,7 +87,10 @@ def test_the_variance_of_two_files_is_shown_without_the_true_information(
         (["--study", "bias"], "'bias' is not one of"),
         (["--study", "variance", "--train-each"], "--train-each belongs to --study table"),
         (["--views", "a.npy", "b.npy"], "--views belongs to --study variance"),
-        (["--study", "variance", "--views", "a.npy", "b.npy"], "a.npy cannot be read"),
+        (
+            ["--study", "variance", "--views", "a.npy", "b.npy"],
+            "there is no file or folder `a.npy`",
+        ),
         (["--temperature", "0"], "--temperature (=0.0) must be above 0"),
         (["--out", "table.csv"], "must end in .json"),
     ],

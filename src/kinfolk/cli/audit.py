@@ -41,11 +41,9 @@ EPILOG = examples(
     "kinfolk audit photos/ --out audit/",
     "kinfolk audit features.npy --images photos/ --labels labels.csv --alpha 0.02",
     "kinfolk audit runs/photos --out audit/",
-    "kinfolk audit photos/ --encoder timm/resnet50",
 )
 ADVISE_EPILOG = examples(
     "kinfolk advise photos/",
-    "kinfolk advise photos/ --guide timm/resnet50",
     "kinfolk advise photos/ --labels-from-folders --try 30",
     "kinfolk advise pairs.csv --guide st/all-MiniLM-L6-v2 --try 30",
 )

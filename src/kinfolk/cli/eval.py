@@ -46,7 +46,6 @@ SETTINGS = "Protocol settings"
 EPILOG = examples(
     "kinfolk eval runs/digits",
     "kinfolk eval runs/photos --data labelled/ --labels-from-folders --protocol knn,linear,semi",
-    "kinfolk eval runs/photos --data pets/ --labels-from-folders --protocol transfer",
     "kinfolk eval runs/captions --data test.csv --protocol retrieval",
     "kinfolk eval runs/pairs --data sts.csv --protocol sts",
     "kinfolk eval rival.pth --like runs/photos --protocol knn,linear",

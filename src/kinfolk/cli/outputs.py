@@ -101,7 +101,6 @@ def embed(
 EXPORT_EPILOG = examples(
     "kinfolk export runs/photos --format torchvision",
     "kinfolk export runs/photos --format onnx --out encoder.onnx",
-    "kinfolk export runs/imagenet --format timm",
 )
 
 

@@ -1,8 +1,8 @@
 """What `auto` means on this machine, and how several ranks start and stop together.
 
 Rank zero prepares data and run folder; the others wait until it is ready, and exit when it exits.
-However they were started, they read one status file in the run folder: it names the launch, says
-whether rank zero is preparing, ready, done or failed, and is touched every few seconds.
+They read one status file in the run folder: it names the launch, says whether rank zero is
+preparing, ready, done or failed, and is touched every few seconds.
 """
 
 from __future__ import annotations
@@ -167,9 +167,7 @@ def supervise(status_file: Path, rank: int, several: bool) -> Iterator[None]:
         _try_to_write(status_file, PREPARING)
     over, state, message = threading.Event(), FAILED, "it was ended"
     work = _heartbeat if rank == 0 else _exit_with_rank_zero
-    threading.Thread(
-        target=work, args=(status_file, over), name="kinfolk-ranks", daemon=True
-    ).start()
+    threading.Thread(target=work, args=(status_file, over), daemon=True).start()
     try:
         yield
         state = DONE
@@ -209,10 +207,7 @@ def wait_for_rank_zero(status_file: Path, first_sign: float = FIRST_SIGN) -> Non
 @contextlib.contextmanager
 def explain_lost_ranks(describe_saved: Callable[[], str]) -> Iterator[None]:
     """Turns the error of a collective that another process has left into a sentence that ends with
-    `describe_saved()`.
-
-    So that torchrun's SIGTERM does not cut it off, SIGTERM is ignored while an error is handled.
-    """
+    `describe_saved()`. torchrun's SIGTERM, which would cut it off, is ignored meanwhile."""
     before, ended = None, False
     if threading.current_thread() is threading.main_thread():
         before = signal.signal(signal.SIGTERM, _end_unless_failing)
@@ -239,10 +234,6 @@ def _end_unless_failing(number: int, frame: FrameType | None) -> None:
         os.kill(os.getpid(), number)
 
 
-def _print_error(message: str) -> None:
-    print(f"Error: {message}", file=sys.stderr, flush=True)  # noqa: T201
-
-
 def _heartbeat(status_file: Path, over: threading.Event) -> None:
     while not over.wait(BEAT):
         with contextlib.suppress(OSError):
@@ -255,13 +246,13 @@ def _exit_with_rank_zero(status_file: Path, over: threading.Event) -> None:
         was_ready, why_gone = rank_zero.ready, rank_zero.why_gone()
         # before it is ready, `wait_for_rank_zero` raises the error
         if was_ready and why_gone is not None and not over.wait(GRACE):
-            _print_error(printable(why_gone))
+            print(f"Error: {printable(why_gone)}", file=sys.stderr, flush=True)  # noqa: T201
             os._exit(1)
 
 
 class _RankZero:
-    """The state of rank zero as another rank sees it. Names of launches may repeat: a file that was
-    last touched before this process was started belongs to an earlier one."""
+    """The state of rank zero as another rank sees it. Names of launches repeat: a file last touched
+    before this process was started belongs to an earlier one."""
 
     def __init__(self, status_file: Path, first_sign: float) -> None:
         self.status_file, self.first_sign, self.ready = status_file, first_sign, False
@@ -288,7 +279,7 @@ class _RankZero:
         if state["host"] == socket.gethostname():
             gone = not is_running(int(state["pid"]))
             return "rank zero has ended without a message, as if killed" if gone else None
-        if time.monotonic() - self._seen > SILENCE:
+        if silence > SILENCE:
             return f"rank zero, on {state['host']}, has sent no heartbeat for {SILENCE:.0f} seconds"
         return None
 

@@ -145,17 +145,16 @@ def train(
         config = with_absolute_paths(assemble(stored, recipe, arguments, settings))
     origins = setting_origins(stored, recipe, arguments, settings)
     run = replace(run, rank=global_rank(num_processes(config) // config.trainer.num_nodes))
-    several = num_processes(config) > 1
     console = Console(stderr=True) if progress and run.rank == 0 else None
     start = _Start(run, config, parts, overwrite, console, origins, tuple(notes))
-    register_rank_zero(run.rank, several)
+    register_rank_zero(run.rank, start.several)
     with ExitStack() as stack:
         if run.rank == 0 and (resume or overwrite):
             run.require_run_folder()
         elif run.rank == 0:
             run.require_unused()
         stack.enter_context(lock_run_folder(run.path, run.rank))
-        stack.enter_context(supervise(run.launch, run.rank, several))
+        stack.enter_context(supervise(run.launch, run.rank, start.several))
         stack.enter_context(preserve_random_state())
         stack.enter_context(explain_file_errors(run.path))
         if run.rank > 0:
@@ -182,6 +181,10 @@ class _Start:
     console: Console | None
     origins: Mapping[str, str]
     notes: tuple[str, ...]
+
+    @property
+    def several(self) -> bool:
+        return num_processes(self.config) > 1
 
 
 def _require_negatives(images: ImageData, config: TrainConfig, name: str) -> None:
@@ -222,7 +225,6 @@ def _fit_as_helper(start: _Start, data: Data | None, resume: bool) -> Run:
 def _run(start: _Start, source: Source, resume: bool) -> Run:
     """Trains on rank zero. Nothing is written or removed before data and method are checked."""
     run, config, console = start.run, start.config, start.console
-    several = num_processes(config) > 1
     with collect_warnings() as refused:
         state = last_checkpoint_state(run, config) if resume else None
     if state is not None and state["epoch"] > config.epochs:
@@ -231,7 +233,7 @@ def _run(start: _Start, source: Source, resume: bool) -> Run:
             " has done; leave `epochs` (--epochs) out, or give a larger number to train further"
         )
     if state is not None and state["epoch"] == config.epochs:
-        if several:
+        if start.several:
             mark_ready(run.launch)
         with logging_to(None, console):
             LOG.info(
@@ -241,7 +243,7 @@ def _run(start: _Start, source: Source, resume: bool) -> Run:
                 plural(config.epochs, "epoch"),
             )
         return replace(run, unchanged=True)
-    images = read_data(source, config, run, several, progress=console is not None)
+    images = read_data(source, config, run, start.several, progress=console is not None)
     if state is not None:
         require_same_samples(run, images)
     _require_negatives(images, config, short(source.name))
@@ -256,14 +258,13 @@ def _run(start: _Start, source: Source, resume: bool) -> Run:
 
 def _fit(start: _Start, images: ImageData, state: dict[str, Any] | None) -> Run:
     run, config, console = start.run, start.config, start.console
-    several = num_processes(config) > 1
     if images.stream is not None:
         images.stream.note = run.quarantine
     check_batch_size(config.batch_size, images.num_train, num_processes(config))
     resumed = state is not None
     text = read_text(images, config, run, resumed=resumed or run.rank > 0)
+    tokenizer = None if text is None else text.tokenizer
     with collect_warnings() as build_warnings:
-        tokenizer = None if text is None else text.tokenizer
         framework = build_framework(config, images, tokenizer, resumed, start.parts, run.cache)
         framework.set_progress(0, config.epochs)  # raises warnings about the length of the training
         warn_if_silent(config.method, framework.silent_reason())
@@ -272,7 +273,7 @@ def _fit(start: _Start, images: ImageData, state: dict[str, Any] | None) -> Run:
     require_knn(framework, knn, config.method)
     if run.rank == 0:
         write_start(run, config, images, state, start.overwrite, text)
-        if several:
+        if start.several:
             hand_over(images, run.handover)
             mark_ready(run.launch)
     with logging_to(run.log if run.rank == 0 else None, console), quiet_lightning():
@@ -309,10 +310,10 @@ def _fit(start: _Start, images: ImageData, state: dict[str, Any] | None) -> Run:
 
         trainer = build_trainer(config, run, state, this_run, measurements, export, console)
         try:
-            explained = explain_lost_ranks(module.describe_saved) if several else nullcontext()
+            lost = explain_lost_ranks(module.describe_saved) if start.several else nullcontext()
             products = float32_products(config.trainer.matmul_precision)
             checkpoint = None if state is None else run.checkpoint
-            with explained, one_pixel_in_float32(framework), products:
+            with lost, one_pixel_in_float32(framework), products:
                 trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
         except SystemExit:
             if trainer.interrupted:  # Lightning's answer to Ctrl-C before the first step
@@ -378,13 +379,9 @@ def _strategy(settings: TrainerConfig) -> str | Strategy:
 
 def _logger(name: str, config: TrainConfig, run: Run, step: int) -> Logger:
     if name == "tensorboard":
-        return TensorBoardLogger(
-            run.path,
-            name="tensorboard",
-            version="",
-            default_hp_metric=False,
-            purge_step=step + 1 if step else None,  # what a killed process logged later
-        )
+        purged = step + 1 if step else None  # what a killed process logged later
+        tensorboard: dict[str, Any] = {"default_hp_metric": False, "purge_step": purged}
+        return TensorBoardLogger(run.path, name="tensorboard", version="", **tensorboard)
     logger: Logger
     if name == "wandb":
         from lightning.pytorch.loggers import WandbLogger
@@ -394,8 +391,7 @@ def _logger(name: str, config: TrainConfig, run: Run, step: int) -> Logger:
     else:
         from lightning.pytorch.loggers import MLFlowLogger
 
-        logger = MLFlowLogger(
-            experiment_name="kinfolk", run_name=run.path.name, save_dir=str(run.path / "mlflow")
-        )
+        folder = str(run.path / "mlflow")
+        logger = MLFlowLogger(experiment_name="kinfolk", run_name=run.path.name, save_dir=folder)
     logger.log_hyperparams(config.model_dump(mode="json"))
     return logger
