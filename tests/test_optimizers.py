@@ -17,7 +17,7 @@ from kinfolk.optimizers import (
     build_scheduler,
     lr_factor,
     parameter_groups,
-    scaled_lr,
+    scale_lr,
 )
 
 
@@ -189,9 +189,9 @@ def test_built_optimisers_decay_what_they_should(name: Literal["sgd", "lars", "a
 
 
 def test_the_rate_scales_linearly_or_by_the_root_of_the_batch() -> None:
-    assert scaled_lr(0.3, 512, "linear") == pytest.approx(0.6)
-    assert scaled_lr(0.075, 128, "sqrt") == pytest.approx(0.075 * math.sqrt(128))
-    assert scaled_lr(0.3, 512, "none") == 0.3
+    assert scale_lr(0.3, 512, "linear") == pytest.approx(0.6)
+    assert scale_lr(0.075, 128, "sqrt") == pytest.approx(0.075 * math.sqrt(128))
+    assert scale_lr(0.3, 512, "none") == 0.3
 
 
 def one() -> list[Tensor]:

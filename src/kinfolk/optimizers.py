@@ -132,16 +132,14 @@ def build_optimizer(
 
 def move_to_own_group(optimizer: Optimizer, parameters: Iterable[nn.Parameter], lr: float) -> None:
     """Moves `parameters` to a group with learning rate `lr` and without weight decay."""
-    own = list(parameters)
-    chosen = {id(parameter) for parameter in own}
+    moved = list(parameters)
+    ids = {id(parameter) for parameter in moved}
     for group in optimizer.param_groups:
-        group["params"] = [
-            parameter for parameter in group["params"] if id(parameter) not in chosen
-        ]
-    optimizer.add_param_group({"params": own, "lr": lr, "weight_decay": 0.0})
+        group["params"] = [parameter for parameter in group["params"] if id(parameter) not in ids]
+    optimizer.add_param_group({"params": moved, "lr": lr, "weight_decay": 0.0})
 
 
-def scaled_lr(lr: float, batch_size: int, rule: Literal["linear", "sqrt", "none"]) -> float:
+def scale_lr(lr: float, batch_size: int, rule: Literal["linear", "sqrt", "none"]) -> float:
     """Learning rate for a batch of `batch_size` samples over all devices.
 
     "linear": lr · B / 256 (Goyal et al., 2017); "sqrt": lr · √B (SimCLR, appendix B.1; GloFND

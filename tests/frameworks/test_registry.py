@@ -18,7 +18,7 @@ from kinfolk.frameworks.registry import (
     framework_arguments,
     parse,
 )
-from kinfolk.training.settings import checked_arguments
+from kinfolk.training.settings import check_arguments
 
 NUM_SAMPLES = 24
 ESTIMATE = {"prior": 0.1, "hardness": 0.5, "decoupled": True}
@@ -123,7 +123,7 @@ def test_a_prior_is_taken_or_refused_with_a_reason(name: str) -> None:
         if key in settable:
             assert name not in REASONS
             assert (
-                checked_arguments(FRAMEWORKS[name], settable, {key: value}, "framework", name)[key]
+                check_arguments(FRAMEWORKS[name], settable, {key: value}, "framework", name)[key]
                 == value
             )
             continue
@@ -134,7 +134,7 @@ def test_a_prior_is_taken_or_refused_with_a_reason(name: str) -> None:
                 rf" .*{REASONS[name][key]}"
             ),
         ):
-            checked_arguments(FRAMEWORKS[name], settable, {key: value}, "framework", name)
+            check_arguments(FRAMEWORKS[name], settable, {key: value}, "framework", name)
 
 
 @pytest.mark.parametrize("loss", [kf.SogCLRLoss, kf.FastCLIPLoss, kf.BimodalSogCLRLoss])

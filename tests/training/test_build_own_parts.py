@@ -22,7 +22,7 @@ from kinfolk.pairs import Block, Kin
 from kinfolk.plugins import load_plugins, register_detector
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.load_run import open_run
-from kinfolk.training.settings import checked_arguments
+from kinfolk.training.settings import check_arguments
 from kinfolk.training.train import train
 
 PLUGIN = Path(__file__).with_name("my_plugin.py")
@@ -156,7 +156,7 @@ def test_arguments_without_annotation_can_be_set() -> None:
         pass
 
     parameters = {"margin": inspect.signature(detector).parameters["margin"]}
-    assert checked_arguments(detector, parameters, {"margin": 0.2}, "detector", "mine") == {
+    assert check_arguments(detector, parameters, {"margin": 0.2}, "detector", "mine") == {
         "margin": 0.2
     }
 

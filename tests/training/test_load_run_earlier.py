@@ -21,7 +21,7 @@ from kinfolk.training import train as training
 from kinfolk.training.build import build_framework
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.run_folder import Run
-from kinfolk.training.settings import checked_arguments
+from kinfolk.training.settings import check_arguments
 from tests.training.small import BARE
 
 CONFIG = Path(__file__).with_name("earlier_run.yaml")
@@ -32,12 +32,12 @@ def test_a_stored_configuration_means_the_same() -> None:
     config = TrainConfig.load(CONFIG)
     assert config.detector["fraction"] == 0.05, "as it was written, so that its digest stays"
     method, settable = parse(config.method), framework_arguments(parse(config.method))
-    framework = checked_arguments(
+    framework = check_arguments(
         FRAMEWORKS["simclr"], settable, config.framework, "framework", "simclr"
     )
     assert framework["decoupled"] is True
     settable = detector_arguments(method, config.detector)
-    detector = checked_arguments(DETECTORS["fnc"], settable, config.detector, "detector", "fnc")
+    detector = check_arguments(DETECTORS["fnc"], settable, config.detector, "detector", "fnc")
     assert (detector["alpha"], detector["top_k"]) == (0.05, None)
 
 
@@ -59,7 +59,7 @@ def test_it_is_a_recipe_for_another_method() -> None:
 )
 def test_the_positive_is_where_it_was(name: str, given: dict[str, Any], decoupled: bool) -> None:
     settable = framework_arguments(parse(name))
-    found = checked_arguments(FRAMEWORKS[name], settable, given, "framework", name)
+    found = check_arguments(FRAMEWORKS[name], settable, given, "framework", name)
     assert found["decoupled"] is decoupled
 
 
@@ -67,7 +67,7 @@ def train_as_before(monkeypatch: pytest.MonkeyPatch, out: Path, **more: Any) -> 
     """A run that writes its configuration, digests and checkpoint as an earlier version did."""
 
     def earlier_names(*args: Any) -> dict[str, Any]:
-        found = checked_arguments(*args)
+        found = check_arguments(*args)
         if args[-1] and "decoupled" in found:
             found = {**found, "positive_in_denominator": not found["decoupled"], "decoupled": False}
         return found
@@ -79,7 +79,7 @@ def train_as_before(monkeypatch: pytest.MonkeyPatch, out: Path, **more: Any) -> 
         return framework
 
     with monkeypatch.context() as patch:
-        patch.setattr(defaults, "checked_arguments", earlier_names)
+        patch.setattr(defaults, "check_arguments", earlier_names)
         patch.setattr(training, "build_framework", earlier_state)
         return train_small(out, **more)
 

@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from kinfolk.errors import UsageError
-from kinfolk.training.settings import checked_arguments
+from kinfolk.training.settings import check_arguments
 
 
 class Detector:
@@ -30,12 +30,12 @@ PARAMETERS = {
 
 def test_texts_become_numbers_and_defaults_are_filled_in() -> None:
     given = {"alpha": "1e-2", "betas": [0.5, 0.6]}
-    assert checked_arguments(Detector, PARAMETERS, given, "detector", "glofnd") == {
+    assert check_arguments(Detector, PARAMETERS, given, "detector", "glofnd") == {
         "alpha": 0.01,
         "rule": "adam",
         "betas": (0.5, 0.6),
     }
-    assert checked_arguments(Detector, PARAMETERS, given, "detector", "glofnd", written=True) == {
+    assert check_arguments(Detector, PARAMETERS, given, "detector", "glofnd", written=True) == {
         "alpha": 0.01,
         "rule": "adam",
         "betas": [0.5, 0.6],
@@ -56,6 +56,6 @@ def test_wrong_arguments_are_refused_in_one_sentence(
     given: dict[str, object], words: list[str]
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        checked_arguments(Detector, PARAMETERS, given, "detector", "glofnd")
+        check_arguments(Detector, PARAMETERS, given, "detector", "glofnd")
     for word in words:
         assert word in str(caught.value)

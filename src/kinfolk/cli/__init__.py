@@ -119,16 +119,13 @@ def _run(words: list[str], debug: bool) -> int:
     except Exception as error:
         if InterruptedRunError.latest is not None:
             return _report_interruption()
-        if isinstance(error, KinfolkError):
-            _print_error(error, str(error), debug)
-            return USAGE_ERROR if isinstance(error, UsageError) else FAILURE
-        what = why_failed(error)
-        _print_error(
-            error,
-            what if debug else f"{what.rstrip('.')}. Run again with --debug to see the traceback.",
-            debug,
-        )
-        return FAILURE
+        if debug:
+            sys.stderr.write("".join(traceback.format_exception(error)))
+        message = str(error) if isinstance(error, KinfolkError) else why_failed(error)
+        if not debug and not isinstance(error, KinfolkError):
+            message = f"{message.rstrip('.')}. Run again with --debug to see the traceback."
+        _print("Error", message)
+        return USAGE_ERROR if isinstance(error, UsageError) else FAILURE
     return 0
 
 
@@ -171,12 +168,6 @@ def _warn(
             _print("Warning", str(message))
     else:
         sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
-
-
-def _print_error(error: BaseException, message: str, debug: bool) -> None:
-    if debug:
-        sys.stderr.write("".join(traceback.format_exception(error)))
-    _print("Error", message)
 
 
 def _print(head: str, message: str) -> None:

@@ -41,7 +41,7 @@ from kinfolk.optimizers import (
     build_scheduler,
     lr_factor,
     move_to_own_group,
-    scaled_lr,
+    scale_lr,
 )
 from kinfolk.seeding import derive_seed
 from kinfolk.training.config import TrainConfig
@@ -292,14 +292,14 @@ def build_optimizers(config: TrainConfig, framework: Framework, num_batches: int
     assert chosen.lr_scaling is not None
     assert chosen.warmup_epochs is not None
     steps = math.ceil(num_batches / config.trainer.accumulate)
-    lr = scaled_lr(chosen.lr, config.batch_size * config.trainer.accumulate, chosen.lr_scaling)
+    lr = scale_lr(chosen.lr, config.batch_size * config.trainer.accumulate, chosen.lr_scaling)
     options = chosen.model_dump(include={"weight_decay", "momentum", "nesterov", "betas", "trust"})
     optimizer = build_optimizer(chosen.name, framework, lr, **options)
-    for own in framework.own_rates:
-        move_to_own_group(optimizer, own.parameters, own.lr)
+    for part in framework.own_rates:
+        move_to_own_group(optimizer, part.parameters, part.lr)
     milestones = [round(epoch * steps) for epoch in chosen.milestones]
     warmup = round(chosen.warmup_epochs * steps)
     schedule = (config.epochs * steps, warmup, chosen.schedule, milestones, chosen.factor)
-    others = [own.factor for own in framework.own_rates]
+    others = [part.factor for part in framework.own_rates]
     scheduler = build_scheduler(optimizer, lambda step: lr_factor(step, *schedule), others=others)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

@@ -40,7 +40,7 @@ from kinfolk.training.guides import PATCHES
 from kinfolk.training.launch import resolve_trainer
 from kinfolk.training.run_folder import num_processes
 from kinfolk.training.settings import (
-    checked_arguments,
+    check_arguments,
     flat,
     load_recipe,
     recipe_path,
@@ -205,12 +205,12 @@ def method_arguments(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     method, given = parse(config.method), config.framework
     name, settable = method.framework, framework_arguments(method)
-    framework = checked_arguments(FRAMEWORKS[name], settable, given, "framework", name, written)
+    framework = check_arguments(FRAMEWORKS[name], settable, given, "framework", name, written)
     if method.detector is None:
         return framework, {}
     given, name = config.detector, method.detector
     settable = detector_arguments(method, given)
-    detector = checked_arguments(DETECTORS[name], settable, given, "detector", name, written)
+    detector = check_arguments(DETECTORS[name], settable, given, "detector", name, written)
     return framework, detector
 
 

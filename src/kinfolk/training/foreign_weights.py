@@ -62,9 +62,11 @@ def find_network(state: Mapping[str, Tensor], source: str, model: str | None = N
     inner = {name[len(prefix) :]: value for name, value in named.items() if name.startswith(prefix)}
     arguments = {"name": model} if model is not None else _resnet(inner, source)
     encoder = build_encoder(**arguments)
-    own = plain_state(encoder).keys()
+    names = plain_state(encoder).keys()
     used = {
-        key: value for key, value in inner.items() if key in own or not key.startswith(CLASSIFIERS)
+        key: value
+        for key, value in inner.items()
+        if key in names or not key.startswith(CLASSIFIERS)
     }
     load_state(encoder, used, source=source)
     return Network(encoder, arguments, len(used), len(state) - len(used))
@@ -73,8 +75,8 @@ def find_network(state: Mapping[str, Tensor], source: str, model: str | None = N
 def _prefix(state: Mapping[str, Tensor]) -> str | None:
     found = [name.removesuffix(ANCHOR) for name in state if name.endswith(ANCHOR)]
     found = [prefix for prefix in found if not prefix or prefix.endswith(".")]
-    own = [prefix for prefix in found if not any(word in prefix for word in COPIES)]
-    return min(own or found, key=len, default=None)
+    originals = [prefix for prefix in found if not any(word in prefix for word in COPIES)]
+    return min(originals or found, key=len, default=None)
 
 
 def _resnet(state: Mapping[str, Tensor], source: str) -> dict[str, Any]:

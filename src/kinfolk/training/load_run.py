@@ -236,8 +236,8 @@ def restore(path: Path, config: TrainConfig, data: ImageData) -> Framework:
             f"there is no {run.checkpoint.relative_to(path)} in {path}; the state of the method"
             " cannot be measured without it"
         )
-    own = Samples.read(run.samples)
-    different = key_difference(own.keys[: own.num_train], data.samples.keys[: data.num_train])
+    stored = Samples.read(run.samples)
+    different = key_difference(stored.keys[: stored.num_train], data.samples.keys[: data.num_train])
     if different is not None:
         raise UsageError(
             f"the state of the method of {path} exists for its own training samples only:"
@@ -289,10 +289,8 @@ def load_framework(
 
 def _with_saved_model(config: TrainConfig, path: Path) -> TrainConfig:
     """The configuration with the run's copy of a model of sentence-transformers, if it has one."""
-    own = Run(path).sentence_transformer
-    if not own.is_dir():
-        return config
-    return config.with_settings({"model.name": f"{SENTENCE}{own}"})
+    copy = Run(path).sentence_transformer
+    return config.with_settings({"model.name": f"{SENTENCE}{copy}"}) if copy.is_dir() else config
 
 
 @torch.no_grad()

@@ -187,7 +187,7 @@ class _Screen(logging.Handler):
 
 
 class _File(logging.FileHandler):
-    """Writes lines of printable text. An unwritable log does not end the training."""
+    """Writes printable lines. An unwritable log does not end the training."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))

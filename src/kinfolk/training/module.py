@@ -310,7 +310,7 @@ def encoders_of(framework: Framework) -> list[nn.Module]:
 @contextmanager
 def _replace_forward(module: nn.Module, number: int) -> Iterator[None]:
     forward: Callable[..., Tensor] = module.forward
-    own = module.__dict__.get("forward")
+    previous = module.__dict__.get("forward")
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), _keep_buffers(module)
@@ -336,10 +336,10 @@ def _replace_forward(module: nn.Module, number: int) -> Iterator[None]:
     try:
         yield
     finally:
-        if own is None:
+        if previous is None:
             del module.forward
         else:
-            module.forward = own
+            module.forward = previous
 
 
 @contextmanager

@@ -121,7 +121,7 @@ def describe_settings(config: TrainConfig, origins: Mapping[str, str]) -> list[s
     return [f"  {key:<{first}}  {value:<{second}}  {origin}" for key, value, origin in rows]
 
 
-def checked_arguments(
+def check_arguments(
     target: Callable[..., Any],
     parameters: Mapping[str, inspect.Parameter],
     given: Mapping[str, Any],
