@@ -168,7 +168,7 @@ def test_an_export_with_other_features_is_refused(
     other = seldom(build_encoder(name, stem="imagenet"))
     monkeypatch.setattr("kinfolk.exporting.unavailable", lambda package: None)
     monkeypatch.setattr("kinfolk.exporting.load_torchvision", lambda name, path: other)
-    with pytest.raises(KinfolkError, match="the export gives other features in torchvision"):
+    with pytest.raises(KinfolkError, match="the export returns different features in torchvision"):
         kf.export(folder, "torchvision", tmp_path / "out.pth")
     assert not list(tmp_path.iterdir())
 

@@ -239,8 +239,8 @@ def largest_difference(
 def _require_agreement(difference: float, where: str) -> str:
     if not difference <= TOLERANCE:
         raise KinfolkError(
-            f"the export gives other features in {where}: they differ by {difference:.1e} of the"
-            " largest; it was not kept"
+            f"the export returns different features in {where}: they differ by {difference:.1e} of"
+            " the largest; it was not kept"
         )
     if difference == 0:
         return "the same features"

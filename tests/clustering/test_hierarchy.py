@@ -195,7 +195,7 @@ def test_what_is_wrong_is_named() -> None:
         hierarchy.update(torch.tensor([1]), torch.zeros(1, 5))
     with pytest.raises(ValueError, match=r"`ids` .* must be integers, one for each row"):
         hierarchy.update(torch.tensor([1, 2]), torch.zeros(1, 4))
-    with pytest.raises(ValueError, match="must have a cluster of its own for every sample"):
+    with pytest.raises(ValueError, match="must have a separate cluster for each sample"):
         hierarchy.start(torch.tensor([[0, 0, 1], [0, 0, 1]]))
     with pytest.raises(ValueError, match="and be finite"):
         hierarchy.start(torch.arange(3).expand(2, -1), torch.full((3, 4), torch.nan))

@@ -152,7 +152,7 @@ def test_different_data_is_refused(tmp_path: Path) -> None:
     ]
     with pytest.raises(
         UsageError,
-        match=r"simclr learnt from photos \(6 samples\) and .*moco from photos \(7 samples\)",
+        match=r"simclr was trained on photos \(6 samples\) and .*moco on photos \(7 samples\)",
     ):
         kf.compare(runs)
 
@@ -171,7 +171,8 @@ def test_results_on_different_data_are_refused(tmp_path: Path) -> None:
         for name, data in (("simclr", "photos"), ("moco", "digits"))
     ]
     with pytest.raises(
-        UsageError, match=r"linear was not measured alike: .* on the run's own data, .* on digits"
+        UsageError,
+        match=r"linear was not measured in the same way: .* on the run's own data, .* on digits",
     ):
         kf.compare(runs)
 
@@ -235,7 +236,7 @@ def test_features_and_normalisers_must_be_the_same(tmp_path: Path) -> None:
     make_run(tmp_path / "b", "simclr", 1, 0.5, normaliser="arithmetic")
     assert len(kf.compare([tmp_path]).records) == 1, "results of earlier versions do not name it"
     make_run(tmp_path / "c", "simclr", 2, 0.5, features="before pooling")
-    with pytest.raises(UsageError, match="features before pooling; evaluate them alike"):
+    with pytest.raises(UsageError, match="features before pooling; evaluate both in the same way"):
         kf.compare([tmp_path])
 
 

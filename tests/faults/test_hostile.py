@@ -124,7 +124,7 @@ def test_torn_lines_are_reported_and_nothing_else_is_lost(tmp_path: Path) -> Non
     run.metrics.write_bytes("\n".join(lines).encode() + b"\xff\xfe")
     assert [row["epoch"] for row in read_rows(run.metrics)[0]] == [1, 3, 4]
     with pytest.warns(
-        UserWarning, match=r"metrics\.jsonl has torn lines, which are left out: 2, 4, 6"
+        UserWarning, match=r"metrics\.jsonl has incomplete lines, which are left out: 2, 4, 6"
     ):
         assert len(run.epochs()) == 3
     with pytest.warns(UserWarning, match="torn"):

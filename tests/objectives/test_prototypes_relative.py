@@ -210,7 +210,7 @@ def test_the_order_of_candidates_does_not_matter() -> None:
 
 def test_degrees_are_refused_where_they_say_nothing() -> None:
     with pytest.raises(
-        ValueError, match="`degree` must be None: to NTXentLoss every positive counts fully"
+        ValueError, match="`degree` must be None: NTXentLoss counts every positive fully"
     ):
         NTXentLoss(temperature=T).on(pairs())
     for shape in ((2, 3), (12, 1)):

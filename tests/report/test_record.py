@@ -140,7 +140,7 @@ def test_a_killed_and_resumed_run_counts_each_epoch_once(tmp_path: Path) -> None
     ]
     (run / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8")
     with pytest.warns(
-        KinfolkWarning, match=r"metrics\.jsonl has torn lines, which are left out: 4"
+        KinfolkWarning, match=r"metrics\.jsonl has incomplete lines, which are left out: 4"
     ):
         record = read_record(run)
     assert [(row["epoch"], row["loss"]) for row in record.epochs] == [(1, 3), (2, 2)]

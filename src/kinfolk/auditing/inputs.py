@@ -297,7 +297,7 @@ def _embed_images(
     if images.num_train < 2:
         raise UsageError(
             f"`{data}` has {images.num_train} image; an audit compares images with each other and"
-            " needs at least 2, and better hundreds"
+            " needs at least 2, preferably hundreds"
         )
     words = "k-means of patches of these images"
     if encoder != PATCHES:

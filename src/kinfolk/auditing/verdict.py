@@ -33,9 +33,9 @@ class Provenance:
             sentences.
         has_labels: whether a training on `data` finds labels.
         encoder: what computed the features, in words.
-        same_samples: whether that learnt from the same samples without labels or another model.
+        same_samples: whether that was trained on the same samples without labels or another model.
         framework: that of the run, or simclr; pairs for sentences.
-        captions: whether the run learnt from captions, or the samples are sentences.
+        captions: whether the run was trained on captions, or the samples are sentences.
     """
 
     data: str | None = None

@@ -48,7 +48,7 @@ EPILOG = examples(
     "kinfolk eval runs/photos --data labelled/ --labels-from-folders --protocol knn,linear,semi",
     "kinfolk eval runs/captions --data test.csv --protocol retrieval",
     "kinfolk eval runs/pairs --data sts.csv --protocol sts",
-    "kinfolk eval rival.pth --like runs/photos --protocol knn,linear",
+    "kinfolk eval other.pth --like runs/photos --protocol knn,linear",
 )
 
 _data = partial(option, panel=DATA)
@@ -165,7 +165,7 @@ def evaluate(
     ] = None,
     model: Annotated[
         str | None,
-        _imported("Network that is no ResNet: timm/NAME, torchvision/NAME."),
+        _imported("Network, if it is not a ResNet: timm/NAME, torchvision/NAME."),
     ] = None,
     train_seed: Annotated[
         int | None,
@@ -190,8 +190,8 @@ def evaluate(
     Without a test split, knn uses leave-one-out and the others test on a fifth of each class.
     The weights of the run never change.
 
-    A file of weights is evaluated like a run, in a folder next to it, for `kinfolk compare`. It
-    takes the protocols of labels.
+    A file of weights is evaluated like a run, with the protocols from knn to clusters. The results
+    are in a folder next to it, which `kinfolk compare` accepts.
     """
     words = [name.strip().lower() for name in protocol.split(",") if name.strip()]
     names, shares, lists = list(dict.fromkeys(words)), _shares(percent), subset or []
@@ -238,7 +238,7 @@ def evaluate(
     print_refused(images)
     if images.samples.captions is not None and images.samples.labels is None and "knn" in names:
         raise UsageError(
-            "the data has texts and no labels, which knn measures with; evaluate this run with"
+            "knn needs labels, and the data has texts without labels; evaluate this run with"
             " --protocol retrieval"
         )
     source = data or opened.config.data.source

@@ -189,7 +189,7 @@ def with_settings(keys: Mapping[str, str]) -> Callable[[Callable[..., None]], Ca
         elif value not in ("false", "[]", "auto"):
             about = f"{about.rstrip('.')}; default: {value}."
         described_option = option(
-            about.partition("; null: ")[0],
+            about.partition("; null: ")[0].rstrip(".") + ".",
             *flags,
             metavar="" if is_flag else {"whole": "N", "number": "X"}.get(kind, metavar),
             panel={"data": DATA, "trainer": RUNNING}.get(setting.section, TRAINING),

@@ -143,7 +143,7 @@ class Tree(Exact):
             )
         if len(torch.unique(labels[0])) < self.num_samples:
             raise ValueError(
-                "`labels` must have a cluster of its own for every sample in their first row"
+                "the first row of `labels` must have a separate cluster for each sample"
             )
         if features is not None:
             self.set_features(features)

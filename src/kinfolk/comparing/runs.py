@@ -292,7 +292,7 @@ def require_same_data(runs: Sequence[ComparedRun]) -> None:
                 "" if each is None else f" ({len(each):,} samples)" for each in (expected, found)
             ]
             raise UsageError(
-                f"{first.path} learnt from {first.source}{sizes[0]} and {run.path} from"
+                f"{first.path} was trained on {first.source}{sizes[0]} and {run.path} on"
                 f" {run.source}{sizes[1]}, which are different data; compare runs on the same data"
             )
         if run.settings.get("data.depth") != first.settings.get("data.depth"):
@@ -301,6 +301,6 @@ def require_same_data(runs: Sequence[ComparedRun]) -> None:
             was, now = first.measured_on[name], run.measured_on[name]
             if was != now:
                 raise UsageError(
-                    f"{name} was not measured alike: of {first.path} on {was}; of {run.path} on"
-                    f" {now}; evaluate them alike"
+                    f"{name} was not measured in the same way: of {first.path} on {was}; of"
+                    f" {run.path} on {now}; evaluate both in the same way"
                 )

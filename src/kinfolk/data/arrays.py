@@ -46,7 +46,7 @@ def find_factor(images: Pixels, what: str) -> float:
     kind = images.dtype.kind
     if kind not in "biuf":
         raise KinfolkError(
-            f"{what} has the type {images.dtype}; images must be numbers, best uint8"
+            f"{what} has the type {images.dtype}; images must be numbers, preferably uint8"
         )
     if images.dtype == np.uint8 or len(images) == 0:
         return 1

@@ -317,7 +317,7 @@ class LabelHierarchy:
             if parent in found[:-1]:
                 circle = " → ".join(map(short, found[-8:]))
                 raise KinfolkError(
-                    f"{self.name} goes in a circle: {circle}; a class can't be below itself"
+                    f"{self.name} has a cycle: {circle}; a class cannot be below itself"
                 )
         return found[::-1]
 

@@ -1,5 +1,6 @@
 """Texts as tokens by sample id: captions of images, tables of text pairs, and the byte-pair
-tokenizer (Sennrich et al., ACL 2016, on bytes), learnt from the training texts or read from a file.
+tokenizer (Sennrich et al., ACL 2016, on bytes), learned from the training texts or read from a
+file.
 
 A text pair is a sample: its anchor takes the place of the image, its positive that of the caption.
 `Samples.captions` holds (anchor, positive, negative, …) of each pair. Tokens are not kept.

@@ -176,7 +176,8 @@ class Guide(Detector):
         if self.features is None:
             if block.guide_bG is None:
                 raise ValueError(
-                    "the guide needs `features`: only losses of image and text can do without"
+                    "the guide needs `features`; without them it works only in losses of image and"
+                    " text"
                 )
             return guide_similarities(block), one_11
         features_CF = block.prepared

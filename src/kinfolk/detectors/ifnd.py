@@ -209,7 +209,7 @@ class IFND(Detector):
             features = self.collected.features[ids_S]
         if features is None:
             raise ValueError(
-                "`features` must be given: only with `source` (='bank') they are collected"
+                "`features` must be given: they are collected only with `source` (='bank')"
             )
         if rate == 0 or (ids_S is not None and len(ids_S) <= max(self.num_clusters)):
             self.clusters.set_acceptance()

@@ -283,7 +283,7 @@ def _similarities(path: Path, table: Any) -> Tensor | None:
     ):
         raise KinfolkError(
             f"the column `similarity` of `{path}` (={column.type}) must be a number for each pair;"
-            " mend it or leave it out"
+            " correct it or leave it out"
         )
     return torch.tensor(column.to_numpy(), dtype=torch.float32)
 

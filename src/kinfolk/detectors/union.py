@@ -56,7 +56,7 @@ class Union(Detector):
         if len({each.collects for each in refreshed}) > 1:
             raise ValueError(
                 "detectors that collect their features (`source` 'bank') cannot be united with"
-                " those that are given them: set `source` of both alike"
+                " those that receive them: set the same `source` for all of them"
             )
 
     @property

@@ -190,7 +190,7 @@ def build_detector(
     elif update_from is not None:
         raise UsageError(
             f"`detector.update_from` (={update_from}) needs `detector.start_epoch`, the epoch from"
-            " which kin are masked"
+            " which kin are flagged"
         )
     return detector if stop is None else StopAt(detector, epoch=stop)
 
@@ -203,8 +203,8 @@ def _require_guide(method: Method, detector: Detector | None) -> None:
     able = ", ".join(name for name, kind in FRAMEWORKS.items() if guide in kind.guides)
     if guide == "modality":
         raise UsageError(
-            f"the guide of {method} needs features (--guide FILE; only {able} have a second"
-            " modality that can guide without)"
+            f"the guide of {method} needs features: give --guide FILE (without features a guide"
+            f" works only with {able}, which have a second modality)"
         )
     raise UsageError(
         f"{method} has no teacher: use +teacher with {able}, or +guide with features of any model"

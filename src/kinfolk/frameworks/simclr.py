@@ -113,7 +113,7 @@ def arguments_of_second_head(
     if detector is None or action != "attract":
         raise ValueError(
             "`head.second` (=true) needs a detector with the action 'attract', such as +components:"
-            " it is what kin are attracted on"
+            " kin are attracted on the second head"
         )
     if detector.guide is not None:
         raise ValueError(

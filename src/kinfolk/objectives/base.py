@@ -107,7 +107,8 @@ class Settings(nn.Module):
         if (share := self.own_weight) is not None:
             what = type(self).__name__ if action == "attract" else f"`action` (={action!r})"
             require(0 <= share <= 1, "own_weight", share, "in [0, 1]")
-            require(divides, "own_weight", share, f"None with {what}, which divides no pull")
+            must = f"None with {what}, which has no attraction to share"
+            require(divides, "own_weight", share, must)
 
     def __repr__(self) -> str:
         given = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
@@ -174,7 +175,7 @@ class Objective(Settings, ABC):
             return outside
         if pairs.degree is not None and not self.uses_degrees:
             name = type(self).__name__
-            raise ValueError(f"`degree` must be None: to {name} every positive counts fully")
+            raise ValueError(f"`degree` must be None: {name} counts every positive fully")
         self.check_ids(pairs.ids, pairs.candidate_ids)
         find, prepared, sizes, device = None, None, None, pairs.ids.device
         with torch.autocast(pairs.anchors.device.type, enabled=False):

@@ -61,7 +61,8 @@ class NTXentLoss(Objective):
         share = "in [0, 1): the share of negatives that are false, such as 1 / classes"
         require(self.prior is None or 0 <= self.prior < 1, "prior", self.prior, share)
         hardness = 0 if self.hardness is None else self.hardness
-        require(0 <= hardness < math.inf, "hardness", hardness, "at least 0: 0 weighs all alike")
+        must = "at least 0; with 0 all negatives have the same weight"
+        require(0 <= hardness < math.inf, "hardness", hardness, must)
         if self.rescale_kept:
             only = f"False with `action` (={self.action!r}): only 'eliminate' leaves negatives out"
             require(self.action == "eliminate", "rescale_kept", True, only)

@@ -72,7 +72,7 @@ def read_record(run: Path) -> Record:
     if not run.is_dir():
         raise UsageError(f"there is no run folder at {run}; {hint}")
     if not (run / "config.yaml").is_file():
-        raise UsageError(f"{run} is not a run folder: it holds no config.yaml; {hint}")
+        raise UsageError(f"{run} is not a run folder: it has no config.yaml; {hint}")
     refused, samples = run / "quarantine.csv", run / "samples.parquet"
     num_train, labelled = _read_samples(samples) if samples.is_file() else (0, True)
     return Record(

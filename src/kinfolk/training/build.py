@@ -56,7 +56,7 @@ from kinfolk.training.guides import guide_features, text_guide
 from kinfolk.training.run_folder import Run
 
 MOST_TOKENIZED = 100_000
-"""Text pairs whose texts the tokenizer is learnt from, about."""
+"""Text pairs whose texts the tokenizer is learned from, about."""
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class DataConfig(Section):
     image_size: int | None = Field(default=None, ge=1)
     """Side of the cached images; null: 8/7 of `views.size`, or their own size if smaller."""
     labels_from_folders: bool | None = False
-    """Use sub-folders as classes; null: in a folder of images, and other data by their labels."""
+    """Use sub-folders as classes; null: for a folder of images, and the labels of other data."""
     exclude: str | None = None
     """Samples to leave out: a .csv with the column `key`, or a .txt of keys."""
     hierarchy: str | None = None
@@ -91,11 +91,11 @@ class DataConfig(Section):
     split_column: str | None = None
     """Column with the splits; null: `split`, if there is one."""
     pixel_cap: int = Field(default=50_000_000, ge=1)
-    """Images with more pixels are refused by their header."""
+    """Images with more pixels are refused, by their header, before they are decoded."""
     workers: int | None = Field(default=None, ge=0)
     """Processes that decode images; null: one per core."""
     streaming: bool = False
-    """Read shards or files in every epoch, for data whose pixels are larger than the disk."""
+    """Read shards or files in every epoch, for data whose decoded pixels do not fit on a disk."""
     shuffle_buffer: int = Field(default=10_000, ge=1)
     """Samples of consecutive shards that are shuffled together when streaming."""
     cache_dir: str | None = None
@@ -153,7 +153,7 @@ class TextConfig(Section):
     """Largest number of tokens that the tokenizer learns; null: 4,096, 16,384 or 49,408, by the
     rule of `text.layers`."""
     tokenizer: str | None = None
-    """A tokenizer.json; null: learnt from the training captions."""
+    """A tokenizer.json; null: learned from the training captions."""
 
 
 class HeadConfig(Section):
@@ -199,20 +199,20 @@ class OptimizerConfig(Section):
     """Weight decay, none for biases and norms; null: 0.01 for adamw, with captions 0.1, and 0.0005
     for sgd and lars."""
     schedule: Literal["cosine", "steps", "constant"] = "cosine"
-    """Course of the learning rate after the warm-up."""
+    """How the learning rate changes after the warm-up."""
     warmup_epochs: float | None = Field(default=None, ge=0)
     """Epochs in which the learning rate rises from 0; null: 0, with captions 1."""
     milestones: tuple[float, ...] = ()
-    """Epochs at which the learning rate falls, for the schedule steps."""
+    """Epochs at which the learning rate falls, with `optimizer.schedule=steps`."""
     factor: float = Field(default=0.1, gt=0)
-    """What the learning rate is multiplied by at a milestone."""
+    """Factor by which the learning rate is multiplied at each milestone."""
 
 
 class TrainerConfig(Section):
     """Devices, precision, and the loggers."""
 
     accelerator: Literal["auto", "cuda", "gpu", "mps", "cpu"] = "auto"
-    """cuda, mps or cpu; auto: the best there is."""
+    """cuda, mps or cpu; auto: the best available."""
     precision: Literal["auto", "32", "32-true", "bf16", "bf16-mixed", "16", "16-mixed"] = "auto"
     """32, bf16-mixed or 16-mixed; auto: bf16-mixed where the hardware supports it, else 32."""
     matmul_precision: Literal["auto", "highest", "high", "medium"] = "auto"
@@ -266,7 +266,7 @@ class KnnConfig(Section):
     nmi_seeds: int = Field(default=0, ge=0)
     """Number of k-means runs whose NMI with the labels is measured."""
     nmi_normaliser: Literal["arithmetic", "geometric", "min", "max"] = "arithmetic"
-    """What NMI is divided by: a mean of both entropies, the smaller or the larger one."""
+    """Divisor of NMI: a mean of the two entropies, the smaller or the larger one."""
 
 
 class CheckpointConfig(Section):

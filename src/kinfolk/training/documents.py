@@ -70,7 +70,7 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
 
 def describe_torn_lines(path: Path, torn: list[int]) -> str:
     which = ", ".join(map(str, torn[:5])) + (" …" if len(torn) > 5 else "")
-    return f"{path} has torn lines, which are left out: {which}"
+    return f"{path} has incomplete lines, which are left out: {which}"
 
 
 def row_warnings(row: Mapping[str, float]) -> dict[str, str]:

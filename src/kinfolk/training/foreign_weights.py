@@ -167,7 +167,7 @@ def _require_same_weights(out: Path, file: Path, digest: str) -> None:
     mark = out / FOREIGN
     if not mark.is_file():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise UsageError(f"{out} exists and holds other things; give another folder with --out")
+            raise UsageError(f"{out} is not a folder of results; give another one with --out")
         return
     try:
         known = json.loads(mark.read_text(encoding="utf-8"))["digest"]

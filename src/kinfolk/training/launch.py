@@ -264,7 +264,7 @@ class _RankZero:
         state, silence = self._state(), time.monotonic() - self._seen
         if state is None:
             if self._died_early():
-                return "rank zero has ended without a message, as if killed, before it had begun"
+                return "rank zero has ended without a message, as if killed, before it had started"
             if silence > self.first_sign:
                 return (
                     f"rank zero has not written {self.status_file}; all ranks must see the same"

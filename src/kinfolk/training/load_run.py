@@ -222,7 +222,7 @@ def open_run(path: Path | str, model: nn.Module | None = None) -> OpenedRun:
     path = Path(path)
     if not (path / "config.yaml").is_file():
         raise UsageError(
-            f"{path} is not a run folder: it holds no config.yaml; give the folder that `kinfolk"
+            f"{path} is not a run folder: it has no config.yaml; give the folder that `kinfolk"
             " train --out` wrote"
         )
     return OpenedRun(path, TrainConfig.load(path / "config.yaml"), model)

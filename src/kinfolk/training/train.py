@@ -203,7 +203,7 @@ def _require_negatives(images: ImageData, config: TrainConfig, name: str) -> Non
     if config.framework.get("known_groups", True) and not bool((groups != groups[0]).any()):
         raise UsageError(
             f"the {images.num_train:,} training pairs of {name} are one group, so that no pair has"
-            " a negative; --set framework.known_groups=false takes equal texts for negatives"
+            " a negative; --set framework.known_groups=false uses equal texts as negatives"
         )
 
 
