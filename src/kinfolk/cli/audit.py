@@ -137,7 +137,7 @@ def advise(
     minutes: Annotated[
         float | None,
         _trying(
-            "Train these methods on the data, in that time in all, and compare them.",
+            "Train these methods for MINUTES in total and compare them.",
             "--try",
             metavar="MINUTES",
         ),
@@ -152,7 +152,7 @@ def advise(
     workers: Workers = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Say what false negatives your data may have, and which methods are worth a try.
+    """Estimate the false negatives in your data, and name the methods that are worth a try.
 
     Embeds the images by --guide or by k-means of their patches, audits the embedding, and prints a
     verdict. Nothing is trained without --try. Repeat a command with --try to continue it, or to add

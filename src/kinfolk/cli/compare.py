@@ -57,15 +57,17 @@ def compare(
         str | None,
         option("Method that uses the labels; default: the base with +oracle.", metavar="METHOD"),
     ] = None,
-    figure: Annotated[str | None, option("Figure for gains and tests; default: linear.")] = None,
+    figure: Annotated[
+        str | None, option("Metric for gains and tests, such as knn; default: linear.")
+    ] = None,
     out: Annotated[Path | None, option("File to write: .csv, .md or .html.", "--out", "-o")] = None,
     overwrite: Annotated[bool, overwrite_option("the file")] = False,
 ) -> None:
-    """Compare runs: mean ± deviation over seeds, a test against the base.
+    """Compare runs: mean ± deviation over seeds, and a test against the base method.
 
     Runs of one method that differ only in their seed form one row.
-    gain: method − base in points, + is better; p: two-sided paired t-test over n seeds, corrected
-    by Holm for several methods. to oracle: method − oracle, − is below it.
+    gain is method − base in points, so + is better. p is of a two-sided paired t-test over n seeds,
+    corrected by Holm for several methods. to oracle is method − oracle, so − is below the oracle.
     """
     from kinfolk.comparing import compare as compare_runs
 

@@ -110,7 +110,7 @@ def _read_labels(path: Path, expected: int | None) -> Tensor:
 
 @register("known", "pairs found beforehand, as by `kinfolk audit`", "pairs (--known-kin FILE)")
 class Known(Detector):
-    """Kin are the listed pairs, whatever the embedding says now.
+    """Kin are the listed pairs, regardless of the current embedding.
 
     Pairs are data, so they are not in `state_dict()`.
 
