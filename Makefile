@@ -58,7 +58,7 @@ demo: $(STAMP)
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# Triton is no dependency, so it has its own environment. About twenty minutes on two cores; the
+# Triton is no dependency, so it has its own environment. About half an hour on two cores; the
 # worst figures stand at the end.
 .venv-gpu/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing kinfolk and Triton into .venv-gpu"

@@ -99,8 +99,9 @@ def _collective(name: str, before: str) -> Callable[[Tensor, Tensor], object]:
 
 def _require_unsupported(error: RuntimeError) -> None:
     """Raises the error again, unless the backend lacks the collective, as MPI lacks the
-    reduce-scatter. It says so on all ranks before it sends anything."""
-    if "not support" not in str(error):
+    reduce-scatter, and in older torch the gather too. It says so on all ranks before it sends
+    anything."""
+    if not any(words in str(error) for words in ("not support", "no support")):
         raise error
 
 
