@@ -39,7 +39,7 @@ def gathered_gradient(rank: int) -> tuple[Tensor, Tensor]:
 
 
 def lacking(name: str, before: str) -> Callable[[Tensor, Tensor], object]:
-    """What MPI says of the two in torch 2.4."""
+    """What MPI says of the two in older versions of torch."""
     refusals = {
         "all_gather_into_tensor": "no support for _allgather_base in MPI process group",
         "reduce_scatter_tensor": "Backend mpi does not support _reduce_scatter_base",

@@ -114,11 +114,15 @@ class GloFND(Detector):
     @property
     def thresholds(self) -> Tensor:
         """(N,) λ of each sample."""
-        return self.store.rows[:, 0].clamp(-1, 1).expand(self.num_samples)
+        return self._thresholds_of(slice(None))
+
+    def _thresholds_of(self, ids: Tensor | slice) -> Tensor:
+        """Looks them up before it clamps them, because N may be large."""
+        return self.store.rows[:, 0].expand(self.num_samples)[ids].clamp(-1, 1)
 
     def bounds(self, ids: Tensor) -> list[Bound]:
         one_alpha = self.alpha > 0 and self.alphas is None
-        return [Bound("threshold", self.alpha, self.thresholds[ids])] if one_alpha else []
+        return [Bound("threshold", self.alpha, self._thresholds_of(ids))] if one_alpha else []
 
     @torch.no_grad()
     def find(self, block: Block) -> Kin:
