@@ -118,7 +118,7 @@ class ModelConfig(Section):
     """The encoder."""
 
     name: str = "auto"
-    """resnet10 to resnet152, timm/NAME or torchvision/NAME; auto: resnet18, on a CPU resnet10. Of
+    """resnet10 to resnet152, timm/NAME or torchvision/NAME; auto: resnet18, on a CPU resnet10. For
     text pairs: transformer (auto), or st/NAME of sentence-transformers."""
     stem: Literal["cifar", "imagenet"] | None = None
     """First layers of a ResNet; null: cifar for views up to 64 pixels, on a CPU up to 40."""
