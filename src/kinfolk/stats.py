@@ -18,7 +18,7 @@ from torch import Tensor
 from kinfolk.pairs import Block
 
 NAN, UNIT = float("nan"), 1 << 20
-"""A similarity or a rate of 1 in the sums, which are whole numbers: they come to the same in any
+"""A similarity or a rate of 1 in the sums, which are whole numbers: they are the same in any
 order, and after a resume."""
 NUM_COUNTS = 11
 

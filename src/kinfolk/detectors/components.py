@@ -23,9 +23,9 @@ class Components(Detector):
     sample of the batch to its nearest.
 
     The similarity of two samples is the highest of their views. An anchor whose sample is not among
-    the candidates, as with a queue, belongs to the component of the nearest of them. No state, no
-    settings. One product of all candidates with each other a step: meant for a batch, slow for a
-    long queue.
+    the candidates, as with a queue, belongs to the component of the nearest of them. There is
+    no state and there are no settings. Each step multiplies all candidates with each other, which
+    is slow for a long queue.
 
     Deviates from the paper in: the graph is one of samples, whose components both views share,
     where the paper has one graph for each view and swaps their labels.

@@ -27,7 +27,7 @@ class FNC(Detector):
     similarity, or both at once.
 
     k = round(alpha · n), at least 1, of the anchor's n negatives, or `top_k`. Candidates as similar
-    as the k-th, up to rounding, are kin too, so that their order is of no consequence.
+    as the k-th, up to rounding, are kin too, so that their order does not matter.
 
     Args:
         alpha: share of the negatives, in (0, 1).
@@ -109,7 +109,7 @@ class PositiveMargin(Detector):
 
     Args:
         margin: in [−1, 1]; the larger, the more candidates are kin. Below 0, only those that are
-            more similar than the positive by so much.
+            more similar than the positive by that much.
         relative: whether the margin is a share of s⁺ or a difference.
 
     Example:

@@ -53,10 +53,10 @@ class Guide(Detector):
     and caption) have two tables: s_ij compares anchor i with positive j, and s⁺_i the two of one
     pair, as in GISTEmbed. In the other direction of two towers, the tables change places.
 
-    With degrees and "attract", positive and candidates share the pull as softmax(s_ij / t_g), the
-    positive with s⁺: X-CLR's targets. `Graded` gives kin by `alpha` or `margin` the degree
-    (1 + s_ij) / 2. On a CPU a file stays mapped into memory, so that a step reads only the batch's
-    rows. Features are data, so they are not in `state_dict()`.
+    With degrees and "attract", the attraction is divided among positive and candidates as
+    softmax(s_ij / t_g), the positive with s⁺: X-CLR's targets. `Graded` gives kin by `alpha` or
+    `margin` the degree (1 + s_ij) / 2. On a CPU a file stays mapped into memory, so that a step
+    reads only the batch's rows. Features are data, so they are not in `state_dict()`.
 
     Without features, a loss of images and captions compares an image's candidate captions with its
     caption, and a caption's candidate images with its image.

@@ -118,7 +118,7 @@ class Known(Detector):
         pairs: (P, 2) integers, sample ids of anchor and kin; or a `.parquet` or `.csv` file with
             the columns `anchor` and `kin`, such as the `pairs.parquet` of an audit.
         num_samples: N.
-        symmetric: a pair holds both ways.
+        symmetric: a pair counts in both directions.
         keys: (N,) names of the samples. A file with the columns `anchor_key` and `kin_key` is then
             matched by name, and pairs of other samples are left out with a warning.
         similarities: (P,) with `Graded` the degree of kinship, cut to [0, 1]; of a pair that is

@@ -59,9 +59,9 @@ class SimCLR(TwoViews):
     Args:
         encoder, head: see `Framework`.
         second_head: (B, F) → (B, D), on which kin are attracted, as in WCL (Zheng et al., ICCV
-            2021): the loss is the sum of the plain one on the first head, which the detector goes
-            by, and of the one with attraction on the second, so that wrong kin do not spoil the
-            embedding they are found by. None: there is one head for both.
+            2021): the loss is the sum of the plain one on the first head, which the detector
+            reads, and of the one with attraction on the second, so that wrong kin do not spoil the
+            embedding in which kin are found. None: there is one head for both.
         temperature, detector, action, …: see `NTXentLoss`.
     """
 
@@ -105,7 +105,7 @@ class SimCLR(TwoViews):
 def arguments_of_second_head(
     given: dict[str, Any], second_head: nn.Module | None
 ) -> dict[str, Any]:
-    """The arguments of the loss on the second head: its detector goes by the embeddings of the
+    """The arguments of the loss on the second head: its detector uses the embeddings of the
     first."""
     if second_head is None:
         return given

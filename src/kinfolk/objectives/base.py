@@ -55,8 +55,8 @@ class Settings(nn.Module):
             positive), "reweight" (a weight in the denominator).
         min_negatives: this many negatives of each anchor, the least similar, are always kept.
         kin_weight: the weight of kin with "reweight", for detectors without degrees.
-        own_weight: with "attract", the share of the pull that the positives keep, in [0, 1]; kin
-            share the rest by their degrees. None: a positive counts as much as kin of degree 1.
+        own_weight: with "attract", the share of the attraction that the positives keep, in [0, 1];
+            kin share the rest by their degrees. None: a positive counts as much as kin of degree 1.
         block_rows: rows of similarities held at a time; None: some megabytes.
         gather: whether to use the candidates of all ranks; None: under a process group.
         compile: compiles the loss of a block with `torch.compile`, which is meant for GPUs.

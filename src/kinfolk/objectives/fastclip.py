@@ -142,7 +142,7 @@ class FastCLIPLoss(BimodalLoss[RobustContrastLoss]):
         temperature, detector, action, …: see `Settings`.
 
     Deviates from the paper in: half of its sum of the two directions, and the default gradient by
-    t, both as in the published code; individual temperatures go by iSogCLR's rule.
+    t, both as in the published code; individual temperatures follow iSogCLR's rule.
 
     Example:
         >>> import torch, kinfolk as kf
