@@ -32,7 +32,7 @@ SHARED |= {"block_rows", "gather", "compile"}
 
 def test_arguments_of_a_detector_are_keyword_only_but_what_it_is_built_around() -> None:
     for name, detector in DETECTORS.items():
-        parameters = list(inspect.signature(detector.__init__).parameters.values())[1:]
+        parameters = inspect.signature(detector).parameters.values()
         by_position = [p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY]
         assert by_position == ([MAIN[name]] if name in MAIN else []), name
         shares = {"fraction", "share"} & {p.name for p in parameters}

@@ -4,11 +4,12 @@
 
     sgd       λ ← λ − lr (α − p)     p: the share of the n negatives that exceeds λ
     adam      the same gradient with Adam; the bias correction uses the sample's number of updates
-    tracking  λ = μ + σπ. A first visit (σ = 0) sets μ and σ; π starts as in a normal distribution.
+    tracking  a first visit (σ = 0) sets μ and σ; π starts as in a normal distribution.
       1. v, s: mean v of the similarities and their spread, the mean of (similarity − v)₊
          μ ← v + (1 − w) [μ − v],  σ ← s + (1 − w) [σ − s]     [ ]: limited to ± kσ / √n
       2. Candidates above the level μ + σ (π + cβ) are flagged: f of them; αn are expected.
       3. π ← π + β (step(f, αn) + ηc)     β: mean excess over the quantile in a normal distribution
+         λ is the level of step 2 plus σβ step(f, αn): all of the drift, of which π keeps a part
       4. c ← c + η step(Σf, Σαn)          sums over the batch: a drift that all samples share
 
 step(f, e) = m / (m + 6) · (f / e − 1), at most 1.5, with m = max(1, e). Steps cancel where f is e
