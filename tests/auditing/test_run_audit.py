@@ -13,6 +13,7 @@ import kinfolk as kf
 from kinfolk.auditing import similarities
 from kinfolk.auditing.similarities import batch_lines, kin_shares
 from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.features import Features, Floats
 from tests.reference import audit as reference
 
 
@@ -30,6 +31,7 @@ def clustered(
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and samples of columns so small that a few hundred samples take the way of many."""
     monkeypatch.setattr(similarities, "ROWS", 16)
+    monkeypatch.setattr(similarities, "TILE_COLUMNS", 29)
     monkeypatch.setattr(similarities, "COLUMNS", 37)
     monkeypatch.setattr(similarities, "SAMPLED", 64)
 
@@ -82,6 +84,21 @@ def test_floors_blocks_and_threads_change_nothing(alpha: float, workers: int) ->
 
 
 @pytest.mark.usefixtures("small_blocks")
+def test_a_block_reads_all_samples_once_however_many_they_are(
+    small_blocks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(similarities, "_BLOCK_ELEMENTS", 1200)  # two whole rows
+    read, rows = [], Features.rows
+
+    def count(features: Features, start: int, stop: int) -> Floats:
+        read.append(stop - start)
+        return rows(features, start, stop)
+
+    monkeypatch.setattr(Features, "rows", count)
+    similarities.compare_all(Features(clustered(600)[0]), 0.02, 4, None)
+    assert 600 * 600 / 16 <= sum(read) < 2 * 600 * 600 / 16
+
+
 def test_ties_and_copies_end_and_flag_no_more_than_alpha() -> None:
     x = np.tile(np.asarray([[1.0, 0.0], [0.0, 1.0]], np.float32), (120, 1))
     found = kf.audit(x, 0.05, pairs=3)

@@ -1,9 +1,9 @@
 """The similarities of all samples: thresholds, neighbours and flagged pairs, precision and recall
 along α, false negatives of a batch, and the share of pairs that stands out.
 
-**All pairs** are compared exactly, a block of rows at a time. The few values of a row that matter
-are those above a floor, which is estimated from a random part of the columns; a row with too few
-values above it is used in full.
+**All pairs** are compared exactly, a tile of the product at a time. The few values of a row that
+matter are those above a floor, which is estimated from a random part of the columns; only they are
+kept. A row with too few values above it, or far too many (ties), is computed again in full.
 
 **What stands out** is measured with decoys instead of labels: made-up samples that have no kin but
 are spread like the real ones. The share of decoys above an anchor's threshold says how many of its
@@ -11,8 +11,8 @@ flagged samples chance explains; the rest stands out. Of four kinds of decoys th
 most counts. They imitate noise, but not every noise exactly, so a share is given only if at least
 `CLEAR` of the flagged pairs stand out at some α.
 
-Dimension key: N data set, D embedding, A anchors, R rows of a block, M sampled columns or other
-samples, S values kept of a row, K nearest neighbours kept, P pairs or values of α.
+Dimension key: N data set, D embedding, A anchors, R rows of a block, C columns of a tile, M sampled
+columns or other samples, S values kept of a row, K nearest neighbours kept, P pairs or values of α.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 from kinfolk.errors import show_progress
 from kinfolk.features import Features, Floats, Ints
 
-ROWS, COLUMNS = 512, 1 << 14
-"""Rows of a block, and columns of a product."""
+ROWS, TILE_COLUMNS, COLUMNS = 512, 4096, 1 << 14
+"""Rows of a block, and columns of a tile and of a product of whole rows."""
 SAMPLED = 2048
 """Columns from which the lower bound of a row is estimated."""
 _BLOCK_ELEMENTS = 1 << 23
@@ -109,17 +109,12 @@ def compare_all(
     comparisons."""
     num, before, lock = len(features), torch.get_num_threads(), Lock()
     nearest, k = min(nearest, num - 1), num_kin(alpha, num - 1)
-    step = max(1, min(ROWS, _BLOCK_ELEMENTS // num))
-    found, starts = AllPairs(num, nearest), range(0, num, step)
-    least, sample_M = max(k + 1, nearest), column_sample(num, SAMPLED)
-    expected = least / (num - 1) * len(sample_M)
-    rank = min(len(sample_M), math.ceil(expected + 4 * math.sqrt(expected) + 4))
+    found, starts = AllPairs(num, nearest), range(0, num, ROWS)
+    search = _RowSearch(features, max(k + 1, nearest))
 
     def compare(start: int) -> None:
-        ids_A = np.arange(start, min(start + step, num))
-        for ids_R, sim_RN in full_rows(features, ids_A):
-            floor_R = _largest(sim_RN[:, sample_M], rank)
-            kin = [row(*each) for each in zip(ids_R, sim_RN, floor_R, strict=True)]
+        for ids_R, kept_R in search.block(np.arange(start, min(start + ROWS, num))):
+            kin = [row(sample, *kept) for sample, kept in zip(ids_R, kept_R, strict=True)]
             kin_P = np.concatenate(kin)
             with lock:
                 found.occurrence_N += np.bincount(kin_P, minlength=num)
@@ -129,12 +124,9 @@ def compare_all(
                     found.num_known += int(known_P.sum())
                     found.hits += int((known_P & (anchor_P == labels_N[kin_P])).sum())
 
-    def row(sample: int, sim_N: Floats, floor: float) -> Ints:
+    def row(sample: int, kept_S: Ints, sim_S: Floats) -> Ints:
         """Fills in the results of one sample; returns the ids that it flags."""
-        kept_S = np.flatnonzero(sim_N >= floor)
-        if len(kept_S) < least:  # the floor is an estimate
-            kept_S = np.arange(num)
-        sim_S = sim_N[kept_S].clip(-1, 1)
+        sim_S = sim_S.clip(-1, 1)
         closest = np.flatnonzero(sim_S >= _largest(sim_S, nearest))
         closest = closest[np.argsort(-sim_S[closest], kind="stable")][:nearest]
         found.near_NK[sample], found.near_sim_NK[sample] = kept_S[closest], sim_S[closest]
@@ -152,6 +144,63 @@ def compare_all(
     finally:
         torch.set_num_threads(before)  # new threads take the number that was set last on any thread
     return found
+
+
+Kept = list[tuple[Ints, Floats]]
+"""Ids (S,) and similarities (S,) of each row, in the order of ids."""
+
+
+class _RowSearch:
+    """Finds at least the `least` largest similarities of each row; threads share one instance."""
+
+    def __init__(self, features: Features, least: int) -> None:
+        self.features, self.least = features, least
+        self.sample_M = column_sample(len(features), SAMPLED)
+        self.sample_DM = torch.from_numpy(features.take(self.sample_M)).T
+        expected = least / (len(features) - 1) * len(self.sample_M)
+        self.rank = math.ceil(expected + 4 * math.sqrt(expected) + 4)
+
+    def block(self, ids_R: Ints) -> Iterator[tuple[Ints, Kept]]:
+        """Yields consecutive ids and what is kept of their rows, in parts."""
+        again_R = ids_R
+        if self.rank < len(self.sample_M) < len(self.features):
+            kept = self._above_floor(ids_R)
+            enough_R = np.array([len(sim_S) >= self.least for _, sim_S in kept])
+            again_R = ids_R[~enough_R]  # the floor is an estimate
+            if enough_R.any():
+                yield ids_R[enough_R], [kept[row] for row in np.flatnonzero(enough_R)]
+        every = np.arange(len(self.features))
+        for ids, sim_RN in full_rows(self.features, again_R):
+            yield ids, [(every, sim_N) for sim_N in sim_RN]
+
+    def _above_floor(self, ids_R: Ints) -> Kept:
+        """The values from an estimated floor on; none of any row if they are too many to keep."""
+        num, rows_RD = len(self.features), torch.from_numpy(self.features.take(ids_R))
+        most = 6 * self.rank * (num // len(self.sample_M) + 1) * len(ids_R)
+        sim_RM: Floats = (rows_RD @ self.sample_DM).numpy()
+        sim_RM[ids_R[:, None] == self.sample_M] = -np.inf
+        floor_R1 = _largest(sim_RM, self.rank)[:, None]
+        rows, ids, sims, number = [], [], [], 0
+        whole = torch.empty(len(ids_R) * TILE_COLUMNS)  # one for all: new memory is slow
+        for first in range(0, num, TILE_COLUMNS):
+            columns = torch.from_numpy(self.features.rows(first, min(first + TILE_COLUMNS, num)))
+            tile = whole[: len(ids_R) * len(columns)].view(len(ids_R), len(columns))
+            sim_RC: Floats = torch.mm(rows_RD, columns.T, out=tile).numpy()
+            same_R = ids_R - first
+            inside = (same_R >= 0) & (same_R < len(columns))
+            sim_RC[inside, same_R[inside]] = -np.inf
+            place_P = np.flatnonzero(sim_RC >= floor_R1)
+            number += len(place_P)
+            if number > most:
+                return [(ids_R[:0], sim_RM[0, :0])] * len(ids_R)
+            rows.append(place_P // len(columns))
+            ids.append(place_P % len(columns) + first)
+            sims.append(sim_RC.reshape(-1)[place_P])
+        row_P = np.concatenate(rows)
+        order_P = np.argsort(row_P, kind="stable")
+        ends = np.bincount(row_P, minlength=len(ids_R)).cumsum()[:-1]
+        parts = (np.split(np.concatenate(each)[order_P], ends) for each in (ids, sims))
+        return list(zip(*parts, strict=True))
 
 
 def _largest(values: Floats, rank: int) -> Any:
