@@ -24,6 +24,7 @@ Ints: TypeAlias = NDArray[np.int64]
 
 FEWEST = 3
 _BLOCK_ELEMENTS = 1 << 22  # values in a block while the rows are checked
+_EXACT_IN_FLOAT32 = (1e-30, 1e30)  # range of one over the norm in which float32 is enough
 KEYS = ("features", "embeddings", "embedding", "x")
 """Preferred names in a file with several arrays."""
 
@@ -59,6 +60,9 @@ class Features:
         return self._unit(self.array[ids], self._inverse_N[ids])
 
     def _unit(self, values: NDArray[Any], inverse: NDArray[np.float64]) -> Floats:
+        low, high = _EXACT_IN_FLOAT32
+        if values.dtype != np.float64 and low < inverse.min() <= inverse.max() < high:
+            inverse, values = inverse.astype(np.float32), values.astype(np.float32, copy=False)
         return np.ascontiguousarray(values * inverse[:, None], dtype=np.float32)
 
     def _inverse_norms(self) -> NDArray[np.float64]:
@@ -167,25 +171,41 @@ def from_tensor(tensor: Any) -> NDArray[Any]:
 
 
 def _parquet(path: Path, key: str | None) -> NDArray[Any]:
-    """One column of lists, or all columns of floats."""
+    """One column of lists, or all columns of floats. Other columns, such as images, are not
+    read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pq.read_table(path, partitioning=None)
-    values = {field.name: getattr(field.type, "value_type", pa.null()) for field in table.schema}
+    schema = pq.read_schema(path)
+    values = {field.name: getattr(field.type, "value_type", pa.null()) for field in schema}
     lists = [name for name, kind in values.items() if pa.types.is_floating(kind)]
-    if lists:
-        rows = table[choose_key(lists, key, path)].to_numpy()
-        if len({np.shape(row) for row in rows}) != 1:
-            raise KinfolkError(f"the rows of `{path}` must be lists of one length")
-        return np.stack(rows)
-    floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
-    if not floats:
+    floats = [field.name for field in schema if pa.types.is_floating(field.type)]
+    names = [choose_key(lists, key, path)] if lists else floats
+    if not names:
         raise UsageError(
             f"`{path}` has no column of floats or lists of floats; its columns are"
-            f" {', '.join(table.column_names)}"
+            f" {', '.join(schema.names)}"
         )
-    return np.stack([table[name].to_numpy() for name in floats], axis=1)
+    table = pq.read_table(path, columns=names, partitioning=None)
+    if not len(table):
+        raise KinfolkError(f"`{path}` has no rows")
+    empty_N = np.any([column.is_null().to_numpy() for column in table.columns], axis=0)
+    if empty_N.any():
+        raise KinfolkError(
+            f"`{path}` has rows without features: {empty_N.sum():,} of {len(empty_N):,} (the first"
+            f" is row {empty_N.argmax()}); remove them"
+        )
+    columns = [column.to_numpy() for column in table.columns]
+    if not lists:
+        return np.stack(columns, axis=1)
+    length_N = np.array([len(row) for row in columns[0]])
+    if (other_N := length_N != length_N[0]).any():
+        row = other_N.argmax()
+        raise KinfolkError(
+            f"the rows of `{path}` have unequal lengths: {length_N[0]} in row 0 and {length_N[row]}"
+            f" in row {row}; write it again"
+        )
+    return np.stack(columns[0])
 
 
 _READERS: dict[str, Callable[[Path, str | None], NDArray[Any]]] = {

@@ -134,9 +134,9 @@ def test_what_else_may_be_wrong(tmp_path: Path) -> None:
         ("two.npz", "c", "contains a, b; call the features"),
         ("int.safetensors", None, "int64. must be float16, float32 or float64"),
         ("names.parquet", None, "no column of floats"),
-        ("ragged.parquet", None, "must be lists of one length"),
-        ("missing.parquet", None, "must be lists of one length"),
-        ("none.parquet", None, "must be lists of one length"),
+        ("ragged.parquet", None, "unequal lengths: 2 in row 0 and 1 in row 1; write it again"),
+        ("missing.parquet", None, r"rows without features: 1 of 2 \(the first is row 1\); remove"),
+        ("none.parquet", None, "has no rows"),
         ("x.txt", None, "must be a run folder or a file that ends in"),
         ("gone.npy", None, "there is no file or folder"),
         ("", None, "has no config.yaml"),
@@ -144,6 +144,19 @@ def test_what_else_may_be_wrong(tmp_path: Path) -> None:
         with pytest.raises(KinfolkError, match=words):
             Features(open_features(tmp_path / name, key))
     assert np.array_equal(open_features(tmp_path / "two.npz", "b"), X)
+
+
+def test_only_the_features_of_a_table_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = pa.table({"image": [b"bytes"] * len(X), "x": X.astype(np.float32).tolist()})
+    pq.write_table(table, tmp_path / "x.parquet")
+    read, columns = pq.read_table, []
+    monkeypatch.setattr(
+        pq, "read_table", lambda path, **how: columns.append(how["columns"]) or read(path, **how)
+    )
+    assert np.allclose(open_features(tmp_path / "x.parquet"), X)
+    assert columns == [["x"]]
 
 
 def test_labels_from_every_kind_of_file(tmp_path: Path) -> None:
