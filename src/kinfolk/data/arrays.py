@@ -60,8 +60,14 @@ def find_factor(images: Pixels, what: str) -> float:
         return factor
     if images.dtype == np.uint16:
         return 255 / 65535
+    if not np.isfinite([low, high]).all():
+        bad = next(row for row, image in enumerate(images) if not np.isfinite(image).all())
+        raise KinfolkError(
+            f"{what} holds NaN or infinite values, first in image {bad}; remove them"
+        )
     raise KinfolkError(
-        f"{what} has {images.dtype} values in [{low:g}, {high:g}]; they must be in [0, {limit}]"
+        f"{what} has {images.dtype} values in [{low:g}, {high:g}]; they must be in [0, {limit}], or"
+        " uint8"
     )
 
 
