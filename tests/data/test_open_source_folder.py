@@ -77,6 +77,13 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     assert keys(opened(root)) == ["file.png", "pool/a.png", "x/b.png"]
 
 
+def test_links_between_two_folders_are_followed_once(tmp_path: Path) -> None:
+    for name, other in (("a", "b"), ("b", "a")):
+        save(tmp_path / name / f"{name}.png", noise(4, 4))
+        (tmp_path / name / "link").symlink_to(tmp_path / other)
+    assert keys(opened(tmp_path)) == ["a/a.png", "a/link/b.png", "b/b.png", "b/link/a.png"]
+
+
 @pytest.mark.parametrize(
     ("name", "split"), [("test", "test"), ("val", "val"), ("valid", "val"), ("validation", "val")]
 )

@@ -242,14 +242,20 @@ def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
         reason = f"the folder can't be read: {error.strerror}"
         refused.append((as_utf8(error.filename[start:]) + "/", reason))
 
+    above = {str(root): frozenset[str]()}  # where the folders above each one really are
     for folder, folders, names in os.walk(str(root), onerror=refuse_folder, followlinks=True):
-        here = os.path.realpath(folder) + os.sep
+        here = os.path.realpath(folder)
+        around = above.pop(folder) | {here}
         inside = {name: os.path.realpath(os.path.join(folder, name)) for name in folders}
         folders[:] = [
             name
             for name, target in inside.items()
-            if not _is_hidden(name) and not here.startswith(target + os.sep)  # a link back
+            if not _is_hidden(name)
+            # a link back
+            and target not in around
+            and not f"{here}{os.sep}".startswith(target + os.sep)
         ]
+        above |= {os.path.join(folder, name): around for name in folders}
         parts = as_utf8(folder[start:]).split(os.sep) if folder[start:] else []
         if not parts:
             splits = {name: SPLITS[name.lower()] for name in folders if name.lower() in SPLITS}
