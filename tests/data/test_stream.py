@@ -356,8 +356,9 @@ def test_what_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
             UsageError, match=r"needs webdataset shards \(.tar\) or a folder of images"
         ):
             open_stream(spec, tmp_path / "cache")
-    with pytest.raises(UsageError, match=r"there is no file or folder `.*gone`"):
-        open_stream(tmp_path / "gone", tmp_path / "cache")
+    for classes in (False, True):
+        with pytest.raises(UsageError, match=r"there is no file or folder `.*gone`"):
+            open_stream(tmp_path / "gone", tmp_path / "cache", labels_from_folders=classes)
     with pytest.raises(UsageError, match=r"whose labels are .cls files"):
         open_stream(
             make_shards(tmp_path / "shards", 2), tmp_path / "cache", labels_from_folders=True

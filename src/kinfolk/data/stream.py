@@ -182,7 +182,7 @@ def open_stream(
         shards = find_shards(path)
     else:
         shards = {} if path.exists() else {"train": expand(str(spec))}
-    if shards and labels_from_folders:
+    if any(shards.values()) and labels_from_folders:
         raise UsageError(
             f"`labels_from_folders` needs a folder of images; {name} holds shards, whose labels are"
             " .cls files"
