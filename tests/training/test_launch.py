@@ -13,7 +13,7 @@ from torch import nn
 
 from kinfolk.errors import KinfolkWarning, UsageError
 from kinfolk.training import launch
-from kinfolk.training.config import TrainConfig, TrainerConfig
+from kinfolk.training.config import TrainConfig, TrainerConfig, parse_settings
 from kinfolk.training.train import _strategy
 
 
@@ -46,6 +46,12 @@ def test_a_precision_that_would_convert_the_state_is_refused() -> None:
     for precision in ("bf16-true", "16-true", "64-true", "64"):
         with pytest.raises(UsageError, match=rf"\(='{precision}'\) must be .* 'bf16-mixed'"):
             TrainConfig().with_settings({"trainer.precision": precision})
+
+
+def test_a_precision_may_be_a_number() -> None:
+    config = TrainConfig().with_settings(parse_settings(["trainer.precision=32"]))
+    assert config.trainer.precision == "32"
+    assert TrainConfig.of(config.model_dump(mode="json")) == config
 
 
 def test_all_gpus_share_the_statistics_of_batchnorm(gpus: list[str]) -> None:

@@ -213,7 +213,10 @@ class TrainerConfig(Section):
 
     accelerator: Literal["auto", "cuda", "gpu", "mps", "cpu"] = "auto"
     """cuda, mps or cpu; auto: the best available."""
-    precision: Literal["auto", "32", "32-true", "bf16", "bf16-mixed", "16", "16-mixed"] = "auto"
+    precision: Annotated[
+        Literal["auto", "32", "32-true", "bf16", "bf16-mixed", "16", "16-mixed"],
+        BeforeValidator(lambda value: str(value) if type(value) is int else value),
+    ] = "auto"
     """32, bf16-mixed or 16-mixed; auto: bf16-mixed where the hardware supports it, else 32."""
     matmul_precision: Literal["auto", "highest", "high", "medium"] = "auto"
     """Products of float32 matrices: highest is float32, high TF32, medium bf16; auto: high with
