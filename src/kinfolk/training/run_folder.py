@@ -298,7 +298,12 @@ def explain_missing_config(run: Run) -> str:
 
 
 def require_same_samples(run: Run, images: ImageData) -> None:
-    found = Samples.read(run.samples).first_difference(images.samples)
+    stored, refused = Samples.read(run.samples), dict(images.quarantine)
+    found = stored.first_difference(images.samples)
+    unread = [(row, key) for row, key in enumerate(stored.keys) if key in refused] if found else []
+    if unread:
+        row, key = unread[0]
+        found = f"sample {row} ({short(key)}) can't be read any more: {refused[key]}"
     if found is not None:
         raise KinfolkError(
             f"the data has changed since the run began: {found}; restore it, or start a new run"
