@@ -236,7 +236,10 @@ def find_cifar(path: Path) -> tuple[Path, Layout] | None:
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         if path.suffix.lower() == ".tar":
             return None
-        raise KinfolkError(f"`{path}` is not a readable archive: {error}") from error
+        why = first_line(error).removesuffix(":")
+        raise KinfolkError(
+            f"`{path}` is not a readable archive: {why}; download it again"
+        ) from error
     for layout in _CIFAR:
         if names >= {f"{layout.folder}/{name}" for name in layout.files}:
             return path, layout
