@@ -152,9 +152,12 @@ def test_only_the_features_of_a_table_are_read(
     table = pa.table({"image": [b"bytes"] * len(X), "x": X.astype(np.float32).tolist()})
     pq.write_table(table, tmp_path / "x.parquet")
     read, columns = pq.read_table, []
-    monkeypatch.setattr(
-        pq, "read_table", lambda path, **how: columns.append(how["columns"]) or read(path, **how)
-    )
+
+    def note(path: Path, **how: Any) -> Any:
+        columns.append(how["columns"])
+        return read(path, **how)
+
+    monkeypatch.setattr(pq, "read_table", note)
     assert np.allclose(open_features(tmp_path / "x.parquet"), X)
     assert columns == [["x"]]
 
