@@ -153,6 +153,8 @@ def test_wrong_formats_and_existing_files_are_refused(small: Path, tmp_path: Pat
     ):
         kf.export(small, "torchvision", tmp_path / "out.pth")
     assert not (tmp_path / "out.pth").exists()
+    with pytest.raises(UsageError, match=r"`out` \(=.*\) must end in .safetensors"):
+        kf.export(small, "safetensors", tmp_path / "out")
     (tmp_path / "there.safetensors").touch()
     with pytest.raises(UsageError, match=r"there.safetensors exists; choose another `out`"):
         kf.export(small, "safetensors", tmp_path / "there.safetensors")

@@ -96,6 +96,8 @@ def export(
     path = Path(run)
     folder, weights = (path, path / WEIGHTS) if path.is_dir() else (path.parent, path)
     target = folder / "export" / FORMATS[format] if out is None else Path(out)
+    if format == "safetensors" and target.suffix != ".safetensors":
+        raise UsageError(f"`out` (={target}) must end in .safetensors")
     if target.exists() and not overwrite:
         raise UsageError(
             f"{target} exists; choose another `out` (--out), or pass `overwrite=True` (--overwrite)"

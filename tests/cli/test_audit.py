@@ -106,6 +106,11 @@ def test_audit_writes_its_files_and_a_summary(
         (["x.npy", "--labels", "short.txt"], 2, "must be as many as the samples"),
         (["x.npy", "--labels-from-folders"], 2, "needs --images"),
         (["x.npy", "--images", "three"], 2, "3 images and `x.npy` has 12 rows"),
+        (
+            ["x.npy", "--images", "bad"],
+            2,
+            "of which 1 can't be read (the first is a.png:",
+        ),
         (["bad.npy"], 1, "is empty"),
         (["nan.npy"], 1, "the first is row 2"),
     ],
@@ -128,6 +133,9 @@ def test_wrong_options_and_broken_inputs_end_in_one_sentence(
     (tmp_path / "three").mkdir()
     for i in range(3):
         Image.new("RGB", (9, 9)).save(tmp_path / "three" / f"{i}.png")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "a.png").write_bytes(b"x")
+    Image.new("RGB", (9, 9)).save(tmp_path / "bad" / "b.png")
     assert run("audit", *words) == code
     error = capsys.readouterr().err
     assert says in " ".join(error.split())

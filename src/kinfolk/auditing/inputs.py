@@ -182,7 +182,10 @@ def _add_images(
     data = prepare(source, image_size=PIXELS, **options)
     number, refused = replace(found, keys=None).num_rows(key), len(data.quarantine)
     if refused or number != len(data):
-        unread = f", of which {refused:,} can't be read," if refused else ""
+        unread = ""
+        if refused:
+            first, why = data.quarantine[0]
+            unread = f", of which {refused:,} can't be read (the first is {short(first)}: {why}),"
         raise UsageError(
             f"--images (={images}) has {len(data) + refused:,} images{unread} and"
             f" `{found.features}` has {number:,} rows; give the images of exactly these rows, in"
