@@ -113,8 +113,9 @@ def open_features(path: str | os.PathLike[str], key: str | None = None) -> NDArr
                 f"`{path}` contains Python objects, not numbers, and is not loaded (it could run"
                 " code)"
             ) from error
+        why = first_line(error) if path.stat().st_size else "it is empty"
         raise KinfolkError(
-            f"`{path}` is not a readable {suffix} file ({first_line(error)}); write it again"
+            f"`{path}` is not a readable {suffix} file ({why}); write it again"
         ) from error
 
 

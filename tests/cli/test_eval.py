@@ -95,7 +95,8 @@ def test_eval_writes_probes_and_few_labels(
     assert found["accuracy"] == pytest.approx(
         np.mean([row["accuracy"] for row in found["fractions"]])
     )
-    assert found["fractions"][0]["deviation"] is None
+    assert "deviation" not in found["fractions"][0], "there is one draw of all labels"
+    assert found["fractions"][1]["deviation"] > 0
     assert (found["probe"], found["draws"], found["test"]) == ("ifnd", 3, 100)
     assert result(trained, "linear")["probe"] == "ifnd"
     assert result(trained, "linear")["accuracy"] == found["fractions"][0]["accuracy"]
