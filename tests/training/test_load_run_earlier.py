@@ -21,7 +21,7 @@ from kinfolk.training import train as training
 from kinfolk.training.build import build_framework
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.run_folder import Run
-from kinfolk.training.settings import check_arguments
+from kinfolk.training.settings import check_arguments, current_names, digests_of_stored
 from tests.training.small import BARE
 
 CONFIG = Path(__file__).with_name("earlier_run.yaml")
@@ -39,6 +39,23 @@ def test_a_stored_configuration_means_the_same() -> None:
     settable = detector_arguments(method, config.detector)
     detector = check_arguments(DETECTORS["fnc"], settable, config.detector, "detector", "fnc")
     assert (detector["alpha"], detector["top_k"]) == (0.05, None)
+
+
+def test_its_digest_is_known(tmp_path: Path) -> None:
+    """The settings that the version before had, and those it counted, are not this version's."""
+    text, known = CONFIG.read_text(encoding="utf-8"), digests_of_stored(TrainConfig.load(CONFIG))
+    assert "anchor_column" not in text, "a setting of this version"
+    assert "rescale_kept: false" in text, "that version counted it"
+    assert "63803bc0ab1947805ea0cb75261f8081" in known, "as that version computed it"
+    edited = tmp_path / "edited.yaml"
+    edited.write_text(text.replace("batch_size: 256", "batch_size: 128"), encoding="utf-8")
+    assert not known & digests_of_stored(TrainConfig.load(edited))
+
+
+def test_an_argument_that_is_gone_is_left_out_where_it_changed_nothing() -> None:
+    given = {"lower": 0.5, "boundaries": "exact"}
+    assert current_names(given, "ring") == {"lower": 0.5}
+    assert current_names({"boundaries": "learned"}, "ring") == {"boundaries": "learned"}
 
 
 def test_it_is_a_recipe_for_another_method() -> None:

@@ -15,12 +15,7 @@ from kinfolk.errors import UsageError, short
 from kinfolk.report.record import DETECTION_NAMES, is_number, read_record
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.load_run import FOREIGN, exported_meta
-from kinfolk.training.settings import (
-    WITHOUT_EFFECT,
-    current_names,
-    flat,
-    settings_digest,
-)
+from kinfolk.training.settings import WITHOUT_EFFECT, current_names, digests_of_stored, flat
 
 if TYPE_CHECKING:
     from kinfolk.report.record import Record
@@ -240,7 +235,7 @@ def require_unedited(folder: Path, config: TrainConfig) -> None:
     """Refuses a run whose config.yaml was changed after its training: a copy with another seed is
     not a second seed."""
     meta = exported_meta(folder)
-    if meta.get("settings") in (None, settings_digest(config)):
+    if meta.get("settings") in {None, *digests_of_stored(config)}:
         return
     changed = [
         f"`{key}` is {now} and was {meta.get(key)}"

@@ -46,7 +46,7 @@ from kinfolk.training.checkpoint import read_checkpoint, restore_error
 from kinfolk.training.config import DataConfig, TrainConfig
 from kinfolk.training.defaults import learns_from_text
 from kinfolk.training.run_folder import Run, open_data, read_data
-from kinfolk.training.settings import require_identity, settings_digest
+from kinfolk.training.settings import digests_of_stored, require_identity
 
 FOREIGN = "weights.json"
 """The file that marks a folder as weights from elsewhere; see `foreign_weights`."""
@@ -115,15 +115,15 @@ class OpenedRun:
         run = Run(self.path)
         digests = {}
         if "settings" in meta:
-            digests["settings"] = settings_digest(self.config), run.config.name
+            digests["settings"] = digests_of_stored(self.config), run.config.name
         if "samples" in meta and run.samples.is_file():
-            digests["samples"] = samples_digest(Samples.read(run.samples)), run.samples.name
-        for what, (digest, source) in digests.items():
-            if meta[what] != digest:
+            digests["samples"] = {samples_digest(Samples.read(run.samples))}, run.samples.name
+        for what, (right, source) in digests.items():
+            if meta[what] not in right:
                 raise KinfolkError(
                     f"{self.path / name} does not belong to this run: it was exported with other"
-                    f" {what} (digest {short(str(meta[what]))[:8]}, {source} has {digest[:8]}); put"
-                    f" the run's own file or {source} back"
+                    f" {what} (digest {short(str(meta[what]))[:8]}, {source} has {min(right)[:8]});"
+                    f" put the run's own file or {source} back"
                 )
 
     def views(self) -> Views:

@@ -180,6 +180,8 @@ def current_names(given: Mapping[str, Any], owner: str) -> dict[str, Any]:
         given["decoupled"] = is_decoupled or given.get("decoupled", False)
     if owner in ("rcl", "hierarchy") and given.get("rule") == "centres":
         del given["rule"]  # the one that is left
+    if owner == "ring" and given.get("boundaries") == "exact":
+        del given["boundaries"]  # the other kind is gone
     return given
 
 
@@ -242,7 +244,26 @@ def identity(config: TrainConfig, samples: str, num_train: int) -> dict[str, Any
 
 def settings_digest(config: TrainConfig) -> str:
     """32 hexadecimal digits of the settings that determine the result."""
-    text = json.dumps(result_settings(config, files=False), sort_keys=True, default=str)
+    return _digest(result_settings(config, files=False))
+
+
+def digests_of_stored(config: TrainConfig) -> set[str]:
+    """The `settings_digest` of a stored configuration, as this version or an earlier one computed
+    it: of the settings that it has, and with the defaults of those that were added to `ADDED`
+    later."""
+    written = flat(config.model_dump(mode="json", exclude_unset=True))
+    settings = result_settings(config, files=False)
+    found = {_digest(settings)}
+    settings = {k: value for k, value in settings.items() if k in written or k == PROCESSES}
+    for key, default in reversed(ADDED.items()):
+        found.add(_digest(settings))
+        if key in written and written[key] == default:
+            settings[key] = default
+    return found | {_digest(settings)}
+
+
+def _digest(settings: Mapping[str, Any]) -> str:
+    text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -261,7 +282,8 @@ def require_identity(
             f" {samples[:8]}. Put the run's own checkpoint back, or start a new run"
         )
     now = json.loads(json.dumps(result_settings(config)))
-    if found := _first_difference(state["settings"], now):
+    before = {k: v for k, v in state["settings"].items() if k not in ADDED or v != ADDED[k]}
+    if found := _first_difference(before, now):
         key, old, new = found
         raise KinfolkError(
             f"the checkpoint {path} was saved with `{key}` = {old}, and config.yaml or the options"
