@@ -62,9 +62,8 @@ def find_factor(images: Pixels, what: str) -> float:
         return 255 / 65535
     if not np.isfinite([low, high]).all():
         bad = next(row for row, image in enumerate(images) if not np.isfinite(image).all())
-        raise KinfolkError(
-            f"{what} holds NaN or infinite values, first in image {bad}; remove them"
-        )
+        first = f", first in image {bad}" if len(images) > 1 else ""
+        raise KinfolkError(f"{what} holds NaN or infinite values{first}; remove them")
     raise KinfolkError(
         f"{what} has {images.dtype} values in [{low:g}, {high:g}]; they must be in [0, {limit}], or"
         " uint8"
