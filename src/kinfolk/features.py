@@ -101,8 +101,6 @@ def open_features(path: str | os.PathLike[str], key: str | None = None) -> NDArr
     if path.is_dir() or suffix not in SUFFIXES:
         why = " (this folder has no config.yaml)" if path.is_dir() else ""
         raise UsageError(f"`{path}` must be a run folder{why} or a file that ends in {kinds}")
-    if path.stat().st_size == 0:
-        raise KinfolkError(f"`{path}` is empty; write the features again")
     try:
         return _READERS[suffix](path, key)
     except KinfolkError:
