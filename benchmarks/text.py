@@ -619,7 +619,7 @@ def _against(rows: Records, name: str, base: str, key: str) -> str:
         return ""
     p = _p(rows, name, base, key)
     shown = "" if p is None else " (p < 0.001)" if p < 0.001 else f" (p {p:.3f})"
-    return f"{difference:+.1f}".replace("-", "−") + shown
+    return f"{round(difference, 1) + 0.0:+.1f}".replace("-", "−") + shown  # no "−0.0"
 
 
 def _spread(values: list[float]) -> str:
