@@ -46,6 +46,15 @@ def test_arguments_of_a_wrapper_are_keyword_only_but_the_detector() -> None:
         assert by_position == ["detector"], wrapper
 
 
+def test_a_detector_without_arguments_shows_none() -> None:
+    class Nothing(kf.Detector):
+        def find(self, block: kf.Block) -> kf.Kin:
+            return kf.Kin()
+
+    assert not inspect.signature(Nothing).parameters
+    assert not inspect.signature(kf.Components).parameters
+
+
 def test_a_loss_shows_all_its_arguments_and_all_are_keyword_only() -> None:
     for kind in LOSSES:
         parameters = inspect.signature(kind).parameters

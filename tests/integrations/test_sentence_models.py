@@ -157,7 +157,7 @@ def test_an_audit_embeds_texts_with_a_sentence_model(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(KinfolkError, match=r"can't be loaded: .*; give st/ and a folder"):
+    with pytest.raises(KinfolkError, match=r"can't be loaded: .*; give st/FOLDER, or st/NAME"):
         trained(table(tmp_path / "t.csv"), tmp_path / "run", tmp_path / "empty")
 
 

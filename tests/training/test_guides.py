@@ -271,7 +271,9 @@ def test_a_guide_that_is_not_named_is_made_from_the_images(
     written = (tmp_path / "run" / "config.yaml").read_text()
     assert "features: patches" in written
     assert "alpha: 0.1" in written
-    assert "guide          patches" in capsys.readouterr().err
+    assert ["detector.features", "patches", "default"] in [
+        line.split() for line in capsys.readouterr().err.splitlines()
+    ]
 
 
 def test_a_run_by_patches_goes_on_as_if_it_had_not_stopped(

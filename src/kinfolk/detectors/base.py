@@ -8,6 +8,7 @@ Dimension key: R rows of a block, C candidates, b samples of a block, N data set
 
 from __future__ import annotations
 
+import inspect
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -58,6 +59,7 @@ class Detector(Exact, ABC):
     encoder, or of the other "modality"."""
     soft: bool = False
     """Whether all candidates are kin to some degree, so that "eliminate" is refused."""
+    __signature__: ClassVar[inspect.Signature]
     own_weight: float | None = None
     """The `own_weight` of a loss that does not set it."""
     space: Space = "projected"
@@ -69,6 +71,11 @@ class Detector(Exact, ABC):
     needed_metrics: frozenset[str] = frozenset()
     """Metrics that `on_metric` is called with: "epoch" (with a fraction, before every step), "loss"
     (after every step), "knn" (when it is measured, never on the test split)."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        arguments = list(inspect.signature(cls.__init__).parameters.values())[1:]
+        cls.__signature__ = inspect.Signature(arguments)  # and not that of `__new__`
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
         if given.get("num_samples") is not None:

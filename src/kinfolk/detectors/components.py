@@ -37,9 +37,6 @@ class Components(Detector):
         True
     """
 
-    def __init__(self) -> None:  # or `inspect.signature` shows `Detector.__new__`
-        super().__init__()
-
     @torch.no_grad()
     def prepare(self, ids_C: Tensor, candidates_CD: Tensor, guide_CG: Tensor | None) -> Tensor:
         return find_components(candidates_CD, ids_C)
