@@ -119,13 +119,13 @@ def open_features(path: str | os.PathLike[str], key: str | None = None) -> NDArr
 
 def choose_key(names: list[str], key: str | None, path: Path) -> str:
     preferred = names if len(names) == 1 else [name for name in KEYS if name in names]
-    wanted = preferred[:1] if key is None else [key]
-    if not wanted or wanted[0] not in names:
+    chosen = preferred[0] if key is None and preferred else key
+    if chosen not in names:
         raise UsageError(
             f"`{path}` contains {', '.join(names) or 'nothing'}; call the features `features`, or"
             " give their name with --key"
         )
-    return wanted[0]
+    return chosen
 
 
 def _npy(path: Path, key: str | None) -> NDArray[Any]:

@@ -218,7 +218,6 @@ def facts_of(record: Record) -> list[tuple[str, str]]:
         ("Optimiser", f"{name}, learning rate {_rate(optimizer)}" if name else None),
         ("Seed", config.get("seed")),
         ("Speed", None if speed is None else f"{speed:,.0f} samples/s"),
-        ("Software", _versions(meta)),
         ("Refused", f"{refused}, see quarantine.csv" if record.num_refused else None),
         *(("Warning", message) for message in first_warnings(record.epochs).values()),
     ]
@@ -229,11 +228,6 @@ def _rate(optimizer: Mapping[str, Any]) -> str:
     """The setting, and how it is scaled by the batch size."""
     lr, scaling = number(optimizer.get("lr")), optimizer.get("lr_scaling")
     return lr if scaling in (None, "none") else f"{lr}, {scaling} scaling"
-
-
-def _versions(meta: Mapping[str, Any]) -> str:
-    """Versions of the software that the run recorded."""
-    return number(meta.get("meta", {}).get("versions", ""))
 
 
 def tiles(record: Record) -> list[tuple[str, str, str]]:
