@@ -55,7 +55,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         *ENGINE,
     },
     "embedding": {"data", "models", "distributed"},
-    "cnce": {"features"},
     "evaluation": {
         "embedding",
         "frameworks",
@@ -105,7 +104,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "api",
         "plugins",
         "sweeping",
-        "cnce",
         "embedding",
         "auditing",
         "comparing",

@@ -41,7 +41,7 @@ VERBS: tuple[str, ...] = (
     "recipes",
     "settings",
 )
-VERBS += ("cnce", "audit", "advise", "compare", "export")
+VERBS += ("audit", "advise", "compare", "export")
 
 
 def left(*arguments: str) -> int:

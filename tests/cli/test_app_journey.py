@@ -114,31 +114,6 @@ def test_unknown_protocols_are_refused(trained: Path, capsys: pytest.CaptureFixt
     assert run("eval", str(trained), "--protocol", ",") == 2
 
 
-def test_two_views_for_the_estimators(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What `embed` writes, `cnce` reads."""
-    out = tmp_path / "z.npy"
-    assert run("embed", str(trained), "--views", "2", "--projected", "--out", str(out)) == 0
-    first, second = (tmp_path / f"z-{number}.npy" for number in (1, 2))
-    one, two = np.load(first), np.load(second)
-    assert one.shape == two.shape
-    assert one.shape[0] == 48
-    np.testing.assert_allclose(np.linalg.norm(one, axis=1), 1, atol=1e-5)
-    assert not np.allclose(one, two), "views differ"
-    assert not out.exists()
-    assert pq.read_table(tmp_path / "z.parquet").num_rows == 48
-    assert run("cnce", "--study", "variance", "--views", str(first), str(second)) == 0
-    assert "anchors: 48" in capsys.readouterr().out
-    assert run("embed", str(trained), "--views", "2", "--projected", "--out", str(out)) == 2
-    assert "z-1.npy exists" in " ".join(capsys.readouterr().err.split())
-    again = ["embed", str(trained), "--views", "1", "--projected", "--overwrite", "--out", str(out)]
-    assert run(*again) == 0
-    np.testing.assert_allclose(np.load(first), one, atol=1e-6)
-    assert run(*again, "--seed", "1") == 0
-    assert not np.allclose(np.load(first), one)
-
-
 def test_embed_writes_features_and_their_keys(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from kinfolk.cli import audit, cnce, compare, eval, lists, outputs, train
+from kinfolk.cli import audit, compare, eval, lists, outputs, train
 from kinfolk.cli.options import examples, flag, name_values, wrap_help
 from kinfolk.errors import InterruptedRunError, KinfolkError, KinfolkWarning, UsageError, printable
 from kinfolk.files import why_failed
@@ -79,7 +79,6 @@ COMMANDS: tuple[tuple[str, str, Callable[..., None], str], ...] = (
     ("methods", INSPECT, lists.methods, lists.METHODS_EPILOG),
     ("recipes", INSPECT, lists.recipes, lists.RECIPES_EPILOG),
     ("settings", INSPECT, lists.settings, lists.SETTINGS_EPILOG),
-    ("cnce", INSPECT, cnce.cnce, cnce.EPILOG),
 )
 for _name, _panel, _function, _epilog in COMMANDS:
     name_values(_function)

@@ -14,7 +14,6 @@ from kinfolk.cli.options import (
     RunsData,
     Workers,
     examples,
-    flag,
     option,
     overwrite_option,
     print_refused,
@@ -23,11 +22,7 @@ from kinfolk.cli.options import (
 )
 from kinfolk.errors import UsageError, plural
 
-EMBED_EPILOG = examples(
-    "kinfolk embed runs/photos --out features.npy",
-    "kinfolk embed runs/photos --views 2 --projected --out z.npy",
-    "kinfolk cnce --study variance --views z-1.npy z-2.npy",
-)
+EMBED_EPILOG = examples("kinfolk embed runs/photos --out features.npy")
 
 
 def embed(
@@ -38,64 +33,37 @@ def embed(
     ],
     data: RunsData = None,
     labels_from_folders: LabelsFromFolders = False,
-    views: Annotated[
-        int | None, option("Write N augmented views to N files: NAME-1.npy, …", min=1)
-    ] = None,
-    projected: Annotated[
-        bool,
-        flag(
-            "--projected",
-            "Write the unit-norm embeddings that the loss compares. Only for the run's own data.",
-            None,
-        ),
-    ] = False,
-    seed: Annotated[int, option("Seed of the augmented views.")] = 0,
     workers: Workers = None,
     overwrite: Annotated[bool, overwrite_option("the files")] = False,
 ) -> None:
     """Write the features of every sample as a float32 array, one row per sample.
 
     Row i of the array belongs to row i of the Parquet file, which has id, key, split and label.
-    With --views, row i of each file is a different augmented view of the same sample, drawn as in
-    training.
     """
     if out.suffix != ".npy":
         raise UsageError(f"--out (={out}) must end in .npy")
-    table, files = out.with_suffix(".parquet"), [out]
-    if views is not None:
-        files = [out.with_name(f"{out.stem}-{n}.npy") for n in range(1, views + 1)]
-    for path in (*files, table):
+    table = out.with_suffix(".parquet")
+    for path in (out, table):
         require_new(path, overwrite)
     import numpy as np
 
     from kinfolk.auditing.inputs import ORIGIN, run_origin
-    from kinfolk.evaluation.protocols import Augmented
     from kinfolk.files import write_atomically
-    from kinfolk.training.load_run import open_run, restore
+    from kinfolk.training.load_run import open_run
 
     opened = open_run(run)
     opened.encoder()  # fails before any image is read if the run has no model
-    if projected and "text" in opened.modalities:
-        raise UsageError(
-            f"--projected does not support image–text runs, and {run} was trained with"
-            f" {opened.config.method}; leave it out"
-        )
     images = opened.data(
         data, progress=True, labels_from_folders=labels_from_folders, workers=workers
     )
     print_refused(images)
-    framework = restore(opened.path, opened.config, images) if projected else None
-    for version, path in enumerate(files):
-        how = None if views is None else Augmented(opened.views(), seed, version)
-        features = opened.features(images, views=how, framework=framework, progress=True)
-        # not before features that are not finite are refused
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, lambda file, array=features: np.save(file, array))  # type: ignore[misc]
-    has_labels = images.samples.labels is not None
-    origin = replace(run_origin(opened, data), has_labels=has_labels)
+    features = opened.features(images, progress=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, lambda file: np.save(file, features))
+    origin = replace(run_origin(opened, data), has_labels=images.samples.labels is not None)
     images.samples.to_parquet(table, {ORIGIN: json.dumps(asdict(origin))})
-    named = ", ".join(map(str, (*files, table)))
-    say(f"{plural(len(features), 'sample')} × {plural(features.shape[1], 'feature')}: {named}")
+    size = f"{plural(len(features), 'sample')} × {plural(features.shape[1], 'feature')}"
+    say(f"{size}: {out}, {table}")
 
 
 EXPORT_EPILOG = examples(

@@ -190,16 +190,14 @@ class OpenedRun:
         *,
         views: Preparation | None = None,
         unpooled: bool = False,
-        framework: Framework | None = None,
         progress: bool = False,
     ) -> NDArray[np.float32]:
-        """(N, F) features of all samples or of `ids`; `unpooled`: before the average pooling;
-        `framework`: the embeddings that its loss compares, instead of the encoder's features."""
+        """(N, F) features of all samples or of `ids`; `unpooled`: before the average pooling."""
         chosen = None if ids is None else torch.from_numpy(ids)
-        model: nn.Module = framework or self.encoder()
-        model = FeatureMap(model).eval() if unpooled else model
-        how: dict[str, Any] = {"device": _device(), "projected": framework is not None}
-        found = embed(model, data, views or self.views(), chosen, progress=progress, **how)
+        model = FeatureMap(self.encoder()).eval() if unpooled else self.encoder()
+        found = embed(
+            model, data, views or self.views(), chosen, device=_device(), progress=progress
+        )
         if bad := int((~found.isfinite().all(1)).sum()):
             raise KinfolkError(
                 f"the encoder of {self.path} gives features that are not finite, for {bad:,} of"

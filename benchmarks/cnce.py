@@ -1,4 +1,7 @@
-"""The CNCE paper: two lower bounds on mutual information, and its experiment with a known truth.
+"""NCE and CNCE, two lower bounds on mutual information, in an experiment where the truth is known.
+
+    .venv/bin/python benchmarks/cnce.py [--train-each] [--seeds 5] [--epochs 100] [--out table.json]
+    .venv/bin/python benchmarks/cnce.py --study variance
 
 Wu, Mosse, Zhuang, Yamins, Goodman, Conditional Negative Sampling for Contrastive Learning of Visual
 Representations, ICLR 2021, equation 1, theorems 3.1 and 3.2, appendix B. With critic scores f and k
@@ -22,6 +25,8 @@ candidates in the support, K negatives drawn, D embedding, R draws.
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -34,8 +39,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kinfolk.errors import UsageError, require, show_progress
-from kinfolk.features import open_features
+from kinfolk.errors import require, show_progress
 from kinfolk.seeding import derive_seed, generator
 
 # ---- the estimators
@@ -66,14 +70,6 @@ def cnce(
         num_negatives: negatives per anchor, drawn with replacement; k − 1 in theorem 3.1.
         generator: random generator on the device of the scores.
         lower, upper: ω_ℓ and ω_u, percentiles in [0, 100].
-
-    Example:
-        >>> from kinfolk.seeding import generator
-        >>> others = torch.tensor([[-1.0, 0.0, 1.0, 2.0]])
-        >>> one = torch.tensor([1.5])
-        >>> estimates = [cnce(one, others, 50, generator(0), lower) for lower in (0, 50, 75)]
-        >>> [round(float(estimate), 2) for estimate in estimates]
-        [0.45, -0.04, -0.49]
     """
     kept_AM = support(others_AC.sort(1).values, lower, upper)
     return log_ratio(positive_A, draw_scores(kept_AM, num_negatives, generator)).mean()
@@ -286,31 +282,7 @@ def variance_study(
         for same in zip(*rows, strict=True)
     ]
     sizes = {"seeds": num_seeds, "anchors": min(anchors, toy.num_points), "draws": draws}
-    settings = asdict(toy) | sizes
-    return {"study": "variance", "settings": settings, "true": true_information(), "rows": means}
-
-
-def views_study(
-    first: Path, second: Path, temperature: float, *, anchors: int = 128, draws: int = 32
-) -> dict[str, Any]:
-    arrays = (open_features(path) for path in (first, second))
-    views = [torch.from_numpy(array.astype(np.float32)) for array in arrays]
-    if views[0].ndim != 2 or views[0].shape != views[1].shape or len(views[0]) < 2:
-        shapes = " and ".join(str(tuple(view.shape)) for view in views)
-        raise UsageError(
-            f"the two views have the shapes {shapes}; both must have one shape (samples, features),"
-            " with at least two samples"
-        )
-    if not all(bool(view.isfinite().all()) for view in views):
-        raise UsageError("the two views contain values that are not finite")
-    rows = by_negatives(views[0][:anchors], views[1], temperature, draws=draws)
-    settings = {
-        "views": [str(first), str(second)],
-        "temperature": temperature,
-        "anchors": min(anchors, len(views[0])),
-        "draws": draws,
-    }
-    return {"study": "variance", "settings": settings, "true": None, "rows": rows}
+    return {"settings": asdict(toy) | sizes, "true": true_information(), "rows": means}
 
 
 @torch.no_grad()
@@ -368,7 +340,6 @@ def table_study(
             row = {"critic": kind, "omega": omega, "points": part, "mean": fmean(values)}
             rows.append({**row, "stdev": spread, "values": values})
     return {
-        "study": "table",
         "settings": asdict(toy) | {"seeds": num_seeds, "train_each": train_each},
         "true": true_information(),
         "rows": rows,
@@ -393,3 +364,89 @@ def _measure(
         if trained == 0:
             yield ("nce", omega), estimate
             yield ("premise", omega), premise(ordered_AC, omega)
+
+
+# ---- the command
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--study",
+        choices=("table", "variance"),
+        default="table",
+        help="table: estimates for each ω (Table 5); variance: for each number of negatives",
+    )
+    parser.add_argument("--seeds", type=int, default=5, help="number of runs")
+    parser.add_argument("--epochs", type=int, default=100, help="epochs of each critic")
+    parser.add_argument(
+        "--train-each",
+        action="store_true",
+        help="table: also train a critic for each ω with its own CNCE (slower)",
+    )
+    parser.add_argument("--points", type=int, default=2000)
+    parser.add_argument("--out", type=Path, help="JSON file for all results")
+    options = parser.parse_args(arguments)
+    if options.train_each and options.study != "table":
+        parser.error("--train-each belongs to --study table")
+    toy = Toy(epochs=options.epochs, num_points=options.points)
+    if options.study == "table":
+        found = table_study(options.seeds, toy, train_each=options.train_each, progress=True)
+    else:
+        found = variance_study(options.seeds, toy, progress=True)
+    if options.out is not None:
+        options.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    print(f"True mutual information: {found['true']:.5f} nats")
+    (_print_table if options.study == "table" else _print_variance)(found)
+
+
+def _print_table(found: dict[str, Any]) -> None:
+    settings = found["settings"]
+    heads = ("critic", "points", "ω", "paper", "estimate", "premise")
+    line = "{:<8}{:<7}{:>4}{:>20}{:>22}{:>9}"
+    print(line.format(*heads))
+    shown = [row for row in found["rows"] if settings["train_each"] or row["critic"] == "nce"]
+    for row in sorted(shown, key=lambda row: str(row["critic"])):
+        omega = str(row["omega"])
+        holds = omega != "0" and (row["critic"], row["points"]) == ("nce", "fresh")
+        print(
+            line.format(
+                "shared" if row["critic"] == "nce" else "own",
+                row["points"],
+                "NCE" if omega == "0" else omega,
+                _mean_and_deviation(found["paper"][omega]),
+                _mean_and_deviation(row),
+                f"{found['premise'][omega]:.0%}" if holds else "–",
+            )
+        )
+    print(
+        f"Mean ± standard deviation over {settings['seeds']} runs; {settings['num_points']:,}"
+        f" points, {settings['num_negatives']} negatives, epochs: {settings['epochs']}.\n"
+        "The shared critic is trained by NCE, others by the estimator of the row. Premise: share of"
+        " fresh anchors\nwhose negatives all have e^f above its mean, as theorem 3.1 requires."
+    )
+
+
+def _mean_and_deviation(row: dict[str, Any]) -> str:
+    digits = ".5f" if abs(row["mean"]) >= 1e-3 else ".1e"
+    values = (row["mean"], row["stdev"])
+    return " ± ".join(format(value, digits) for value in values if value is not None)
+
+
+def _print_variance(found: dict[str, Any]) -> None:
+    print(f"{'k':>6}{'ω (0: NCE)':>12}{'mean':>10}{'variance':>10}")
+    for row in found["rows"]:
+        number, omega, mean = row["negatives"], row["omega"], row["mean"]
+        print(f"{number:>6,}{omega:>12}{mean:>10.4f}{row['variance']:>10.1e}")
+    settings = found["settings"]
+    print(
+        f"k: number of negatives. Variance over {settings['draws']} draws of the negatives, with"
+        f" anchor and positive fixed,\naveraged over anchors: {settings['anchors']}, critics:"
+        f" {settings['seeds']}."
+    )
+
+
+if __name__ == "__main__":
+    main()
