@@ -23,6 +23,9 @@ threads). `--list` shows what is done and what is to do.
     datasets: {tuning: {file: gtsrb.npz, held_out: 0.2, by: track_train}}      tested on a part of
                                                                                the training images,
                                                                                whole groups of `by`
+    datasets: {cifar20: {file: cifar100.npz, coarser: [fine_to_coarse]}}       labels are the class
+                                                                               that this array has
+                                                                               for each class
     stages: [{name: screening, datasets: […], methods: […], seeds: [0]}]       each part may be left
                                                                                out: all of them,
                                                                                seed 0
@@ -129,20 +132,29 @@ def gap_closed(
 
 
 def limited(
-    data: Path, limit: int | None, out: Path, held_out: float = 0, by: str = "y_train"
+    data: Path,
+    limit: int | None,
+    out: Path,
+    held_out: float = 0,
+    by: str = "y_train",
+    coarser: Sequence[str | list[int]] = (),
 ) -> Path:
     """The array file with `held_out` of the training images in the place of the test images: every
     so many-th group of `by`, or of each class every so many-th image; then cut to its first `limit`
-    training images."""
-    if limit is None and not held_out:
+    training images. `coarser`: replaces the classes, step by step, by those that an array of the
+    file, or a list, has for each."""
+    if limit is None and not held_out and not coarser:
         return data
-    cut = out / "-".join(
-        [data.stem, *([str(limit)] if limit else []), *(["held-out"] if held_out else [])]
-    )
-    cut = cut.with_suffix(".npz")
+    parts_of_name = [str(limit)] * bool(limit) + ["held-out"] * bool(held_out)
+    parts_of_name += [f"coarser-{len(coarser)}"] * bool(coarser)
+    cut = out / f"{'-'.join([data.stem, *parts_of_name])}.npz"
     if not cut.exists():
         with np.load(data) as arrays:
             kept = dict(arrays.items())
+        for step in coarser:
+            coarse = kept[step] if isinstance(step, str) else np.array(step)
+            kept |= {name: coarse[kept[name]] for name in ("y_train", "y_test")}
+            kept.pop("classes", None)  # the names of the finer ones
         parts = {name: array for name, array in kept.items() if name.endswith("_train")}
         if held_out:
             groups, every = kept[by], round(1 / held_out)
@@ -282,11 +294,9 @@ def run(
         )
         if "--resume" not in how:
             (folder / CPU_SECONDS).write_text(f"{seconds:.2f}\n", encoding="utf-8")
-        depth = change.get("data", {}).get("depth")
-        at_depth = [] if depth is None else ["--depth", str(depth)]
         if probes is None:
             for each in tests or [data]:
-                command("eval", folder, "--protocol", protocols, "--data", each, *more, *at_depth)
+                command("eval", folder, "--protocol", protocols, "--data", each, *more)
         else:
             forked(probed, folder, data, probes)
         if report:
@@ -374,8 +384,10 @@ def _prepared(study: dict[str, Any], data_dir: Path, out: Path, job: Job) -> tup
         study.get("protocol", "knn,linear,semi" if "probes" in study else "knn,linear")
     ).split()
     described = study["datasets"][job.dataset]
-    held_out = {key: described[key] for key in ("held_out", "by") if key in described}
-    data = limited(data_dir / described["file"], described.get("limit"), out, **held_out)
+    more_of_data = {
+        key: described[key] for key in ("held_out", "by", "coarser") if key in described
+    }
+    data = limited(data_dir / described["file"], described.get("limit"), out, **more_of_data)
     change = settings_of(study, job.method, job.dataset)
     for key, name in change.pop("files", {}).items():
         change = merged(

@@ -446,6 +446,26 @@ def test_whole_groups_are_held_out(tmp_path: Path) -> None:
         assert len(cut["x_train"]) == 10, "cut after that"
 
 
+def test_classes_are_replaced_by_coarser_ones(tmp_path: Path) -> None:
+    np.savez(
+        tmp_path / "a.npz",
+        x_train=np.arange(4),
+        y_train=np.array([0, 1, 2, 3]),
+        x_test=np.zeros(2),
+        y_test=np.array([3, 1]),
+        classes=np.array(["cat", "dog", "rose", "oak"]),
+        coarse=np.array([0, 0, 1, 2]),
+    )
+    for coarser, train, test in (
+        (["coarse"], [0, 0, 1, 2], [2, 0]),
+        (["coarse", [0, 1, 1]], [0, 0, 1, 1], [1, 0]),
+    ):
+        with np.load(study.limited(tmp_path / "a.npz", None, tmp_path, coarser=coarser)) as cut:
+            assert (list(cut["y_train"]), list(cut["y_test"])) == (train, test)
+            assert list(cut["x_train"]) == [0, 1, 2, 3]
+            assert "classes" not in cut, "the names of the finer classes"
+
+
 def _record(method: str, seed: int, knn: float, **more: float) -> dict[str, Any]:
     figures = {"knn": knn, "linear": knn + 2, "semi 10 %": knn - 2, "semi 1 %": knn - 9, **more}
     return {

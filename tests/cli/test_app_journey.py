@@ -204,30 +204,9 @@ def test_wrong_options_of_a_journey_end_in_one_sentence(
     assert not (tmp_path / "new").exists()
 
 
-def test_clusters_are_measured_at_every_depth_of_a_class_tree(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_clusters_are_measured(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("eval", str(trained), "--protocol", "clusters") == 0
     result = json.loads((trained / "eval" / "clusters.json").read_text())
     assert 0 <= result["nmi"] <= 1
     assert (result["num_clusters"], result["seeds"], result["samples"]) == (2, [0, 1, 2, 3, 4], 48)
     assert "NMI" in capsys.readouterr().out
-    tree = tmp_path / "digits.csv"
-    lines = [f"{digit},{'even' if digit % 2 == 0 else 'odd'}" for digit in range(10)]
-    tree.write_text("\n".join(["child,parent", *lines, "even,number", "odd,number"]) + "\n")
-    at_depth = [
-        "eval",
-        str(trained),
-        "--data",
-        "digits",
-        "--protocol",
-        "knn",
-        "--hierarchy",
-        str(tree),
-        "--depth",
-    ]
-    for depth, classes in ((1, 2), (2, 10)):
-        assert run(*at_depth, str(depth)) == 0
-        assert json.loads((trained / "eval" / "knn.json").read_text())["classes"] == classes
-    assert run(*at_depth[:-1]) == 2
-    assert "must be given together" in capsys.readouterr().err

@@ -125,8 +125,7 @@ def made() -> list[tuple[str, bytes, Reader]]:
         ("wide.csv", b"image," + b",".join(b"c%d" % n for n in range(5000)) + b"\n", _source),
         ("links.tar", _tar(), _source),
         ("tokenizer.json", deep, _tokenizer),
-        ("circle.csv", b"child,parent\na,b\nb,a\n", _hierarchy),
-        ("binary.csv", bytes(range(256)), _hierarchy),
+        ("binary.csv", bytes(range(256)), _source),
         ("excluded.csv", bytes(range(256)), _excluded),
         ("quarantine.csv", b'path,reason\n"a', _quarantine),
     ]
@@ -217,7 +216,6 @@ def seeds(room: Path) -> list[tuple[str, bytes, Reader]]:
         ("model.safetensors", (room / "encoder" / "model.safetensors").read_bytes(), _encoder),
         ("pairs.parquet", pairs.getvalue(), _pairs),
         ("pairs.csv", b"anchor,kin\n0,1\n1,0\n", _pairs),
-        ("hierarchy.csv", b"child,parent\na,r\nb,r\n", _hierarchy),
         ("excluded.csv", b'id,key\n3,a.png\n7,"b,c.png"\n', _excluded),
         ("quarantine.csv", b"path,reason\na,b\n", _quarantine),
     ]
@@ -306,12 +304,6 @@ def _excluded(path: Path) -> object:
     from kinfolk.data.source import read_excluded
 
     return read_excluded(path)
-
-
-def _hierarchy(path: Path) -> object:
-    from kinfolk.data.labels import open_hierarchy
-
-    return open_hierarchy(path)
 
 
 def _quarantine(path: Path) -> object:

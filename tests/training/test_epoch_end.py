@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
 from kinfolk.clustering import PseudoLabels
-from kinfolk.errors import UsageError
 from kinfolk.evaluation.detection import label_nmi, mtpr_mtnr
 from kinfolk.frameworks import PCL, SimCLR
 from kinfolk.report.html import curve_panels
@@ -58,33 +56,15 @@ def test_cluster_quality_equals_mtpr_mtnr_and_nmi() -> None:
     assert pseudo_labels(plain) is not None
 
 
-def test_a_training_with_clusters_at_a_depth_of_a_hierarchy(tmp_path: Path) -> None:
-    """PCL on odd and even digits: the log has its figures from the first clustering on, and a
-    resumption ends in the same."""
-    tree = tmp_path / "tree.csv"
-    tree.write_text(
-        "child,parent\n" + "".join(f"{d},{d % 2}x\n" for d in range(10)) + "0x,all\n1x,all\n"
-    )
-    settings = {**SETTINGS, "data.hierarchy": str(tree), "data.depth": 1}
-    arguments: dict[str, Any] = {
-        "method": "pcl",
-        "batch_size": 256,
-        "settings": settings,
-        "progress": False,
-    }
-    run = train("digits", tmp_path / "run", epochs=3, **arguments)
+def test_a_training_logs_its_clusters(tmp_path: Path) -> None:
+    """The log has the figures of PCL from the first clustering on, and a resumption ends in the
+    same."""
+    arguments: dict[str, Any] = {"method": "pcl", "batch_size": 256, "settings": SETTINGS}
+    run = train("digits", tmp_path / "run", epochs=3, progress=False, **arguments)
     rows = run.epochs()
     assert "mtpr" not in rows[0]
     assert all(0 <= row[name] <= 1 for row in rows[1:] for name in ("mtpr", "mtnr", "nmi"))
     assert sum("nmi" in row for row in rows) == 2
-    from kinfolk.data.sample_table import Samples
-
-    samples = Samples.read(run.samples)
-    assert samples.classes == ["0x", "1x"]
-    assert samples.labels is not None
-    assert set(samples.labels.tolist()) == {0, 1}
-    with pytest.raises(UsageError, match=r"`data\.depth` \(=2\) was 1"):
-        train(out=run.path, resume=True, settings={"data.depth": 2}, progress=False)
     assert train(out=run.path, resume=True, progress=False).epochs() == rows
 
 

@@ -48,8 +48,9 @@ def test_its_digest_is_known(tmp_path: Path) -> None:
     assert "rescale_kept: false" in text, "that version counted it"
     assert "63803bc0ab1947805ea0cb75261f8081" in known, "as that version computed it"
     edited = tmp_path / "edited.yaml"
-    edited.write_text(text.replace("batch_size: 256", "batch_size: 128"), encoding="utf-8")
-    assert not known & digests_of_stored(TrainConfig.load(edited))
+    for was, now in (("batch_size: 256", "batch_size: 128"), ("depth: null", "depth: 1")):
+        edited.write_text(text.replace(was, now), encoding="utf-8")
+        assert not known & digests_of_stored(TrainConfig.load(edited)), "also a removed setting"
 
 
 def test_an_argument_that_is_gone_is_left_out_where_it_changed_nothing() -> None:

@@ -66,16 +66,6 @@ def evaluate(
     ],
     data: RunsData = None,
     labels_from_folders: LabelsFromFolders = False,
-    hierarchy: Annotated[
-        str | None,
-        _data(
-            "Table of child and parent classes, or cifar100; default: the run's.", metavar="FILE"
-        ),
-    ] = None,
-    depth: Annotated[
-        int | None,
-        _data("Use the labels at this depth of the hierarchy. 0 is the root.", min=0),
-    ] = None,
     label_sets: Annotated[
         Path | None,
         _data("transfer: table with the columns image and label, one row per label."),
@@ -231,8 +221,6 @@ def evaluate(
         data,
         progress=True,
         labels_from_folders=labels_from_folders,
-        hierarchy=hierarchy,
-        depth=depth,
         workers=workers,
     )
     print_refused(images)
@@ -302,8 +290,6 @@ def evaluate(
                 found |= features.options(pooling=name != "finetune")
             if "sets" not in found:  # which name the data of each
                 found["data"] = source
-            if images.classes is not None and depth is not None:
-                found |= {"depth": depth, "classes": len(images.classes)}
             results[name] = found
             protocols.write_result(run, name, found)
     finally:  # shows finished results even if the next protocol fails

@@ -120,7 +120,7 @@ def _walk(name: str, result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 NOT_IN_ROWS = ("method", "seed", "trainer", *WITHOUT_EFFECT)
 """Settings that do not distinguish rows."""
-OF_DATA = ("data.image_size", "data.depth")
+OF_DATA = ("data.image_size",)
 """Settings of the data that do; whether the data are the same is checked by the samples."""
 DEPTH = 3
 """How deep below a folder runs are searched."""
@@ -192,7 +192,7 @@ def _find_runs(path: Path) -> list[Path]:
 
 def _read(folder: Path) -> ComparedRun:
     record = read_record(folder)
-    config = TrainConfig.of(record.config, str(folder / "config.yaml"))
+    config = TrainConfig.of_stored(record.config, str(folder / "config.yaml"))
     require_unedited(folder, config)
     framework, _, detector = config.method.partition("+")
     renamed = {  # as a run of today has them, so that it shares a row with an earlier one
@@ -290,8 +290,6 @@ def require_same_data(runs: Sequence[ComparedRun]) -> None:
                 f"{first.path} was trained on {first.source}{sizes[0]} and {run.path} on"
                 f" {run.source}{sizes[1]}, which are different data; compare runs on the same data"
             )
-        if run.settings.get("data.depth") != first.settings.get("data.depth"):
-            continue
         for name in first.measured_on.keys() & run.measured_on.keys():
             was, now = first.measured_on[name], run.measured_on[name]
             if was != now:

@@ -1,19 +1,18 @@
 """Annotations of samples: splits, labels as class indices, captions, groups of known positives;
-and tables and hierarchies of classes."""
+and tables."""
 
 from __future__ import annotations
 
 import csv
-import os
 import unicodedata
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO, final
+from typing import Any, TextIO
 
 import numpy as np
 import numpy.typing as npt
 
-from kinfolk.errors import KinfolkError, UsageError, require, short
+from kinfolk.errors import KinfolkError, short
 from kinfolk.files import first_line
 
 Ints = npt.NDArray[np.int64]
@@ -258,108 +257,3 @@ def _read_parquet(path: Path) -> dict[str, list[Any]]:
         return {name: list(table[name].to_pylist()) for name in table.column_names}
     except Exception as error:  # readers raise nearly anything on a broken file
         raise KinfolkError(f"`{path}` is not a readable table: {first_line(error)}") from error
-
-
-# A hierarchy of classes (Chen et al., Incremental False Negative Detection for Contrastive
-# Learning, ICLR 2022, appendix D): a class is replaced by its ancestor at a depth, or stays if it
-# is above it
-
-_SUPERCLASSES = """\
-aquatic_mammals: beaver dolphin otter seal whale
-fish: aquarium_fish flatfish ray shark trout
-flowers: orchid poppy rose sunflower tulip
-food_containers: bottle bowl can cup plate
-fruit_and_vegetables: apple mushroom orange pear sweet_pepper
-household_electrical_devices: clock keyboard lamp telephone television
-household_furniture: bed chair couch table wardrobe
-insects: bee beetle butterfly caterpillar cockroach
-large_carnivores: bear leopard lion tiger wolf
-large_man-made_outdoor_things: bridge castle house road skyscraper
-large_natural_outdoor_scenes: cloud forest mountain plain sea
-large_omnivores_and_herbivores: camel cattle chimpanzee elephant kangaroo
-medium_mammals: fox porcupine possum raccoon skunk
-non-insect_invertebrates: crab lobster snail spider worm
-people: baby boy girl man woman
-reptiles: crocodile dinosaur lizard snake turtle
-small_mammals: hamster mouse rabbit shrew squirrel
-trees: maple_tree oak_tree palm_tree pine_tree willow_tree
-vehicles_1: bicycle bus motorcycle pickup_truck train
-vehicles_2: lawn_mower rocket streetcar tank tractor"""
-SUPERCLASSES = {
-    name: members.split() for name, members in (x.split(":") for x in _SUPERCLASSES.splitlines())
-}
-
-
-@final
-class LabelHierarchy:
-    """A tree of names, from `parents`: child → parent; `name` is used in messages.
-
-    Example:
-        >>> parents = {"dog": "mammal", "cat": "mammal", "mammal": "animal", "snail": "animal"}
-        >>> LabelHierarchy(parents, "animals").at(["cat", "dog", "snail"], depth=1)
-        ([0, 0, 1], ['mammal', 'snail'])
-    """
-
-    def __init__(self, parents: Mapping[str, str], name: str) -> None:
-        self.parents, self.name = dict(parents), name
-        self.nodes = {*self.parents, *self.parents.values()}
-
-    def path(self, node: str) -> list[str]:
-        """From the root to `node`."""
-        if node not in self.nodes:
-            raise KinfolkError(
-                f"the class {node!r} of the data is not in {self.name}; add a line that names its"
-                " parent"
-            )
-        found = [node]
-        while (parent := self.parents.get(found[-1])) is not None:
-            found.append(parent)
-            if parent in found[:-1]:
-                circle = " → ".join(map(short, found[-8:]))
-                raise KinfolkError(
-                    f"{self.name} has a cycle: {circle}; a class cannot be below itself"
-                )
-        return found[::-1]
-
-    def at(self, classes: Sequence[str], depth: int) -> tuple[list[int], list[str]]:
-        """The new index of each of `classes`, and the new classes, in alphabetical order."""
-        require(depth >= 0, "depth", depth, "0, the root, or more")
-        paths = [self.path(name) for name in classes]
-        roots = sorted({path[0] for path in paths})
-        if len(roots) > 1:
-            some = ", ".join(short(repr(root)) for root in roots[:3])
-            raise KinfolkError(f"{self.name} has {len(roots)} roots ({some}); it must have one")
-        names = [path[: depth + 1][-1] for path in paths]
-        kept = sorted(set(names))
-        place = {name: index for index, name in enumerate(kept)}
-        return [place[name] for name in names], kept
-
-
-def open_hierarchy(spec: str | os.PathLike[str]) -> LabelHierarchy:
-    """Opens a file or the built-in `cifar100` (20 superclasses at depth 1, 100 classes at depth
-    2)."""
-    if spec == "cifar100":
-        parents = {fine: coarse for coarse, members in SUPERCLASSES.items() for fine in members}
-        # some copies of the data shorten them
-        parents |= {fine.removesuffix("_tree"): "trees" for fine in SUPERCLASSES["trees"]}
-        return LabelHierarchy({**parents, **dict.fromkeys(SUPERCLASSES, "everything")}, "cifar100")
-    path, parents = Path(spec), {}
-    name = f"`{path}`"
-    if not path.is_file():
-        raise UsageError(
-            f"there is no hierarchy file {name}; give a table of child and parent, or cifar100"
-        )
-    columns = read_columns(path)
-    if columns.keys() != {"child", "parent"}:
-        raise KinfolkError(f"{name} must have the columns `child` and `parent`")
-    for number, cells in enumerate(zip(columns["child"], columns["parent"], strict=True), 1):
-        child, parent = (str(cell or "").strip() for cell in cells)
-        line = f"row {number} of {name}"
-        if not child or not parent:
-            raise KinfolkError(f"{line} must hold a child and its parent; it holds {cells}")
-        if parents.setdefault(child, parent) != parent:
-            raise KinfolkError(
-                f"{line} gives {child!r} a second parent, {parent!r}; it has {parents[child]!r};"
-                " keep one"
-            )
-    return LabelHierarchy(parents, name)

@@ -185,9 +185,7 @@ class DatasetSource(Source):
 
     def label(self, index: int) -> int | None:
         label = self._labels.get(self._items[index].key, -1)
-        if label < 0:
-            return None
-        return label if self.class_of_label is None else self.class_of_label[label]
+        return None if label < 0 else label
 
 
 def _to_pixels(image: Any, name: str) -> Pixels:

@@ -16,11 +16,9 @@ import numpy.typing as npt
 
 from kinfolk.data.decode import Place, read_bytes
 from kinfolk.data.labels import (
-    SUPERCLASSES,
     Caption,
     Ints,
     encode_labels,
-    open_hierarchy,
     read_columns,
     same_type,
     split_name,
@@ -54,11 +52,10 @@ class Source(ABC):
     """Images with keys, splits and perhaps labels. Nothing is read before `load`.
 
     Attributes: refused: without being read. native_size: (height, width) if all images have the
-    same size. has_texts: its samples are text pairs instead of images. class_of_label: the class
-    that replaces each label; see `at_depth`. samples: the table of samples of streamed data."""
+    same size. has_texts: its samples are text pairs instead of images.
+    samples: the table of samples of streamed data."""
 
     has_texts: bool = False
-    class_of_label: Sequence[int] | None = None
     samples: Samples | None = None
 
     def __init__(
@@ -84,9 +81,7 @@ class Source(ABC):
     def label(self, index: int) -> int | None:
         """The label of an item; called after `load(index)`."""
         label = self._items[index].label
-        if label is None or label < 0:
-            return None
-        return label if self.class_of_label is None else self.class_of_label[label]
+        return None if label is None or label < 0 else label
 
     def path(self, index: int) -> Place | None:
         """The file, or part of a file, that holds an item, for workers to read."""
@@ -242,32 +237,3 @@ def read_excluded(path: Path) -> list[str]:
     if "key" not in columns:
         raise UsageError(f"`{path}` has no column `key` with the samples to exclude; {hint}")
     return [unescape_cell(str(key)) for key in columns["key"] if key]
-
-
-# Labels at a depth of a hierarchy
-
-
-def at_depth(source: AnySource, hierarchy: str | None, depth: int | None) -> AnySource:
-    """The source with labels at `depth` of `hierarchy`; unchanged if neither is given."""
-    if hierarchy is None and depth is None:
-        return source
-    if hierarchy is None or depth is None:
-        raise UsageError("`hierarchy` and `depth` must be given together")
-    tree, names = open_hierarchy(hierarchy), source.classes
-    if names is None:
-        labels = [item.label for item in source.items() if item.label is not None]
-        if not labels:
-            raise UsageError(
-                f"{source.name} has no labels that a hierarchy could replace; give labelled data"
-            )
-        names = [str(number) for number in range(max(labels) + 1)]
-        if hierarchy == "cifar100":  # labels are places in the alphabetical order of the names
-            fine = sorted(name for members in SUPERCLASSES.values() for name in members)
-            if len(names) > len(fine):
-                raise KinfolkError(
-                    f"{source.name} has the label {names[-1]}; CIFAR-100 has 100 classes"
-                )
-            names = fine[: len(names)]
-    found = copy.copy(source)
-    found.class_of_label, found.classes = tree.at(names, depth)
-    return found

@@ -24,6 +24,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     ValidationError,
 )
 from pydantic.fields import FieldInfo
@@ -72,10 +73,6 @@ class DataConfig(Section):
     """Use sub-folders as classes; null: for a folder of images, and the labels of other data."""
     exclude: str | None = None
     """Samples to leave out: a .csv with the column `key`, or a .txt of keys."""
-    hierarchy: str | None = None
-    """File of child and parent classes, or cifar100; used with `depth`."""
-    depth: int | None = Field(default=None, ge=0)
-    """Replace labels by their ancestors at this depth of `hierarchy`; 0 is the root."""
     image_column: str = "image"
     """Column of a table with the images."""
     label_column: str | None = None
@@ -304,6 +301,10 @@ class PythonConfig(Section):
     """Action of that detector."""
 
 
+REMOVED = {"checkpoint.best": False, "data.hierarchy": False, "data.depth": True}
+"""Settings of earlier versions, which run folders may have; whether they determined the result."""
+
+
 class TrainConfig(Section):
     """All settings of a training.
 
@@ -338,6 +339,7 @@ class TrainConfig(Section):
     plugins: Annotated[tuple[str, ...], BeforeValidator(_split_name)] = ()
     """Modules or .py files that register detectors and frameworks."""
     python: PythonConfig = PythonConfig()
+    _removed: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @classmethod
     def of(cls, document: Mapping[str, Any], where: str = "the configuration") -> TrainConfig:
@@ -348,15 +350,33 @@ class TrainConfig(Section):
             raise UsageError(validation_message(error, model=cls, where=where)) from None
 
     @classmethod
+    def of_stored(cls, document: Mapping[str, Any], where: str) -> TrainConfig:
+        """As `of`, for a run folder or recipe that may be of an earlier version."""
+        kept, removed = dict(document), dict[str, Any]()
+        for name in REMOVED:
+            section, _, key = name.rpartition(".")
+            place = kept.get(section) if section else kept
+            if isinstance(place, Mapping) and key in place:
+                removed[name] = place[key]
+                rest = {other: value for other, value in place.items() if other != key}
+                kept = {**kept, section: rest} if section else rest
+        config = cls.of(kept, where)
+        config._removed = {name: value for name, value in removed.items() if REMOVED[name]}
+        return config
+
+    @property
+    def removed(self) -> Mapping[str, Any]:
+        """The settings of an earlier version that are ignored and belong to the digest."""
+        return self._removed
+
+    @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TrainConfig:
         """Reads a YAML file and imports its plugins. A plugin file next to it is refused: opening a
         run folder never runs code that came with it."""
         from kinfolk.plugins import load_plugins
 
         document, folder = read_yaml(Path(path)), Path(path).resolve().parent
-        if isinstance(document.get("checkpoint"), dict):
-            document["checkpoint"].pop("best", None)  # of an earlier version
-        config = cls.of(document, str(path))
+        config = cls.of_stored(document, str(path))
         for name in config.plugins:
             is_absolute = Path(name).is_absolute()
             is_near = not is_absolute or Path(name).resolve().is_relative_to(folder)

@@ -74,7 +74,7 @@ TEXT_TOWERS: tuple[tuple[float, dict[str, int]], ...] = (
 LARGEST_CONTEXT, COUNTED_CAPTIONS = 77, 100_000
 """CLIP's number of tokens, and the captions that are counted to choose a smaller one."""
 PATHS = (
-    *("data.source", "data.exclude", "data.hierarchy", "model.init", "text.tokenizer"),
+    *("data.source", "data.exclude", "model.init", "text.tokenizer"),
     *("detector.pairs", "detector.features", "detector.labels_file"),
 )
 """Settings that may be paths."""

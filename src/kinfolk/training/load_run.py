@@ -134,19 +134,14 @@ class OpenedRun:
         source: object | None = None,
         *,
         labels_from_folders: bool | None = False,
-        hierarchy: str | None = None,
-        depth: int | None = None,
         workers: int | None = None,
         progress: bool = False,
     ) -> ImageData:
         """The images of the run or of another source (a path or arrays), at the resolution of the
-        run. `hierarchy` and `depth` choose the depth of the labels; the default for another source
-        is its own labels."""
+        run."""
         stored, run = self.config.data, Run(self.path)
         changed: dict[str, Any] = {
             "workers": stored.workers if workers is None else workers,
-            "hierarchy": hierarchy or stored.hierarchy,
-            "depth": stored.depth if depth is None else depth,
             "labels_from_folders": labels_from_folders,
         }
         if source is None and stored.source is None:
@@ -159,8 +154,6 @@ class OpenedRun:
             changed["labels_from_folders"] = bool(labels_from_folders or stored.labels_from_folders)
         else:
             changed |= {"streaming": False, "exclude": None}
-            if hierarchy is None and depth is None:
-                changed |= {"hierarchy": None, "depth": None}
         config = self._with_data(stored, changed)
         try:
             opened = open_data(source, config, where)

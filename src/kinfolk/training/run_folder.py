@@ -20,7 +20,7 @@ from kinfolk.data.images import ImageData
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import describe_refused, prepare, write_quarantine
 from kinfolk.data.sample_table import Samples, samples_digest
-from kinfolk.data.source import Source, at_depth, exclude
+from kinfolk.data.source import Source, exclude
 from kinfolk.data.stream import open_stream, stream_images
 from kinfolk.data.text import PairTexts, TextData, read_pairs
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, plural, short
@@ -216,17 +216,15 @@ def open_data(data: object | None, config: TrainConfig, run: Run | None = None) 
     if not named.streaming:
         options = {f"{name}_column": getattr(named, f"{name}_column") for name in COLUMNS}
         options["labels_from_folders"] = named.labels_from_folders
-        source = open_source(spec, index_dir=cache, **options)
-        return at_depth(exclude(source, named.exclude), named.hierarchy, named.depth)
+        return exclude(open_source(spec, index_dir=cache, **options), named.exclude)
     if not isinstance(spec, str | os.PathLike):
         raise UsageError(
             f"`data.streaming` needs the path of shards or of a folder, not {type(spec).__name__}"
         )
-    for name in ("hierarchy", "depth", "exclude"):
-        if getattr(named, name) is not None:
-            raise UsageError(
-                f"`data.{name}` is not available with `data.streaming`; change the shards instead"
-            )
+    if named.exclude is not None:
+        raise UsageError(
+            "`data.exclude` is not available with `data.streaming`; change the shards instead"
+        )
     if cache is None:
         raise UsageError(
             "`data.streaming` needs `data.cache_dir`, a folder for the table of samples"

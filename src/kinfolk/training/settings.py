@@ -186,7 +186,7 @@ def current_names(given: Mapping[str, Any], owner: str) -> dict[str, Any]:
 
 
 WITHOUT_EFFECT = (
-    *("data.source", "data.exclude", "data.hierarchy", "data.workers", "data.cache_dir"),
+    *("data.source", "data.exclude", "data.workers", "data.cache_dir"),
     *("knn", "checkpoint", "snapshots", "plugins"),
     *("trainer.accelerator", "trainer.matmul_precision", "trainer.strategy", "trainer.compile"),
     *("trainer.compile_encoder", "trainer.cudnn_benchmark", "trainer.timeout_minutes"),
@@ -207,7 +207,7 @@ another value."""
 def result_settings(config: TrainConfig, files: bool = True) -> dict[str, Any]:
     """The settings that determine the result, by key. All others may change on resuming. Without
     `files`, which may be gone once a run is finished, none is read."""
-    settings = flat(config.model_dump(mode="json"))
+    settings = {**config.removed, **flat(config.model_dump(mode="json"))}
     devices, nodes = settings.pop("trainer.devices"), settings.pop("trainer.num_nodes")
     settings["method"] = config.method.removesuffix(":eliminate")  # the default
     settings[PROCESSES] = devices * nodes if isinstance(devices, int) else devices
@@ -251,7 +251,7 @@ def digests_of_stored(config: TrainConfig) -> set[str]:
     """The `settings_digest` of a stored configuration, as this version or an earlier one computed
     it: of the settings that it has, and with the defaults of those that were added to `ADDED`
     later."""
-    written = flat(config.model_dump(mode="json", exclude_unset=True))
+    written = {**config.removed, **flat(config.model_dump(mode="json", exclude_unset=True))}
     settings = result_settings(config, files=False)
     found = {_digest(settings)}
     settings = {k: value for k, value in settings.items() if k in written or k == PROCESSES}
