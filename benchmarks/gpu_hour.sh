@@ -41,7 +41,7 @@ compile() { measure compile $(sizes "--batch 16" "--batch 1024"); }
 table() { measure table $(sizes "--batches 16 --repeats 1" "--batches 1024,4096,16384"); }
 # shellcheck disable=SC2046
 resume() {
-  small="--set model.width=4 --set views.size=8 --set knn.every=0 --set snapshots.epochs=0"
+  small="--set model.width=4 --set views.size=8 --set knn.every=0"
   measure resume "$work" $(sizes "--epochs 2 $small" "--epochs 20")
 }
 

@@ -47,8 +47,7 @@ threads). `--list` shows what is done and what is to do.
                                                 options
     protocol: transfer --own-mean               measured on each of `--test`, one or several data
                                                 sets
-    report: true                                each run gets its report.html, with the maps of its
-                                                snapshots
+    report: true                                each run gets its report.html
     curves: [features_nmi]                      curves.html: these figures over the epochs, drawn by
                                                 benchmarks/curves.py
 
@@ -78,9 +77,10 @@ import numpy as np
 import yaml
 from study_queue import Job, Results, corrupted, folder_name, jobs, version
 
-from kinfolk.comparing.runs import figures_of, figures_of_result
+from kinfolk.comparing.runs import figures_of
 from kinfolk.comparing.table import ORACLES, base_of, format_spread, oracle_of, p_value
 from kinfolk.report.record import Record, read_record
+from kinfolk.report.results import figures_of_result
 from kinfolk.training.settings import flat
 
 __all__ = [

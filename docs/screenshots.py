@@ -3,7 +3,7 @@
     cd FOLDER                               # with photos/, runs/glofnd and audit/ of the guide,
                                             and:
     kinfolk train --data digits --out runs/ifnd --method simclr+ifnd --epochs 12 --image-size 16 --set model.width=8 \
-        --set 'detector.num_clusters=[20]' --set views.preset=mild --set snapshots.samples=600
+        --set 'detector.num_clusters=[20]' --set views.preset=mild
     kinfolk sweep --data digits --out sweep --method simclr,simclr+glofnd,simclr+oracle:attract --set model.width=8 --seeds 0,1,2 --epochs 2
     kinfolk compare sweep --out compare.html
     python docs/screenshots.py FOLDER
@@ -56,7 +56,6 @@ SHOTS = {  # name: (page, first and last element, width, colour scheme)
         1000,
         "light",
     ),
-    "report-stages": ("runs/ifnd/report.html", "#stages", "#stages .stages", 1000, "dark"),
     "report-phone": (
         "runs/ifnd/report.html",
         "#gallery",

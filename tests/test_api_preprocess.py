@@ -21,7 +21,7 @@ SETTINGS: dict[str, Any] = {
     "views.size": 16,
     "knn.every": 0,
 }
-SETTINGS |= {"snapshots.epochs": 0, "trainer.loggers": []}
+SETTINGS |= {"trainer.loggers": []}
 
 
 def photo(height: int, width: int, seed: int) -> Image.Image:

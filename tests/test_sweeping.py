@@ -123,7 +123,7 @@ def recipe(folder: Path) -> Path:
     path = folder / "small.yaml"
     path.write_text(
         "model: {name: resnet10, width: 4}\nhead: {out_size: 8}\nviews: {preset: mild}\nknn:"
-        " {every: 0}\nsnapshots: {epochs: 0}\n"
+        " {every: 0}\n"
     )
     return path
 

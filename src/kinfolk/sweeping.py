@@ -393,7 +393,7 @@ def _train(
                 method=candidate.method,
                 epochs=plan.epochs,
                 seed=seed,
-                settings={**plan.settings, "snapshots.epochs": 0, **candidate.settings},
+                settings={**plan.settings, **candidate.settings},
                 resume=resume,
                 report=False,
                 progress=progress,

@@ -215,7 +215,7 @@ def test_the_settings_of_the_readmes_table_are_a_recipe(dataset: str) -> None:
     change = study.settings_of(document, "simclr+guide:attract (patches, 10 %)", dataset)
     change.pop("files")
     change.pop("knn")
-    for part in ("snapshots", "checkpoint", "trainer"):
+    for part in ("checkpoint", "trainer"):
         change.pop(part)
     method = {"method": "simclr+guide:attract"}
     expected = assemble(None, "simclr-cpu", method, study.settings(change))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import kinfolk as kf
-from kinfolk.comparing.page import _gain_panel, _value_panel, overlay_panels
+from kinfolk.comparing.page import interval_panels, overlay_panels
 from kinfolk.evaluation.protocols import write_result
 from tests.comparing.runs import make_run
 
@@ -26,23 +26,25 @@ def study(tmp_path: Path) -> Path:
 
 def test_every_seed_is_a_dot(study: Path) -> None:
     table = kf.compare(study)
-    _, dots = _value_panel(table).figure["data"]
+    gain, value = interval_panels(table)
+    _, dots = value.figure["data"]
     assert dots["x"] == pytest.approx([50, 52, 54, 55, 56, 60])
     assert [seed for (seed,) in dots["customdata"]] == [0, 1, 2, 0, 1, 2]
-    _, gains = _gain_panel(table)[0].figure["data"]
+    _, gains = gain.figure["data"]
     assert gains["x"] == pytest.approx([5, 4, 6])
 
 
 def test_one_seed_has_no_dot_next_to_its_mean(tmp_path: Path) -> None:
     make_run(tmp_path / "a", "simclr", 0, 0.5)
-    _, dots = _value_panel(kf.compare(tmp_path)).figure["data"]
+    (panel,) = interval_panels(kf.compare(tmp_path))
+    _, dots = panel.figure["data"]
     assert dots["x"] == []
 
 
 def test_titles_keep_the_spelling_of_knn(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", "simclr")
     write_result(folder, "knn", {"accuracy": 0.5, "measured_on": "test split", "data": "photos"})
-    assert _value_panel(kf.compare(tmp_path)).title == "kNN accuracy"
+    assert interval_panels(kf.compare(tmp_path))[0].title == "kNN accuracy"
 
 
 def test_curves_of_all_methods_are_in_one_panel(study: Path) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import kinfolk as kf
-from kinfolk.comparing.runs import figures_of_result
 from kinfolk.comparing.table import format_spread, p_value
 from kinfolk.errors import UsageError
 from kinfolk.evaluation.protocols import write_result
+from kinfolk.report.results import figures_of_result
 from tests.comparing.runs import make_run
 from tests.report.browser import open_page
 
@@ -117,7 +117,7 @@ def test_only_seeds_of_both_are_paired(study: Path) -> None:
     assert record["seeds"] == [0, 1, 2, 7]
     assert record["linear_p"] == pytest.approx(2 * two_degrees(5 * 3**0.5))
     assert record["linear_pairs"] == 3
-    assert "4" in kf.compare([study]).to_markdown()
+    assert "4" in str(kf.compare([study]))
 
 
 def test_settings_tell_rows_apart(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_runs_without_results_are_refused(tmp_path: Path) -> None:
 
 def test_the_table_as_markdown_and_csv(study: Path, tmp_path: Path) -> None:
     table = kf.compare([study])
-    head, rule, _, glofnd, _ = table.to_markdown().splitlines()
+    head, rule, _, glofnd, _ = str(table).splitlines()
     assert head.startswith(
         "| method | knn | linear | gain | 95% interval | n | p | verdict | to oracle | precision |"
     )
@@ -218,9 +218,9 @@ def test_the_table_as_markdown_and_csv(study: Path, tmp_path: Path) -> None:
     ]
     assert float(row["linear"]) == pytest.approx(57.0)
     assert row["seeds"] == "0 1 2"
-    table.save(tmp_path / "new" / "table.md")
-    assert (tmp_path / "new" / "table.md").read_text(encoding="utf-8") == table.to_markdown()
-    with pytest.raises(UsageError, match=r"must end in .csv, .md or .html"):
+    table.save(tmp_path / "new" / "table.csv")
+    assert (tmp_path / "new" / "table.csv").read_text(encoding="utf-8") == table.to_csv()
+    with pytest.raises(UsageError, match=r"must end in .csv or .html"):
         table.save(tmp_path / "table.doc")
 
 
@@ -228,7 +228,7 @@ def test_names_are_escaped(tmp_path: Path) -> None:
     for width in (8, 16):
         make_run(tmp_path / str(width), "simclr", 0, 0.5, settings={"model.name": f"a|b_{width}&%"})
     table = kf.compare([tmp_path])
-    assert r"a\|b_8&%" in table.to_markdown()
+    assert r"a\|b_8&%" in str(table)
 
 
 def test_features_and_normalisers_must_be_the_same(tmp_path: Path) -> None:

@@ -307,7 +307,6 @@ def readers(room: Path) -> list[tuple[str, Path, Callable[[], bool]]]:
     from kinfolk.errors import KinfolkError
     from kinfolk.models.weights import load_encoder, read_state
     from kinfolk.training.checkpoint import read_checkpoint
-    from kinfolk.training.epoch_end import read_snapshots
     from kinfolk.training.train import train
 
     data = room / "data"
@@ -346,7 +345,6 @@ def readers(room: Path) -> list[tuple[str, Path, Callable[[], bool]]]:
             return True
         return torch.equal(again.pixels(torch.arange(24)), wanted)
 
-    snapshots = sorted((images / "snapshots").glob("*.safetensors"))
     found = [
         (
             "checkpoint",
@@ -358,11 +356,6 @@ def readers(room: Path) -> list[tuple[str, Path, Callable[[], bool]]]:
             "towers",
             text / "towers.safetensors",
             refused(lambda: read_state(text / "towers.safetensors")),
-        ),
-        (
-            "snapshot",
-            snapshots[0],
-            lambda: len(read_snapshots(images / "snapshots")) == len(snapshots) - 1,
         ),
     ]
     for suffix in (".u8", ".crc32", ".arrow", ".json"):

@@ -17,7 +17,6 @@ TINY: dict[str, Any] = {
     **SMALL,
     "knn.every": 1,
     "knn.k": 5,
-    "snapshots.samples": 16,
     "trainer.precision": "32",
     "trainer.loggers": [],
     "checkpoint.every_minutes": 1e-9,

@@ -135,7 +135,6 @@ def test_a_users_encoder_keeps_its_classes(tmp_path: Path) -> None:
         "views.size": 8,
         "trainer.loggers": [],
         "trainer.precision": "bf16-mixed",
-        "snapshots.epochs": 0,
     }
     train(
         str(tmp_path / "images.npy"),

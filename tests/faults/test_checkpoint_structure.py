@@ -33,7 +33,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def start(data: Path, out: Path, plain: bool = False, **more: Any) -> Run:
-    settings = {**TINY, "framework.queue_size": 12, "detector.alpha": 0.1, "snapshots.epochs": 0}
+    settings = {**TINY, "framework.queue_size": 12, "detector.alpha": 0.1}
     settings |= {"checkpoint.every_minutes": None, "optimizer.name": "sgd"}
     settings["optimizer.momentum"] = 0.0 if plain else 0.9
     given: dict[str, Any] = {"epochs": 1, "batch_size": 12, **more}

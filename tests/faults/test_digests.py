@@ -1,4 +1,4 @@
-"""One flipped bit, anywhere: checkpoints, models and snapshots are refused, a cache is written anew
+"""One flipped bit, anywhere: checkpoints and models are refused, a cache is written anew
 or refused."""
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def diverge(
             spoil(self.framework)
 
     monkeypatch.setattr(TrainingModule, "optimizer_step", spoiling)
-    settings = {**TINY, "knn.every": 0, "snapshots.epochs": 0, **more}
+    settings = {**TINY, "knn.every": 0, **more}
     with pytest.raises(NonFiniteLossError) as caught:
         train(
             str(images),
@@ -157,7 +157,7 @@ def test_a_learning_rate_far_too_high_leaves_no_checkpoint(tmp_path: Path) -> No
     """The first loss is finite and so are the weights after it."""
     random = np.random.default_rng(0)
     np.save(tmp_path / "a.npy", random.integers(0, 256, (96, 16, 16, 3), dtype=np.uint8))
-    settings = {**TINY, "optimizer.lr": 1e30, "snapshots.epochs": 0}
+    settings = {**TINY, "optimizer.lr": 1e30}
     with pytest.raises(NonFiniteLossError, match="is not finite, so it is not saved"):
         train(
             str(tmp_path / "a.npy"),
@@ -172,7 +172,7 @@ def test_a_learning_rate_far_too_high_leaves_no_checkpoint(tmp_path: Path) -> No
 
 def test_infinite_features_are_neither_embedded_nor_exported(images: Path, tmp_path: Path) -> None:
     """A run of an earlier version, which saved such weights."""
-    settings = {**TINY, "snapshots.epochs": 0}
+    settings = {**TINY}
     run = train(
         str(images), tmp_path / "run", epochs=1, batch_size=12, settings=settings, progress=False
     )
@@ -199,7 +199,6 @@ def test_so_many_are_kept(images: Path, tmp_path: Path, keep: int) -> None:
         **TINY,
         "checkpoint.keep": keep,
         "checkpoint.every_minutes": None,
-        "snapshots.epochs": 0,
     }
     run = train(
         str(images), tmp_path / "run", epochs=4, batch_size=12, settings=settings, progress=False

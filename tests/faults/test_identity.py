@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import kinfolk as kf
 from kinfolk.errors import InterruptedRunError, KinfolkError, UsageError
@@ -23,7 +22,7 @@ from kinfolk.training.settings import CHANGEABLE, result_settings
 from kinfolk.training.train import train
 from tests.faults.methods import TINY
 
-SETTINGS = {**TINY, "detector.alpha": 0.1, "snapshots.epochs": 0}
+SETTINGS = {**TINY, "detector.alpha": 0.1}
 
 
 def interrupted(data: Path, out: Path) -> Run:
@@ -161,18 +160,6 @@ def test_a_model_of_other_samples_is_refused(run: Run, stopped: Path, tmp_path: 
         open_run(done.path).encoder()
     with pytest.raises(KinfolkError, match=r"towers\.safetensors does not belong to this run"):
         open_run(done.path)._require_exported(meta_of(other.model), "towers.safetensors")
-
-
-def test_snapshots_of_other_samples_are_left_out(tmp_path: Path) -> None:
-    from kinfolk.files import write_safetensors
-    from kinfolk.training.epoch_end import SAMPLES, read_snapshots
-    from kinfolk.training.run_folder import snapshot_file
-
-    tensors = {"ids": torch.arange(3), "embedding": torch.zeros(3, 2).half()}
-    for epoch, digest in ((1, "ours"), (2, "theirs")):
-        write_safetensors(snapshot_file(tmp_path, epoch), tensors, {SAMPLES: digest})
-    assert [snapshot.epoch for snapshot in read_snapshots(tmp_path, "ours")] == [1]
-    assert len(read_snapshots(tmp_path)) == 2
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(run: Run) -> None:

@@ -94,7 +94,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_run_with_such_names_is_resumed(folder: Path, tmp_path: Path) -> None:
-    settings = {**TINY, "data.labels_from_folders": True, "snapshots.epochs": 0, "knn.every": 0}
+    settings = {**TINY, "data.labels_from_folders": True, "knn.every": 0}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(CheckpointSaver, "_agreed_action", lambda self, device: 2)
         with pytest.raises(InterruptedRunError):
@@ -132,7 +132,7 @@ def test_nothing_of_it_reaches_the_terminal(
 
 
 def test_a_page_shows_control_characters_as_escapes(folder: Path, tmp_path: Path) -> None:
-    settings = {**TINY, "data.labels_from_folders": True, "snapshots.epochs": 0, "knn.every": 0}
+    settings = {**TINY, "data.labels_from_folders": True, "knn.every": 0}
     run = train(
         str(folder), tmp_path / "run", epochs=1, batch_size=4, settings=settings, progress=False
     )

@@ -28,7 +28,7 @@ from kinfolk.training.train import train
 from tests.faults.inject import full_disk
 from tests.faults.methods import TINY
 
-SETTINGS = {**TINY, "snapshots.epochs": 0}
+SETTINGS = {**TINY}
 FILES = (
     "config.yaml",
     "samples.parquet",

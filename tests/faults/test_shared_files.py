@@ -207,7 +207,7 @@ def test_a_checkpoint_of_other_shards_with_the_same_names_is_refused(
     monkeypatch.setattr(
         test_identity,
         "SETTINGS",
-        {**TINY, "data.streaming": True, "detector.alpha": 0.1, "snapshots.epochs": 0},
+        {**TINY, "data.streaming": True, "detector.alpha": 0.1},
     )
     runs = [
         interrupted(

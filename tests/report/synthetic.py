@@ -18,10 +18,8 @@ from torch import nn
 import kinfolk as kf
 from kinfolk.data.images import ImageData
 from kinfolk.data.prepare import write_quarantine
-from kinfolk.data.sample_table import Samples, samples_digest
-from kinfolk.files import write_safetensors
+from kinfolk.data.sample_table import Samples
 from kinfolk.frameworks import SimCLR
-from kinfolk.training.epoch_end import SAMPLES
 
 HOSTILE = [
     "<script>window.hacked=1</script>.png",
@@ -124,28 +122,6 @@ def method(data: ImageData, detector: bool = True) -> SimCLR:
     if found is not None:
         found.store.threshold.fill_(0.9)
     return SimCLR(encoder, nn.Identity(), detector=found).eval()
-
-
-def add_snapshots(run: Path, data: ImageData, *, pseudo: bool = True) -> None:
-    """After epochs 1, 6 and 12, of every second training sample; clusters from epoch 6 on, a part
-    of them accepted."""
-    ids, x = np.arange(0, data.num_train, 2), features(data)
-    (run / "snapshots").mkdir()
-    for epoch in (1, 6, 12):
-        arrays: dict[str, np.ndarray[Any, Any]] = {
-            "ids": ids,
-            "embedding": x[ids].astype(np.float16),
-        }
-        if pseudo and epoch > 1:
-            arrays["pseudo"] = np.where(np.arange(len(ids)) % 12 < epoch, ids % 5, -1)
-        tensors = {
-            name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()
-        }
-        write_safetensors(
-            run / "snapshots" / f"epoch-{epoch:04d}.safetensors",
-            tensors,
-            {SAMPLES: samples_digest(data.samples)},
-        )
 
 
 def make_run(

@@ -22,7 +22,6 @@ def test_every_metric_has_its_panel() -> None:
         "clusters",
         "similarity",
         "lr",
-        "speed",
         "cost",
     ]
     assert [trace["name"] for trace in panels["detection"].figure["data"]] == [
@@ -62,7 +61,7 @@ def test_the_axis_of_epochs_has_whole_numbers(last: int, step: int) -> None:
 
 def test_without_labels_there_are_no_panels_of_labels() -> None:
     panels = [panel.id for panel in curve_panels(metrics(), labelled=False)]
-    assert panels == ["loss", "flagged", "similarity", "lr", "speed", "cost"]
+    assert panels == ["loss", "flagged", "similarity", "lr", "cost"]
 
 
 def test_what_the_run_has_not_is_left_out() -> None:
@@ -85,13 +84,7 @@ def test_plotly_knows_every_attribute(panel: object) -> None:
     go.Figure(data=data, layout=figure["layout"])
 
 
-def test_a_note_speaks_only_of_lines_that_are_there() -> None:
-    rows = [{"epoch": 1, "tp_similarity": 0.5, "seconds": 3.0}]
-    assert {panel.id: panel.note for panel in curve_panels(rows)} == {
-        "similarity": "of anchors to their positives",
-        "cost": "seconds of the steps",
-    }
-    both = curve_panels([{"epoch": 1, "tp_similarity": 0.5, "fn_similarity": 0.4}])
-    assert [panel.note for panel in both] == [
-        "of anchors to their positives, and to negatives with the same label"
-    ]
+def test_a_line_is_named_also_where_it_is_alone() -> None:
+    (panel,) = curve_panels([{"epoch": 1, "tp_similarity": 0.5}])
+    assert panel.figure["layout"]["showlegend"]
+    assert [trace["name"] for trace in panel.figure["data"]] == ["True positives"]

@@ -1,4 +1,4 @@
-"""The gallery of kin and the maps of several epochs, used as a person uses them: mouse, keyboard, a
+"""The gallery of kin, used as a person uses them: mouse, keyboard, a
 narrow screen."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 
 from kinfolk.report import write_report
 from tests.report.browser import Opened, open_page
-from tests.report.synthetic import add_snapshots, all_features, images, make_run, method
+from tests.report.synthetic import all_features, images, make_run, method
 
 CARDS = "#cards .card"
 
@@ -20,7 +20,6 @@ CARDS = "#cards .card"
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = images(classes=["cat", "dog", "fox"])
     run = make_run(tmp_path_factory.mktemp("gallery") / "run", data=data)
-    add_snapshots(run, data)
     return write_report(run, data, all_features(data), method(data))
 
 
@@ -40,7 +39,6 @@ def opened(once: Opened) -> Iterator[Opened]:
     for control, value in (("#from", "-1"), ("#find", "")):
         page.fill(control, value)
     page.select_option("#of-label", "")
-    page.select_option("#colour-by", "pseudo")
     yield once
     assert once.complaints == []
 
@@ -148,38 +146,6 @@ def test_a_point_of_the_map_becomes_the_anchor(opened: Opened) -> None:
     assert page.locator("#chosen .card > .sample bdi").inner_text() == name
 
 
-def test_a_sample_is_marked_in_the_maps_of_all_epochs(opened: Opened) -> None:
-    page = opened.page
-    page.evaluate("document.getElementById('stages').scrollIntoView({behavior: 'instant'})")
-    box = page.locator("#plot-stage-6 .point").nth(3).bounding_box()
-    page.mouse.move(0, 0)
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=4)
-    page.wait_for_selector("#stages .tip:not([hidden])")
-    assert page.locator("#stages .ring:visible").count() == 3
-    assert page.locator("#stages .tip:visible").count() == 1
-    assert (
-        "cluster" in page.locator("#stages .tip:visible").inner_text()
-        or "no pseudo" in page.locator("#stages .tip:visible").inner_text()
-    )
-
-
-def test_points_are_coloured_by_pseudo_labels_or_labels(opened: Opened) -> None:
-    page = opened.page
-
-    def colours(epoch: int) -> set[str]:
-        return set(
-            page.evaluate(
-                f"[...document.querySelectorAll('#plot-stage-{epoch} .point')].map(p =>"
-                " p.style.fill)"
-            )
-        )
-
-    # before any; five clusters and grey; all accepted
-    assert [len(colours(epoch)) for epoch in (1, 6, 12)] == [1, 6, 5]
-    page.select_option("#colour-by", "label")
-    assert [len(colours(epoch)) for epoch in (1, 6, 12)] == [3] * 3
-
-
 def test_a_method_without_a_detector_shows_neighbours(browser: Any, tmp_path: Path) -> None:
     data = images(classes=["cat", "dog"], num=24)
     run = make_run(tmp_path / "run", data=data)
@@ -188,7 +154,7 @@ def test_a_method_without_a_detector_shows_neighbours(browser: Any, tmp_path: Pa
     )
     assert found.page.locator("#gallery h2").inner_text() == "Nearest neighbours"
     assert found.page.locator("#cards .card").first.locator(".row .sample").count() == 10
-    assert found.page.locator("#plot-levels, #stages").count() == 0
+    assert found.page.locator("#plot-levels").count() == 0
     assert found.complaints == []
 
 

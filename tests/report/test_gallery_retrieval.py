@@ -11,7 +11,8 @@ import torch
 
 from kinfolk.detectors import FNC, GloFND, Oracle, StartAt
 from kinfolk.report import write_report
-from kinfolk.report.gallery import draw_retrieval, retrieval_section
+from kinfolk.report.gallery import draw_retrieval
+from kinfolk.report.html import render_template
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.load_run import flagged_candidates, load_framework, open_run
 from kinfolk.training.run_folder import Run
@@ -47,7 +48,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_the_section_shows_what_was_found(run: Run) -> None:
     opened = open_run(run.path)
     section = draw_retrieval(opened, opened.data())
-    assert section is not None
     assert section.count("<figure>") == 12
     assert 'class="mark positive"' in section
     assert 'class="mark kin"' in section
@@ -103,7 +103,8 @@ def test_candidates_that_a_detector_treats_as_kin_are_flagged(
 def test_without_a_detector_nothing_is_said_of_kin() -> None:
     wall = {"shown": {"text": "a wall", "uri": ""}, "similarity": 0.5, "mark": "positive"}
     query = {"shown": {"text": "a.png", "uri": "data:,"}, "flagged": 0, "results": [wall]}
-    section = retrieval_section([query], [query], "", ("Captions", "Images"))
+    words = {"by_image": [query], "by_text": [query], "titles": ("Captions", "Images")}
+    section = render_template("report/retrieval.html", detector="", **words)
     assert "kin" not in section
     assert "a wall" in section
 

@@ -21,7 +21,6 @@ from tests.report.browser import Opened, open_page
 from tests.report.synthetic import (
     CONFIG,
     HOSTILE,
-    add_snapshots,
     all_features,
     images,
     make_run,
@@ -38,7 +37,6 @@ CURVES = (
     "clusters",
     "similarity",
     "lr",
-    "speed",
     "cost",
 )
 
@@ -47,7 +45,6 @@ CURVES = (
 def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = images(classes=["cat", "dog", "fox"])
     run = make_run(tmp_path_factory.mktemp("full") / "run", data=data)
-    add_snapshots(run, data)
     rows = [
         {"fraction": 0.01, "accuracy": 0.5, "deviation": 0.02},
         {"fraction": 1.0, "accuracy": 0.9, "deviation": None},
@@ -87,7 +84,7 @@ def test_every_panel_and_image_is_drawn(browser: Any, full: Path, width: int, sc
     opened = open_page(browser, full, viewport={"width": width, "height": 900}, color_scheme=scheme)
     page = opened.page
     assert page.locator("#curves .panels figure").count() == len(CURVES) + 1  # and the thresholds
-    for panel in (*CURVES, "levels", "fractions"):
+    for panel in (*CURVES, "levels"):
         assert page.locator(f"#plot-{panel} path.js-line").count() >= 1, panel
         assert page.locator(f"#plot-{panel}").get_attribute("aria-label"), panel
     assert page.locator("#plot-map .point").count() == 80
@@ -97,8 +94,7 @@ def test_every_panel_and_image_is_drawn(browser: Any, full: Path, width: int, sc
     )
     assert page.evaluate("document.documentElement.dataset.theme") == scheme
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.locator("#results tbody tr").count() == 3
-    assert [page.locator(f"#plot-stage-{epoch} .point").count() for epoch in (1, 6, 12)] == [30] * 3
+    assert page.locator("#results tbody tr").count() == 5
     assert page.locator("#cards .card").count() == 8
     assert_quiet(opened)
 
@@ -196,27 +192,6 @@ def test_the_page_is_printed_and_keeps_its_theme(browser: Any, full: Path, tmp_p
     assert_quiet(opened)
 
 
-def test_hostile_names_stay_text_on_the_maps_of_epochs(browser: Any, tmp_path: Path) -> None:
-    names = [name for name in HOSTILE if "\udce9" not in name]
-    data = images(classes=names, keys=names)
-    run = make_run(tmp_path / "run", data=data)
-    add_snapshots(run, data)
-    opened = open_page(browser, write_report(run, data, all_features(data), method(data)))
-    page = opened.page
-    page.locator("#plot-stage-6").focus()
-    for number in range(len(names)):
-        page.keyboard.press("ArrowRight")
-        assert (
-            page.locator("#stages .tip:not([hidden]) .key").evaluate(
-                "element => element.textContent"
-            )
-            == names[2 * number % len(names)]
-        )
-    assert page.evaluate("window.hacked") is None
-    assert page.locator("main script, main [onerror], main [onclick]").count() == 0
-    assert_quiet(opened)
-
-
 def test_hostile_names_stay_text(browser: Any, hostile: Path) -> None:
     opened = open_page(browser, hostile)
     page = opened.page
@@ -253,9 +228,7 @@ def test_no_other_script_may_run(browser: Any, full: Path, tmp_path: Path) -> No
 def test_a_run_with_nothing_but_its_configuration(browser: Any, tmp_path: Path) -> None:
     config = {**CONFIG, "data": {**CONFIG["data"], "source": "nowhere-at-all"}}
     opened = open_page(browser, write_report(make_run(tmp_path / "run", bare=True, config=config)))
-    assert (
-        opened.page.locator(".panels, #results, #gallery, #plot-map, #stages, #views").count() == 0
-    )
+    assert opened.page.locator(".panels, #results, #gallery, #plot-map, #views").count() == 0
     assert "no map" in opened.page.locator("#map").inner_text()
     assert "resnet10" in opened.page.locator("#config").inner_text()
     assert_quiet(opened)
@@ -264,24 +237,13 @@ def test_a_run_with_nothing_but_its_configuration(browser: Any, tmp_path: Path) 
 def test_without_labels_points_have_one_colour(browser: Any, tmp_path: Path) -> None:
     data = images(num=20)
     run = make_run(tmp_path / "run", data=data)
-    add_snapshots(run, data, pseudo=False)
     opened = open_page(browser, write_report(run, data, all_features(data), method(data)))
     page = opened.page
     assert page.locator("#legend").is_hidden()
-    for plot in ("map", "stage-12"):
-        assert (
-            len(
-                set(
-                    page.evaluate(
-                        f"[...document.querySelectorAll('#plot-{plot} .point')].map(p =>"
-                        " p.style.fill)"
-                    )
-                )
-            )
-            == 1
-        )
+    points = "[...document.querySelectorAll('#plot-map .point')].map(p => p.style.fill)"
+    assert len(set(page.evaluate(points))) == 1
     assert "PCA" in page.locator("#map .intro").inner_text()
-    assert page.locator("#wrong, #of-label, #colour-by, .right, .wrong").count() == 0
+    assert page.locator("#wrong, #of-label, .right, .wrong").count() == 0
     assert page.locator("#count").inner_text() == "15 of 15"
     assert_quiet(opened)
 
@@ -294,7 +256,7 @@ def test_json_cannot_leave_its_element() -> None:
 
 def test_the_report_of_a_training_reads_no_image_again(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 255, (48, 16, 16, 3), dtype=np.uint8)
-    settings = {**SMALL, "snapshots.epochs": 0}
+    settings = {**SMALL}
     run = kf.train(
         pixels, tmp_path / "run", epochs=1, batch_size=16, settings=settings, progress=False
     )
@@ -322,7 +284,7 @@ def test_the_report_embeds_only_what_the_training_has_not_measured(
         return original(self, data, ids, **more)
 
     monkeypatch.setattr(OpenedRun, "features", noted)
-    settings = {**SMALL, "snapshots.epochs": 0, "trainer.loggers": [], "trainer.precision": "32"}
+    settings = {**SMALL, "trainer.loggers": [], "trainer.precision": "32"}
     run = kf.train(
         tmp_path / "images.npz",
         tmp_path / "run",

@@ -12,6 +12,7 @@ import pytest
 from kinfolk.errors import KinfolkWarning, UsageError, duration
 from kinfolk.report import record as texts
 from kinfolk.report.record import read_record
+from kinfolk.report.results import result_rows
 from tests.report.synthetic import images, make_run
 
 NUMBERS: list[tuple[Any, str]] = [
@@ -52,80 +53,57 @@ def test_a_full_run_has_all_tiles_and_tables(tmp_path: Path) -> None:
         "Training time",
     ]
     assert texts.describe_training(record) == "trained for 12 epochs on 60 images"
-    assert [row["accuracy"] for row in texts.results(record)] == ["93.0%", "95.0%"]
+    assert result_rows(record.results) == [("knn", "93.0 %", ""), ("linear", "95.0 %", "")]
     assert (record.num_train, record.labelled) == (60, True)
     assert ("Refused", "3 files, see quarantine.csv") in texts.facts_of(record)
 
 
-def test_several_data_sets_are_named_and_fractions_have_their_own_figure(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", bare=True)
-    (run / "eval").mkdir()
-    (run / "eval" / "transfer.json").write_text(
-        '{"accuracy": 0.5, "sets": [{"name": "pets", "accuracy": 0.25}, 3], "fractions": [{}]}'
-    )
-    (row,) = texts.results(read_record(run))
-    assert row["details"] == [("pets", "25.0%")]
-
-
-def test_top5_averages_and_figures_per_anchor(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", bare=True)
-    (run / "eval").mkdir()
+def test_results_are_named_as_in_a_comparison(tmp_path: Path) -> None:
     shares = [
-        {"fraction": 0.1, "accuracy": 0.5, "top5": 0.75},
+        {"fraction": 0.1, "accuracy": 0.5, "top5": 0.75, "deviation": 0.01},
         {"fraction": 0.01, "subset": "1percent", "accuracy": 0.25},
     ]
     results = {
-        "semi": {"accuracy": 0.375, "fractions": shares, "probe": "rcl"},
-        "linear": {"accuracy": 0.9, "top5": 0.99},
-        "kin": {"f1": 0.5, "anchor_f1": 0.25, "exact": {"anchor_f1": 0.125}},
         "clusters": {"nmi": 0.5, "normaliser": "geometric"},
+        "kin": {"f1": 0.5, "alpha": 0.1, "exact": {"anchor_f1": 0.125}},
+        "linear": {"accuracy": 0.9, "top5": 0.99, "measured_on": "test split", "labels": 80},
+        "retrieval": {"text_to_image": {"R@1": 0.031}, "mean": 0.0979, "images": 1000},
+        "semi": {"accuracy": 0.375, "fractions": shares, "probe": "rcl"},
+        "transfer": {"accuracy": 0.5, "sets": [{"name": "pets", "accuracy": 0.25}, 3]},
     }
+    (make_run(tmp_path / "run", bare=True) / "eval").mkdir()
     for name, result in results.items():
-        (run / "eval" / f"{name}.json").write_text(json.dumps(result))
-    record = read_record(run)
-    rows = {row["title"]: dict(row["details"]) for row in texts.results(record)}
-    assert rows["Few labels, average"] == {
-        "10 %": "50.0% (top-5 75.0%)",
-        "1percent": "25.0%",
-        "probe": "rcl",
-    }
-    assert rows["Linear probe"] == {"top-5": "99.0%"}
-    assert rows["False negatives"] == {
-        "F1": "50.0%",
-        "F1 per anchor": "25.0%",
-        "exact": "F1 per anchor 12.5%",
-    }
-    assert rows["Clusters"] == {"NMI": "50.0%", "normaliser": "geometric"}
-    assert texts.tiles(record) == [("Linear probe", "90.0%", "on frozen features, top-5 99.0%")]
-
-
-def test_retrieval_is_recall_in_percent(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", bare=True)
-    (run / "eval").mkdir()
-    found = {
-        "image_to_text": {"R@1": 0.031, "R@5": 0.1},
-        "mean": 0.0979,
-        "images": 1000,
-        "chance": 0.001,
-    }
-    (run / "eval" / "retrieval.json").write_text(json.dumps(found))
-    record = read_record(run)
-    (row,) = texts.results(record)
-    assert (row["title"], row["accuracy"], row["share"]) == ("Retrieval, mean recall", "9.8%", 9.8)
-    assert row["details"] == [
-        ("image to text", "R@1 3.1%, R@5 10.0%"),
-        ("images", "1000"),
-        ("chance", "0.1%"),
+        (tmp_path / "run" / "eval" / f"{name}.json").write_text(json.dumps(result))
+    record = read_record(tmp_path / "run")
+    assert result_rows(record.results) == [
+        ("clusters", "50.0 %", "NMI, geometric normaliser"),
+        ("kin F1", "50.0 %", ""),
+        ("kin, exact α = 0.1, F1 per anchor", "12.5 %", ""),
+        ("linear", "90.0 %", "80 labels, test split"),
+        ("linear top 5", "99.0 %", "80 labels, test split"),
+        ("t→i R@1", "3.1 %", "mean recall"),
+        ("retrieval", "9.8 %", "mean recall"),
+        ("semi 10 %", "50.0 ± 1.0 %", ""),
+        ("semi 10 % top 5", "75.0 %", ""),
+        ("semi 1percent", "25.0 %", ""),
+        ("semi average", "37.5 %", ""),
+        ("transfer pets", "25.0 %", ""),
     ]
     assert texts.tiles(record) == [
-        ("Mean recall", "9.8%", "at 1, 5 and 10, both ways, of 1000 images")
+        ("Linear probe", "90.0%", "on frozen features"),
+        ("Mean recall", "9.8%", "at 1, 5 and 10, both ways"),
     ]
+
+
+@pytest.mark.parametrize("part", [None, 3, [], ["x"], [{}], [{"fraction": "x"}]])
+def test_parts_that_are_none_are_left_out(part: Any) -> None:
+    assert result_rows({"semi": {"accuracy": None, "fractions": part}}) == []
 
 
 def test_a_run_without_results_has_no_tiles_and_tables(tmp_path: Path) -> None:
     record = read_record(make_run(tmp_path / "run", bare=True))
     assert not texts.tiles(record)
-    assert texts.results(record) == []
+    assert record.results == {}
     assert "Refused" not in dict(texts.facts_of(record))
     assert texts.describe_training(record) == "trained for 0 of 12 epochs"
 

@@ -177,7 +177,7 @@ def test_captions_are_learnt_with_the_defaults(tmp_path: Path) -> None:
         tmp_path / "run",
         method="clip+glofnd",
         epochs=3,
-        settings={"trainer.loggers": [], "snapshots.epochs": 0},
+        settings={"trainer.loggers": []},
         progress=False,
     )
     batch_size = TrainConfig.load(run.config).batch_size
@@ -188,7 +188,7 @@ def test_a_configuration_with_defaults_resumes(tmp_path: Path) -> None:
     """Batch and text tower are fitted again, to the same values; another method is named."""
     data, config = str(write_pairs(tmp_path / "pairs", 24)), tmp_path / "mine.yaml"
     config.write_text("method: clip+glofnd\nepochs: 1\n", encoding="utf-8")
-    settings = {"trainer.loggers": [], "snapshots.epochs": 0}
+    settings: dict[str, Any] = {"trainer.loggers": []}
     for epochs in (1, 2):
         run = train(
             data,

@@ -30,7 +30,6 @@ SMALL: dict[str, Any] = {
     "head.out_size": 8,
     "views.preset": "mild",
     "knn.every": 0,
-    "snapshots.epochs": 0,
     "trainer.loggers": (),
     "trainer.precision": "32",
 }

@@ -57,7 +57,6 @@ def test_rcl_logs_each_criterion_and_warns_in_log_and_report(tmp_path: Path) -> 
         "framework.radii": [1e-4, 2e-4],  # nothing is that near
         "framework.merge_similarity": 1.0,
         "framework.momentum": 0.5,
-        "snapshots.epochs": 0,
         "trainer.loggers": [],
     }
     train(
@@ -94,7 +93,6 @@ def test_rcl_logs_the_precision_of_retrieved_keys(tmp_path: Path) -> None:
         "framework.hierarchy": "kmeans",
         "framework.num_clusters": [4, 12],
         "framework.momentum": 0.5,
-        "snapshots.epochs": 0,
         "trainer.loggers": [],
     }
     file = tmp_path / "images.npz"
@@ -120,7 +118,7 @@ def test_rcl_logs_the_precision_of_retrieved_keys(tmp_path: Path) -> None:
 def test_a_similarity_below_zero_is_in_the_report(tmp_path: Path) -> None:
     g = np.random.default_rng(0)
     np.savez(tmp_path / "images.npz", x_train=g.integers(0, 255, (32, 8, 8, 3)).astype(np.uint8))
-    settings = {**SMALL, "snapshots.epochs": 0, "trainer.loggers": []}
+    settings = {**SMALL, "trainer.loggers": []}
     file = tmp_path / "images.npz"
     train(
         data=file,

@@ -84,7 +84,6 @@ def test_what_a_run_leaves_behind(images: Path, tmp_path: Path) -> None:
         "model.safetensors",
         "quarantine.csv",
         "samples.parquet",
-        "snapshots",
         "tensorboard",
         "train.log",
     ]

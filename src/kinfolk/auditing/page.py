@@ -13,7 +13,7 @@ from kinfolk.auditing.similarities import best_alpha
 from kinfolk.auditing.verdict import UNKNOWN, Provenance, suggest_alpha, verdict
 from kinfolk.errors import KinfolkError
 from kinfolk.features import Ints
-from kinfolk.report.html import Panel, compose, figure, histogram, line, write_page
+from kinfolk.report.html import Panel, figure, histogram, line, write_page
 
 if TYPE_CHECKING:
     from kinfolk.auditing.run_audit import Audit
@@ -93,7 +93,8 @@ def write_audit_page(
         "batches": ("Batches", knows_share or audit.suggested_alpha is not None),
     }
     present = {id: title for id, (title, is_shown) in sections.items() if is_shown}
-    page = compose(
+    write_page(
+        path,
         "auditing/audit.html",
         SCRIPTS,
         data={"figures": {panel.id: panel.figure for panel in panels}, "gallery": shown},
@@ -110,7 +111,6 @@ def write_audit_page(
         has_labels=audit.labels is not None,
         knows_share=knows_share,
     )
-    write_page(path, page)
 
 
 # ---- the samples that are shown

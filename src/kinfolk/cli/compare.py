@@ -60,7 +60,7 @@ def compare(
     figure: Annotated[
         str | None, option("Metric for gains and tests, such as knn; default: linear.")
     ] = None,
-    out: Annotated[Path | None, option("File to write: .csv, .md or .html.", "--out", "-o")] = None,
+    out: Annotated[Path | None, option("File to write: .csv or .html.", "--out", "-o")] = None,
     overwrite: Annotated[bool, overwrite_option("the file")] = False,
 ) -> None:
     """Compare runs: mean ± deviation over seeds, and a test against the base method.

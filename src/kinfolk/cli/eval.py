@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
@@ -40,8 +39,6 @@ WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin", ".tar")
 """Endings of files of weights; MoCo's end in .pth.tar."""
 Probe = Literal["lbfgs", "glofnd", "ifnd", "ring", "rcl"]
 PROBES = get_args(Probe)
-METRICS = {"top1": "top-1", "mean-per-class": "mean per class", "map": "mAP"}
-MAIN_FIGURES = {"nmi": "NMI", "spearman": "Spearman", "mean": "mean recall"}
 SETTINGS = "Protocol settings"
 EPILOG = examples(
     "kinfolk eval runs/digits",
@@ -398,33 +395,6 @@ def _shares(percent: str | None) -> list[float] | None:
 
 def show_results(results: Mapping[str, Mapping[str, Any]]) -> None:
     """Prints a row for each figure, as in `kinfolk compare`."""
-    from kinfolk.comparing.runs import DISTANCES, figures_of_result, parts_of
+    from kinfolk.report.results import result_rows
 
-    rows = list[tuple[str, str, str]]()
-    for name, result in results.items():
-        parts, figures = parts_of(name, result), figures_of_result(name, result)
-        if len(parts) > 1:
-            figures[f"{name} average"] = 100 * result["accuracy"]
-        if "exact" in result:
-            figures |= figures_of_result(f"{name}, exact α = {result['alpha']:g},", result["exact"])
-        for figure, value in figures.items():
-            if math.isnan(value):
-                continue
-            part = {**result, **parts.get(figure, {})}
-            is_distance = figure.split()[-1] in DISTANCES.values()
-            text = f"{value:.3f}" if is_distance else f"{value:.1f} %"
-            if part.get("deviation") is not None and figure in (name, *parts):
-                text = f"{value:.1f} ± {100 * part['deviation']:.1f} %"
-            rows.append((figure, text, _explain_figure(part)))
-    print_table(("figure", "result", "measured on"), rows, right=("result",))
-
-
-def _explain_figure(part: Mapping[str, Any]) -> str:
-    words = [text for key, text in MAIN_FIGURES.items() if key in part]
-    words += [METRICS[part["metric"]]] if "metric" in part else []
-    words += [f"{part['normaliser']} normaliser"] if "normaliser" in part else []
-    if "labels" in part:
-        listed = part.get("listed", part["labels"])
-        some = "" if listed == part["labels"] else f" of {listed:,} listed"
-        words.append(f"{part['labels']:,}{some} labels")
-    return ", ".join([*words, str(part.get("measured_on", ""))])
+    print_table(("figure", "result", "measured on"), result_rows(results), right=("result",))

@@ -10,22 +10,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from kinfolk.report import html
-from kinfolk.report.html import CURVES, Curve, Panel, curve_figure, curve_trace, figure
-from kinfolk.report.record import is_finite
+from kinfolk.report.html import (
+    CURVES,
+    Curve,
+    Panel,
+    curve_figure,
+    curve_line,
+    figure,
+    line,
+    write_page,
+)
 
 if TYPE_CHECKING:
     from kinfolk.comparing.runs import ComparedRun
     from kinfolk.comparing.table import Comparison
 
 
-def render_comparison(comparison: Comparison, folder: str | os.PathLike[str] = ".") -> str:
-    """The text of the page; links to the runs are relative to `folder`."""
-    panels = [*_gain_panel(comparison), _value_panel(comparison)]
-    curves = overlay_panels(comparison.rows)
+def write_comparison(comparison: Comparison, path: Path) -> None:
+    """Writes the page; its links to the runs are relative to its folder."""
+    panels, curves = interval_panels(comparison), overlay_panels(comparison.rows)
     present = [("comparison", "Comparison"), ("intervals", "Intervals"), ("table", "Table")]
     present += [("curves", "Curves")] if curves else []
-    return html.compose(
+    write_page(
+        path,
         "comparing/compare.html",
         [],
         data={"figures": {panel.id: panel.figure for panel in (*panels, *curves)}},
@@ -39,7 +46,7 @@ def render_comparison(comparison: Comparison, folder: str | os.PathLike[str] = "
             (record["method"], [_minus(column.text(record)) for column in comparison.columns])
             for record in comparison.records
         ],
-        runs=_runs(comparison, Path(folder)),
+        runs=_runs(comparison, path.parent),
         caption=caption(comparison),
         notes=comparison.notes,
         figure=_words(comparison.figure),
@@ -71,7 +78,7 @@ def caption(comparison: Comparison) -> str:
         "p_holm": "p (Holm) is corrected for the number of methods",
         "to_oracle": f"to oracle is method − oracle ({' or '.join(oracles)}), so − is below it",
     }
-    kinds = {column.kind for column in comparison.columns if column.section == "tests"}
+    kinds = {column.kind for column in comparison.columns}
     used = [words for kind, words in explained.items() if kind in kinds]
     return text + (f" Tests are of {comparison.figure}: {'; '.join(used)}." if used else "")
 
@@ -102,39 +109,32 @@ SHIFT = 0.22
 """Vertical distance of the dots of the seeds from the mean of their row."""
 
 
-def _gain_panel(comparison: Comparison) -> list[Panel]:
-    key = comparison.figure
+def interval_panels(comparison: Comparison) -> list[Panel]:
+    """The gains, if there is a base, and the figure itself: means with intervals, and each seed."""
+    key, panels = comparison.figure, list[Panel]()
+    values = {
+        name: {run.seed: run.figures[key] for run in runs if key in run.figures}
+        for name, runs in comparison.rows.items()
+    }
+    dots = "with its 95% confidence interval, and each seed as a dot"
     compared = [record for record in comparison.records if record[f"{key}_gain"] is not None]
-    if not compared:
-        return []
-    seeds = []
-    for record in compared:
-        base, values = (_by_seed(comparison, record[name]) for name in ("base", "method"))
-        gains = {seed: value - base[seed] for seed, value in values.items() if seed in base}
-        seeds.append(gains)
-    drawn = _points(compared, f"{key}_gain", seeds, "points")
-    zero = {"type": "line", "x0": 0, "x1": 0, "y0": 0, "y1": 1, "yref": "paper"}
-    drawn["layout"]["shapes"] = [zero | {"line": {"width": 1, "dash": "dot", "color": "#888888"}}]
-    note = (
-        "difference to the base with its 95% confidence interval, and each seed as a dot; an"
-        " interval that contains 0 is not significant"
-    )
-    return [Panel("gain", f"Gain: {_words(key)}", note, " ".join(comparison.sentences()), drawn)]
-
-
-def _value_panel(comparison: Comparison) -> Panel:
-    key = comparison.figure
+    if compared:
+        gains = [
+            {seed: value - base[seed] for seed, value in values[name].items() if seed in base}
+            for name, base in ((record["method"], values[record["base"]]) for record in compared)
+        ]
+        drawn = _points(compared, f"{key}_gain", gains, "points")
+        zero = {"type": "line", "x0": 0, "x1": 0, "y0": 0, "y1": 1, "yref": "paper"}
+        style = {"width": 1, "dash": "dot", "color": "#888888"}
+        drawn["layout"]["shapes"] = [zero | {"line": style}]
+        note = f"difference to the base {dots}; an interval that contains 0 is not significant"
+        described = " ".join(comparison.sentences())
+        panels.append(Panel("gain", f"Gain: {_words(key)}", note, described, drawn))
     present = [record for record in comparison.records if record[key] is not None]
-    seeds = [_by_seed(comparison, record["method"]) for record in present]
+    drawn = _points(present, key, [values[record["method"]] for record in present], "percent")
     described = "; ".join(f"{record['method']} {record[key]:.1f}" for record in present)
-    note = "mean over seeds with its 95% confidence interval, and each seed as a dot"
     title = _words(key) if key == "knn" else _words(key)[:1].upper() + _words(key)[1:]
-    return Panel("value", title, note, described, _points(present, key, seeds, "percent"))
-
-
-def _by_seed(comparison: Comparison, row: str) -> dict[int, float]:
-    key = comparison.figure
-    return {run.seed: run.figures[key] for run in comparison.rows[row] if key in run.figures}
+    return [*panels, Panel("value", title, f"mean over seeds {dots}", described, drawn)]
 
 
 def _points(
@@ -144,39 +144,40 @@ def _points(
     axis: str,
 ) -> dict[str, Any]:
     """A point with its interval in each row, and a dot for each of several seeds below it."""
-    names, ends = [record["method"] for record in records], (f"{key}_low", f"{key}_high")
-    low_and_high = [[record[end] or 0.0 for end in ends] for record in records]
-    halves = [(high - low) / 2 for low, high in low_and_high]
-    bars = {"array": [round(half, 4) for half in halves], "color": "accent"}
-    mean = {
-        "type": "scatter",
-        "mode": "markers",
-        "x": [round(record[key], 4) for record in records],
-        "y": list(range(len(names))),
-        "customdata": [[half] for half in halves],
-        "hovertemplate": "%{x:.2f} ± %{customdata[0]:.2f}<extra></extra>",
-        "marker": {"color": "accent", "size": 10},
-        "line": {"color": "accent"},
-        "error_x": {"type": "data", **bars, "thickness": 2, "width": 6},
-    }
+    names, rows = [record["method"] for record in records], list(range(len(records)))
+    halves = [
+        ((record[f"{key}_high"] or 0) - (record[f"{key}_low"] or 0)) / 2 for record in records
+    ]
     several = [(row, found) for row, found in enumerate(seeds) if len(found) > 1]
     dots = [(row, seed, value) for row, found in several for seed, value in found.items()]
-    single = {
-        "type": "scatter",
-        "mode": "markers",
-        "x": [round(value, 4) for _, _, value in dots],
-        "y": [row + SHIFT for row, _, _ in dots],
-        "customdata": [[seed] for _, seed, _ in dots],
-        "hovertemplate": "%{x:.2f}, seed %{customdata[0]}<extra></extra>",
-        "marker": {"color": "second", "size": 6, "opacity": 0.75},
-        "line": {"color": "second"},
-    }
+
+    mean = line(
+        "mean",
+        [record[key] for record in records],
+        rows,
+        "accent",
+        mode="markers",
+        customdata=[[half] for half in halves],
+        hovertemplate="%{x:.2f} ± %{customdata[0]:.2f}<extra></extra>",
+        marker={"color": "accent", "size": 10},
+        error_x={"type": "data", "array": halves, "color": "accent", "thickness": 2, "width": 6},
+    )
+    single = line(
+        "seeds",
+        [value for _, _, value in dots],
+        [row + SHIFT for row, _, _ in dots],
+        "second",
+        mode="markers",
+        customdata=[[seed] for _, seed, _ in dots],
+        hovertemplate="%{x:.2f}, seed %{customdata[0]}<extra></extra>",
+        marker={"color": "second", "size": 6, "opacity": 0.75},
+    )
     drawn = figure([mean, single], axis)
     height = 110 + 40 * len(names)
     drawn["layout"] |= {"height": height, "hovermode": "closest", "showlegend": False}
     drawn["layout"]["xaxis"]["showgrid"] = True
     drawn["layout"]["yaxis"] = {
-        "tickvals": list(range(len(names))),
+        "tickvals": rows,
         "ticktext": [name if len(name) <= 34 else f"{name[:33]}…" for name in names],
         "range": [len(names) - 0.4, -0.6],
         "showgrid": False,
@@ -196,11 +197,11 @@ def overlay_panels(rows: Mapping[str, Sequence[ComparedRun]]) -> list[Panel]:
     for curve, metric in overlaid:
         traces, described = [], []
         for at, (name, runs) in enumerate(rows.items()):
-            found = [
-                {int(row["epoch"]): row[metric] for row in run.epochs if is_finite(row.get(metric))}
+            every = [
+                {int(row["epoch"]): row[metric] for row in run.epochs if metric in row}
                 for run in runs
             ]
-            found = [values for values in found if values]
+            found = [values for values in every if values]
             if not found:
                 continue
             mean = {
@@ -223,7 +224,7 @@ def overlay_panels(rows: Mapping[str, Sequence[ComparedRun]]) -> list[Panel]:
 def _line(
     name: str, values: Mapping[int, float], colour: str, curve: Curve, thin: bool = False
 ) -> dict[str, Any]:
-    drawn = curve_trace(curve, name, colour, list(values), list(values.values()))
+    drawn = curve_line(curve, name, list(values), list(values.values()), colour)
     drawn |= {"legendgroup": name, "showlegend": not thin}
     if thin:
         style = {"color": colour, "width": 1}

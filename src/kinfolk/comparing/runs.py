@@ -6,13 +6,20 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinfolk.errors import UsageError, short
-from kinfolk.report.record import DETECTION_NAMES, is_number, read_record
+from kinfolk.report.record import read_record
+from kinfolk.report.results import (
+    CLUSTERS,
+    DETECTION_NAMES,
+    SIMILARITIES,
+    figures_of_result,
+    parts_of,
+)
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.load_run import FOREIGN, exported_meta
 from kinfolk.training.settings import WITHOUT_EFFECT, current_names, digests_of_stored, flat
@@ -22,28 +29,6 @@ if TYPE_CHECKING:
 
 # ---- the figures of a run
 
-DIRECTIONS = {
-    "image_to_text": "i→t",
-    "text_to_image": "t→i",
-    "anchor_to_positive": "a→p",
-    "positive_to_anchor": "p→a",
-}
-MAIN = {"accuracy", "nmi", "mean", "spearman"}
-"""Main figures of protocols, which are named after the protocol alone; others as in `kin F1`."""
-CLUSTERS = {"mtpr": "MTPR", "mtnr": "MTNR"}
-SIMILARITIES = {"tp_similarity": "TP similarity", "fn_similarity": "FN similarity"}
-SHARES = {
-    "top5": "top 5",
-    "label_map": "mAP by label",
-    "label_ndcg": "nDCG@10 by label",
-    **DETECTION_NAMES,
-    **CLUSTERS,
-    **SIMILARITIES,
-}
-OTHER_RULES = ("exact",)
-"""Results of another rule than the method's."""
-DISTANCES = {"mae": "MAE", "rmse": "RMSE"}
-"""Errors of thresholds; lower is better."""
 TRAINING_METRICS = {
     **DETECTION_NAMES,
     "flagged": "flagged",
@@ -60,60 +45,10 @@ def figures_of(record: Record) -> dict[str, float]:
     the last epoch, and the median seconds of an epoch."""
     last = record.epochs[-1] if record.epochs else {}
     found = {name: 100 * last[name] for name in TRAINING_METRICS if name in last}
-    for result in record.results:
-        found |= figures_of_result(str(result["protocol"]), result)
+    for protocol, result in record.results.items():
+        found |= figures_of_result(protocol, result)
     seconds = [epoch[SECONDS] for epoch in record.epochs if SECONDS in epoch]
     return found | ({SECONDS: statistics.median(seconds)} if seconds else {})
-
-
-def figures_of_result(protocol: str, result: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a protocol: the main figure under the protocol's name, others under both
-    names; for a protocol with parts, those of each part.
-
-    Example:
-        >>> shares = [{"fraction": 1, "accuracy": 0.75}, {"fraction": 0.5, "accuracy": 0.5}]
-        >>> figures_of_result("semi", {"accuracy": 0.625, "fractions": shares})
-        {'semi 100 %': 75.0, 'semi 50 %': 50.0}
-        >>> figures_of_result("kin", {"f1": 0.25, "threshold": {"mae": 0.02}})
-        {'kin F1': 25.0, 'kin threshold MAE': 0.02}
-    """
-    parts = parts_of(protocol, result)
-    if not parts:
-        return dict(_walk(protocol, result))
-    return {
-        (name if key in MAIN else f"{name} {SHARES[key]}"): 100 * float(value)
-        for name, part in parts.items()
-        for key, value in part.items()
-        if (key in MAIN or key == "top5") and is_number(value)
-    }
-
-
-def parts_of(protocol: str, result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The parts of a result by name: shares of the labels (`semi 10 %`, or `semi 10percent` by a
-    list), or data sets (`transfer cifar100`)."""
-    parts = {}
-    for part in result.get("fractions", ()):
-        name = part.get("subset") or f"{100 * part['fraction']:g} %"
-        parts[f"{protocol} {name}"] = part
-    return parts | {f"{protocol} {part['name']}": part for part in result.get("sets", ())}
-
-
-def _walk(name: str, result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for key, value in result.items():
-        # recalls, not the detection of a direction
-        if key in DIRECTIONS and all(map(is_number, value.values())):
-            for rank, share in value.items():
-                yield f"{DIRECTIONS[key]} {rank}", 100 * float(share)
-        elif isinstance(value, Mapping) and key not in OTHER_RULES:
-            yield from _walk(f"{name} {key}", value)
-        elif not is_number(value):
-            continue
-        elif key in MAIN:
-            yield name, 100 * float(value)
-        elif key in SHARES:
-            yield f"{name} {SHARES[key]}", 100 * float(value)
-        elif key in DISTANCES:
-            yield f"{name} {DISTANCES[key]}", float(value)
 
 
 # ---- reading
@@ -204,8 +139,7 @@ def _read(folder: Path) -> ComparedRun:
     if (folder / FOREIGN).is_file():  # the settings of its training are unknown
         settings = {key: value for key, value in settings.items() if key in OF_DATA}
     measured: dict[str, Mapping[str, Any]] = {}
-    for result in record.results:
-        name = str(result["protocol"])
+    for name, result in record.results.items():
         if figures_of_result(name, result):
             measured |= parts_of(name, result) if "sets" in result else {name: result}
     return ComparedRun(

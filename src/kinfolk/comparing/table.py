@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kinfolk.comparing.runs import DISTANCES, SECONDS, TRAINING_METRICS, ComparedRun, read_runs
+from kinfolk.comparing.runs import SECONDS, TRAINING_METRICS, ComparedRun, read_runs
 from kinfolk.errors import UsageError, csv_text
 from kinfolk.files import write_text
+from kinfolk.report.results import is_distance
 from kinfolk.training.load_run import FOREIGN
 
 LEVEL = 0.95
@@ -279,14 +280,14 @@ def _add_verdicts(records: list[dict[str, Any]], key: str) -> None:
         elif gain is not None and p >= 1 - LEVEL:
             verdict = "not significant"
         elif gain is not None:
-            verdict = "better" if (gain > 0) != _is_distance(key) else "worse"
+            verdict = "better" if (gain > 0) != is_distance(key) else "worse"
         record[f"{key}_verdict"] = verdict
 
 
 def sentence(record: Mapping[str, Any], key: str) -> str:
     """How a method compares with its base, in words."""
     gain, pairs, p = record[f"{key}_gain"], record[f"{key}_pairs"], record[f"{key}_p_holm"]
-    digits, unit = (4, "") if _is_distance(key) else (1, " points")
+    digits, unit = (4, "") if is_distance(key) else (1, " points")
     text = f"{record['method']}: {gain:+.{digits}f}{unit} of {key} against {record['base']}"
     if p is None:
         why = {0: "no seed in common", 1: "one seed in common"}
@@ -300,11 +301,6 @@ def sentence(record: Mapping[str, Any], key: str) -> str:
         f"{text} (95% interval {low:+.{digits}f} to {high:+.{digits}f}, n = {pairs} seeds,"
         f" {'p < 0.001' if p < 0.0005 else f'p = {p:.3f}'}): {ending}."
     )
-
-
-def _is_distance(key: str) -> bool:
-    """Whether lower values are better."""
-    return key.rpartition(" ")[2] in DISTANCES.values()
 
 
 # ---- columns and the table
@@ -366,7 +362,7 @@ def _columns(
     columns = []
     if len({tuple(record["seeds"]) for record in records}) > 1:
         columns.append(Column("seeds", "seeds", "count", "results"))
-    kinds = {key: "distance" if _is_distance(key) else "spread" for key in results}
+    kinds = {key: "distance" if is_distance(key) else "spread" for key in results}
     columns += [Column(key, key, kind, "results") for key, kind in kinds.items()]
     for kind, head in TESTS.items():
         if (kind != "p_holm" or several) and (kind != "pairs" or has_base):
@@ -402,36 +398,28 @@ class Comparison:
         rows = [{**record, "seeds": " ".join(map(str, record["seeds"]))} for record in self.records]
         return csv_text(list(rows[0]), [list(row.values()) for row in rows])
 
-    def to_markdown(self) -> str:
-        columns = self.columns
-        lines = [["method", *(each.head for each in columns)], ["---", *("---:" for _ in columns)]]
-        lines += [[row["method"], *(each.text(row) for each in columns)] for row in self.records]
-        escaped = ([text.replace("|", r"\|") for text in line] for line in lines)
-        return "".join(f"| {' | '.join(line)} |\n" for line in escaped)
-
-    def to_html(self, folder: str | os.PathLike[str] = ".") -> str:
-        """A page with intervals, every seed and curves drawn, in one file. Its links are relative
-        to `folder`."""
-        from kinfolk.comparing.page import render_comparison
-
-        return render_comparison(self, folder)
-
     def sentences(self) -> list[str]:
         """The comparison of each method with its base in words."""
         compared = [each for each in self.records if each[f"{self.figure}_gain"] is not None]
         return [sentence(record, self.figure) for record in compared]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file by its ending: .csv, .md or .html."""
-        ending, folder = Path(path).suffix, Path(path).parent
-        if ending not in (".csv", ".md", ".html"):
-            raise UsageError(f"the file (={path}) must end in .csv, .md or .html")
-        if ending == ".html":
-            text = self.to_html(folder)
-        else:
-            text = self.to_csv() if ending == ".csv" else self.to_markdown()
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(Path(path), text)
+        """Writes a .csv file or, with the ending .html, a page with intervals, every seed and
+        curves drawn. Its links are relative to its folder."""
+        path = Path(path)
+        if path.suffix not in (".csv", ".html"):
+            raise UsageError(f"the file (={path}) must end in .csv or .html")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".csv":
+            return write_text(path, self.to_csv())
+        from kinfolk.comparing.page import write_comparison
+
+        write_comparison(self, path)
 
     def __str__(self) -> str:
-        return self.to_markdown()
+        """The table in Markdown."""
+        lines = [["method", *(each.head for each in self.columns)]]
+        lines.append(["---", *("---:" for _ in self.columns)])
+        lines += [[row["method"], *(c.text(row) for c in self.columns)] for row in self.records]
+        escaped = ([text.replace("|", r"\|") for text in line] for line in lines)
+        return "".join(f"| {' | '.join(line)} |\n" for line in escaped)

@@ -4,13 +4,13 @@ image-text runs the retrieval in both directions.
 The run's detector is applied after the training to one augmented view of each sample, because
 detectors see augmented views in training. Without a detector the gallery shows nearest neighbours.
 
-Dimension key: N samples of the map (in the retrieval: training samples), M training samples among
-them (captions), D embedding, R rows of a block, K kin shown, I images, Q queries, C candidates.
+Dimension key: N samples of the map, M training samples among them, D embedding, R rows of a block,
+K kin shown, I images, Q queries, C candidates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,20 +42,15 @@ if TYPE_CHECKING:
     from kinfolk.frameworks import Framework
     from kinfolk.training.load_run import OpenedRun
 
-
 SHOWN = 10
 ROWS = 512
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Training samples that are compared with each other.
-
-    Args:
-        places, ids: (M,) positions among the samples of the map, and sample ids.
-        embedding: (M, D) unit norm: projected embeddings of augmented views for a detector,
-            features of the images as they are without one.
-    """
+    """Training samples that are compared with each other: their places on the map (M,), ids (M,)
+    and unit-norm embeddings (M, D): projected ones of augmented views for a detector, else features
+    of the images as they are."""
 
     places: NDArray[np.int64]
     ids: Tensor
@@ -77,14 +72,12 @@ class Gallery:
     """Each anchor with its closest kin.
 
     Args:
-        anchors: (M,) positions on the map.
-        kin, similarity: (M, K) positions and cosines, the closest first; −1 and −inf where there
-            are fewer.
+        anchors: (M,) places on the map.
+        kin, similarity: (M, K) places and cosines, the closest first; −1 and −inf where there are
+            fewer.
         flagged, right: (M,) number of all kin and of kin with the anchor's label; None without a
             detector or without labels.
         thresholds: (M,) learned thresholds, if there are any.
-        same: without a detector, the share of labelled anchors whose nearest neighbour has their
-            label.
     """
 
     anchors: NDArray[np.int64]
@@ -94,7 +87,6 @@ class Gallery:
     right: NDArray[np.int64] | None
     thresholds: NDArray[np.float32] | None
     has_labels: bool
-    same: float | None = None
 
     @property
     def title(self) -> str:
@@ -108,29 +100,23 @@ class Gallery:
         )
         if self.flagged is None:
             what = "each with its nearest neighbours by the encoder's features, and their cosine."
-            if self.same is not None:
-                what += f" For {self.same:.1%} of the anchors the nearest has their label."
         if self.has_labels:
             what += " ✓ marks the anchor's label, ✗ another label."
         number = f"{len(self.anchors):,} training samples"
         return f"{number}, {what} Click an image to make it the anchor, or use the arrow keys."
 
     def as_json(self) -> dict[str, Any]:
-        """Data for the page's script."""
-        # samples are often sorted by class
+        """Data for the page's script, in random order, as samples are often sorted by class."""
         order = torch.randperm(len(self.anchors), generator=generator(0, "gallery")).numpy()
 
-        def rounded(values: Any) -> list[float]:
+        def rounded(values: NDArray[np.float32]) -> list[float]:
             return [round(float(value), 3) for value in values]
 
-        kin = [row[row >= 0] for row in self.kin[order]]
-        similarity = [row[np.isfinite(row)] for row in self.similarity[order]]
+        columns = {"anchors": self.anchors, "flagged": self.flagged, "right": self.right}
         return {
-            "anchors": self.anchors[order].tolist(),
-            "kin": [row.tolist() for row in kin],
-            "similarity": [rounded(row) for row in similarity],
-            "flagged": None if self.flagged is None else self.flagged[order].tolist(),
-            "right": None if self.right is None else self.right[order].tolist(),
+            **{name: None if c is None else c[order].tolist() for name, c in columns.items()},
+            "kin": [row[row >= 0].tolist() for row in self.kin[order]],
+            "similarity": [rounded(row[np.isfinite(row)]) for row in self.similarity[order]],
             "thresholds": None if self.thresholds is None else rounded(self.thresholds[order]),
         }
 
@@ -160,7 +146,7 @@ def find_kin(
 ) -> Gallery:
     """Applies the detector to all pairs; without a detector the nearest neighbours are shown."""
     detector, ids_M = compared.detector, compared.ids
-    label_M = None if labels is None else labels[ids_M]
+    label_M = torch.full_like(ids_M, -1) if labels is None else labels[ids_M]
     kin, similarity, flagged, right = [], [], [], []
     for rows, sim_RM, same_RM in compared.blocks():
         kin_RM = ~same_RM
@@ -170,22 +156,17 @@ def find_kin(
         kin.append(nearest.indices.masked_fill(nearest.values == -torch.inf, -1))
         similarity.append(nearest.values)
         flagged.append(kin_RM.sum(1))
-        if label_M is not None:
-            label_R1 = label_M[rows].unsqueeze(1)
-            right.append((kin_RM & (label_R1 == label_M) & (label_R1 >= 0)).sum(1))
-    kin_MK, same = torch.cat(kin).numpy(), None
-    if label_M is not None and detector is None and bool((known_M := label_M >= 0).any()):
-        nearest_M = label_M[torch.from_numpy(kin_MK[:, 0])]
-        same = float((nearest_M == label_M)[known_M].double().mean())
+        label_R1 = label_M[rows].unsqueeze(1)
+        right.append((kin_RM & (label_R1 == label_M) & (label_R1 >= 0)).sum(1))
+    kin_MK = torch.cat(kin).numpy()
     return Gallery(
         anchors=compared.places,
         kin=np.where(kin_MK < 0, -1, compared.places[kin_MK]),
         similarity=torch.cat(similarity).numpy(),
         flagged=None if detector is None else torch.cat(flagged).numpy(),
-        right=torch.cat(right).numpy() if right and detector is not None else None,
+        right=None if labels is None or detector is None else torch.cat(right).numpy(),
         thresholds=None if thresholds is None else thresholds.float().numpy(),
-        has_labels=label_M is not None and bool((label_M >= 0).any()),
-        same=same,
+        has_labels=bool((label_M >= 0).any()),
     )
 
 
@@ -212,9 +193,9 @@ def level_panels(compared: Compared, batch_size: int, seed: int) -> list[Panel]:
             difference = f" ({error:.3f} from the exact ones)" if error else ""
             words.append(f"{name} {level_M[known_M].median():.3f}{difference}")
 
-    exact, colours = exact_levels(compared, bounds), ("accent", "second")
     title, where = "Ring", ""
-    for bound, exact_M, colour in zip(bounds, exact, colours, strict=False):
+    for bound, colour in zip(bounds, ("accent", "second"), strict=False):
+        exact_M = exact_level(compared, bound)
         is_threshold = bound.name == "threshold"
         prefix = "" if is_threshold else f"{bound.name}, "
         if bound.learned is not None:
@@ -222,22 +203,21 @@ def level_panels(compared: Compared, batch_size: int, seed: int) -> list[Panel]:
         add(f"{prefix}exact", exact_M, exact_M, colour, "solid")
         if is_threshold:
             title, where = "Thresholds of the samples", f", FNC in batches of {batch_size:,}"
-            batch_M = batch_levels(compared, bound.above, batch_size, seed)
-            add("FNC", batch_M, exact_M, "third")
+            add("FNC", batch_levels(compared, bound.above, batch_size, seed), exact_M, "third")
     shares = " and ".join(f"{bound.above:.4g}" for bound in bounds)
     note = f"a share of {shares} lies above; exact over {len(compared.ids):,} samples{where}"
     drawn = figure(outlines(groups), "similarity", share=True)
     return [Panel("levels", title, note, f"Medians: {', '.join(words)}", drawn)]
 
 
-def exact_levels(compared: Compared, bounds: list[Bound]) -> list[Tensor]:
-    """(M,) for each bound, the exact quantile over all other samples."""
-    levels: list[list[Tensor]] = [[] for _ in bounds]
-    for _, sim_RM, _ in compared.blocks():
-        n_R = torch.full((len(sim_RM),), len(compared.ids) - 1)
-        for level, bound in zip(levels, bounds, strict=True):
-            level.append(batch_quantile(sim_RM, n_R, bound.above))
-    return [torch.cat(level) for level in levels]
+def exact_level(compared: Compared, bound: Bound) -> Tensor:
+    """(M,) the exact quantile over all other samples."""
+    n_R = torch.full((ROWS,), len(compared.ids) - 1)
+    levels = (
+        batch_quantile(sim_RM, n_R[: len(sim_RM)], bound.above)
+        for _, sim_RM, _ in compared.blocks()
+    )
+    return torch.cat(list(levels))
 
 
 def batch_levels(compared: Compared, alpha: float, batch_size: int, seed: int) -> Tensor:
@@ -255,65 +235,61 @@ def batch_levels(compared: Compared, alpha: float, batch_size: int, seed: int) -
 
 NUM_IMAGES, NUM_QUERIES, NUM_RESULTS, SIDE, LONGEST = 500, 6, 6, 112, 300
 
-
 Shown = dict[str, str]
 """The `text` or the key of a sample, and the `uri` of its image, "" for a text."""
-Query = dict[str, Any]
-"""A query (`shown`), the number of candidates that are `flagged`, and its nearest `results`, each
-with `shown`, its `similarity`, and a `mark`: "positive", "kin" or ""."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """The images or the texts, and what to show of each."""
+    """The images or the texts: embeddings (C, D), ids of their samples (C,), what to show."""
 
     embeddings: Tensor
     ids: Tensor
     show: Callable[[int], Shown]
 
 
-def draw_retrieval(opened: OpenedRun, data: ImageData, *, progress: bool = False) -> Markup | None:
-    """The retrieval section of the page; None for a run without texts. Queries and candidates are
-    training samples, because a detector has state for these only."""
-    if "text" not in opened.modalities:
-        return None
-    towers, config = opened.towers(), opened.config
-    titles = "Captions for an image", "Images for a caption"
+def draw_retrieval(opened: OpenedRun, data: ImageData, *, progress: bool = False) -> Markup:
+    """The retrieval section of the page. Queries and candidates are training samples, because a
+    detector has state for these only."""
+    towers, config, name = opened.towers(), opened.config, ""
     if data.texts is None:
+        titles = "Captions for an image", "Images for a caption"
         first, groups, second = _images_and_captions(data, towers, config.seed, progress)
     else:
         titles = "Positives for an anchor", "Anchors for a positive"
         first, groups, second = _both_texts(data, towers, config.seed)
     detectors: tuple[Detector | None, ...] = (None, None)
     if "+" in config.method:
+        name = config.method.partition("+")[2].partition(":")[0]
         with preserve_random_state():
             run = Run(opened.path)
             detectors = load_framework(config, run, data, towers.tokenizer).detectors
-    return retrieval_section(
-        _search(first, second, groups, detectors[0], config.seed),
-        _search(second, first, groups, detectors[1], config.seed),
-        "" if detectors[0] is None else config.method.partition("+")[2].partition(":")[0],
-        titles,
+    return render_template(
+        "report/retrieval.html",
+        by_image=_search(first, second, groups, detectors[0], config.seed),
+        by_text=_search(second, first, groups, detectors[1], config.seed),
+        detector=name,
+        titles=titles,
     )
 
 
 def _images_and_captions(
     data: ImageData, towers: Towers, seed: int, progress: bool
 ) -> tuple[Side, Tensor, Side]:
+    from PIL import Image
+
     text = TextData(data.samples, towers.tokenizer)
     first, of_N = data.distinct(torch.arange(data.num_train))
     ids_I = first[torch.from_numpy(choose(len(first), seed, NUM_IMAGES))]
-    words, owners_M = text.all_of(torch.isin(of_N, of_N[ids_I]).nonzero()[:, 0])
+    words, owners_C = text.all_of(torch.isin(of_N, of_N[ids_I]).nonzero()[:, 0])
 
     def image(at: int) -> Shown:
-        from PIL import Image
-
         (square,) = square_images(data, ids_I[at : at + 1].numpy(), SIDE)
         uri = data_uri(Image.fromarray(square), quality=80)
         return {"text": data.samples.keys[int(ids_I[at])], "uri": uri}
 
     images = Side(towers.images(data, ids_I, progress), ids_I, image)
-    texts = Side(towers.texts(words), owners_M, lambda at: {"text": words[at], "uri": ""})
+    texts = Side(towers.texts(words), owners_C, lambda at: {"text": words[at], "uri": ""})
     return images, text.groups, texts
 
 
@@ -325,17 +301,18 @@ def _both_texts(data: ImageData, towers: Towers, seed: int) -> tuple[Side, Tenso
 
     def side(at: int) -> Side:
         first = {texts[at]: row for row, texts in reversed(list(enumerate(pairs)))}
-        words = list(first)
-        owners, shown = ids[torch.tensor(list(first.values()))], [short(w, LONGEST) for w in words]
-        return Side(towers.texts(words), owners, lambda row: {"text": shown[row], "uri": ""})
+        words, owners = list(first), ids[torch.tensor(list(first.values()))]
+        shown = [{"text": short(text, LONGEST), "uri": ""} for text in words]
+        return Side(towers.texts(words), owners, shown.__getitem__)
 
     return side(0), data.texts.groups, side(1)
 
 
 def _search(
     queries: Side, others: Side, groups: Tensor, detector: Detector | None, seed: int
-) -> list[Query]:
-    """Nearest candidates on the other side for random queries of one side."""
+) -> list[dict[str, Any]]:
+    """Random queries of one side (`shown`), the number of candidates of the other side that are
+    `flagged`, and the nearest `results`, each with `shown`, `similarity` and `mark`."""
     at_Q = torch.from_numpy(choose(len(queries.ids), seed, NUM_QUERIES))
     ids_Q, sim_QC = queries.ids[at_Q], queries.embeddings[at_Q] @ others.embeddings.T
     positive_QC = groups[ids_Q][:, None] == groups[others.ids]
@@ -343,21 +320,15 @@ def _search(
     kin_QC = torch.zeros_like(positive_QC)
     if detector is not None:
         kin_QC = flagged_candidates(detector, sim_QC, ids_Q, others.ids, positive_QC, pos_Q1)
-    nearest = sim_QC.topk(min(NUM_RESULTS, len(others.ids)), dim=1)
-    found = []
+    nearest, found = sim_QC.topk(min(NUM_RESULTS, len(others.ids)), dim=1), []
     for row, at in enumerate(at_Q.tolist()):
         results = []
-        for column in nearest.indices[row].tolist():
+        for column, similarity in zip(
+            nearest.indices[row].tolist(), nearest.values[row].tolist(), strict=True
+        ):
             mark = "positive" if positive_QC[row, column] else "kin" if kin_QC[row, column] else ""
-            similarity = float(sim_QC[row, column])
-            results.append({"shown": others.show(column), "similarity": similarity, "mark": mark})
+            shown = others.show(column)
+            results.append({"shown": shown, "similarity": similarity, "mark": mark})
         flagged = int(kin_QC[row].sum())
         found.append({"shown": queries.show(at), "flagged": flagged, "results": results})
     return found
-
-
-def retrieval_section(
-    by_image: Sequence[Query], by_text: Sequence[Query], detector: str, titles: tuple[str, str]
-) -> Markup:
-    words = {"by_image": by_image, "by_text": by_text, "detector": detector, "titles": titles}
-    return render_template("report/retrieval.html", **words)

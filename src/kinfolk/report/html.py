@@ -12,7 +12,7 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 
-def compose(
+def write_page(
+    path: Path,
     template: str,
     scripts: Sequence[str],
     *,
@@ -38,8 +39,8 @@ def compose(
     sections: Sequence[tuple[str, str]],
     sheet: str | None = None,
     **words: Any,
-) -> str:
-    """The text of a page. Files are named by their path in this package.
+) -> None:
+    """Writes a page. Templates and scripts are named by their path in this package.
 
     Args:
         template: the template, which extends `report/shell.html`.
@@ -56,7 +57,7 @@ def compose(
     parts = [_file(name) for name in ("report/shell.js", *scripts)]
     early, script = _file("report/theme.js"), "\n".join([*parts, "page.start();\n"])
     plotly = get_plotlyjs()
-    return render_template(
+    page = render_template(
         template,
         title=title,
         sections=sections,
@@ -71,6 +72,8 @@ def compose(
         data={id: Markup(script_json(value)) for id, value in data.items() if value is not None},
         **words,
     )
+    # lone surrogates of undecodable file names are replaced
+    write_text(path, page.encode("utf-8", "replace").decode())
 
 
 def render_template(template: str, **words: Any) -> Markup:
@@ -99,11 +102,6 @@ def mark_code(text: str) -> Markup:
         Markup("<code>{}</code>").format(piece) if at % 2 else piece
         for at, piece in enumerate(pieces)
     )
-
-
-def write_page(path: Path, page: str) -> None:
-    """Writes the file; lone surrogates of undecodable file names are replaced."""
-    write_text(path, page.encode("utf-8", "replace").decode())
 
 
 def script_json(value: Any) -> str:
@@ -145,33 +143,32 @@ class Panel:
 
 
 def line(
-    name: str, x: Any, y: Any, colour: str, dash: str = "solid", **more: Any
+    name: str, x: Iterable[Any], y: Iterable[Any], colour: str, dash: str = "solid", **more: Any
 ) -> dict[str, Any]:
     """A curve; values that are not finite become gaps."""
+    x, y = ([float(f"{value:.6g}") for value in values] for values in (x, y))
     return {
         "type": "scatter",
         "mode": "lines",
         "name": name,
-        "x": [round(float(value), 5) for value in x],
-        "y": [round(float(value), 6) if np.isfinite(value) else None for value in y],
+        "x": x,
+        "y": [value if math.isfinite(value) else None for value in y],
         "line": {"color": colour, "width": 2, "dash": dash},
-        "marker": {"color": colour},
+        "marker": {"color": colour, "size": 5},
         **more,
     }
 
 
 def histogram(name: str, values: Any, colour: str) -> dict[str, Any]:
     """Bars over the whole range of the values; of counts, as many of them in each bar."""
-    values = np.asarray(values)
     bins: Any = BINS
     if values.dtype.kind in "iu":
         low, high = int(values.min()), int(values.max())
         step = -(-(high - low + 1) // BINS)
         bins = np.arange(low, high + step + 1, step) - 0.5
     counts, edges = np.histogram(values, bins=bins)
-    bars = line(name, (edges[:-1] + edges[1:]) / 2, counts, colour)
-    del bars["mode"]
-    return bars | {"type": "bar"}
+    bars = line(name, (edges[:-1] + edges[1:]) / 2, counts, colour, type="bar")
+    return {key: value for key, value in bars.items() if key != "mode"}
 
 
 def outlines(groups: Sequence[tuple[str, Any, str, str]]) -> list[dict[str, Any]]:
@@ -209,14 +206,12 @@ COLOURS = ("accent", "second", "third")
 
 @dataclass(frozen=True)
 class Curve:
-    """One panel of curves over the epochs: `lines` names each metric in the legend; `alone` is the
-    note if only the first line has values."""
+    """One panel of curves over the epochs: `lines` names each metric in the legend."""
 
     id: str
     title: str
     note: str
     lines: dict[str, str]
-    alone: str = ""
     percent: bool = False
     from_zero: bool = False
     needs_labels: bool = False
@@ -249,10 +244,9 @@ CURVES = (
     ),
     Curve(
         "similarity",
-        "Similarity",
-        "of anchors to their positives, and to negatives with the same label",
+        "Similarity to the anchor",
+        "of its positives, and of negatives with its label",
         {"tp_similarity": "True positives", "fn_similarity": "False negatives"},
-        "of anchors to their positives",
     ),
     _labelled(
         "features_nmi",
@@ -273,7 +267,6 @@ CURVES = (
         "Retrieved keys",
         "share of anchors with a key from the queue, and of these keys with the anchor's label",
         {"with_key": "Anchors with a key", "key_precision": "Same label"},
-        "share of anchors with a key from the queue",
     ),
     _share(
         "accepted",
@@ -283,13 +276,11 @@ CURVES = (
     ),
     _from_zero("temperature", "Temperature", "of the loss", {"temperature": "Temperature"}),
     _from_zero("lr", "Learning rate", "at the end of the epoch", {"lr": "Learning rate"}),
-    _from_zero("speed", "Images per second", "training only", {"images_per_second": "Images/s"}),
     _from_zero(
         "cost",
-        "Cost of an epoch",
-        "seconds of the steps, and of embedding and clustering before them",
+        "Seconds of an epoch",
+        "of the steps, and of embedding and clustering before them",
         {"seconds": "Steps", "refresh_seconds": "Refresh"},
-        "seconds of the steps",
     ),
 )
 
@@ -297,38 +288,28 @@ CURVES = (
 def curve_panels(epochs: Sequence[dict[str, float]], labelled: bool = True) -> list[Panel]:
     """One panel for each curve with a finite value; without labels not those that need them."""
     panels = []
-    for curve in CURVES:
+    for curve in CURVES if labelled else [each for each in CURVES if not each.needs_labels]:
         traces, described = [], []
         for (metric, label), colour in zip(curve.lines.items(), COLOURS, strict=False):
             rows = [row for row in epochs if math.isfinite(row.get(metric, math.nan))]
-            if rows and (labelled or not curve.needs_labels):
+            if rows:
                 x, y = [int(row["epoch"]) for row in rows], [row[metric] for row in rows]
-                traces.append(curve_trace(curve, label, colour, x, y))
-                if len(curve.lines) == 1:
-                    traces[-1]["hovertemplate"] += "<extra></extra>"
+                traces.append(curve_line(curve, label, x, y, colour))
                 words = [f"{v:.1%}" if curve.percent else f"{v:.4g}" for v in (y[0], y[-1])]
                 last = f", {words[1]} in epoch {x[-1]}" if len(x) > 1 else ""
                 described.append(f"{label}: {words[0]} in epoch {x[0]}{last}")
         if traces:
-            note = curve.alone if curve.alone and len(traces) == 1 else curve.note
             drawn = curve_figure(curve, traces)
-            panels.append(Panel(curve.id, curve.title, note, "; ".join(described), drawn))
+            panels.append(Panel(curve.id, curve.title, curve.note, "; ".join(described), drawn))
     return panels
 
 
-def curve_trace(
-    curve: Curve, label: str, colour: str, x: list[int], y: list[float]
+def curve_line(
+    curve: Curve, name: str, x: Sequence[int], y: Sequence[float], colour: str
 ) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": "lines+markers" if len(x) <= 40 else "lines",
-        "name": label,
-        "x": x,
-        "y": y,
-        "line": {"color": colour, "width": 2},
-        "marker": {"color": colour, "size": 5},
-        "hovertemplate": f"%{{y:{'.2%' if curve.percent else '.4~g'}}}",
-    }
+    value = f"%{{y:{'.2%' if curve.percent else '.4~g'}}}"
+    mode = "lines+markers" if len(x) <= 40 else "lines"
+    return line(name, x, y, colour, mode=mode, hovertemplate=value)
 
 
 def curve_figure(curve: Curve, traces: list[dict[str, Any]]) -> dict[str, Any]:
@@ -337,6 +318,7 @@ def curve_figure(curve: Curve, traces: list[dict[str, Any]]) -> dict[str, Any]:
     first, last = min(trace["x"][0] for trace in traces), max(trace["x"][-1] for trace in traces)
     step = max(1, math.ceil((last - first) / 6))
     ticks = {"tickformat": "d", "tickmode": "linear", "tick0": first, "dtick": step}
+    drawn["layout"]["showlegend"] = len(curve.lines) > 1
     drawn["layout"]["xaxis"] |= ticks
     drawn["layout"]["yaxis"] |= {
         "tickformat": ".2~%" if curve.percent else "~g",

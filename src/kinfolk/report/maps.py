@@ -19,179 +19,25 @@ from numpy.typing import NDArray
 
 from kinfolk.errors import short
 from kinfolk.seeding import generator
-from kinfolk.training.epoch_end import Snapshot
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from kinfolk.data.images import ImageData
     from kinfolk.data.views import Views
 
-
-NUM_SAMPLES = 6
-NUM_VIEWS = 6
+NUM_SAMPLES = NUM_VIEWS = 6
 GAP = 0.12
 """Distance between the images of a strip, as a share of their width."""
-
-
-@dataclass(frozen=True)
-class Strip:
-    """One sample as one image: the original, a gap, and its views."""
-
-    key: str
-    label: str
-    uri: str
-    width: int
-    height: int
-    pixelated: bool
-
-
-@dataclass(frozen=True)
-class Stage:
-    """The map after an epoch. `pseudo`: (S,) pseudo-labels, −1 where none was accepted, None before
-    the first. `note` counts them."""
-
-    epoch: int
-    points: NDArray[np.float32]
-    pseudo: list[int] | None
-    note: str
-
-
-@dataclass(frozen=True)
-class Stages:
-    """The maps of all snapshots. `place`: (S,) positions of their samples on the large map."""
-
-    maps: list[Stage]
-    place: list[int]
-    method: str
-    has_labels: bool
-
-    @property
-    def clusters(self) -> int:
-        """One more than the largest pseudo-label; 0 without any."""
-        return 1 + max((label for stage in self.maps for label in stage.pseudo or ()), default=-1)
-
-    @property
-    def choice(self) -> bool:
-        """Whether the reader can choose between two colourings."""
-        return self.clusters > 0 and self.has_labels
-
-    def as_json(self) -> dict[str, Any]:
-        """Data for the page's script."""
-        maps = [
-            {"epoch": stage.epoch, **_coordinates(stage.points), "pseudo": stage.pseudo}
-            for stage in self.maps
-        ]
-        return {"maps": maps, "place": self.place, "clusters": self.clusters}
-
-
-def draw_stages(
-    snapshots: Sequence[Snapshot], ids_N: NDArray[np.int64], has_labels: bool, seed: int
-) -> Stages | None:
-    """One map per snapshot; each starts from the one before, so that unchanged samples stay in
-    place. None without snapshots of samples among `ids_N`."""
-    if not snapshots or not np.isin(snapshots[0].ids, ids_N).all():
-        return None
-    clusters = any(snapshot.pseudo is not None for snapshot in snapshots)
-    maps, points, method = [], None, ""
-    for snapshot in snapshots:
-        points, method = project(snapshot.embedding.astype(np.float32), seed, points)
-        pseudo = None if snapshot.pseudo is None else snapshot.pseudo.tolist()
-        maps.append(Stage(snapshot.epoch, points, pseudo, _note(pseudo) if clusters else ""))
-    return Stages(maps, np.searchsorted(ids_N, snapshots[0].ids).tolist(), method, has_labels)
-
-
-def _note(pseudo: list[int] | None) -> str:
-    if pseudo is None:
-        return "before the first clusters"
-    named = [label for label in pseudo if label >= 0]
-    return f"{len(named) / len(pseudo):.0%} with a pseudo-label, {len(set(named)):,} clusters"
-
-
 MAX_TILE = 40
 """Largest side of a thumbnail; a sheet of 5,000 photographs then takes about three megabytes."""
 CHUNK = 256
-
-
-def draw_map(
-    data: ImageData, ids_N: NDArray[np.int64], features_NF: NDArray[np.float32], seed: int
-) -> EmbeddingMap:
-    """The map of the samples `ids_N`. Text pairs have their anchors instead of keys and images."""
-    points, method = project(features_NF, seed)
-    samples = data.samples
-    labels = None if samples.labels is None else [int(label) for label in samples.labels[ids_N]]
-    keys = [samples.keys[i] for i in ids_N]
-    if data.texts is not None:
-        keys = [short(texts[0]) for texts in data.texts.of(torch.from_numpy(ids_N))]
-    thumbnails = []
-    for start in range(0, len(ids_N) if data.texts is None else 0, CHUNK):
-        thumbnails += square_images(data, ids_N[start : start + CHUNK], MAX_TILE)
-    return EmbeddingMap(
-        method=method,
-        total=len(samples),
-        points=points,
-        keys=keys,
-        labels=labels,
-        classes=_class_names(data),
-        sprites=sprite_sheet(thumbnails, min(MAX_TILE, max(data.height, data.width))),
-    )
-
-
-def draw_strips(data: ImageData, views: Views, seed: int) -> list[Strip]:
-    """Some random training samples, each with some of its augmented views."""
-    from PIL import Image
-
-    ids, samples, size = choose(data.num_train, seed, NUM_SAMPLES), data.samples, views.size
-    chosen, random = torch.from_numpy(ids), generator(seed, "strips")
-    made = views(data.pixels(chosen), random, aspect=data.aspect(chosen), num_views=NUM_VIEWS)
-    rgb_VBCHW = (views.to_rgb(made) * 255).round().to(torch.uint8)
-    views_BVHW3 = np.ascontiguousarray(rgb_VBCHW.permute(1, 0, 3, 4, 2).numpy())
-    names, gap, strips = _class_names(data), max(1, round(size * GAP)), []
-    originals = square_images(data, ids, 2 * size)
-    for sample, original, views_VHW3 in zip(ids, originals, views_BVHW3, strict=True):
-        sheet = Image.new("RGBA", ((size + gap) * (NUM_VIEWS + 1), size), (0, 0, 0, 0))
-        first = Image.fromarray(original)
-        if first.size != (size, size):
-            first = first.resize((size, size), Image.Resampling.BICUBIC)
-        sheet.paste(first, (0, 0))
-        for place, view in enumerate(views_VHW3):
-            sheet.paste(Image.fromarray(view), (size + 2 * gap + place * (size + gap), 0))
-        label = -1 if samples.labels is None else samples.labels[sample]
-        name, uri = names[label] if label >= 0 else "", data_uri(sheet, quality=88)
-        strips.append(Strip(samples.keys[sample], name, uri, *sheet.size, size <= 64))
-    return strips
-
-
-def square_images(data: ImageData, ids: NDArray[np.int64], size: int) -> list[NDArray[np.uint8]]:
-    """The cached images with the aspect ratio of the originals, at most `size` on the long side, on
-    a black square."""
-    from PIL import Image, ImageOps
-
-    chosen = torch.from_numpy(ids)
-    pixels_BHW3, aspect_B = data.pixels(chosen).numpy(), data.aspect(chosen).tolist()
-    side = min(size, max(data.height, data.width))
-    squares = []
-    for pixels_HW3, aspect in zip(pixels_BHW3, aspect_B, strict=True):
-        width, height = (max(1, round(side * min(1, ratio))) for ratio in (aspect, 1 / aspect))
-        image = Image.fromarray(pixels_HW3)
-        if image.size != (width, height):
-            image = image.resize((width, height), Image.Resampling.LANCZOS)
-        squares.append(np.asarray(ImageOps.pad(image, (side, side))))
-    return squares
-
-
-def _class_names(data: ImageData) -> list[str]:
-    """A name for each label; its number where the source gives no name."""
-    labels = data.samples.labels
-    if labels is None:
-        return []
-    count = int(labels.max(initial=-1)) + 1
-    named = list(data.classes or [])
-    return [*named, *(str(label) for label in range(len(named), count))]
-
-
-MAX_POINTS = 5000
-MIN_POINTS_TSNE = 30
+MAX_POINTS, MIN_POINTS_TSNE = 5000, 30
 MAX_SHEET, QUALITIES = 7_000_000, (72, 45, 20, 5)
 """Largest length of a sprite sheet's data URI, and the WebP qualities to try until it fits."""
+
+
+# ---- the map
 
 
 @dataclass(frozen=True)
@@ -210,75 +56,83 @@ class Sprites:
 
 @dataclass(frozen=True)
 class EmbeddingMap:
-    """The points of the map, with the contents of their tooltips."""
+    """The points of the map, with the contents of their tooltips. Label −1: no label."""
 
     method: str
     total: int
-    points: NDArray[np.float32]
+    points_N2: NDArray[np.float32]
     keys: list[str]
     labels: list[int] | None
     classes: list[str]
     sprites: Sprites | None
 
     def as_json(self) -> dict[str, Any]:
-        """Data for the page's script. Label −1 is a sample without a label."""
-        sprites = self.sprites
-        return {
-            **_coordinates(self.points),
-            "keys": self.keys,
-            "labels": self.labels,
-            "classes": self.classes,
-            "tile": None if sprites is None else sprites.layout,
-        }
+        """Data for the page's script."""
+        x, y = ([round(float(value), 3) for value in axis] for axis in self.points_N2.T)
+        tile = None if self.sprites is None else self.sprites.layout
+        described = {"keys": self.keys, "labels": self.labels, "classes": self.classes}
+        return {"x": x, "y": y, **described, "tile": tile}
 
 
-def _coordinates(points_N2: NDArray[np.float32]) -> dict[str, list[float]]:
-    x, y = ([round(float(value), 3) for value in axis] for axis in points_N2.T)
-    return {"x": x, "y": y}
-
-
-def choose(
-    total: int, seed: int, limit: int = MAX_POINTS, include: NDArray[np.int64] | None = None
-) -> NDArray[np.int64]:
-    """Ids of the samples on the map, ascending: all of them, or `limit` at random that contain
-    those to `include`."""
+def choose(total: int, seed: int, limit: int = MAX_POINTS) -> NDArray[np.int64]:
+    """Ids of all samples, or of `limit` at random, ascending."""
     if total <= limit:
         return np.arange(total, dtype=np.int64)
-    kept = np.empty(0, dtype=np.int64) if include is None else include[:limit]
-    others = np.setdiff1d(np.arange(total), kept)
-    order = torch.randperm(len(others), generator=generator(seed, "map")).numpy()
-    return np.sort(np.concatenate((kept, others[order[: limit - len(kept)]]))).astype(np.int64)
+    order = torch.randperm(total, generator=generator(seed, "map")).numpy()
+    return np.sort(order[:limit]).astype(np.int64)
 
 
-def project(
-    features_NF: NDArray[np.float32], seed: int, start_N2: NDArray[np.float32] | None = None
-) -> tuple[NDArray[np.float32], str]:
-    """(N, 2) coordinates and the name of the method: t-SNE of unit-norm features, started from
-    `start_N2` or from the first two principal components, or PCA of too few points for t-SNE."""
+def draw_map(
+    data: ImageData, ids_N: NDArray[np.int64], features_NF: NDArray[np.float32], seed: int
+) -> EmbeddingMap:
+    """The map of the samples `ids_N`. Text pairs have their anchors instead of keys and images."""
+    points_N2, method = project(features_NF, seed)
+    samples = data.samples
+    labels = None if samples.labels is None else samples.labels[ids_N].tolist()
+    keys, thumbnails = [samples.keys[i] for i in ids_N], []
+    if data.texts is None:
+        for start in range(0, len(ids_N), CHUNK):
+            thumbnails += square_images(data, ids_N[start : start + CHUNK], MAX_TILE)
+    else:
+        keys = [short(texts[0]) for texts in data.texts.of(torch.from_numpy(ids_N))]
+    sprites = sprite_sheet(thumbnails, min(MAX_TILE, max(data.height, data.width)))
+    total = len(samples)
+    return EmbeddingMap(method, total, points_N2, keys, labels, _class_names(data), sprites)
+
+
+def _class_names(data: ImageData) -> list[str]:
+    """A name for each label; its number where the source gives no name."""
+    labels = data.samples.labels
+    if labels is None:
+        return []
+    named = list(data.classes or [])
+    return [*named, *map(str, range(len(named), int(labels.max(initial=-1)) + 1))]
+
+
+def project(features_NF: NDArray[np.float32], seed: int) -> tuple[NDArray[np.float32], str]:
+    """(N, 2) coordinates and the name of the method: t-SNE of unit-norm features, started from the
+    first two principal components, or these of too few points for t-SNE."""
     features_NF = np.asarray(features_NF, dtype=np.float32)
     if not np.isfinite(features_NF).all():
         raise ValueError("the features are not finite")
     unit_NF = features_NF / np.maximum(np.linalg.norm(features_NF, axis=1, keepdims=True), 1e-12)
-    pca_N2 = _principal(unit_NF, 50)
-    if len(unit_NF) < MIN_POINTS_TSNE or float(pca_N2.std()) < 1e-6:
-        return _pad(pca_N2[:, :2]), "PCA"
+    pca_NF = _principal(unit_NF, 50)
+    start_N2 = np.pad(pca_NF[:, :2], ((0, 0), (0, max(0, 2 - pca_NF.shape[1]))))
+    if len(unit_NF) < MIN_POINTS_TSNE or float(pca_NF.std()) < 1e-6:
+        return start_N2, "PCA"
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-    start_N2 = _pad(pca_N2[:, :2]) if start_N2 is None else start_N2
-    start_N2 = start_N2 * (1e-4 / max(float(start_N2[:, 0].std()), 1e-12))
-    perplexity = min(30.0, (len(unit_NF) - 1) / 3)
-    # One thread, so that the map is the same on every machine.
-    with warnings.catch_warnings(), threadpool_limits(1):
+    tsne = TSNE(
+        perplexity=min(30.0, (len(unit_NF) - 1) / 3),
+        init=start_N2 * (1e-4 / max(float(start_N2[:, 0].std()), 1e-12)),
+        learning_rate="auto",
+        max_iter=500,
+        random_state=seed,
+    )
+    with warnings.catch_warnings(), threadpool_limits(1):  # the same map on every machine
         warnings.simplefilter("ignore")
-        tsne = TSNE(
-            perplexity=perplexity,
-            init=start_N2,
-            learning_rate="auto",
-            max_iter=500,
-            random_state=seed,
-        )
-        return np.asarray(tsne.fit_transform(pca_N2), dtype=np.float32), "t-SNE"
+        return np.asarray(tsne.fit_transform(pca_NF), dtype=np.float32), "t-SNE"
 
 
 def _principal(x_NF: NDArray[np.float32], components: int) -> NDArray[np.float32]:
@@ -291,9 +145,57 @@ def _principal(x_NF: NDArray[np.float32], components: int) -> NDArray[np.float32
     return np.asarray(centred_NF @ (directions * signs), dtype=np.float32)
 
 
-def _pad(points: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Adds a second coordinate to features of one dimension."""
-    return np.pad(points, ((0, 0), (0, 2 - points.shape[1])))
+# ---- images
+
+
+@dataclass(frozen=True)
+class Strip:
+    """One sample as one image: the original, a gap, and its views."""
+
+    key: str
+    label: str
+    uri: str
+    width: int
+    height: int
+    pixelated: bool
+
+
+def draw_strips(data: ImageData, views: Views, seed: int) -> list[Strip]:
+    """Some random training samples, each with some of its augmented views."""
+    from PIL import Image
+
+    ids, samples, size = choose(data.num_train, seed, NUM_SAMPLES), data.samples, views.size
+    chosen, random = torch.from_numpy(ids), generator(seed, "strips")
+    made = views(data.pixels(chosen), random, aspect=data.aspect(chosen), num_views=NUM_VIEWS)
+    rgb_VBCHW = (views.to_rgb(made) * 255).round().to(torch.uint8)
+    views_BVHW3 = np.ascontiguousarray(rgb_VBCHW.permute(1, 0, 3, 4, 2).numpy())
+    names, gap, strips = _class_names(data), max(1, round(size * GAP)), []
+    originals = square_images(data, ids, 2 * size)
+    for sample, original, views_VHW3 in zip(ids, originals, views_BVHW3, strict=True):
+        sheet = Image.new("RGBA", ((size + gap) * (NUM_VIEWS + 1), size), (0, 0, 0, 0))
+        first = Image.fromarray(original).resize((size, size), Image.Resampling.BICUBIC)
+        sheet.paste(first, (0, 0))
+        for place, view in enumerate(views_VHW3):
+            sheet.paste(Image.fromarray(view), (size + 2 * gap + place * (size + gap), 0))
+        label = -1 if samples.labels is None else samples.labels[sample]
+        name, uri = names[label] if label >= 0 else "", data_uri(sheet, quality=88)
+        strips.append(Strip(samples.keys[sample], name, uri, *sheet.size, size <= 64))
+    return strips
+
+
+def square_images(data: ImageData, ids: NDArray[np.int64], size: int) -> list[NDArray[np.uint8]]:
+    """The cached images with the aspect ratio of the originals, at most `size` on the long side, on
+    a black square."""
+    from PIL import Image, ImageOps
+
+    chosen = torch.from_numpy(ids)
+    pixels_BHW3, aspect_B = data.pixels(chosen).numpy(), data.aspect(chosen).tolist()
+    side, squares = min(size, max(data.height, data.width)), []
+    for pixels_HW3, aspect in zip(pixels_BHW3, aspect_B, strict=True):
+        width, height = (max(1, round(side * min(1, ratio))) for ratio in (aspect, 1 / aspect))
+        image = Image.fromarray(pixels_HW3).resize((width, height), Image.Resampling.LANCZOS)
+        squares.append(np.asarray(ImageOps.pad(image, (side, side))))
+    return squares
 
 
 def sprite_sheet(images: Sequence[NDArray[np.uint8]], size: int) -> Sprites | None:
@@ -306,12 +208,8 @@ def sprite_sheet(images: Sequence[NDArray[np.uint8]], size: int) -> Sprites | No
     rows = math.ceil(len(images) / columns)
     sheet = Image.new("RGB", (columns * size, rows * size))
     for i, image in enumerate(images):
-        tile = Image.fromarray(image)
-        if tile.size != (size, size):
-            smooth = tile.width > size
-            method = Image.Resampling.LANCZOS if smooth else Image.Resampling.NEAREST
-            tile = tile.resize((size, size), method)
-        sheet.paste(tile, ((i % columns) * size, (i // columns) * size))
+        row, column = divmod(i, columns)
+        sheet.paste(Image.fromarray(image).resize((size, size)), (column * size, row * size))
     for quality in QUALITIES:
         uri = data_uri(sheet, quality)
         if len(uri) <= MAX_SHEET:
@@ -319,8 +217,7 @@ def sprite_sheet(images: Sequence[NDArray[np.uint8]], size: int) -> Sprites | No
     return Sprites(uri, size, columns, rows)
 
 
-def data_uri(image: Any, quality: int) -> str:
-    """A PIL image as a WebP data URI."""
+def data_uri(image: Image.Image, quality: int) -> str:
     buffer = io.BytesIO()
     image.save(buffer, "WEBP", quality=quality, method=4)
     return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")

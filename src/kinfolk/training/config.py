@@ -280,15 +280,6 @@ class CheckpointConfig(Section):
     """Number of newest checkpoints to keep: last.ckpt, last-1.ckpt, …"""
 
 
-class SnapshotConfig(Section):
-    """Embeddings of a few training samples at a few epochs, for the maps of the report."""
-
-    epochs: int = Field(default=4, ge=0)
-    """Number of snapshots, from the first epoch to the last; 0: none."""
-    samples: int = Field(default=1000, ge=1)
-    """Samples of each snapshot."""
-
-
 class PythonConfig(Section):
     """Objects that were passed to `kf.train` instead of a name, by their class. Set by
     `kf.train`."""
@@ -301,7 +292,10 @@ class PythonConfig(Section):
     """Action of that detector."""
 
 
-REMOVED = {"checkpoint.best": False, "data.hierarchy": False, "data.depth": True}
+REMOVED = {
+    "snapshots": False, "checkpoint.best": False, "data.hierarchy": False,
+    "data.depth": True,
+}
 """Settings of earlier versions, which run folders may have; whether they determined the result."""
 
 
@@ -335,7 +329,6 @@ class TrainConfig(Section):
     trainer: TrainerConfig = TrainerConfig()
     knn: KnnConfig = KnnConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
-    snapshots: SnapshotConfig = SnapshotConfig()
     plugins: Annotated[tuple[str, ...], BeforeValidator(_split_name)] = ()
     """Modules or .py files that register detectors and frameworks."""
     python: PythonConfig = PythonConfig()

@@ -1,7 +1,7 @@
 """What happens between epochs: the refresh of methods that use all samples at once, and the
-measurements: nearest-neighbour accuracy, quality of clusters, and snapshots for the report.
+measurements: nearest-neighbour accuracy and quality of clusters.
 
-Dimension key: N training samples, L levels, S samples of a snapshot, D embedding, F features.
+Dimension key: N training samples, L levels, F features.
 """
 
 from __future__ import annotations
@@ -9,31 +9,24 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kinfolk import distributed
-from kinfolk.clustering.hierarchy import OnlineHierarchy
 from kinfolk.clustering.labels import PseudoLabels
 from kinfolk.data.images import HostWriter, ImageData
 from kinfolk.data.labels import TEST_SPLITS, VALIDATION_SPLITS
-from kinfolk.data.sample_table import samples_digest
 from kinfolk.data.text import NumberedTexts
 from kinfolk.detectors import Hierarchy as HierarchyDetector
 from kinfolk.embedding import embed, embed_in_parts, embedding_function, share_statistics
-from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.errors import UsageError
 from kinfolk.evaluation.detection import Normaliser, label_nmi, mtpr_mtnr, nmi
 from kinfolk.evaluation.probes import knn_accuracy
-from kinfolk.files import check_safetensors, write_safetensors
 from kinfolk.frameworks import RCL
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import evaluating
@@ -42,7 +35,6 @@ from kinfolk.stores.per_sample import Collected
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.launch import float32_products
 from kinfolk.training.module import TrainingModule
-from kinfolk.training.run_folder import Run, epoch_of, snapshot_file
 
 
 class Knn:
@@ -183,86 +175,6 @@ def criteria_labels(framework: Framework) -> Tensor | None:
         if isinstance(part, HierarchyDetector):
             return part.clusters.labels if part.started else None
     return None
-
-
-def accepted_labels(framework: Framework) -> Tensor | None:
-    """(N,) pseudo-labels of the first level that groups samples, −1 for a sample that is alone."""
-    found = pseudo_labels(framework)
-    if found is not None:
-        used_N, clusters_N = (levels_LN[0] for levels_LN in found)
-        labels_N = used_N.where(used_N == clusters_N, -1)
-    else:
-        trees = (part for part in framework.modules() if isinstance(part, OnlineHierarchy))
-        tree = next(trees, None)
-        if tree is None or tree.levels < 2:
-            return None
-        labels_N = tree.labels[1]
-    _, group_N, size = torch.unique(labels_N, return_inverse=True, return_counts=True)
-    return labels_N.where(size[group_N] > 1, -1)
-
-
-SAMPLES = "kinfolk.samples"
-"""Key of the digest of the list of samples that the ids refer to."""
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """Ids (S,), unit-norm projected embeddings (S, D) and pseudo-labels (S,), −1: none accepted."""
-
-    epoch: int
-    ids: NDArray[np.int64]
-    embedding: NDArray[np.float16]
-    pseudo: NDArray[np.int64] | None
-
-
-class Snapshots:
-    """Writes `snapshots/epoch-NNNN.safetensors` after some epochs, always of the same samples."""
-
-    def __init__(self, run: Run, data: ImageData, config: TrainConfig) -> None:
-        self.run, self.data = run, data
-        self.epochs = snapshot_epochs(config.snapshots.epochs, config.epochs)
-        order = torch.randperm(data.num_train, generator=generator(config.seed, "snapshots"))
-        self.ids = order[: config.snapshots.samples].sort().values
-        self.samples = samples_digest(data.samples) if self.epochs else ""
-
-    def __call__(self, module: TrainingModule, epoch: int) -> dict[str, float]:
-        if epoch not in self.epochs:
-            return {}
-        embedding_SD = module.embed_samples(self.data, self.ids, projected=True)
-        tensors = {"ids": self.ids, "embedding": embedding_SD.half()}
-        labels_N = accepted_labels(module.framework)
-        if labels_N is not None:
-            tensors["pseudo"] = labels_N.cpu()[self.ids]
-        file = snapshot_file(self.run.snapshots, epoch)
-        write_safetensors(file, tensors, {SAMPLES: self.samples})
-        return {}
-
-
-def snapshot_epochs(number: int, epochs: int) -> set[int]:
-    """The epochs, counted from 1, after which a snapshot is written.
-
-    Example:
-        >>> sorted(snapshot_epochs(4, 100))
-        [1, 34, 67, 100]
-    """
-    if number < 2:
-        return {epochs} if number else set()
-    return {1 + round(at * (epochs - 1) / (number - 1)) for at in range(number)}
-
-
-def read_snapshots(folder: Path, samples: str | None = None) -> list[Snapshot]:
-    """All readable snapshots of a run in order; with a digest `samples`, of these samples only."""
-    found = list[Snapshot]()
-    for path in sorted(folder.glob("epoch-*.safetensors"), key=epoch_of):
-        with suppress(KinfolkError, SafetensorError, OSError, KeyError):
-            with safe_open(path, "numpy") as file:
-                about = file.metadata() or {}
-                check_safetensors(path, about, required=True)
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if samples in (None, about.get(SAMPLES)):
-                part = arrays["ids"], arrays["embedding"], arrays.get("pseudo")
-                found.append(Snapshot(epoch_of(path), *part))
-    return found
 
 
 class Refresh(pl.Callback):

@@ -86,7 +86,6 @@ class Run:
     log = _Inside("train.log")
     checkpoint = _Inside("checkpoints/last.ckpt")
     model = _Inside("model.safetensors")
-    snapshots = _Inside("snapshots")
     tokenizer = _Inside("tokenizer.json")
     sentence_transformer = _Inside("sentence-transformer")
     cache = _Inside("cache")  # decoded pixels, and features of a guide
@@ -140,7 +139,7 @@ class Run:
 
     def remove_unfinished_files(self) -> None:
         entries = [entry for entry in self.path.glob("*") if _is_half_written(entry.name)]
-        for name in ("checkpoints", "eval", "snapshots"):
+        for name in ("checkpoints", "eval"):
             inside = (self.path / name).glob("*")
             entries += [entry for entry in inside if is_unfinished(entry.name)]
         for entry in filter(Path.is_file, entries):
@@ -323,7 +322,6 @@ def write_start(
     run.remove_unfinished_files()
     step, epoch = (0, 0) if state is None else (state["step"], state["epoch"])
     run.truncate_metrics(step, epoch)
-    remove_later_snapshots(run.snapshots, epoch)
     if state is None:
         images.samples.to_parquet(run.samples)
         write_quarantine(images.quarantine, run.quarantine)
@@ -373,17 +371,7 @@ def num_processes(config: TrainConfig) -> int:
     return config.trainer.devices * config.trainer.num_nodes
 
 
-def remove_later_snapshots(folder: Path, epoch: int) -> None:
-    for path in folder.glob("epoch-*.safetensors"):
-        if epoch_of(path) > epoch:
-            path.unlink()
-
-
-def snapshot_file(folder: Path, epoch: int) -> Path:
-    return folder / f"epoch-{epoch:04d}.safetensors"
-
-
 def epoch_of(path: Path) -> int:
-    """The number in the name of a snapshot or an older checkpoint; −1 for another file."""
+    """The number in the name of an older checkpoint; −1 for another file."""
     number = path.stem.rpartition("-")[2]
     return int(number) if number.isdecimal() else -1

@@ -187,7 +187,7 @@ def current_names(given: Mapping[str, Any], owner: str) -> dict[str, Any]:
 
 WITHOUT_EFFECT = (
     *("data.source", "data.exclude", "data.workers", "data.cache_dir"),
-    *("knn", "checkpoint", "snapshots", "plugins"),
+    *("knn", "checkpoint", "plugins"),
     *("trainer.accelerator", "trainer.matmul_precision", "trainer.strategy", "trainer.compile"),
     *("trainer.compile_encoder", "trainer.cudnn_benchmark", "trainer.timeout_minutes"),
     *("trainer.loggers", "trainer.log_every"),

@@ -46,7 +46,7 @@ from kinfolk.training.defaults import (
     setting_origins,
     with_absolute_paths,
 )
-from kinfolk.training.epoch_end import ClusterQuality, Knn, Refresh, Snapshots, require_knn
+from kinfolk.training.epoch_end import ClusterQuality, Knn, Refresh, require_knn
 from kinfolk.training.launch import (
     explain_lost_ranks,
     float32_products,
@@ -287,7 +287,6 @@ def _fit(start: _Start, images: ImageData, state: dict[str, Any] | None) -> Run:
             ClusterQuality(images, config.knn.nmi_normaliser),
             Refresh(images if images.texts is None else NumberedTexts(images.texts)),
             lambda module, epoch: module.framework.metrics,
-            Snapshots(run, images, config),
         ]
         this_run = identity(config, samples_digest(images.samples), images.num_train)
         meta = {
