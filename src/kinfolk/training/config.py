@@ -293,7 +293,9 @@ class PythonConfig(Section):
 
 
 REMOVED = {
-    "snapshots": False, "checkpoint.best": False, "data.hierarchy": False,
+    "snapshots": False,
+    "checkpoint.best": False,
+    "data.hierarchy": False,
     "data.depth": True,
 }
 """Settings of earlier versions, which run folders may have; whether they determined the result."""
