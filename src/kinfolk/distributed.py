@@ -165,6 +165,16 @@ def average_gradient(parameter: Tensor) -> Tensor:
     return same
 
 
+def from_rank_zero(compute: Callable[[], Tensor], empty: Tensor) -> Tensor:
+    """`empty`, filled on all ranks with what `compute` returns on rank zero."""
+    if is_rank_zero():
+        with threads_of_waiting_ranks():
+            empty.copy_(compute())
+    if world_size() > 1:
+        dist.broadcast(empty, 0)
+    return empty
+
+
 def overwrite_from_rank_zero(tensors: Sequence[Tensor], device: torch.device) -> None:
     """Overwrites tensors on the CPU with those of rank zero, which travel by `device`."""
     if world_size() > 1:

@@ -166,13 +166,14 @@ def test_features_are_moving_averages_and_the_first_counts_whole() -> None:
     assert hierarchy.tree.features.tolist() == [[0, 0], pytest.approx([3 / 10**0.5, 1 / 10**0.5])]
 
 
-def test_centres_are_normalised_sums_of_their_members() -> None:
+def test_a_cluster_has_the_sum_of_its_members() -> None:
     labels, z = planted()
     hierarchy = OnlineHierarchy(len(z), 3, merge_similarity=0.5)
     hierarchy.start(labels, z)
-    label, centre = hierarchy.centres(3)
-    for name, row in zip(label, centre, strict=True):
-        torch.testing.assert_close(row, F.normalize(z[hierarchy.labels[2] == name].sum(0), dim=0))
+    for name in hierarchy.labels[2].unique():
+        members = hierarchy.labels[2] == name
+        torch.testing.assert_close(hierarchy.tree.sums_at(2)[name], z[members].sum(0))
+        assert hierarchy.tree.sizes[2, name] == members.sum()
 
 
 def test_what_is_wrong_is_named() -> None:

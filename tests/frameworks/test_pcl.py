@@ -176,11 +176,6 @@ def test_the_last_clustering_of_a_linear_schedule_has_the_final_rate() -> None:
     assert framework.prototypes.accepted.sum(1).tolist() == [32, 32]
 
 
-def test_settings_of_kmeans_reach_it() -> None:
-    clusters = made(iterations=3, warm_iterations=2, points_per_cluster=7).prototypes.clusters
-    assert (clusters.iterations, clusters.warm_iterations, clusters.points_per_cluster) == (3, 2, 7)
-
-
 def test_drawn_prototypes_are_new_at_every_step_and_the_same_on_resume() -> None:
     framework = made(queue_size=0, num_prototypes=2)
     framework.refresh(embeddings(), 0.5)

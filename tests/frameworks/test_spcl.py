@@ -196,12 +196,6 @@ def test_one_number_of_clusters_is_one_level() -> None:
     assert framework(*batch(0)).isfinite()
 
 
-def test_settings_of_kmeans_reach_it() -> None:
-    clusters = made(iterations=3, warm_iterations=2, points_per_cluster=7).assigned.clusters
-    assert clusters is not None
-    assert (clusters.iterations, clusters.warm_iterations, clusters.points_per_cluster) == (3, 2, 7)
-
-
 def test_after_the_last_epoch_a_detector_sees_embeddings_and_the_heads_stay() -> None:
     detector = IFND(num_samples=N, num_clusters=4)
     framework = made(detector=detector)

@@ -1,8 +1,6 @@
 """DBSCAN (Ester et al., KDD 1996) at several radii, in memory linear in the data set, and radii
 fitted by the distance to the k-th neighbour (section 4.2 of the paper).
 
-Similarities are computed in row blocks, twice: to count neighbours, and to join the cores.
-
 Dimension key: N samples, n of them that are measured, D features, R radii, b rows of a block.
 """
 
@@ -32,13 +30,12 @@ def dbscan(
     own.
 
     A sample with at least `min_samples` samples within the radius, itself among them, is a core;
-    cores within the radius of each other share a cluster; another sample joins the nearest core
-    within it.
+    cores within the radius of each other share a cluster; other samples join the nearest core.
 
     Args:
         radii: growing; Euclidean distances of the unit-norm features: cos = 1 − r² / 2.
-        nested: a sample that is no core stays with the first cluster it joins, so that every
-            cluster is part of one at the next radius. False: each radius for itself.
+        nested: a sample that is no core stays with the first cluster it joins, so that clusters
+            are nested.
 
     Example:
         >>> points = torch.tensor([[1.0, 0.0], [1.0, 0.1], [1.0, 0.2], [0.0, 1.0]])
@@ -109,9 +106,19 @@ def require_finite(features: Tensor) -> None:
         )
 
 
+def require_all_samples(features: Tensor | None, num_samples: int) -> Tensor:
+    if features is None or len(features) != num_samples:
+        shape = None if features is None else tuple(features.shape)
+        raise ValueError(
+            f"`features` (={shape}) must have the shape ({num_samples}, any): all samples in"
+            " data-set order"
+        )
+    require_finite(features)
+    return features
+
+
 def _join_parts(part_N: Tensor, near_bN: Tensor, core_N: Tensor, start: int) -> Tensor:
-    """The parts after joining cores that are near each other; each is named by its smallest
-    core."""
+    """The parts, named by their smallest core, after joining cores that are near each other."""
     rows = slice(start, start + len(near_bN))
     cores_bN = near_bN & core_N & core_N[rows].unsqueeze(1)
     row, column = (cores_bN & (part_N != part_N[rows].unsqueeze(1))).nonzero(as_tuple=True)
@@ -146,13 +153,10 @@ class Radii(Exact):
         super().__init__()
         self.given, self.min_samples = None if given is None else from_level_2(given), min_samples
         if self.given is not None and len(self.given) != levels - 1:
-            needed = (
-                f"{len(self.given)} radii need {len(self.given) + 1} levels (`criteria` of rcl,"
-                " `levels` of hierarchy)"
-            )
             raise ValueError(
                 f"`radii` (={list(self.given)}) must be one for each of the levels 2 to {levels};"
-                f" {needed}"
+                f" {len(self.given)} radii need {len(self.given) + 1} levels (`criteria` of rcl,"
+                " `levels` of hierarchy)"
             )
         check_dbscan(self.given or (), min_samples)
         self.register_buffer("fitted", torch.zeros(levels - 1, dtype=torch.float64))
@@ -167,11 +171,10 @@ class Radii(Exact):
         return tuple(self.fitted.tolist()) if self.fitted.all() else None
 
     def fit(self, features: Tensor) -> tuple[float, ...]:
-        """The radii for (N, D) features of all samples."""
         if self.given is not None:
             return self.given
         distance_n = _core_distances(features, self.min_samples, _FIT_SAMPLES)
-        radii = _fitting(features, distance_n, len(self.fitted), self.min_samples, LARGEST)
+        radii = fitting_radii(features, len(self.fitted), min_samples=self.min_samples)
         self.fitted.copy_(torch.tensor(radii, dtype=torch.float64))
         shares = [(distance_n <= radius).double().mean().item() for radius in radii]
         self.shares.copy_(torch.tensor(shares))
@@ -189,35 +192,19 @@ class Radii(Exact):
 
 
 @torch.no_grad()
-def fitting_radii(
-    features: Tensor, number: int, *, min_samples: int = 4, largest: float = LARGEST
-) -> tuple[float, ...]:
+def fitting_radii(features: Tensor, number: int, *, min_samples: int = 4) -> tuple[float, ...]:
     """`number` growing radii for (N, D) features. At the last, as many samples are cores as
-    possible, at most half, without a cluster of more than `largest` of all samples; at each before
-    it half as many.
-
-    Example:
-        >>> two = torch.tensor([[1.0, 0.0], [0.0, 1.0]])[torch.arange(40) % 2]
-        >>> spread = two + 0.01 * torch.arange(40).unsqueeze(1) * two.flip(1)
-        >>> near = fitting_radii(spread, 2, largest=0.5)
-        >>> 0 < near[0] < near[1] < 1
-        True
-    """
-    distance_n = _core_distances(features, min_samples, _FIT_SAMPLES)
-    return _fitting(features, distance_n, number, min_samples, largest)
-
-
-def _fitting(
-    features: Tensor, distance_n: Tensor, number: int, min_samples: int, largest: float
-) -> tuple[float, ...]:
+    possible, at most half, without a cluster of more than `LARGEST` of all samples; at each before
+    it half as many."""
     if number < 1:
         return ()
+    distance_n = _core_distances(features, min_samples, _FIT_SAMPLES)
     tried = sorted({_radius(distance_n, share) for share in SHARES})
     low, high = 0, len(tried)  # the largest cluster grows with the radius
     while high - low > 1:
         middle = (low + high) // 2
         label_N = dbscan(features, [tried[middle]], min_samples=min_samples)[0]
-        fits = torch.bincount(label_N).max().item() <= largest * len(features)
+        fits = torch.bincount(label_N).max().item() <= LARGEST * len(features)
         low, high = (middle, high) if fits else (low, middle)
     share = (distance_n <= tried[low]).double().mean().item()
     shares = [share / 2**level for level in range(number - 1, 0, -1)]
@@ -251,7 +238,6 @@ def kth_distance(features: Tensor, min_samples: int, places_n: Tensor) -> Tensor
 
 
 def _radius(distance_n: Tensor, share: float) -> float:
-    """The least radius at which that share of the samples are cores; above 0 even for
-    duplicates."""
+    """The least radius at which that share of samples are cores; above 0 even for duplicates."""
     place = min(max(round(share * len(distance_n)) - 1, 0), len(distance_n) - 1)
     return max(distance_n[place].item(), 1e-2) * 1.0001

@@ -3,9 +3,8 @@ Representation Learning, ECCV 2022, section 4.3; and the share of samples that c
 hierarchy (section 5.3).
 
 The levels are a tree over all samples: each cluster points to one of the next level, so moving a
-unit writes one pointer, and samples that share a cluster share those above it. The tree is on the
-CPU, because splitting and merging depend on values; an accelerator has a copy of the pointers.
-Levels are counted from 1 as in the paper; at level 1 every sample is a cluster.
+unit writes one pointer. The tree is on the CPU, because splitting and merging depend on values; an
+accelerator has a copy of the pointers.
 
 Dimension key: N data set, D embedding, H levels, B rows of an update, U distinct samples among
 them, F new clusters, M units that move, C clusters, P pairs of a cluster and one above it.
@@ -25,14 +24,7 @@ from kinfolk import distributed
 from kinfolk.clustering.dbscan import require_finite
 from kinfolk.clustering.hierarchy_update import Level, Limits, Moves, Rings, refine
 from kinfolk.errors import require
-from kinfolk.stores.per_sample import (
-    COARSE,
-    Arriving,
-    Exact,
-    check_ids,
-    is_broken,
-    to_device,
-)
+from kinfolk.stores.per_sample import COARSE, Arriving, Exact, check_ids, is_broken, to_device
 
 
 def conforming(labels: Tensor) -> float:
@@ -40,8 +32,7 @@ def conforming(labels: Tensor) -> float:
     highest.
 
     A sample conforms if, at every higher level, it is in the same cluster as most samples of each
-    of its lower clusters. Nested labels give 1. The paper gives figures (k-means 73.88 %, DBSCAN
-    97.3 %) without a definition.
+    of its lower clusters; nested labels give 1. The paper gives figures without a definition.
 
     Example:
         >>> conforming(torch.tensor([[0, 0, 0, 1], [5, 5, 7, 7]]))
@@ -70,29 +61,25 @@ def level_figures(labels: Tensor) -> dict[str, float]:
 def _with_most(low_N: Tensor, high_N: Tensor) -> Tensor:
     """(N,) whether the higher label of each sample is that of most of its lower cluster; in a tie,
     the smallest label counts."""
-    low_N = torch.unique(low_N, return_inverse=True)[1]
-    high_N = torch.unique(high_N, return_inverse=True)[1]
+    low_N, high_N = (torch.unique(each, return_inverse=True)[1] for each in (low_N, high_N))
     span = int(high_N.max()) + 1
-    pair_P, inverse_N, count_P = torch.unique(
+    pair_P, pair_N, count_P = torch.unique(
         low_N * span + high_N, return_inverse=True, return_counts=True
     )
-    cluster_P, number = pair_P // span, int(low_N.max()) + 1
-    most_C = count_P.new_zeros(number).scatter_reduce(0, cluster_P, count_P, "amax")
-    largest_P = (count_P == most_C[cluster_P]).nonzero().flatten()
-    first_C = count_P.new_full((number,), len(pair_P))
-    first_C = first_C.scatter_reduce(0, cluster_P[largest_P], largest_P, "amin")
-    with_most_N: Tensor = first_C[low_N] == inverse_N
+    cluster_P, place_P = pair_P // span, torch.arange(len(pair_P), device=low_N.device)
+    rank_P = count_P * len(pair_P) - place_P  # by size, then the smallest label
+    top_C = rank_P.new_zeros(int(low_N.max()) + 1).scatter_reduce(0, cluster_P, rank_P, "amax")
+    with_most_N: Tensor = (rank_P == top_C[cluster_P])[pair_N]
     return with_most_N
 
 
 class Tree(Exact):
-    """The state of an `OnlineHierarchy`, with levels counted from 0; level H is a single root. At
-    first every sample is alone at every level.
+    """The state of an `OnlineHierarchy`, with levels counted from 0; level H is a single root.
 
     State: `features` (N, D); `parent`, `after`, `before` (H, N) over the clusters of a level;
     `entry`, `units` (H, N) over those of the level above; `sizes` (H, N) samples and `sums` (H − 1,
     N, D) of their features; `free` slots and their number. Not saved: `pointers`, the copy of
-    `parent` on an accelerator, None on a CPU.
+    `parent` on an accelerator.
     """
 
     advice = "use the same data set and levels"
@@ -125,8 +112,7 @@ class Tree(Exact):
         return self.parent.device if self.pointers is None else self.pointers.device
 
     def labels_of(self, ids: Tensor) -> Tensor:
-        """(H, …) the clusters of some samples, on the device of `ids`: a CPU, or that of the
-        pointers."""
+        """(H, …) clusters on the device of `ids`: a CPU, or that of the pointers."""
         on_host = self.pointers is None or ids.device.type == "cpu"
         above, found = self.parent if on_host else self.pointers, [ids]
         assert above is not None
@@ -135,7 +121,6 @@ class Tree(Exact):
 
     @torch.no_grad()
     def start(self, labels: Tensor, features: Tensor | None = None) -> None:
-        """See `OnlineHierarchy.start`."""
         if labels.shape != (self.levels, self.num_samples):
             raise ValueError(
                 f"`labels` (={tuple(labels.shape)}) must have the shape"
@@ -174,14 +159,14 @@ class Tree(Exact):
         self.send_all()
 
     def write(self, ids_U: Tensor, new_UD: Tensor) -> None:
-        """Sets the features of distinct samples, and with them the sums above."""
+        """Sets the features of distinct samples, and the sums above them."""
         change_UD = new_UD - self.features[ids_U]
         self.features[ids_U] = new_UD
         for level, label_U in enumerate(self.labels_of(ids_U)[1:]):
             self.sums[level].index_add_(0, label_U, change_UD)
 
     def move(self, level: int, moves: Moves) -> None:
-        """Moves units between clusters of a level; makes new clusters and frees empty ones."""
+        """Moves units between clusters of a level, with new clusters; frees empty ones."""
         if not len(moves.unit):
             return
         unit_M, to_M = moves.unit, moves.to.clone()
@@ -243,7 +228,6 @@ class Tree(Exact):
         )
 
     def set_features(self, features: Tensor) -> None:
-        """Checks the size of the features, or sets it if it is not known yet."""
         if features.ndim != 2 or (self.dim is not None and features.shape[1] != self.dim):
             raise ValueError(
                 f"`features` (={tuple(features.shape)}) must have the shape (rows,"
@@ -281,11 +265,7 @@ class Tree(Exact):
 
 class OnlineHierarchy(nn.Module):
     """H levels of labels of all samples, refined with every batch at a cost that depends on the
-    batch, not on N.
-
-    From level 2 to H, every cluster that contains a sample of the batch is split by density peaks
-    into at most `parts` parts, made of whole clusters of the level below; parts and clusters inside
-    one cluster of the level above are merged if they are similar. See `hierarchy_update.py`.
+    batch, not on N; see `hierarchy_update.py`. At level 1 every sample is a cluster.
 
     Args:
         num_samples, levels: N and H; H counts level 1.
@@ -328,8 +308,8 @@ class OnlineHierarchy(nn.Module):
         require(parts >= 2, "parts", parts, "at least 2")
         require(max_units >= 2, "max_units", max_units, "at least 2")
         require(0 <= feature_momentum < 1, "feature_momentum", feature_momentum, "in [0, 1)")
-        given = merge_similarity
-        each = tuple(given) if isinstance(given, Sequence) else (given,) * (levels - 1)
+        same = not isinstance(merge_similarity, Sequence)
+        each = (merge_similarity,) * (levels - 1) if same else tuple(merge_similarity)
         rule = f"a number in [-1, 1], or one for each of the levels 2 to {levels}"
         fits = len(each) == levels - 1 and all(-1 <= value <= 1 for value in each)
         require(fits, "merge_similarity", merge_similarity, rule)
@@ -347,16 +327,9 @@ class OnlineHierarchy(nn.Module):
         return self.labels_of(torch.arange(self.num_samples, device=self.tree.device))
 
     def labels_of(self, ids: Tensor) -> Tensor:
-        """(H, …) the clusters of some samples, after all updates so far."""
+        """(H, …) the clusters of some samples."""
         self.settle()
         return self.tree.labels_of(ids)
-
-    def centres(self, level: int) -> tuple[Tensor, Tensor]:
-        """(C,) labels of the clusters of a level, counted from 1, and (C, D) their unit-norm
-        centres."""
-        self.settle()
-        label_C = self.tree.sizes[level - 1].nonzero().flatten()
-        return label_C, F.normalize(self.tree.sums_at(level - 1)[label_C], dim=1)
 
     def start(self, labels: Tensor, features: Tensor | None = None) -> None:
         """Sets all levels to (H, N) nested labels, the first row different for every sample; and
@@ -366,11 +339,10 @@ class OnlineHierarchy(nn.Module):
 
     @torch.no_grad()
     def update(self, ids: Tensor, features: Tensor, is_finite: Tensor | None = None) -> None:
-        """Stores (B, D) features of samples (B,) and refines the clusters that contain them.
+        """Stores (B, D) features of samples (B,), of all ranks, and refines their clusters.
 
         Rows of one id count as their mean; rows that are not finite are left out, and so is a step
-        whose loss is not. Pass the rows of all ranks to each. Rows on an accelerator are copied
-        without waiting, and used by `settle`.
+        whose loss is not. Rows on an accelerator are copied without waiting, and used by `settle`.
         """
         if ids.is_floating_point() or ids.shape != features.shape[:1]:
             rule = f"must be integers, one for each row of `features` (={len(features)})"
@@ -385,16 +357,14 @@ class OnlineHierarchy(nn.Module):
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Applies what the last `update` on an accelerator has copied. Called by everything that
-        reads the hierarchy."""
+        """Applies what the last `update` on an accelerator has copied, before anything is read."""
         if self._arriving is not None:
             (ids, features, *is_finite), self._arriving = self._arriving.read(), None
             if not is_finite or bool(is_finite[0]):
                 self._apply_update(ids, features)
 
     def share(self) -> None:
-        """Makes the hierarchies of all ranks equal to that of rank zero, in case processors round
-        differently."""
+        """Makes the hierarchies of all ranks equal, in case processors round differently."""
         self.settle()
         if distributed.world_size() > 1:
             held = [buffer for buffer in self.tree.buffers() if buffer is not self.tree.pointers]
@@ -427,15 +397,3 @@ class OnlineHierarchy(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         self._arriving = None
         super()._load_from_state_dict(state_dict, prefix, *others)
-
-    def __repr__(self) -> str:
-        names = (
-            "num_samples",
-            "levels",
-            "merge_similarity",
-            "parts",
-            "max_units",
-            "feature_momentum",
-        )
-        given = {"dim": self.tree.dim, **{name: getattr(self, name) for name in names}}
-        return f"OnlineHierarchy({', '.join(f'{name}={value}' for name, value in given.items())})"

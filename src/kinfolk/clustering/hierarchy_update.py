@@ -3,7 +3,7 @@ which cluster. RCL, section 4.3.
 
 Every touched cluster is split into at most m parts of whole units, the clusters one level below.
 The parts and the other clusters inside the same cluster one level above (the border) are merged if
-they are similar. Nothing is written before both are decided.
+they are similar.
 
 Splitting uses density peaks (Rodriguez and Laio, Science 2014) on the units of a cluster:
 
@@ -34,8 +34,7 @@ from torch import Tensor
 class Rings:
     """The units of each cluster of a level in a ring, so that listing, removing and adding cost as
     much as the units that move. (S,) `after` and `before`: the neighbours of each unit; (C,)
-    `entry` and `units`: one unit of each cluster, and how many it has. All methods write in
-    place."""
+    `entry` and `units`: one unit of each cluster, and how many it has."""
 
     after: Tensor
     before: Tensor
@@ -72,8 +71,7 @@ class Rings:
         self.entry[cluster_M[enters_M]] = right_M[enters_M]
 
     def put_in(self, unit_M: Tensor, cluster_M: Tensor) -> None:
-        """Adds units that are in no ring to the rings of clusters, after the entry, or as the ring
-        of an empty cluster."""
+        """Adds units that are in no ring to those of clusters, after the entry."""
         if not len(unit_M):
             return
         cluster_M, order = cluster_M.sort(stable=True)
@@ -92,7 +90,6 @@ class Rings:
         self.units[cluster_G] += number_G
 
     def rebuild(self, cluster_S: Tensor, alive: int) -> None:
-        """Builds all rings from the units 0 … alive − 1."""
         self.units.zero_()
         self.entry.fill_(-1)
         self.put_in(torch.arange(alive, device=cluster_S.device), cluster_S[:alive])
@@ -110,8 +107,7 @@ def _skip(gone_M: Tensor, neighbour_M: Tensor) -> Tensor:
 
 
 def by_width(number_K: Tensor, first: int = 8) -> Iterator[tuple[Tensor, int]]:
-    """The rows in groups of similar length, and the width of each group: lengths up to 8, then up
-    to twice as long, and so on."""
+    """The rows in groups of similar length (up to 8, 16, 32, …), and the width of each group."""
     longest, low, high = int(number_K.max()) if len(number_K) else -1, -1, first
     while low < longest:
         rows = ((number_K > low) & (number_K <= high)).nonzero().flatten()
@@ -122,8 +118,7 @@ def by_width(number_K: Tensor, first: int = 8) -> Iterator[tuple[Tensor, int]]:
 
 @dataclass(frozen=True)
 class Level:
-    """The units with their sums, the clusters that contain them, and the clusters above as
-    borders."""
+    """The units with their sums, the clusters that contain them, and the borders."""
 
     units: Rings
     unit_sum: Tensor
@@ -136,8 +131,8 @@ class Level:
 def select_units(
     level: Level, touched_T: Tensor, cluster_K: Tensor, owner_T: Tensor, limit: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(K, W) units that are used, (K, W) where there is one, and (K,) whether there are more. Of a
-    cluster with more than `limit` units, the touched ones come first."""
+    """(K, W) units that are used, the touched ones first, (K, W) where there is one, and (K,)
+    whether there are more than `limit`."""
     number_K = level.units.units[cluster_K]
     rest_K = number_K > limit
     width = int(number_K.max().clamp(max=limit))
@@ -159,8 +154,7 @@ def select_units(
 
 
 def siblings(level: Level, cluster_K: Tensor, border_K: Tensor, limit: int) -> Tensor:
-    """Clusters of the touched borders that are not touched themselves: all, or the next ones in the
-    ring."""
+    """Untouched clusters of the touched borders: all, or the next `limit` in the ring."""
     border_P, inverse = torch.unique(border_K, return_inverse=True)
     # the first of each border
     start_P = torch.empty_like(border_P).scatter_(0, inverse.flip(0), cluster_K.flip(0))
@@ -170,9 +164,8 @@ def siblings(level: Level, cluster_K: Tensor, border_K: Tensor, limit: int) -> T
 
 
 def split(centre_KWD: Tensor, valid_KW: Tensor, rest_K: Tensor, parts: int) -> Tensor:
-    """(K, W) the part of every unit: that of the most similar prototype; values at invalid places
-    have no meaning. Where `rest_K`, place 0 represents all units that are not used and is always a
-    prototype."""
+    """(K, W) the part of every unit: that of the most similar prototype. Where `rest_K`, place 0
+    represents all units that are not used and is always a prototype."""
     sim_KWW = centre_KWD @ centre_KWD.mT
     proto_Km, known_Km = peaks(sim_KWW, valid_KW, rest_K, parts)
     near_KmW = sim_KWW.gather(1, proto_Km.unsqueeze(2).expand(-1, -1, sim_KWW.shape[2]))
@@ -180,8 +173,7 @@ def split(centre_KWD: Tensor, valid_KW: Tensor, rest_K: Tensor, parts: int) -> T
 
 
 def peaks(sim_KWW: Tensor, valid_KW: Tensor, rest_K: Tensor, parts: int) -> tuple[Tensor, Tensor]:
-    """(K, m) places of the prototypes, and (K, m) which of them exist. Of equals, the earlier place
-    is taken."""
+    """(K, m) places of the prototypes, of equals the earlier, and (K, m) which of them exist."""
     both_KWW = valid_KW.unsqueeze(2) & valid_KW.unsqueeze(1)
     # Symmetric, and 0 if it is only rounding: which of two units is denser must not depend on the
     # last bit.
@@ -212,7 +204,7 @@ def peaks(sim_KWW: Tensor, valid_KW: Tensor, rest_K: Tensor, parts: int) -> tupl
 
 def merge_groups(centre_nD: Tensor, border_n: Tensor, similarity: float) -> Tensor:
     """(n,) the group of every node, named by its first: nodes of one border (sorted) connected by
-    pairs of centres more similar than `similarity`."""
+    pairs more similar than `similarity`."""
     number_P = torch.unique_consecutive(border_n, return_counts=True)[1]
     first_P = number_P.cumsum(0) - number_P
     edges = [border_n.new_empty(0, 2)]
@@ -245,7 +237,7 @@ def components(edge_E2: Tensor, number: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Limits:
-    """m, σ_m, and the maximum number of units or siblings of one cluster that are used."""
+    """m, σ_m, and how many units or siblings of one cluster are used at most."""
 
     parts: int
     similarity: float
@@ -263,8 +255,8 @@ class Moves:
 
 
 def refine(level: Level, touched: Tensor, limits: Limits) -> Moves:
-    """The moves that refine the clusters of the `touched` units (distinct slots). Also recomputes
-    the sums of the clusters that are used whole, so that rounding errors do not add up."""
+    """The moves that refine the clusters of the `touched` units (distinct slots). Recomputes the
+    sums of the clusters that are used whole, so that rounding errors do not add up."""
     cluster_T, order = level.unit_parent[touched].sort(stable=True)
     cluster_K, owner_T = torch.unique_consecutive(cluster_T, return_inverse=True)
     unit_KW, valid_KW, rest_K = select_units(
@@ -341,8 +333,8 @@ def _split(
 def _targets(
     sum_nD: Tensor, border_n: Tensor, slot_n: Tensor, number_n: Tensor, limits: Limits
 ) -> Tensor:
-    """(n,) the slot that each node ends in: that of the largest node of its group that has one, the
-    first of equals, or −1 − g if none has."""
+    """(n,) the slot that each node ends in: the first of the largest nodes of its group that have
+    one, or −1 − g."""
     border, order = border_n.sort(stable=True)
     found = merge_groups(F.normalize(sum_nD[order], dim=1), border, limits.similarity)
     group_n = torch.empty_like(order).scatter_(0, order, order[found])

@@ -30,8 +30,7 @@ _SPLIT = 1 / 1024  # how far the halves of a split cluster are moved apart, as i
 
 @dataclass(frozen=True)
 class Clusters:
-    """(N,) int64 labels in [0, K) and (K, F) float32 centroids, on the device that computed
-    them."""
+    """(N,) labels in [0, K) and (K, F) float32 centroids, on the device that computed them."""
 
     labels: Tensor
     centroids: Tensor
@@ -51,18 +50,14 @@ def kmeans(
     over_ranks: bool = False,
 ) -> Clusters:
     """The clusters of (N, F) `features`; on the CPU the same for the same features, seed and number
-    of threads.
-
-    An empty cluster is given the sample farthest from its centroid; with fewer distinct samples
-    than clusters some stay empty.
+    of threads. Clusters stay empty only if there are fewer distinct samples.
 
     Args:
         num_clusters: K, below N.
         init: (K, F) centroids to start from; None: `first_centroids`.
         iterations: of Lloyd's algorithm.
         spherical: centroids of unit norm, and samples assigned by the inner product.
-        points_per_cluster: centroids are learned from at most this many samples per cluster, drawn
-            at random; all are labelled.
+        points_per_cluster: centroids are learned from at most this many random samples per cluster.
         device: where to compute; None: where the features are. A CPU uses faiss.
         over_ranks: all ranks call this together and receive the same result. On an accelerator each
             takes its share of the samples; on the CPU rank zero does all, with all ranks' threads.
@@ -144,9 +139,8 @@ def torch_kmeans(
     device: torch.device,
     shared: bool,
 ) -> Clusters:
-    """`kmeans` by blocked products, without waiting for the device in an iteration. `shared`: every
-    rank takes a share of the samples; rank zero draws the first centroids, so all ranks have the
-    same."""
+    """`kmeans` by blocked products. `shared`: every rank takes a share of the samples; rank zero
+    draws the first centroids, so all ranks have the same."""
     world, rank = (dist.get_world_size(), dist.get_rank()) if shared else (1, 0)
     generator = torch.Generator().manual_seed(seed % 2**63)
     drawn_SF = _draw_rows(features.detach(), num_clusters * points_per_cluster, generator)
@@ -165,8 +159,7 @@ def torch_kmeans(
     sizes = [len(features) // world + (each < len(features) % world) for each in range(world)]
     first = sum(sizes[:rank])
     own_NF = features[first : first + sizes[rank]].detach()
-    score_RK = block_of_scores(own_NF, centroids_KF)
-    labels_N = torch.cat([label_R for _, label_R in assignments(own_NF, centroids_KF, score_RK)])
+    labels_N = torch.cat([label_R for _, label_R in assignments(own_NF, centroids_KF)])
     if shared:
         labels_N = distributed.gather_rows(labels_N, sizes)
     if bool((torch.bincount(labels_N, minlength=num_clusters) == 0).any()):
@@ -180,30 +173,20 @@ def lloyd_iterations(
     rows_SF: Tensor, centroids_KF: Tensor, iterations: int, spherical: bool, shared: bool = False
 ) -> Tensor:
     """(K, F) the centroids after some iterations on (S, F) rows, this rank's where they are
-    `shared`.
-
-    An empty cluster takes half of one of the largest. A CPU checks for that, and ends when nothing
-    changes any more; on an accelerator the host would have to wait to know.
-    """
+    `shared`. The host does not wait for an accelerator."""
     number, size = centroids_KF.shape
-    on_cpu, score_RK = centroids_KF.device.type == "cpu", block_of_scores(rows_SF, centroids_KF)
     for _ in range(iterations):
-        before_KF = centroids_KF
         # of the rows of each cluster, and their numbers: one collective for both
         sums = centroids_KF.new_zeros(number * size + number)
         sums_KF, count_K = sums[: number * size].view(number, size), sums[number * size :]
-        for rows_RF, label_R in assignments(rows_SF, centroids_KF, score_RK):
+        for rows_RF, label_R in assignments(rows_SF, centroids_KF):
             sums_KF.index_add_(0, label_R, rows_RF)
             count_K.index_add_(0, label_R, torch.ones_like(rows_RF[:, 0]))
         if shared:
             dist.all_reduce(sums)
-        centroids_KF = sums_KF / count_K.clamp(min=1).unsqueeze(1)
-        if not on_cpu or not count_K.all():
-            centroids_KF = _refill(centroids_KF, count_K)
+        centroids_KF = _refill(sums_KF / count_K.clamp(min=1).unsqueeze(1), count_K)
         if spherical:
             centroids_KF = F.normalize(centroids_KF, dim=1)
-        if on_cpu and torch.equal(centroids_KF, before_KF):
-            break
     return centroids_KF
 
 
@@ -222,32 +205,20 @@ def _refill(centroids_KF: Tensor, count_K: Tensor) -> Tensor:
     return torch.where(gives_K.unsqueeze(1) > 0, halves_KF * (1 - _SPLIT * sign_F), halves_KF)
 
 
-def block_of_scores(rows_SF: Tensor, centroids_KF: Tensor) -> Tensor:
-    """(R, K) room for the scores of a block of rows."""
-    device, number = centroids_KF.device, len(centroids_KF)
-    most = _CPU_ELEMENTS if device.type == "cpu" else _DEVICE_ELEMENTS
-    return torch.empty(min(max(_MIN_ROWS, most // number), len(rows_SF)), number, device=device)
-
-
-def assignments(
-    rows_SF: Tensor, centroids_KF: Tensor, score_RK: Tensor
-) -> Iterator[tuple[Tensor, Tensor]]:
+def assignments(rows_SF: Tensor, centroids_KF: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Blocks of rows, (R, F) float32 on the centroids' device, each with (R,) the nearest
     centroids."""
-    half_K = centroids_KF.square().sum(1).mul_(-0.5)
-    for rows_RF in torch.split(rows_SF, len(score_RK)):
-        rows_RF = rows_RF.to(centroids_KF.device, torch.float32)
-        scores = torch.addmm(half_K, rows_RF, centroids_KF.T, out=score_RK[: len(rows_RF)])
-        yield rows_RF, scores.argmax(1)
+    half_K, device = centroids_KF.square().sum(1).mul_(-0.5), centroids_KF.device
+    most = _CPU_ELEMENTS if device.type == "cpu" else _DEVICE_ELEMENTS
+    for rows_RF in torch.split(rows_SF, max(_MIN_ROWS, most // len(centroids_KF))):
+        rows_RF = rows_RF.to(device, torch.float32)
+        yield rows_RF, torch.addmm(half_K, rows_RF, centroids_KF.T).argmax(1)
 
 
 def first_centroids(features: Tensor, num_clusters: int, generator: torch.Generator) -> Tensor:
     """(K, F) of the (S, F) `features`, drawn by k-means++: each with a probability in proportion to
-    its squared distance from the nearest centroid before.
-
-    Of 16 samples drawn that way, the best is taken. Above 256 clusters several centroids are drawn
-    at a time, without such trials.
-    """
+    its squared distance from the nearest centroid before, and the best of 16 draws. Above 256
+    clusters several are drawn at a time, without such trials."""
     step = math.ceil(num_clusters / _ROUNDS)
     trials = _TRIALS if step == 1 else 1
     square_S = features.square().sum(1)
@@ -314,8 +285,7 @@ def check_clusterable(features: Tensor, num_clusters: tuple[int, ...]) -> None:
 
 
 def _repair(rows_NF: Tensor, labels_N: Tensor, centroids_KF: Tensor, spherical: bool) -> None:
-    """Gives each empty cluster the sample farthest from its centroid, and all that equal it, in
-    place."""
+    """Gives each empty cluster the sample farthest from its centroid, and its equals, in place."""
     count_K = torch.bincount(labels_N, minlength=len(centroids_KF))
     empty = (count_K == 0).nonzero().flatten().tolist()
     if not empty:
@@ -342,7 +312,7 @@ def _repair(rows_NF: Tensor, labels_N: Tensor, centroids_KF: Tensor, spherical: 
 
 @contextmanager
 def _threads(faiss: Any) -> Iterator[None]:
-    """faiss has a separate OpenMP; within, it has as many threads as torch."""
+    """Within, faiss, which has a separate OpenMP, has as many threads as torch."""
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(torch.get_num_threads())
     try:

@@ -1,6 +1,5 @@
-"""Pseudo-labels of all samples, for methods that cluster them once per epoch: confidence and
-growing acceptance (IFND, Chen et al., ICLR 2022, equation 2), concentration (PCL, Li et al., ICLR
-2021, equation 12), and the levels that RCL compares with (its Table 4).
+"""Pseudo-labels of all samples: confidence and growing acceptance (IFND, Chen et al., ICLR 2022,
+equation 2), concentration (PCL, Li et al., ICLR 2021, equation 12), and levels (RCL, Table 4).
 
 Dimension key: N samples, S samples that are clustered, D features, L or H levels, K clusters, R
 rows of a block.
@@ -43,14 +42,13 @@ def concentration(
     alpha: float = 10.0,
     clip: float = 0.0,
 ) -> Tensor:
-    """(K,) the concentration φ of each cluster, scaled to the mean `temperature`: smaller is more
-    concentrated. 0 for an empty cluster.
+    """(K,) the concentration φ of each cluster, scaled to the mean `temperature`; 0 for an empty
+    cluster.
 
         φ_k = Σ_{i in k} ‖v_i − c_k‖ / (Z_k log(Z_k + α))        Z_k members
 
-    A cluster of one member, or of equal ones, would have φ = 0 and an infinite pull; it is given
-    the largest φ of the others, or `temperature`. `clip`: φ is cut at this quantile and at 1 − it
-    (0.1 in the published code, not in the paper).
+    A cluster of one member, or of equal ones, would have φ = 0 and an infinite pull; it gets the
+    largest φ of the others, or `temperature`. `clip`: φ is cut at this quantile and at 1 − it.
     """
     require(temperature > 0, "temperature", temperature, "above 0")
     require(0 <= alpha < math.inf, "alpha", alpha, "at least 0")
@@ -85,9 +83,8 @@ def check_acceptance(
 def rate_at(
     schedule: Schedule, final_rate: float, progress: float, step_at: float = 0.0, last: float = 1.0
 ) -> float:
-    """The share of samples that is accepted after the share `progress` of the training:
-    `final_rate` always (constant), from `step_at` on (step), or growing from 0 to `final_rate` at
-    the progress `last` (linear).
+    """The share of samples that is accepted after the share `progress` of the training; "linear"
+    reaches `final_rate` at the progress `last`.
 
     Example:
         >>> last = last_clustering(1, 5)
@@ -103,8 +100,8 @@ def rate_at(
 
 
 def last_clustering(every: int, num_epochs: int, first: int = 0) -> float:
-    """The progress at which the last of the clusterings before the epochs `first`, `first` +
-    `every`, … is made; 1 where there is none but that before epoch 0."""
+    """The progress at the last of the clusterings before the epochs `first`, `first` + `every`, …;
+    1 if there is none but that before epoch 0."""
     last = first + (num_epochs - 1 - first) // every * every
     return last / num_epochs if last > 0 else 1.0
 
@@ -124,15 +121,15 @@ def sample_confidence(
 
 
 def cluster_confidence(features_ND: Tensor, centroids_KD: Tensor, labels_N: Tensor) -> Tensor:
-    """(N,) the mean φ over the φ of the sample's cluster: higher where it is concentrated."""
+    """(N,) the mean φ over the φ of the sample's cluster."""
     return concentration(features_ND, labels_N, centroids_KD, clip=0.1)[labels_N].reciprocal()
 
 
 def accept_most_confident(
     confidence_N: Tensor, rate: float, distance_N: Tensor | None = None
 ) -> Tensor:
-    """(N,) True for exactly round(rate · N) samples, the most confident; of equally confident ones,
-    those with the least `distance_N`: by their order, the first classes would be accepted first."""
+    """(N,) True for the round(rate · N) most confident samples; of equally confident ones, those
+    with the least `distance_N`, because data sets are often sorted by class."""
     count = round(rate * len(confidence_N))
     distance_N = torch.zeros_like(confidence_N) if distance_N is None else distance_N
     order_N = distance_N.argsort(stable=True)
@@ -160,13 +157,12 @@ class PseudoLabels(Exact):
         num_samples, dim: N and D; None: D of the first refresh.
         num_clusters: K of each level, each below N; a number means a single level.
         seed: level l has seed + l.
-        accepts: whether a cluster becomes a label only when `accept` chooses it.
+        accepts: whether a cluster becomes a label only when `accept` chooses it. `accepted` and
+            `confidence` (L, N) are then saved by the owner, which loads them by `set_acceptance`.
         warm_start: a refresh starts from the last centroids, with `warm_iterations`.
-        spherical, iterations, points_per_cluster: see `kmeans`.
+        iterations, points_per_cluster: see `kmeans`.
 
-    State: `labels` (L, N), where every sample is its own cluster before the first refresh;
-    `centroids` (ΣK, D); `refreshed`. With `accepts` also `accepted` and `confidence` (L, N), which
-    the owner saves and passes to `set_acceptance` when it loads them.
+    State: `labels` (L, N), `centroids` (ΣK, D), `refreshed`.
 
     Example:
         >>> clusters = PseudoLabels(4, 1, (2,), seed=0)
@@ -193,7 +189,6 @@ class PseudoLabels(Exact):
         seed: int,
         accepts: bool = False,
         warm_start: bool = True,
-        spherical: bool = False,
         iterations: int = 20,
         warm_iterations: int = 5,
         points_per_cluster: int = 256,
@@ -209,8 +204,8 @@ class PseudoLabels(Exact):
             require(1 <= number < num_samples, "num_clusters", number, rule)
         self.num_samples, self.dim, self.seed = num_samples, dim, seed
         self.advice = f"use the same data set and the same `num_clusters` (={self.num_clusters})"
-        self.warm_start, self.spherical = warm_start, spherical
-        self.iterations, self.warm_iterations = iterations, warm_iterations
+        self.warm_start, self.iterations = warm_start, iterations
+        self.warm_iterations = warm_iterations
         self.points_per_cluster = points_per_cluster
         for name in ("iterations", "warm_iterations", "points_per_cluster"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
@@ -228,7 +223,7 @@ class PseudoLabels(Exact):
 
     @property
     def has_labels(self) -> bool:
-        """Whether any sample has a label. Known to the host."""
+        """Whether any sample has a label, as the host knows."""
         return self._has_labels
 
     def of(self, ids: Tensor) -> Tensor:
@@ -256,16 +251,9 @@ class PseudoLabels(Exact):
         return self.centroids[first : first + self.num_clusters[level]]
 
     @torch.no_grad()
-    def refresh(
-        self, features: Tensor, ids: Tensor | None = None, *, seed: int | None = None
-    ) -> None:
-        """Clusters (N, D) `features`, the same on all ranks, on this module's device.
-
-        Args:
-            features: of all samples, or of `ids` in their order; on any device.
-            ids: the samples that are clustered; any other gets a label of its own. None: all.
-            seed: instead of the module's.
-        """
+    def refresh(self, features: Tensor, ids: Tensor | None = None) -> None:
+        """Clusters `features`, the same on all ranks, of all samples or of `ids`; any other sample
+        is then a cluster alone."""
         number = self.num_samples if ids is None else len(ids)
         if len(features) != number or (self.dim is not None and features.shape[1:] != (self.dim,)):
             raise ValueError(
@@ -280,10 +268,9 @@ class PseudoLabels(Exact):
             found = kmeans(
                 features,
                 number,
-                seed=(self.seed if seed is None else seed) + level,
+                seed=self.seed + level,
                 init=self.level(level) if warm else None,
                 iterations=self.warm_iterations if warm else self.iterations,
-                spherical=self.spherical,
                 points_per_cluster=self.points_per_cluster,
                 device=self.labels.device,
                 over_ranks=True,
@@ -298,12 +285,8 @@ class PseudoLabels(Exact):
     def accept(
         self, features: Tensor, rate: float, confidence: ConfidenceOf, ids: Tensor | None = None
     ) -> None:
-        """Accepts the most confident share `rate` of the clustered samples, at each level.
-
-        Args:
-            features, ids: those of the last `refresh`, on this module's device.
-            confidence: called with features (S, D), centroids (K, D), clusters (S,) and the level.
-        """
+        """Accepts the most confident share `rate` of the clustered samples at each level.
+        `features`, `ids`: those of the last `refresh`, on this module's device."""
         assert self.accepted is not None, "`accepts` must be True"
         ids_S = torch.arange(self.num_samples, device=self.labels.device) if ids is None else ids
         accepted_LN = torch.zeros_like(self.accepted)
@@ -347,19 +330,13 @@ class PseudoLabels(Exact):
 
 
 def kmeans_levels(
-    features: Tensor,
-    num_clusters: Sequence[int],
-    *,
-    seed: int,
-    iterations: int = 20,
-    over_ranks: bool = False,
+    features: Tensor, num_clusters: Sequence[int], *, seed: int, over_ranks: bool = False
 ) -> Tensor:
     """(H, N) labels: level 1 every sample its own, then one k-means for each of `num_clusters`,
     which fall."""
     check_falling(num_clusters)
-    how: dict[str, Any] = {"iterations": iterations, "over_ranks": over_ranks, "spherical": True}
     levels = [
-        kmeans(features, number, seed=seed + place, **how).labels
+        kmeans(features, number, seed=seed + place, spherical=True, over_ranks=over_ranks).labels
         for place, number in enumerate(num_clusters)
     ]
     return _with_first(torch.stack(levels))

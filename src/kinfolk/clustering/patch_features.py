@@ -2,8 +2,8 @@
 quarter of the image, small patches like each of K typical ones occur.
 
 Coates, Lee, Ng, An Analysis of Single-Layer Networks in Unsupervised Feature Learning, AISTATS
-2011; Coates, Ng, The Importance of Encoding Versus Training, ICML 2011. The principal components at
-the end are ours: they make cosine similarity of the features meaningful.
+2011; Coates, Ng, The Importance of Encoding Versus Training, ICML 2011. The principal components
+are ours: they make cosine similarity of the features meaningful.
 
 Dimension key: B images, C channels, S pixels of a side, M patches, P = C · side² values of a patch,
 K typical patches, Q = 4 · K counts, F features.
@@ -19,9 +19,8 @@ from kinfolk.clustering.kmeans import kmeans
 from kinfolk.errors import require
 from kinfolk.seeding import generator
 
+# added to the variance of a patch, and of a whitened direction; from where on a patch counts
 _CONTRAST, _WHITENING, _THRESHOLD = 2.5e-3, 0.1, 0.5
-"""What is added to the variance of a patch and to that of a whitened direction, both as in the
-papers for values of unit deviation, and the similarity from which a patch counts."""
 _IMAGES_AT_A_TIME = 200
 
 
@@ -35,8 +34,6 @@ class PatchFeatures(nn.Module):
         q      = the mean of a over each quarter of the image, (4 · K,)
         f      = Λ^(−1/4) Uᵀ (q − mean) / deviation    U, Λ: the first F principal components and
                their variances
-
-    A convolution computes the products, so that no patch is copied.
 
     Example:
         >>> images = torch.rand(64, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -87,10 +84,8 @@ class PatchFeatures(nn.Module):
             samples: M patches that the typical ones are learned from.
         """
         shape = tuple(images.shape)
-        if images.ndim != 4 or not len(images):
-            raise ValueError(
-                f"`images` (={shape}) must have the shape (B, C, S, S), with at least one image"
-            )
+        rule = "of the shape (B, C, S, S), with at least one image"
+        require(images.ndim == 4 and len(images) > 0, "images", shape, rule)
         number, channels, height, width = images.shape
         rule = f"images of more than `side` (={side}) pixels a side"
         require(min(height, width) > side, "images", shape, rule)
@@ -140,7 +135,6 @@ class PatchFeatures(nn.Module):
         return torch.cat([(self._counts(part) - self.centre) @ self.projection for part in parts])
 
     def _counts(self, images_BCSS: Tensor) -> Tensor:
-        """(B, Q): how much of each quarter of the image is like each typical patch."""
         side = self.kernels.shape[-1]
         mean = functional.avg_pool2d(images_BCSS, side, self.stride).mean(1, keepdim=True)
         square = functional.avg_pool2d(images_BCSS.square(), side, self.stride)

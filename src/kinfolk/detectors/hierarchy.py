@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from kinfolk import distributed
-from kinfolk.clustering.dbscan import Radii, count_levels, dbscan, require_finite
+from kinfolk.clustering.dbscan import Radii, count_levels, dbscan, require_all_samples
 from kinfolk.clustering.hierarchy import OnlineHierarchy, level_figures
 from kinfolk.detectors.base import Detector, register
 from kinfolk.errors import require
@@ -41,7 +40,7 @@ class Hierarchy(Detector):
         min_samples: of DBSCAN.
         merge_similarity: σ_m, a number or one for each level from 2; None: the larger of 1 − ¾ r²
             and 0.95 (1 − r² / 2), r the radius.
-        parts, max_units, feature_momentum: see `kinfolk.clustering.OnlineHierarchy`.
+        parts, feature_momentum: see `kinfolk.clustering.OnlineHierarchy`.
 
     State: the hierarchy, its radii if they are fitted, and whether it has started.
 
@@ -68,7 +67,6 @@ class Hierarchy(Detector):
         min_samples: int = 4,
         merge_similarity: float | Sequence[float] | None = None,
         parts: int = 3,
-        max_units: int = 32,
         feature_momentum: float = 0.5,
     ) -> None:
         super().__init__()
@@ -96,7 +94,6 @@ class Hierarchy(Detector):
             levels,
             merge_similarity=similarity,
             parts=parts,
-            max_units=max_units,
             feature_momentum=feature_momentum,
         )
         self.register_buffer("started", torch.tensor(False))
@@ -156,29 +153,16 @@ class Hierarchy(Detector):
     @torch.no_grad()
     def refresh(self, features: Tensor | None, progress: float) -> None:
         """Sets the levels by DBSCAN: rank zero does it and shares the labels."""
-        if features is None or len(features) != self.clusters.num_samples:
-            shape = None if features is None else tuple(features.shape)
-            raise ValueError(
-                f"`features` (={shape}) must have the shape ({self.clusters.num_samples}, any): all"
-                " samples in data-set order"
+        x = require_all_samples(features, self.num_samples).to(self.clusters.tree.device)
+        labels_HN = torch.arange(len(x), device=x.device).repeat(self.clusters.levels, 1)
+        if self.clusters.levels > 1:
+            labels_HN[1:] = distributed.from_rank_zero(
+                lambda: dbscan(x, self.radii.fit(x), min_samples=self.min_samples),
+                labels_HN[1:].clone(),
             )
-        require_finite(features)
-        features = features.to(self.clusters.tree.device)
-        labels_HN = torch.arange(len(features), device=features.device).repeat(
-            self.clusters.levels, 1
-        )
-        if self.clusters.levels > 1 and distributed.is_rank_zero():
-            with distributed.threads_of_waiting_ranks():
-                labels_HN[1:] = dbscan(
-                    features, self.radii.fit(features), min_samples=self.min_samples
-                )
-        if distributed.world_size() > 1:
-            dist.broadcast(labels_HN, 0)
-            distributed.overwrite_from_rank_zero(
-                [self.radii.fitted, self.radii.shares], features.device
-            )
+        distributed.overwrite_from_rank_zero([self.radii.fitted, self.radii.shares], x.device)
         self.radii.epoch.fill_(self.epoch)
-        self.clusters.start(labels_HN, features)
+        self.clusters.start(labels_HN, x)
         self.started.fill_(True)
 
     @property

@@ -41,12 +41,9 @@ class Prototypes(Exact):
     clusters, equal on all ranks.
 
     Args:
-        temperature: mean concentration of a level.
-        alpha, clip: see `concentration`.
-        confidence: the order in which samples are accepted if not all are. "cluster" starts with
-            the most concentrated clusters (PCL), "sample" with the softmax of cos / `temperature`
-            over the prototypes (IFND, equation 2).
-        settings: of k-means, see `PseudoLabels`.
+        temperature, alpha, clip: see `concentration`.
+        confidence: which samples are accepted first: those in the most concentrated clusters, or
+            those with the highest `sample_confidence`.
     """
 
     concentration: Tensor
@@ -61,12 +58,11 @@ class Prototypes(Exact):
         alpha: float,
         clip: float,
         confidence: Confidence,
-        **settings: Any,
     ) -> None:
         super().__init__()
         self.temperature, self.confidence = temperature, confidence
         self.how = {"temperature": temperature, "alpha": alpha, "clip": clip}
-        self.clusters = PseudoLabels(num_samples, dim, num_clusters, accepts=True, **settings)
+        self.clusters = PseudoLabels(num_samples, dim, num_clusters, seed=0, accepts=True)
         self.register_buffer("concentration", torch.zeros(sum(self.clusters.num_clusters)))
 
     @property
@@ -75,20 +71,18 @@ class Prototypes(Exact):
 
     @property
     def accepted(self) -> Tensor:
-        """(L, N) whether a sample has a prototype."""
         assert self.clusters.accepted is not None
         return self.clusters.accepted
 
     def of(self, ids: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """(K, D) centroids, (K,) concentrations and (A,) labels of the samples `ids`, for each
-        level; −1 where none was accepted."""
+        """(K, D) centroids, (K,) concentrations and (A,) labels, −1 where none was accepted, of the
+        samples `ids`, for each level."""
         levels = map(self.clusters.level, range(len(self._phi)))
         return list(zip(levels, self._phi, self.clusters.of(ids), strict=True))
 
     @torch.no_grad()
     def refresh(self, features: Tensor, rate: float) -> None:
-        """Clusters (N, D) unit-norm embeddings and accepts the most confident share `rate` of the
-        samples at each level."""
+        """Clusters (N, D) unit-norm embeddings and accepts the most confident share `rate`."""
         features = features.to(self.concentration.device)
         self.clusters.refresh(features)
         for level, phi_K in enumerate(self._phi):
@@ -108,7 +102,7 @@ class Prototypes(Exact):
 
     @property
     def _phi(self) -> tuple[Tensor, ...]:
-        """(K,) the concentrations of each level: views of `concentration`."""
+        """Views of the concentrations of each level."""
         return torch.split(self.concentration, list(self.clusters.num_clusters))
 
     def _save_to_state_dict(
@@ -161,11 +155,6 @@ class PCL(ClusteringFramework, MomentumFramework):
         schedule: Schedule = "step",
         final_rate: float = 1.0,
         confidence: Confidence = "cluster",
-        warm_start: bool = True,
-        cluster_seed: int = 0,
-        iterations: int = 20,
-        warm_iterations: int = 5,
-        points_per_cluster: int = 256,
         **given: Any,
     ) -> None:
         super().__init__(encoder, head, NTXentLoss(temperature=temperature, **given))
@@ -177,7 +166,7 @@ class PCL(ClusteringFramework, MomentumFramework):
         check_acceptance(schedule, final_rate, confidence)
         check_num_samples(num_samples)
         self.num_samples, self.num_prototypes = num_samples, num_prototypes
-        self.schedule, self.final_rate, self.cluster_seed = schedule, final_rate, cluster_seed
+        self.schedule, self.final_rate = schedule, final_rate
         self.has_queue = queue_size > 0
         if self.has_queue:
             self.add_queue(num_samples, queue_size, momentum)
@@ -191,11 +180,6 @@ class PCL(ClusteringFramework, MomentumFramework):
             alpha=alpha,
             clip=clip,
             confidence=confidence,
-            warm_start=warm_start,
-            seed=cluster_seed,
-            iterations=iterations,
-            warm_iterations=warm_iterations,
-            points_per_cluster=points_per_cluster,
         )
         self.draws: Tensor
         self.register_buffer("draws", torch.tensor(0))
@@ -227,7 +211,7 @@ class PCL(ClusteringFramework, MomentumFramework):
         if number is None:
             return proto_nce(anchors, levels)
         # equal on all ranks and after a resume
-        draw = torch.Generator().manual_seed(1_000_003 * self.cluster_seed + int(self.draws))
+        draw = torch.Generator().manual_seed(int(self.draws))
         orders = (torch.randperm(len(phi), generator=draw) for _, phi, _ in levels)
         drawn = [to_device(order[:number], ids.device) for order in orders]
         if self.training:
@@ -235,7 +219,6 @@ class PCL(ClusteringFramework, MomentumFramework):
         return proto_nce(anchors, levels, drawn)
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, D) embeddings that are clustered: those of the momentum encoder if there is one."""
         return self.slow.embed(images) if self.has_queue else super().embed(images)
 
     @property

@@ -15,7 +15,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from numbers import Integral
+from itertools import chain
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -24,12 +24,12 @@ from torch import Tensor, nn
 
 from kinfolk import distributed
 from kinfolk.clustering import dbscan_levels, kmeans_levels
-from kinfolk.clustering.dbscan import count_levels, from_level_2, require_finite
+from kinfolk.clustering.dbscan import count_levels, from_level_2, require_all_samples
 from kinfolk.clustering.hierarchy import level_figures
 from kinfolk.clustering.labels import check_falling
 from kinfolk.detectors import Hierarchy
 from kinfolk.detectors.base import Space
-from kinfolk.errors import require
+from kinfolk.errors import require, require_choice
 from kinfolk.frameworks.base import ClusteringFramework
 from kinfolk.frameworks.moco import MomentumFramework, MomentumSchedule, both_orders
 from kinfolk.models.heads import embedding_size, prediction_head
@@ -43,11 +43,10 @@ Retrieval = Literal["hierarchy", "each"]
 
 
 class RowRandom(StepRandom):
-    """A random number in [0, 1) for each row of a step, from seed, step and position of the row in
-    the global batch, so that it is the same for any number of ranks."""
+    """A random number in [0, 1) for each row of a step, the same for any number of ranks."""
 
     def rows(self, number: int, device: torch.device) -> Tensor:
-        """(number,) random numbers of the rows of this rank. Does not change the state."""
+        """(number,) random numbers of the rows of this rank."""
         first, total = 0, number
         if distributed.world_size() > 1:
             sizes = distributed.batch_sizes(number, device)
@@ -67,13 +66,8 @@ def cluster_mates(
 ) -> Tensor:
     """(A, K) places of entries in the anchor's cluster, each at most once; −1 fills up.
 
-    The entries of the cluster are arranged in a circle and K evenly spaced ones are taken, starting
-    at a random one. All are equally likely.
-
-    Args:
-        labels, ids: (A,) cluster and sample of each anchor, both in [0, N).
-        support_labels, support_ids: (S,) cluster and sample of each entry.
-        random: (A,) random numbers in [0, 1).
+    The (S,) entries of the cluster are arranged in a circle and K evenly spaced ones are taken,
+    starting at one chosen by `random` (A,) in [0, 1). All are equally likely.
     """
     # sorted by cluster, then by sample
     names_S, order_S = (support_labels * num_samples + support_ids).sort(stable=True)
@@ -107,11 +101,8 @@ def nearest(keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor) -> 
 
 class SupportFramework(MomentumFramework, ABC):
     """Abstract. Contrasts the predictions of both views with retrieved keys and with the whole
-    support queue (RCL, Figure 2).
-
-    Each criterion has a predictor, or all share one. The keys are made by the momentum copy. The
-    negatives are the entries of the queue before the step, without those of the anchor's sample,
-    which are never retrieved either. `queue`: arguments of `add_queue`.
+    support queue (RCL, Figure 2), in which entries of the anchor's sample are neither negatives nor
+    retrieved. Each criterion has a predictor, or all share one. `queue`: arguments of `add_queue`.
     """
 
     head_options: ClassVar[Mapping[str, object]] = {"layers": 3, "last_norm": True}
@@ -137,14 +128,11 @@ class SupportFramework(MomentumFramework, ABC):
         self, keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor
     ) -> tuple[Tensor, Tensor]:
         """(A, K, D) keys of each row, and (A, H, K) whether they are positive (1) or not (0) under
-        each criterion. Below 0 means no key.
-
-        `keys` (A, D) are the keys of the other view of each row, of samples `ids` (A,).
-        """
+        each criterion. Below 0 means no key. `keys` (A, D) are those of the other views."""
 
     def learn(self, keys: Tensor, ids: Tensor, is_finite: Tensor) -> None:
-        """Called once per training step with the keys of this rank and whether the loss is finite.
-        On a CPU it is not called after a loss that is not finite."""
+        """Called once per training step with the keys of this rank and whether the loss is finite;
+        on a CPU only if it is."""
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         ids = integer_ids(ids, views.device)
@@ -243,11 +231,8 @@ class OnlineCriteria(nn.Module):
 
 class OfflineCriteria(OnHost):
     """As `OnlineCriteria`, but recomputed every few epochs, each level separately, so that levels
-    need not be nested (Table 4).
-
-    Args:
-        cluster: (N, D) embeddings → (H, N) labels in [0, N), the same on all ranks.
-    """
+    need not be nested (Table 4). `cluster`: (N, D) embeddings → (H, N) labels in [0, N), the same
+    on all ranks."""
 
     on_host = ("started",)
     labels: Tensor
@@ -264,59 +249,58 @@ class OfflineCriteria(OnHost):
 
     @torch.no_grad()
     def refresh(self, features: Tensor) -> None:
-        num_samples = self.labels.shape[1]
-        if len(features) != num_samples:
-            raise ValueError(
-                f"`features` (={tuple(features.shape)}) must have the shape ({num_samples}, any):"
-                " all samples in data-set order"
-            )
-        require_finite(features)
+        require_all_samples(features, self.labels.shape[1])
         self.labels.copy_(self.cluster(features.to(self.labels.device)))
         self.started.fill_(True)
 
 
 def by_dbscan(like: Hierarchy) -> OfflineCriteria:
-    """Separate DBSCAN for each level, with the radii of a hierarchy. Fitted radii are fitted each
-    time."""
+    """DBSCAN for each level, with the radii of a hierarchy. Fitted radii are fitted each time."""
 
     def cluster(features: Tensor) -> Tensor:
-        shape = like.clusters.levels, len(features)
-        labels_HN = torch.empty(shape, dtype=torch.int64, device=features.device)
-        if distributed.is_rank_zero():
-            with distributed.threads_of_waiting_ranks():
-                radii = like.radii.fit(features)
-                labels_HN.copy_(dbscan_levels(features, radii, min_samples=like.min_samples))
-        if distributed.world_size() > 1:
-            dist.broadcast(labels_HN, 0)
-        return labels_HN
+        levels, min_samples = like.clusters.levels, like.min_samples
+        return distributed.from_rank_zero(
+            lambda: dbscan_levels(features, like.radii.fit(features), min_samples=min_samples),
+            torch.empty(levels, len(features), dtype=torch.int64, device=features.device),
+        )
 
-    return OfflineCriteria(like.clusters.num_samples, like.clusters.levels, cluster)
+    return OfflineCriteria(like.num_samples, like.clusters.levels, cluster)
 
 
-def by_kmeans(
-    num_samples: int, number: int, num_clusters: int | Sequence[int] | None, seed: int
-) -> OfflineCriteria:
-    """Separate k-means for each of the levels 2 … H, into `num_clusters` clusters.
-
-    The default is N/5 at the last level and twice as many at each level before. With H > 4 it is ⅘
-    N at level 2 and half as many at each level after. For H = 4 both give the proportions of the
-    paper.
-    """
+def by_kmeans(num_samples: int, number: int, num_clusters: Sequence[int] | None) -> OfflineCriteria:
+    """k-means for each of the levels 2 … H. The default numbers of clusters are N/5 at the last
+    level and twice as many at each before, but at most ⅘ N, the proportions of the paper."""
     first = min(1 << (number - 2), 4) * num_samples // 5
-    given = (num_clusters,) if isinstance(num_clusters, int) else num_clusters
-    if given is None:
-        given = tuple(first >> level for level in range(number - 1))
+    given = num_clusters or [first >> level for level in range(number - 1)]
     chosen = from_level_2(given, falling=True)
-    fits = len(chosen) == number - 1
-    if not fits or not all(1 <= each < num_samples for each in chosen):
-        needed = f"; {len(chosen)} numbers need `criteria` (={len(chosen) + 1})"
+    if len(chosen) != number - 1 or not all(1 <= each < num_samples for each in chosen):
         raise ValueError(
             f"`num_clusters` (={list(chosen)}) must be one number below {num_samples} for each of"
-            f" the criteria 2 to {number}{'' if fits else needed}"
+            f" the criteria 2 to {number} (`criteria`)"
         )
     check_falling(chosen)
-    cluster = partial(kmeans_levels, num_clusters=chosen, seed=seed, over_ranks=True)
+    cluster = partial(kmeans_levels, num_clusters=chosen, seed=0, over_ranks=True)
     return OfflineCriteria(num_samples, number, cluster)
+
+
+_USED_BY = {
+    "online": ("radii", "min_samples", "merge_similarity", "parts", "feature_momentum"),
+    "dbscan": ("radii", "min_samples", "every"),
+    "kmeans": ("num_clusters", "every"),
+}
+"""The settings of each kind of clustering."""
+_USED_BY_ALL = ("hierarchy", "retrieval", "num_keys", "own_key", "shared_predictor")
+
+
+def _refuse_unused(given: Mapping[str, Any]) -> None:
+    """Refuses settings that have no effect: without clusters, or with this kind of clustering."""
+    kind, clusters = given["hierarchy"], given["criteria"] != 1
+    used = {*_USED_BY_ALL, *_USED_BY[kind]} if clusters else set()
+    unused = {*_USED_BY_ALL, *chain(*_USED_BY.values())} - used
+    for name, parameter in inspect.signature(RCL).parameters.items():
+        if name in unused and given[name] != parameter.default:
+            other = f"`hierarchy` (={kind!r})" if clusters else "`criteria` (=1)"
+            raise ValueError(f"`{name}` (={given[name]!r}) has no effect with {other}; remove it")
 
 
 class RCL(ClusteringFramework, SupportFramework):
@@ -359,49 +343,21 @@ class RCL(ClusteringFramework, SupportFramework):
         min_samples: int = 4,
         merge_similarity: float | Sequence[float] | None = None,
         parts: int = 3,
-        max_units: int = 32,
         feature_momentum: float = 0.5,
-        num_clusters: int | Sequence[int] | None = None,
+        num_clusters: Sequence[int] | None = None,
         every: int = 1,
-        cluster_seed: int = 0,
         momentum_schedule: MomentumSchedule = "constant",
         **given: Any,
     ) -> None:
-        values = dict(locals())
+        given_values = dict(locals())
+        require_choice("hierarchy", hierarchy, get_args(Kind))
+        require_choice("retrieval", retrieval, get_args(Retrieval))
+        _refuse_unused(given_values)
         if criteria is None:
-            numbers = (num_clusters,) if isinstance(num_clusters, int) else num_clusters
-            criteria = count_levels(radii if numbers is None else numbers)
-        for name, least in (("criteria", 1), ("num_keys", 1), ("warmup_epochs", 0), ("every", 1)):
-            number = criteria if name == "criteria" else values[name]
-            whole = isinstance(number, Integral) and not isinstance(number, bool)
-            must = f"a whole number of at least {least}"
-            require(whole and number >= least, name, number, must)
-        for name, kind in (("hierarchy", Kind), ("retrieval", Retrieval)):
-            must = f"one of {', '.join(get_args(kind))}"
-            require(values[name] in get_args(kind), name, values[name], must)
+            criteria = count_levels(radii if num_clusters is None else num_clusters)
+        for name, number in (("criteria", criteria), ("num_keys", num_keys)):
+            require(number >= 1, name, number, "at least 1")
         clusters = criteria > 1
-        online = clusters and hierarchy == "online"
-        kmeans = clusters and hierarchy == "kmeans"
-        for names, used, where in (
-            ("num_clusters cluster_seed", kmeans, "k-means"),
-            ("radii min_samples", clusters and not kmeans, "DBSCAN"),
-            (
-                "merge_similarity parts max_units feature_momentum",
-                online,
-                "the online refinement",
-            ),
-            ("every", clusters and not online, "offline clustering"),
-            ("num_keys own_key retrieval", clusters, "retrieval from clusters"),
-            ("hierarchy shared_predictor", clusters, "clusters"),
-        ):
-            for name in () if used else names.split():
-                if values[name] != inspect.signature(RCL).parameters[name].default:
-                    how = f"`hierarchy` (={hierarchy!r})"
-                    how = how if clusters else f"`criteria` (={criteria})"
-                    raise ValueError(
-                        f"`{name}` (={values[name]!r}) is a setting of {where} and has no effect"
-                        f" with {how}; leave it out"
-                    )
         objective = RelativeContrastLoss(temperature=temperature, **given)
         predictors = 1 if shared_predictor else criteria
         queue = (num_samples, queue_size, momentum, momentum_schedule)
@@ -413,8 +369,8 @@ class RCL(ClusteringFramework, SupportFramework):
         self.retrieval, self.own_key = retrieval, own_key
         self.chance = RowRandom()
         self.criteria: OnlineCriteria | OfflineCriteria | None = None
-        if kmeans:
-            self.criteria = by_kmeans(num_samples, criteria, num_clusters, cluster_seed)
+        if clusters and hierarchy == "kmeans":
+            self.criteria = by_kmeans(num_samples, criteria, num_clusters)
         elif clusters:
             density = Hierarchy(
                 num_samples=num_samples,
@@ -424,9 +380,9 @@ class RCL(ClusteringFramework, SupportFramework):
                 min_samples=min_samples,
                 merge_similarity=merge_similarity,
                 parts=parts,
-                max_units=max_units,
                 feature_momentum=feature_momentum,
             )
+            online = hierarchy == "online"
             self.criteria = OnlineCriteria(density) if online else by_dbscan(density)
 
     @property
@@ -476,13 +432,12 @@ class RCL(ClusteringFramework, SupportFramework):
     ) -> None:
         """Sets `step_shares`: anchors with a retrieved key, and keys with the anchor's label; of
         all keys, and of those that are positive under each of the criteria 2 … H."""
-        labels_N, total = self.objective.labels, ids_A.new_full((), len(ids_A))
-        shares: dict[str, Tensor] = {}
-        levels = {f"_{h + 1}": same_HAK[h] for h in range(1, self.num_criteria)}
+        total, shares = ids_A.new_tensor(len(ids_A)), dict[str, Tensor]()
+        levels = {f"_{h}": same_AK for h, same_AK in enumerate(same_HAK[1:], 2)}
         for name, key_AK in {"": there_AK, **levels}.items():
             shares[f"with_key{name}"] = torch.stack((key_AK.any(1).sum(), total))
-            if labels_N is not None:
-                labels_N = labels_N.to(ids_A.device)
+            if self.objective.labels is not None:
+                labels_N = self.objective.labels.to(ids_A.device)
                 one_A1, other_AK = labels_N[ids_A].unsqueeze(1), labels_N[key_ids_AK]
                 known_AK = key_AK & (one_A1 >= 0) & (other_AK >= 0)
                 right_AK = known_AK & (one_A1 == other_AK)

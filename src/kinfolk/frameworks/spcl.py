@@ -1,9 +1,8 @@
 """SPCL: Mo, Sun and Li, Siamese Prototypical Contrastive Learning, 2022, algorithm 1 and equations
 1 to 5.
 
-Dimension key: V views, B batch, A rows of features (A = B·V, sample-major), F features, D
-embedding, N data set, K prototypes, L levels, S batches of an epoch, H anchors of a batch (half of
-it), M samples.
+Dimension key: V views, B batch, A rows of features (A = B·V, sample-major), F features, N data set,
+K prototypes, L levels, S batches of an epoch, H anchors of a batch (half of it), M samples.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from kinfolk import distributed
 from kinfolk.clustering import PseudoLabels
 from kinfolk.detectors.base import Detector, Space
-from kinfolk.errors import UsageError, require
+from kinfolk.errors import UsageError, require, require_choice
 from kinfolk.frameworks.base import ClusteringFramework
 from kinfolk.models.heads import embedding_size, embeddings, projection_head
 from kinfolk.objectives import NTXentLoss
@@ -28,23 +27,15 @@ from kinfolk.objectives.siamese import SiameseMetric, draw_partners
 from kinfolk.pairs import integer_ids
 from kinfolk.seeding import step_generator
 from kinfolk.stats import Stats
-from kinfolk.stores.memory_bank import distinct
 from kinfolk.stores.per_sample import check_ids, check_num_samples
 
 Source = Literal["clusters", "labels"]
-Batches = Literal["chunks", "one_prototype"]
 Head = Literal["contrast", "metric", "prototype"]
 
 
 class PrototypeLabels(nn.Module):
-    """The prototype of every sample at L levels: a k-means cluster of its features, or its true
-    label (section 3.2).
-
-    Args:
-        clusters: the clusters; None: `truth` is used.
-        truth: (N,) true labels, −1 if unknown. They are not saved.
-        whiten: size to which features are reduced by `pca_whiten` before they are clustered.
-    """
+    """The prototype of every sample at L levels: a k-means cluster of its features, which are
+    reduced to the size `whiten` before, or its true label (section 3.2), −1 if unknown."""
 
     truth: Tensor | None
 
@@ -57,7 +48,6 @@ class PrototypeLabels(nn.Module):
 
     @property
     def num_prototypes(self) -> tuple[int, ...]:
-        """K of each level."""
         if self.clusters is not None:
             return self.clusters.num_clusters
         assert self.truth is not None
@@ -68,7 +58,6 @@ class PrototypeLabels(nn.Module):
         return self.clusters is None or bool(self.clusters.refreshed)
 
     def refresh(self, features: Tensor | None) -> None:
-        """Clusters (N, F) features of all samples at unit norm, if there are clusters."""
         if self.clusters is not None:
             assert features is not None
             used = features if self.whiten is None else pca_whiten(features, self.whiten)
@@ -82,7 +71,7 @@ class PrototypeLabels(nn.Module):
         return self.truth[ids].unsqueeze(0)
 
     def first(self, ids: Tensor) -> Tensor:
-        """(A,) prototypes at the first level. A sample without one gets a distinct negative
+        """(A,) prototypes at the first level; of a sample without one a distinct negative
         number."""
         first_A = self.levels(ids)[0]
         return first_A.where(first_A >= 0, -1 - ids)
@@ -95,9 +84,8 @@ class SPCL(ClusteringFramework):
         loss = α · NT-Xent(g_c(h)) + β · metric(g_m, h) + γ · cross-entropy(g_p(h))
 
     Prototypes are k-means clusters of the unit-norm features h of all samples, recomputed before
-    every epoch. The denominator of NT-Xent, to which detector and action apply, contains neither z
-    nor z′ (equation 1). Before the first prototypes, the loss is NT-Xent on random batches.
-    Arguments and deviations from the paper: docs/methods/spcl.md.
+    every epoch. Detector and action apply to NT-Xent. Before the first prototypes, it is the loss,
+    on random batches. Arguments and deviations from the paper: docs/methods/spcl.md.
     """
 
     on_host = ("seed", "draws", "begun")
@@ -122,16 +110,10 @@ class SPCL(ClusteringFramework):
         every: int = 1,
         reverse_weight: float = 0.0,
         log_zero: float = -4.0,
-        warm_start: bool = True,
-        cluster_seed: int = 0,
         temperature: float = 0.5,
         decoupled: bool = True,
-        iterations: int = 20,
-        warm_iterations: int = 5,
-        points_per_cluster: int = 256,
         whiten: int | None = None,
         contrast_apart: bool = False,
-        batch_mode: Batches = "chunks",
         **given: Any,
     ) -> None:
         objective = NTXentLoss(temperature=temperature, decoupled=decoupled, **given)
@@ -149,16 +131,13 @@ class SPCL(ClusteringFramework):
             names = ", ".join(f"`{name}`" for name in self.weights)
             raise ValueError(f"one of {names} must be above 0")
         for each in reinitialise:
-            require(each in get_args(Head), "reinitialise", each, f"among {get_args(Head)}")
+            require_choice("reinitialise", each, get_args(Head))
         alone = "0 if `contrast_weight` is 0, because there would be no loss before"
         require(not warmup_epochs or contrast_weight > 0, "warmup_epochs", warmup_epochs, alone)
-        chosen = ("batch_mode", batch_mode, Batches), ("prototypes", prototypes, Source)
-        for name, value, kind in chosen:
-            require(value in get_args(kind), name, value, f"one of {', '.join(get_args(kind))}")
+        require_choice("prototypes", prototypes, get_args(Source))
         require(whiten is None or whiten >= 1, "whiten", whiten, "at least 1")
         self.num_samples, self.reinitialise = num_samples, reinitialise
-        self.contrast_apart, self.batch_mode = contrast_apart, batch_mode
-        self._stats: Stats | None = None
+        self.contrast_apart, self._stats = contrast_apart, None
         size = embedding_size(encoder, nn.Identity())
         truth, clusters = None, None
         if prototypes == "labels":
@@ -172,11 +151,8 @@ class SPCL(ClusteringFramework):
                 num_samples,
                 size if whiten is None else min(whiten, size),
                 max(2, num_samples // 98) if num_clusters is None else num_clusters,
-                seed=cluster_seed,
-                warm_start=warm_start and whiten is None,  # the axes of two whitenings differ
-                iterations=iterations,
-                warm_iterations=warm_iterations,
-                points_per_cluster=points_per_cluster,
+                seed=0,
+                warm_start=whiten is None,  # the axes of two whitenings differ
             )
         self.assigned = PrototypeLabels(clusters, truth, whiten)
         if not contrast_weight:
@@ -226,8 +202,7 @@ class SPCL(ClusteringFramework):
         if not self._with_prototypes:
             return None
         all_ids = torch.arange(self.num_samples, device=next(self.assigned.buffers()).device)
-        compose = cluster_pair_batches if self.batch_mode == "chunks" else one_prototype_batches
-        return compose(self.assigned.first(all_ids), batch_size, generator)
+        return cluster_pair_batches(self.assigned.first(all_ids), batch_size, generator)
 
     @property
     def stats(self) -> Stats:
@@ -261,7 +236,6 @@ class SPCL(ClusteringFramework):
 
     @property
     def collects(self) -> bool:
-        """With true labels as prototypes, features are needed only if a detector needs them."""
         return self.assigned.clusters is None and all(
             each.collects or not each.due(self.epoch) for each in self.detectors
         )
@@ -284,7 +258,7 @@ class SPCL(ClusteringFramework):
         reinitialise(self._heads_to_reset(), int(self.seed) ^ 0x9E3779B1 * (self.epoch + 1))
 
     def features_for(self, detector: Detector, features: Tensor | None) -> Tensor | None:
-        """A detector that uses embeddings receives those of g_c before it is reset."""
+        # a detector that uses embeddings receives those of g_c before it is reset
         given = super().features_for(detector, features)
         if given is None or detector.space == "features":
             return given
@@ -292,8 +266,8 @@ class SPCL(ClusteringFramework):
 
     @property
     def _with_prototypes(self) -> bool:
-        """Whether prototypes are used yet. Depends only on the state, because `batches` is called
-        before `set_progress`."""
+        """Whether prototypes are used yet: by the state alone, because `batches` is called before
+        `set_progress`."""
         return bool(self.begun) and self.assigned.ready
 
     def _heads_to_reset(self) -> list[nn.Module]:
@@ -304,8 +278,7 @@ class SPCL(ClusteringFramework):
 
 # Batches
 
-ROUNDS = 50
-"""Maximum number of rounds of swapping samples between batches. Realistic data needs only a few."""
+ROUNDS = 50  # of swapping samples between batches, at most; realistic data needs only a few
 
 
 def cluster_pair_batches(labels: Tensor, batch_size: int, generator: torch.Generator) -> Tensor:
@@ -313,12 +286,12 @@ def cluster_pair_batches(labels: Tensor, batch_size: int, generator: torch.Gener
     cluster and half of others.
 
     Every cluster is cut into chunks of half a batch; the remainders are joined cluster by cluster
-    and cut in the same way. S random chunks are the anchors of the S batches. The samples of all
-    other chunks fill the other halves in random order, but never next to a chunk with their
-    cluster, as long as there are enough others. The order within a batch is random, so that the
-    part of a rank has samples of both halves.
+    and cut in the same way. S random chunks are the anchors of the S batches. Other samples fill
+    the other halves at random, but not next to a chunk with their cluster as long as there are
+    enough others. The order within a batch is random, so that each rank has samples of both halves.
     """
-    _check_batch_size(labels, batch_size)
+    must = f"at least 2 and at most the number of samples (={len(labels)})"
+    require(2 <= batch_size <= len(labels), "batch_size", batch_size, must)
     _, cluster_N = torch.unique(labels.cpu(), return_inverse=True)
     steps, half = len(labels) // batch_size, batch_size // 2
     chunked_N = _order_by_chunks(cluster_N, half, generator)
@@ -334,36 +307,6 @@ def cluster_pair_batches(labels: Tensor, batch_size: int, generator: torch.Gener
     return batches_SB.gather(1, places_SB).flatten()
 
 
-def one_prototype_batches(labels: Tensor, batch_size: int, generator: torch.Generator) -> Tensor:
-    """(S·B,) samples of an epoch, batch after batch. Every batch is half of exactly one cluster,
-    and half of samples of the others (section 3.2 to the letter).
-
-    Of a cluster with fewer samples, some are repeated, so an epoch repeats samples and leaves
-    others out. A sample with a label below 0 is never in the first half.
-    """
-    _check_batch_size(labels, batch_size)
-    label_K, cluster_N, size_K = torch.unique(labels.cpu(), return_inverse=True, return_counts=True)
-    steps, half = len(labels) // batch_size, batch_size // 2
-    anchors = (label_K >= 0).nonzero().flatten()  # below 0: a sample without a prototype
-    if len(size_K) < 2 or not len(anchors):
-        return torch.randperm(len(labels), generator=generator)[: steps * batch_size]
-    by_cluster_N, start_K = cluster_N.argsort(stable=True), size_K.cumsum(0) - size_K
-    batches = []
-    for draw in torch.randint(len(anchors), (steps,), generator=generator).tolist():
-        start, size = int(start_K[anchors[draw]]), int(size_K[anchors[draw]])
-        others = _in_turns(len(labels) - size, batch_size - half, generator)
-        others += size * (others >= start)
-        places = torch.cat((start + _in_turns(size, half, generator), others))
-        batches.append(by_cluster_N[places[torch.randperm(batch_size, generator=generator)]])
-    return torch.cat(batches)
-
-
-def _in_turns(size: int, number: int, generator: torch.Generator) -> Tensor:
-    """(number,) random numbers in [0, size), each repeated only after all of them were drawn."""
-    turns = [torch.randperm(size, generator=generator) for _ in range(number // size)]
-    return torch.cat((*turns, distinct(size, number % size, generator)))
-
-
 @torch.no_grad()
 def pca_whiten(features: Tensor, size: int) -> Tensor:
     """(N, min(size, F)) the projections of (N, F) features on their first principal axes, each
@@ -377,17 +320,8 @@ def pca_whiten(features: Tensor, size: int) -> Tensor:
     return white_NP.to(features.dtype)
 
 
-def _check_batch_size(labels: Tensor, batch_size: int) -> None:
-    if not 2 <= batch_size <= len(labels):
-        raise ValueError(
-            f"`batch_size` (={batch_size}) must be at least 2 and at most the number of samples"
-            f" (={len(labels)})"
-        )
-
-
 def _order_by_chunks(cluster_N: Tensor, half: int, generator: torch.Generator) -> Tensor:
-    """(N,) all samples: first the chunks of `half` samples of one cluster, then the remainders,
-    with clusters in random order."""
+    """(N,) all samples: first the chunks of `half` samples of one cluster, then the remainders."""
     shuffled_N = torch.randperm(len(cluster_N), generator=generator)
     rank_K = torch.randperm(int(cluster_N.max()) + 1, generator=generator)
     shuffled_N = shuffled_N[rank_K[cluster_N[shuffled_N]].argsort(stable=True)]
@@ -402,8 +336,7 @@ def _separate(
     rest: Tensor, cluster_N: Tensor, anchors_SH: Tensor, size: int, generator: torch.Generator
 ) -> Tensor:
     """Swaps samples of `rest` that share a cluster with the anchors of their batch. Every `size`
-    samples belong to one batch, and those at the end to none.
-    """
+    samples belong to one batch, those at the end to none."""
     number = int(cluster_N.max()) + 1
     steps = len(anchors_SH)
     taken: Tensor = torch.unique(torch.arange(steps).unsqueeze(1) * number + cluster_N[anchors_SH])
@@ -435,11 +368,8 @@ def _separate(
 
 @torch.no_grad()
 def reinitialise(heads: Iterable[nn.Module], seed: int) -> None:
-    """Resets all parameters and running statistics of `heads`, depending only on `seed`.
-
-    In place, so that the optimiser and DDP keep the parameters; numbers are drawn on the CPU for
-    any device, and the state of torch's generator is not changed.
-    """
+    """Resets all parameters and running statistics of `heads`, depending only on `seed`; in place,
+    so that the optimiser and DDP keep the parameters."""
     draw = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=()):
         torch.set_rng_state(draw.get_state())
@@ -452,7 +382,6 @@ def reinitialise(heads: Iterable[nn.Module], seed: int) -> None:
 
 
 def require_resettable(*heads: nn.Module) -> None:
-    """Refuses heads with layers that have parameters but no `reset_parameters`."""
     for layer in (layer for head in heads for layer in head.modules()):
         if _has_state(layer) and not hasattr(layer, "reset_parameters"):
             raise ValueError(

@@ -163,6 +163,23 @@ def check_arguments(
     return {name: getattr(model, name) for name in parameters}
 
 
+_KMEANS = {
+    "warm_start": True,
+    "cluster_seed": 0,
+    "iterations": 20,
+    "warm_iterations": 5,
+    "points_per_cluster": 256,
+}
+REMOVED: Mapping[str, Mapping[str, object]] = {
+    "rcl": {"rule": "centres", "max_units": 32, "cluster_seed": 0},
+    "hierarchy": {"rule": "centres", "max_units": 32},
+    "pcl": _KMEANS,
+    "spcl": {**_KMEANS, "batch_mode": "chunks"},
+    "ring": {"boundaries": "exact"},
+}
+"""Settings of earlier versions that are left out where they have the value that remains."""
+
+
 def current_names(given: Mapping[str, Any], owner: str) -> dict[str, Any]:
     """Arguments of a configuration or recipe of an earlier version by their present names.
 
@@ -178,11 +195,8 @@ def current_names(given: Mapping[str, Any], owner: str) -> dict[str, Any]:
     if owner in ("simclr", "spcl") and "positive_in_denominator" in given:
         is_decoupled = not given.pop("positive_in_denominator")
         given["decoupled"] = is_decoupled or given.get("decoupled", False)
-    if owner in ("rcl", "hierarchy") and given.get("rule") == "centres":
-        del given["rule"]  # the one that is left
-    if owner == "ring" and given.get("boundaries") == "exact":
-        del given["boundaries"]  # the other kind is gone
-    return given
+    removed = REMOVED.get(owner, {})
+    return {name: x for name, x in given.items() if name not in removed or x != removed[name]}
 
 
 WITHOUT_EFFECT = (
