@@ -22,7 +22,6 @@ def test_builds_by_name_and_remembers_how() -> None:
         "name": "resnet10",
         "stem": "imagenet",
         "width": 8,
-        "zero_init_residual": False,
     }
     default = build_encoder("resnet10")
     assert default.config is not None

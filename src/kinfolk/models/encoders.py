@@ -16,13 +16,13 @@ from kinfolk.models.heads import SplitEncoder, evaluating
 from kinfolk.models.text import import_optional, open_clip_model
 
 # ResNet (He et al., Deep Residual Learning for Image Recognition, 2015) with torchvision's names of
-# parameters and without its classifier. With `stem="imagenet"` state dicts can be exchanged.
+# parameters and without its classifier.
 
 Stem = Literal["cifar", "imagenet"]
 
 
 class BasicBlock(nn.Module):
-    expansion, last_norm = 1, "bn2"
+    expansion = 1
 
     def __init__(self, in_size: int, size: int, stride: int, downsample: nn.Module | None) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    expansion, last_norm = 4, "bn3"
+    expansion = 4
 
     def __init__(self, in_size: int, size: int, stride: int, downsample: nn.Module | None) -> None:
         super().__init__()
@@ -73,7 +73,6 @@ class ResNet(nn.Module):
         stem: "imagenet" as in torchvision; "cifar": 3×3 convolution with stride 1, no pooling, for
             images of about 32×32 (SimCLR, appendix B.9).
         width: channels of the first stage; each further stage doubles them.
-        zero_init_residual: initialise every block as the identity.
     """
 
     def __init__(
@@ -83,7 +82,6 @@ class ResNet(nn.Module):
         *,
         stem: Stem = "cifar",
         width: int = 64,
-        zero_init_residual: bool = False,
         in_channels: int = 3,
     ) -> None:
         super().__init__()
@@ -107,8 +105,6 @@ class ResNet(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            elif isinstance(module, BasicBlock | Bottleneck) and zero_init_residual:
-                nn.init.zeros_(getattr(module, module.last_norm).weight)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
@@ -117,15 +113,14 @@ class ResNet(nn.Module):
         return out
 
 
-def require_memory(build: Callable[[], ResNet], what: str) -> None:
+def _require_memory(build: Callable[[], ResNet], width: int | None) -> None:
     with torch.device("meta"):
         size = 4 * sum(parameter.numel() for parameter in build().parameters())
-    memory = size
-    if os.name == "posix":
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if size > memory:
-        needed = f"gives a network whose weights need {size / 2**30:,.0f} GB"
-        raise ValueError(f"{what} {needed}; choose a smaller one")
+    if os.name == "posix" and size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        raise ValueError(
+            f"`width` (={width}) gives a network whose weights need {size / 2**30:,.0f} GB; choose"
+            " a smaller one"
+        )
 
 
 def _stage(block: Block, in_size: int, size: int, depth: int, stride: int) -> nn.Sequential:
@@ -155,8 +150,7 @@ ENCODERS: dict[str, partial[ResNet]] = {
 
 
 class Adapted(nn.Module):
-    """Gives any module an `output_size`, and averages a feature map over its positions. Weights are
-    saved without the wrapper."""
+    """Gives any module an `output_size`, and averages a feature map over its positions."""
 
     def __init__(self, module: nn.Module, output_size: int) -> None:
         super().__init__()
@@ -179,7 +173,6 @@ def build_encoder(
     *,
     stem: Stem = "cifar",
     width: int | None = None,
-    zero_init_residual: bool = False,
     pretrained: bool = False,
     in_channels: int = 3,
 ) -> ResNet | Adapted:
@@ -187,8 +180,8 @@ def build_encoder(
     timm/NAME or open_clip/NAME where these packages are installed.
 
     Args:
-        stem, width, zero_init_residual, in_channels: of the ResNets of this library; see `ResNet`.
-            The default width is 16 for resnet10, 64 for the others.
+        stem, width, in_channels: of the ResNets of this library; see `ResNet`. The default width is
+            16 for resnet10, 64 for the others.
         pretrained: use the package's published weights, which it downloads.
 
     Example:
@@ -197,16 +190,12 @@ def build_encoder(
     """
     package, _, model = name.partition("/")
     if model and package in PACKAGES:
+        able = ", ".join(ENCODERS)
         if in_channels != 3:
-            raise UsageError(
-                f"{name!r} takes images of 3 channels, not of {in_channels}; choose one of"
-                f" {', '.join(ENCODERS)}"
-            )
-        if width is not None or zero_init_residual:
-            raise UsageError(
-                f"`width` and `zero_init_residual` are options of {', '.join(ENCODERS)}, not of"
-                f" {name!r}"
-            )
+            what = f"takes images of 3 channels, not of {in_channels}"
+            raise UsageError(f"{name!r} {what}; choose one of {able}")
+        if width is not None:
+            raise UsageError(f"`width` is an option of {able}, not of {name!r}")
         adapted = PACKAGES[package](model, pretrained)
         adapted.config = {"name": name}
         return adapted
@@ -220,19 +209,18 @@ def build_encoder(
             f"`pretrained` has no weights for {name!r}; load a file with `load_weights`, or take"
             f" 'torchvision/{name}'"
         )
-    how: dict[str, Any] = {"stem": stem, "zero_init_residual": zero_init_residual}
-    how |= {} if width is None else {"width": width}
+    how: dict[str, Any] = {"stem": stem} | ({} if width is None else {"width": width})
     how |= {} if in_channels == 3 else {"in_channels": in_channels}
     build = partial(ENCODERS[name], **how)
-    require_memory(build, f"`width` (={width})")
+    _require_memory(build, width)
     encoder = build()
     encoder.config = {"name": name, **how, "width": encoder.bn1.num_features}
     return encoder
 
 
 def adapt(module: nn.Module, output_size: int | None = None, *, input_size: int = 32) -> nn.Module:
-    """Makes an encoder of any module that maps images to (B, F) or (B, F, H, W). `output_size` is
-    measured on one black image of `input_size` if it is None."""
+    """Makes an encoder of any module that maps images to (B, F) or (B, F, H, W); measures
+    `output_size` on one black image of `input_size` if it is None."""
     known = getattr(module, "output_size", None)
     if isinstance(known, int) and output_size in (None, known):
         return module
@@ -249,7 +237,6 @@ def _torchvision(model: str, pretrained: bool) -> Adapted:
     if not linear or model in ("googlenet", "inception_v3"):
         raise UsageError(
             f"'torchvision/{model}' can't be an encoder: it does not end in one linear classifier"
-            " that could be removed"
         )
     parent, _, last = linear[-1].rpartition(".")
     size = module.get_submodule(linear[-1]).in_features

@@ -1,5 +1,5 @@
-"""Projection and prediction heads, which are discarded after training; and encoders and heads of
-which each part sees some of the channels of an image.
+"""Projection and prediction heads; and encoders and heads of which each part sees some of the
+channels of an image.
 
 | paper | call |
 |---|---|
@@ -84,7 +84,7 @@ def embeddings(head: nn.Module, features: Tensor, rows: int = 4096) -> Tensor:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """Puts `model` in evaluation mode; afterwards every module has the mode it had."""
+    """Within, `model` is in evaluation mode; afterwards every module has the mode it had."""
     modes = [(part, part.training) for part in model.modules()]
     try:
         yield model.eval()
@@ -94,12 +94,7 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def embedding_size(encoder: nn.Module, head: nn.Module) -> int:
-    """D: the `output_size` of `head` or of its last layer that has one, or that of the encoder.
-
-    Example:
-        >>> embedding_size(nn.Flatten(), projection_head(32, 64, 16))
-        16
-    """
+    """D: the `output_size` of `head` or of its last layer that has one, or that of the encoder."""
     layers = [head, *reversed(list(head.modules()))]
     for module in (*layers, encoder, *reversed(list(encoder.modules()))):
         for name in ("output_size", "out_features", "num_features"):
@@ -126,9 +121,9 @@ class SplitEncoder(nn.Module):
     def __init__(self, encoders: Sequence[nn.Module], channels: Sequence[int]) -> None:
         super().__init__()
         self.towers, self.channels = nn.ModuleList(encoders), tuple(channels)
-        rule = f"a number for each of the {len(encoders)} encoders"
-        require(0 < len(encoders) == len(channels), "channels", self.channels, rule)
-        require(min(channels) >= 1, "channels", self.channels, "at least 1 each")
+        rule = f"a number for each of the {len(encoders)} encoders, at least 1"
+        fits = len(encoders) == len(channels) and min(channels, default=0) >= 1
+        require(fits, "channels", self.channels, rule)
         self.output_sizes = tuple(int(encoder.output_size) for encoder in encoders)  # type: ignore[arg-type]
         self.output_size = sum(self.output_sizes)
         configs = [getattr(encoder, "config", None) for encoder in encoders]
@@ -155,7 +150,7 @@ class SplitHead(nn.Module):
         super().__init__()
         self.heads, self.sizes = nn.ModuleList(heads), tuple(sizes)
         rule = f"a number for each of the {len(heads)} heads"
-        require(0 < len(heads) == len(sizes), "sizes", self.sizes, rule)
+        require(len(heads) == len(sizes), "sizes", self.sizes, rule)
         given = zip(heads, sizes, strict=True)
         self.output_size = sum(
             size if isinstance(head, nn.Identity) else embedding_size(nn.Identity(), head)

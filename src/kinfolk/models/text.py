@@ -1,5 +1,5 @@
 """Text towers, which map token ids to a vector: the transformer of CLIP (Radford et al., ICML 2021,
-section 2.4 and appendix F), and those of other libraries if installed.
+section 2.4 and appendix F), and those of other libraries.
 
 Dimension key: B batch, T tokens, W width, H heads.
 """
@@ -25,8 +25,7 @@ from kinfolk.files import first_line
 
 class TextTransformer(nn.Module):
     """A transformer over tokens, (B, T) → (B, W): the output at the first end token, after the last
-    norm. Tokens after the end have no influence, so a CPU cuts a batch to its longest text; an
-    accelerator would have to wait for that length.
+    norm. Tokens after the end have no influence.
 
     Args:
         vocab_size: token ids are below this number.
@@ -82,7 +81,7 @@ class TextTransformer(nn.Module):
         return out
 
     def _initialise(self, width: int, layers: int) -> None:
-        """As in CLIP's code: residual branches start smaller in deeper networks."""
+        """As in CLIP's code."""
         nn.init.normal_(self.tokens.weight, std=0.02)
         nn.init.normal_(self.positions, std=0.01)
         start = width**-0.5
@@ -121,6 +120,7 @@ def ends(tokens_BT: Tensor, end_id: int) -> Tensor:
 
 
 def _longest(tokens_BT: Tensor, end_B: Tensor) -> int:
+    """To which length a batch is cut; an accelerator would have to wait for its longest text."""
     return int(end_B.max()) + 1 if tokens_BT.device.type == "cpu" else tokens_BT.shape[1]
 
 
@@ -128,8 +128,8 @@ CLIP_VOCAB, CLIP_END = 49408, 49407
 
 
 class OpenClipText(nn.Module):
-    """The text tower of an open_clip model, (B, T) → (B, output_size), with its projection and
-    names of weights; the rest of `model` is removed."""
+    """The text tower of an open_clip model, (B, T) → (B, output_size), with its projection; the
+    rest of `model` is removed."""
 
     def __init__(self, model: nn.Module, output_size: int) -> None:
         super().__init__()
@@ -150,15 +150,15 @@ SENTENCE = "st/"
 
 
 class SentenceEncoder(nn.Module):
-    """A model of sentence-transformers, (B, T) → (B, output_size), with its pooling. The model does
-    not see `end_id` if its tokenizer adds none."""
+    """A model of sentence-transformers, (B, T) → (B, output_size). It does not see `end_id` if its
+    tokenizer adds none."""
 
     def __init__(self, model: nn.Module, end_id: int) -> None:
         super().__init__()
         tokenizer: Any = model.tokenizer
         self.adds_end = tokenizer("a")["input_ids"][-1:] == [end_id]
-        names = ("get_embedding_dimension", "get_sentence_embedding_dimension")  # new and old
-        size: Any = next(getattr(model, name) for name in names if hasattr(model, name))
+        new = getattr(model, "get_embedding_dimension", None)
+        size: Any = new or model.get_sentence_embedding_dimension
         self.model, self.end_id, self.output_size = model, end_id, int(size())
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ class SentenceEncoder(nn.Module):
         return out
 
     def save(self, folder: Path) -> None:
-        """Writes the folder that `SentenceTransformer(folder)` reads, replacing an older one."""
+        """Writes the folder that `SentenceTransformer(folder)` reads, in place of an older one."""
         unfinished, old = (folder.with_name(f"{folder.name}.{mark}") for mark in ("new", "old"))
         for each in (unfinished, old):
             shutil.rmtree(each, ignore_errors=True)
@@ -234,8 +234,8 @@ def build_text(
     pretrained: bool = False,
     **sizes: Any,
 ) -> nn.Module:
-    """Builds the text tower called `name`: transformer, or open_clip/NAME or st/NAME
-    (sentence-transformers or transformers, always with its weights) where these are installed.
+    """Builds the text tower called `name`: transformer, open_clip/NAME, or st/NAME of
+    sentence-transformers or transformers, always with its weights.
 
     Args:
         vocab_size, context, end_id: of the tokenizer.
@@ -284,7 +284,6 @@ def open_clip_model(name: str, pretrained: bool = False) -> Any:
 
 
 def import_optional(module: str, package: str, extra: str | None = None) -> ModuleType:
-    """Imports a module of an optional library, or says how to install it."""
     try:
         return importlib.import_module(module)
     except (ImportError, RuntimeError) as error:

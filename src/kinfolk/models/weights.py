@@ -1,8 +1,6 @@
-"""Weights on disk: `model.safetensors` with those of an encoder under its own names, `model.json`
-with how to build it; `towers.safetensors` with two towers, each with an encoder and a head.
-
-Loading never runs code. The content of `model.json` is also in the header of `model.safetensors`,
-which has a digest of the whole file, too; files of other programs have none.
+"""Weights on disk: `model.safetensors` with those of an encoder, `model.json` with how to build it,
+which is also in the header of the other; `towers.safetensors` with two towers, each with an encoder
+and a head. Loading never runs code.
 """
 
 from __future__ import annotations
@@ -34,13 +32,12 @@ from kinfolk.models.text import OpenClipText
 
 WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"
-_BUILT_BY = frozenset(("name", "stem", "width", "zero_init_residual", "in_channels"))
+_BUILT_BY = frozenset(("name", "stem", "width", "in_channels"))
 """What a file may set of an encoder; `pretrained` would download weights."""
+_EARLIER = frozenset(("zero_init_residual",))  # in files of earlier versions, without effect
 _WIDEST = 1 << 14
 _NESTED = ("state_dict", "model_state_dict", "model", "net")
 """Keys under which programs put the state dict of a network in their checkpoints."""
-
-
 TOWERS = "towers.safetensors"
 PARTS = ("encoder", "head", "text_encoder", "text_head")
 
@@ -48,8 +45,8 @@ PARTS = ("encoder", "head", "text_encoder", "text_head")
 def save_encoder(
     encoder: nn.Module, directory: Path | str, meta: Mapping[str, Any] | None = None
 ) -> Path:
-    """Writes `model.safetensors` and `model.json` to `directory`; returns the path of the weights.
-    `meta`: anything that JSON can represent."""
+    """Writes `model.safetensors` and `model.json`, with `meta`, to `directory`; returns the path of
+    the weights."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     state = plain_state(encoder)
@@ -69,10 +66,9 @@ def save_encoder(
 
 def plain_state(encoder: nn.Module) -> dict[str, Tensor]:
     """Contiguous copies of the tensors under the encoder's own names."""
-    state = _inner(encoder).state_dict()
     return {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, tensor in state.items()
+        for name, tensor in _inner(encoder).state_dict().items()
     }
 
 
@@ -80,8 +76,8 @@ def load_encoder(
     path: Path | str, encoder: nn.Module | None = None
 ) -> tuple[nn.Module, dict[str, Any]]:
     """Loads an encoder from a run folder, a `model.safetensors` or its folder; returns it in
-    evaluation mode, with its `meta`. `encoder`, the module to load into, is needed only if the
-    saved one was not made by `build_encoder`."""
+    evaluation mode, with its `meta`. `encoder`: the module to load into, if the saved one was not
+    made by `build_encoder`."""
     path = Path(path)
     file = path / WEIGHTS if path.is_dir() else path
     if not file.is_file():
@@ -117,8 +113,7 @@ def load_encoder(
 
 
 def meta_of(file: Path) -> dict[str, Any]:
-    meta: dict[str, Any] = _describe(file)["meta"]
-    return meta
+    return dict(_describe(file)["meta"])
 
 
 def load_weights(encoder: nn.Module, path: Path | str) -> None:
@@ -153,12 +148,9 @@ def _refuse(path: Path, error: Exception) -> KinfolkError:
 
 
 def why_unreadable(error: Exception) -> str:
-    """Why a file of tensors was refused; torch's own message advises to disable its check."""
+    """Why a file of tensors was refused; torch's message advises to disable its check."""
     if isinstance(error, pickle.UnpicklingError):
-        return (
-            "it holds Python objects besides tensors, which could run code, or is damaged; only"
-            " tensors are loaded"
-        )
+        return "it holds Python objects besides tensors, which could run code, or is damaged"
     if isinstance(error, DamagedFileError):
         return f"{error}; restore it from a copy"
     return f"it is damaged or of another kind ({first_line(error)})"
@@ -167,9 +159,8 @@ def why_unreadable(error: Exception) -> str:
 def load_state(
     encoder: nn.Module, state: Mapping[str, Tensor], *, source: str = "the state dict"
 ) -> None:
-    """Loads `state` into `encoder`: every tensor must be present, be used and have the right shape.
-    Torchvision's files have a classifier (`fc.*`), which is dropped if the encoder has none, and
-    may lack BatchNorm's counter `num_batches_tracked`."""
+    """Loads `state` into `encoder`: every tensor must be present, be used and have the right shape,
+    except for torchvision's classifier (`fc.*`) and BatchNorm's counter, which it may lack."""
     inner = _inner(encoder)
     needed = inner.state_dict()
     given = {
@@ -204,6 +195,7 @@ def _build(config: dict[str, Any]) -> nn.Module:
     if "towers" in config:
         return SplitEncoder([_build(tower) for tower in config["towers"]], config["channels"])
     name, width = config["name"], config.get("width")
+    config = {key: value for key, value in config.items() if key not in _EARLIER}
     foreign = [key for key in config if key not in _BUILT_BY]
     if foreign:
         raise KeyError(f"it has the setting {foreign[0]!r}")
@@ -219,8 +211,7 @@ def _build(config: dict[str, Any]) -> nn.Module:
 
 @contextmanager
 def _offline() -> Iterator[None]:
-    """Keeps the Hugging Face hub offline: some networks of open_clip would download a
-    configuration."""
+    """Keeps the Hugging Face hub offline, from which some networks of open_clip download."""
     try:
         constants: Any = importlib.import_module("huggingface_hub.constants")
     except ImportError:  # no network that is built could use it
@@ -263,8 +254,6 @@ def _metadata(file: Path) -> dict[str, str]:
 
 
 # Two towers with one embedding space
-#
-# Dimension key: B batch, T tokens, F features, D embedding.
 
 
 class Pair(nn.Module):
@@ -301,9 +290,8 @@ def save_towers(
 
 
 def load_parts(model: nn.Module, path: Path | str) -> list[str]:
-    """Loads the parts (encoder, head, text_encoder, text_head) that `path` has weights for, and
-    returns their names. `path`: weights of two towers, of a checkpoint, of a whole open_clip model,
-    or of an encoder."""
+    """Loads the `PARTS` that `path`, weights of two towers, of a checkpoint, of a whole open_clip
+    model or of an encoder, has weights for; returns their names."""
     state = _strip_prefixes(read_state(path))
     found: dict[str, dict[str, Tensor]] = {}
     for name, value in state.items():
@@ -331,7 +319,7 @@ def load_parts(model: nn.Module, path: Path | str) -> list[str]:
 
 
 def _strip_prefixes(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights without the prefixes that training adds; of a checkpoint only the four parts."""
+    """The weights without the prefixes that training adds; of a checkpoint only the `PARTS`."""
     for prefix in ("framework.", "module."):
         if all(name.startswith(prefix) for name in state):
             state = {name.removeprefix(prefix): value for name, value in state.items()}
