@@ -24,8 +24,8 @@ from kinfolk.stores.per_sample import OnHost
 
 @dataclass(frozen=True)
 class OwnRate:
-    """Parameters with a separate learning rate, without weight decay and outside the schedule;
-    `factor` of the rate is called after every step."""
+    """Parameters with a separate learning rate, without weight decay and outside the schedule,
+    which `factor` multiplies, called after every step."""
 
     parameters: tuple[nn.Parameter, ...]
     lr: float
@@ -33,14 +33,8 @@ class OwnRate:
 
 
 class Framework(OnHost, ABC):
-    """Abstract. An encoder and a head in training. Its `state_dict` is the complete state of the
-    method.
-
-    Args:
-        encoder: (B, 3, H, W) → (B, F).
-        head: (B, F) → (B, D).
-        objective: the loss, with its detector.
-    """
+    """Abstract. An encoder (B, 3, H, W) → (B, F) and a head (B, F) → (B, D) in training, with the
+    loss and its detector. Its `state_dict` is the complete state of the method."""
 
     paper: ClassVar[str]
     needs: ClassVar[str] = ""
@@ -49,15 +43,15 @@ class Framework(OnHost, ABC):
     """Image channels of each encoder; with several, encoder and head are a `SplitEncoder` and a
     `SplitHead`."""
     modalities: ClassVar[tuple[str, ...]] = ("image",)
-    """With "text", there is a text tower and `forward` also receives `tokens` and `groups`."""
+    """With "text", `forward` also receives `tokens` and `groups`."""
     weak_views: tuple[int, ...] = ()
-    """Which of its views are cropped and flipped alone."""
+    """Which of its views are only cropped and flipped."""
     guides: ClassVar[frozenset[str]] = frozenset()
-    """What it can hand over to a detector as the guide of `Pairs`; see `Detector.guide`."""
+    """What it can pass to a detector as the guide of `Pairs`; see `Detector.guide`."""
     refused: ClassVar[Mapping[str, str]] = {}
-    """Settings of other frameworks that make no sense here, each with the reason."""
+    """Settings of the loss that make no sense here, each with the reason."""
     loss_kind: ClassVar[Any] = None
-    """The class of the loss, whose arguments the framework takes as `given`."""
+    """The loss, whose arguments the framework takes as `given`."""
     head_options: ClassVar[Mapping[str, object]] = {}
     """Settings of the projection head that differ from the defaults of a training."""
     view_options: ClassVar[Mapping[str, object]] = {}
@@ -67,8 +61,7 @@ class Framework(OnHost, ABC):
         super().__init__()
         self.encoder, self.head, self.objective = encoder, head, objective
         self.step_shares: Mapping[str, Tensor] = {}
-        """(2,) counts of the last step, a part and the whole, by name. The log writes their ratio
-        over an epoch."""
+        """(2,) counts of the last step, a part and the whole, by name; the log has their ratio."""
 
     @abstractmethod
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
@@ -84,7 +77,7 @@ class Framework(OnHost, ABC):
         return unit(self.head(self.features(images)))
 
     def after_step(self) -> None:
-        """Called after every optimiser step, for example to update a momentum encoder."""
+        """Called after every optimiser step."""
 
     @property
     def own_rates(self) -> tuple[OwnRate, ...]:
@@ -92,8 +85,7 @@ class Framework(OnHost, ABC):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics logged at the end of each epoch. If two detectors have the same name, that of the
-        first is used."""
+        """Metrics logged at the end of each epoch; of two detectors, that of the first counts."""
         return {
             name: value
             for detector in reversed(self.detectors)
@@ -102,7 +94,7 @@ class Framework(OnHost, ABC):
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
-        """All losses. If there are several, each has a detector for one direction."""
+        """All losses, each with a detector for its direction."""
         return (self.objective,)
 
     @property
@@ -111,7 +103,7 @@ class Framework(OnHost, ABC):
 
     @property
     def stats(self) -> Stats:
-        """Counts of the last step, over all objectives."""
+        """Counts of the last step."""
         first, *others = (each.stats for each in self.objectives)
         return sum(others, first)
 
@@ -122,23 +114,19 @@ class Framework(OnHost, ABC):
 
     @property
     def known_features(self) -> Tensor | None:
-        """(N, D) unit-norm embeddings of all samples, if the framework stores them and has seen all
-        samples. None means that they must be computed for `refresh`."""
+        """(N, D) unit-norm embeddings of all samples that `refresh` can use; None: compute them."""
         return None
 
     @property
     def collects(self) -> bool:
-        """Whether `refresh` needs no features, because its detectors collect theirs during the
-        epoch."""
+        """Whether `refresh` needs no features, because its detectors collect theirs."""
         return bool(self.detectors) and all(detector.collects for detector in self.detectors)
 
     def set_eval_labels(self, labels: Tensor | None) -> None:
-        """See `Objective.set_eval_labels`."""
         for objective in self.objectives:
             objective.set_eval_labels(labels)
 
     def set_groups(self, groups: Tensor | None) -> None:
-        """See `Objective.set_groups`."""
         for objective in self.objectives:
             objective.set_groups(groups)
 
@@ -155,7 +143,11 @@ class Framework(OnHost, ABC):
         """Called after the last epoch: refreshes detectors that describe the final encoder."""
         for detector in self.detectors:
             if detector.refreshed_at_end:
-                detector.refresh(None if detector.collects else features, 1.0)
+                detector.refresh(self.features_for(detector, features), 1.0)
+
+    def features_for(self, detector: Detector, features: Tensor | None) -> Tensor | None:
+        """The features that a detector's refresh receives, of those of `space`."""
+        return None if detector.collects else features
 
     @property
     def refresh_model(self) -> nn.Module:
@@ -164,14 +156,12 @@ class Framework(OnHost, ABC):
 
     @property
     def reinitialised(self) -> tuple[nn.Parameter, ...]:
-        """Parameters that the refresh of this epoch reinitialises. The optimiser discards its state
-        for them."""
+        """Parameters that this epoch's refresh resets, and the optimiser's state with them."""
         return ()
 
     def batches(self, generator: torch.Generator, batch_size: int) -> Tensor | None:
-        """(S·B,) samples of the global batches of an epoch, one batch after the other, or None for
-        a random order. Called before the first step of the epoch; depends only on the state and the
-        generator."""
+        """(S·B,) samples of the global batches of an epoch, by the state and the generator alone;
+        None: a random order."""
         return None
 
     def silent_reason(self) -> str | None:
@@ -180,24 +170,21 @@ class Framework(OnHost, ABC):
         return next((reason for reason in reasons if reason is not None), None)
 
     def on_metric(self, name: str, value: float) -> None:
-        """Called with a training metric, such as "knn", on all ranks; see
-        `Detector.needed_metrics`."""
+        """Called with a training metric, on all ranks; see `Detector.needed_metrics`."""
         for detector in self.detectors:
             if name in detector.needed_metrics:
                 detector.on_metric(name, value)
 
     def set_progress(self, epoch: float, num_epochs: int) -> None:
-        """Sets the epoch, counted from 0, for schedules and warm-ups. Called once per epoch."""
+        """Sets the epoch, counted from 0. Called once per epoch."""
         for objective in self.objectives:
             objective.set_progress(epoch, num_epochs)
 
 
 class ClusteringFramework(Framework, ABC):
-    """Abstract. Clusters the features of all samples before the first epoch after a warm-up, and
-    again every few epochs."""
+    """Abstract. Clusters the features of all samples after a warm-up and every few epochs."""
 
-    clusters_are: ClassVar[str] = "clusters"
-    """What they are called in messages."""
+    clusters_are: ClassVar[str] = "clusters"  # in messages
     epoch, num_epochs, _warned = 0, 1, False
 
     def set_schedule(self, warmup_epochs: int, every: int) -> None:
@@ -206,7 +193,6 @@ class ClusteringFramework(Framework, ABC):
         self.warmup_epochs, self.every = warmup_epochs, every
 
     def require_projected(self, what: str) -> None:
-        """Refuses detectors that need other features than the clusters, which are of embeddings."""
         for detector in self.detectors:
             if detector.space != "projected":
                 raise ValueError(
@@ -219,13 +205,8 @@ class ClusteringFramework(Framework, ABC):
         """Clusters the features of all samples."""
 
     def clusters_in(self, epoch: int) -> bool:
-        """Whether all samples are clustered before this epoch."""
         since = epoch - self.warmup_epochs
         return since >= 0 and since % self.every == 0
-
-    def features_for(self, detector: Detector, features: Tensor | None) -> Tensor | None:
-        """The features that a detector's refresh receives."""
-        return None if detector.collects else features
 
     def due(self, epoch: int) -> bool:
         return self.clusters_in(epoch) or super().due(epoch)
@@ -240,11 +221,6 @@ class ClusteringFramework(Framework, ABC):
                 detector.refresh(self.features_for(detector, features), progress)
         if self.clusters_in(self.epoch):
             self.cluster(features, progress)
-
-    def finish(self, features: Tensor | None) -> None:
-        for detector in self.detectors:
-            if detector.refreshed_at_end:
-                detector.refresh(self.features_for(detector, features), 1.0)
 
     def set_progress(self, epoch: float, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)

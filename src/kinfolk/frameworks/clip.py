@@ -34,11 +34,7 @@ from kinfolk.objectives import (
 
 class Bimodal(Framework, ABC):
     """Abstract. The two sides of a sample are contrasted with the other sides of the batch.
-
-    Args:
-        encoder, head: of the first side.
-        known_groups: whether samples that share an image, a text or a group are known positives.
-    """
+    `known_groups`: samples that share an image, a text or a group are known positives."""
 
     num_views: ClassVar[int] = 1
     guides: ClassVar[frozenset[str]] = frozenset({"modality"})
@@ -63,7 +59,6 @@ class Bimodal(Framework, ABC):
 
     @property
     def loss(self) -> BimodalLoss[Any] | SigLIPLoss:
-        """The loss of both directions."""
         loss: BimodalLoss[Any] | SigLIPLoss = self.objective  # type: ignore[assignment]
         return loss
 
@@ -73,7 +68,6 @@ class Bimodal(Framework, ABC):
 
     @property
     def temperature(self) -> float:
-        """The current temperature of the loss, which may be learned."""
         return self.loss.current_temperature
 
     @property
@@ -98,12 +92,7 @@ class Bimodal(Framework, ABC):
 
 class ImageText(Bimodal, ABC):
     """Abstract. Images are contrasted with the captions of the batch, and captions with the images.
-
-    Args:
-        encoder, head, known_groups: see `Bimodal`.
-        text_encoder, text_head: (B, T) token ids → (B, F') → (B, D); any two modules.
-        given: arguments of the loss.
-    """
+    `text_encoder`, `text_head`: (B, T) token ids → (B, F') → (B, D)."""
 
     modalities: ClassVar[tuple[str, ...]] = ("image", "text")
     directions: ClassVar[tuple[str, str]] = ("image_to_text", "text_to_image")
@@ -158,8 +147,7 @@ class SogCLRCLIP(ImageText):
 
 class FastCLIPFramework(ImageText):
     """The robust global contrastive loss in both directions. Arguments: `ImageText`,
-    `FastCLIPLoss`; `temperature_lr` is the learning rate of the temperature, outside the schedule
-    (a third of it below a temperature of 0.03)."""
+    `FastCLIPLoss`; `temperature_lr` is the learning rate of the temperature."""
 
     paper: ClassVar[str] = "Wei et al., 2024"
     needs: ClassVar[str] = "captions; two numbers per sample"

@@ -35,8 +35,7 @@ from kinfolk.stores.per_sample import finite
 
 class BankFramework(Framework, ABC):
     """Abstract. Contrasts one view of each sample with a bank that has the last embedding of every
-    sample. The bank is used as it was before the step, and written after it if the loss is finite.
-    """
+    sample, as it was before the step."""
 
     num_views: ClassVar[int] = 1
 
@@ -71,7 +70,7 @@ class BankFramework(Framework, ABC):
 def bank_pairs(
     z: Tensor, bank: Bank, ids: Tensor, draw: Draw | None, collected: Tensor | None = None
 ) -> Pairs:
-    """Pairs of `z` (B, D) and the drawn entries of a bank, or all of them."""
+    """Pairs of `z` (B, D) and the drawn entries of a bank, or all."""
     positives, candidates = unit(bank.read(ids)).unsqueeze(1), bank.features
     if draw is None:
         chosen = torch.arange(bank.num_samples, device=ids.device)
@@ -86,8 +85,7 @@ class IR(BankFramework):
 
         loss_i = −z_i·v_i / t + log( exp(z_i·v_i / t) + Σ_{j drawn, j ≠ i} w_ij exp(z_i·v_j / t) )
 
-    v are the entries of the bank before the step. Arguments and deviations from the paper:
-    docs/methods/ir.md.
+    v are the entries of the bank. Arguments and deviations from the paper: docs/methods/ir.md.
     """
 
     paper: ClassVar[str] = "Wu et al., CVPR 2018"
@@ -201,15 +199,14 @@ class CMC(Framework):
 
 
 def _join(light: Tensor, colour: Tensor) -> Tensor:
-    """One unit-norm vector, whose cosine is the mean of the cosines of the parts."""
+    """Unit-norm vectors, whose cosine is the mean of those of the parts."""
     return torch.cat((light, colour), -1) / math.sqrt(2)
 
 
 class LA(BankFramework):
     """Contrasts one view of each sample with a bank of all samples, and attracts close neighbours
-    relative to the near background (`LocalAggregationLoss`). The detector `Neighbours` finds both;
-    with another detector, its kin are the close neighbours, and all candidates that it does not
-    ignore are the background. Arguments and deviations: docs/methods/la.md.
+    relative to the near background (`LocalAggregationLoss`). The detector finds both, by default
+    `Neighbours`. Arguments and deviations: docs/methods/la.md.
     """
 
     paper: ClassVar[str] = "Zhuang et al., ICCV 2019"

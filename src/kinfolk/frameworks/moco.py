@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from kinfolk.detectors import Teacher
 from kinfolk.detectors.base import Detector
-from kinfolk.errors import require, warn_if_queue_too_large
+from kinfolk.errors import require, require_choice, warn_if_queue_too_large
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size, projection_head
 from kinfolk.objectives import NTXentLoss, Objective
@@ -40,13 +40,10 @@ ClusterEncoder = Literal["query", "momentum"]
 
 class MomentumCopy(nn.Module):
     """A copy of encoder and head that follows them slowly: θ′ ← m·θ′ + (1 − m)·θ after every
-    optimiser step.
-
-    Its parameters have no gradient, and every rank computes the same values. Its buffers do not
-    follow, as in the published code: its BatchNorm layers normalise by their batches.
+    optimiser step. Its buffers do not follow, as in the published code.
 
     Args:
-        momentum: m in [0, 1). With 0 it is an exact copy after every step.
+        momentum: m in [0, 1).
         schedule: "constant", or "cosine": in epoch e of E, 1 − (1 − m) (1 + cos(π e / E)) / 2
             (BYOL updates it in every step).
     """
@@ -61,9 +58,7 @@ class MomentumCopy(nn.Module):
         super().__init__()
         must = "in [0, 1); at 1 the copy would never change"
         require(0 <= momentum < 1, "momentum", momentum, must)
-        schedules = get_args(MomentumSchedule)
-        must = f"one of {', '.join(schedules)}"
-        require(schedule in schedules, "momentum_schedule", schedule, must)
+        require_choice("momentum_schedule", schedule, get_args(MomentumSchedule))
         self.base_momentum = self.momentum = momentum
         self.schedule = schedule
         self.encoder, self.head = copy.deepcopy(encoder), copy.deepcopy(head)
@@ -99,13 +94,9 @@ class MomentumCopy(nn.Module):
 
 
 class MomentumFramework(Framework, ABC):
-    """Abstract. A framework with a `MomentumCopy` of its encoder and head and, after `add_queue`, a
-    queue of the keys that the copy makes.
-
-    The queue is used as it was before the step; in training, the keys of all ranks then enter it if
-    the loss is finite. It stores sample ids too, so that an old key of the anchor's sample is never
-    a negative. In the first step, when the queue is empty, the keys of the batch are used.
-    """
+    """Abstract. A framework with a `MomentumCopy` and, after `add_queue`, a queue of the keys that
+    the copy makes. It is used as it was before the step; while it is empty, the keys of the batch
+    are used. It has sample ids too, so that an old key of the anchor's sample is no negative."""
 
     slow: MomentumCopy
     queue: Queue
@@ -117,7 +108,7 @@ class MomentumFramework(Framework, ABC):
         momentum: float,
         schedule: MomentumSchedule = "constant",
     ) -> None:
-        """Adds the copy and a queue. A queue that is not smaller than the data causes a warning."""
+        """Adds the copy and a queue."""
         require(queue_size >= 1, "queue_size", queue_size, "at least 1")
         check_num_samples(num_samples)
         warn_if_queue_too_large(queue_size, num_samples)
@@ -125,11 +116,11 @@ class MomentumFramework(Framework, ABC):
         self.queue = Queue(queue_size, embedding_size(self.encoder, self.head))
 
     def make_keys(self, images: Tensor) -> Tensor:
-        """(B, D) unit-norm keys in the precision of the queue."""
+        """(B, D) unit-norm keys."""
         return F.normalize(self.slow(images).to(self.queue.features.dtype), dim=1)
 
     def push(self, keys: Tensor, ids: Tensor, loss: Tensor) -> Tensor:
-        """Adds the keys to the queue. Returns whether the loss is finite, on all ranks the same."""
+        """Adds the keys to the queue if the loss is finite, and returns whether it is."""
         is_finite = finite(loss)
         self.queue.push(keys, ids, is_finite)
         return is_finite
@@ -149,7 +140,7 @@ class MomentumFramework(Framework, ABC):
 
 
 def both_orders(views: Tensor) -> tuple[Tensor, Tensor]:
-    """(2B, …) both views of each sample, next to each other, and the other view of each row."""
+    """(2B, …) both views of each sample in turn, and the other view of each row."""
     return views[:2].transpose(0, 1).flatten(0, 1), views[:2].flip(0).transpose(0, 1).flatten(0, 1)
 
 
@@ -160,8 +151,7 @@ class MoCo(MomentumFramework):
         loss_i = −q_i·k_i / t + log( exp(q_i·k_i / t) + Σ_{j in queue, not of sample i} w_ij
         exp(q_i·k_j / t) )
 
-    k_i is the key of the second view. Arguments and deviations from the paper:
-    docs/methods/moco.md.
+    k_i is the key of the second view. Arguments and deviations: docs/methods/moco.md.
     """
 
     paper: ClassVar[str] = "He et al., CVPR 2020; Chen et al., 2020"
@@ -183,9 +173,7 @@ class MoCo(MomentumFramework):
         **given: Any,
     ) -> None:
         super().__init__(encoder, head, NTXentLoss(temperature=temperature, **given))
-        must = f"one of {', '.join(get_args(ClusterEncoder))}"
-        known = cluster_encoder in get_args(ClusterEncoder)
-        require(known, "cluster_encoder", cluster_encoder, must)
+        require_choice("cluster_encoder", cluster_encoder, get_args(ClusterEncoder))
         self.symmetric, self.cluster_encoder = symmetric, cluster_encoder
         self.has_teacher = keys_are_teacher(self.objective, symmetric)
         if self.has_teacher:
@@ -214,7 +202,6 @@ class MoCo(MomentumFramework):
 
 
 def keys_are_teacher(objective: Objective, symmetric: bool = False) -> bool:
-    """Whether the keys are the teacher of the objective's detector."""
     taught = objective.detector is not None and objective.detector.guide == "teacher"
     if taught and symmetric:
         raise ValueError(
@@ -230,7 +217,7 @@ def keys_are_teacher(objective: Objective, symmetric: bool = False) -> bool:
 
 
 def teacher_of(detector: Detector | None) -> Teacher | None:
-    """The teacher, if the detector is one inside of any number of wrappers."""
+    """The teacher, if the detector is one in any wrappers."""
     inner = None if detector is None else detector.inner
     return inner if isinstance(inner, Teacher) else None
 

@@ -36,8 +36,7 @@ _SET_BY_TRAINING = {
     "gather",
     "compile",
 }
-"""Arguments that the training passes or that only objects have. All others can be set by the
-user."""
+"""Arguments that the training passes or that only objects have."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,6 @@ class Method:
     Example:
         >>> parse("sogclr+glofnd")
         Method(framework='sogclr', detector='glofnd', action='eliminate', variant=None)
-        >>> str(parse("simclr+oracle:attract"))
-        'simclr+oracle:attract'
     """
 
     framework: str
@@ -83,7 +80,6 @@ class Context:
 
 
 def parse(name: str) -> Method:
-    """An unknown part is an error that suggests similar names."""
     framework, plus, rest = name.strip().lower().partition("+")
     detector, *modifiers = rest.split(":")
     if framework in DETECTORS and framework not in FRAMEWORKS:
@@ -105,13 +101,8 @@ def parse(name: str) -> Method:
 
 
 def stored_method(name: str) -> str:
-    """The method in the config.yaml of a run, with its action. Runs have never left out another
-    action than `eliminate`, also before the default of a detector was another one.
-
-    Example:
-        >>> stored_method("simclr+guide"), stored_method("simclr")
-        ('simclr+guide:eliminate', 'simclr')
-    """
+    """The method in the config.yaml of a run, with its action: an action that is left out there is
+    `eliminate`, whatever the default of the detector."""
     return name if "+" not in name or name.rpartition(":")[2] in ACTIONS else f"{name}:eliminate"
 
 
@@ -136,7 +127,7 @@ _OF_ANY_DETECTOR = {
 def detector_arguments(
     method: Method, given: Mapping[str, Any] | None = None
 ) -> dict[str, inspect.Parameter]:
-    """Arguments of the detector that a user may set, with its defaults next to what is `given`."""
+    """Arguments of the detector that a user may set; defaults may depend on what is `given`."""
     if method.detector is None:
         return {}
     kind = DETECTORS[method.detector]
@@ -173,8 +164,7 @@ def build(
 def build_detector(
     method: Method, context: Context, arguments: Mapping[str, Any]
 ) -> Detector | None:
-    """Builds the detector of the method, wrapped in `Graded`, `StartAt` and `StopAt` as its
-    arguments ask."""
+    """Builds the detector of the method in the wrappers that its arguments ask for."""
     if method.detector is None:
         return None
     kind = DETECTORS[method.detector]

@@ -24,8 +24,8 @@ MOMENTUM = 0.99
 
 
 class TwoViews(Framework, ABC):
-    """Abstract. Anchors and candidates are two views of the batch, joined over all ranks; with the
-    detector `Teacher` there is a third, weak view, which a `MomentumCopy` embeds."""
+    """Abstract. Anchors and candidates are two views of the batch. With the detector `Teacher`
+    there is a third, weak view, which a `MomentumCopy` embeds."""
 
     guides: ClassVar[frozenset[str]] = frozenset({"teacher"})
 
@@ -57,11 +57,9 @@ class SimCLR(TwoViews):
     `Oracle` and "attract" it is SupCon.
 
     Args:
-        encoder, head: see `Framework`.
         second_head: (B, F) → (B, D), on which kin are attracted, as in WCL (Zheng et al., ICCV
-            2021): the loss is the sum of the plain one on the first head, which the detector
-            reads, and of the one with attraction on the second, so that wrong kin do not spoil the
-            embedding in which kin are found. None: there is one head for both.
+            2021), so that wrong kin do not spoil the embedding in which kin are found: the loss is
+            the sum of the plain one on the first head and of the one with attraction.
         temperature, detector, action, …: see `NTXentLoss`.
     """
 
@@ -105,8 +103,7 @@ class SimCLR(TwoViews):
 def arguments_of_second_head(
     given: dict[str, Any], second_head: nn.Module | None
 ) -> dict[str, Any]:
-    """The arguments of the loss on the second head: its detector uses the embeddings of the
-    first."""
+    """The arguments of the loss on the second head."""
     if second_head is None:
         return given
     detector, action = given.get("detector"), given.get("action", "eliminate")
@@ -132,11 +129,5 @@ class SogCLRFramework(TwoViews):
     needs: ClassVar[str] = "one number per sample"
     refused: ClassVar[Mapping[str, str]] = SogCLRLoss.refused
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        head: nn.Module,
-        num_samples: int,
-        **given: Any,
-    ) -> None:
+    def __init__(self, encoder: nn.Module, head: nn.Module, num_samples: int, **given: Any) -> None:
         super().__init__(encoder, head, SogCLRLoss(num_samples=num_samples, **given))

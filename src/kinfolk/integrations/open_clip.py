@@ -3,8 +3,7 @@
     loss = ClipLoss(detector=kf.PositiveMargin())        # instead of open_clip.create_loss(args)
     losses = loss(**model(images, texts), output_dict=True)
 
-The scale and the bias stay parameters of the open_clip model, which passes them in every call. No
-import of open_clip is needed.
+The scale and the bias stay parameters of the open_clip model, which passes them in every call.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ class OpenClipLoss(nn.Module):
         self._next: tuple[Tensor | None, Tensor | None] = (None, None)
 
     def set_batch(self, ids: Tensor | None, group_ids: Tensor | None = None) -> None:
-        """Sets sample ids and known positives of the next call, for a training loop that does not
-        pass them."""
+        """Sets ids and known positives of the next call, for loops that do not pass them."""
         self._next = ids, group_ids
 
     @property

@@ -42,19 +42,12 @@ else:
         ) from error
 
 STATE_FILE = "kinfolk_loss.safetensors"
-LABEL_COLUMNS = ("label", "labels", "score", "scores")
-"""Columns that the trainer takes for labels; `add_ids` writes the first."""
-Features = Mapping[str, Any]
-"""The tokens of one column of the batch."""
+LABEL_COLUMNS = ("label", "labels", "score", "scores")  # that the trainer takes for labels
+Features = Mapping[str, Any]  # the tokens of one column of the batch
 TwoTowerLoss = BimodalLoss[Any] | SigLIPLoss
 
 
-def add_ids(
-    dataset: Any,
-    *,
-    ids: str | None = None,
-    known_by: str | Sequence[str] = (),
-) -> Any:
+def add_ids(dataset: Any, *, ids: str | None = None, known_by: str | Sequence[str] = ()) -> Any:
     """The data set with a column `label` of sample ids and groups, which `KinfolkLoss` reads.
 
     All other columns must be texts in the order anchor, positive[, negative, …]. Rows with an equal
@@ -65,7 +58,7 @@ def add_ids(
     Args:
         dataset: a `datasets.Dataset`.
         ids: a column of ids, removed from the texts: integers, or values of which equal ones have
-            one id in [0, N). None: the row's number.
+            one id. None: the row's number.
         known_by: columns such as a document's name, removed from the texts; "" and None link
             nothing.
     """
@@ -93,8 +86,8 @@ def add_ids(
 
 
 def num_ids(dataset: Any) -> int:
-    """One more than the highest sample id of a data set from `add_ids`: `num_samples` of detectors
-    and losses."""
+    """`num_samples` of detectors and losses for a data set from `add_ids`: its highest id, plus
+    one."""
     negatives = (len(dataset[0]["label"]) - 2) // 2
     return 1 + max(int(max(row[0], *row[2 : 2 + negatives], 0)) for row in dataset["label"])
 
@@ -115,7 +108,7 @@ def _groups(ids: list[int], columns: Iterable[Sequence[Any]]) -> list[int]:
 def _negatives(
     dataset: Any, texts: list[str], ids: list[int], groups: list[int]
 ) -> list[list[int]]:
-    """For each column of explicit negatives the ids, then for each the groups."""
+    """The ids of each column of explicit negatives, then the groups of each."""
     known = dict(zip(dataset[texts[1]], zip(ids, groups, strict=True), strict=True))
     new_ids = itertools.count(max(ids) + 1)
     found = [
@@ -131,7 +124,7 @@ class KinfolkLoss(nn.Module):
     Anchors are contrasted with the positives of the batch and with all explicit negatives. Without
     the column of `add_ids`, rows with the same positive text are still known positives; detectors
     and losses that look samples up need it. In evaluation mode it is InfoNCE (or SigLIP) without a
-    detector, whose loss is lower the more it flags.
+    detector.
 
     Args:
         model: the SentenceTransformer.
@@ -172,7 +165,7 @@ class KinfolkLoss(nn.Module):
     def forward(
         self, sentence_features: Iterable[Features], labels: Tensor | None = None
     ) -> Tensor | dict[str, Tensor]:
-        """The loss of the texts of all columns; with `KinfolkCallback`, also what is logged.
+        """The loss of the texts of all columns, with metrics if there is a `KinfolkCallback`.
         `labels`: (B, 2 + 2K), the column of `add_ids`."""
         columns = list(sentence_features)
         training = self._inner.training
@@ -253,7 +246,6 @@ class KinfolkLoss(nn.Module):
         return model.module if isinstance(model, DistributedDataParallel) else model
 
     def _embed(self, features: Features, first: bool) -> Tensor:
-        """(B, D) embeddings of a column; in chunks that are computed again for the gradient."""
         if self.mini_batch_size is None:
             return self._encode(features, first)
         found, encode = list[Tensor](), self._encode
@@ -315,14 +307,7 @@ class Logged(dict[str, Tensor]):
 
 
 def _text_keys(features: Features) -> Tensor:
-    """(B,) a stable number for each text, from its tokens.
-
-    Example:
-        >>> tokens = torch.tensor([[5, 6, 0], [5, 6, 9], [6, 5, 0]])
-        >>> keys = _text_keys({"input_ids": tokens, "attention_mask": tokens > 0})
-        >>> len(set(keys.tolist())), bool((keys >= 0).all())
-        (3, True)
-    """
+    """(B,) a stable number for each text, from its tokens, wherever the padding is."""
     tokens, mask = features.get("input_ids"), features.get("attention_mask")
     if not isinstance(tokens, Tensor) or not isinstance(mask, Tensor) or mask.shape != tokens.shape:
         raise ValueError(
@@ -337,8 +322,8 @@ def _text_keys(features: Features) -> Tensor:
 
 
 class KinfolkCallback(TrainerCallback):
-    """What a `KinfolkLoss` needs of a trainer: the epoch in every step, refreshes of detectors, and
-    its state in the checkpoints (`kinfolk_loss.safetensors`). Each loss needs a callback.
+    """Passes the epoch to a `KinfolkLoss` in every step, refreshes its detectors, and saves its
+    state in the checkpoints (`kinfolk_loss.safetensors`). Each loss needs a callback.
 
     Args:
         resume_from: the checkpoint folder of `trainer.train(resume_from_checkpoint=…)`, if it is
