@@ -102,7 +102,7 @@ def test_images_smaller_than_a_patch_are_refused() -> None:
         (
             torch.zeros(5, 8, 8),
             {},
-            r"`images` \(=\(5, 8, 8\)\) must be of the shape \(B, C, S, S\)",
+            r"`images` \(=\(5, 8, 8\)\) must be of the shape \(B, C",
         ),
         (torch.zeros(0, 3, 8, 8), {}, "with at least one image"),
         (torch.full((5, 3, 8, 8), float("nan")), {}, "`images` .* must be finite"),

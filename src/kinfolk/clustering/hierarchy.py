@@ -308,8 +308,8 @@ class OnlineHierarchy(nn.Module):
         require(parts >= 2, "parts", parts, "at least 2")
         require(max_units >= 2, "max_units", max_units, "at least 2")
         require(0 <= feature_momentum < 1, "feature_momentum", feature_momentum, "in [0, 1)")
-        same = not isinstance(merge_similarity, Sequence)
-        each = (merge_similarity,) * (levels - 1) if same else tuple(merge_similarity)
+        given = merge_similarity
+        each = tuple(given) if isinstance(given, Sequence) else (given,) * (levels - 1)
         rule = f"a number in [-1, 1], or one for each of the levels 2 to {levels}"
         fits = len(each) == levels - 1 and all(-1 <= value <= 1 for value in each)
         require(fits, "merge_similarity", merge_similarity, rule)

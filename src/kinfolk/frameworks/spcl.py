@@ -137,7 +137,8 @@ class SPCL(ClusteringFramework):
         require_choice("prototypes", prototypes, get_args(Source))
         require(whiten is None or whiten >= 1, "whiten", whiten, "at least 1")
         self.num_samples, self.reinitialise = num_samples, reinitialise
-        self.contrast_apart, self._stats = contrast_apart, None
+        self.contrast_apart = contrast_apart
+        self._stats: Stats | None = None
         size = embedding_size(encoder, nn.Identity())
         truth, clusters = None, None
         if prototypes == "labels":
