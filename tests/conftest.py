@@ -17,8 +17,16 @@ settings.register_profile("kinfolk", deadline=None)  # a busy machine is no fail
 settings.load_profile("kinfolk")
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """A headless Chromium; the test is skipped where there is none."""
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """A headless Chromium, started once; the test is skipped where there is none."""
     with launched() as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: Any) -> Iterator[Any]:
+    """The same, without the pages of other modules."""
+    yield chromium
+    for context in chromium.contexts:
+        context.close()

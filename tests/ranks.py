@@ -32,6 +32,10 @@ PRELOADED = [
     "kinfolk.detectors",
     "kinfolk.objectives",
     "kinfolk.training.train",
+    "torch.utils.tensorboard",
+    "tensorboard.summary",
+    "pyarrow.parquet",
+    "safetensors.torch",
     "sklearn.datasets",
     "faiss",
 ]

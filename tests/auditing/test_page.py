@@ -13,8 +13,10 @@ import torch
 import kinfolk as kf
 from kinfolk.data.source import read_excluded
 from kinfolk.detectors.known import read_known
-from tests.report.browser import open_page
+from tests.report.browser import Opened, open_page, resize
 from tests.report.synthetic import HOSTILE, features, images
+
+LABELS = ["cat", "dog", "fox", "owl"] * 20
 
 
 def made(
@@ -31,15 +33,24 @@ def made(
     return found.save(folder, data if with_images else None) / "audit.html"
 
 
-@pytest.mark.parametrize("width", [1300, 390])
-@pytest.mark.parametrize("hostile", [False, True])
-def test_everything_is_drawn_and_nothing_runs(
-    browser: Any, tmp_path: Path, width: int, hostile: bool
-) -> None:
-    words = HOSTILE if hostile else ["cat", "dog", "fox"]
-    names = [f"{words[i % len(words)]}{i}" for i in range(80)]
-    path = made(tmp_path, names=names, labels=[words[i % len(words)] for i in range(80)])
-    opened = open_page(browser, path, viewport={"width": width, "height": 900})
+@pytest.fixture(scope="module")
+def usual(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Opened]:
+    """A page with images, labels and names, opened once: that takes longer than all that the tests
+    do with it. The first of them sees it as it is after opening."""
+    names = [f"image {i}" for i in range(80)]
+    path = made(tmp_path_factory.mktemp("usual"), names=names, labels=LABELS)
+    opened = open_page(browser, path, viewport={"width": 1300, "height": 900})
+    assert_all_is_drawn(opened, names, 1300)
+    return path, opened
+
+
+@pytest.fixture(scope="module")
+def nameless(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Opened:
+    """A page without images, labels and names."""
+    return open_page(browser, made(tmp_path_factory.mktemp("nameless"), with_images=False))
+
+
+def assert_all_is_drawn(opened: Opened, names: list[str], width: int) -> None:
     page = opened.page
     assert opened.complaints == []
     assert [url for url in opened.requests if not url.startswith(("file:", "data:", "blob:"))] == []
@@ -51,11 +62,19 @@ def test_everything_is_drawn_and_nothing_runs(
     assert page.locator("#cards .card .sample bdi").first.inner_text() in names
 
 
-def test_the_gallery_can_be_filtered(browser: Any, tmp_path: Path) -> None:
-    labels = ["cat", "dog", "fox", "owl"] * 20
-    page = open_page(
-        browser, made(tmp_path, names=[f"image {i}" for i in range(80)], labels=labels)
-    ).page
+def test_everything_is_drawn_and_nothing_runs(browser: Any, tmp_path: Path) -> None:
+    """On a telephone, with names and labels that want to be more than text, and then in a wider
+    window."""
+    names = [f"{HOSTILE[i % len(HOSTILE)]}{i}" for i in range(80)]
+    path = made(tmp_path, names=names, labels=[HOSTILE[i % len(HOSTILE)] for i in range(80)])
+    opened = open_page(browser, path, viewport={"width": 390, "height": 900})
+    for width in (390, 1300):
+        resize(opened, width)
+        assert_all_is_drawn(opened, names, width)
+
+
+def test_the_gallery_can_be_filtered(usual: tuple[Path, Opened]) -> None:
+    page = usual[1].page
     cards, count = page.locator("#cards .card"), page.locator("#count")
 
     def number() -> int:
@@ -78,14 +97,15 @@ def test_the_gallery_can_be_filtered(browser: Any, tmp_path: Path) -> None:
     page.select_option("#of-label", label="all")
     page.fill("#from", "1")
     assert cards.count() < 8  # duplicates alone
+    page.fill("#from", "-1")
+    assert number() == everything
 
 
-def test_without_images_labels_and_names(browser: Any, tmp_path: Path) -> None:
-    opened = open_page(browser, made(tmp_path, with_images=False))
-    assert opened.complaints == []
-    assert opened.page.locator("#wrong").count() == 0
-    assert opened.page.locator(".tile").count() == 0
-    assert opened.page.locator("#cards .card bdi").first.inner_text().startswith("sample ")
+def test_without_images_labels_and_names(nameless: Opened) -> None:
+    assert nameless.complaints == []
+    assert nameless.page.locator("#wrong").count() == 0
+    assert nameless.page.locator(".tile").count() == 0
+    assert nameless.page.locator("#cards .card bdi").first.inner_text().startswith("sample ")
 
 
 def test_an_audit_that_flags_nothing_still_has_a_page(browser: Any, tmp_path: Path) -> None:
@@ -96,8 +116,7 @@ def test_an_audit_that_flags_nothing_still_has_a_page(browser: Any, tmp_path: Pa
     assert "none" in opened.page.locator("#count").inner_text()
 
 
-@pytest.mark.parametrize("width", [1300, 390])
-def test_texts_are_shown_whole(browser: Any, tmp_path: Path, width: int) -> None:
+def test_texts_are_shown_whole(browser: Any, tmp_path: Path) -> None:
     data = images(classes=["cat", "dog", "fox"])
     sentence = (
         "A rather long sentence about a fox that is shown to its very last word, <b>without</b>"
@@ -107,19 +126,21 @@ def test_texts_are_shown_whole(browser: Any, tmp_path: Path, width: int) -> None
         features(data), 0.1, texts=[f"{i}: {sentence * 2}" for i in range(80)], pairs=5
     )
     opened = open_page(
-        browser, found.save(tmp_path) / "audit.html", viewport={"width": width, "height": 900}
+        browser, found.save(tmp_path) / "audit.html", viewport={"width": 390, "height": 900}
     )
-    assert opened.complaints == []
     quote = opened.page.locator("#cards .card .sample q").first
-    assert quote.inner_text().endswith("<b>without</b> dots.")
-    assert quote.evaluate(
-        "e => e.scrollWidth <= e.clientWidth && e.scrollHeight <= e.clientHeight + 1"
-    )
-    assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+    for width in (390, 1300):
+        resize(opened, width)
+        assert opened.complaints == []
+        assert quote.inner_text().endswith("<b>without</b> dots.")
+        assert quote.evaluate(
+            "e => e.scrollWidth <= e.clientWidth && e.scrollHeight <= e.clientHeight + 1"
+        )
+        assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_the_verdict_is_at_the_top(browser: Any, tmp_path: Path) -> None:
-    page = open_page(browser, made(tmp_path, labels=["cat", "dog", "fox", "owl"] * 20)).page
+def test_the_verdict_is_at_the_top(usual: tuple[Path, Opened]) -> None:
+    page = usual[1].page
     text = page.locator("#verdict").inner_text()
     assert "false negatives among its 510 negatives" in text
     assert "kinfolk " in page.locator("#verdict code").first.inner_text()
@@ -132,9 +153,7 @@ def test_marked_samples_are_saved_as_files_that_a_training_takes(
     browser: Any, tmp_path: Path
 ) -> None:
     names = [f"{ODD[i % len(ODD)]} {i}" for i in range(80)]
-    opened = open_page(
-        browser, made(tmp_path, names=names, labels=["cat", "dog", "fox", "owl"] * 20)
-    )
+    opened = open_page(browser, made(tmp_path, names=names, labels=LABELS))
     page = opened.page
     page.locator("#more").click()
     boxes = page.locator("#cards .card .row .mark input")
@@ -168,8 +187,8 @@ def test_the_tables_of_an_audit_are_taken_too(tmp_path: Path) -> None:
     assert read_excluded(tmp_path / "groups.csv") == [names[3], names[7]]
 
 
-def test_samples_without_names_are_saved_without_keys(browser: Any, tmp_path: Path) -> None:
-    page = open_page(browser, made(tmp_path)).page
+def test_samples_without_names_are_saved_without_keys(nameless: Opened, tmp_path: Path) -> None:
+    page = nameless.page
     page.locator("#cards .card .row .mark input").first.check()
     with page.expect_download() as download:
         page.get_by_role("button", name="Save marked.csv").click()
@@ -177,9 +196,8 @@ def test_samples_without_names_are_saved_without_keys(browser: Any, tmp_path: Pa
     assert (tmp_path / "marked.csv").read_text().startswith("id\n")
 
 
-def test_an_image_can_be_enlarged(browser: Any, tmp_path: Path) -> None:
-    names = [f"image {i}" for i in range(80)]
-    opened = open_page(browser, made(tmp_path, names=names))
+def test_an_image_can_be_enlarged(usual: tuple[Path, Opened]) -> None:
+    opened = usual[1]
     page = opened.page
     small = page.locator("#cards .card .row .tile").first.bounding_box()
     page.locator("#cards .card .row .link").first.click()
@@ -192,9 +210,8 @@ def test_an_image_can_be_enlarged(browser: Any, tmp_path: Path) -> None:
     assert opened.complaints == []
 
 
-def test_commands_can_be_copied_and_tables_are_linked(browser: Any, tmp_path: Path) -> None:
-    path = made(tmp_path, labels=["cat", "dog", "fox", "owl"] * 20)
-    page = open_page(browser, path).page
+def test_commands_can_be_copied_and_tables_are_linked(usual: tuple[Path, Opened]) -> None:
+    path, page = usual[0], usual[1].page
     page.locator("#verdict .copy").first.click()
     page.locator("#verdict .copy", has_text=re.compile("Copied|Selected")).first.wait_for()
     for link in page.locator("main a[href$='.csv']").all():

@@ -150,10 +150,10 @@ def test_wrong_arguments_are_refused_with_name_value_and_rule() -> None:
 def take_turns() -> None:
     """faiss and torch bring an OpenMP each."""
     torch.set_num_threads(2)
-    x = torch.randn(3000, 32, generator=torch.Generator().manual_seed(0))
-    for _ in range(3):
-        kmeans(x, 50, seed=0, iterations=3)
-        weights = torch.randn(512, 512, requires_grad=True)
+    x = torch.randn(1000, 32, generator=torch.Generator().manual_seed(0))
+    for _ in range(2):
+        kmeans(x, 20, seed=0, iterations=2)
+        weights = torch.randn(256, 256, requires_grad=True)
         (weights @ weights).softmax(1).sum().backward()  # type: ignore[no-untyped-call]
     assert torch.get_num_threads() == 2
 

@@ -16,7 +16,7 @@ from kinfolk.errors import UsageError
 from kinfolk.evaluation.protocols import write_result
 from kinfolk.report.results import figures_of_result
 from tests.comparing.runs import make_run
-from tests.report.browser import open_page
+from tests.report.browser import open_page, resize
 
 FLAGGED = {"flagged": 0.01, "precision": 0.5, "recall": 0.25, "f1": 1 / 3}
 
@@ -334,8 +334,9 @@ def test_several_methods_are_corrected_by_holm(tmp_path: Path) -> None:
 def test_the_page_draws_the_intervals(study: Path, tmp_path: Path, browser: Any) -> None:
     path = tmp_path / "compare.html"
     kf.compare([study]).save(path)
-    for width in (1300, 390):
-        opened = open_page(browser, path, viewport={"width": width, "height": 900})
+    opened = open_page(browser, path, viewport={"width": 390, "height": 900})
+    for width in (390, 1300):
+        resize(opened, width)
         assert opened.complaints == []
         assert opened.page.locator(".plot .main-svg .errorbar").count() >= 5
         assert opened.page.evaluate("document.documentElement.scrollWidth") <= width

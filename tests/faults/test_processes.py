@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from kinfolk.errors import UsageError
 from kinfolk.frameworks import FRAMEWORKS
@@ -20,6 +21,7 @@ from kinfolk.training.launch import resolve_trainer
 from tests.faults.campaign import Tally, kills, rank_kills
 from tests.faults.inject import as_ranks, in_children
 from tests.faults.methods import METHODS
+from tests.ranks import start
 
 
 def test_every_framework_is_killed() -> None:
@@ -106,43 +108,33 @@ def test_synchronised_batchnorm_needs_a_gpu() -> None:
         )
 
 
+def command_line(log: str, words: list[str]) -> None:
+    """`kinfolk`, with its messages in a file."""
+    from kinfolk.cli import main
+
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
+    torch.set_num_threads(1)
+    main(words)
+
+
 @pytest.mark.parametrize("times", [1, 3])
 def test_ctrl_c_exits_130(tmp_path: Path, times: int) -> None:
     """However often it is pressed: the process is asked as soon as it has begun its steps."""
-    command = [
-        sys.executable,
-        "-m",
-        "kinfolk",
-        "train",
-        "--data",
-        "digits",
-        "--out",
-        str(tmp_path / "run"),
-        "--epochs",
-        "500",
-    ]
-    command += [
-        "--model",
-        "resnet10",
-        "--set",
-        "model.width=4",
-        "--set",
-        "knn.every=0",
-        "--set",
-        "trainer.loggers=[]",
-        "--no-report",
-    ]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as child:
-        assert child.stderr is not None
-        for line in child.stderr:
-            if line.startswith("epoch 1/"):
-                break
-        for _ in range(times):
-            child.send_signal(signal.SIGINT)
-            time.sleep(0.02)
-        said = child.stderr.read()
-    assert child.returncode == 130, said
+    log, words = tmp_path / "log", ["train", "--data", "digits", "--out", str(tmp_path / "run")]
+    words += ["--epochs", "500", "--model", "resnet10", "--no-report"]
+    for setting in ("model.width=4", "knn.every=0", "trainer.loggers=[]"):
+        words += ["--set", setting]
+    child = start(command_line, str(log), words)
+    assert child.pid is not None
+    while not (log.exists() and "epoch 1/" in log.read_text(encoding="utf-8")):
+        assert child.is_alive()
+        time.sleep(0.02)
+    for _ in range(times):
+        os.kill(child.pid, signal.SIGINT)
+        time.sleep(0.02)
+    child.join()
+    said = log.read_text(encoding="utf-8")
+    assert child.exitcode == 130, said
     assert "press Ctrl-C again to end at once" in said, "it is acknowledged at once"
     assert "Interrupted: the training was ended" in said
     assert "Traceback" not in said

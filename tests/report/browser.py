@@ -81,3 +81,11 @@ def open_page(browser: Any, path: Path, **context: Any) -> Opened:
         assert not failures, failures
         opened.page.wait_for_timeout(50)
     return opened
+
+
+def resize(opened: Opened, width: int) -> None:
+    """Makes the window so wide and waits until the page is drawn anew."""
+    opened.page.set_viewport_size({"width": width, "height": 900})
+    opened.page.evaluate(
+        "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    )
