@@ -78,7 +78,7 @@ import yaml
 from study_queue import Job, Results, corrupted, folder_name, jobs, version
 
 from kinfolk.comparing.runs import figures_of
-from kinfolk.comparing.table import ORACLES, base_of, format_spread, oracle_of, p_value
+from kinfolk.comparing.table import ORACLES, base_of, oracle_of, p_value
 from kinfolk.report.record import Record, read_record
 from kinfolk.report.results import figures_of_result
 from kinfolk.training.settings import flat
@@ -110,6 +110,14 @@ PARTS = ("semi ", "finetune ", "transfer ")
 CPU_SECONDS = "cpu_seconds.txt"
 """In the folder of a run: the CPU seconds of its training, if it was made in one go."""
 RECALLS = tuple(f"{short} R@{k}" for short in ("i→t", "t→i") for k in (1, 5, 10))
+
+
+def format_spread(values: Sequence[float], digits: int = 1) -> str:
+    """Mean ± standard deviation (n − 1), the mean alone of a single value, – of none."""
+    if not values:
+        return "–"
+    mean = f"{statistics.mean(values):.{digits}f}"
+    return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
 
 
 def gap_closed(

@@ -33,9 +33,9 @@ from typing import Any
 
 import text as text_contest
 import yaml
-from study import gap_closed
+from study import format_spread, gap_closed
 
-from kinfolk.comparing.table import format_spread, p_value
+from kinfolk.comparing.table import p_value
 
 BASE, ELIMINATED, ATTRACTED = "simclr", "simclr+oracle", "simclr+oracle:attract"
 ACTIONS = {"eliminate": "Eliminate", "attract": "Attract"}

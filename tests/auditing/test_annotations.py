@@ -1,4 +1,4 @@
-"""Labels, keys and texts from files: joined by key where there are keys, in any order."""
+"""Labels and texts from files: joined by key where there are keys, in any order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kinfolk.auditing.inputs import KEY_COLUMNS, TEXT_COLUMNS, align, read_column
+from kinfolk.auditing.inputs import TEXT_COLUMNS, align, read_column
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError
 
 KEYS = [f"photos/{i:03}.png" for i in range(20)]
@@ -72,12 +72,11 @@ def test_keys_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         read_column(tmp_path / "short.csv")
 
 
-def test_texts_and_keys_have_their_columns(tmp_path: Path) -> None:
+def test_texts_have_their_columns(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text('file,caption\nb.png,"two, words"\na.png,one\n')
     assert align(
         read_column(tmp_path / "t.csv", "--texts", TEXT_COLUMNS), ["a.png", "b.png"], 2
     ) == ["one", "two, words"]
-    assert read_column(tmp_path / "t.csv", "--keys", KEY_COLUMNS).values == ["b.png", "a.png"]
     (tmp_path / "t.txt").write_text("first line\nsecond line")
     assert align(
         read_column(tmp_path / "t.txt", "--texts", TEXT_COLUMNS), ["a.png", "b.png"], 2

@@ -11,7 +11,7 @@ import torch
 
 import kinfolk as kf
 from kinfolk.auditing import similarities
-from kinfolk.auditing.similarities import batch_lines, kin_shares
+from kinfolk.auditing.similarities import batch_line, kin_shares
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.features import Features, Floats
 from tests.reference import audit as reference
@@ -67,7 +67,12 @@ def test_equals_the_slow_loops(num: int, alpha: float) -> None:
 @pytest.mark.parametrize("alpha", [0.005, 0.05, 0.4])
 def test_floors_blocks_and_threads_change_nothing(alpha: float, workers: int) -> None:
     x, labels = clustered(333, seed=1)
-    found = kf.audit(x, alpha, labels, pairs=7, workers=workers)
+    before = torch.get_num_threads()
+    torch.set_num_threads(workers)
+    try:
+        found = kf.audit(x, alpha, labels, pairs=7)
+    finally:
+        torch.set_num_threads(before)
     unit = x / np.linalg.norm(x, axis=1, keepdims=True)
     for i, row in enumerate(unit @ unit.T):
         others = np.delete(row, i)
@@ -76,11 +81,7 @@ def test_floors_blocks_and_threads_change_nothing(alpha: float, workers: int) ->
         listed = found.pairs[found.pairs["anchor"] == i]
         best = np.sort(others[others > level + 1e-6])[::-1][:7]
         np.testing.assert_allclose(listed["similarity"][: len(best)], best, atol=1e-6)
-    point = found.curve.at(alpha)
     assert found.curve.num_anchors == 333
-    assert (found.precision, found.recall, found.f1) == pytest.approx(
-        (point.precision, point.recall, point.f1), abs=1e-3
-    )
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -95,7 +96,7 @@ def test_a_block_reads_all_samples_once_however_many_they_are(
         return rows(features, start, stop)
 
     monkeypatch.setattr(Features, "rows", count)
-    similarities.compare_all(Features(clustered(600)[0]), 0.02, 4, None)
+    similarities.compare_all(Features(clustered(600)[0]), 0.02, 4)
     assert 600 * 600 / 16 <= sum(read) < 2 * 600 * 600 / 16
 
 
@@ -151,10 +152,9 @@ def test_batches_go_by_the_labels_and_are_no_larger_than_the_data() -> None:
     x, _ = clustered(20)
     found = kf.audit(x, 0.1, [0] * 15 + [1] * 4 + [-1])
     assert found.labels is not None
-    batches = batch_lines(kin_shares(found.labels, 0.0), 20, sizes=(5, 20, 21))
-    assert [line.batch_size for line in batches] == [5, 20]
+    assert [line.batch_size for line in found.batches] == [20]
     shares = [14 / 18] * 15 + [3 / 18] * 4
-    line = batches[0]
+    line = batch_line(kin_shares(found.labels, 0.0), 5, views=2)
     assert found.kin_share == pytest.approx(np.mean(shares))
     assert line.negatives == 8
     assert line.per_anchor == pytest.approx(8 * found.kin_share)

@@ -342,7 +342,7 @@ def test_a_failed_run_leaves_no_record_and_the_queue_goes_on(
             raise subprocess.CalledProcessError(1, "kinfolk")
         return SimpleNamespace(
             epochs=[{"epoch": 0, "knn": 0.123456789, "seconds": 1.0}],
-            results=[{"protocol": "knn", "accuracy": 0.5}],
+            results={"knn": {"accuracy": 0.5}},
         )
 
     monkeypatch.setattr(study, "run", run)
@@ -376,7 +376,7 @@ def _fake_run(folder: Path, recipe: str, name: str, *rest: Any) -> Any:
     if name == "late":
         raise subprocess.CalledProcessError(3, "kinfolk")
     return SimpleNamespace(
-        epochs=[{"epoch": 0, "seconds": 1.0}], results=[{"protocol": "knn", "accuracy": 0.5}]
+        epochs=[{"epoch": 0, "seconds": 1.0}], results={"knn": {"accuracy": 0.5}}
     )
 
 

@@ -1,4 +1,4 @@
-"""compare.html: every seed, curves over each other, links to the runs."""
+"""compare.html: every seed, links to the runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import kinfolk as kf
-from kinfolk.comparing.page import interval_panels, overlay_panels
+from kinfolk.comparing.page import interval_panels
 from kinfolk.evaluation.protocols import write_result
 from tests.comparing.runs import make_run
 
@@ -45,17 +45,6 @@ def test_titles_keep_the_spelling_of_knn(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", "simclr")
     write_result(folder, "knn", {"accuracy": 0.5, "measured_on": "test split", "data": "photos"})
     assert interval_panels(kf.compare(tmp_path))[0].title == "kNN accuracy"
-
-
-def test_curves_of_all_methods_are_in_one_panel(study: Path) -> None:
-    panels = {panel.id: panel for panel in overlay_panels(kf.compare(study).rows)}
-    assert list(panels) == ["curve-loss", "curve-flagged"]
-    means = [trace for trace in panels["curve-loss"].figure["data"] if trace["showlegend"]]
-    assert [trace["name"] for trace in means] == ["simclr", "simclr+glofnd"]
-    assert [trace["y"] for trace in means] == [[4.0], [2.0]]
-    assert len(panels["curve-loss"].figure["data"]) == 2 + 6
-    flagged = panels["curve-flagged"].figure["data"][-1]
-    assert flagged["line"]["color"] == means[1]["line"]["color"], "a method has one colour"
 
 
 def test_links_lead_from_the_page_to_the_runs(study: Path) -> None:

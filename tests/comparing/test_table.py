@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import kinfolk as kf
-from kinfolk.comparing.table import format_spread, p_value
+from kinfolk.comparing.table import p_value
 from kinfolk.errors import UsageError
 from kinfolk.evaluation.protocols import write_result
 from kinfolk.report.results import figures_of_result
@@ -349,7 +349,7 @@ def test_the_page_draws_the_intervals(study: Path, tmp_path: Path, browser: Any)
         assert opened.page.locator("#table .scrolls").is_visible() == wide
 
 
-def test_p_values_and_spreads_equal_formulas() -> None:
+def test_p_values_equal_formulas() -> None:
     assert p_value([1.0], [0.0]) is None
     assert p_value([1.0, 2.0], [0.0]) is None
     assert p_value([1.0, 2.0], [1.0, 2.0]) is None
@@ -357,4 +357,3 @@ def test_p_values_and_spreads_equal_formulas() -> None:
     assert p_value([1.0, 1.0, 1.0], [5.0, 4.0, 6.0]) == pytest.approx(
         1 - two_degrees(4 * 3**0.5)
     ), "one-sided"
-    assert format_spread([0.5], 4) == "0.5000"

@@ -14,7 +14,7 @@ import kinfolk as kf
 from kinfolk.data.images import ImageData
 from kinfolk.data.source import as_utf8
 from kinfolk.report import write_report
-from kinfolk.report.html import script_json
+from kinfolk.report.html import mark_code, script_json
 from kinfolk.training.load_run import OpenedRun, open_run
 from kinfolk.training.train import train
 from tests.report.browser import Opened, open_page
@@ -271,6 +271,10 @@ def test_without_labels_points_have_one_colour(browser: Any, tmp_path: Path) -> 
     assert page.locator("#wrong, #of-label, .right, .wrong").count() == 0
     assert page.locator("#count").inner_text() == "15 of 15"
     assert_quiet(opened)
+
+
+def test_code_is_marked_and_the_rest_is_text() -> None:
+    assert mark_code("`a <b>` & `c`") == "<code>a &lt;b&gt;</code> &amp; <code>c</code>"
 
 
 def test_json_cannot_leave_its_element() -> None:

@@ -1,5 +1,4 @@
-"""Reads what `kinfolk audit` is given: features, a run, images or texts, and labels, keys and texts
-of the rows.
+"""Reads what `kinfolk audit` is given: features, a run, images or texts, and their labels.
 
 Dimension key: N data set.
 """
@@ -46,9 +45,9 @@ KEY_COLUMNS = ("key", "file", "filename", "file_name", "path", "image")
 
 @dataclass(frozen=True)
 class AuditInput:
-    """Features (a path or an array) to audit, and what is known of their rows."""
+    """Features to audit, and what is known of their rows."""
 
-    features: Any
+    features: NDArray[Any]
     labels: list[Any] | None = None
     keys: Sequence[str] | None = None
     texts: list[str] | None = None
@@ -57,12 +56,6 @@ class AuditInput:
     origin: Provenance = UNKNOWN
     views: int = 2
 
-    def num_rows(self, key: str | None) -> int:
-        if self.keys is not None:
-            return len(self.keys)
-        is_file = isinstance(self.features, str | os.PathLike)
-        return len(open_features(self.features, key) if is_file else self.features)
-
 
 def read_input(
     given: str | os.PathLike[str],
@@ -70,7 +63,6 @@ def read_input(
     images: str | None = None,
     encoder: str | None = None,
     labels: Path | None = None,
-    keys: Path | None = None,
     texts: Path | None = None,
     key: str | None = None,
     labels_from_folders: bool = False,
@@ -78,7 +70,7 @@ def read_input(
     workers: int | None = None,
     progress: bool = True,
 ) -> AuditInput:
-    """Reads features, a run or images, and joins labels, keys and texts from files.
+    """Reads features, a run or images, and joins labels and texts from files.
 
     Args:
         given: a file of features, a run folder, or images (anything that `kinfolk train --data`
@@ -90,37 +82,29 @@ def read_input(
         as_images: take a file as images, not as features.
     """
     path, data = Path(given), str(given)
-    is_run = (path / "config.yaml").is_file() and not as_images
+    is_run = (path / "config.yaml").is_file() and not as_images and encoder is None
     is_file = path.suffix.lower() in SUFFIXES and encoder is None and not as_images
-    is_file = is_file and not _has_text_pairs(path)
     if images is not None and (not is_file or path.is_dir()):
         what = "a run, which has its own images" if is_run else "a folder of images"
         raise UsageError(f"`{data}` is {what}; leave out --images")
-    options: dict[str, Any] = {
-        "labels_from_folders": labels_from_folders,
-        "workers": workers,
-        "progress": progress,
-    }
-    if encoder is None and is_run:
+    options: dict[str, Any] = {"labels_from_folders": labels_from_folders, "progress": progress}
+    options["workers"] = workers
+    if is_run:
         found = _embed_by_run(path, None, **options)
     elif encoder is not None and encoder.startswith("st/"):
         found = _embed_texts(data, encoder, progress)
+    elif is_file or (not path.exists() and data != "digits" and not as_images):
+        found = _open_features(path, key)
+        if images is not None:
+            found = _add_images(found, data, images, **options)
     else:
-        if is_file or (not path.exists() and data != "digits" and not as_images):
-            found = _open_features(path, key)
-            if images is not None:
-                found = _add_images(found, key, images, **options)
-        else:
-            option = "--guide" if as_images else "--encoder"
-            found = _embed_images(data, encoder, option, **options)
-    if keys is not None:
-        names = read_column(keys, "--keys", KEY_COLUMNS).values
-        found = replace(found, keys=[str(name) for name in names])
+        found = _embed_images(data, encoder, "--guide" if as_images else "--encoder", **options)
     if labels is not None:
-        found = replace(found, labels=align(read_column(labels), found.keys, found.num_rows(key)))
+        values = align(read_column(labels), found.keys, len(found.features))
+        found = replace(found, labels=values)
     if texts is not None:
         column = read_column(texts, "--texts", TEXT_COLUMNS)
-        values = align(column, found.keys, found.num_rows(key))
+        values = align(column, found.keys, len(found.features))
         found = replace(found, texts=["" if text is None else str(text) for text in values])
         if found.images is None and found.origin.data is None:  # sentences of unknown origin
             origin = replace(found.origin, framework="pairs", captions=True)
@@ -135,44 +119,40 @@ def _open_features(path: Path, key: str | None) -> AuditInput:
     """Features from a file, with keys, labels and origin as `kinfolk embed` recorded them in a
     table."""
     suffix, table = path.suffix.lower(), path.with_suffix(".parquet")
-    guide = str(path) if suffix in GUIDES else None
-    found = AuditInput(path, origin=replace(UNKNOWN, guide=guide))
-    if suffix not in (".npy", ".parquet") or not table.is_file():
-        return found
-    import pyarrow.parquet as pq
-
-    columns: dict[str, list[Any]] = {}
-    with contextlib.suppress(OSError, ValueError):  # pyarrow's errors are of these kinds
-        schema = pq.read_schema(table)
-        names = [name for name in (*KEY_COLUMNS, *LABEL_COLUMNS) if name in schema.names]
-        columns = pq.read_table(table, columns=names, partitioning=None).to_pydict()
-        with contextlib.suppress(KeyError, TypeError, ValueError):  # not written by `embed`
-            origin = Provenance(**json.loads((schema.metadata or {})[ORIGIN.encode()]))
-            found = replace(found, origin=replace(origin, guide=guide))
-    keys = next(
-        ([str(key) for key in columns[name]] for name in KEY_COLUMNS if name in columns), []
-    )
-    if not keys or len(set(keys)) < len(keys) or len(keys) != found.num_rows(key):
-        return found
-    labels = next((columns[name] for name in LABEL_COLUMNS if name in columns), [])
-    has_labels = any(label not in (None, "") for label in labels)
-    return replace(found, keys=keys, labels=labels if has_labels else None)
-
-
-def _has_text_pairs(path: Path) -> bool:
-    """Whether a file is a Parquet table of text pairs, whose scores are no features."""
-    if path.suffix.lower() == ".parquet" and path.is_file():
+    columns, names, origin = dict[str, list[Any]](), list[str](), UNKNOWN
+    if suffix in (".npy", ".parquet") and table.is_file():
         import pyarrow.parquet as pq
 
         from kinfolk.data.text import text_columns
 
-        with contextlib.suppress(OSError, ValueError):
-            return text_columns(pq.read_schema(path).names) is not None
-    return False
+        with contextlib.suppress(OSError, ValueError):  # pyarrow's errors are of these kinds
+            schema = pq.read_schema(table)
+            names = schema.names
+            read = [name for name in (*KEY_COLUMNS, *LABEL_COLUMNS) if name in names]
+            columns = pq.read_table(table, columns=read, partitioning=None).to_pydict()
+            with contextlib.suppress(KeyError, TypeError, ValueError):  # not written by `embed`
+                origin = Provenance(**json.loads((schema.metadata or {})[ORIGIN.encode()]))
+        if suffix == ".parquet" and text_columns(names) is not None:  # their scores are no features
+            raise _refuse_text_pairs(str(path), "--encoder")
+    origin = replace(origin, guide=str(path) if suffix in GUIDES else None)
+    found = AuditInput(open_features(path, key), origin=origin)
+    keys = [str(key) for key in next((columns[n] for n in KEY_COLUMNS if n in columns), ())]
+    if not keys or len(set(keys)) < len(keys) or len(keys) != len(found.features):
+        return found
+    labels = columns.get("label", [])
+    has_labels = any(label not in (None, "") for label in labels)
+    return replace(found, keys=keys, labels=labels if has_labels else None)
+
+
+def _refuse_text_pairs(data: str, option: str) -> UsageError:
+    return UsageError(
+        f"`{data}` is a table of text pairs; embed them by a run ({option} RUN) or a model of"
+        f" sentence-transformers ({option} st/NAME)"
+    )
 
 
 def _add_images(
-    found: AuditInput, key: str | None, images: str, labels_from_folders: bool, **options: Any
+    found: AuditInput, features: str, images: str, labels_from_folders: bool, **options: Any
 ) -> AuditInput:
     """The features with the images of their rows."""
     from kinfolk.data.open_source import open_source
@@ -180,21 +160,20 @@ def _add_images(
 
     source = open_source(images, labels_from_folders=labels_from_folders)
     data = prepare(source, image_size=PIXELS, **options)
-    number, refused = replace(found, keys=None).num_rows(key), len(data.quarantine)
+    number, refused = len(found.features), len(data.quarantine)
     if refused or number != len(data):
         unread = ""
         if refused:
             first, why = data.quarantine[0]
             unread = f", of which {refused:,} can't be read (the first is {short(first)}: {why}),"
         raise UsageError(
-            f"--images (={images}) has {len(data) + refused:,} images{unread} and"
-            f" `{found.features}` has {number:,} rows; give the images of exactly these rows, in"
-            " order"
+            f"--images (={images}) has {len(data) + refused:,} images{unread} and `{features}` has"
+            f" {number:,} rows; give the images of exactly these rows, in order"
         )
     if found.keys is not None and list(found.keys) != list(data.samples.keys):
         raise UsageError(
-            f"the images in `{images}` are not those of the table of `{found.features}`, or have"
-            " another order; give the data that the features were computed from"
+            f"the images in `{images}` are not those of the table of `{features}`, or have another"
+            " order; give the data that the features were computed from"
         )
     origin = found.origin
     # the samples that `embed` recorded keep the options of their data
@@ -254,16 +233,16 @@ def run_origin(opened: OpenedRun, data: str | None) -> Provenance:
 
     config, source = opened.config, opened.config.data.source
     same = data is None or (source is not None and Path(source).absolute() == Path(data).absolute())
-    detector = config.method.partition("+")[2].partition(":")[0]
+    framework, _, detector = config.method.partition("+")
     by_patches = config.detector.get("features") == PATCHES
-    had_help = detector in ("oracle", "guide", "known") and not by_patches
+    had_help = detector.partition(":")[0] in ("oracle", "guide", "known") and not by_patches
     return Provenance(
         data=source if data is None else data,
         labels_from_folders=bool(config.data.labels_from_folders) and data is None,
         encoder=f"the encoder of the run {opened.path}",
         same_samples=same and not had_help,
         guide=str(opened.path),
-        framework=config.method.partition("+")[0],
+        framework=framework,
         captions="text" in opened.modalities,
     )
 
@@ -292,10 +271,7 @@ def _embed_images(
         return _embed_by_run(encoder, data, labels_from_folders, **options)
     source = open_source(data, labels_from_folders=labels_from_folders)
     if source.has_texts:
-        raise UsageError(
-            f"`{data}` is a table of text pairs; embed them by a run ({option} RUN) or a model of"
-            f" sentence-transformers ({option} st/NAME)"
-        )
+        raise _refuse_text_pairs(data, option)
     images = prepare(source, image_size=PIXELS if encoder == PATCHES else 256, **options)
     if images.num_train < 2:
         raise UsageError(
@@ -310,7 +286,7 @@ def _embed_images(
 
 
 def _from_images(
-    features: Any, images: ImageData, source: Source | None, origin: Provenance
+    features: NDArray[Any], images: ImageData, source: Source | None, origin: Provenance
 ) -> AuditInput:
     labels = _label_names(images)
     return AuditInput(
@@ -365,19 +341,19 @@ def _from_texts(
     import torch
 
     assert images.texts is not None
-    ids = images.once(torch.arange(images.num_train))
-    labels = _label_names(images)
+    ids, labels = images.once(torch.arange(images.num_train)), _label_names(images)
+    rows = ids.tolist()
     return AuditInput(
         embed(ids.numpy()),
-        None if labels is None else [labels[sample] for sample in ids.tolist()],
-        [images.samples.keys[sample] for sample in ids.tolist()],
+        None if labels is None else [labels[row] for row in rows],
+        [images.samples.keys[row] for row in rows],
         [texts[0] for texts in images.texts.of(ids)],
         origin=replace(origin, has_labels=labels is not None),
         views=1,
     )
 
 
-# ---- labels, keys and texts from files
+# ---- labels and texts from files
 
 
 @dataclass(frozen=True)
@@ -424,17 +400,15 @@ def _choose_column(path: Path, table: dict[str, list[Any]], names: Sequence[str]
             f"`{path}` has no column {' or '.join(map(repr, names))}; its columns are"
             f" {', '.join(table)}"
         )
-    others = () if names is KEY_COLUMNS else KEY_COLUMNS
-    key_column = next((key for key in others if key in table and key != name), None)
-    if key_column is None and set(map(str, table.get("id", ()))) == {
-        *map(str, range(len(table[name])))
-    }:
+    key_column = next((key for key in KEY_COLUMNS if key in table and key != name), None)
+    numbers = set(map(str, range(len(table[name]))))
+    if key_column is None and set(map(str, table.get("id", ()))) == numbers:
         key_column = "id"
     if key_column is None:
         return KeyedColumn(path, table[name])
     keys = [str(key) for key in table[key_column]]
-    if len(set(keys)) < len(keys):
-        twice = Counter(keys).most_common(1)[0][0]
+    (twice, times) = Counter(keys).most_common(1)[0] if keys else ("", 0)
+    if times > 1:
         raise UsageError(
             f"the column `{key_column}` of `{path}` names {short(twice)} more than once; each"
             " sample must have one row"
@@ -453,8 +427,8 @@ def align(column: KeyedColumn, keys: Sequence[str] | None, num_samples: int) -> 
     if keys is None:
         raise UsageError(
             f"{name} names its samples in the column `{column.key_column}`, but the features have"
-            " no keys to match them with; give the keys of the rows with --keys or --images, or"
-            " remove the column"
+            " no keys to match them with; give the images of the rows with --images, or remove the"
+            " column"
         )
     places = _match(column.keys, keys)
     if places is None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kinfolk.auditing.similarities import best_alpha
 from kinfolk.auditing.verdict import UNKNOWN, Provenance, suggest_alpha, verdict
 from kinfolk.errors import KinfolkError
 from kinfolk.features import Ints
@@ -46,19 +45,18 @@ class Thumbnails:
         place = {item.key: at for at, item in enumerate(items)}
         squares = []
         for sample in ids:
-            image = self._original(sample, place)
+            image = self._original(sample, place.get(self.images.samples.keys[sample]))
             if image is None:
                 (image,) = square_images(self.images, np.asarray([sample]), self.size)
             squares.append(np.asarray(ImageOps.pad(Image.fromarray(image), (self.size, self.size))))
         return squares
 
-    def _original(self, sample: int, place: dict[str, int]) -> NDArray[np.uint8] | None:
+    def _original(self, sample: int, at: int | None) -> NDArray[np.uint8] | None:
         from kinfolk.data.decode import RefusedError, decode
 
-        samples = self.images.samples
-        at = place.get(samples.keys[sample])
         if at is None or self.source is None:
             return None
+        samples = self.images.samples
         sides = int(samples.heights[sample]), int(samples.widths[sample])
         height, width = (max(1, round(side * self.size / max(*sides, 1))) for side in sides)
         try:
@@ -74,11 +72,11 @@ def write_audit_page(
     origin: Provenance = UNKNOWN,
 ) -> None:
     """Writes the page; without `images` the gallery shows keys or texts."""
+    from kinfolk.report.maps import sprite_sheet
+
     ids, shown = gallery(audit)
     sheet = None
     if images is not None:
-        from kinfolk.report.maps import sprite_sheet
-
         thumbnails = images if isinstance(images, Thumbnails) else Thumbnails(images)
         sheet = sprite_sheet(thumbnails.squares(ids), thumbnails.size)
     shown["samples"]["tile"] = None if sheet is None else sheet.layout
@@ -87,12 +85,12 @@ def write_audit_page(
         "audit": ("Audit", True),
         "measured": ("Figures", True),
         "gallery": ("Kin", True),
-        "groups": ("Duplicates", bool(shown["groups"])),
+        "groups": ("Duplicates", shown["groups"]),
         "mislabels": ("Label errors", audit.labels is not None),
-        "hubs": ("Hubs", bool(shown["hubs"])),
+        "hubs": ("Hubs", shown["hubs"]),
         "batches": ("Batches", knows_share or audit.suggested_alpha is not None),
     }
-    present = {id: title for id, (title, is_shown) in sections.items() if is_shown}
+    present = {id: title for id, (title, contents) in sections.items() if contents}
     write_page(
         path,
         "auditing/audit.html",
@@ -120,10 +118,8 @@ def gallery(audit: Audit) -> tuple[list[int], dict[str, Any]]:
     """Ids of the samples that are shown, and data for the page's script, which refers to samples by
     their position among these."""
     anchors, kin_of = _choose_anchors(audit), audit.pairs["anchor"]
-    pairs = [
-        audit.pairs[np.searchsorted(kin_of, at) : np.searchsorted(kin_of, at, "right")]
-        for at in anchors
-    ]
+    first, last = (np.searchsorted(kin_of, anchors, side) for side in ("left", "right"))
+    pairs = [audit.pairs[one:end] for one, end in zip(first, last, strict=True)]
     groups = [audit.groups[audit.groups["group"] == group] for group in range(GROUPS)]
     groups = [members for members in groups if len(members)]
     hubs, mislabels = audit.hubs[:HUBS], audit.mislabels[:DOUBTFUL]
@@ -131,37 +127,32 @@ def gallery(audit: Audit) -> tuple[list[int], dict[str, Any]]:
     shown += [each["sample"][:MEMBERS] for each in groups]
     samples = np.unique(np.concatenate(shown)).astype(np.int64)
 
-    def place(ids: Any) -> list[int]:
-        found: list[int] = np.searchsorted(samples, ids).tolist()
-        return found
+    def place(ids: Any) -> Any:
+        return np.searchsorted(samples, ids).tolist()
+
+    def rounded(values: Any) -> list[float]:
+        return [round(float(value), 4) for value in values]
 
     hub_notes = [f"{row['occurrence']} anchors, {row['times_expected']:.1f}×" for row in hubs]
     doubts = [
         f"rather {audit.class_name(int(row['suggested']))}? ({row['probability']:.0%})"
         for row in mislabels
     ]
+    cards = [
+        {"kind": str(m["kind"][0]), "size": len(m), "samples": place(m["sample"][:MEMBERS])}
+        for m in groups
+    ]
     return samples.tolist(), {
         "samples": _describe(audit, samples.tolist()),
         "anchors": place(anchors),
-        "thresholds": _rounded(audit.thresholds[anchors]),
+        "thresholds": rounded(audit.thresholds[anchors]),
         "flagged": audit.flagged[anchors].tolist(),
         "kin": [place(each["kin"]) for each in pairs],
-        "similarity": [_rounded(each["similarity"]) for each in pairs],
-        "groups": [
-            {
-                "kind": str(members["kind"][0]),
-                "size": len(members),
-                "samples": place(members["sample"][:MEMBERS]),
-            }
-            for members in groups
-        ],
+        "similarity": [rounded(each["similarity"]) for each in pairs],
+        "groups": cards,
         "hubs": list(zip(place(hubs["sample"]), hub_notes, strict=True)),
         "mislabels": list(zip(place(mislabels["sample"]), doubts, strict=True)),
     }
-
-
-def _rounded(values: Any) -> list[float]:
-    return [round(float(value), 4) for value in values]
 
 
 def _choose_anchors(audit: Audit) -> Ints:
@@ -202,40 +193,40 @@ def _describe(audit: Audit, samples: list[int]) -> dict[str, Any]:
 
 def panels_of(audit: Audit) -> list[Panel]:
     low, middle, high = np.quantile(audit.thresholds, (0.05, 0.5, 0.95))
-    panels = [
-        Panel(
-            "threshold",
-            "Thresholds",
-            f"the (1 − α) quantile of each sample, α = {audit.alpha:g}",
-            f"Nine of ten lie between {low:.3f} and {high:.3f}, the median is {middle:.3f}",
-            figure([histogram("samples", audit.thresholds, "accent")], "threshold"),
-        ),
-        Panel(
-            "occurrence",
-            "How often a sample is flagged",
-            "number of anchors that flag it; hubs are at the far right",
-            f"Mean {audit.occurrence.mean():.1f}, at most {audit.occurrence.max()}",
-            figure([histogram("samples", audit.occurrence, "third")], "anchors"),
-        ),
-    ]
-    points = audit.curve.points
+    threshold = Panel(
+        "threshold",
+        "Thresholds",
+        f"the (1 − α) quantile of each sample, α = {audit.alpha:g}",
+        f"Nine of ten lie between {low:.3f} and {high:.3f}, the median is {middle:.3f}",
+        figure([histogram("samples", audit.thresholds, "accent")], "threshold"),
+    )
+    occurrence = Panel(
+        "occurrence",
+        "How often a sample is flagged",
+        "number of anchors that flag it; hubs are at the far right",
+        f"Mean {audit.occurrence.mean():.1f}, at most {audit.occurrence.max()}",
+        figure([histogram("samples", audit.occurrence, "third")], "anchors"),
+    )
+    points, number = audit.curve.points, audit.curve.num_anchors
     if not points:
-        return panels
-    which = "all anchors"
-    if audit.curve.num_anchors < len(audit):
-        which = f"{audit.curve.num_anchors:,} anchors drawn at random"
-    alphas, colours = [point.alpha for point in points], ("accent", "second", "third")
-    traces = [
-        line(name, alphas, [getattr(point, name.lower()) for point in points], colour)
-        for name, colour in zip(("precision", "recall", "F1"), colours, strict=True)
-    ]
-    curve = figure(traces, "α", share=True)
+        return [threshold, occurrence]
+    which = "all anchors" if number == len(audit) else f"{number:,} anchors drawn at random"
+    alphas = [point.alpha for point in points]
+    curve = figure(
+        [
+            line("precision", alphas, [point.precision for point in points], "accent"),
+            line("recall", alphas, [point.recall for point in points], "second"),
+            line("F1", alphas, [point.f1 for point in points], "third"),
+        ],
+        "α",
+        share=True,
+    )
     ticks = {"tickvals": [0.001, 0.01, 0.1, 0.3], "tickformat": "~g"}
     curve["layout"]["xaxis"] |= {"type": "log", **ticks}
-    highest = best_alpha(audit.curve, precision=0)
+    highest = audit.curve.best_alpha(precision=0)
     best = f"F1 is highest at α = {highest:g}" if highest else "No F1"
     note = f"flagged pairs against the labels, {which}"
-    return [Panel("curve", "Along α", note, best, curve), *panels]
+    return [Panel("curve", "Along α", note, best, curve), threshold, occurrence]
 
 
 def lead(audit: Audit, encoder: str | None = None) -> str:

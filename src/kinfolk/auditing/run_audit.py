@@ -21,20 +21,18 @@ from kinfolk.auditing.inputs import encode, read_input
 from kinfolk.auditing.page import write_audit_page
 from kinfolk.auditing.similarities import (
     ALPHAS,
+    BATCH_SIZES,
     NAN,
     AlphaCurve,
     BatchLine,
     Outstanding,
-    batch_lines,
-    best_alpha,
+    batch_line,
     compare_all,
-    kin_pairs,
     kin_share,
     kin_share_range,
     kin_shares,
     measure_curve,
     measure_standing_out,
-    score,
 )
 from kinfolk.auditing.suspects import (
     NEIGHBOURS,
@@ -76,7 +74,6 @@ def audit(
     texts: Sequence[str] | None = None,
     images: ImageData | None = None,
     views: int = 2,
-    workers: int | None = None,
     progress: bool = False,
 ) -> Audit:
     """Finds the false negatives of an embedding: for each sample, the others above the (1 − α)
@@ -93,7 +90,6 @@ def audit(
         keys, texts: (N,) names and texts of the samples, for the tables and the page.
         images: images of the samples; near-duplicates are then verified by their pixels.
         views: views of each sample among the negatives of a batch; 1 for image and text.
-        workers: number of threads; by default as many as torch uses.
 
     Example:
         >>> import numpy as np, kinfolk as kf
@@ -115,24 +111,19 @@ def audit(
         texts = run.texts if texts is None else texts
         images = run.images if images is None else images
     checked = _check_features(features, key)
-    num, nearest = len(checked), max(pairs, NEIGHBOURS)
+    num = len(checked)
     labels_N, classes = (None, None) if labels is None else encode(labels, num)
     for name, given in (("keys", keys), ("texts", texts)):
         if given is not None and len(given) != num:
             raise UsageError(
                 f"`{name}` (={len(given):,}) must be as many as the samples (={num:,})"
             )
-    found = compare_all(checked, alpha, nearest, labels_N, workers=workers, progress=progress)
+    found = compare_all(checked, alpha, max(pairs, NEIGHBOURS), progress)
     copies_M2 = None if images is None else find_copies(images, found.near_NK, progress)
     outstanding = measure_standing_out(checked, sorted({*ALPHAS, alpha}))
-    curve, share, interval, scores = AlphaCurve(), NAN, (NAN, NAN), (NAN, NAN, NAN)
-    if labels_N is not None:
-        curve = measure_curve(checked, alpha, labels_N, progress)
-        share, interval = kin_share(labels_N), kin_share_range(labels_N)
-        scores = score(found.hits, found.num_known, kin_pairs(labels_N))
-    precision, recall, f1 = scores
     row_P, rank_P = np.nonzero((found.near_sim_NK > found.threshold_N[:, None])[:, :pairs])
     near_P, sim_P = found.near_NK[row_P, rank_P], found.near_sim_NK[row_P, rank_P]
+    shares_A, sizes = kin_shares(labels_N, outstanding.share), [n for n in BATCH_SIZES if n <= num]
     return Audit(
         alpha=alpha,
         thresholds=found.threshold_N,
@@ -143,15 +134,13 @@ def audit(
         hubs=find_hubs(found.occurrence_N),
         label_check=check_labels(checked, labels_N, found.near_NK),
         outstanding=outstanding,
-        best_alpha=best_alpha(curve),
-        kin_share=share,
-        kin_share_range=interval,
-        precision=precision,
-        recall=recall,
-        f1=f1,
-        batches=batch_lines(kin_shares(labels_N, outstanding.share), num, views),
+        kin_share=kin_share(labels_N),
+        kin_share_range=(NAN, NAN) if labels_N is None else kin_share_range(labels_N),
+        batches=tuple(batch_line(shares_A, size, views) for size in sizes or [num]),
         views=views,
-        curve=curve,
+        curve=AlphaCurve()
+        if labels_N is None
+        else measure_curve(checked, alpha, labels_N, progress),
         verified=images is not None,
         labels=labels_N,
         classes=classes,
@@ -180,13 +169,10 @@ class Audit:
         groups, hubs: rows of group, sample, kind; of sample, occurrence, times_expected.
         label_check: likely label errors, and how well the features can tell them.
         outstanding: for several α the share of the flagged pairs that stands out.
-        best_alpha: the α with the highest F1 among those at which at least half of the flagged
-            pairs are right by the labels; None if there is none.
         kin_share, kin_share_range: share of pairs with equal labels, and its 95 % confidence
             interval if a random part of the samples is labelled.
-        precision, recall, f1: of all flagged pairs against the labels.
         batches: expected false negatives in a batch; without labels, negatives that stand out.
-        curve: with labels, precision and recall along α.
+        curve: with labels, precision and recall along α, of all anchors or a random part of them.
         verified: whether near-duplicates were verified by their pixels.
         labels, classes: (N,) labels, −1 where unknown, and the names of the classes.
     """
@@ -200,12 +186,8 @@ class Audit:
     hubs: NDArray[Any]
     label_check: LabelCheck
     outstanding: Outstanding
-    best_alpha: float | None
     kin_share: float
     kin_share_range: tuple[float, float]
-    precision: float
-    recall: float
-    f1: float
     batches: tuple[BatchLine, ...]
     views: int
     curve: AlphaCurve = field(repr=False)
@@ -222,6 +204,25 @@ class Audit:
     def mislabels(self) -> NDArray[Any]:
         """Rows of sample, label, suggested and probability: likely label errors."""
         return self.label_check.found
+
+    @property
+    def precision(self) -> float:
+        """Of the flagged pairs with two known labels; so are `recall` and `f1`."""
+        return self.curve.at(self.alpha).precision
+
+    @property
+    def recall(self) -> float:
+        return self.curve.at(self.alpha).recall
+
+    @property
+    def f1(self) -> float:
+        return self.curve.at(self.alpha).f1
+
+    @property
+    def best_alpha(self) -> float | None:
+        """The α with the highest F1 among those at which at least half of the flagged pairs are
+        right by the labels; None if there is none."""
+        return self.curve.best_alpha()
 
     @property
     def suggested_alpha(self) -> float | None:
@@ -283,20 +284,18 @@ class Audit:
             images: images of the samples for the page.
             origin: where samples and features come from.
         """
-        out = Path(folder)
+        out, ids = Path(folder), np.arange(len(self))
         out.mkdir(parents=True, exist_ok=True)
         (out / "mislabels.csv").unlink(missing_ok=True)  # of an earlier audit with labels
-        ids = np.arange(len(self))
         thresholds = {"id": ids, "threshold": self.thresholds, "flagged": self.flagged}
         thresholds |= {"occurrence": self.occurrence, **self._describe({"": ids})}
         self._write_parquet(out / "thresholds.parquet", thresholds)
+        self._write_parquet(out / "pairs.parquet", self._columns("pairs"))
         for file in TABLES if self.labels is not None else TABLES[:-1]:
             columns = self._columns(file.removesuffix(".csv"))
-            text = csv_text(list(columns), zip(*columns.values(), strict=True))
-            write_text(out / file, text)
-        self._write_parquet(out / "pairs.parquet", self._columns("pairs"))
+            write_text(out / file, csv_text(list(columns), zip(*columns.values(), strict=True)))
         write_text(out / "summary.json", json.dumps(self.summary(origin), indent=2) + "\n")
-        write_by_name(out / "audit.html", lambda file: write_audit_page(self, file, images, origin))
+        write_audit_page(self, out / "audit.html", images, origin)
         return out
 
     def _columns(self, name: str) -> dict[str, Any]:
@@ -310,14 +309,13 @@ class Audit:
         return columns | self._describe({"": rows["sample"]})
 
     def _describe(self, samples: dict[str, NDArray[np.int64]]) -> dict[str, list[str]]:
-        """The keys and texts of samples as columns, by the prefix of their names; none if the
-        samples have no keys and texts."""
-        columns = {}
-        for name, values in (("key", self.keys), ("text", self.texts)):
-            written = [utf8_key(value) for value in values or ()]
-            for prefix, ids in samples.items() if values is not None else ():
-                columns[prefix + name] = [written[sample] for sample in ids]
-        return columns
+        """The keys and texts of samples, if there are any, by the prefix of the columns' names."""
+        return {
+            prefix + name: [utf8_key(values[sample]) for sample in ids]
+            for name, values in (("key", self.keys), ("text", self.texts))
+            if values is not None
+            for prefix, ids in samples.items()
+        }
 
     def _write_parquet(self, path: Path, columns: dict[str, Any]) -> None:
         import pyarrow as pa

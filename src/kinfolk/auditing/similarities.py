@@ -1,15 +1,15 @@
 """The similarities of all samples: thresholds, neighbours and flagged pairs, precision and recall
 along α, false negatives of a batch, and the share of pairs that stands out.
 
-**All pairs** are compared exactly, a tile of the product at a time. The few values of a row that
-matter are those above a floor, which is estimated from a random part of the columns; only they are
-kept. A row with too few values above it, or far too many (ties), is computed again in full.
+**All pairs** are compared exactly, a tile of the product at a time. Only the values of a row above
+a floor are kept, which is estimated from a random part of the columns; a row with too few of them,
+or far too many (ties), is computed again in full.
 
 **What stands out** is measured with decoys instead of labels: made-up samples that have no kin but
 are spread like the real ones. The share of decoys above an anchor's threshold says how many of its
-flagged samples chance explains; the rest stands out. Of four kinds of decoys the one that explains
-most counts. They imitate noise, but not every noise exactly, so a share is given only if at least
-`CLEAR` of the flagged pairs stand out at some α.
+flagged samples chance explains; the rest stands out. The kind of decoys that explains most counts.
+None imitates every noise exactly, so a share is given only if at least `CLEAR` of the flagged pairs
+stand out at some α.
 
 Dimension key: N data set, D embedding, A anchors, R rows of a block, C columns of a tile, M sampled
 columns or other samples, S values kept of a row, K nearest neighbours kept, P pairs or values of α.
@@ -56,7 +56,7 @@ def column_sample(num_samples: int, limit: int) -> Ints:
 def full_rows(
     features: Features, anchors_A: Ints, progress: bool = False, title: str = ""
 ) -> Iterator[tuple[Ints, Floats]]:
-    """Yields ids (R,) and all similarities (R, N) of some anchors at a time, −inf to itself."""
+    """Yields ids (R,) and all similarities (R, N) of some anchors, −inf to itself."""
     num = len(features)
     step = max(1, _BLOCK_ELEMENTS // num)
     starts = range(0, len(anchors_A), step)
@@ -78,33 +78,17 @@ def full_rows(
 
 
 class AllPairs:
-    """Results for all samples, filled in row by row.
-
-    Attributes:
-        threshold_N: (1 − α) quantile of each sample's N − 1 similarities.
-        near_NK, near_sim_NK: nearest neighbours, closest first.
-        flagged_N: number of similarities above the threshold.
-        occurrence_N: number of other samples that flag this one.
-        num_known, hits: flagged pairs with two known labels, and with equal labels.
-    """
+    """Of all samples the (1 − α) quantile of the similarities, the nearest neighbours, closest
+    first, the number of samples that each flags, and of those that flag it."""
 
     def __init__(self, num_samples: int, nearest: int) -> None:
         self.threshold_N = np.zeros(num_samples, np.float32)
         self.near_NK = np.zeros((num_samples, nearest), np.int64)
         self.near_sim_NK = np.zeros((num_samples, nearest), np.float32)
         self.flagged_N, self.occurrence_N = np.zeros((2, num_samples), np.int64)
-        self.num_known = self.hits = 0
 
 
-def compare_all(
-    features: Features,
-    alpha: float,
-    nearest: int,
-    labels_N: Ints | None,
-    *,
-    workers: int | None = None,
-    progress: bool = False,
-) -> AllPairs:
+def compare_all(features: Features, alpha: float, nearest: int, progress: bool = False) -> AllPairs:
     """Compares all samples. Each thread computes on one core, which suits both products and
     comparisons."""
     num, before, lock = len(features), torch.get_num_threads(), Lock()
@@ -115,14 +99,8 @@ def compare_all(
     def compare(start: int) -> None:
         for ids_R, kept_R in search.block(np.arange(start, min(start + ROWS, num))):
             kin = [row(sample, *kept) for sample, kept in zip(ids_R, kept_R, strict=True)]
-            kin_P = np.concatenate(kin)
             with lock:
-                found.occurrence_N += np.bincount(kin_P, minlength=num)
-                if labels_N is not None:
-                    anchor_P = np.repeat(labels_N[ids_R], found.flagged_N[ids_R])
-                    known_P = (anchor_P >= 0) & (labels_N[kin_P] >= 0)
-                    found.num_known += int(known_P.sum())
-                    found.hits += int((known_P & (anchor_P == labels_N[kin_P])).sum())
+                found.occurrence_N += np.bincount(np.concatenate(kin), minlength=num)
 
     def row(sample: int, kept_S: Ints, sim_S: Floats) -> Ints:
         """Fills in the results of one sample; returns the ids that it flags."""
@@ -135,7 +113,7 @@ def compare_all(
         found.flagged_N[sample] = len(kin)
         return kin
 
-    threads = min(workers or before, len(starts))
+    threads = min(before, len(starts))
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             done = pool.map(compare, starts)
@@ -236,7 +214,14 @@ class AlphaCurve:
     num_anchors: int = 0
 
     def at(self, alpha: float) -> Point:
-        return next(point for point in self.points if point.alpha == alpha)
+        """The point of `alpha`; of NaN without labels."""
+        found = (point for point in self.points if point.alpha == alpha)
+        return next(found, Point(alpha, NAN, NAN, NAN, NAN))
+
+    def best_alpha(self, precision: float = MOSTLY_RIGHT) -> float | None:
+        """The α with the highest F1 among those with at least this precision."""
+        points = [p for p in self.points if np.isfinite(p.f1) and p.precision >= precision]
+        return max(points, key=lambda point: point.f1).alpha if points else None
 
 
 def measure_curve(
@@ -248,9 +233,9 @@ def measure_curve(
     alphas = sorted({*ALPHAS, alpha})
     ranks = others - np.asarray([num_kin(each, others) for each in alphas])
     # flagged pairs, those with known labels, those with equal labels
-    counts = np.zeros((3, len(alphas)), dtype=np.int64)
-    kin = 0
+    counts, kin = np.zeros((3, len(alphas)), dtype=np.int64), 0
     for ids_R, sim_RN in full_rows(features, anchors_A, progress, "Comparing with the labels"):
+        sim_RN.clip(max=1, out=sim_RN)  # of equal rows, apart from rounding
         label_R1, order_RN = labels_N[ids_R][:, None], np.sort(sim_RN, axis=1)
         known_RN = (label_R1 >= 0) & (labels_N >= 0)
         same_RN = known_RN & (label_R1 == labels_N)
@@ -258,44 +243,29 @@ def measure_curve(
         for place, rank in enumerate(ranks):
             above_RN = sim_RN > order_RN[:, rank, None]
             counts[:, place] += [(above_RN & of).sum() for of in (True, known_RN, same_RN)]
-    points = [
-        Point(each, flagged / (len(anchors_A) * others), *score(hits, known, kin))
-        for each, (flagged, known, hits) in zip(alphas, counts.T.tolist(), strict=True)
-    ]
+    points = []
+    for each, (flagged, known, hits) in zip(alphas, counts.T.tolist(), strict=True):
+        precision, recall = hits / known if known else NAN, hits / kin if kin else NAN
+        f1 = 2 * hits / (known + kin) if known + kin else NAN
+        points.append(Point(each, flagged / (len(anchors_A) * others), precision, recall, f1))
     return AlphaCurve(tuple(points), len(anchors_A))
-
-
-def score(hits: int, known: int, kin: int) -> tuple[float, float, float]:
-    """Precision, recall and F1; NaN where there is nothing to count."""
-    return (
-        hits / known if known else NAN,
-        hits / kin if kin else NAN,
-        2 * hits / (known + kin) if known + kin else NAN,
-    )
-
-
-def best_alpha(curve: AlphaCurve, precision: float = MOSTLY_RIGHT) -> float | None:
-    """The α of the curve with the highest F1 among those with at least this precision."""
-    points = [p for p in curve.points if np.isfinite(p.f1) and p.precision >= precision]
-    return max(points, key=lambda point: point.f1).alpha if points else None
-
-
-def _num_above(order: Floats, bounds: Floats) -> Ints:
-    """Number of sorted values above each bound."""
-    return len(order) - np.searchsorted(order, bounds, side="right")
 
 
 # ---- pairs with equal labels
 
 
-def kin_pairs(labels_N: Ints) -> int:
-    """Ordered pairs of different samples with equal known labels."""
-    # Python integers: the product may be large
-    sizes = np.unique(labels_N[labels_N >= 0], return_counts=True)[1].astype(object)
-    return int(sum(size * (size - 1) for size in sizes))
+def kin_shares(labels_N: Ints | None, otherwise: float) -> NDArray[np.float64]:
+    """(A,) share of the other samples with the same label, for each sample with a known label;
+    `otherwise` if there are fewer than two."""
+    known = np.empty(0) if labels_N is None else labels_N[labels_N >= 0]
+    if len(known) < 2:
+        return np.full(1, otherwise)
+    _, inverse, sizes = np.unique(known, return_inverse=True, return_counts=True)
+    shares: NDArray[np.float64] = (sizes[inverse] - 1) / (len(known) - 1)
+    return shares
 
 
-def kin_share(labels_N: Ints) -> float:
+def kin_share(labels_N: Ints | None) -> float:
     """Share of pairs with equal labels among the pairs with two known labels; NaN without such."""
     return float(kin_shares(labels_N, NAN).mean())
 
@@ -317,17 +287,6 @@ def kin_share_range(labels_N: Ints) -> tuple[float, float]:
     return share / factor, min(1.0, share * factor)
 
 
-def kin_shares(labels_N: Ints | None, otherwise: float) -> NDArray[np.float64]:
-    """(A,) share of the other samples with the same label, for each sample with a known label;
-    `otherwise` if there are fewer than two."""
-    known = np.empty(0) if labels_N is None else labels_N[labels_N >= 0]
-    if len(known) < 2:
-        return np.full(1, otherwise)
-    _, inverse, sizes = np.unique(known, return_inverse=True, return_counts=True)
-    shares: NDArray[np.float64] = (sizes[inverse] - 1) / (len(known) - 1)
-    return shares
-
-
 BATCH_SIZES = (64, 128, 256, 512, 1024, 4096)
 
 
@@ -342,24 +301,11 @@ class BatchLine:
     chance: float
 
 
-def batch_lines(
-    shares_A: NDArray[np.float64],
-    num_samples: int,
-    views: int = 2,
-    sizes: Sequence[int] = BATCH_SIZES,
-) -> tuple[BatchLine, ...]:
-    """One line for each batch size that the data can fill, or one for the whole data set.
-
-    Args:
-        shares_A: of the other samples that are false negatives; see `kin_shares`.
-        views: of each sample among the negatives.
-    """
-    share, lines = float(shares_A.mean()), []
-    for size in [size for size in sizes if size <= num_samples] or [num_samples]:
-        others = views * (size - 1)
-        chance = float((1 - (1 - shares_A) ** (size - 1)).mean())
-        lines.append(BatchLine(size, others, others * share, chance))
-    return tuple(lines)
+def batch_line(shares_A: NDArray[np.float64], size: int, views: int) -> BatchLine:
+    """`shares_A`: of the other samples that are false negatives, see `kin_shares`; `views` of each
+    sample are among the negatives."""
+    negatives, chance = views * (size - 1), float((1 - (1 - shares_A) ** (size - 1)).mean())
+    return BatchLine(size, negatives, negatives * float(shares_A.mean()), chance)
 
 
 # ---- what stands out
@@ -408,7 +354,8 @@ def measure_standing_out(features: Features, alphas: Sequence[float]) -> Outstan
     chance_P = np.zeros(len(kin_P))
     for decoys_MD in _decoys(others_MD):
         sim_AM = np.sort(anchors_AD @ decoys_MD.T, axis=1)
-        above_AP = np.stack(list(map(_num_above, sim_AM, threshold_AP)))
+        rows = zip(sim_AM, threshold_AP, strict=True)
+        above_AP = np.stack([num - np.searchsorted(sim, bounds, "right") for sim, bounds in rows])
         error_P = above_AP.std(0, ddof=1) / np.sqrt(num_anchors)
         chance_P = np.maximum(chance_P, above_AP.mean(0) + 2 * error_P)
     stands_P = np.where(kin_P > 0, 1 - chance_P / np.maximum(kin_P, 1), 0).clip(min=0)
@@ -434,19 +381,14 @@ def _decoys(others_MD: Floats) -> Iterator[Floats]:
 def _normal_with_margins(x_MD: Floats, random: np.random.Generator) -> Floats:
     """Normal values with the covariance of `x_MD`, mapped to the values of each of its coordinates;
     mapping changes the covariance, so both are imposed in turn."""
-    sorted_MD = np.sort(x_MD, axis=0)
-    root_DD = _root(x_MD)
-
-    def with_margins(values_MD: Any) -> Any:
-        return np.take_along_axis(sorted_MD, values_MD.argsort(0).argsort(0), 0)
-
+    sorted_MD, root_DD = np.sort(x_MD, axis=0), _root(x_MD)
     values_MD = random.normal(size=x_MD.shape) @ root_DD.T
-    for _ in range(ROUNDS):
-        mapped_MD = with_margins(values_MD)
-        white_DM = np.linalg.solve(_root(mapped_MD), (mapped_MD - mapped_MD.mean(0)).T)
-        values_MD = white_DM.T @ root_DD.T
-    mapped: Floats = with_margins(values_MD)
-    return mapped
+    for left in range(ROUNDS, -1, -1):
+        mapped_MD: Floats = np.take_along_axis(sorted_MD, values_MD.argsort(0).argsort(0), 0)
+        if left:
+            white_DM = np.linalg.solve(_root(mapped_MD), (mapped_MD - mapped_MD.mean(0)).T)
+            values_MD = white_DM.T @ root_DD.T
+    return mapped_MD
 
 
 def _root(x_MD: Floats) -> Any:

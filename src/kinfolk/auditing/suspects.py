@@ -7,13 +7,13 @@ random from C classes,
 
     P(label) = (1 − ε) · q(label) + ε / C,
 
-and the weights of both scores and ε are fitted by maximum likelihood. Labels of hard samples are
-among the likely ones and lower the confidence of q; labels that are unlikely under any q raise ε.
+and the weights of both scores and ε are fitted by maximum likelihood. Labels of hard samples lower
+the confidence of q; labels that are unlikely under any q raise ε.
 
-**Copies** are images that are the same up to size, compression, a slight crop and mirroring. Small
-grey thumbnails without uniform borders and low frequencies are compared, so that a shared
-background does not count. The best crop of one is searched step by step. They are copies if they
-correlate (`COPY`) as a whole and in nearly every part that has structure (`PARTS`).
+**Copies** are images that are the same up to size, compression, a slight crop and mirroring: grey
+thumbnails without uniform borders and low frequencies, as a shared background does not count, that
+correlate as a whole (`COPY`), for the best crop of one, and in nearly every part that has structure
+(`PARTS`).
 
 Dimension key: N data set, R rows of a block, K nearest neighbours, C classes, F components, M
 pairs, P pairs of a block, B images or parts, H, W image, S side of a thumbnail.
@@ -45,10 +45,9 @@ MISLABEL = np.dtype(
 GROUP = np.dtype([("group", np.int64), ("sample", np.int64), ("kind", "U14")])
 HUB = np.dtype([("sample", np.int64), ("occurrence", np.int64), ("times_expected", np.float32)])
 NEIGHBOURS = 10
-CERTAIN = 0.9
-"""Probability of an error with the suggested label from which a sample is listed."""
-LEAST_RECALL = 0.05
-"""Share of random errors that must be listed for a check to list any."""
+CERTAIN, LEAST_RECALL = 0.9, 0.05
+"""Probability of an error with the suggested label from which a sample is listed, and share of
+random errors that must be listed for a check to list any."""
 MOST_NOISE = 0.3
 """Largest ε; without a bound, labels that the features do not predict could all be called
 random."""
@@ -103,28 +102,31 @@ class LabelCheck:
 
 def check_labels(features: Features, labels_N: Ints | None, near_NK: Ints) -> LabelCheck:
     """Checks the labels of all classes with at least `FEWEST` samples; −1 is unknown."""
-    known = np.empty(0, np.int64) if labels_N is None else labels_N[labels_N >= 0]
-    sizes = np.bincount(known)
+    sizes = np.bincount(labels_N[labels_N >= 0]) if labels_N is not None else np.zeros(0)
     classes_C = np.flatnonzero(sizes >= FEWEST)
     if labels_N is None or len(classes_C) < 2:
         return LabelCheck(np.empty(0, dtype=MISLABEL))
     place = np.full(len(sizes), -1)
     place[classes_C] = np.arange(len(classes_C))
     model = _Classifier(features, np.where(labels_N >= 0, place[labels_N], -1), near_NK)
-    model.fit()
-    # what would be found of 1 % of errors, where there are none
-    noise, assumed = model.noise, max(model.noise, 0.01)
+    noise = model.noise
     suggested, probability, right, caught = [], [], 0, 0.0
+
+    def error(noise: float, q: Matrix) -> Matrix:
+        """The probability that a label with probability q is random."""
+        random = noise / len(classes_C)
+        wrong: Matrix = random / (random + (1 - noise) * q + 1e-12)
+        return wrong
+
     for part in model.parts():
         label_R, q_RC = model.class_N[part], model.probabilities(part)
-        best_R, q_R = q_RC.argmax(1), np.take_along_axis(q_RC, label_R[:, None], 1)[:, 0]
-        sure_R, random = q_RC.max(1), noise / len(classes_C)
-        wrong_R = random / (random + (1 - noise) * q_R + 1e-12)
+        best_R, sure_R = q_RC.argmax(1), q_RC.max(1)
+        wrong_R = error(noise, q_RC[np.arange(len(part)), label_R])
         suggested.append(classes_C[best_R])
         probability.append(np.where(best_R == label_R, 0, wrong_R * sure_R))
         right += int((best_R == label_R).sum())
-        random = assumed / len(classes_C)
-        wrong_RC = random / (random + (1 - assumed) * q_RC)
+        # what would be found of 1 % of errors, where there are none
+        wrong_RC = error(max(noise, 0.01), q_RC)
         caught += float((wrong_RC * sure_R[:, None] >= CERTAIN).mean(1).sum())
     ids, probability_N, recall = model.ids, np.concatenate(probability), caught / len(model.ids)
     order = np.argsort(-probability_N, kind="stable")
@@ -136,7 +138,8 @@ def check_labels(features: Features, labels_N: Ints | None, near_NK: Ints) -> La
 
 class _Classifier:
     """Ridge regression on the principal components and votes of the nearest neighbours, both
-    without the sample itself; `class_N` is −1 for samples that are not checked."""
+    without the sample itself; `class_N` is −1 for samples that are not checked. Regularisation,
+    weights and noise are those with the highest likelihood."""
 
     def __init__(self, features: Features, class_N: Ints, near_NK: Ints) -> None:
         self.features, self.class_N, self.near_NK = features, class_N, near_NK
@@ -154,6 +157,7 @@ class _Classifier:
         self.sums_CF = np.zeros((len(self.prior_C), len(self.variance_F)))
         for part in self.parts():
             np.add.at(self.sums_CF, class_N[part], self._components(part))
+        self._fit()
 
     def parts(self) -> list[Ints]:
         """The ids of the checked samples in blocks."""
@@ -162,8 +166,7 @@ class _Classifier:
     def _components(self, ids_R: Ints) -> Floats:
         return self.features.take(ids_R) @ self.components_DF - self.mean_F
 
-    def fit(self) -> None:
-        """Chooses regularisation, weights and noise with the highest likelihood."""
+    def _fit(self) -> None:
         from scipy.optimize import minimize
         from scipy.special import expit, softmax
 
@@ -176,21 +179,16 @@ class _Classifier:
             noise = MOST_NOISE * expit(point[2])
             return -float(np.log((1 - noise) * q + noise / len(self.prior_C) + 1e-300).mean())
 
-        lowest = np.inf
-        for regularisation in _REGULARISATIONS:
-            found = minimize(
-                negative_log_likelihood,
-                (2.0, 0.0, -1.5),
-                self.scores(chosen, regularisation),
-                method="Nelder-Mead",
-                options={"maxiter": 150},
-            )
-            if found.fun < lowest:
-                lowest, self.regularisation = found.fun, regularisation
-                self.weights, self.noise = (
-                    np.exp(found.x[:2]),
-                    float(MOST_NOISE * expit(found.x[2])),
-                )
+        def fit(regularisation: float) -> Any:
+            scores, options = self.scores(chosen, regularisation), {"maxiter": 150}
+            start, method = (2.0, 0.0, -1.5), "Nelder-Mead"
+            return minimize(negative_log_likelihood, start, scores, method=method, options=options)
+
+        fits = {regularisation: fit(regularisation) for regularisation in _REGULARISATIONS}
+        self.regularisation = min(fits, key=lambda each: fits[each].fun)
+        ridge, votes, noise = fits[self.regularisation].x
+        self.weights = np.exp(ridge), np.exp(votes)
+        self.noise = float(MOST_NOISE * expit(noise))
 
     def scores(self, ids_R: Ints, regularisation: float) -> tuple[Matrix, Matrix]:
         """(R, C), (R, C) scores of the regression, and votes of the neighbours."""
@@ -245,14 +243,12 @@ def find_groups(
         row_M, rank_M = np.nonzero(distance_NK <= limit)
         copies_M2 = np.stack([row_M, near_NK[row_M, rank_M]], 1)
     first_N = first_of_equal(features)
-    ids_N = np.arange(len(features))
-    pairs_M2 = np.concatenate([copies_M2, np.stack([ids_N, first_N], 1)])
+    pairs_M2 = np.concatenate([copies_M2, np.stack([np.arange(len(features)), first_N], 1)])
     ones = np.ones(len(pairs_M2), np.int8)
     graph = coo_array((ones, tuple(pairs_M2.T)), shape=(len(features),) * 2)
     component_N = connected_components(graph, directed=False)[1]
-    grouped = np.flatnonzero(np.bincount(component_N)[component_N] > 1)
     groups = defaultdict[int, list[int]](list)
-    for sample in grouped.tolist():
+    for sample in np.flatnonzero(np.bincount(component_N)[component_N] > 1).tolist():
         groups[int(component_N[sample])].append(sample)
     rows = []
     for group, members in enumerate(sorted(groups.values(), key=len, reverse=True)):
@@ -292,29 +288,29 @@ that is kept at least, and deviation of a part with structure."""
 _PLAUSIBLE, _PROMISING = 0.6, 0.55
 """Correlation of whole thumbnails from which crops are tried, and of the best crop from which it is
 refined."""
-_SCALES = (1.0, 0.95, 0.9, 0.84)
+_SCALES, _STEPS = (1.0, 0.95, 0.9, 0.84), (0.04, 0.02, 0.01)
 _BLUR = 9
 _PAIRS, _IMAGES = 512, 1024
-_STEPS = (0.04, 0.02, 0.01)
-CANDIDATES = 4
-"""Number of nearest neighbours whose pixels are compared."""
-SEARCH_UP_TO = 20_000
-"""Number of images up to which the most similar thumbnails are candidates too."""
+CANDIDATES, SIMILAR, SEARCH_UP_TO = 4, 3, 20_000
+"""Number of nearest neighbours whose pixels are compared, and of the most similar thumbnails, which
+are candidates too for up to `SEARCH_UP_TO` images."""
 
 
 def find_copies(images: ImageData, near_NK: Ints, progress: bool = False) -> NDArray[np.int64]:
     """(M, 2) pairs of copies among the nearest neighbours in the features and, up to `SEARCH_UP_TO`
     images, the most similar thumbnails."""
-    small = thumbnails(images, len(near_NK))
-    pairs = [_pairs(near_NK[:, :CANDIDATES])]
+    small_N1SS = thumbnails(images, len(near_NK))
+    candidates = [near_NK[:, :CANDIDATES]]
     if len(near_NK) <= SEARCH_UP_TO:
-        pairs.append(similar_thumbnails(small))
-    pairs_M2 = np.unique(np.sort(np.concatenate(pairs), axis=1), axis=0)
-    copies = [np.empty((0, 2), np.int64)]
-    starts = range(0, len(pairs_M2), _PAIRS)
+        candidates.append(similar_thumbnails(small_N1SS))
+    near_NK = np.concatenate(candidates, axis=1)
+    sample_NK = np.broadcast_to(np.arange(len(near_NK))[:, None], near_NK.shape)
+    pairs_M2 = np.stack([sample_NK, near_NK], 2).reshape(-1, 2)
+    pairs_M2 = np.unique(np.sort(pairs_M2, axis=1), axis=0)
+    copies, starts = [np.empty((0, 2), np.int64)], range(0, len(pairs_M2), _PAIRS)
     for start in show_progress(starts, len(starts), "Comparing pixels", enabled=progress):
         part = pairs_M2[start : start + _PAIRS]
-        one, other = small[part.T]
+        one, other = small_N1SS[part.T]
         same = (correlation(one, other) >= COPY) | (correlation(one.flip(3), other) >= COPY)
         copies.append(part[same.numpy()])
     return np.concatenate(copies)
@@ -356,33 +352,26 @@ def _border(grey_BHW: Tensor) -> Tensor:
     return torch.where(ends, border_B + 1, 0)
 
 
-def similar_thumbnails(thumbnails_N1SS: Tensor, number: int = 3) -> NDArray[np.int64]:
-    """(P, 2) each image with the most similar ones, also mirrored."""
+def similar_thumbnails(thumbnails_N1SS: Tensor) -> NDArray[np.int64]:
+    """(N, K) the most similar other images of each, also mirrored."""
     whole_ND, mirrored_ND = _rough(thumbnails_N1SS), _rough(thumbnails_N1SS.flip(3))
-    number, near = min(number, len(whole_ND) - 1), []
+    near = []
     for start in range(0, len(whole_ND), _IMAGES):
         part = whole_ND[start : start + _IMAGES]
         sim = torch.maximum(part @ whole_ND.T, part @ mirrored_ND.T)
         sim.diagonal(start).fill_(-2)
-        near.append(sim.topk(number, dim=1).indices)
-    return _pairs(torch.cat(near).numpy())
-
-
-def _pairs(near_NK: Ints) -> Ints:
-    """(N · K, 2) each sample with its neighbours."""
-    sample_P = np.repeat(np.arange(len(near_NK)), near_NK.shape[1])
-    return np.stack([sample_P, near_NK.reshape(-1)], 1)
+        near.append(sim.topk(min(SIMILAR, len(whole_ND) - 1), dim=1).indices)
+    return torch.cat(near).numpy()
 
 
 def correlation(one_P1SS: Tensor, other_P1SS: Tensor) -> Tensor:
     """(P,) the highest correlation of one image with a crop of the other, in either direction; −1
     where they differ clearly."""
     found_P = torch.full((len(one_P1SS),), -1.0)
-    for cropped, whole in ((one_P1SS, other_P1SS), (other_P1SS, one_P1SS)):
-        plausible = ((_rough(cropped) * _rough(whole)).sum(1) >= _PLAUSIBLE).nonzero()[:, 0]
-        if len(plausible):
-            best = _best_crop(cropped[plausible], whole[plausible])
-            found_P[plausible] = torch.maximum(found_P[plausible], best)
+    plausible = ((_rough(one_P1SS) * _rough(other_P1SS)).sum(1) >= _PLAUSIBLE).nonzero()[:, 0]
+    if len(plausible):
+        one, other = one_P1SS[plausible], other_P1SS[plausible]
+        found_P[plausible] = torch.maximum(_best_crop(one, other), _best_crop(other, one))
     return found_P
 
 
@@ -411,20 +400,19 @@ def _best_crop(cropped_P1SS: Tensor, whole_P1SS: Tensor) -> Tensor:
 def _parts_agree(one_P1SS: Tensor, other_P1SS: Tensor) -> Tensor:
     """(P,) True where the images correlate in nearly all parts in which one of them has
     structure."""
-    parts = (_unfold(one_P1SS), _unfold(other_P1SS))
-    one_PBD, other_PBD = (part_PBD - part_PBD.mean(2, keepdim=True) for part_PBD in parts)
+
+    def parts(images_P1SS: Tensor) -> Tensor:
+        detail, side = _without_low_frequencies(images_P1SS), SIDE // 4
+        parts_PBD = F.unfold(detail, side, stride=side).transpose(1, 2)
+        return parts_PBD - parts_PBD.mean(2, keepdim=True)
+
+    one_PBD, other_PBD = parts(one_P1SS), parts(other_P1SS)
     norms_PB = one_PBD.norm(dim=2) * other_PBD.norm(dim=2)
     agree_PB = (one_PBD * other_PBD).sum(2) / norms_PB.clamp_min(1e-6) >= PARTS
     structured_PB = torch.maximum(one_PBD.std(2), other_PBD.std(2)) >= _STRUCTURE
     differ_P = (structured_PB & ~agree_PB).sum(1)
     agrees_P: Tensor = 8 * differ_P <= structured_PB.sum(1)
     return agrees_P
-
-
-def _unfold(images_P1SS: Tensor) -> Tensor:
-    """(P, B, D) the parts without their low frequencies."""
-    detail = _without_low_frequencies(images_P1SS)
-    return F.unfold(detail, SIDE // 4, stride=SIDE // 4).transpose(1, 2)
 
 
 def _keep_better(

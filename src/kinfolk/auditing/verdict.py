@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kinfolk.auditing.similarities import batch_lines, best_alpha, kin_shares
+from kinfolk.auditing.similarities import batch_line, kin_shares
 
 if TYPE_CHECKING:
     from kinfolk.auditing.run_audit import Audit
@@ -105,7 +105,7 @@ def suggest_alpha(audit: Audit) -> tuple[float | None, str]:
         return audit.suggested_alpha, "the share of pairs that stands out"
     if audit.best_alpha is None:
         return None, "at every α most of the flagged pairs are wrong by the labels"
-    if best_alpha(audit.curve, precision=0) == audit.best_alpha:
+    if audit.curve.best_alpha(precision=0) == audit.best_alpha:
         return audit.best_alpha, "where F1 is highest with these labels"
     why = "the largest at which at least half of the flagged pairs are right by the labels"
     return audit.best_alpha, why
@@ -113,8 +113,7 @@ def suggest_alpha(audit: Audit) -> tuple[float | None, str]:
 
 def _amount(audit: Audit) -> str:
     share = audit.kin_share
-    shares = kin_shares(audit.labels, audit.outstanding.share)
-    (line,) = batch_lines(shares, max(len(audit), BATCH), audit.views, (BATCH,))
+    line = batch_line(kin_shares(audit.labels, audit.outstanding.share), BATCH, audit.views)
     of = f"{line.negatives} negatives in a batch of {BATCH}"
     if not math.isnan(share):
         closest = min(REFERENCES, key=lambda each: abs(math.log(max(share, 1e-9) / each[1])))

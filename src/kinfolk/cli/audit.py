@@ -82,9 +82,6 @@ def audit(
     ] = None,
     labels: Labels = None,
     labels_from_folders: LabelsFromFolders = False,
-    keys: Annotated[
-        Path | None, _data_option("Names of the rows: .txt, or the column `key` of a table.")
-    ] = None,
     texts: Annotated[
         Path | None, _data_option("Texts of the rows: .txt, or the column `text` of a table.")
     ] = None,
@@ -116,13 +113,12 @@ def audit(
         images=images,
         encoder=encoder,
         labels=labels,
-        keys=keys,
         texts=texts,
         key=key,
         labels_from_folders=labels_from_folders,
         workers=workers,
     )
-    _audit(found, out, alpha, pairs, key)
+    _audit(found, out, alpha, pairs)
 
 
 def advise(
@@ -196,9 +192,7 @@ def _check_out(out: Path, overwrite: bool) -> None:
         raise UsageError(f"--out (={out}) is a file; give a folder")
 
 
-def _audit(
-    given: AuditInput, out: Path, alpha: float, pairs: int = 10, key: str | None = None
-) -> Audit:
+def _audit(given: AuditInput, out: Path, alpha: float, pairs: int = 10) -> Audit:
     from rich.text import Text
 
     from kinfolk.auditing import audit as run_audit
@@ -210,7 +204,6 @@ def _audit(
         alpha,
         given.labels,
         pairs=pairs,
-        key=key,
         keys=given.keys,
         texts=given.texts,
         images=given.images,
@@ -275,13 +268,12 @@ def try_methods(
         if len(methods) == 1:  # the audited features may tell less than those of the encoder
             base = methods[0].method
             methods.append(Candidate("", "glofnd", f"{base}+glofnd", {"detector.alpha": 0.01}))
-        if not isinstance(given.features, str | Path):
-            np.save(folder / GUIDE, np.asarray(given.features, dtype=np.float16))
-            for place, each in enumerate(methods):  # the audited features instead of their name
-                named = each.settings.get("detector.features")
-                if named is not None and named == origin.guide:
-                    changed = {**each.settings, "detector.features": str(folder / GUIDE)}
-                    methods[place] = replace(each, settings=changed)
+        np.save(folder / GUIDE, np.asarray(given.features, dtype=np.float16))
+        for place, each in enumerate(methods):  # the audited features instead of their name
+            named = each.settings.get("detector.features")
+            if named is not None and named == origin.guide:
+                changed = {**each.settings, "detector.features": str(folder / GUIDE)}
+                methods[place] = replace(each, settings=changed)
         if has_file and given.labels is not None:
             names = [name for name in dict.fromkeys(given.labels) if name is not None]
             numbers = {None: -1, **{name: number for number, name in enumerate(names)}}

@@ -1,46 +1,32 @@
-"""compare.html: the comparison of runs as a page with intervals, every seed, curves and links."""
+"""compare.html: the comparison of runs as a page with intervals, every seed, and links."""
 
 from __future__ import annotations
 
 import os
 import re
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from kinfolk.report.html import (
-    CURVES,
-    Curve,
-    Panel,
-    curve_figure,
-    curve_line,
-    figure,
-    line,
-    write_page,
-)
+from kinfolk.report.html import Panel, figure, line, write_page
 
 if TYPE_CHECKING:
-    from kinfolk.comparing.runs import ComparedRun
     from kinfolk.comparing.table import Comparison
 
 
 def write_comparison(comparison: Comparison, path: Path) -> None:
     """Writes the page; its links to the runs are relative to its folder."""
-    panels, curves = interval_panels(comparison), overlay_panels(comparison.rows)
-    present = [("comparison", "Comparison"), ("intervals", "Intervals"), ("table", "Table")]
-    present += [("curves", "Curves")] if curves else []
+    panels, sections = interval_panels(comparison), ("Comparison", "Intervals", "Table", "Runs")
     write_page(
         path,
         "comparing/compare.html",
         [],
-        data={"figures": {panel.id: panel.figure for panel in (*panels, *curves)}},
+        data={"figures": {panel.id: panel.figure for panel in panels}},
         title="Comparison",
-        sections=[*present, ("runs", "Runs")],
+        sections=[(name.lower(), name) for name in sections],
         sentences=[_minus(sentence) for sentence in comparison.sentences()],
         panels=panels,
-        curves=curves,
         heads=[column.head for column in comparison.columns],
         rows=[
             (record["method"], [_minus(column.text(record)) for column in comparison.columns])
@@ -88,17 +74,11 @@ def _runs(comparison: Comparison, folder: Path) -> list[dict[str, Any]]:
     found = []
     for name, runs in comparison.rows.items():
         for run in runs:
-            report = run.path / "report.html"
+            report, value = run.path / "report.html", run.figures.get(comparison.figure)
             target = os.path.relpath(report if report.is_file() else run.path, folder)
-            value = run.figures.get(comparison.figure)
-            entry = {
-                "method": name,
-                "seed": run.seed,
-                "epochs": len(run.epochs),
-                "path": str(run.path),
-                "value": "–" if value is None else f"{value:.2f}",
-                "link": quote(target.replace(os.sep, "/")),
-            }
+            entry = {"method": name, "seed": run.seed, "epochs": run.epochs, "path": str(run.path)}
+            entry["value"] = "–" if value is None else f"{value:.2f}"
+            entry["link"] = quote(target.replace(os.sep, "/"))
             found.append(entry)
     return found
 
@@ -182,51 +162,4 @@ def _points(
         "range": [len(names) - 0.4, -0.6],
         "showgrid": False,
     }
-    return drawn
-
-
-OVERLAID = ("loss", "knn", "flagged", "f1", "temperature")
-"""Metrics of the epochs that are drawn over each other."""
-
-
-def overlay_panels(rows: Mapping[str, Sequence[ComparedRun]]) -> list[Panel]:
-    """For each metric, the mean over the seeds of each row as a line, and each run as a thin
-    line."""
-    panels = []
-    overlaid = [(curve, name) for curve in CURVES for name in curve.lines if name in OVERLAID]
-    for curve, metric in overlaid:
-        traces, described = [], []
-        for at, (name, runs) in enumerate(rows.items()):
-            every = [
-                {int(row["epoch"]): row[metric] for row in run.epochs if metric in row}
-                for run in runs
-            ]
-            found = [values for values in every if values]
-            if not found:
-                continue
-            mean = {
-                epoch: statistics.mean(values[epoch] for values in found if epoch in values)
-                for epoch in sorted(set().union(*found))
-            }
-            if len(found) > 1:
-                traces += [_line(name, values, str(at), curve, thin=True) for values in found]
-            traces.append(_line(name, mean, str(at), curve))
-            described.append(f"{name} ends at {mean[max(mean)]:.4g}")
-        if traces:
-            more = "" if len(curve.lines) == 1 else f": {curve.lines[metric]}"
-            drawn, title = curve_figure(curve, traces), curve.title + more
-            drawn["layout"] |= {"height": 240 + 20 * len(rows), "showlegend": True}
-            note = f"{curve.note}; mean over seeds, single runs thin"
-            panels.append(Panel(f"curve-{metric}", title, note, "; ".join(described), drawn))
-    return panels
-
-
-def _line(
-    name: str, values: Mapping[int, float], colour: str, curve: Curve, thin: bool = False
-) -> dict[str, Any]:
-    drawn = curve_line(curve, name, list(values), list(values.values()), colour)
-    drawn |= {"legendgroup": name, "showlegend": not thin}
-    if thin:
-        style = {"color": colour, "width": 1}
-        return drawn | {"mode": "lines", "line": style, "opacity": 0.35, "hoverinfo": "skip"}
     return drawn

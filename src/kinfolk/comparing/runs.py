@@ -64,7 +64,7 @@ DEPTH = 3
 @dataclass(frozen=True)
 class ComparedRun:
     """A run with its figures, its flattened settings, what each protocol was measured on, and the
-    metrics of its epochs."""
+    number of its epochs."""
 
     path: Path
     method: str
@@ -73,7 +73,7 @@ class ComparedRun:
     source: str | None
     figures: Mapping[str, float]
     measured_on: Mapping[str, str]
-    epochs: Sequence[Mapping[str, float]]
+    epochs: int
 
 
 def read_runs(paths: Iterable[Path | str]) -> tuple[list[ComparedRun], list[str]]:
@@ -152,7 +152,7 @@ def _read(folder: Path) -> ComparedRun:
         measured_on={
             name: where_measured(result, config.data.source) for name, result in measured.items()
         },
-        epochs=record.epochs,
+        epochs=len(record.epochs),
     )
 
 

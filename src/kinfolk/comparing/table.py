@@ -70,8 +70,8 @@ def compare(
         for key in (*results, *training):
             record |= _statistics(key, each)
             if key in results:
-                others = None if high in (None, name) else rows[high]
-                record |= _tests(key, each, None if low is None else rows[low], others)
+                others = () if high in (None, name) else rows[high]
+                record |= _tests(key, each, () if low is None else rows[low], others)
         records.append(record)
     for key in results:
         _add_verdicts(records, key)
@@ -90,8 +90,8 @@ def group_rows(runs: Runs) -> dict[str, list[ComparedRun]]:
         groups = by_method.setdefault(run.method, [])
         group = next((group for group in groups if group[0].settings == run.settings), None)
         if group is None:
-            groups.append([run])
-            continue
+            group = list[ComparedRun]()
+            groups.append(group)
         same = next((other for other in group if other.seed == run.seed), None)
         if same is not None:
             raise UsageError(
@@ -109,9 +109,12 @@ def group_rows(runs: Runs) -> dict[str, list[ComparedRun]]:
     rows: dict[str, list[ComparedRun]] = {}
     for method in sorted(by_method, key=order):
         keys = differing_keys([group[0].settings for group in by_method[method]])
+        last = [key.rpartition(".")[2] for key in keys]
+        names = [one if last.count(one) == 1 else key for one, key in zip(last, keys, strict=True)]
         for group in by_method[method]:
-            values = [f"{_short(key, keys)} {_text(group[0].settings.get(key))}" for key in keys]
-            name = f"{method} ({', '.join(values)})" if values else method
+            values = [_text(group[0].settings.get(key)) for key in keys]
+            pairs = [f"{name} {value}" for name, value in zip(names, values, strict=True)]
+            name = f"{method} ({', '.join(pairs)})" if pairs else method
             rows[name] = sorted(group, key=lambda run: run.seed)
     return rows
 
@@ -119,12 +122,6 @@ def group_rows(runs: Runs) -> dict[str, list[ComparedRun]]:
 def differing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     keys = dict.fromkeys(key for each in settings for key in each)
     return [key for key in keys if any(each.get(key) != settings[0].get(key) for each in settings)]
-
-
-def _short(key: str, keys: Sequence[str]) -> str:
-    """The last part of a key if it is unique, else the whole key."""
-    last = key.rpartition(".")[2]
-    return last if [other.rpartition(".")[2] for other in keys].count(last) == 1 else key
 
 
 def _text(value: Any) -> str:
@@ -140,13 +137,12 @@ def _differences(rows: Rows) -> list[str]:
     known = [runs[0].settings for runs in rows.values() if not (runs[0].path / FOREIGN).is_file()]
     keys = [
         key
-        for key in (differing_keys(known) if known else [])
+        for key in differing_keys(known)
         if key.partition(".")[0] not in ("framework", "detector")
         and not any(f"{key.rpartition('.')[2]} " in name.partition(" ")[2] for name in rows)
     ]
-    if not keys:
-        return []
-    return [f"The methods were not trained with the same settings: {', '.join(keys)}."]
+    note = f"The methods were not trained with the same settings: {', '.join(keys)}."
+    return [note] if keys else []
 
 
 def counterpart(name: str, method: str, rows: Container[str]) -> str | None:
@@ -174,14 +170,6 @@ def oracle_of(
 # ---- statistics
 
 
-def format_spread(values: Sequence[float], digits: int = 1) -> str:
-    """Mean ± standard deviation (n − 1), the mean alone of a single value, – of none."""
-    if not values:
-        return "–"
-    mean = f"{statistics.mean(values):.{digits}f}"
-    return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
-
-
 def interval(values: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
     """The 95 % confidence interval of the mean by Student's t distribution; None for fewer than two
     values."""
@@ -205,8 +193,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     adjusted: list[float | None] = [None] * len(p_values)
     largest = 0.0
     for rank, (p, at) in enumerate(tested):
-        largest = max(largest, min(1.0, p * (len(tested) - rank)))
-        adjusted[at] = largest
+        adjusted[at] = largest = max(largest, min(1.0, p * (len(tested) - rank)))
     return adjusted
 
 
@@ -245,18 +232,19 @@ def _statistics(key: str, runs: Runs) -> dict[str, Any]:
     }
 
 
-def _tests(key: str, runs: Runs, base: Runs | None, oracle: Runs | None) -> dict[str, Any]:
+def _tests(key: str, runs: Runs, base: Runs, oracle: Runs) -> dict[str, Any]:
     """Differences of a row to its base and its oracle; tests pair the seeds that both have."""
-    values, others = _values(key, runs), _values(key, base or ())
-    pairs = [(value, others[seed]) for seed, value in values.items() if seed in others]
-    low, high = interval([one - other for one, other in pairs])
+    values, others, best = (_values(key, each) for each in (runs, base, oracle))
+    seeds = [seed for seed in values if seed in others]
+    pairs = [values[seed] for seed in seeds], [others[seed] for seed in seeds]
+    low, high = interval([one - other for one, other in zip(*pairs, strict=True)])
     return {
         f"{key}_gain": _difference(values, others),
-        f"{key}_pairs": len(pairs),
+        f"{key}_pairs": len(seeds),
         f"{key}_gain_low": low,
         f"{key}_gain_high": high,
-        f"{key}_p": p_value([one for one, _ in pairs], [other for _, other in pairs], "two-sided"),
-        f"{key}_to_oracle": _difference(values, _values(key, oracle or ())),
+        f"{key}_p": p_value(*pairs, "two-sided"),
+        f"{key}_to_oracle": _difference(values, best),
     }
 
 
@@ -275,12 +263,11 @@ def _add_verdicts(records: list[dict[str, Any]], key: str) -> None:
     for record in records:
         p = record[f"{key}_p_holm"] = by_name.get(record["method"], record[f"{key}_p"])
         gain, verdict = record[f"{key}_gain"], None
-        if gain is not None and p is None:
-            verdict = "no test"
-        elif gain is not None and p >= 1 - LEVEL:
-            verdict = "not significant"
-        elif gain is not None:
-            verdict = "better" if (gain > 0) != is_distance(key) else "worse"
+        if gain is not None:
+            better = (gain > 0) != is_distance(key)
+            significant = "better" if better else "worse"
+            verdict = "not significant" if p is not None and p >= 1 - LEVEL else significant
+            verdict = "no test" if p is None else verdict
         record[f"{key}_verdict"] = verdict
 
 
@@ -319,33 +306,26 @@ TESTS = {
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table.
-
-    Args:
-        key, head: key of the records, and text of the header.
-        kind: "spread" (mean ± deviation), "distance" (the same with more digits), "count", or the
-            kind of a test.
-        section: "results", "tests" or "training".
-    """
+    """A column of a table: key of the records, text of the header, and "spread" (mean ± deviation),
+    "seeds", or the kind of a test."""
 
     key: str
     head: str
-    kind: str
-    section: str
+    kind: str = "spread"
 
     def text(self, record: Mapping[str, Any]) -> str:
         value = record[self.key]
         if value is None or (self.kind == "pairs" and record["base"] is None):
             return "–"
-        if self.kind in ("spread", "distance"):
-            digits, deviation = 1 if self.kind == "spread" else 4, record[f"{self.key}_deviation"]
+        if self.kind == "spread":
+            digits, deviation = 4 if is_distance(self.key) else 1, record[f"{self.key}_deviation"]
             more = "" if deviation is None else f" ± {deviation:.{digits}f}"
             return f"{value:.{digits}f}{more}"
         if self.kind in ("p", "p_holm"):
             return f"{value:.3f}" if value >= 0.0005 else "<0.001"
         if self.kind == "gain_low":
             return f"{value:+.1f} to {record[self.key.removesuffix('_low') + '_high']:+.1f}"
-        if self.kind == "count":
+        if self.kind == "seeds":
             return str(len(value))
         return f"{value:+.1f}" if isinstance(value, float) else str(value)
 
@@ -357,18 +337,19 @@ def _columns(
     chosen: str,
 ) -> list[Column]:
     tested = [record for record in records if record["oracle"] != record["method"]]
-    several = sum(record[f"{chosen}_p"] is not None for record in tested) > 1
-    has_base = any(record["base"] is not None for record in records)
-    columns = []
-    if len({tuple(record["seeds"]) for record in records}) > 1:
-        columns.append(Column("seeds", "seeds", "count", "results"))
-    kinds = {key: "distance" if is_distance(key) else "spread" for key in results}
-    columns += [Column(key, key, kind, "results") for key, kind in kinds.items()]
-    for kind, head in TESTS.items():
-        if (kind != "p_holm" or several) and (kind != "pairs" or has_base):
-            columns.append(Column(f"{chosen}_{kind}", head, kind, "tests"))
+    hidden = set[str]()
+    if sum(record[f"{chosen}_p"] is not None for record in tested) < 2:
+        hidden.add("p_holm")
+    if all(record["base"] is None for record in records):
+        hidden.add("pairs")
+    several = len({tuple(record["seeds"]) for record in records}) > 1
     heads = {**TRAINING_METRICS, SECONDS: "s / epoch"}
-    columns += [Column(key, heads[key], "spread", "training") for key in training]
+    columns = [
+        *([Column("seeds", "seeds", "seeds")] if several else []),
+        *(Column(key, key) for key in results),
+        *(Column(f"{chosen}_{k}", head, k) for k, head in TESTS.items() if k not in hidden),
+        *(Column(key, heads[key]) for key in training),
+    ]
     return [each for each in columns if any(record[each.key] is not None for record in records)]
 
 
@@ -404,8 +385,8 @@ class Comparison:
         return [sentence(record, self.figure) for record in compared]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a .csv file or, with the ending .html, a page with intervals, every seed and
-        curves drawn. Its links are relative to its folder."""
+        """Writes a .csv file or, with the ending .html, a page with intervals and every seed drawn.
+        Its links are relative to its folder."""
         path = Path(path)
         if path.suffix not in (".csv", ".html"):
             raise UsageError(f"the file (={path}) must end in .csv or .html")

@@ -12,6 +12,7 @@ import base64
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -97,11 +98,7 @@ def mark_code(text: str) -> Markup:
     """A text as HTML in which what stands between backticks is code."""
     from markupsafe import Markup, escape
 
-    pieces = [escape(without_controls(piece)) for piece in text.split("`")]
-    return Markup("").join(
-        Markup("<code>{}</code>").format(piece) if at % 2 else piece
-        for at, piece in enumerate(pieces)
-    )
+    return Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(without_controls(text)))))
 
 
 def script_json(value: Any) -> str:
@@ -194,7 +191,7 @@ def figure(traces: list[dict[str, Any]], axis: str, *, share: bool = False) -> d
         "showlegend": len(traces) > 1,
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
         "xaxis": {"title": {"text": axis, "standoff": 4}, "showgrid": False, "nticks": 6},
-        "yaxis": {"nticks": 5, "rangemode": "tozero", **({"tickformat": ".2~%"} if share else {})},
+        "yaxis": {"nticks": 5, "rangemode": "tozero", "tickformat": ".2~%" if share else "~g"},
     }
     return {"data": traces, "layout": layout}
 
@@ -289,39 +286,26 @@ def curve_panels(epochs: Sequence[dict[str, float]], labelled: bool = True) -> l
     """One panel for each curve with a finite value; without labels not those that need them."""
     panels = []
     for curve in CURVES if labelled else [each for each in CURVES if not each.needs_labels]:
-        traces, described = [], []
+        traces, described, drawn_epochs = [], [], set[int]()
         for (metric, label), colour in zip(curve.lines.items(), COLOURS, strict=False):
             rows = [row for row in epochs if math.isfinite(row.get(metric, math.nan))]
             if rows:
                 x, y = [int(row["epoch"]) for row in rows], [row[metric] for row in rows]
-                traces.append(curve_line(curve, label, x, y, colour))
+                value = f"%{{y:{'.2%' if curve.percent else '.4~g'}}}"
+                mode = "lines+markers" if len(x) <= 40 else "lines"
+                traces.append(line(label, x, y, colour, mode=mode, hovertemplate=value))
                 words = [f"{v:.1%}" if curve.percent else f"{v:.4g}" for v in (y[0], y[-1])]
                 last = f", {words[1]} in epoch {x[-1]}" if len(x) > 1 else ""
                 described.append(f"{label}: {words[0]} in epoch {x[0]}{last}")
+                drawn_epochs.update((x[0], x[-1]))
         if traces:
-            drawn = curve_figure(curve, traces)
+            drawn, first = figure(traces, "epoch", share=curve.percent), min(drawn_epochs)
+            step = max(1, math.ceil((max(drawn_epochs) - first) / 6))
+            # ticks at whole epochs, also in short runs
+            ticks = {"tickformat": "d", "tickmode": "linear", "tick0": first, "dtick": step}
+            drawn["layout"]["showlegend"] = len(curve.lines) > 1
+            drawn["layout"]["xaxis"] |= ticks
+            if not curve.from_zero:
+                drawn["layout"]["yaxis"]["rangemode"] = "normal"
             panels.append(Panel(curve.id, curve.title, curve.note, "; ".join(described), drawn))
     return panels
-
-
-def curve_line(
-    curve: Curve, name: str, x: Sequence[int], y: Sequence[float], colour: str
-) -> dict[str, Any]:
-    value = f"%{{y:{'.2%' if curve.percent else '.4~g'}}}"
-    mode = "lines+markers" if len(x) <= 40 else "lines"
-    return line(name, x, y, colour, mode=mode, hovertemplate=value)
-
-
-def curve_figure(curve: Curve, traces: list[dict[str, Any]]) -> dict[str, Any]:
-    """Curves with ticks at whole epochs, also in short runs."""
-    drawn = figure(traces, "epoch")
-    first, last = min(trace["x"][0] for trace in traces), max(trace["x"][-1] for trace in traces)
-    step = max(1, math.ceil((last - first) / 6))
-    ticks = {"tickformat": "d", "tickmode": "linear", "tick0": first, "dtick": step}
-    drawn["layout"]["showlegend"] = len(curve.lines) > 1
-    drawn["layout"]["xaxis"] |= ticks
-    drawn["layout"]["yaxis"] |= {
-        "tickformat": ".2~%" if curve.percent else "~g",
-        "rangemode": "tozero" if curve.from_zero else "normal",
-    }
-    return drawn

@@ -175,12 +175,11 @@ def _write(path: Path, record: Record, drawn: Drawn) -> None:
         name=record.path.name,
         method=record.method,
         summary=texts.describe_training(record),
-        papers=texts.papers_of(record),
         tiles=texts.tiles(record),
         facts=texts.facts_of(record),
         panels=panels,
         results=results,
         drawn=drawn,
         num_views=NUM_VIEWS,
-        config=texts.configuration(record.config, record.labelled),
+        config=texts.configuration(record.config),
     )

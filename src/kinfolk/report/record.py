@@ -1,6 +1,4 @@
-"""What a run folder records, without the model and the images, and its text for the page: papers,
-facts, tiles, configuration.
-"""
+"""What a run folder records, without the model and the images, and its text for the page."""
 
 from __future__ import annotations
 
@@ -140,40 +138,19 @@ def percent(value: Any) -> str:
 # ---- the head of the page
 
 
-def papers_of(record: Record) -> list[tuple[str, str]]:
-    """Name and paper of the framework and the detector; empty for an unknown method."""
-    from kinfolk.detectors import DETECTORS
-    from kinfolk.frameworks import FRAMEWORKS
-    from kinfolk.frameworks.registry import parse
-
-    try:
-        method = parse(record.method)
-    except ValueError:
-        return []
-    papers = [(method.framework, FRAMEWORKS[method.framework].paper)]
-    if method.detector is not None:
-        papers.append((method.detector, DETECTORS[method.detector].paper))
-    return papers
-
-
 LEARNS_FROM = {("image",): "images", ("image", "text"): "captions", ("text",): "text pairs"}
 """What a sample is, by the modalities of the framework."""
 
 
-def modalities_of(method: str) -> tuple[str, ...]:
-    """The modalities that a method learns from; empty for an unknown method."""
-    from kinfolk.frameworks import FRAMEWORKS
-
-    framework = FRAMEWORKS.get(method.partition("+")[0].strip().lower())
-    return () if framework is None else framework.modalities
-
-
 def describe_training(record: Record) -> str:
     """The sentence under the title."""
+    from kinfolk.frameworks import FRAMEWORKS
+
     epochs, planned = len(record.epochs), record.config.get("epochs")
     unfinished = isinstance(planned, int) and planned != epochs
     trained = f"{epochs} of {planned} epochs" if unfinished else plural(epochs, "epoch")
-    what = LEARNS_FROM.get(modalities_of(record.method), "images")
+    framework = FRAMEWORKS.get(record.method.partition("+")[0].strip().lower())
+    what = "images" if framework is None else LEARNS_FROM[framework.modalities]
     samples = f" on {record.num_train:,} {what}" if record.num_train else ""
     return f"trained for {trained}{samples}"
 
@@ -238,17 +215,12 @@ def tiles(record: Record) -> list[tuple[str, str, str]]:
 # ---- configuration
 
 
-def configuration(
-    config: Mapping[str, Any], labelled: bool = True
-) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The settings by section, general settings first. Sections without effect are left out."""
-    unused = set() if labelled else {"knn"}
-    if modalities_of(str(config.get("method", ""))) == ("image",):
-        unused.add("text")
+def configuration(config: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The settings by section, general settings first, without empty sections."""
     sections: dict[str, list[tuple[str, str]]] = {"run": []}
     for key, value in config.items():
         if not isinstance(value, Mapping):
             sections["run"].append((key, number(value)))
-        elif key not in unused and any(entry not in (None, [], {}) for entry in value.values()):
+        elif any(entry not in (None, [], {}) for entry in value.values()):
             sections[key] = [(name, number(entry)) for name, entry in value.items()]
     return list(sections.items())
