@@ -320,7 +320,7 @@ def open_list(file: str) -> dict[str, int]:
 
     # what the libraries load when they are first used is not of the list
     with tempfile.TemporaryDirectory() as folder:
-        assert sample_list(1000).map_from_file(folder)[999].key
+        assert sample_list(1000).map_from_file(folder).keys[999]
     before = resident()
     start = time.perf_counter()
     samples = Samples.open(file)
@@ -340,7 +340,7 @@ def open_list(file: str) -> dict[str, int]:
             buffer is None or np.frombuffer(buffer, dtype=np.uint8).max()
             for buffer in column.array.buffers()
         ]
-    assert samples[len(samples) - 1].key
+    assert samples.keys[len(samples) - 1]
     read = resident()
     return {
         "private": opened["RssAnon"] - before["RssAnon"],

@@ -61,8 +61,8 @@ def test_image_extensions_that_fail_are_refused_by_name(tmp_path: Path) -> None:
     assert dict(data.quarantine) == {
         "b.png": "the file is empty (0 bytes)",
         "c.heic": "not an image in a known format",
-        "d.jpg": "a link to a file that does not exist",
-        "e.png": "not a regular file",
+        "d.jpg": "not a readable file",
+        "e.png": "not a readable file",
     }
 
 

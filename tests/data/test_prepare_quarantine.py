@@ -28,7 +28,7 @@ def test_nothing_refused_is_a_header(tmp_path: Path) -> None:
 
 def test_a_file_with_other_columns_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,y\n1,2\n")
-    with pytest.raises(KinfolkError, match="columns must be path and reason"):
+    with pytest.raises(KinfolkError, match="with the columns path and reason"):
         read_quarantine(tmp_path / "a.csv")
 
 

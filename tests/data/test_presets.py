@@ -21,14 +21,7 @@ def test_simclr_has_the_papers_values_at_224() -> None:
         0.2,
         1.0,
     )
-    assert (how.jitter, how.grey, how.blur, how.sigma, how.kernel, how.solarise) == (
-        0.8,
-        0.2,
-        0.5,
-        (0.1, 2.0),
-        0.1,
-        0.0,
-    )
+    assert (how.jitter, how.grey, how.blur, how.solarise) == (0.8, 0.2, 0.5, 0.0)
 
 
 def test_small_images_have_no_blur_and_simclr_half_the_strength() -> None:
@@ -77,13 +70,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"hue": 0.6, "strength": 1.0}, "`hue` (=0.6) must be in [0, 0.5]"),
     (
         {"scale": (0.5, 0.2)},
-        "`scale` (=(0.5, 0.2)) must be two numbers in (0, 1], the lower first",
+        "`scale` (=(0.5, 0.2)) must be two numbers above 0, the lower first, at most 1",
     ),
-    ({"scale": (0.0, 1.0)}, "`scale` (=(0.0, 1.0)) must be two numbers in (0, 1]"),
+    ({"scale": (0.0, 1.0)}, "`scale` (=(0.0, 1.0)) must be two numbers above 0"),
     ({"scale": 0.5}, "`scale` (=0.5) must be two numbers"),
     ({"ratio": (-1.0, 1.0)}, "`ratio` (=(-1.0, 1.0)) must be two numbers above 0"),
-    ({"sigma": (0.0, 1.0)}, "`sigma` (=(0.0, 1.0)) must be two numbers above 0"),
-    ({"kernel": 0.0}, "`kernel` (=0.0) must be in (0, 1]"),
     ({"blur": ()}, "`blur` (=()) must be a number, or one number per view"),
     ({"blur": "often"}, "`blur` (='often') must be a number, or one number per view"),
     ({"blurr": 0.5}, "`blurr` is not a setting of the views; did you mean blur?"),
@@ -99,7 +90,7 @@ def test_refuses_with_name_value_and_rule() -> None:
 def test_refuses_an_unknown_preset() -> None:
     with pytest.raises(
         UsageError,
-        match=r"`preset` \(='simclrr'\) must be one of simclr, .*; did you mean simclr\?",
+        match=r"`preset` \(='simclrr'\) must be one of simclr, ",
     ):
         augmentations("simclrr", 32, {})
 

@@ -141,40 +141,12 @@ def test_workers_give_the_same_pixels(tmp_path: Path) -> None:
         streamed(folder, tmp_path / "cache", processes=2),
     )
     ids = torch.arange(40)
-    for _ in range(2):  # the second time the same files in memory are written to
+    for _ in range(2):  # the second time with the same workers
         for a, b in zip(alone.stream.read(ids), pool.stream.read(ids), strict=True):  # type: ignore[union-attr]
             assert torch.equal(a, b)
         ids = ids.flip(0)
     assert pool.stream is not None
-    boards = [board.path for board in pool.stream.pool._boards]
-    assert len(boards) == 1, "memory is used again once its pixels are gone"
-    where = [os.readlink(path) for path in boards]
-    assert all(path.endswith(" (deleted)") for path in where), (
-        "memory that has no name is free again after a kill, too"
-    )
-    first, second = (pool.stream.read(ids)[0] for _ in range(2))
-    assert torch.equal(first, second)
-    assert len(pool.stream.pool._boards) == 2, "and not before"
     pool.stream.pool.close()
-    assert not any(os.path.lexists(path) and os.readlink(path) in where for path in boards)
-
-
-def test_where_memory_for_files_is_short_the_disk_serves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = os.posix_fallocate
-
-    def short(handle: int, offset: int, length: int) -> None:
-        if os.readlink(f"/proc/self/fd/{handle}").startswith("/dev/shm"):
-            raise OSError(28, "No space left on device")
-        original(handle, offset, length)
-
-    monkeypatch.setattr(os, "posix_fallocate", short)
-    data = streamed(make_shards(tmp_path / "shards", 8), tmp_path / "cache", processes=1)
-    assert data.stream is not None
-    assert len(data.stream.read(torch.arange(8))[2]) == 8
-    assert not os.readlink(data.stream.pool._boards[0].path).startswith("/dev/shm")
-    data.stream.pool.close()
 
 
 def test_a_decoder_that_takes_its_process_down_costs_one_image(
@@ -329,10 +301,7 @@ def test_a_name_that_is_not_utf8_and_a_folder_without_images_are_refused(tmp_pat
     (tmp_path / "links" / "b.png").symlink_to("nowhere")
     with pytest.raises(
         KinfolkError,
-        match=(
-            r"all 1 images of .* were refused; the first is b.png: a link to a file that does not"
-            r" exist"
-        ),
+        match=r"all 1 images of .* were refused; the first is b.png: not a readable file",
     ):
         streamed(tmp_path / "links", tmp_path / "cache")
 
@@ -359,7 +328,7 @@ def test_what_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
     for classes in (False, True):
         with pytest.raises(UsageError, match=r"there is no file or folder `.*gone`"):
             open_stream(tmp_path / "gone", tmp_path / "cache", labels_from_folders=classes)
-    with pytest.raises(UsageError, match=r"whose labels are .cls files"):
+    with pytest.raises(UsageError, match=r"needs a folder of images, not `.*shards`"):
         open_stream(
             make_shards(tmp_path / "shards", 2), tmp_path / "cache", labels_from_folders=True
         )

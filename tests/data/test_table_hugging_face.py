@@ -146,7 +146,7 @@ def test_a_folder_of_images_with_a_table_stays_a_folder_of_images(tmp_path: Path
         ),
         ({"label_column": "kind"}, "has no column 'kind' for `label_column`"),
         ({"caption_column": "text"}, "has no column 'text' for `caption_column`"),
-        ({"labels_from_folders": True}, "holds tables of images, whose labels are a column"),
+        ({"labels_from_folders": True}, "`labels_from_folders` needs a folder of images, not"),
     ],
 )
 def test_refuses_columns_that_are_not_there(

@@ -46,7 +46,9 @@ def test_columns_of_pairs_are_found_by_name_or_option(tmp_path: Path) -> None:
     ):
         open_source(path)
     half = write_table(tmp_path / "h.csv", [{"anchor": "a", "answer": "b"}])
-    with pytest.raises(UsageError, match=r"names them by .*data.positive_column=NAME"):
+    with pytest.raises(
+        UsageError, match=r"has no column 'image'.*text pairs has the columns anchor"
+    ):
         open_source(half)
     assert open_source(half, positive_column="answer").has_texts
     with pytest.raises(UsageError, match="has no column 'x' for `anchor_column`"):

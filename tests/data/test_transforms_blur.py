@@ -45,4 +45,4 @@ def test_leaving_out_zeros_changes_nothing(size: int, num_taps: int) -> None:
 
 
 def test_taps_are_odd_and_a_tenth() -> None:
-    assert [taps_for(0.1, size) for size in (8, 32, 96, 224)] == [1, 3, 9, 23]
+    assert [taps_for(size) for size in (8, 32, 96, 224)] == [1, 3, 9, 23]

@@ -13,7 +13,6 @@ from torch.nn.functional import interpolate
 
 from kinfolk.data.transforms import (
     NUM_TRIES,
-    box_weights,
     centred_boxes,
     crop_boxes,
     resample,
@@ -55,7 +54,9 @@ def boxes(
 
 
 def resized(pixels: Tensor, box: Tensor, size: int, flip: Tensor) -> Tensor:
-    return resample(pixels, *box_weights(box, pixels.shape[1], pixels.shape[2], size, flip))
+    top, left, tall, wide = box.unbind(-1)
+    rows = resize_weights(top, tall, pixels.shape[1], size)
+    return resample(pixels, rows, resize_weights(left, wide, pixels.shape[2], size, flip))
 
 
 @pytest.mark.parametrize(

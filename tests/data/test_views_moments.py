@@ -126,7 +126,7 @@ def _transformed(image: Tensor, how: Augmentation, rng: random.Random, size: int
     if rng.random() < how.grey:
         image = reference.grey(image).expand(3, -1, -1)
     if rng.random() < how.solarise:
-        image = reference.solarise(image, how.threshold)
+        image = reference.solarise(image, 128 / 255)
     return image
 
 

@@ -31,7 +31,6 @@ def pixels_of(num: int, height: int, width: int) -> Tensor:
         ("simclr", {}, 80, 80, 96),  # from this size on a CPU works image by image
         ("byol", {}, 32, 32, 96),
         ("byol", {"space": "lab"}, 32, 32, 32),
-        ("moco", {"kernel": (0.1, 0.3)}, 32, 32, 96),  # kernels that differ: view by view
     ],
 )
 def test_two_views_never_wait(

@@ -25,7 +25,6 @@ from kinfolk.errors import KinfolkError
 from kinfolk.files import first_line
 
 _CHANNELS = (1, 3, 4)
-_CHUNK_BYTES = 1 << 26
 
 
 def find_layout(images: Pixels, what: str) -> Pixels:
@@ -40,37 +39,25 @@ def find_layout(images: Pixels, what: str) -> Pixels:
     return np.moveaxis(images, 1, 3) if images.ndim == 4 and first else images
 
 
-def find_factor(images: Pixels, what: str) -> float:
-    """What all values are multiplied by for uint8: 255 for bool and floats in [0, 1], 1 for
-    integers in 0 … 255, 255 / 65535 for larger uint16."""
-    kind = images.dtype.kind
-    if kind not in "biuf":
+def find_factor(images: Pixels, what: str) -> int:
+    """What all values are multiplied by for uint8: 255 for bool and floats in [0, 1], else 1."""
+    if images.dtype.kind not in "biuf":
         raise KinfolkError(
             f"{what} has the type {images.dtype}; images must be numbers, preferably uint8"
         )
     if images.dtype == np.uint8 or len(images) == 0:
         return 1
-    # in pieces, because the array may be memory-mapped
-    step = max(1, _CHUNK_BYTES // max(1, images[0].nbytes))
-    pieces = [images[start : start + step] for start in range(0, len(images), step)]
-    low = np.min([piece.min() for piece in pieces])
-    high = np.max([piece.max() for piece in pieces])
-    limit, factor = (1, 255) if kind in "bf" else (255, 1)
-    if low >= 0 and high <= limit:
-        return factor
-    if images.dtype == np.uint16:
-        return 255 / 65535
-    if not np.isfinite([low, high]).all():
-        bad = next(row for row, image in enumerate(images) if not np.isfinite(image).all())
-        first = f", first in image {bad}" if len(images) > 1 else ""
-        raise KinfolkError(f"{what} holds NaN or infinite values{first}; remove them")
-    raise KinfolkError(
-        f"{what} has {images.dtype} values in [{low:g}, {high:g}]; they must be in [0, {limit}], or"
-        " uint8"
-    )
+    low, high = images.min(), images.max()
+    limit, factor = (1, 255) if images.dtype.kind in "bf" else (255, 1)
+    if not (low >= 0 and high <= limit):
+        raise KinfolkError(
+            f"{what} has {images.dtype} values in [{low:g}, {high:g}]; they must be in"
+            f" [0, {limit}], or uint8"
+        )
+    return factor
 
 
-def to_uint8(image: Pixels, factor: float) -> Pixels:
+def to_uint8(image: Pixels, factor: int) -> Pixels:
     if factor == 1:
         return image.astype(np.uint8, copy=False)
     return np.rint(image.astype(np.float64) * factor).astype(np.uint8)
@@ -78,8 +65,8 @@ def to_uint8(image: Pixels, factor: float) -> Pixels:
 
 @final
 class ArraySource(Source):
-    """Rows of one array per split. `splits`: (images, labels or None) of each; images are (N, H,
-    W), (N, H, W, C) or, if unambiguous, (N, C, H, W)."""
+    """`splits`: (images, labels or None) of each; images are (N, H, W), (N, H, W, C) or, if
+    unambiguous, (N, C, H, W)."""
 
     def __init__(
         self,
@@ -89,7 +76,7 @@ class ArraySource(Source):
         classes: list[str] | None = None,
         modified_ns: int = 0,
     ) -> None:
-        self._parts: list[tuple[Pixels, float]] = []
+        self._parts: list[tuple[Pixels, int]] = []
         labels: list[Any] = []
         items: list[Item] = []
         for part, (split, (images, given)) in enumerate(splits.items()):
@@ -128,8 +115,6 @@ _ARRAYS = {"x_train": ("train", "y_train"), "x_val": ("val", "y_val"), "x_test":
 
 
 def open_arrays(path: Path, labels: npt.ArrayLike | None = None) -> ArraySource:
-    """Opens a `.npz` with `x_train`, `y_train`, `x_test`, `y_test` or with `images`, `labels` (and
-    perhaps `classes`), or a `.npy`."""
     modified_ns, name = path.stat().st_mtime_ns, f"`{path}`"
     if path.suffix.lower() == ".npy":
         # a shape too large for any memory is refused by numpy a line later
@@ -163,8 +148,7 @@ def open_arrays(path: Path, labels: npt.ArrayLike | None = None) -> ArraySource:
 
 
 def _check_size(archive: zipfile.ZipFile, array: str) -> None:
-    """Refuses an array whose header does not fit its bytes: numpy would allocate the memory
-    first."""
+    """Refuses an array with a false header, for which numpy would allocate the memory first."""
     info = archive.getinfo(f"{array}.npy" if f"{array}.npy" in archive.namelist() else array)
     with archive.open(info) as member:
         is_first = npy.read_magic(member) == (1, 0)
@@ -221,14 +205,12 @@ _CIFAR = (
 
 
 def find_cifar(path: Path) -> tuple[Path, Layout] | None:
-    """The archive, the extracted folder or the folder above it; None if `path` is none of these, or
-    a `.tar` that can't be read to its end, because shards are read as far as possible."""
+    """The archive, the extracted folder or the folder above it, if `path` is one of these. A `.tar`
+    that can't be read to its end is none, because shards are read as far as possible."""
     if path.is_dir():
-        for layout in _CIFAR:
-            for folder in (path, path / layout.folder):
-                if all((folder / name).is_file() for name in layout.files):
-                    return folder, layout
-        return None
+        places = [(folder, kind) for kind in _CIFAR for folder in (path, path / kind.folder)]
+        is_whole = (all((at / name).is_file() for name in kind.files) for at, kind in places)
+        return next((place for place, whole in zip(places, is_whole, strict=True) if whole), None)
     try:
         with tarfile.open(path) as archive:
             names = set(archive.getnames())
@@ -239,19 +221,17 @@ def find_cifar(path: Path) -> tuple[Path, Layout] | None:
         raise KinfolkError(
             f"`{path}` is not a readable archive: {why}; download it again"
         ) from error
-    for layout in _CIFAR:
-        if names >= {f"{layout.folder}/{name}" for name in layout.files}:
-            return path, layout
-    return None
+    found = (kind for kind in _CIFAR if names >= {f"{kind.folder}/{name}" for name in kind.files})
+    return next(((path, kind) for kind in found), None)
 
 
 def open_cifar(path: Path, layout: Layout) -> ArraySource:
-    if path.is_dir():
-        contents = {name: (path / name).read_bytes() for name in layout.files}
-    else:
-        with tarfile.open(path) as archive:
-            contents = {name: _member(archive, f"{layout.folder}/{name}") for name in layout.files}
     try:
+        if path.is_dir():
+            contents = {name: (path / name).read_bytes() for name in layout.files}
+        else:
+            with tarfile.open(path) as archive:
+                contents = {n: _member(archive, f"{layout.folder}/{n}") for n in layout.files}
         loaded = {
             name: _Unpickler(io.BytesIO(data), encoding="bytes").load()
             for name, data in contents.items()

@@ -1,7 +1,7 @@
 """Decoding an image file to uint8 pixels, at reduced scale if the format allows it.
 
-This file is also the program of a decoding worker, started by its path: `multiprocessing` would
-import the user's script and PyTorch in every worker. It imports only numpy and Pillow.
+This file is also the program of a decoding worker, which imports only numpy and Pillow;
+`multiprocessing` would import the user's script and PyTorch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import mmap
 import os
 import pickle
 import signal
@@ -23,12 +22,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
-# Only formats that are decoded in this process; PostScript, for example, would start another
-# program.
-_FORMATS = (
-    *("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF"),
-    *("PPM", "JPEG2000", "AVIF", "TGA", "ICO", "MPO"),
-)
+# decoded in this process; PostScript, for example, would start another program
+_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "TGA")
 _MAX_FILE_BYTES = 1 << 30
 
 _ORIENTATION = 0x0112
@@ -38,7 +33,7 @@ Place = str | tuple[str, int, int]
 
 
 class RefusedError(Exception):
-    """The image can't be used; the message is the reason."""
+    """The message is the reason."""
 
 
 class Decoded(NamedTuple):
@@ -50,7 +45,7 @@ class Decoded(NamedTuple):
 
 
 class Read(NamedTuple):
-    """The result of reading one sample: its pixels, or the reason why there are none."""
+    """The pixels of a sample, or the reason why there are none."""
 
     size_bytes: int
     modified_ns: int
@@ -118,10 +113,7 @@ def decode(data: bytes | npt.NDArray[Any], height: int, width: int, pixel_cap: i
         raise RefusedError("not an image in a known format") from error
     except Exception as error:  # decoders raise nearly anything on a broken file
         text = " ".join(str(error).split()) or type(error).__name__
-        if not text.startswith("truncated"):
-            fault = "truncated" if "truncated" in text else "can't be decoded"
-            text = f"{fault}: {text}"
-        raise RefusedError(text) from error
+        raise RefusedError(f"can't be decoded: {text}") from error
 
 
 def squash(
@@ -145,7 +137,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I") or image.mode == "F":
         return Image.fromarray(_to_bytes(np.asarray(image), image.mode)).convert("RGB")
     if image.has_transparency_data:
-        rgba = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+        rgba = image.convert("RGBA")
         page = Image.new("RGB", rgba.size, "white")
         page.paste(rgba, mask=rgba.getchannel("A"))
         return page
@@ -165,7 +157,6 @@ def digest(data: bytes | npt.NDArray[Any]) -> str:
 
 @contextmanager
 def strict_pillow() -> Iterator[None]:
-    """Uses our pixel cap instead of Pillow's, refuses truncated images and hides warnings."""
     cap, truncated = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
     Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = None, False
     try:
@@ -199,33 +190,19 @@ def _supported_formats() -> list[str]:
 
 
 def main() -> None:
-    """The worker: reads requests from standard input until it ends (also when the parent dies),
-    writes pixels to a shared file and the other results to standard output. A request is a list of
-    places, the shared file, and the row from which on pixels are written."""
+    """The worker: reads lists of places from standard input until it ends (also when the parent
+    dies), and writes the results to standard output."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     setting = json.loads(sys.argv[3])
-    size = setting[0] * setting[1] * 3
-    boards: dict[str, mmap.mmap] = {}
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a decoder prints must not mix with the answers
     answers.write(b"ready\n")
     answers.flush()
-    with strict_pillow():
+    with strict_pillow(), suppress(EOFError):
         while True:
-            try:
-                places, board, first = pickle.load(requests)
-            except EOFError:
-                return
-            if board not in boards:
-                with open(board, "r+b") as file:
-                    boards[board] = mmap.mmap(file.fileno(), 0)
-            found = []
-            for row, place in enumerate(places, first):
-                read = read_file(place, *setting)
-                if read.pixels is not None:
-                    boards[board][row * size : (row + 1) * size] = read.pixels.reshape(-1).data
-                found.append(tuple(read._replace(pixels=None)))
-            pickle.dump(found, answers, protocol=5)
+            places = pickle.load(requests)
+            reads = [tuple(read_file(place, *setting)) for place in places]
+            pickle.dump(reads, answers, protocol=5)
             answers.flush()
 
 

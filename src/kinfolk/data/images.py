@@ -27,13 +27,12 @@ class ImageData:
     """All images as uint8, in memory, memory-mapped or streamed. Ids are positions.
 
     Args:
-        samples: training samples come first.
         cache: (R, H, W, 3) uint8; for streamed data, the reader of images.
         rows: (N,) the row of the cache of each sample, if samples share images.
         quarantine: (path, reason) of every refused image.
 
-    Attributes: folder: of the pixel cache; None if the pixels are in memory. verify: raises if rows
-    of the cache are damaged. texts: of text pairs, whose `pixels` are (B, T) tokens of the anchors.
+    Attributes: folder: of a mapped cache. verify: raises if rows of the cache are damaged. texts:
+    of text pairs, whose `pixels` are (B, T) tokens of the anchors.
     """
 
     folder: Path | None = None
@@ -73,9 +72,8 @@ class ImageData:
 
     def of_ids(self, values: Tensor) -> Tensor:
         """(num_ids,) of (N,) values: those of the training samples, and −1 for other ids."""
-        return nn.functional.pad(
-            values[: self.num_train], (0, self.num_ids - self.num_train), value=-1
-        )
+        train = values[: self.num_train]
+        return nn.functional.pad(train, (0, self.num_ids - self.num_train), value=-1)
 
     def pixels(self, ids: Tensor) -> Tensor:
         """(B, H, W, 3) uint8, contiguous."""
@@ -99,8 +97,8 @@ class ImageData:
         return found
 
     def distinct(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """(I,) positions in `ids` (B,) of the first sample of each distinct image, and (B,) which
-        of these each is a copy of."""
+        """(I,) positions in `ids` (B,) of the first sample of each image, and (B,) which of these
+        each is a copy of."""
         if self.stream is not None:  # their bytes are not known in advance
             return torch.arange(len(ids)), torch.arange(len(ids))
         contents = TextColumn.of(self.samples.digests).numbers[ids.cpu().numpy()]
@@ -119,14 +117,13 @@ class ImageData:
         return widths / torch.from_numpy(samples.heights[rows].astype(np.float32))
 
 
-# Batches are read ahead in threads, pinned, and copied and prepared on a separate stream while the
-# batch before is computed. On a CPU nothing is copied.
+# Batches are read ahead in threads, pinned, and copied and prepared on a separate stream
 
 Batch = dict[str, Any]
 
 
 class SentBatch(NamedTuple):
-    """A batch with its tensors on the device, and the event after which they may be used there."""
+    """A batch on the device, and the event after which it may be used there."""
 
     batch: Batch
     event: Any
@@ -138,8 +135,7 @@ def _map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
 
 @final
 class Transfer:
-    """Copies batches to a device. `prepare` is called with each batch there, e.g. to make its
-    views."""
+    """Copies batches to a device, and calls `prepare` with each there, e.g. to make its views."""
 
     def __init__(
         self, device: torch.device, prepare: Callable[[Batch], Batch] | None = None
@@ -152,8 +148,8 @@ class Transfer:
         self.stream = torch.cuda.Stream(device) if self.has_streams else None  # type: ignore[no-untyped-call]
 
     def enter_thread(self) -> None:
-        """Called first in every thread that reads batches: it starts with GPU 0 as its device, so
-        pinning would make every rank hold a context there."""
+        """A thread starts with GPU 0 as its device, where pinning would make a context of every
+        rank."""
         if self.has_streams:
             torch.cuda.set_device(self.device)
 
@@ -170,7 +166,7 @@ class Transfer:
         return SentBatch(batch, event)
 
     def receive(self, sent: SentBatch) -> Batch:
-        """The batch, for use on the current stream, which waits for it (the host does not)."""
+        """The batch, for the current stream, which waits for it; the host does not."""
         if sent.event is not None:
             current = torch.cuda.current_stream(self.device)
             current.wait_event(sent.event)
@@ -215,7 +211,7 @@ def transfer_batches(
 
 @final
 class HostCopy:
-    """A copy of a device tensor on its way to the host; `value` waits for this copy alone."""
+    """A tensor on its way to the host; `value` waits for this copy alone."""
 
     def __init__(self, tensor: Tensor) -> None:
         tensor = tensor.detach()
@@ -235,8 +231,7 @@ class HostCopy:
 
 @final
 class HostWriter:
-    """Takes results from a device to the host, one batch behind, so that the host waits only for
-    what is finished. `write` is called with the tensors of each batch."""
+    """Calls `write` with results on the host, one batch behind, so that it hardly waits."""
 
     def __init__(self, write: Callable[..., object]) -> None:
         self.write = write

@@ -17,11 +17,11 @@ from kinfolk.files import first_line
 
 Ints = npt.NDArray[np.int64]
 Caption = str | tuple[str, ...]
-"""The caption of a sample, or several, of which one is drawn each time the sample is used."""
+"""One caption of a sample, or several, of which one is drawn each time."""
 
 VALIDATION_SPLITS = ("val", "valid", "validation")
 TEST_SPLITS = ("test", *VALIDATION_SPLITS)
-"""The splits that accuracy is measured on, in order of preference."""
+"""Those that accuracy is measured on, in order of preference."""
 SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 SPLITS |= dict.fromkeys(VALIDATION_SPLITS, "val")
 """Names of folders at the top of a source, and the splits they are."""
@@ -29,12 +29,7 @@ _ALIASES = {**SPLITS, "dev": "val", "": "train"}
 
 
 def split_name(given: str) -> str:
-    """ "train", "val" or "test" for the name of a split in a table or a mapping; other names stay.
-
-    Example:
-        >>> split_name(" Validation "), split_name("dev"), split_name("test-2017")
-        ('val', 'val', 'test-2017')
-    """
+    """ "train", "val" or "test" for a name such as "Validation" or "dev"; other names stay."""
     name = given.strip().lower()
     return _ALIASES.get(name, name)
 
@@ -50,18 +45,16 @@ def encode_labels(
     """Class indices and class names. Whole numbers (also as text) are class indices; −1, None, NaN
     and "" mean unlabelled; anything else is the name of a class, of the sorted names or
     `classes`."""
-    strange = [x for x in values if isinstance(x, list | tuple | dict | set | np.ndarray)]
-    if strange:
+    if odd := [x for x in values if isinstance(x, list | tuple | dict | set | np.ndarray)]:
         raise KinfolkError(
-            f"{what} has the label {short(repr(strange[0]))}, which has several values; a label"
-            " must be one number or one text"
+            f"{what} has the label {short(repr(odd[0]))}, which has several values; a label must be"
+            " one number or one text"
         )
     present = {value for value in values if not _is_missing(value)}
     numbers = {value: number for value in present if (number := _as_int(value)) is not None}
     if len(numbers) == len(present):
         end = _MOST if classes is None else len(classes)
-        wrong = [value for value, number in numbers.items() if not -1 <= number < end]
-        if wrong:
+        if wrong := [value for value, number in numbers.items() if not -1 <= number < end]:
             raise KinfolkError(
                 f"{what} has the label {wrong[0]!r}; labels must be 0 … {end - 1}, or -1 for"
                 " unlabelled"
@@ -70,8 +63,7 @@ def encode_labels(
     else:
         classes = sorted({str(value) for value in present}) if classes is None else classes
         position = {name: number for number, name in enumerate(classes)}
-        unknown = {str(value) for value in present} - position.keys()
-        if unknown:
+        if unknown := {str(value) for value in present} - position.keys():
             raise KinfolkError(
                 f"{what} has the label {min(unknown)!r}, which is not among its classes"
             )
@@ -102,15 +94,13 @@ def captions_of(caption: Caption | None) -> tuple[str, ...]:
 
 
 def same_type(captions: Sequence[Caption | None]) -> list[Caption | None]:
-    """The captions in one type: if any sample has several, a single caption becomes a tuple too."""
+    """If any sample has several captions, a single one becomes a tuple too."""
     if not any(isinstance(caption, tuple) for caption in captions):
         return list(captions)
     return [None if caption is None else captions_of(caption) for caption in captions]
 
 
 def normalise_caption(caption: str) -> str:
-    """The form in which equal captions are the same: composed Unicode, lower case, single
-    spaces."""
     return " ".join(unicodedata.normalize("NFC", caption).lower().split())
 
 
@@ -124,7 +114,6 @@ def to_text(value: Any) -> str | None:
 def why_refused(
     text: str | None, what: str = "the caption", longest: int | None = LONGEST
 ) -> str | None:
-    """The reason why a text called `what` can't be used, or None."""
     if text is None or not text.strip():
         return f"{what} is empty"
     if longest is not None and len(text) >= longest:
@@ -158,14 +147,8 @@ def group_ids(
     captions: Sequence[Caption | None] | None,
     groups: Sequence[str | None] | None,
 ) -> Ints:
-    """(N,) the known positives of each sample: the id of the first sample of its group. Samples
-    that share the image's bytes, a caption (as normalised) or a group of the user are in one group;
-    the relation is transitive.
-
-    Example:
-        >>> group_ids(["a", "b", "a", "c"], ["x", "y", "z", "y"], None).tolist()
-        [0, 1, 0, 1]
-    """
+    """(N,) the known positives of each sample: the id of the first sample of its group, whose
+    samples share, also through others, the image's bytes, a caption or a group of the user."""
     return linked_rows(
         len(digests),
         ((digest,) for digest in digests),

@@ -29,7 +29,7 @@ from kinfolk.data.decode import to_rgb
 from kinfolk.data.labels import SPLITS, split_name
 from kinfolk.data.shards import expand, find_shards, open_shards
 from kinfolk.data.source import FileSource, Item, Pixels, Refusals, Source, as_utf8
-from kinfolk.data.table import Columns, find_hugging_face, open_hugging_face, open_table
+from kinfolk.data.table import find_hugging_face, open_hugging_face, open_table
 from kinfolk.errors import KinfolkError, UsageError, short, similar_path
 
 _NUM_PROBED = 16
@@ -52,7 +52,7 @@ def open_source(
         labels_from_folders: use the first folder (below `train/` …) of each file as its class;
             None: only if `spec` is a folder of images.
         index_dir: a cache folder for the table of samples of shards.
-        columns: names of a table's columns; see `Columns`.
+        columns: names of a table's columns, as in `label_column="class"`.
     """
     if isinstance(spec, tuple) and len(spec) == 2 and labels is None:
         spec, labels = spec
@@ -60,56 +60,45 @@ def open_source(
         spec = spec.detach().cpu().numpy()
     path = Path(spec).expanduser() if isinstance(spec, str | os.PathLike) else None
     is_npy = path is not None and path.suffix.lower() == ".npy"
+    what = type(spec).__name__ if path is None else f"`{short(str(spec))}`"
     if labels is not None and not is_npy and not isinstance(spec, np.ndarray):
-        raise UsageError(
-            f"`labels` belong to images as an array, tensor or .npy file, not {type(spec).__name__}"
-        )
-    if labels_from_folders and (path is None or spec == "digits" or path.is_file()):
-        raise UsageError(
-            "`labels_from_folders` needs a folder of images, not"
-            f" {type(spec).__name__ if path is None else short(str(spec))}"
-        )
+        raise UsageError(f"`labels` belong to images as an array, tensor or .npy file, not {what}")
+    named = {key.removesuffix("_column"): column for key, column in columns.items()}
+    is_folder = path is not None and spec != "digits" and path.is_dir()
+    tables = cifar = None
+    parts: dict[str, list[Path]] = {}
+    if path is not None and (is_folder or path.is_file()):
+        tables = find_hugging_face(path, named.get("image") or "image")
+        name = path.name.lower()
+        if tables is None and (is_folder or name.endswith((".tar.gz", ".tgz", ".tar"))):
+            cifar = find_cifar(path)
+            parts = find_shards(path) if cifar is None and not name.endswith("gz") else {}
+        if is_folder and not (tables or cifar or parts):
+            return open_folder(path, labels_from_folders=labels_from_folders is not False)
+    if path is not None and spec != "digits" and not path.exists():
+        if (shards := expand(str(spec))) and not labels_from_folders:
+            return open_shards({"train": shards}, what, index_dir)
+        hint = similar_path(path) or "; data sets are not downloaded, so give a path"
+        raise UsageError(f"there is no file or folder {what}{hint}")
+    if labels_from_folders:
+        raise UsageError(f"`labels_from_folders` needs a folder of images, not {what}")
     if isinstance(spec, np.ndarray):
         return ArraySource({"train": (spec, labels)}, name="the array")
     if path is None:
         return DatasetSource(spec if isinstance(spec, Mapping) else {"train": spec})
     if spec == "digits":
         return digits()
-    if not path.exists():
-        name = f"`{short(str(spec))}`"
-        if shards := expand(str(spec)):
-            return open_shards({"train": shards}, name, index_dir)
-        hint = similar_path(path) or "; data sets are not downloaded, so give a path"
-        raise UsageError(f"there is no file or folder {name}{hint}")
-    return _open_path(path, labels, labels_from_folders, Columns(**columns), index_dir)  # type: ignore[arg-type]
-
-
-def _open_path(
-    path: Path,
-    labels: npt.ArrayLike | None,
-    labels_from_folders: bool | None,
-    columns: Columns,
-    index_dir: str | Path | None,
-) -> Source:
-    name, kind = f"`{path}`", "folder" if path.is_dir() else path.name.lower()
-    if (tables := find_hugging_face(path, columns.image_column)) is not None:
-        if labels_from_folders:
-            raise UsageError(
-                f"`labels_from_folders` needs a folder of images; {name} holds tables of images,"
-                " whose labels are a column"
-            )
-        return open_hugging_face(tables, name, columns)
-    if kind == "folder" or kind.endswith((".tar.gz", ".tgz", ".tar")):
-        if (found := find_cifar(path)) is not None:
-            return open_cifar(*found)
-        if not kind.endswith("gz") and (shards := find_shards(path)):
-            return open_shards(shards, name, index_dir)
-        if kind == "folder":
-            return open_folder(path, labels_from_folders=labels_from_folders is not False)
-    if kind.endswith((".npz", ".npy")):
+    name, suffix = f"`{path}`", path.suffix.lower()
+    if tables is not None:
+        return open_hugging_face(tables, name, named)
+    if cifar is not None:
+        return open_cifar(*cifar)
+    if parts:
+        return open_shards(parts, name, index_dir)
+    if suffix in (".npz", ".npy"):
         return open_arrays(path, labels)
-    if kind.endswith((".csv", ".tsv", ".parquet")):
-        return open_table(path, columns)
+    if suffix in (".csv", ".tsv", ".parquet"):
+        return open_table(path, named)
     raise UsageError(
         f"{name} must be a folder of images, .npz, .npy, .csv, .tsv, .parquet, an official CIFAR"
         " archive (.tar.gz, Python version) or webdataset shards (.tar); unpack other archives and"
@@ -127,16 +116,15 @@ def typical_side(source: Source) -> int | None:
         with contextlib.suppress(Exception):  # `prepare` will report it
             loaded = source.load(index)
             if isinstance(loaded, bytes):
-                with Image.open(io.BytesIO(loaded)) as image:
-                    sides.append(min(image.size))
+                sides.append(min(Image.open(io.BytesIO(loaded)).size))
             else:
                 sides.append(min(loaded.shape[:2]))
     return round(statistics.median(sides)) if sides else None
 
 
 def digits() -> ArraySource:
-    """1,797 handwritten digits, 8 × 8 (Alpaydin and Kaynak, UCI 1998; the copy in scikit-learn);
-    every fifth image of each class is a test image."""
+    """1,797 handwritten digits, 8 × 8 (Alpaydin and Kaynak, UCI 1998), from scikit-learn; every
+    fifth image of each class is a test image."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -193,14 +181,11 @@ def _to_pixels(image: Any, name: str) -> Pixels:
         return np.asarray(to_rgb(image))
     if isinstance(image, torch.Tensor):
         image = image.detach().cpu().numpy()
-    if not isinstance(image, np.ndarray):
+    if not isinstance(image, np.ndarray) or image.ndim not in (2, 3):
+        kind = getattr(image, "shape", type(image).__name__)
         raise KinfolkError(
-            f"{name} gives a {type(image).__name__}; an item must be an image (PIL, array, tensor)"
-            " or (image, label)"
-        )
-    if image.ndim not in (2, 3):
-        raise KinfolkError(
-            f"an image has the shape {image.shape}; it must be (H, W), (H, W, 3) or (3, H, W)"
+            f"{name} gives {kind}; an item must be an image (PIL, or an array or tensor of (H, W),"
+            " (H, W, 3) or (3, H, W)) or (image, label)"
         )
     images = find_layout(image[None], "the image")
     return to_uint8(images[0], find_factor(images, "the image"))
@@ -249,8 +234,7 @@ def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
             name
             for name, target in inside.items()
             if not _is_hidden(name)
-            # a link back
-            and target not in around
+            and target not in around  # a link back
             and not f"{here}{os.sep}".startswith(target + os.sep)
         ]
         above |= {os.path.join(folder, name): around for name in folders}
@@ -259,23 +243,20 @@ def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
             splits = {name: SPLITS[name.lower()] for name in folders if name.lower() in SPLITS}
             if "train" not in splits.values() or (len(splits) == 1 and len(folders) > 1):
                 splits = {}
-        prefix, kinds = "".join(f"{part}/" for part in parts), parts[1:] if splits else parts
-        kind, split = kinds[0] if kinds else None, "train"
-        outside = None
-        if splits:
-            split = splits.get(parts[0] if parts else "", "")
-            listed = ", ".join(f"{name}/" for name in sorted(splits))
-            outside = None if split else f"outside the split folders {listed}"
+        split = splits.get(parts[0] if parts else "") if splits else "train"
+        kind = next(iter(parts[1:] if splits else parts), None)
         with os.scandir(folder) as entries:  # it knows them without asking for each file's status
             regular = {entry.name for entry in entries if entry.is_file(follow_symlinks=False)}
         for name in names:
             if _is_hidden(name) or not is_image_name(name):
                 others += not _is_hidden(name)
                 continue
-            path, key = f"{folder}{os.sep}{name}", f"{prefix}{as_utf8(name)}"
-            reason = None if name in regular else _why_unreadable(path)
-            if (reason := reason or outside) is None:
-                found.append((key, path, split, kind))
+            path, key = f"{folder}{os.sep}{name}", "/".join([*parts, as_utf8(name)])
+            reason = None if name in regular or os.path.isfile(path) else "not a readable file"
+            if reason is None and split is None:
+                reason = f"outside the split folders {', '.join(f'{x}/' for x in sorted(splits))}"
+            if reason is None:
+                found.append((key, path, str(split), kind))
             else:
                 refused.append((key, reason))
     if not found and not refused:
@@ -304,14 +285,6 @@ def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
 
 def is_image_name(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in _IMAGE
-
-
-def _why_unreadable(path: str) -> str | None:
-    if os.path.isfile(path):
-        return None
-    if os.path.exists(path):
-        return "not a regular file"
-    return "a link to a file that does not exist" if os.path.islink(path) else "can't be read"
 
 
 def _is_hidden(name: str) -> bool:

@@ -1,8 +1,8 @@
 """Decoded pixels, in memory or in a cache folder that a later run finds again.
 
-In a cache folder `index.json` names a file of pixels, one of checksums and the table of samples. It
-is written last and holds a digest of itself and of the checksums; each image has a checksum. A
-small cache is verified when it is opened, an image of a large one when it is first read.
+`index.json`, written last, names the files of pixels and checksums and the table of samples, and
+has digests of itself and of the checksums. A small cache is verified when it is opened, an image of
+a large one when it is first read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Pixels = npt.NDArray[np.uint8]
 
 
 def available_memory() -> int:
-    """Bytes of memory that the system, and a control group, still allow."""
+    """Bytes that the system, and a control group, still allow."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         (free,) = (int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
@@ -57,8 +57,6 @@ def available_memory() -> int:
 
 @final
 class MemoryStore:
-    """Rows in memory."""
-
     def __init__(self, shape: tuple[int, int, int, int]) -> None:
         self._array = np.empty(shape, dtype=np.uint8)
         self.rows = 0
@@ -76,9 +74,8 @@ class MemoryStore:
 
 @final
 class FileStore:
-    """Rows appended to a file in `folder`, which gets its name when it is finished, or to a
-    temporary file without a name. It is written, not mapped, so that a full disk is an error and
-    not a crash. `checksums`: CRC-32 of every row."""
+    """Rows appended to a file in `folder`, or to one without a name. It is written, not mapped, so
+    that a full disk is an error and not a crash. `checksums`: CRC-32 of every row."""
 
     def __init__(self, folder: Path | None, shape: tuple[int, int, int, int]) -> None:
         self._shape, self._folder = shape[1:], folder or Path(tempfile.gettempdir())
@@ -108,7 +105,7 @@ class FileStore:
         self.checksums.append(zlib.crc32(data))
 
     def close_as(self, target: Path) -> tuple[int, ...]:
-        """Flushes the file to disk and gives it its name; returns the shape of the pixels."""
+        """Returns the shape of the pixels."""
         assert self.path is not None
         with explain_write_errors(target):
             self._file.close()
@@ -116,7 +113,6 @@ class FileStore:
         return len(self.checksums), *self._shape
 
     def finish(self) -> Tensor:
-        """The rows of a temporary file, whose space is freed with them."""
         self._file.flush()
         cache = map_pixels(self._file, (len(self.checksums), *self._shape))
         self._file.close()
@@ -143,14 +139,12 @@ class Verify:
             if zlib.crc32(self._array[row].data) != self._checksums[row]:
                 raise DamagedFileError(
                     f"the pixel cache {self.path} is damaged at image {row}; remove the folder"
-                    f" {self.path.parent} and start again (with --resume in a run): the images are"
-                    " then read again"
+                    f" {self.path.parent} and start again (with --resume in a run)"
                 )
             self._good[row] = True
 
 
 def map_pixels(file: Any, shape: tuple[int, ...]) -> Tensor:
-    """The pixels in a file or at its path as a tensor, read only."""
     array = np.memmap(file, dtype=np.uint8, mode="r", shape=shape)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*not writable", category=UserWarning)
@@ -167,20 +161,21 @@ class Contents(NamedTuple):
 
 @final
 class CacheFolder:
-    """The folder below `root` for one combination of source, size and pixel cap."""
+    """The folder below `root` for one combination of source, size and pixel cap; `state`: of the
+    source."""
 
-    def __init__(self, root: str | Path, **setting: int | str) -> None:
+    def __init__(self, root: str | Path, state: str, **setting: int | str) -> None:
         name = _digest(json.dumps([_VERSION, setting], sort_keys=True).encode())[:16]
-        self.path = Path(root) / f"pixels-{name}"
+        self.path, self.state = Path(root) / f"pixels-{name}", state
         self.verify: Verify | None = None
 
-    def find(self, state: str) -> Contents | None:
-        """What `publish` wrote for the same `state` of the source, if it is complete."""
+    def find(self) -> Contents | None:
+        """What `publish` wrote for the same state, if it is complete."""
         try:
             index = _read_index(self.path)
             cache, verify = _map(self.path, index)
             samples = Samples.open(self.path / f"{index['name']}.arrow")
-            if index["state"] != state or len(samples) != len(cache):
+            if index["state"] != self.state or len(samples) != len(cache):
                 return None
             if cache.nbytes <= _VERIFIED_AT_ONCE:
                 verify(torch.arange(len(cache)))
@@ -189,16 +184,14 @@ class CacheFolder:
         self.verify = verify
         return Contents(samples, [(path, reason) for path, reason in index["refused"]], cache)
 
-    def publish(
-        self, store: FileStore, samples: Samples, refused: Refusals, state: str
-    ) -> Contents:
+    def publish(self, store: FileStore, samples: Samples, refused: Refusals) -> Contents:
         table = samples.map_from_file(self.path).file
         assert table is not None
         shape = store.close_as(table.with_suffix(".u8"))
         checksums = np.array(store.checksums, dtype="<u4").tobytes()
         write_atomically(table.with_suffix(".crc32"), lambda file: file.write(checksums))
         index = {"name": table.stem, "shape": shape, "checksums": _digest(checksums)}
-        index |= {"refused": refused, "state": state}
+        index |= {"refused": refused, "state": self.state}
         write_sealed_text(self.path / "index.json", json.dumps(index))
         for old in (*self.path.glob("*.u8"), *self.path.glob("*.crc32"), *self.path.glob("*.part")):
             if old.stem != table.stem:

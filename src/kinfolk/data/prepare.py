@@ -1,5 +1,5 @@
-"""Preparing data: every image is read, checked and decoded once, into pixels by sample id; refused
-images are written to a quarantine file. The other processes of a training map the result."""
+"""Preparing data: every image is read, checked and decoded once, into pixels by sample id. The
+other processes of a training map the result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from kinfolk.data.decode import Read, RefusedError, decode, digest, read_file, strict_pillow
+from kinfolk.data.decode import Read, RefusedError, decode, digest, strict_pillow
 from kinfolk.data.images import ImageData
 from kinfolk.data.labels import group_ids, read_columns
 from kinfolk.data.pixel_cache import (
@@ -86,32 +86,31 @@ def prepare(
     require(workers is None or workers >= 0, "workers", workers, "0 or more")
     if shared and cache_dir is None:
         raise UsageError("`shared` needs a `cache_dir` that all processes can read")
-    listing = Listing(source)
-    folder, found, state = None, None, ""
-    size = height, width = cached_size(source.native_size, image_size)
+    listing, workers = Listing(source), default_workers() if workers is None else workers
+    height, width = cached_size(source.native_size, image_size)
+    folder = found = None
     if cache_dir is not None:
-        setting: dict[str, int | str] = {"source": source.name, "height": height, "width": width}
-        folder, state = CacheFolder(cache_dir, **setting, pixel_cap=pixel_cap), listing.state()
-        found = folder.find(state)
-    shape = len(listing.images), *size, 3
+        setting = {"height": height, "width": width, "pixel_cap": pixel_cap}
+        folder = CacheFolder(cache_dir, listing.state(), source=source.name, **setting)
+        found = folder.find()
+    shape = len(listing.images), height, width, 3
     num_bytes = math.prod(shape)
     fits = num_bytes < available_memory() // 2
     in_memory = fits and not shared and (folder is None or num_bytes <= _SMALL_BYTES)
     if found is None and in_memory:
         folder = None
-    with one_writer(folder.path) if found is None and folder is not None else nullcontext():
+    with nullcontext() if found is not None or folder is None else one_writer(folder.path):
         if found is None and folder is not None:
-            found = folder.find(state)  # another process may have written it meanwhile
+            found = folder.find()  # another process may have written it meanwhile
         if found is None:
-            path = None if folder is None else folder.path
-            store = MemoryStore(shape) if in_memory else FileStore(path, shape)
-            reads = _read_all(source, listing.images, height, width, pixel_cap, workers)
+            store = MemoryStore(shape) if in_memory else FileStore(folder and folder.path, shape)
+            reads = _read_all(source, listing.images, (height, width, pixel_cap), workers)
             try:
                 with strict_pillow(), closing(reads):
                     shown = show_progress(reads, shape[0], "Reading images", enabled=progress)
                     samples, refused = listing.tabulate(_store(shown, store))
                 if folder is not None and isinstance(store, FileStore):
-                    found = folder.publish(store, samples, refused, state)
+                    found = folder.publish(store, samples, refused)
                 else:
                     found = Contents(samples, refused, store.finish())
             except BaseException:
@@ -146,35 +145,24 @@ def one_writer(folder: Path) -> Iterator[None]:
 
 
 def cached_size(native: tuple[int, int] | None, image_size: int) -> tuple[int, int]:
-    """(height, width) of the pixels that are kept. `native`: the size of arrays of one size."""
+    """(height, width) of the pixels that are kept; `native`: of arrays of one size."""
     if native is not None and max(native) <= max(image_size, _NATIVE_SIDE):
         return native
     return image_size, image_size
 
 
 def _read_all(
-    source: Source,
-    indices: Sequence[int],
-    height: int,
-    width: int,
-    pixel_cap: int,
-    workers: int | None,
+    source: Source, indices: Sequence[int], setting: tuple[int, int, int], workers: int
 ) -> Generator[Read, None, None]:
-    places = [source.path(index) for index in indices]
-    workers = default_workers() if workers is None else workers
-    files = [place for place in places if place is not None]
-    if len(files) == len(indices) and len(files) >= _FEW and workers > 0:
-        yield from read_files(files, height, width, pixel_cap, workers)
+    places = [place for index in indices if (place := source.path(index)) is not None]
+    if len(places) == len(indices):
+        yield from read_files(places, *setting, workers if len(places) >= _FEW else 0)
         return
-    setting = height, width, pixel_cap
     # Pillow decodes without holding the interpreter
     with ThreadPoolExecutor(max(1, workers), "kinfolk-decode") as pool:
         pending: deque[Future[Read]] = deque()
-        for index, place in zip(indices, places, strict=True):
-            if place is not None:
-                pending.append(pool.submit(read_file, place, *setting))
-            else:
-                pending.append(pool.submit(_decode_loaded, *_load(source, index), *setting))
+        for index in indices:
+            pending.append(pool.submit(_decode_loaded, *_load(source, index), *setting))
             if len(pending) > 4 * workers:
                 yield pending.popleft().result()
         while pending:
@@ -208,8 +196,8 @@ def _decode_loaded(data: Any, size: tuple[int, int], *setting: int) -> Read:
 
 @final
 class Listing:
-    """The items of a source in the order of their ids. `images`: item index of every image to read;
-    items that share an image count once."""
+    """The items of a source in the order of their ids. `images`: index of the first item of each
+    image."""
 
     def __init__(self, source: Source) -> None:
         self._source, self._items = source, source.items()
@@ -224,7 +212,7 @@ class Listing:
         self.images = list(dict.fromkeys(map(self._image_of, self._order)))
 
     def state(self) -> str:
-        """A digest of what there is to read: keys with sizes and times, or with contents."""
+        """A digest of keys with sizes and times, or with contents."""
         found = hashlib.blake2b(json.dumps(self._source.refused).encode(), digest_size=16)
         for index in self.images:
             status: Any = self._source.stat(index)
@@ -237,7 +225,6 @@ class Listing:
         return found.hexdigest()
 
     def tabulate(self, reads: Iterable[Read]) -> tuple[Samples, Refusals]:
-        """The table of the images that were read, and the others."""
         items = (self._items[index] for index in self.images)
         both = list(zip(items, reads, strict=True))
         good = [(item, read) for item, read in both if read.reason is None]
@@ -295,7 +282,6 @@ class Listing:
 
 
 def hand_over(data: ImageData, note: Path) -> None:
-    """Writes the location of the data to `note`; removes `note` if the data is in memory."""
     if data.folder is None:
         note.unlink(missing_ok=True)
         return
@@ -304,8 +290,7 @@ def hand_over(data: ImageData, note: Path) -> None:
 
 
 def take_over(note: Path) -> ImageData | None:
-    """The data that `hand_over` recorded; None if it is missing, as on another machine, or
-    damaged."""
+    """None if the data is missing, as on another machine, or damaged."""
     try:
         folder, table, rows = json.loads(read_sealed_text(note))
         (cache, verify), samples = map_cache(Path(folder)), Samples.open(table)
@@ -327,15 +312,11 @@ def write_quarantine(refused: Sequence[tuple[str, str]], path: str | Path) -> No
 
 def read_quarantine(path: str | Path) -> Refusals:
     path = Path(path)
-    if not path.is_file():
-        raise KinfolkError(
-            f"there is no `{short(str(path))}`; the run folder is incomplete: restore it, or start"
-            " a new run"
-        )
-    columns = read_columns(path)
+    columns = read_columns(path) if path.is_file() else {}
     if list(columns) != ["path", "reason"]:
         raise KinfolkError(
-            f"`{short(str(path))}` is not a quarantine file; its columns must be path and reason"
+            f"`{short(str(path))}` must be a table with the columns path and reason; restore it, or"
+            " start a new run"
         )
     rows = zip(columns["path"], columns["reason"], strict=True)
     return [(unescape_cell(key), unescape_cell(reason)) for key, reason in rows]
@@ -347,7 +328,6 @@ def describe_refused(
     where: str | Path = "quarantine.csv",
     what: str = "images",
 ) -> str | None:
-    """One line for the screen, or None where nothing was refused."""
     if not refused:
         return None
     verb = "was" if len(refused) == 1 else "were"

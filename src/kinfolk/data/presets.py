@@ -1,15 +1,13 @@
-"""Augmentation settings of the papers: one `Augmentation` per view, by preset name and image size.
-Up to `SMALL` pixels a side the blur is off and `simclr` has half the colour strength, as SimCLR on
-CIFAR-10."""
+"""Augmentation settings of the papers: one `Augmentation` per view. Up to `SMALL` pixels a side the
+blur is off and `simclr` has half the colour strength, as SimCLR on CIFAR-10."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from kinfolk.errors import UsageError, did_you_mean, require
+from kinfolk.errors import UsageError, did_you_mean, require, require_choice
 
 SMALL = 64
 Pair = tuple[float, float]
@@ -24,12 +22,10 @@ class Augmentation:
     Args:
         scale, ratio: range of the crop's share of the area, and of its width / height.
         flip, jitter, grey, blur, solarise: probability of a horizontal flip, of any change of the
-            colours, of greyscale, of a Gaussian blur, and that values from `threshold` on are
-            inverted.
+            colours, of greyscale, of a Gaussian blur, and that light values are inverted.
         brightness, contrast, saturation: factors are uniform in [max(0, 1 - value), 1 + value].
         hue: the shift is uniform in [-hue, hue] turns.
         strength: multiplies the four values above.
-        sigma: range of the blur's standard deviation in pixels; it is cut to `kernel` × size.
     """
 
     scale: Pair = (0.08, 1.0)
@@ -43,30 +39,23 @@ class Augmentation:
     strength: float = 1.0
     grey: float = 0.2
     blur: float = 0.5
-    sigma: Pair = (0.1, 2.0)
-    kernel: float = 0.1
     solarise: float = 0.0
-    threshold: float = 128 / 255
 
     def __post_init__(self) -> None:
-        def check(names: str, rule: str, good: Callable[[Any], bool]) -> None:
-            for name in names.split():
-                require(good(getattr(self, name)), name, getattr(self, name), rule)
-
-        shares = "flip jitter grey blur solarise threshold"
-        check(shares, "in [0, 1]", lambda value: 0 <= value <= 1)
-        check("brightness contrast saturation strength", "at least 0", lambda value: value >= 0)
+        for name in ("flip", "jitter", "grey", "blur", "solarise"):
+            require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "in [0, 1]")
+        for name in ("brightness", "contrast", "saturation", "strength"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
         rule = "in [0, 0.5] when multiplied by `strength`"
-        check("hue", rule, lambda value: 0 <= value * self.strength <= 0.5)
-        check("kernel", "in (0, 1]", lambda value: 0 < value <= 1)
-        rule = "two numbers in (0, 1], the lower first"
-        check("scale", rule, lambda pair: 0 < pair[0] <= pair[1] <= 1)
-        rule = "two numbers above 0, the lower first"
-        check("ratio sigma", rule, lambda pair: 0 < pair[0] <= pair[1] < math.inf)
+        require(0 <= self.hue * self.strength <= 0.5, "hue", self.hue, rule)
+        for name, most in (("scale", 1), ("ratio", math.inf)):
+            low, high = getattr(self, name)
+            rule = f"two numbers above 0, the lower first, at most {most}"
+            require(0 < low <= high <= most, name, (low, high), rule)
 
 
 _BYOL = Augmentation(brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1)
-_STILL = Augmentation(scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0, jitter=0.0, grey=0.0, blur=0.0)
+_CROP = Augmentation(flip=0.0, jitter=0.0, grey=0.0, blur=0.0)
 
 # one entry per view; view v uses entry v modulo their number
 PRESETS: dict[str, tuple[Augmentation, ...]] = {
@@ -84,9 +73,8 @@ PRESETS: dict[str, tuple[Augmentation, ...]] = {
     # for digits, documents, microscopy: where a mirrored or recoloured image means something else
     "mild": (
         replace(
-            _STILL,
+            _CROP,
             scale=(0.5, 1.0),
-            ratio=(3 / 4, 4 / 3),
             jitter=0.8,
             brightness=0.2,
             contrast=0.2,
@@ -95,19 +83,16 @@ PRESETS: dict[str, tuple[Augmentation, ...]] = {
         ),
     ),
     # Radford et al. 2021, Learning Transferable Visual Models From Natural Language Supervision:
-    # only a random square, so that the caption stays true; scale as in open_clip
-    "clip": (replace(_STILL, scale=(0.9, 1.0), ratio=(3 / 4, 4 / 3)),),
+    # only a crop, so that the caption stays true; scale as in open_clip
+    "clip": (replace(_CROP, scale=(0.9, 1.0)),),
     # no randomness: the centre square, resized
-    "plain": (_STILL,),
+    "plain": (replace(_CROP, scale=(1.0, 1.0), ratio=(1.0, 1.0)),),
 }
 
 
 def augmentations(preset: str, size: int, overrides: dict[str, Value]) -> tuple[Augmentation, ...]:
-    """The augmentations of a preset at an image size. An override is one value for all views or, of
-    a single number, a list with one per view."""
-    if preset not in PRESETS:
-        hint = did_you_mean(preset, PRESETS, limit=1)
-        raise UsageError(f"`preset` (={preset!r}) must be one of {', '.join(PRESETS)}{hint}")
+    """An override is one value for all views or, of a single number, a list with one per view."""
+    require_choice("preset", preset, list(PRESETS))
     made = PRESETS[preset]
     if size <= SMALL:
         made = tuple(
@@ -116,33 +101,29 @@ def augmentations(preset: str, size: int, overrides: dict[str, Value]) -> tuple[
         )
 
     known = {field.name: field.type for field in fields(Augmentation)}
-    per_view: dict[str, list[float | Pair]] = {}
+    per_view: dict[str, list[Any]] = {}
     for name, value in overrides.items():
         if name not in known:
             raise UsageError(
                 f"`{name}` is not a setting of the views{did_you_mean(name, known, limit=1)}; there"
                 f" are {', '.join(known)}"
             )
-        if value is not None:
-            per_view[name] = _values(name, value, pair=known[name] == "Pair")
-    num = max([len(made)] + [len(values) for values in per_view.values()])
+        if value is None:
+            continue
+        numbers = list(value) if isinstance(value, list | tuple) else [value]
+        is_pair, are_numbers = (
+            known[name] == "Pair",
+            all(isinstance(x, int | float) for x in numbers),
+        )
+        rule = "two numbers, the lower first" if is_pair else "a number, or one number per view"
+        is_good = len(numbers) == 2 if is_pair else len(numbers) > 0
+        require(are_numbers and is_good, name, value, rule)
+        per_view[name] = [tuple(map(float, numbers))] if is_pair else list(map(float, numbers))
+    num = max(map(len, (made, *per_view.values())))
     return tuple(
         replace(
             made[view % len(made)],
-            **{name: values[view % len(values)] for name, values in per_view.items()},  # type: ignore[arg-type]
+            **{name: values[view % len(values)] for name, values in per_view.items()},
         )
         for view in range(num)
     )
-
-
-def _values(
-    name: str, value: float | tuple[float, ...] | list[float], pair: bool
-) -> list[float | Pair]:
-    numbers = [value] if isinstance(value, int | float) else list(value)
-    are_numbers = all(isinstance(number, int | float) for number in numbers)
-    if pair:
-        rule = "two numbers, the lower first"
-        require(are_numbers and len(numbers) == 2, name, value, rule)
-        return [(float(numbers[0]), float(numbers[1]))]
-    require(are_numbers and len(numbers) > 0, name, value, "a number, or one number per view")
-    return [float(number) for number in numbers]

@@ -1,5 +1,5 @@
-"""The table of samples: one row per sample, with the id of all state kept for it; the first
-difference between two tables; and a digest of a table."""
+"""The table of samples: one row per sample, by its id; the first difference between two tables; and
+a digest of a table."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _LONGEST = (1 << 31) - 1
 
 @final
 class TextColumn(Sequence[Any]):
-    """A column that reads like a list of texts (or of tuples of texts), with None for a missing
-    one, in one block of memory in Arrow's layout, which processes share if it is mapped.
+    """Reads like a list of texts (or of tuples of texts), with None for a missing one, in one block
+    of memory, which processes share if it is mapped.
 
     Example:
         >>> column = TextColumn.of(["a", None, "b"])
@@ -64,15 +64,11 @@ class TextColumn(Sequence[Any]):
             yield from map(_value, self.array.slice(start, _CHUNK).to_pylist())
 
     def __eq__(self, other: object) -> bool:
-        # much faster than the comparison below
         if isinstance(other, TextColumn) and self.array.equals(other.array):
             return True
         if not isinstance(other, Sequence) or isinstance(other, str):
             return NotImplemented
         return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
-
-    def __repr__(self) -> str:
-        return f"TextColumn({list(self[:4])!r}{'…' if len(self) > 4 else ''})"
 
     def __getitem__(self, place: int | slice | Ints) -> Any:
         import pyarrow as pa
@@ -110,29 +106,10 @@ def _one_chunk(column: Any) -> Any:
 # The table
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One row of `Samples`."""
-
-    id: int
-    key: str
-    width: int
-    height: int
-    label: int | None
-    split: str
-    size_bytes: int
-    modified_ns: int
-    digest: str
-    caption: Caption | None = None
-    group: str | None = None
-    group_id: int | None = None
-
-
 @dataclass(frozen=True, eq=False)
 class Places:
     """Where images are that are read when they are needed: the shards, or one folder whose files
-    the keys name; (N,) index of the shard, −1 for a file; (N,) offset in the shard, where the
-    length is the sample's `size_bytes`."""
+    the keys name; (N,) index of the shard, −1 for a file; (N,) offset in the shard."""
 
     archives: list[str]
     archive: Ints
@@ -165,14 +142,14 @@ _PIECE = 1 << 24
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """The table of samples, by column. Training samples come first; their ids are 0 … `num_train` −
-    1. It takes about 60 bytes per sample and its key, and processes that map one file share them.
+    """The table of samples, by column; training samples come first, with ids from 0 on. It takes
+    about 60 bytes per sample and its key, shared by processes that map one file.
 
     Args:
         keys: relative paths, or `split/row` of an array.
         widths, heights: (N,) of the original image, after EXIF rotation.
         labels: (N,) with −1 for unlabelled; None if no sample has a label.
-        sizes_bytes, modified_ns: (N,) of the file; `modified_ns` is 0 where there is none.
+        sizes_bytes, modified_ns: (N,) of the file; 0 where there is none.
         digests: of the raw bytes, 16 hexadecimal digits.
         captions: a tuple for each sample if any has several.
         group_ids: (N,) known positives; see `labels.group_ids`.
@@ -204,18 +181,6 @@ class Samples:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def __getitem__(self, row: int) -> Sample:
-        values: dict[str, Any] = {}
-        for name, attribute in _COLUMNS.items():
-            column = getattr(self, attribute)
-            value = None if column is None else column[row]
-            values[name] = int(value) if isinstance(value, np.integer) else value
-        label = None if values["label"] == -1 else values["label"]
-        return Sample(**{**values, "label": label})
-
-    def __iter__(self) -> Iterator[Sample]:
-        return (self[row] for row in range(len(self)))
-
     @property
     def num_train(self) -> int:
         return len(self.rows_of("train"))
@@ -227,11 +192,10 @@ class Samples:
         return TextColumn.of(self.splits).rows_of(split)
 
     def at(self, rows: Ints) -> Samples:
-        """The samples at `rows`, with new ids."""
+        """With new ids."""
         return replace(self._take(rows), ids=np.arange(len(rows)))
 
     def place(self, row: int) -> str | tuple[str, int, int]:
-        """Where the image of a row is: a file, or (shard, offset, length)."""
         assert self.places is not None
         archives, archive = self.places.archives, int(self.places.archive[row])
         if archive < 0:
@@ -250,8 +214,8 @@ class Samples:
         if not differing:
             return None
         name, row = min(differing.items(), key=lambda found: found[1])
-        changed = f"was {_shorten(before[name][row])}, is now {_shorten(after[name][row])}"
-        return f"the {name} of sample {row} ({short(self.keys[row])}) {changed}"
+        was, now = _shorten(before[name][row]), _shorten(after[name][row])
+        return f"the {name} of sample {row} ({short(self.keys[row])}) was {was}, is now {now}"
 
     def to_parquet(self, path: str | Path, metadata: dict[str, str] | None = None) -> None:
         import pyarrow as pa
@@ -278,7 +242,7 @@ class Samples:
             raise _unreadable(path, error) from error
 
     def map_from_file(self, folder: str | Path) -> Samples:
-        """The same table, mapped from a file that is named by the digest of its bytes."""
+        """The same table, mapped from a file named by the digest of its bytes."""
         import pyarrow as pa
 
         columns, metadata = self._columns(), self._metadata()
@@ -376,7 +340,7 @@ def _narrow(numbers: Ints) -> Any:
 
 
 def key_difference(was: Sequence[str], now: Sequence[str]) -> str | None:
-    """A sentence on the first sample that is missing, was added or has moved, or None."""
+    """A sentence on the first sample that was removed, added or moved, or None."""
     row = _first_unequal(was, now)
     if row is None and len(was) == len(now):
         return None
@@ -385,10 +349,9 @@ def key_difference(was: Sequence[str], now: Sequence[str]) -> str | None:
         return f"sample {row} ({short(was[row])}) is now missing"
     if row < len(now) and now[row] not in set(was):
         return f"{short(now[row])} was not there before and is now sample {row}"
-    if row < len(was) and row < len(now):
-        moved = f"sample {row} was {short(was[row])}, is now {short(now[row])}"
-        return f"the order has changed: {moved}"
-    return f"there were {len(was):,} samples, there are now {len(now):,}"
+    if row == min(len(was), len(now)):
+        return f"there were {len(was):,} samples, there are now {len(now):,}"
+    return f"the order has changed: sample {row} was {short(was[row])}, is now {short(now[row])}"
 
 
 def _columns_to_compare(samples: Samples) -> dict[str, Any]:
@@ -424,8 +387,7 @@ def _shorten(value: object) -> str:
 
 
 def samples_digest(samples: Samples) -> str:
-    """32 hexadecimal digits of all columns that a training depends on, in the order of ids. Of
-    streamed data, whose contents are not known, only the sizes count."""
+    """32 hexadecimal digits of all columns that a training depends on."""
     state = hashlib.blake2b(digest_size=16)
     state.update(repr(samples.classes).encode("utf-8", "surrogatepass"))
     for texts in (samples.keys, samples.splits, samples.digests, samples.captions, samples.groups):
@@ -444,8 +406,8 @@ def samples_digest(samples: Samples) -> str:
 
 
 def _bytes_of(array: Any) -> list[bytes]:
-    """The lengths of all texts (−1 for a missing one) and their characters, whatever the layout;
-    for lists of texts, the lengths of the lists come first."""
+    """The lengths of all texts (−1: missing) and their characters, whatever the layout; for lists
+    of texts, first the lengths of the lists."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,8 +1,7 @@
-"""Webdataset shards: `.tar` files of images, captions (`.txt`, or `.json` with "caption") and
-labels (`.cls`), read in place.
+"""Webdataset shards: `.tar` files of images, captions (`.txt`) and labels (`.cls`), read in place.
 
-The first pass reads headers and captions into a table of samples. It is kept in a file that is
-named by a digest of path, size, time and readability of each shard.
+The first pass makes a table of samples, in a file that is named by a digest of path, size, time and
+readability of each shard.
 """
 
 from __future__ import annotations
@@ -14,19 +13,18 @@ import os
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from kinfolk.data.labels import SPLITS, encode_labels, group_ids, same_type, usable_captions
+from kinfolk.data.labels import SPLITS, encode_labels, group_ids, to_text, why_refused
 from kinfolk.data.prepare import one_writer
 from kinfolk.data.sample_table import Places, Samples, TextColumn
-from kinfolk.data.source import SPLIT_RANK, FileSource, Item, Refusals, all_refused
+from kinfolk.data.source import SPLIT_RANK, FileSource, Item, Refusals, all_refused, as_utf8
 from kinfolk.errors import short
-from kinfolk.files import read_sealed_text, remove_unfinished, write_sealed_text
+from kinfolk.files import first_line, read_sealed_text, remove_unfinished, write_sealed_text
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 Splits = dict[str, list[Path]]
@@ -47,8 +45,7 @@ def expand(pattern: str) -> list[Path]:
 
 
 def find_shards(path: Path) -> Splits:
-    """A single `.tar`, or those of a folder or of its `train/`, `test/` …, if it contains no
-    images."""
+    """A `.tar`, or those of a folder or of its `train/`, `test/` …, if it contains no images."""
     if path.is_file():
         return {"train": [path]}
     found = {"train": _tars(path)}
@@ -81,13 +78,13 @@ def _names(paths: list[Path]) -> dict[Path, str]:
 
 # The table of samples
 
-_VERSION = 3
+_VERSION = 4
 
 
 def open_shards(splits: Splits, name: str, index_dir: str | Path | None = None) -> FileSource:
-    """The samples of all archives, in order; keys are `archive/key`. A sample without an image,
-    with two images, or (if any sample has a caption) without a usable caption is refused by name.
-    `index_dir`: a cache folder for the table."""
+    """The samples of all archives, in order; keys are `archive/key`. A sample without an image, or
+    (if any sample has a caption) without a usable caption is refused by name. `index_dir`: a cache
+    folder for the table."""
     samples, refused = (
         _read_shards(splits, name)
         if index_dir is None
@@ -95,10 +92,10 @@ def open_shards(splits: Splits, name: str, index_dir: str | Path | None = None) 
     )
     assert samples.places is not None
     archives = samples.places.archives
-    columns = (samples.places.archive, samples.places.offsets, samples.sizes_bytes)
     labels = np.full(len(samples), -1) if samples.labels is None else samples.labels
     captions = samples.captions or [None] * len(samples)
-    numbers = (column.tolist() for column in (*columns, labels))
+    columns = (samples.places.archive, samples.places.offsets, samples.sizes_bytes, labels)
+    numbers = (column.tolist() for column in columns)
     rows = zip(samples.keys, samples.splits, captions, *numbers, strict=True)
     items = [
         Item(key, label, split, caption, origin=(archives[archive], offset, size))
@@ -157,27 +154,27 @@ def _read_shards(splits: Splits, name: str) -> tuple[Samples, Refusals]:
     all_splits: list[str] = []
     keys, captions, rows = list[Any](), list[Any](), list[Any]()
     for number, (split, path) in enumerate(shards):
-        entries = list(_usable(path, names[path], refused))
+        entries = _usable(path, names[path], refused)
         if not entries:
             continue
-        modified_ns, found = path.stat().st_mtime_ns, []
-        for key, _, given in entries:
-            caption, wrong = usable_captions(given)
-            found.append(caption)
-            faults += [
-                (f"{key}[{part}]" if part else key, why, given is None) for part, why in wrong
-            ]
+        modified_ns, texts = path.stat().st_mtime_ns, []
+        for key, entry in entries:
+            reason = why_refused(entry.caption)
+            texts.append(entry.caption if reason is None else None)
+            if reason is not None:
+                faults.append((key, reason, entry.caption is None))
         known = [
             (*(entry.image or ()), label_of.setdefault(entry.label, len(label_of)))
-            for _, entry, _ in entries
+            for _, entry in entries
         ]
         rows.append(np.array([(*each, number, modified_ns) for each in known]))
-        keys.append(TextColumn.of([key for key, *_ in entries]).array.cast(pa.large_string()))
-        captions.append(TextColumn.of(same_type(found)))
+        keys.append(pa.array([key for key, _ in entries], pa.large_string()))
+        captions.append(pa.array(texts, pa.large_string()))
         all_splits += [split] * len(entries)
     if not rows:
         raise all_refused(name, refused)
-    captioned = any(column.array.null_count < len(column) for column in captions)
+    caption_N = pa.concat_arrays(captions)
+    captioned = caption_N.null_count < len(caption_N)
     refused += [(key, fault) for key, fault, missing in faults if captioned or not missing]
     labels, classes = encode_labels(list(label_of), name)
     offsets, sizes, codes_N, archives, times = np.concatenate(rows).T
@@ -194,12 +191,11 @@ def _read_shards(splits: Splits, name: str) -> tuple[Samples, Refusals]:
         sizes_bytes=sizes,
         modified_ns=times,
         digests=TextColumn(pa.nulls(len(sizes), pa.string())),
-        captions=same_type([each for column in captions for each in column]) if captioned else None,
+        captions=TextColumn(caption_N) if captioned else None,
         places=Places([os.path.abspath(path) for _, path in shards], archives, offsets),
     )
-    if samples.captions is not None:
-        has_caption = np.array([caption is not None for caption in samples.captions])
-        samples = samples.at(np.flatnonzero(has_caption))
+    if captioned:
+        samples = samples.at(np.flatnonzero(caption_N.is_valid().to_numpy(zero_copy_only=False)))
         groups = group_ids(list(samples.keys), samples.captions, None)
         samples = replace(samples, group_ids=groups)
     return samples, refused
@@ -208,71 +204,52 @@ def _read_shards(splits: Splits, name: str) -> tuple[Samples, Refusals]:
 # One archive
 
 IMAGES = frozenset(("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm"))
-_LONGEST_TEXT = 1 << 20
+_LONGEST_TEXT = 1 << 20  # more than the longest caption
 
 
 @dataclass
 class Entry:
-    """The files of one key in a shard: offset and length of the image, small files by extension
-    (None if too long), and why the entry can't be used."""
+    """The files of one key in a shard: offset and length of the image, the contents of the others
+    by extension, and why the entry can't be used."""
 
     image: tuple[int, int] | None = None
-    texts: dict[str, bytes | None] = field(default_factory=dict)
+    texts: dict[str, bytes] = field(default_factory=dict)
     fault: str | None = None
 
     @property
+    def caption(self) -> str | None:
+        text = to_text(self.texts.get("txt"))
+        return None if text is None else text.strip()
+
+    @property
     def label(self) -> str | None:
-        raw = self.texts.get("cls")
-        return None if raw is None else raw.decode("utf-8", "replace").strip()
-
-    def caption(self) -> Any:
-        """A text, a list or None. What can't be read becomes the `fault`."""
-        if "txt" in self.texts:
-            text = self.texts["txt"]
-            # a text that is too long is refused for its length
-            return (
-                (b"?" * _LONGEST_TEXT if text is None else text)
-                .decode("utf-8", "surrogateescape")
-                .strip()
-            )
-        if "json" not in self.texts:
-            return None
-        try:
-            document = json.loads(self.texts["json"] or b"")
-        except (ValueError, RecursionError):
-            self.fault = self.fault or "its .json can't be read"
-            return None
-        given = document if isinstance(document, dict) else {}
-        caption = given.get("caption", given.get("captions"))
-        if isinstance(caption, str | list | None):
-            return caption
-        self.fault = self.fault or f"its caption is not a text but {type(caption).__name__}"
-        return None
+        text = to_text(self.texts.get("cls"))
+        return None if text is None else as_utf8(text.strip())
 
 
-def _usable(path: Path, name: str, refused: Refusals) -> Iterator[tuple[str, Entry, Any]]:
-    """Key, entry and caption of all complete images of an archive; adds the others to `refused`."""
+def _usable(path: Path, name: str, refused: Refusals) -> list[tuple[str, Entry]]:
+    """Key and entry of all complete images of an archive; adds the others to `refused`."""
     entries, fault = read_shard(path)
     if fault is not None:
         refused.append((name, fault))
-    end = path.stat().st_size if entries else 0
+    end, usable = path.stat().st_size if entries else 0, []
     for within, entry in entries.items():
-        key, caption = f"{name}/{within}", entry.caption()
         if entry.fault is None and entry.image is None:
             entry.fault = "there is no image"
         if entry.fault is None and sum(entry.image or ()) > end:
             entry.fault = "truncated: the archive ends within it"
         if entry.fault is None:
-            yield key, entry, caption
+            usable.append((f"{name}/{within}", entry))
         else:
-            refused.append((key, entry.fault))
+            refused.append((f"{name}/{within}", entry.fault))
+    return usable
 
 
 def read_shard(path: Path) -> tuple[dict[str, Entry], str | None]:
     """The entries by key, and what is wrong with the archive; those before the damage are kept."""
     found: dict[str, Entry] = {}
     try:
-        # "r:" refuses compressed archives, whose parts can't be read in place.
+        # "r:" refuses compressed archives, whose parts can't be read in place
         with open(path, "rb") as file, tarfile.open(path, "r:") as archive:
             for member in archive:
                 archive.members = []  # type: ignore[attr-defined]  # there may be millions
@@ -280,7 +257,7 @@ def read_shard(path: Path) -> tuple[dict[str, Entry], str | None]:
                     _add_member(found, member, file)
     except (tarfile.TarError, OSError, EOFError) as error:
         what = "cut short or damaged" if found else "not a readable archive"
-        return found, f"{what}: {' '.join(str(error).split())}"
+        return found, f"{what}: {first_line(error)}"
     return found, None
 
 
@@ -288,11 +265,11 @@ def _add_member(found: dict[str, Entry], member: tarfile.TarInfo, file: BinaryIO
     folder, _, base = member.name.rpartition("/")
     stem, _, extension = base.partition(".")
     extension = extension.lower()
-    if not stem or extension not in (*IMAGES, "txt", "json", "cls"):
+    if not stem or extension not in (*IMAGES, "txt", "cls"):
         return
-    name = f"{folder}/{stem}".removeprefix("./").removeprefix("/")
-    name = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    entry = found.setdefault(name, Entry())
+    entry = found.setdefault(
+        as_utf8(f"{folder}/{stem}".removeprefix("./").removeprefix("/")), Entry()
+    )
     if not member.isreg() or member.sparse is not None:
         entry.fault = f"its .{extension} is not a regular file"
     elif extension in IMAGES:
@@ -301,4 +278,4 @@ def _add_member(found: dict[str, Entry], member: tarfile.TarInfo, file: BinaryIO
     else:
         entry.fault = f"it has two .{extension}" if extension in entry.texts else entry.fault
         file.seek(member.offset_data)
-        entry.texts[extension] = file.read(member.size) if member.size <= _LONGEST_TEXT else None
+        entry.texts[extension] = file.read(min(member.size, _LONGEST_TEXT))

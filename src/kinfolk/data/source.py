@@ -1,5 +1,4 @@
-"""Data sources: samples with keys, splits, labels and image bytes or pixels; and samples that are
-left out by a list."""
+"""Data sources: samples with keys, splits, labels and image bytes or pixels."""
 
 from __future__ import annotations
 
@@ -35,9 +34,8 @@ SPLIT_RANK = {"train": 0, "val": 1, "test": 2}
 
 @dataclass(frozen=True)
 class Item:
-    """One sample of a source: `label` is None if there is none, or known only after `load`;
-    `same_as` is the index of the earlier item whose image it shares; `origin` is where the source
-    finds the image."""
+    """One sample: `label` is None if there is none, or known only after `load`; `same_as` is the
+    index of the earlier item with its image; `origin` is where the source finds the image."""
 
     key: str
     label: int | None = None
@@ -52,8 +50,7 @@ class Source(ABC):
     """Images with keys, splits and perhaps labels. Nothing is read before `load`.
 
     Attributes: refused: without being read. native_size: (height, width) if all images have the
-    same size. has_texts: its samples are text pairs instead of images.
-    samples: the table of samples of streamed data."""
+    same size. has_texts: samples are text pairs. samples: the table of streamed data."""
 
     has_texts: bool = False
     samples: Samples | None = None
@@ -97,7 +94,7 @@ class Source(ABC):
 
 @final
 class FileSource(Source):
-    """Images in files or in parts of files: the origin of an item is its `Place`."""
+    """The origin of an item is its `Place`."""
 
     def load(self, index: int) -> bytes:
         return read_bytes(self.path(index))
@@ -130,9 +127,7 @@ def tabulate(
     nothing = np.zeros(len(items), dtype=np.int64)
     captions = same_type([item.caption for item in items])
     groups = [item.group for item in items]
-    given: dict[str, Any] = dict.fromkeys(
-        ("widths", "heights", "sizes_bytes", "modified_ns"), nothing
-    )
+    numbers = dict.fromkeys(("widths", "heights", "sizes_bytes", "modified_ns"), nothing)
     return Samples(
         ids=np.arange(len(items)),
         keys=[item.key for item in items],
@@ -141,7 +136,7 @@ def tabulate(
         classes=classes,
         captions=captions if any(each is not None for each in captions) else None,
         groups=groups if any(each is not None for each in groups) else None,
-        **{**given, "digests": [None] * len(items), **columns},
+        **{**numbers, "digests": [None] * len(items), **columns},
     )
 
 
@@ -158,7 +153,7 @@ def all_refused(
 
 @final
 class TableRows:
-    """Makes items of the rows of a table with the columns label, caption, group and split."""
+    """Makes items of the rows of a table."""
 
     def __init__(
         self,
@@ -207,8 +202,7 @@ AnySource = TypeVar("AnySource", bound=Source)
 
 
 def exclude(source: AnySource, path: str | None) -> AnySource:
-    """The source without the samples that a file names, and without other samples of their
-    images."""
+    """The source without the samples that a file names, and others of their images."""
     if path is None:
         return source
     keys, items = {utf8_key(key) for key in read_excluded(Path(path))}, source.items()
@@ -227,13 +221,9 @@ def exclude(source: AnySource, path: str | None) -> AnySource:
 
 
 def read_excluded(path: Path) -> list[str]:
-    hint = "give a .csv with the column `key`, or a .txt with a key in each line"
-    if not path.is_file():
-        raise UsageError(f"there is no file `{path}` of samples to exclude; {hint}")
-    if path.suffix.lower() == ".txt":
-        text = path.read_text(encoding="utf-8-sig", errors="backslashreplace")
-        return [line for line in text.splitlines() if line]
-    columns = read_columns(path)
+    columns = read_columns(path) if path.is_file() else {}
     if "key" not in columns:
-        raise UsageError(f"`{path}` has no column `key` with the samples to exclude; {hint}")
+        raise UsageError(
+            f"`{path}` has no samples to exclude; give a table (.csv) with the column `key`"
+        )
     return [unescape_cell(str(key)) for key in columns["key"] if key]

@@ -1,5 +1,4 @@
-"""Streamed data: images that are read and decoded whenever they are needed, by sample id; the order
-of an epoch is a function of seed and epoch."""
+"""Streamed data: images that are read and decoded whenever they are needed, by sample id."""
 
 from __future__ import annotations
 
@@ -41,15 +40,9 @@ _GONE = ("can't be read", "truncated: the archive")
 
 @final
 class StreamOrder:
-    """The training samples of one epoch, each once: shards shuffled, then samples shuffled within
-    windows of consecutive shards, so that reads stay close together. `starts`: (S + 1,) the first
-    id of each shard, and the number of training samples.
-
-    Example:
-        >>> order = StreamOrder(np.array([0, 2, 5]), window=5, seed=0, epoch=0)
-        >>> sorted(order[0:5].tolist())
-        [0, 1, 2, 3, 4]
-    """
+    """The training samples of one epoch, each once, as a function of seed and epoch: shards
+    shuffled, then samples shuffled within windows of consecutive shards, so that reads stay close
+    together. `starts`: (S + 1,) the first id of each shard, and the number of training samples."""
 
     def __init__(self, starts: npt.NDArray[np.int64], window: int, seed: int, epoch: int) -> None:
         self.starts, self.size, self.seed, self.epoch = starts, window, seed, epoch
@@ -80,9 +73,8 @@ class StreamOrder:
 
 @final
 class StreamedPixels:
-    """Reads images by id, in worker processes. A corrupt image is added to `quarantine` and to the
-    file `note` (of the run), left out of its batch and not read again. A shard that is missing or
-    truncated ends the training with an error."""
+    """Reads images by id. A corrupt image is added to `quarantine` and to the file `note`, left out
+    of its batch and not read again. A missing or truncated shard ends the training."""
 
     note: Path | None = None
 
@@ -115,23 +107,22 @@ class StreamedPixels:
         return StreamOrder(np.append(starts, self.num_train), self.window, seed, epoch)
 
     def read(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(G, H, W, 3) pixels, (G,) aspects and (G,) positions within `ids` (B,) of the good
-        images."""
+        """(G, H, W, 3) pixels, (G,) aspects and (G,) positions in `ids` (B,) of the good images."""
         readable = [place for place, id_ in enumerate(ids.tolist()) if id_ not in self._bad]
         rows = ids[readable].tolist()
-        pixels, reads = self.pool.read([self.samples.place(row) for row in rows])
-        good = []
-        for place, (id_, read) in enumerate(zip(rows, reads, strict=True)):
-            if read.reason is None:
+        reads = self.pool.read([self.samples.place(row) for row in rows])
+        good, pixels = [], []
+        for place, id_, read in zip(readable, rows, reads, strict=True):
+            if read.pixels is not None:
                 good.append(place)
+                pixels.append(read.pixels)
                 self._aspects[id_] = read.width / read.height
             else:
-                self._refuse(id_, read.reason)
-        if len(good) < len(pixels):
-            pixels = pixels[good]
-        kept = torch.tensor(readable, dtype=torch.int64)[good]
+                self._refuse(id_, str(read.reason))
+        kept = torch.tensor(good, dtype=torch.int64)
         aspects = torch.from_numpy(self._aspects[ids[kept].numpy()])
-        return torch.from_numpy(np.asarray(pixels)), aspects, kept
+        stacked = np.stack(pixels) if pixels else np.empty((0, *self.shape[1:]), dtype=np.uint8)
+        return torch.from_numpy(stacked), aspects, kept
 
     def pixels(self, ids: Tensor) -> Tensor:
         """(B, H, W, 3), for evaluation; black for a refused image."""
@@ -165,29 +156,21 @@ class StreamedPixels:
             self.quarantine.append((key, reason))
             if self.note is not None:
                 add_to_quarantine(key, reason, self.note)
-        LOG.warning(
-            "%s",
-            f"{short(key)} was refused: {reason}; training leaves it out, and evaluation uses a"
-            " black image instead",
-        )
+        LOG.warning("%s was refused: %s; training leaves it out", short(key), reason)
 
 
 def open_stream(
     spec: str | os.PathLike[str], index_dir: Path, *, labels_from_folders: bool | None = False
 ) -> FileSource:
-    """Opens shards or a folder of images that are not decoded in advance: a source with `samples`,
-    whose table is kept in `index_dir`."""
+    """Opens shards or a folder of images: a source with `samples`, mapped from `index_dir`."""
     path, name = Path(spec), f"`{short(str(spec))}`"
     if path.is_dir() or (path.is_file() and path.suffix.lower() == ".tar"):
         shards = find_shards(path)
     else:
         shards = {} if path.exists() else {"train": expand(str(spec))}
-    if any(shards.values()) and labels_from_folders:
-        raise UsageError(
-            f"`labels_from_folders` needs a folder of images; {name} holds shards, whose labels are"
-            " .cls files"
-        )
     if any(shards.values()):
+        if labels_from_folders:
+            raise UsageError(f"`labels_from_folders` needs a folder of images, not {name}")
         samples, refused = index_shards(shards, name, index_dir)
     elif path.is_dir():
         samples, refused = _list_folder(path, labels_from_folders is not False, index_dir)
@@ -203,7 +186,7 @@ def open_stream(
 
 
 def stream_images(source: Source, image_size: int, **options: Any) -> ImageData:
-    """The data of a source of `open_stream`; `options` are those of `StreamedPixels`."""
+    """The data of `open_stream`; `options` are those of `StreamedPixels`."""
     assert source.samples is not None
     pixels = StreamedPixels(source.samples, image_size, image_size, **options)
     return ImageData(source.samples, pixels, None, list(source.refused))
@@ -211,7 +194,7 @@ def stream_images(source: Source, image_size: int, **options: Any) -> ImageData:
 
 @final
 class _Items(Sequence[Item]):
-    """The items of a table, each made when it is asked for, because there may be 10⁸."""
+    """Made when they are asked for, because there may be 10⁸."""
 
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
@@ -220,8 +203,9 @@ class _Items(Sequence[Item]):
         return len(self._samples)
 
     def __getitem__(self, row: Any) -> Any:
-        sample = self._samples[range(len(self))[row]]
-        return Item(sample.key, sample.label, sample.split, origin=self._samples.place(row))
+        samples, row = self._samples, range(len(self))[row]
+        label = None if samples.labels is None else int(samples.labels[row])
+        return Item(samples.keys[row], label, samples.splits[row], origin=samples.place(row))
 
 
 def _list_folder(root: Path, labels_from_folders: bool, folder: Path) -> tuple[Samples, Refusals]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, final
@@ -22,52 +21,38 @@ from kinfolk.files import first_line
 _ROLES = ("caption", "label", "group", "split")
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Names of the columns; None: the column that is named like its role, if it exists."""
+Columns = Mapping[str, str | None]
+"""Role → the name of its column; None: the column that is named like its role, if it exists."""
 
-    image_column: str = "image"
-    caption_column: str | None = None
-    label_column: str | None = None
-    group_column: str | None = None
-    split_column: str | None = None
-    anchor_column: str | None = None
-    positive_column: str | None = None
 
-    def find(self, role: str, names: Collection[str], table: str) -> str | None:
-        chosen = getattr(self, f"{role}_column")
-        column: str = chosen or role
-        if column in names:
-            return column
-        if chosen is None:
-            return None
-        texts = (
-            "; a table of text pairs has the columns anchor and positive, or names them by"
-            " data.anchor_column=NAME and data.positive_column=NAME"
-        )
-        raise UsageError(
-            f"{table} has no column {column!r} for `{role}_column`; its columns are"
-            f" {', '.join(map(repr, names))}; choose one by --set data.{role}_column=NAME"
-            f"{texts if role == 'image' else ''}"
-        )
+def find_column(role: str, columns: Columns, names: Collection[str], table: str) -> str | None:
+    chosen = columns.get(role)
+    column: str = chosen or role
+    if column in names:
+        return column
+    if chosen is None and role != "image":
+        return None
+    raise UsageError(
+        f"{table} has no column {column!r} for `{role}_column`; its columns are"
+        f" {', '.join(map(repr, names))}; choose one by --set data.{role}_column=NAME"
+        + ("; a table of text pairs has the columns anchor and positive" * (role == "image"))
+    )
 
 
 def open_table(path: Path, columns: Columns) -> FileSource | PairSource:
-    """Opens a table of images, whose paths are relative to it, or of text pairs. Rows with the same
-    image share it: their keys are `path`, `path#2`, …, and without a group column they are a
-    group."""
+    """Paths of images are relative to the table. Rows with the same image share it: their keys are
+    `path`, `path#2`, …, and without a group column they are a group."""
     name, rows = f"`{path}`", read_columns(path)
 
     def pick(role: str) -> list[Any] | None:
-        column = columns.find(role, rows, name)
+        column = find_column(role, columns, rows, name)
         return None if column is None else rows[column]
 
     for role in ("anchor", "positive"):
         pick(role)  # refuses a chosen column that does not exist
-    if columns.image_column not in rows:
-        texts = text_columns(list(rows), columns.anchor_column, columns.positive_column)
-        if texts is not None:
-            return open_pairs(path, rows, texts, pick)
+    texts = text_columns(list(rows), columns.get("anchor"), columns.get("positive"))
+    if texts is not None and (columns.get("image") or "image") not in rows:
+        return open_pairs(path, rows, texts, pick)
     images = pick("image")
     if not images:
         raise KinfolkError(f"{name} has no rows")
@@ -96,21 +81,16 @@ def open_table(path: Path, columns: Columns) -> FileSource | PairSource:
 def _why_missing(image: str | None, file: str) -> str | None:
     if not image:
         return "the image column is empty"
-    if "\0" in image:
-        return "not a valid path"
-    if os.path.isfile(file):
-        return None
-    return "not a file" if os.path.lexists(file) else "there is no such file"
+    is_file = "\0" not in image and os.path.isfile(file)
+    return None if is_file else "there is no such file"
 
 
 # Folders and Parquet files of Hugging Face
 
-_LABELS = ("label", "labels", "fine_label")
-
 
 def find_hugging_face(path: Path, image_column: str) -> Path | None:
-    """`path` if it is a folder of `save_to_disk`, or Parquet files that contain images, in the
-    folder or in one below it."""
+    """`path` if it is a folder of `save_to_disk`, or has Parquet files of images at its top or one
+    level below."""
     if path.is_file():
         is_table = path.suffix.lower() == ".parquet"
         return path if is_table and _has_images(path, image_column) else None
@@ -136,8 +116,7 @@ def _has_images(path: Path, image_column: str) -> bool:
 
 
 def open_hugging_face(path: Path, name: str, columns: Columns) -> HuggingFaceSource:
-    """Keys are `split/row`. By default the only column of images is used, and a column `label`,
-    `labels` or `fine_label`, or the only one with class names."""
+    """Keys are `split/row`."""
     try:
         package = importlib.import_module("datasets")
     except ImportError as error:
@@ -165,9 +144,9 @@ def _open(package: Any, path: Path, name: str, columns: Columns) -> HuggingFaceS
     if not splits:
         raise KinfolkError(f"{name} holds no images")
     features = next(iter(splits.values())).features
-    image = _image_column(package, features, columns.image_column, name)
-    roles = {role: columns.find(role, features, name) for role in _ROLES if role != "label"}
-    roles["label"] = _label_column(features, columns, name)
+    image = _image_column(package, features, columns.get("image") or "image", name)
+    roles = {role: find_column(role, columns, features, name) for role in _ROLES}
+    roles["label"] = roles["label"] or _label_column(features, name)
     raw = package.Image(decode=False)
     splits = {split: data.cast_column(image, raw) for split, data in splits.items()}
     origins = [(split, row) for split, data in splits.items() for row in range(len(data))]
@@ -222,11 +201,9 @@ def _image_column(package: Any, features: Any, chosen: str, name: str) -> str:
     return chosen if chosen in found else str(found[0])
 
 
-def _label_column(features: Any, columns: Columns, name: str) -> str | None:
-    if columns.label_column is not None:
-        return columns.find("label", features, name)
+def _label_column(features: Any, name: str) -> str | None:
     coded = [column for column, kind in features.items() if getattr(kind, "names", None)]
-    found = [column for column in _LABELS if column in features] or coded
+    found = [column for column in ("labels", "fine_label") if column in features] or coded
     if len(found) > 1 and found == coded:
         raise UsageError(
             f"{name} has several columns of labels ({', '.join(map(repr, coded))}); choose one by"

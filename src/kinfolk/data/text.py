@@ -1,9 +1,8 @@
 """Texts as tokens by sample id: captions of images, tables of text pairs, and the byte-pair
-tokenizer (Sennrich et al., ACL 2016, on bytes), learned from the training texts or read from a
-file.
+tokenizer (Sennrich et al., ACL 2016, on bytes).
 
 A text pair is a sample: its anchor takes the place of the image, its positive that of the caption.
-`Samples.captions` holds (anchor, positive, negative, …) of each pair. Tokens are not kept.
+`Samples.captions` holds (anchor, positive, negative, …) of each pair.
 
 Dimension key: N samples, M captions or texts, T tokens, B batch, K explicit negatives of each pair.
 """
@@ -58,14 +57,14 @@ class TextData:
         return {"groups": self.groups[ids]}
 
     def draw(self, ids: Tensor, uniform: Tensor) -> Tensor:
-        """(B, T) a caption for each of `ids` (B,), chosen by numbers in [0, 1) (B,)."""
+        """(B, T) a caption of each sample, chosen by numbers in [0, 1) (B,)."""
         several = [captions_of(self._captions[sample]) for sample in ids.tolist()]
         drawn = zip(several, uniform.tolist(), strict=True)
         texts = [texts[min(int(u * len(texts)), len(texts) - 1)] for texts, u in drawn]
         return self.tokenizer.encode(texts)
 
     def all_of(self, ids: Tensor) -> tuple[list[str], Tensor]:
-        """All captions of the samples `ids`, and (M,) the sample of each."""
+        """All captions of `ids`, and (M,) the sample of each."""
         found = [(x, text) for x in ids.tolist() for text in captions_of(self._captions[x])]
         return [text for _, text in found], torch.tensor([x for x, _ in found], dtype=torch.int64)
 
@@ -94,8 +93,8 @@ _CHUNK = 4096
 
 @final
 class Tokenizer:
-    """Text → (T,) token ids: start, bytes joined to pairs, end, padding. A longer text is cut, and
-    its end token stays. The text tower's feature is read at `end_id`; `pad_id` fills the rest."""
+    """Text → (T,) token ids: start, byte pairs, end, padding. A longer text is cut, and its end
+    token stays."""
 
     def __init__(self, inner: Any, context: int) -> None:
         rule = "at least 4: start, end and a text between them"
@@ -115,9 +114,6 @@ class Tokenizer:
         inner.encode_special_tokens = True  # "<end>" in a caption is plain text, not the end token
         inner.no_padding()
         inner.enable_truncation(context)
-
-    def __repr__(self) -> str:
-        return f"<Tokenizer of {self.vocab_size:,} tokens, context {self.context}>"
 
     def encode(self, texts: Sequence[str]) -> Tensor:
         """(M, T) int32."""
@@ -139,8 +135,7 @@ class Tokenizer:
 
 
 def train_tokenizer(captions: Iterable[str], *, vocab_size: int, context: int) -> Tokenizer:
-    """Learns the pairs from `captions`, normalised to NFC and lower case as in CLIP. The vocabulary
-    of 3 special tokens, 256 bytes and pairs is at most `vocab_size`."""
+    """Learns the pairs from `captions`, normalised to NFC and lower case as in CLIP."""
     rule = "at least 259: 3 special tokens and all bytes"
     require(vocab_size >= 259, "vocab_size", vocab_size, rule)
     library = _library()
@@ -197,7 +192,7 @@ def _library() -> ModuleType:
 # Text pairs
 
 NAMES = (("anchor", "positive"), ("sentence1", "sentence2"))
-"""Names of the two columns of texts; the second is that of benchmarks of text similarity."""
+"""The two columns of texts; the second names are those of benchmarks of text similarity."""
 _NEGATIVE = re.compile(r"negative(_\d+)?")
 _MULTIPLE = 8
 
@@ -211,8 +206,8 @@ def text_columns(
 
 @final
 class PairSource(Source):
-    """The rows of a table of texts. The origin of an item is its score: the similarity of the two
-    texts by people, NaN where unknown, or None."""
+    """The origin of an item is its score: the similarity of the two texts by people, NaN where
+    unknown, or None."""
 
     has_texts = True
 
@@ -221,7 +216,6 @@ class PairSource(Source):
 
 
 def texts_of(caption: Caption | None) -> tuple[str, ...]:
-    """(anchor, positive, negative, …) of a sample of `PairSource`."""
     assert isinstance(caption, tuple), "a table of text pairs"
     return caption
 
@@ -232,9 +226,9 @@ def open_pairs(
     texts: tuple[str, str],
     pick: Callable[[str], list[Any] | None],
 ) -> PairSource:
-    """The source of a table of texts with the columns `rows`, of which `texts` are anchors and
-    positives, negative, negative_1, … explicit negatives, and `score` a similarity. `pick` returns
-    the column for a role. A row with a text that can't be used is refused by name."""
+    """The source of a table `rows` with the anchors and positives `texts`, explicit negatives
+    `negative`, `negative_1`, …, and a similarity `score`. `pick` returns the column of a role. A
+    row with a text that can't be used is refused by name."""
     name = f"`{path}`"
     negatives = [column for column in rows if _NEGATIVE.fullmatch(column)]
     columns = [*texts, *sorted(negatives, key=lambda column: int(column.partition("_")[2] or 0))]
@@ -270,16 +264,14 @@ def _score(cell: Any, name: str) -> float:
 
 
 def read_pairs(source: Source) -> ImageData:
-    """The samples of a `PairSource`. Nothing is tokenised before `PairTexts.tokenizer` is set."""
     if not source.items():
         raise all_refused(source.name, source.refused, "rows")
-    order = arrange(source.items())
-    items = [source.items()[index] for index in order]
+    items = [source.items()[index] for index in arrange(source.items())]
     pairs = [texts_of(item.caption) for item in items]
     anchors = [texts[0].encode() for texts in pairs]
-    labels = np.array([-1 if (x := source.label(index)) is None else x for index in order])
+    labels = np.array([-1 if item.label is None else item.label for item in items])
     digests = [digest(anchor) for anchor in anchors]
-    ones = np.ones(len(order), dtype=np.int64)
+    ones = np.ones(len(items), dtype=np.int64)
     samples = tabulate(
         items,
         labels,
@@ -298,8 +290,7 @@ def read_pairs(source: Source) -> ImageData:
 
 @final
 class PairTexts:
-    """The texts of all pairs, as tokens once `tokenizer` is set. `scores` (N,): similarities by
-    people."""
+    """All pairs, as tokens once `tokenizer` is set. `scores` (N,): similarities by people."""
 
     tokenizer: Tokenizer | None = None
 
@@ -327,8 +318,8 @@ class PairTexts:
 
     @property
     def negative_ids(self) -> Tensor | None:
-        """(N, K) ids of the explicit negatives of the training pairs: that of the first training
-        pair with this text, or one from N on."""
+        """(N, K) of the explicit negatives of the training pairs: the id of the first training pair
+        with this text, or one from N on."""
         return self._numbered[0]
 
     @property
@@ -368,8 +359,7 @@ class PairTexts:
 
 @final
 class NumberedTexts:
-    """All texts that have an id in a training: the anchors of the training pairs, then the explicit
-    negatives."""
+    """The texts by id: the anchors of the training pairs, then the explicit negatives."""
 
     stream: None = None
 
@@ -394,7 +384,7 @@ class NumberedTexts:
 
 @final
 class TextViews:
-    """In place of the views of images: two views of one text differ by dropout."""
+    """In place of the views of images; two views of one text differ by dropout."""
 
     size = 1
 
@@ -416,6 +406,6 @@ class TextViews:
 
 
 def cut(tokens_BT: Tensor, end_id: int) -> Tensor:
-    """The tokens up to the end of the longest text, rounded up to a multiple of 8."""
+    """Up to the end of the longest text, rounded up to a multiple of 8."""
     longest = int((tokens_BT == end_id).to(torch.uint8).argmax(1).max()) + 1
     return tokens_BT[:, : _MULTIPLE * math.ceil(longest / _MULTIPLE)]

@@ -1,7 +1,7 @@
 """Image transforms behind the views, as pure functions on whole batches.
 
-On an accelerator nothing here reads a value back to the host, and no shape depends on values.
-`resample_each` and `apply_blur` work image by image, for large images on a CPU.
+No shape depends on values, and nothing waits for an accelerator, except in `resample_each` and
+`apply_blur`: they work image by image, for large images on a CPU, four times as fast at 224 × 224.
 
 Dimension key: V views, B images (or more leading dimensions), U uniform numbers per image, T tries
 for a crop, C = 3 channels, F = 4 colour adjustments (brightness, contrast, saturation, hue), H × W
@@ -27,13 +27,14 @@ LARGE = 64 * 64  # pixels per image from which a CPU resizes images one by one
 
 @lru_cache(maxsize=256)
 def constant(values: Any, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A tensor of (nested tuples of) numbers, copied to each device once. Do not write to it."""
+    """A read-only tensor of (nested tuples of) numbers, copied to each device once."""
     return torch.tensor(values, dtype=dtype).to(device)
 
 
 # Random parameters
 
-NUM_TRIES = 10  # torchvision's number of attempts to find a crop that fits
+NUM_TRIES = 10  # torchvision's, to find a crop that fits
+SIGMA = (0.1, 2.0)  # of the blur, in pixels
 _AREA, _RATIO = slice(0, NUM_TRIES), slice(NUM_TRIES, 2 * NUM_TRIES)
 _PLACE = slice(2 * NUM_TRIES, 2 * NUM_TRIES + 2)
 _FLIP, _JITTER = 2 * NUM_TRIES + 2, 2 * NUM_TRIES + 3
@@ -44,9 +45,9 @@ NUM_UNIFORM = _SOLARISE + 1
 
 @dataclass(frozen=True)
 class Draws:
-    """The random parameters of each image: `box` (…, 4) is top, left, height and width of the crop;
-    `factors` and `order` (…, F) are those of the colour adjustments, `matrix` and `pull` (…, C, C)
-    the affine map they make together with `grey` (see `jitter`)."""
+    """Parameters of each image: `box` (…, 4) is top, left, height and width of the crop; `factors`
+    and `order` (…, F) are those of the colour adjustments, `matrix` and `pull` (…, C, C) the affine
+    map they make together with `grey` (see `jitter`)."""
 
     box: Tensor
     flip: Tensor
@@ -73,8 +74,8 @@ def draw(
     width: int,
     aspect_B: Tensor | None = None,
 ) -> Draws:
-    """Maps `NUM_UNIFORM` numbers in [0, 1) per image and view to the parameters of that image in
-    that view. Each number has one use, whatever the settings."""
+    """The parameters from `NUM_UNIFORM` numbers in [0, 1) per image and view. Each number has one
+    use, whatever the settings."""
     low_V1U, span_V1U, probability_V1U = _ranges(tuple(hows), uniform_VBU.device)
     value_VBU = low_V1U + span_V1U * uniform_VBU
     chosen_VBU = uniform_VBU < probability_V1U
@@ -104,14 +105,14 @@ def draw(
 
 @lru_cache(maxsize=64)
 def _ranges(hows: tuple[Augmentation, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """(V, 1, U) each: lowest value and width of the range of every uniform number, and the
-    probability it is compared with."""
+    """(V, 1, U) each: start and width of the range of every number, and the probability it is
+    compared with."""
     low, high, probability = torch.zeros(3, len(hows), 1, NUM_UNIFORM, dtype=torch.float64)
     high += 1
     for view, how in enumerate(hows):
         low[view, 0, _AREA], high[view, 0, _AREA] = how.scale
         low[view, 0, _RATIO], high[view, 0, _RATIO] = map(math.log, how.ratio)
-        low[view, 0, _SIGMA], high[view, 0, _SIGMA] = how.sigma
+        low[view, 0, _SIGMA], high[view, 0, _SIGMA] = SIGMA
         values = (how.brightness, how.contrast, how.saturation)
         for place, value in enumerate(values, _FACTORS.start):
             low[view, 0, place] = max(0.0, 1 - how.strength * value)
@@ -126,10 +127,8 @@ def _ranges(hows: tuple[Augmentation, ...], device: torch.device) -> tuple[Tenso
     return low.float().to(device), span.to(device), probability.float().to(device)
 
 
-# Crop, resize and flip, as one resampling
-#
-# Linear in the pixels and separable: `out = rows @ image @ columns.T`, with Pillow's weights for
-# antialiased bilinear resizing. A blur can be multiplied into the same matrices.
+# Crop, resize and flip: `out = rows @ image @ columns.T`, with Pillow's weights for antialiased
+# bilinear resizing. A blur can be multiplied into the same matrices.
 
 
 def crop_boxes(
@@ -141,13 +140,12 @@ def crop_boxes(
     limits: Sequence[Tensor | float],
     aspect_B: Tensor | None = None,
 ) -> Tensor:
-    """Boxes (B, 4) as top, left, height, width in whole pixels, chosen as by torchvision's
-    `RandomResizedCrop`: the first try that fits, or the largest centred box with a ratio inside
-    `limits`.
+    """Boxes (B, 4) as by torchvision's `RandomResizedCrop`: the first try that fits, or the largest
+    centred box with a ratio inside `limits`.
 
     Args:
         area_BT, ratio_BT: share of the area and width / height of each try.
-        place_B2: numbers in [0, 1) for the vertical and the horizontal position.
+        place_B2: the vertical and the horizontal position, in [0, 1).
         aspect_B: width / height of the originals, if the pixels, and so the boxes, are squashed.
     """
     size_2 = constant((height, width), area_BT.device, area_BT.dtype)
@@ -189,15 +187,13 @@ def centred_boxes(
 def resize_weights(
     start_B: Tensor, length_B: Tensor, in_size: int, out_size: int, flip_B: Tensor | None = None
 ) -> Tensor:
-    """Weights (B, S, in_size) that resize the pixels `start` to `start + length` to `out_size`,
-    antialiased bilinear; rows sum to 1."""
+    """Weights (B, S, in_size) that resize the pixels `start` to `start + length` to `out_size`."""
     start_B1, length_B1 = start_B[..., None], length_B[..., None]
     step_B1 = length_B1 / out_size
     reach_B1 = step_B1.clamp(min=1)
     place_BS = _centres(out_size, start_B.device)
     if flip_B is not None:
-        reverse_S = _centres(out_size, start_B.device, reverse=True)
-        place_BS = torch.where(flip_B[..., None], reverse_S, place_BS)
+        place_BS = torch.where(flip_B[..., None], out_size - place_BS, place_BS)
     centre_BS = (start_B1 + place_BS * step_B1) / reach_B1
     pixel_I = _centres(in_size, start_B.device)
     inside_BI = (pixel_I > start_B1) & (pixel_I < start_B1 + length_B1)
@@ -209,25 +205,13 @@ def resize_weights(
     return weights_BSI.div_(weights_BSI.sum(dim=-1, keepdim=True))
 
 
-def box_weights(
-    box_B4: Tensor, height: int, width: int, size: int, flip_B: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """The matrices (B, S, H) and (B, S, W) that cut out the boxes, resize them and flip them where
-    `flip_B`."""
-    top_B, left_B, tall_B, wide_B = box_B4.unbind(-1)
-    rows_BSH = resize_weights(top_B, tall_B, height, size)
-    return rows_BSH, resize_weights(left_B, wide_B, width, size, flip_B)
-
-
 @lru_cache(maxsize=64)
-def _centres(size: int, device: torch.device, reverse: bool = False) -> Tensor:
-    centres = torch.arange(size, dtype=torch.float32) + 0.5
-    return (size - centres if reverse else centres).to(device)
+def _centres(size: int, device: torch.device) -> Tensor:
+    return (torch.arange(size, dtype=torch.float32) + 0.5).to(device)
 
 
 def resample(pixels_BHWC: Tensor, rows_BSH: Tensor, columns_BSW: Tensor) -> Tensor:
-    """`rows @ image @ columns.T` for every channel: (B, C, S, S), float32. Of V·B matrices, B
-    images are used V times."""
+    """(B, C, S, S) float32; of V·B matrices, B images are used V times."""
     batch, height, width, channels = pixels_BHWC.shape
     # faster than converting before moving
     image = pixels_BHWC.permute(0, 3, 1, 2).contiguous().float()
@@ -241,8 +225,7 @@ def resample(pixels_BHWC: Tensor, rows_BSH: Tensor, columns_BSW: Tensor) -> Tens
 def resample_each(
     pixels_BHWC: Tensor, box_B4: Tensor, size: int, flip_B: Tensor | None = None
 ) -> Tensor:
-    """The same result image by image with torch's resizing of bytes, rounded to whole bytes as by
-    torchvision; faster on a CPU from 64 × 64 pixels on."""
+    """The same with torch's resizing of bytes, rounded to whole bytes as by torchvision."""
     out = torch.empty(len(pixels_BHWC), pixels_BHWC.shape[3], size, size, dtype=torch.float32)
     flips = [False] * len(out) if flip_B is None else flip_B.tolist()
     boxes = box_B4.long().tolist()
@@ -264,8 +247,8 @@ _BAND = 56  # lines at a time: a quarter of 224, the fastest of the sizes measur
 
 
 def blur_matrices(sigma_B: Tensor, size: int, num_taps: int) -> Tensor:
-    """Matrices (B, S, S) that blur a line of pixels as torchvision's `gaussian_blur`, with
-    `num_taps` (odd) taps, none beyond `CUT` standard deviations."""
+    """(B, S, S): blur a line as torchvision, with `num_taps` (odd) taps, none beyond `CUT` standard
+    deviations."""
     distance_BK = (_offsets(num_taps, sigma_B.device) / sigma_B[:, None]).abs()
     kernel_BK = torch.softmax(
         (-0.5 * distance_BK.square()).masked_fill(distance_BK > CUT, float("-inf")), dim=1
@@ -289,10 +272,9 @@ def apply_blur(image_CSS: Tensor, matrix_SS: Tensor, radius: int) -> Tensor:
     return both_CSS
 
 
-def taps_for(share: float, size: int) -> int:
-    """The odd number of taps nearest above `share` of `size`: 23 for a tenth of 224, as in
-    SimCLR."""
-    return int(share * size) | 1
+def taps_for(size: int) -> int:
+    """The odd number next to a tenth of `size`, as in SimCLR: 23 for 224."""
+    return int(0.1 * size) | 1
 
 
 @lru_cache(maxsize=8)
@@ -314,20 +296,17 @@ def _taps(size: int, num_taps: int, device: torch.device) -> Tensor:
 #
 # Each of torchvision's four adjustments is linear in the colour x and the mean colour m of the
 # image, so all four, in their random order, are `x -> A x + D m`. Only contrast needs the mean:
-#
-#     contrast(x) = c x + (1 - c) grey(m),    and so    m -> c m + (1 - c) grey(m)
-#
-# Hence A is the product of the adjustments with `c` for contrast, and A + D the product with
-# contrast's effect on m. The hue is rotated about the grey axis, because torchvision's shift in HSV
-# is not linear; they agree for grey pixels and for thirds of the circle.
+# contrast(x) = c x + (1 - c) grey(m), and so m -> c m + (1 - c) grey(m). A is the product of the
+# adjustments with `c` for contrast, A + D the product with contrast's effect on m. The hue is
+# rotated about the grey axis, because torchvision's shift in HSV is not linear; they agree for grey
+# pixels and for thirds of the circle.
 
 LUMA = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green and blue in grey
 
 
 def jitter(factors_BF: Tensor, order_BF: Tensor) -> tuple[Tensor, Tensor]:
-    """The four adjustments in the order `order_BF`: A and D (B, 3, 3), for `x -> A x + D mean`.
-    `factors_BF`: of brightness, contrast and saturation (1 changes nothing), and the shift of the
-    hue in turns."""
+    """A and D (B, 3, 3) of the four adjustments in the order `order_BF`. `factors_BF`: of
+    brightness, contrast and saturation (1 changes nothing), and the shift of the hue in turns."""
     base_2FCC, first_2FCC, second_2FCC = _adjustments(factors_BF.device, factors_BF.dtype)
     is_hue_F = constant((False, False, False, True), factors_BF.device, torch.bool)
     angle_BF = 2 * math.pi * factors_BF
@@ -368,8 +347,7 @@ def recolour(
 
 # CIE L*a*b*: lightness and colour in separate channels, which are two views of an image
 #
-# sRGB → linear light → XYZ under daylight D65 → Lab (CIE 15; IEC 61966-2-1), with values of sRGB in
-# [0, 1]:
+# sRGB in [0, 1] → linear light → XYZ under daylight D65 → Lab (CIE 15; IEC 61966-2-1):
 #
 #     linear = v / 12.92 if v ≤ 0.04045 else ((v + 0.055) / 1.055)^2.4,      XYZ = M linear
 #     f(x) = x^(1/3) if x > (6/29)³ else x / (3 (6/29)²) + 4/29
@@ -390,28 +368,15 @@ _KNEE = 6 / 29
 
 def to_lab(rgb_BCHW: Tensor) -> Tensor:
     linear = torch.where(rgb_BCHW <= 0.04045, rgb_BCHW / 12.92, ((rgb_BCHW + 0.055) / 1.055) ** 2.4)
-    _, _, to_share = _xyz(rgb_BCHW.device, rgb_BCHW.dtype)
-    share = torch.einsum("kc,bchw->bkhw", to_share, linear)
+    share = torch.einsum("kc,bchw->bkhw", _to_share(rgb_BCHW.device, rgb_BCHW.dtype), linear)
     root, line = share.clamp_min(_KNEE**3) ** (1 / 3), share / (3 * _KNEE**2) + 4 / 29
     bent = torch.where(share > _KNEE**3, root, line)
     x, y, z = bent.unbind(1)
     return torch.stack((116 * y - 16, 500 * (x - y), 200 * (y - z)), 1)
 
 
-def from_lab(lab_BCHW: Tensor) -> Tensor:
-    lightness, a, b = lab_BCHW.unbind(1)
-    y = (lightness + 16) / 116
-    bent = torch.stack((y + a / 500, y, y - b / 200), 1)
-    share = torch.where(bent > _KNEE, bent**3, 3 * _KNEE**2 * (bent - 4 / 29))
-    inverse, white_C, _ = _xyz(lab_BCHW.device, lab_BCHW.dtype)
-    linear = torch.einsum("kc,bchw->bkhw", inverse, share * white_C[:, None, None])
-    root = 1.055 * linear.clamp_min(0) ** (1 / 2.4) - 0.055
-    return torch.where(linear <= 0.04045 / 12.92, 12.92 * linear, root).clamp(0, 1)
-
-
 @lru_cache(maxsize=8)
-def _xyz(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def _to_share(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Linear light to the share of the white point."""
     matrix = torch.tensor(_TO_XYZ, dtype=dtype)
-    white_C = matrix.sum(1)
-    inverse, share = torch.linalg.inv(matrix), matrix / white_C[:, None]
-    return inverse.to(device), white_C.to(device), share.to(device)
+    return (matrix / matrix.sum(1)[:, None]).to(device)

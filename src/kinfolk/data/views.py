@@ -1,13 +1,11 @@
 """Views: the augmented versions of a batch of images, made as tensors on the training device.
 
 The order, parameters and probabilities are torchvision's: random resized crop, flip, colour jitter,
-greyscale, Gaussian blur, solarise, normalise. Crop, flip and blur take two matrix products, all
-colours and the normalisation one. An accelerator makes all views at once; a CPU makes them in parts
-that fit its cache, and large images one by one.
+greyscale, Gaussian blur, solarise, normalise. An accelerator makes all views at once, in three
+matrix products; a CPU makes them in parts that fit its cache, and large images one by one.
 
 Three approximations: values are cut to [0, 1] once, at the end; the hue is rotated about the grey
-axis; contrast uses the mean grey after the blur. On photographs the colours differ from
-torchvision's by 0.012 on average (of 1) at strength 0.5, where the jitter changes them by 0.10.
+axis; contrast uses the mean grey after the blur.
 
 Dimension key: V views, B images of the batch, R = V·B images of all views, C = 3 channels, H × W
 pixels of the input, S pixels of a side of the output, X blurred images.
@@ -34,14 +32,13 @@ from kinfolk.data.transforms import (
     Draws,
     apply_blur,
     blur_matrices,
-    box_weights,
     centred_boxes,
     constant,
     draw,
-    from_lab,
     recolour,
     resample,
     resample_each,
+    resize_weights,
     taps_for,
     to_lab,
 )
@@ -58,15 +55,13 @@ _CHUNK_BYTES = 2**24  # working memory at a time on the CPU: what fits its cache
 class Views:
     """Makes augmented views of a batch of images.
 
-    The generator gives one block of numbers per view, whatever the settings: the same state gives
-    the same crops with and without blur, and the same first view of two or eight.
+    The same state of the generator gives the same crops with and without blur, and the same first
+    view of two or eight.
 
     Args:
         preset: `simclr`, `moco`, `byol`, `sogclr`, `mild`, `clip` or `plain`; see `presets.py`.
         size: pixels of a side of the views.
         mean, std: per channel, of values in [0, 1], or of L, a and b.
-        evaluate_share: side of the centre crop of `evaluate`, as a share of the shorter side; 7/8
-            above 64 pixels, else all.
         space: "rgb", or "lab" for CIE Lab.
         overrides: any setting of `Augmentation`; a list of single numbers gives one value per view.
 
@@ -83,27 +78,20 @@ class Views:
         size: int,
         mean: tuple[float, ...] | list[float] | None = None,
         std: tuple[float, ...] | list[float] | None = None,
-        evaluate_share: float | None = None,
         space: str = "rgb",
         **overrides: Value,
     ) -> None:
         require(size >= 1, "size", size, "at least 1")
         require_choice("space", space, list(SPACES))
         self.preset, self.size, self.space = preset, size, space
-        default_mean, default_std = SPACES[space]
-        self.mean = tuple(map(float, default_mean if mean is None else mean))
-        self.std = tuple(map(float, default_std if std is None else std))
-        is_rgb = space == "rgb"
-        self._rgb_normalisation: tuple[Triple, Triple] = (
-            (self.mean, self.std) if is_rgb else ((0.0,) * 3, (1.0,) * 3)
+        self.mean, self.std = (
+            tuple(map(float, default if given is None else given))
+            for given, default in zip((mean, std), SPACES[space], strict=True)
         )
         require(len(self.mean) == 3, "mean", mean, "three numbers")
         require(len(self.std) == 3 and min(self.std) > 0, "std", std, "three numbers above 0")
-        default_share = 1.0 if size <= SMALL else 7 / 8
-        self.evaluate_share = default_share if evaluate_share is None else float(evaluate_share)
-        require(0 < self.evaluate_share <= 1, "evaluate_share", evaluate_share, "in (0, 1]")
         self.augmentations = augmentations(preset, size, overrides)
-        given: dict[str, Any] = {"mean": mean, "std": std, "evaluate_share": evaluate_share}
+        given: dict[str, Any] = {"mean": mean, "std": std}
         given |= {"space": None if space == "rgb" else space, **overrides}
         self._given = {name: value for name, value in given.items() if value is not None}
 
@@ -134,7 +122,7 @@ class Views:
         for uniform_BU in uniform_VBU:
             uniform_BU.uniform_(generator=generator)
         draws = draw(hows, uniform_VBU, height, width, aspect)
-        if pixels.device.type != "cpu" and all(how.kernel == hows[0].kernel for how in hows):
+        if pixels.device.type != "cpu":
             self._render(pixels, hows, draws.flatten(), views.flatten(0, 1))
             return views
         for view, how in enumerate(hows):
@@ -143,37 +131,29 @@ class Views:
         return views
 
     def evaluate(self, pixels: Tensor, aspect: Tensor | None = None) -> Tensor:
-        """The centre square of the original, resized and normalised: (B, 3, size, size)."""
+        """The centre square of the original, above 64 pixels 7/8 of it, resized and normalised:
+        (B, 3, size, size)."""
         _check(pixels, aspect)
         batch, height, width, _ = pixels.shape
         device = pixels.device
         aspect_B = constant((width / height,), device).expand(batch)
         if aspect is not None:
             aspect_B = aspect.float()
-        box_B4 = centred_boxes(aspect_B, height, width, (1.0, 1.0), share=self.evaluate_share)
+        box_B4 = centred_boxes(
+            aspect_B, height, width, (1.0, 1.0), share=1.0 if self.size <= SMALL else 7 / 8
+        )
         images = torch.empty(batch, 3, self.size, self.size, device=device)
-        identity_BCC = torch.eye(3, device=device).expand(batch, 3, 3)
-        zero_BC = torch.zeros(batch, 3, device=device)
+        mean_C11, std_C11 = constant((self.mean, self.std), device)[:, :, None, None]
         for part in self._parts(pixels):
-            image = resize(pixels[part], box_B4[part], self.size)
-            maps = identity_BCC[part], zero_BC[part]
-            normalise(image, *maps, *self._rgb_normalisation, out_RCSS=images[part])
-            self._convert(images[part])
+            image = resize(pixels[part], box_B4[part], self.size).div_(255).clamp_(0, 1)
+            image = image if self.space == "rgb" else to_lab(image)
+            torch.div(image.sub_(mean_C11), std_C11, out=images[part])
         return images
-
-    def to_rgb(self, views: Tensor) -> Tensor:
-        """Undoes the normalisation: views (…, 3, H, W) as red, green and blue in [0, 1]."""
-        mean_C11, std_C11 = constant((self.mean, self.std), views.device)[:, :, None, None]
-        values: Tensor = views * std_C11 + mean_C11
-        if self.space == "rgb":
-            return values.clamp(0, 1)
-        return from_lab(values.flatten(0, -4)).view_as(values)
 
     def config(self) -> dict[str, Any]:
         """All resolved settings: `Views(**views.config())` makes the same views."""
         settings: dict[str, Any] = {"preset": self.preset, "size": self.size, "space": self.space}
         settings |= {"mean": list(self.mean), "std": list(self.std)}
-        settings["evaluate_share"] = self.evaluate_share
         for field in fields(Augmentation):
             first, *others = values = [getattr(how, field.name) for how in self.augmentations]
             one = list(first) if isinstance(first, tuple) else first
@@ -187,13 +167,11 @@ class Views:
     def _render(
         self, pixels: Tensor, hows: Sequence[Augmentation], draws: Draws, out_RCSS: Tensor
     ) -> None:
-        render(pixels, hows, draws, *self._rgb_normalisation, out_RCSS=out_RCSS)
-        self._convert(out_RCSS)
-
-    def _convert(self, image_RCSS: Tensor) -> None:
-        if self.space == "lab":
-            mean_C11, std_C11 = constant((self.mean, self.std), image_RCSS.device)[:, :, None, None]
-            image_RCSS.copy_((to_lab(image_RCSS) - mean_C11) / std_C11)
+        if self.space == "rgb":
+            return render(pixels, hows, draws, self.mean, self.std, out_RCSS)
+        render(pixels, hows, draws, (0.0,) * 3, (1.0,) * 3, out_RCSS)
+        mean_C11, std_C11 = constant((self.mean, self.std), out_RCSS.device)[:, :, None, None]
+        out_RCSS.copy_((to_lab(out_RCSS) - mean_C11) / std_C11)
 
     def _parts(self, pixels: Tensor) -> Iterator[slice]:
         """Parts of the batch to process at a time; on an accelerator the whole batch."""
@@ -216,10 +194,9 @@ def render(
     std: Triple,
     out_RCSS: Tensor,
 ) -> None:
-    """Makes views of uint8 pixels in `out_RCSS`. `draws` are of all views, view after view; `hows`
-    are the augmentations of the views, with one `kernel`."""
+    """Makes views of uint8 pixels in `out_RCSS`. `draws` are of all views, view after view."""
     size = out_RCSS.shape[-1]
-    num_taps = taps_for(hows[0].kernel, size) if any(how.blur > 0 for how in hows) else 0
+    num_taps = taps_for(size) if any(how.blur > 0 for how in hows) else 0
     image_RCSS = resize(pixels_BHWC, draws.box, size, draws.flip, draws, num_taps)
     mean_RC1 = image_RCSS.mean(dim=(2, 3))[:, :, None] / 255
     offset_RC = torch.bmm(draws.pull, mean_RC1)[:, :, 0]
@@ -227,7 +204,7 @@ def render(
     parts = (x.chunk(len(hows)) for x in (out_RCSS, draws.solarise))
     for how, image_BCSS, chosen_B in zip(hows, *parts, strict=True):
         if how.solarise > 0:
-            solarise(image_BCSS, chosen_B, how.threshold, mean, std)
+            solarise(image_BCSS, chosen_B, mean, std)
 
 
 def resize(
@@ -238,8 +215,7 @@ def resize(
     draws: Draws | None = None,
     num_taps: int = 0,
 ) -> Tensor:
-    """The boxes resized to (R, C, S, S), float32 in [0, 255]; with `num_taps`, also blurred as
-    drawn."""
+    """(R, C, S, S) float32 in [0, 255]; with `num_taps`, also blurred as drawn."""
     _, height, width, _ = pixels_BHWC.shape
     if pixels_BHWC.device.type == "cpu" and height * width >= transforms.LARGE:
         image_RCSS = resample_each(pixels_BHWC, box_R4, size, flip_R)
@@ -252,7 +228,9 @@ def resize(
                 image_RCSS[at] = apply_blur(image_RCSS[at], blur_SS, radius)
         return image_RCSS
 
-    rows_RSH, columns_RSW = box_weights(box_R4, height, width, size, flip_R)
+    top_R, left_R, tall_R, wide_R = box_R4.unbind(-1)
+    rows_RSH = resize_weights(top_R, tall_R, height, size)
+    columns_RSW = resize_weights(left_R, wide_R, width, size, flip_R)
     if draws is not None and num_taps > 0:
         no_blur = constant(NO_BLUR, draws.sigma.device)
         sigma_R = torch.where(draws.blur, draws.sigma, no_blur)
@@ -269,8 +247,7 @@ def normalise(
     std: Triple,
     out_RCSS: Tensor,
 ) -> None:
-    """Applies a colour map to values in [0, 255], cuts to black and white, and normalises into
-    `out_RCSS`."""
+    """Applies a colour map to values in [0, 255], clamps and normalises them into `out_RCSS`."""
     mean_C, std_C = constant((mean, std), image_RCSS.device)
     scale_C1, low_C11, high_C11 = _scale_and_limits(mean, std, image_RCSS.device)
     recolour(
@@ -292,19 +269,16 @@ def normalise(
 def _scale_and_limits(
     mean: Triple, std: Triple, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """255 times the standard deviation (C, 1), and the normalised values of black and white (C, 1,
-    1)."""
+    """255 times the deviation (C, 1), and black and white, normalised (C, 1, 1)."""
     mean_C, std_C = torch.tensor((mean, std), dtype=torch.float64)
     limits = [((value - mean_C) / std_C).float()[:, None, None].to(device) for value in (0, 1)]
     return (255 * std_C).float()[:, None].to(device), *limits
 
 
-def solarise(
-    image_BCSS: Tensor, chosen_B: Tensor, threshold: float, mean: Triple, std: Triple
-) -> None:
-    """Inverts the values from the threshold on, of normalised images where `chosen_B`, in place."""
+def solarise(image_BCSS: Tensor, chosen_B: Tensor, mean: Triple, std: Triple) -> None:
+    """Inverts the values from 128 / 255 on, of normalised images where `chosen_B`, in place."""
     mean_C11, std_C11 = constant((mean, std), image_BCSS.device)[:, :, None, None]
-    limit_C11, twice_C11 = (threshold - mean_C11) / std_C11, (1 - 2 * mean_C11) / std_C11
+    limit_C11, twice_C11 = (128 / 255 - mean_C11) / std_C11, (1 - 2 * mean_C11) / std_C11
     if image_BCSS.device.type == "cpu":  # only a CPU gains by leaving images out
         chosen_X = chosen_B.nonzero()[:, 0]
         x_XCSS = image_BCSS[chosen_X]
@@ -322,7 +296,4 @@ def _check(pixels: Tensor, aspect: Tensor | None) -> None:
             " (batch, height, width, 3)"
         )
     if aspect is not None and aspect.shape != pixels.shape[:1]:
-        raise UsageError(
-            f"`aspect` (=shape {tuple(aspect.shape)}) must hold one number per image of `pixels`"
-            f" (={len(pixels)})"
-        )
+        raise UsageError(f"`aspect` (=shape {tuple(aspect.shape)}) must have {len(pixels)} numbers")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import pickle
 import subprocess
@@ -14,11 +13,8 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, final
-
-import numpy as np
-import numpy.typing as npt
 
 from kinfolk.data import decode
 from kinfolk.data.decode import Place, Read, read_file, strict_pillow
@@ -43,116 +39,62 @@ def read_files(
 ) -> Iterator[Read]:
     """Decodes in `workers` processes. A file that crashes its worker is refused."""
     pool = DecodePool(height, width, pixel_cap, workers, digests=True)
-    step = 4 * _CHUNK * workers
-    ahead = ThreadPoolExecutor(1, "kinfolk-ahead")
+    ahead: deque[Future[list[Read]]] = deque()
     try:
-        reading = ahead.submit(pool.read, places[:step])
-        for start in range(step, len(places) + step, step):
-            rows, reads = reading.result()
-            reading = ahead.submit(pool.read, places[start : start + step])
-            for row, read in zip(rows, reads, strict=True):
-                yield read if read.reason is not None else read._replace(pixels=np.array(row))
+        for start in range(0, len(places), _CHUNK):
+            ahead.append(pool.submit(places[start : start + _CHUNK]))
+            if len(ahead) > 4 * workers:
+                yield from ahead.popleft().result()
+        while ahead:
+            yield from ahead.popleft().result()
     finally:
         pool.close()
-        ahead.shutdown(wait=True, cancel_futures=True)
 
 
 @final
 class DecodePool:
-    """Persistent worker processes; `read` may be called from several threads at once. Workers write
-    pixels to a file in memory that this process maps. With 0 `workers` this process decodes."""
+    """Persistent worker processes; with 0 `workers` this process decodes. `read` may be called from
+    several threads at once."""
 
     def __init__(
         self, height: int, width: int, pixel_cap: int, workers: int, digests: bool = False
     ) -> None:
-        self.height, self.width, self.workers = height, width, workers
-        self._setting = height, width, pixel_cap, digests
+        self.workers, self._setting = workers, (height, width, pixel_cap, digests)
         self._closing, self._idle = threading.Event(), deque[_Worker]()
         self._threads = ThreadPoolExecutor(max(1, workers), "kinfolk-decode")
-        self._boards: list[_SharedRows] = []
-        self._lock = threading.Lock()
-        self._finalizer = weakref.finalize(self, _end, self._closing, self._idle, self._boards)
+        self._finalizer = weakref.finalize(self, _end, self._closing, self._idle)
 
-    def read(self, places: Sequence[Place]) -> tuple[npt.NDArray[np.uint8], list[Read]]:
-        """(B, H, W, 3) pixels, arbitrary in the rows of refused images, and the result for each
-        image. The memory of the pixels is reused as soon as nothing refers to them."""
-        if not self.workers:
-            return self._read_here(places)
-        board = self._board(len(places))
-        rows = board.rows[: len(places)]
-        weakref.finalize(rows, board.release).atexit = False
-        chunk = min(_CHUNK, max(1, len(places) // (2 * self.workers)))
-        parts = [
-            self._threads.submit(self._chunk, places[start : start + chunk], board.path, start)
-            for start in range(0, len(places), chunk)
-        ]
-        return rows, [read for part in parts for read in part.result()]
+    def read(self, places: Sequence[Place]) -> list[Read]:
+        chunk = min(_CHUNK, max(1, len(places) // (2 * max(1, self.workers))))
+        starts = range(0, len(places), chunk)
+        parts = [self.submit(places[start : start + chunk]) for start in starts]
+        return [read for part in parts for read in part.result()]
+
+    def submit(self, places: Sequence[Place]) -> Future[list[Read]]:
+        return self._threads.submit(self._read, places)
 
     def close(self) -> None:
         self._closing.set()
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._finalizer()
 
-    def _chunk(self, places: Sequence[Place], board: str, first: int) -> list[Read]:
+    def _read(self, places: Sequence[Place]) -> list[Read]:
+        if not self.workers:
+            with strict_pillow():
+                return [read_file(place, *self._setting) for place in places]
         try:
             worker = self._idle.pop()
         except IndexError:
             worker = _Worker(self._setting, self._closing)
-        reads = worker.read(places, board, first)
+        reads = worker.read(places)
         self._idle.append(worker)
         return reads
 
-    def _read_here(self, places: Sequence[Place]) -> tuple[npt.NDArray[np.uint8], list[Read]]:
-        with strict_pillow():
-            reads = [read_file(place, *self._setting) for place in places]
-        rows = np.zeros((len(places), self.height, self.width, 3), dtype=np.uint8)
-        for row, read in zip(rows, reads, strict=True):
-            if read.pixels is not None:
-                row[:] = read.pixels
-        return rows, reads
 
-    def _board(self, rows: int) -> _SharedRows:
-        with self._lock:
-            free = (board for board in self._boards if board.free and len(board.rows) >= rows)
-            if (found := next(free, None)) is None:
-                found = _SharedRows(rows, self.height, self.width)
-                self._boards.append(found)
-            found.free = False
-            return found
-
-
-class _SharedRows:
-    """A file with a row for each image, shared with the workers: on Linux in memory and without a
-    name, so that it is freed however this process ends."""
-
-    def __init__(self, rows: int, height: int, width: int) -> None:
-        shape = max(1, rows), height, width, 3
-        self._is_named = not hasattr(os, "memfd_create")
-        if self._is_named:
-            self._handle, self.path = tempfile.mkstemp(prefix="kinfolk-")
-        else:
-            self._handle = os.memfd_create("kinfolk")
-            self.path = f"/proc/{os.getpid()}/fd/{self._handle}"
-        os.truncate(self._handle, math.prod(shape))
-        self.rows = np.memmap(self.path, dtype=np.uint8, mode="r+", shape=shape)
-        self.free = True
-
-    def release(self) -> None:
-        self.free = True
-
-    def close(self) -> None:
-        os.close(self._handle)
-        if self._is_named:
-            with contextlib.suppress(OSError):
-                os.unlink(self.path)
-
-
-def _end(closing: threading.Event, idle: deque[_Worker], boards: list[_SharedRows]) -> None:
+def _end(closing: threading.Event, idle: deque[_Worker]) -> None:
     closing.set()
     while idle:
         idle.pop().stop()
-    for board in boards:
-        board.close()
 
 
 @final
@@ -161,9 +103,9 @@ class _Worker:
         self._setting, self._closing = json.dumps(setting), closing
         self._start()
 
-    def read(self, places: Sequence[Place], board: str, first: int) -> list[Read]:
+    def read(self, places: Sequence[Place]) -> list[Read]:
         try:
-            return self._ask(places, board, first)
+            return self._ask(places)
         except (EOFError, OSError, pickle.UnpicklingError):
             if self._closing.is_set():
                 return [_CRASHED] * len(places)
@@ -171,8 +113,7 @@ class _Worker:
             self._start()
             if len(places) == 1:
                 return [_CRASHED]
-            singly = (self.read([place], board, row) for row, place in enumerate(places, first))
-            return [read for reads in singly for read in reads]
+            return [read for place in places for read in self.read([place])]
 
     def stop(self) -> None:
         process = self._process
@@ -204,9 +145,9 @@ class _Worker:
                 " `workers=0` to decode in the main process"
             )
 
-    def _ask(self, places: Sequence[Place], board: str, first: int) -> list[Read]:
+    def _ask(self, places: Sequence[Place]) -> list[Read]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        pickle.dump((list(places), board, first), self._process.stdin)
+        pickle.dump(list(places), self._process.stdin)
         self._process.stdin.flush()
         return [Read(*answer) for answer in pickle.load(self._process.stdout)]

@@ -166,8 +166,9 @@ def draw_strips(data: ImageData, views: Views, seed: int) -> list[Strip]:
 
     ids, samples, size = choose(data.num_train, seed, NUM_SAMPLES), data.samples, views.size
     chosen, random = torch.from_numpy(ids), generator(seed, "strips")
-    made = views(data.pixels(chosen), random, aspect=data.aspect(chosen), num_views=NUM_VIEWS)
-    rgb_VBCHW = (views.to_rgb(made) * 255).round().to(torch.uint8)
+    rgb = type(views)(**{**views.config(), "space": "rgb", "mean": (0, 0, 0), "std": (1, 1, 1)})
+    made = rgb(data.pixels(chosen), random, aspect=data.aspect(chosen), num_views=NUM_VIEWS)
+    rgb_VBCHW = (made.clamp(0, 1) * 255).round().to(torch.uint8)
     views_BVHW3 = np.ascontiguousarray(rgb_VBCHW.permute(1, 0, 3, 4, 2).numpy())
     names, gap, strips = _class_names(data), max(1, round(size * GAP)), []
     originals = square_images(data, ids, 2 * size)

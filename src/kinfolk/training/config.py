@@ -72,7 +72,7 @@ class DataConfig(Section):
     labels_from_folders: bool | None = False
     """Use sub-folders as classes; null: for a folder of images, and the labels of other data."""
     exclude: str | None = None
-    """Samples to leave out: a .csv with the column `key`, or a .txt of keys."""
+    """Samples to leave out: a .csv with the column `key`."""
     image_column: str = "image"
     """Column of a table with the images."""
     label_column: str | None = None
@@ -83,10 +83,6 @@ class DataConfig(Section):
     """Column of a table of text pairs with the anchors; null: `anchor`."""
     positive_column: str | None = None
     """Column with the positives of the anchors; null: `positive`."""
-    group_column: str | None = None
-    """Column with groups of samples that are never negatives of each other; null: `group`."""
-    split_column: str | None = None
-    """Column with the splits; null: `split`, if there is one."""
     pixel_cap: int = Field(default=50_000_000, ge=1)
     """Images with more pixels are refused, by their header, before they are decoded."""
     workers: int | None = Field(default=None, ge=0)
@@ -297,6 +293,8 @@ REMOVED = {
     "checkpoint.best": False,
     "data.hierarchy": False,
     "data.depth": True,
+    "data.group_column": True,
+    "data.split_column": True,
 }
 """Settings of earlier versions, which run folders may have; whether they determined the result."""
 

@@ -200,7 +200,7 @@ def lock_run_folder(folder: Path, rank: int = 0) -> Iterator[None]:
                 parent.rmdir()
 
 
-COLUMNS = ("image", "label", "caption", "group", "split", "anchor", "positive")
+COLUMNS = ("image", "label", "caption", "anchor", "positive")
 
 
 def open_data(data: object | None, config: TrainConfig, run: Run | None = None) -> Source:
