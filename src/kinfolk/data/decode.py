@@ -137,7 +137,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I") or image.mode == "F":
         return Image.fromarray(_to_bytes(np.asarray(image), image.mode)).convert("RGB")
     if image.has_transparency_data:
-        rgba = image.convert("RGBA")
+        rgba = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
         page = Image.new("RGB", rgba.size, "white")
         page.paste(rgba, mask=rgba.getchannel("A"))
         return page

@@ -217,48 +217,46 @@ def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
     found: list[tuple[str, str, str, str | None]] = []
     refused: Refusals = []
     splits: dict[str, str] = {}
-    start, others = len(os.path.join(root, "")), 0
-
-    def refuse_folder(error: OSError) -> None:
-        if error.filename == str(root):
-            raise KinfolkError(f"the folder `{short(str(root))}` can't be read: {error.strerror}")
-        reason = f"the folder can't be read: {error.strerror}"
-        refused.append((as_utf8(error.filename[start:]) + "/", reason))
-
-    above = {str(root): frozenset[str]()}  # where the folders above each one really are
-    for folder, folders, names in os.walk(str(root), onerror=refuse_folder, followlinks=True):
-        here = os.path.realpath(folder)
-        around = above.pop(folder) | {here}
-        inside = {name: os.path.realpath(os.path.join(folder, name)) for name in folders}
-        folders[:] = [
-            name
-            for name, target in inside.items()
-            if not _is_hidden(name)
-            and target not in around  # a link back
-            and not f"{here}{os.sep}".startswith(target + os.sep)
-        ]
-        above |= {os.path.join(folder, name): around for name in folders}
-        parts = as_utf8(folder[start:]).split(os.sep) if folder[start:] else []
+    others = 0
+    # the folders to read, and where those above each one really are
+    todo: list[tuple[str, list[str], frozenset[str]]] = [(str(root), [], frozenset())]
+    while todo:
+        folder, parts, above = todo.pop()
+        try:
+            with os.scandir(folder) as listing:
+                entries = [(each, _kind(each)) for each in listing if not _is_hidden(each.name)]
+        except OSError as error:
+            reason = f"can't be read: {error.strerror}"
+            if not parts:
+                raise KinfolkError(f"the folder `{short(folder)}` {reason}") from error
+            refused.append((f"{'/'.join(parts)}/", f"the folder {reason}"))
+            continue
         if not parts:
-            splits = {name: SPLITS[name.lower()] for name in folders if name.lower() in SPLITS}
-            if "train" not in splits.values() or (len(splits) == 1 and len(folders) > 1):
+            names = [entry.name for entry, kind in entries if kind == "folder"]
+            splits = {name: SPLITS[name.lower()] for name in names if name.lower() in SPLITS}
+            if "train" not in splits.values() or (len(splits) == 1 and len(names) > 1):
                 splits = {}
+        here = os.path.realpath(folder)
         split = splits.get(parts[0] if parts else "") if splits else "train"
-        kind = next(iter(parts[1:] if splits else parts), None)
-        with os.scandir(folder) as entries:  # it knows them without asking for each file's status
-            regular = {entry.name for entry in entries if entry.is_file(follow_symlinks=False)}
-        for name in names:
-            if _is_hidden(name) or not is_image_name(name):
-                others += not _is_hidden(name)
+        name = next(iter(parts[1:] if splits else parts), None)
+        for entry, kind in entries:
+            path, inner = entry.path, [*parts, as_utf8(entry.name)]
+            if kind == "folder":
+                target = os.path.realpath(path)
+                # not a link back
+                if target not in above and not f"{here}{os.sep}".startswith(f"{target}{os.sep}"):
+                    todo.append((path, inner, above | {here}))
                 continue
-            path, key = f"{folder}{os.sep}{name}", "/".join([*parts, as_utf8(name)])
-            reason = None if name in regular or os.path.isfile(path) else "not a readable file"
+            if not is_image_name(entry.name):
+                others += 1
+                continue
+            reason = None if kind == "file" else "not a readable file"
             if reason is None and split is None:
                 reason = f"outside the split folders {', '.join(f'{x}/' for x in sorted(splits))}"
             if reason is None:
-                found.append((key, path, str(split), kind))
+                found.append(("/".join(inner), path, str(split), name))
             else:
-                refused.append((key, reason))
+                refused.append(("/".join(inner), reason))
     if not found and not refused:
         only = f", only {others:,} other files" if others else ""
         raise KinfolkError(f"`{root}` contains no images{only}")
@@ -285,6 +283,14 @@ def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
 
 def is_image_name(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in _IMAGE
+
+
+def _kind(entry: os.DirEntry[str]) -> str:
+    """Only the status of a link is asked for."""
+    path = entry.path if entry.is_symlink() else None
+    if entry.is_dir() if path is None else os.path.isdir(path):
+        return "folder"
+    return "file" if (entry.is_file() if path is None else os.path.isfile(path)) else "other"
 
 
 def _is_hidden(name: str) -> bool:

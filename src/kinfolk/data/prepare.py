@@ -108,7 +108,7 @@ def prepare(
             try:
                 with strict_pillow(), closing(reads):
                     shown = show_progress(reads, shape[0], "Reading images", enabled=progress)
-                    samples, refused = listing.tabulate(_store(shown, store))
+                    samples, refused = listing.tabulate(shown, store)
                 if folder is not None and isinstance(store, FileStore):
                     found = folder.publish(store, samples, refused)
                 else:
@@ -117,13 +117,6 @@ def prepare(
                 store.abandon()
                 raise
     return listing.image_data(found, folder)
-
-
-def _store(reads: Iterable[Read], store: MemoryStore | FileStore) -> Iterator[Read]:
-    for read in reads:
-        if read.pixels is not None:
-            store.add(read.pixels)
-        yield read._replace(pixels=None)
 
 
 @contextmanager
@@ -224,11 +217,19 @@ class Listing:
             found.update(json.dumps([self._items[index].key, status]).encode())
         return found.hexdigest()
 
-    def tabulate(self, reads: Iterable[Read]) -> tuple[Samples, Refusals]:
-        items = (self._items[index] for index in self.images)
-        both = list(zip(items, reads, strict=True))
-        good = [(item, read) for item, read in both if read.reason is None]
-        refused = [(item.key, read.reason) for item, read in both if read.reason is not None]
+    def tabulate(
+        self, reads: Iterable[Read], store: MemoryStore | FileStore
+    ) -> tuple[Samples, Refusals]:
+        """Stores the pixels; returns the table of their images, and the others."""
+        good: list[tuple[Item, Read]] = []
+        refused: Refusals = []
+        for index, read in zip(self.images, reads, strict=True):
+            item = self._items[index]
+            if read.pixels is None:
+                refused.append((item.key, str(read.reason)))
+            else:
+                store.add(read.pixels)
+                good.append((item, read._replace(pixels=None)))
         if not good:
             raise all_refused(self._source.name, [*self._source.refused, *refused])
         samples = tabulate(
