@@ -102,14 +102,14 @@ DIFFERENCES: list[tuple[Samples, str | None]] = [
         samples(classes=["cat", "cow"]),
         "the classes were ['cat', 'dog'], are now ['cat', 'cow']",
     ),
-    (taken([0, 2, 3]), "sample 1 (b\\n.png) is now missing"),
-    (taken([0, 1, 2]), "sample 3 (d.png) is now missing"),
-    (taken([0, 2, 1, 3]), "the order has changed: sample 1 was b\\n.png, is now <c>.png"),
+    (taken([0, 2, 3]), "sample 1 (of 4) was b\\n.png, is now <c>.png (of 3)"),
+    (taken([0, 1, 2]), "sample 3 (of 4) was d.png, is now missing (of 3)"),
+    (taken([0, 2, 1, 3]), "sample 1 (of 4) was b\\n.png, is now <c>.png (of 4)"),
     (
         samples(keys=["a.png", "new.png", "<c>.png", "d.png"]),
-        "sample 1 (b\\n.png) is now missing",
+        "sample 1 (of 4) was b\\n.png, is now new.png (of 4)",
     ),
-    (taken([0, 1, 2, 3, 3]), "there were 4 samples, there are now 5"),
+    (taken([0, 1, 2, 3, 3]), "sample 4 (of 4) was missing, is now d.png (of 5)"),
 ]
 
 
@@ -121,11 +121,11 @@ def test_the_first_difference_of_two_tables_is_named() -> None:
 def test_an_added_sample_is_named() -> None:
     assert (
         taken([0, 2, 3]).first_difference(samples())
-        == "b\\n.png was not there before and is now sample 1"
+        == "sample 1 (of 3) was <c>.png, is now b\\n.png (of 4)"
     )
     assert (
         taken([0, 1, 2]).first_difference(samples())
-        == "d.png was not there before and is now sample 3"
+        == "sample 3 (of 3) was missing, is now d.png (of 4)"
     )
 
 

@@ -208,9 +208,11 @@ def find_cifar(path: Path) -> tuple[Path, Layout] | None:
     """The archive, the extracted folder or the folder above it, if `path` is one of these. A `.tar`
     that can't be read to its end is none, because shards are read as far as possible."""
     if path.is_dir():
-        places = [(folder, kind) for kind in _CIFAR for folder in (path, path / kind.folder)]
-        is_whole = (all((at / name).is_file() for name in kind.files) for at, kind in places)
-        return next((place for place, whole in zip(places, is_whole, strict=True) if whole), None)
+        for kind in _CIFAR:
+            for folder in (path, path / kind.folder):
+                if all((folder / name).is_file() for name in kind.files):
+                    return folder, kind
+        return None
     try:
         with tarfile.open(path) as archive:
             names = set(archive.getnames())
@@ -221,8 +223,10 @@ def find_cifar(path: Path) -> tuple[Path, Layout] | None:
         raise KinfolkError(
             f"`{path}` is not a readable archive: {why}; download it again"
         ) from error
-    found = (kind for kind in _CIFAR if names >= {f"{kind.folder}/{name}" for name in kind.files})
-    return next(((path, kind) for kind in found), None)
+    for kind in _CIFAR:
+        if names >= {f"{kind.folder}/{name}" for name in kind.files}:
+            return path, kind
+    return None
 
 
 def open_cifar(path: Path, layout: Layout) -> ArraySource:

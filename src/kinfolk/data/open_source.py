@@ -49,10 +49,10 @@ def open_source(
         spec: "digits"; a path (see "Sources" in docs/data.md); an array or tensor of images, or
             (images, labels); or a map-style `Dataset`, or a mapping from split to `Dataset`.
         labels: of an array, a tensor or a `.npy` file.
-        labels_from_folders: use the first folder (below `train/` …) of each file as its class;
-            None: only if `spec` is a folder of images.
-        index_dir: a cache folder for the table of samples of shards.
-        columns: names of a table's columns, as in `label_column="class"`.
+        labels_from_folders: the first folder (below `train/` …) of a file is its class; None: if
+            `spec` is a folder of images.
+        index_dir: a cache folder for the table of shards.
+        columns: of a table, as in `label_column="class"`.
     """
     if isinstance(spec, tuple) and len(spec) == 2 and labels is None:
         spec, labels = spec
@@ -238,7 +238,7 @@ def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
                 splits = {}
         here = os.path.realpath(folder)
         split = splits.get(parts[0] if parts else "") if splits else "train"
-        name = next(iter(parts[1:] if splits else parts), None)
+        first = next(iter(parts[1:] if splits else parts), None)
         for entry, kind in entries:
             path, inner = entry.path, [*parts, as_utf8(entry.name)]
             if kind == "folder":
@@ -254,7 +254,7 @@ def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
             if reason is None and split is None:
                 reason = f"outside the split folders {', '.join(f'{x}/' for x in sorted(splits))}"
             if reason is None:
-                found.append(("/".join(inner), path, str(split), name))
+                found.append(("/".join(inner), path, str(split), first))
             else:
                 refused.append(("/".join(inner), reason))
     if not found and not refused:

@@ -67,18 +67,16 @@ def prepare(
     progress: bool = False,
     shared: bool = False,
 ) -> ImageData:
-    """Reads every image once. Bad images are refused with a reason, never replaced. Text pairs have
-    no images, and no argument applies to them.
+    """Reads every image once. Bad images are refused with a reason, never replaced.
 
     Images are squashed to `image_size` × `image_size`; arrays of one size keep it if no side is
     above 64 or `image_size`. Pixels are kept in memory if they take less than half of what is free,
-    and in a mapped file otherwise, or if `shared`, or if there is a `cache_dir` and they take more
-    than 64 MiB. A complete file in `cache_dir` for the same images is used again.
+    and in a mapped file otherwise, or if `shared` by processes, or if there is a `cache_dir` and
+    they take more than 64 MiB. A complete file in `cache_dir` for the same images is used again.
 
     Args:
         workers: processes that decode files; None: one per processor; 0: none.
         pixel_cap: largest width × height, read from the header.
-        shared: several processes will use the same pixels; needs `cache_dir`.
     """
     if source.has_texts:
         return read_pairs(source)
@@ -103,7 +101,8 @@ def prepare(
         if found is None and folder is not None:
             found = folder.find()  # another process may have written it meanwhile
         if found is None:
-            store = MemoryStore(shape) if in_memory else FileStore(folder and folder.path, shape)
+            path = None if folder is None else folder.path
+            store = MemoryStore(shape) if in_memory else FileStore(path, shape)
             reads = _read_all(source, listing.images, (height, width, pixel_cap), workers)
             try:
                 with strict_pillow(), closing(reads):

@@ -149,7 +149,7 @@ class Samples:
         keys: relative paths, or `split/row` of an array.
         widths, heights: (N,) of the original image, after EXIF rotation.
         labels: (N,) with −1 for unlabelled; None if no sample has a label.
-        sizes_bytes, modified_ns: (N,) of the file; 0 where there is none.
+        sizes_bytes, modified_ns: (N,) of the file.
         digests: of the raw bytes, 16 hexadecimal digits.
         captions: a tuple for each sample if any has several.
         group_ids: (N,) known positives; see `labels.group_ids`.
@@ -345,13 +345,8 @@ def key_difference(was: Sequence[str], now: Sequence[str]) -> str | None:
     if row is None and len(was) == len(now):
         return None
     row = min(len(was), len(now)) if row is None else row
-    if row < len(was) and was[row] not in set(now):
-        return f"sample {row} ({short(was[row])}) is now missing"
-    if row < len(now) and now[row] not in set(was):
-        return f"{short(now[row])} was not there before and is now sample {row}"
-    if row == min(len(was), len(now)):
-        return f"there were {len(was):,} samples, there are now {len(now):,}"
-    return f"the order has changed: sample {row} was {short(was[row])}, is now {short(now[row])}"
+    then, here = (short(keys[row]) if row < len(keys) else "missing" for keys in (was, now))
+    return f"sample {row} (of {len(was):,}) was {then}, is now {here} (of {len(now):,})"
 
 
 def _columns_to_compare(samples: Samples) -> dict[str, Any]:
