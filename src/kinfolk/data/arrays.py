@@ -11,7 +11,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -78,7 +77,7 @@ class ArraySource(Source):
     ) -> None:
         self._parts: list[tuple[Pixels, int]] = []
         labels: list[Any] = []
-        items: list[Item] = []
+        origins: list[tuple[str, int, int]] = []
         for part, (split, (images, given)) in enumerate(splits.items()):
             what = f"`{split}` of {name}" if len(splits) > 1 else name
             images = find_layout(images, what)
@@ -90,12 +89,14 @@ class ArraySource(Source):
                     f" `{split}`; one label for each is needed"
                 )
             labels += values.ravel().tolist()
-            rows = range(len(images))
-            items += [Item(f"{split}/{row}", None, split, origin=(part, row)) for row in rows]
-        if not items:
+            origins += [(split, part, row) for row in range(len(images))]
+        if not origins:
             raise KinfolkError(f"{name} holds no images")
         encoded, classes = encode_labels(labels, name, classes)
-        items = [replace(item, label=label) for item, label in zip(items, encoded, strict=True)]
+        items = [
+            Item(f"{split}/{row}", label, split, origin=(part, row))
+            for (split, part, row), label in zip(origins, encoded, strict=True)
+        ]
         sizes = {images.shape[1:3] for images, _ in self._parts}
         native = next(iter(sizes)) if len(sizes) == 1 else None
         super().__init__(name, items, classes=classes, native_size=native)
@@ -109,9 +110,6 @@ class ArraySource(Source):
     def stat(self, index: int) -> tuple[int, int]:
         images, _ = self._parts[self._items[index].origin[0]]
         return math.prod(images.shape[1:]), self._modified_ns
-
-
-_ARRAYS = {"x_train": ("train", "y_train"), "x_val": ("val", "y_val"), "x_test": ("test", "y_test")}
 
 
 def open_arrays(path: Path, labels: npt.ArrayLike | None = None) -> ArraySource:
@@ -133,11 +131,12 @@ def open_arrays(path: Path, labels: npt.ArrayLike | None = None) -> ArraySource:
                 _check_size(arrays.zip, array)
                 return np.asarray(arrays[array])
 
-        members = {"images": ("train", "labels")} if "images" in names else _ARRAYS
+        members = {split: (f"x_{split}", f"y_{split}") for split in ("train", "val", "test")}
+        members = {"train": ("images", "labels")} if "images" in names else members
         splits = {
-            split: (x, read(labels_of))
-            for array, (split, labels_of) in members.items()
-            if (x := read(array)) is not None
+            split: (array, read(y))
+            for split, (x, y) in members.items()
+            if (array := read(x)) is not None
         }
         if not splits:
             needed = "`x_train` (and `y_train`, `x_test`, `y_test`) or `images` (and `labels`)"

@@ -250,13 +250,13 @@ def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
             if not is_image_name(entry.name):
                 others += 1
                 continue
-            reason = None if kind == "file" else "not a readable file"
-            if reason is None and split is None:
-                reason = f"outside the split folders {', '.join(f'{x}/' for x in sorted(splits))}"
-            if reason is None:
+            why = None if kind == "file" else "not a readable file"
+            if why is None and split is None:
+                why = f"outside the split folders {', '.join(f'{x}/' for x in sorted(splits))}"
+            if why is None:
                 found.append(("/".join(inner), path, str(split), first))
             else:
-                refused.append(("/".join(inner), reason))
+                refused.append(("/".join(inner), why))
     if not found and not refused:
         only = f", only {others:,} other files" if others else ""
         raise KinfolkError(f"`{root}` contains no images{only}")
