@@ -432,7 +432,7 @@ class RCL(ClusteringFramework, SupportFramework):
     ) -> None:
         """Sets `step_shares`: anchors with a retrieved key, and keys with the anchor's label; of
         all keys, and of those that are positive under each of the criteria 2 … H."""
-        total, shares = ids_A.new_tensor(len(ids_A)), dict[str, Tensor]()
+        total, shares = ids_A.new_full((), len(ids_A)), dict[str, Tensor]()
         levels = {f"_{h}": same_AK for h, same_AK in enumerate(same_HAK[1:], 2)}
         for name, key_AK in {"": there_AK, **levels}.items():
             shares[f"with_key{name}"] = torch.stack((key_AK.any(1).sum(), total))
