@@ -54,9 +54,10 @@ demo: $(STAMP)
 	@$(BIN)/kinfolk compare $(RUN)-base $(RUN) --figure knn --out $(RUN)/compare.html --overwrite
 	@$(BIN)/python examples/demo_table.py $(RUN)-base $(RUN)
 
-# Two processes with one thread each: most tests are too small for two threads.
+# Two processes with one thread each: most tests are too small for two threads. The byte code is
+# kept, whatever the environment says: pytest takes ten seconds to compile all tests anew.
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # Triton is no dependency, so it has its own environment. About half an hour on two cores; the
 # worst figures stand at the end.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import functools
 import graphlib
 import importlib
 import importlib.util
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from sklearn import datasets
 
 from kinfolk.detectors import DETECTORS
 from kinfolk.frameworks import FRAMEWORKS
@@ -138,9 +140,12 @@ def part_of(module: str) -> str:
     return "detectors.base" if names[:2] == ["detectors", "base"] else names[0] if names else ""
 
 
+parsed = functools.cache(ast.parse)
+
+
 def imported(source: str, package: str) -> Iterator[str]:
     """The kinfolk modules a file imports, wherever in it; `package` resolves relative imports."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "kinfolk")
         elif isinstance(node, ast.ImportFrom):
@@ -213,7 +218,7 @@ def dependencies(sources: dict[str, str]) -> dict[str, set[str]]:
     not count."""
     found: dict[str, set[str]] = {}
     for module, source in sources.items():
-        tree = ast.parse(source)
+        tree = parsed(source)
         checking = [
             node
             for node in ast.walk(tree)
@@ -317,8 +322,11 @@ def test_code_in_the_documents_runs(
     program = fenced(ROOT / name)
     torch.manual_seed(0)
     monkeypatch.chdir(tmp_path)
-    # t-SNE of all digits takes seconds, and its tests are elsewhere
+    # t-SNE takes seconds, and its tests are elsewhere; a third of the digits will do
     monkeypatch.setattr("kinfolk.report.maps.MIN_POINTS_TSNE", math.inf)
+    few = datasets.load_digits()
+    few.update(images=few.images[:600], target=few.target[:600])
+    monkeypatch.setattr(datasets, "load_digits", lambda: few)
     exec(compile(program, name, "exec"), {"__name__": "__main__"})
     shares = re.findall(r"([\d.]+)% of [\d,]+ negatives flagged", capsys.readouterr().out)
     assert all(float(share) > 0 for share in shares)

@@ -105,7 +105,7 @@ def test_labels_of_a_file_decide_where_the_data_has_none(
 
 
 def test_an_epoch_that_is_too_long_ends_the_pilot(tmp_path: Path) -> None:
-    data = images(tmp_path / "x.npz", labels=True, number=60_000)
+    data = images(tmp_path / "x.npz", labels=True, number=6_000)
     began = time.monotonic()
     with pytest.raises(UsageError, match="an epoch takes more than a third of the"):
         run_trial(

@@ -35,8 +35,7 @@ from typing import Any
 import torch
 import torch.distributed.fsdp  # before torch.cuda is touched
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._python_dispatch import TorchDispatchMode
 
 AVAILABLE = shutil.which("g++") is not None
 CUDA = torch.device("cuda:0")
@@ -87,7 +86,7 @@ class OnDevice(torch.Tensor):
 
     @staticmethod
     def __new__(cls, held: Tensor) -> OnDevice:
-        with _disable_current_modes():
+        with torch._C._DisableTorchDispatch():
             meta = torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device="meta")
             made: OnDevice = torch.Tensor._make_subclass(
                 cls, meta, False, dispatch_device=False, device_for_backend_keys=CUDA
@@ -209,7 +208,7 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     if func is torch.ops.prim.device.default:
         return CUDA
     name = func._schema.name.split("::")[-1]
-    flat, spec = tree_flatten((args, kwargs))
+    flat = _leaves((args, kwargs), [])
     there = [x for x in flat if isinstance(x, OnDevice)]
     here = [x for x in flat if isinstance(x, Tensor) and not isinstance(x, OnDevice)]
     wanted = next((x for x in flat if isinstance(x, torch.device)), None)
@@ -218,19 +217,43 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
         _refuse_mixing(name, func, args, kwargs, here)
     if there or onto:
         _count(name, args, kwargs, onto, wanted)
-    inner = [
-        (
-            x.held
-            if isinstance(x, OnDevice)
-            else torch.device("cpu")
-            if isinstance(x, torch.device)
-            else x
-        )
-        for x in flat
-    ]
-    inner_args, inner_kwargs = tree_unflatten(inner, spec)
-    out = func(*inner_args, **inner_kwargs)
+    out = func(*_each(args, _inner), **_each(kwargs, _inner))
     return _wrapped(func, args, kwargs, out) if onto else out
+
+
+# Arguments and results are nested in lists, tuples and dicts only; pytree takes several times as
+# long as the operations.
+def _leaves(value: Any, found: list[Any]) -> list[Any]:
+    kind = type(value)
+    if kind is tuple or kind is list:
+        for each in value:
+            _leaves(each, found)
+    elif kind is dict:
+        for each in value.values():
+            _leaves(each, found)
+    else:
+        found.append(value)
+    return found
+
+
+def _each(value: Any, function: Any) -> Any:
+    """The same with all leaves replaced."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind([_each(each, function) for each in value])
+    if kind is dict:
+        return {key: _each(each, function) for key, each in value.items()}
+    return function(value)
+
+
+def _inner(x: Any) -> Any:
+    if isinstance(x, OnDevice):
+        return x.held
+    return torch.device("cpu") if isinstance(x, torch.device) else x
+
+
+def _outer(x: Any) -> Any:
+    return OnDevice(x) if isinstance(x, Tensor) and not isinstance(x, OnDevice) else x
 
 
 def _refuse_mixing(name: str, func: Any, args: Any, kwargs: Any, here: list[Tensor]) -> None:
@@ -276,36 +299,43 @@ def _count(name: str, args: Any, kwargs: Any, onto: bool, wanted: torch.device |
             LOG.wait(f"{name} between devices")
 
 
+@functools.cache
+def _aliases(func: Any) -> tuple[list[tuple[int, str, frozenset[str]]], list[frozenset[str]]]:
+    """The arguments that the operation writes to, with their places and the names that the schema
+    gives them, and the names of each result that is such an argument."""
+    written = [
+        (place, argument.name, frozenset(argument.alias_info.before_set))
+        for place, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    returned = [
+        frozenset(result.alias_info.before_set)
+        if result.alias_info is not None and result.alias_info.is_write
+        else frozenset()
+        for result in func._schema.returns
+    ]
+    return written, returned
+
+
 def _written(func: Any, args: Any, kwargs: Any) -> dict[frozenset[str], Any]:
     """What the operation writes to, by the names of its schema."""
     out = {}
-    for i, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[i] if i < len(args) else kwargs.get(argument.name)
-            if value is not None:
-                out[frozenset(argument.alias_info.before_set)] = value
+    for place, name, names in _aliases(func)[0]:
+        value = args[place] if place < len(args) else kwargs.get(name)
+        if value is not None:
+            out[names] = value
     return out
 
 
 def _wrapped(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
     """The results as tensors on the device; what was written in place is the tensor that was handed
     over."""
-    returns, written = func._schema.returns, _written(func, args, kwargs)
+    returns, written = _aliases(func)[1], _written(func, args, kwargs)
     several = isinstance(out, (tuple, list)) and len(returns) > 1
-    results = []
-    for value, declared in zip(out if several else (out,), returns, strict=False):
-        alias = declared.alias_info
-        if alias is not None and alias.is_write and frozenset(alias.before_set) in written:
-            results.append(written[frozenset(alias.before_set)])
-        else:
-            results.append(
-                tree_map(
-                    lambda x: (
-                        OnDevice(x) if isinstance(x, Tensor) and not isinstance(x, OnDevice) else x
-                    ),
-                    value,
-                )
-            )
+    results = [
+        written[names] if names in written else _each(value, _outer)
+        for value, names in zip(out if several else (out,), returns, strict=False)
+    ]
     if several:
         return type(out)(results) if not hasattr(out, "_fields") else type(out)(*results)
     return results[0] if results else None

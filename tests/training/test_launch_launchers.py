@@ -13,12 +13,13 @@ import pytest
 
 from kinfolk.training.run_folder import Run
 from tests.faults.inject import as_ranks, in_children
+from tests.training.children import few_images
 from tests.training.small import BARE
 
 SETTINGS: dict[str, Any] = {**BARE, "detector.alpha": 0.05, "trainer.accelerator": "cpu"}
 
 
-def trained(out: str, devices: int, nodes: int, strategy: str = "auto") -> None:
+def trained(data: str, out: str, devices: int, nodes: int, strategy: str = "auto") -> None:
     import torch
 
     from kinfolk.training.train import train
@@ -27,11 +28,11 @@ def trained(out: str, devices: int, nodes: int, strategy: str = "auto") -> None:
     settings = {**SETTINGS, "trainer.devices": devices, "trainer.num_nodes": nodes}
     settings["trainer.strategy"] = strategy
     train(
-        "digits",
+        data,
         out,
         method="sogclr+glofnd",
         epochs=1,
-        batch_size=256,
+        batch_size=32,
         settings=settings,
         progress=False,
     )
@@ -47,37 +48,45 @@ def metrics(out: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def one_node(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(few_images(tmp_path_factory.mktemp("data"))["data"])
+
+
+@pytest.fixture(scope="module")
+def one_node(data: str, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Two processes on one node, with the environment that torchrun gives them."""
     out: Path = tmp_path_factory.mktemp("one") / "run"
     assert in_children(
-        [(trained, (str(out), 2, 1), environment) for environment in as_ranks(2)], patience=200
+        [(trained, (data, str(out), 2, 1), environment) for environment in as_ranks(2)],
+        patience=200,
     ) == [0, 0]
     return metrics(out)
 
 
-def test_two_nodes_of_one_process(tmp_path: Path, one_node: list[dict[str, Any]]) -> None:
+def test_two_nodes_of_one_process(
+    tmp_path: Path, data: str, one_node: list[dict[str, Any]]
+) -> None:
     nodes = [
         {**environment, "GROUP_RANK": str(node), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         for node, environment in enumerate(as_ranks(2))
     ]
     assert in_children(
-        [(trained, (str(tmp_path / "run"), 1, 2), environment) for environment in nodes],
+        [(trained, (data, str(tmp_path / "run"), 1, 2), environment) for environment in nodes],
         patience=200,
     ) == [0, 0]
     assert metrics(tmp_path / "run") == one_node
 
 
 def test_two_forked_processes_train_like_one_node(
-    tmp_path: Path, one_node: list[dict[str, Any]]
+    tmp_path: Path, data: str, one_node: list[dict[str, Any]]
 ) -> None:
     out = tmp_path / "run"
-    assert in_children([(trained, (str(out), 2, 1, "ddp_fork"), {})], patience=200) == [0]
+    assert in_children([(trained, (data, str(out), 2, 1, "ddp_fork"), {})], patience=200) == [0]
     assert metrics(out) == one_node
 
 
 def test_the_command_is_started_again_for_the_other_rank(
-    tmp_path: Path, one_node: list[dict[str, Any]]
+    tmp_path: Path, data: str, one_node: list[dict[str, Any]]
 ) -> None:
     """Lightning starts the script of this process once more. `kinfolk` is such a script, and so is
     a user's own."""
@@ -99,13 +108,13 @@ finally:
         str(script),
         "train",
         "--data",
-        "digits",
+        data,
         "--out",
         "run",
         "--method",
         "sogclr+glofnd",
     ]
-    command += ["--epochs", "1", "--batch-size", "256", "--no-report"]
+    command += ["--epochs", "1", "--batch-size", "32", "--no-report"]
     for name, value in {**SETTINGS, "trainer.devices": 2}.items():
         command += ["--set", f"{name}={value}"]
     environment = {
