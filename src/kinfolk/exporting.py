@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from kinfolk.errors import KinfolkError, UsageError, install_hint
+from kinfolk.errors import KinfolkError, UsageError, install_hint, require_choice
 from kinfolk.files import first_line, write_by_name
 from kinfolk.models.encoders import build_encoder
 from kinfolk.models.weights import (
@@ -30,13 +30,6 @@ from kinfolk.models.weights import (
 )
 from kinfolk.seeding import generator
 
-FORMATS = {
-    "safetensors": "encoder.safetensors",
-    "torchvision": "torchvision.pth",
-    "timm": "timm",
-    "onnx": "encoder.onnx",
-}
-"""Formats with their default names in `RUN/export/`; timm's is a folder."""
 RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 """Networks that torchvision and timm share."""
 PACKAGES = ("torchvision", "timm")
@@ -70,6 +63,29 @@ class ExportedEncoder:
         config = getattr(self.module, "config", None)
         return network_in(package, config if isinstance(config, dict) else None)
 
+    @torch.no_grad()
+    def check(self, where: str, other: Callable[[Tensor], Tensor], *sizes: int) -> str:
+        """How far the features of `other` differ; an error if it is more than rounding."""
+        found = [0.0]
+        for images in map(self.example_images, sizes or (2,)):
+            ours, theirs = self.module(images), other(images)
+            found.append(float((ours - theirs).abs().max() / ours.abs().max().clamp_min(1e-12)))
+        difference = max(found)
+        if not difference <= TOLERANCE:
+            raise KinfolkError(
+                f"the export returns different features in {where}: they differ by"
+                f" {difference:.1e} of the largest; it was not kept"
+            )
+        same = difference == 0
+        return (
+            "the same features" if same else f"features differ by {difference:.0e} of the largest"
+        )
+
+    def check_in(self, package: str, load: Callable[[], Callable[[Tensor], Tensor]]) -> str:
+        if (why := unavailable(package)) is not None:
+            return f"not loaded: {why} here"
+        return f"loaded into {package}: {self.check(package, load())}"
+
 
 def export(
     run: str | os.PathLike[str],
@@ -91,11 +107,11 @@ def export(
             "there is no export for open_clip: its towers have other layers. Train in open_clip's"
             " own loop with kinfolk.integrations.open_clip; the result is an open_clip model"
         )
-    if format not in FORMATS:
-        raise UsageError(f"`format` (={format!r}) must be one of {', '.join(FORMATS)}")
+    require_choice("format", format, list(FORMATS))
+    default, write = FORMATS[format]
     path = Path(run)
     folder, weights = (path, path / WEIGHTS) if path.is_dir() else (path.parent, path)
-    target = folder / "export" / FORMATS[format] if out is None else Path(out)
+    target = folder / "export" / default if out is None else Path(out)
     if format == "safetensors" and target.suffix != ".safetensors":
         raise UsageError(f"`out` (={target}) must end in .safetensors")
     if target.exists() and not overwrite:
@@ -119,7 +135,7 @@ def export(
         encoder.name_in(format)  # refused before anything is written
     _require_finite(encoder, path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    checked, use = WRITERS[format](encoder, target)
+    checked, use = write(encoder, target)
     return Exported(target, format, checked, use)
 
 
@@ -129,7 +145,7 @@ def _require_finite(encoder: ExportedEncoder, path: Path) -> None:
     parts = list(plain_state(encoder.module).values())
     if "size" in encoder.views:  # otherwise the size of its images is unknown
         parts.append(encoder.module(encoder.example_images()))
-    if not all(bool(part.isfinite().all()) for part in parts if part.is_floating_point()):
+    if not all(bool(part.isfinite().all()) for part in parts):
         raise KinfolkError(
             f"the encoder of {path} gives features that are not finite, so it is not exported; the"
             " training has diverged, so train again with a lower learning rate"
@@ -158,7 +174,7 @@ def _torchvision(encoder: ExportedEncoder, path: Path) -> tuple[str, str]:
 
     def write(unfinished: Path) -> str:
         torch.save(state, unfinished)
-        return _compare(encoder, "torchvision", lambda: load_torchvision(name, unfinished))
+        return encoder.check_in("torchvision", lambda: load_torchvision(name, unfinished))
 
     checked = write_by_name(path, write)
     layer = "fc" if name in RESNETS else "CLASSIFIER"  # its last linear layer
@@ -192,7 +208,7 @@ def _timm(encoder: ExportedEncoder, path: Path) -> tuple[str, str]:
     write_by_name(path / "model.safetensors", lambda file: save_file(state, file, {"format": "pt"}))
     text = json.dumps(config, indent=2) + "\n"
     write_by_name(path / "config.json", lambda file: file.write_text(text, encoding="utf-8"))
-    checked = _compare(encoder, "timm", lambda: load_timm(name, path))
+    checked = encoder.check_in("timm", lambda: load_timm(name, path))
     return checked, f'timm.create_model("local-dir:{path}", pretrained=True)'
 
 
@@ -202,51 +218,20 @@ def _onnx(encoder: ExportedEncoder, path: Path) -> tuple[str, str]:
 
     def write(unfinished: Path) -> str:
         write_onnx(encoder.module, encoder.example_images(), unfinished, notes)
-        differences = [
-            largest_difference(encoder.module, lambda x: run_onnx(unfinished, x), images)
-            for images in (encoder.example_images(1), encoder.example_images(5))
-        ]
-        words = _require_agreement(max(differences), "onnxruntime")
+        words = encoder.check("onnxruntime", lambda x: run_onnx(unfinished, x), 1, 5)
         return f"run by onnxruntime on batches of 1 and 5: {words}"
 
     use = f'onnxruntime.InferenceSession("{path}").run(["features"], {{"images": …}})'
     return write_by_name(path, write), use
 
 
-WRITERS: dict[str, Callable[[ExportedEncoder, Path], tuple[str, str]]] = {
-    "safetensors": _safetensors,
-    "torchvision": _torchvision,
-    "timm": _timm,
-    "onnx": _onnx,
+FORMATS: dict[str, tuple[str, Callable[[ExportedEncoder, Path], tuple[str, str]]]] = {
+    "safetensors": ("encoder.safetensors", _safetensors),
+    "torchvision": ("torchvision.pth", _torchvision),
+    "timm": ("timm", _timm),
+    "onnx": ("encoder.onnx", _onnx),
 }
-
-
-def _compare(
-    encoder: ExportedEncoder, package: str, load: Callable[[], Callable[[Tensor], Tensor]]
-) -> str:
-    if (why := unavailable(package)) is not None:
-        return f"not loaded: {why} here"
-    difference = largest_difference(encoder.module, load(), encoder.example_images())
-    return f"loaded into {package}: {_require_agreement(difference, package)}"
-
-
-@torch.no_grad()
-def largest_difference(
-    encoder: nn.Module, other: Callable[[Tensor], Tensor], images: Tensor
-) -> float:
-    ours, theirs = encoder(images), other(images)
-    return float((ours - theirs).abs().max() / ours.abs().max().clamp_min(1e-12))
-
-
-def _require_agreement(difference: float, where: str) -> str:
-    if not difference <= TOLERANCE:
-        raise KinfolkError(
-            f"the export returns different features in {where}: they differ by {difference:.1e} of"
-            " the largest; it was not kept"
-        )
-    if difference == 0:
-        return "the same features"
-    return f"features differ by {difference:.0e} of the largest"
+"""Formats with their default names in `RUN/export/`, a folder for timm, and writers."""
 
 
 def unavailable(package: str) -> str | None:
@@ -268,23 +253,20 @@ def network_in(package: str, config: Mapping[str, Any] | None) -> str:
         >>> network_in("timm", {"name": "torchvision/resnet50"})
         'resnet50'
     """
-    name, faults = "", []
-    if config is None:
-        faults = ["it is a module of your own"]
-    elif "towers" in config:
-        faults = ["it is two networks, each for some channels of an image"]
-    else:
-        home, _, name = str(config["name"]).rpartition("/")
-        if home == "timm":  # its names may end in a tag of the pretrained weights
-            name = name.partition(".")[0]
-        if home and home != package and not (name in RESNETS and home in PACKAGES):
-            faults = [f"it is {config['name']}, which {package} names or builds differently"]
-        elif not home:
-            faults = [f"there is no {name}"] if name not in RESNETS else []
-            found = {"in_channels": 3, **config}
-            for key, right in (("stem", "imagenet"), ("width", 64), ("in_channels", 3)):
-                if found[key] != right:
-                    faults.append(f"its `{key}` is {found[key]} instead of {right}")
+    found = {"name": "", "stem": None, "width": None, "in_channels": 3, **(config or {})}
+    home, _, name = str(found["name"]).rpartition("/")
+    if home == "timm":  # its names may end in a tag of the pretrained weights
+        name = name.partition(".")[0]
+    faults = []
+    if not name:
+        faults = ["it is a module of your own, or two networks"]
+    elif home and home != package and not (name in RESNETS and home in PACKAGES):
+        faults = [f"it is {found['name']}, which {package} names or builds differently"]
+    elif not home:
+        faults = [f"there is no {name}"] if name not in RESNETS else []
+        for key, right in (("stem", "imagenet"), ("width", 64), ("in_channels", 3)):
+            if found[key] != right:
+                faults.append(f"its `{key}` is {found[key]} instead of {right}")
     if faults:
         raise UsageError(
             f"the encoder can't be exported to {package}: {'; '.join(faults)}; safetensors and onnx"

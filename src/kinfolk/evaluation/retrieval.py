@@ -2,7 +2,7 @@
 al., ICML 2021, section 3.1), and the agreement of text similarities with scores by people (STS).
 
 Dimension key: N samples, I images, M captions, K classes, S templates, D embedding, Q queries, C
-candidates, R rows of a block, L labelled anchors.
+candidates, R rows of a block.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -32,40 +33,16 @@ DEPTH = 10
 _ENTRIES, _TEXTS = 1 << 22, 256
 
 
-@dataclass(frozen=True)
-class Recalls:
-    """Recall@k of images whose captions, and of captions whose image, are among the k nearest."""
-
-    image_to_text: dict[int, float]
-    text_to_image: dict[int, float]
-
-    @property
-    def mean(self) -> float:
-        values = [*self.image_to_text.values(), *self.text_to_image.values()]
-        return sum(values) / len(values)
-
-
-def retrieval(
-    images_ID: Tensor, texts_MD: Tensor, owners_M: Tensor, ks: Sequence[int] = KS
-) -> Recalls:
-    """Recall@k of images and their captions by cosine similarity. Every caption is a query.
-
-    Args:
-        images_ID, texts_MD: each image once, and all captions, unit norm.
-        owners_M: the row of each caption's image; every image has a caption.
-    """
-    rows_I = torch.arange(len(images_ID), device=owners_M.device)
-    return Recalls(
-        _recall(images_ID, texts_MD, rows_I, owners_M, ks),
-        _recall(texts_MD, images_ID, owners_M, rows_I, ks),
-    )
-
-
-def _recall(
-    queries: Tensor, candidates: Tensor, keys: Tensor, candidate_keys: Tensor, ks: Sequence[int]
+def recall(
+    queries: Tensor,
+    candidates: Tensor,
+    keys: Tensor,
+    candidate_keys: Tensor,
+    ks: Sequence[int] = KS,
 ) -> dict[int, float]:
-    """Share of queries that have a candidate with their key among the k nearest. Equal similarities
-    are ranked in random order, in expectation."""
+    """Share of queries that have a candidate with their key among the k nearest by cosine
+    similarity, of unit-norm embeddings. Equal similarities are ranked in random order, in
+    expectation."""
     _require_finite(queries, candidates)
     hits = dict.fromkeys(ks, 0.0)
     size = max(1, _ENTRIES // len(candidates))
@@ -114,14 +91,6 @@ def class_embeddings(
     return F.normalize(each_KSD.mean(1), dim=-1)
 
 
-def zero_shot(
-    images_ND: Tensor, labels_N: Tensor, classes_KD: Tensor, ks: Sequence[int] = (1, 5)
-) -> dict[int, float]:
-    known = labels_N >= 0
-    rows_K = torch.arange(len(classes_KD))
-    return _recall(images_ND[known], classes_KD, labels_N[known], rows_K, ks)
-
-
 @dataclass(frozen=True)
 class Towers:
     """Both towers of a run, the preparation of its images, and its tokenizer."""
@@ -151,12 +120,14 @@ def run_retrieval(towers: Towers, data: ImageData, *, progress: bool = False) ->
     text = TextData(data.samples, towers.tokenizer)
     captions, samples_M = text.all_of(ids)
     first_I, owners_M = data.distinct(samples_M)
-    images_ID = towers.images(data, samples_M[first_I], progress)
-    found = retrieval(images_ID, towers.texts(captions), owners_M)
+    images_ID, texts_MD = towers.images(data, samples_M[first_I], progress), towers.texts(captions)
+    rows_I = torch.arange(len(images_ID))
+    forward = recall(images_ID, texts_MD, rows_I, owners_M)
+    backward = recall(texts_MD, images_ID, owners_M, rows_I)
     return {
-        "image_to_text": {f"R@{k}": value for k, value in found.image_to_text.items()},
-        "text_to_image": {f"R@{k}": value for k, value in found.text_to_image.items()},
-        "mean": found.mean,
+        "image_to_text": {f"R@{k}": value for k, value in forward.items()},
+        "text_to_image": {f"R@{k}": value for k, value in backward.items()},
+        "mean": fmean((*forward.values(), *backward.values())),
         "images": len(images_ID),
         "captions": len(captions),
         "chance": 1 / len(images_ID),
@@ -176,7 +147,9 @@ def run_zero_shot(towers: Towers, data: ImageData, *, progress: bool = False) ->
     if not len(ids):
         raise UsageError("none of the evaluated samples has a label")
     classes_KD = class_embeddings(towers.texts, data.classes or ())
-    found = zero_shot(towers.images(data, ids, progress), data.labels[ids], classes_KD)
+    rows_K = torch.arange(len(classes_KD))
+    images_ND = towers.images(data, ids, progress)
+    found = recall(images_ND, classes_KD, data.labels[ids], rows_K, (1, 5))
     return {
         "accuracy": found[1],
         "top5": found[5],
@@ -212,16 +185,10 @@ class Ranking:
 
 
 def rank(
-    queries_QD: Tensor,
-    candidates_CD: Tensor,
-    keys_Q: Tensor,
-    candidate_keys_C: Tensor,
-    *,
-    leave_one_out: bool = False,
+    queries_QD: Tensor, candidates_CD: Tensor, keys_Q: Tensor, candidate_keys_C: Tensor
 ) -> Ranking:
     """Ranks all candidates of each query by cosine similarity. Those with the query's key are
-    relevant; they come last among equal similarities. `leave_one_out`: candidate i is query i, and
-    is left out for it."""
+    relevant; they come last among equal similarities."""
     _require_finite(queries_QD, candidates_CD)
     discount_K = 1 / torch.arange(2, DEPTH + 2).double().log2()
     sums, number = torch.zeros(len(KS) + 2, dtype=torch.float64), 0
@@ -229,9 +196,6 @@ def rank(
     for start in range(0, len(queries_QD), size):
         sim_RC = queries_QD[start : start + size] @ candidates_CD.T
         own_RC = keys_Q[start : start + size, None] == candidate_keys_C
-        if leave_one_out:
-            sim_RC.diagonal(start).fill_(-torch.inf)
-            own_RC.diagonal(start).fill_(False)
         kept_R = own_RC.any(1)
         sim_RC, own_RC = sim_RC[kept_R], own_RC[kept_R]
         lower_RC = sim_RC.nextafter(sim_RC.new_tensor(-torch.inf))
@@ -252,8 +216,7 @@ def rank(
 
 def run_pair_retrieval(towers: Towers, data: ImageData, seed: int = 0) -> dict[str, Any]:
     """Recall, mAP and nDCG@10 in both directions over the test split, or over all samples. Each
-    distinct text is one candidate; relevant are the texts of the query's group. With labels also
-    mAP and nDCG@10 of anchors that search other anchors of their label."""
+    distinct text is one candidate; relevant are the texts of the query's group."""
     assert data.texts is not None
     ids, where = evaluated_ids(data)
     if len(ids) > MOST_PAIRS:
@@ -265,24 +228,17 @@ def run_pair_retrieval(towers: Towers, data: ImageData, seed: int = 0) -> dict[s
     for side in (0, 1):
         first = {texts[side]: row for row, texts in reversed(list(enumerate(pairs)))}
         rows = torch.tensor(list(first.values()))
-        sides.append((towers.texts(list(first)), groups_N[rows], rows))
-    (anchors, anchor_keys, anchor_rows), (positives, positive_keys, _) = sides
+        sides.append((towers.texts(list(first)), groups_N[rows]))
+    (anchors, anchor_keys), (positives, positive_keys) = sides
     forward = rank(anchors, positives, anchor_keys, positive_keys)
     backward = rank(positives, anchors, positive_keys, anchor_keys)
     found: dict[str, Any] = {}
     for name, ranking in (("anchor_to_positive", forward), ("positive_to_anchor", backward)):
         recalls = {f"R@{k}": share for k, share in ranking.recall.items()}
         found[name] = {**recalls, "mAP": ranking.map, "nDCG@10": ranking.ndcg}
-    if data.labels is not None:
-        labels_A = data.labels[ids][anchor_rows]
-        known_L = labels_A >= 0
-        if int(known_L.sum()) > 1:
-            z_LD, labels_L = anchors[known_L], labels_A[known_L]
-            ranking = rank(z_LD, z_LD, labels_L, labels_L, leave_one_out=True)
-            found |= {"label_map": ranking.map, "label_ndcg": ranking.ndcg}
     return {
         **found,
-        "mean": Recalls(forward.recall, backward.recall).mean,
+        "mean": fmean((*forward.recall.values(), *backward.recall.values())),
         "anchors": len(anchors),
         "positives": len(positives),
         "chance": 1 / len(positives),
