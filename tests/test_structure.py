@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from sklearn import datasets
 
 from kinfolk.detectors import DETECTORS
 from kinfolk.frameworks import FRAMEWORKS
 from kinfolk.training.settings import recipe_names
+from tests.training.small import few_digits
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "kinfolk"
@@ -324,9 +324,7 @@ def test_code_in_the_documents_runs(
     monkeypatch.chdir(tmp_path)
     # t-SNE takes seconds, and its tests are elsewhere; a third of the digits will do
     monkeypatch.setattr("kinfolk.report.maps.MIN_POINTS_TSNE", math.inf)
-    few = datasets.load_digits()
-    few.update(images=few.images[:600], target=few.target[:600])
-    monkeypatch.setattr(datasets, "load_digits", lambda: few)
+    few_digits(monkeypatch)
     exec(compile(program, name, "exec"), {"__name__": "__main__"})
     shares = re.findall(r"([\d.]+)% of [\d,]+ negatives flagged", capsys.readouterr().out)
     assert all(float(share) > 0 for share in shares)

@@ -57,7 +57,7 @@ def run(
     max_units=st.integers(2, 9),
     started=st.booleans(),
 )
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_all_that_must_hold_holds_after_every_update(
     seed: int, num_samples: int, levels: int, parts: int, max_units: int, started: bool
 ) -> None:

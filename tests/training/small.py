@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.run_folder import Run
 from tests.faults.inject import differences
@@ -19,6 +21,15 @@ SMALL: dict[str, Any] = {
 
 BARE: dict[str, Any] = {**SMALL, "knn.every": 0, "trainer.loggers": []}
 """The same without measurements and loggers."""
+
+
+def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the data set "digits" a third of its size."""
+    from sklearn import datasets
+
+    few = datasets.load_digits()
+    few.update(images=few.images[:600], target=few.target[:600])
+    monkeypatch.setattr(datasets, "load_digits", lambda: few)
 
 
 def assert_same(run: Run, whole: Run) -> None:

@@ -22,7 +22,7 @@ from kinfolk.training.build import build_framework
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.run_folder import Run
 from kinfolk.training.settings import check_arguments, current_names, digests_of_stored
-from tests.training.small import BARE
+from tests.training.small import BARE, few_digits
 
 CONFIG = Path(__file__).with_name("earlier_run.yaml")
 """The configuration of a decoupled `simclr+fnc` with 5 percent, as an earlier version wrote it."""
@@ -110,6 +110,7 @@ def train_small(out: Path, **more: Any) -> Run:
 def test_an_earlier_run_is_evaluated_and_compared_but_not_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    few_digits(monkeypatch)
     earlier = train_as_before(monkeypatch, tmp_path / "earlier")
     assert "positive_in_denominator: true" in earlier.config.read_text(encoding="utf-8")
     today = train_small(tmp_path / "today", settings={**BARE, "seed": 1})
