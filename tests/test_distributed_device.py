@@ -9,7 +9,6 @@ signal to one of them stops both after the same step.
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,9 +19,8 @@ from torch import Tensor
 from kinfolk import distributed
 from kinfolk.detectors import Hierarchy
 from kinfolk.frameworks import Framework
-from kinfolk.training import checkpoint
 from tests.collectives import CollectiveLog, collectives
-from tests.pretended.device import AVAILABLE, CUDA, on_device, pretended
+from tests.pretended.device import AVAILABLE, on_device, pretended
 from tests.pretended.methods import EPOCHS, METHODS, batch, features, made
 from tests.ranks import end_rank, spawn
 
@@ -107,7 +105,6 @@ def child(rank: int, folder: str) -> None:
             except RuntimeError as error:  # a refusal, on both ranks alike
                 results[name] = {"error": str(error)}
     results["drifting"] = drifting(rank)
-    results["agreed"] = {seconds: agreed(rank, seconds) for seconds in (0.1, 20.0)}
     torch.save(results, f"{folder}/{rank}.pt")
     end_rank()
 
@@ -132,30 +129,6 @@ def drifting(rank: int) -> tuple[Tensor, dict[str, Tensor]]:
         detector.set_progress(1, 2)
         after: Any = detector.clusters.labels
         return before.held, {"looked up": after.held, **detector.state_dict()}
-
-
-SIGNAL = 17
-"""The step in which rank one receives a signal."""
-
-
-def agreed(rank: int, seconds: float) -> tuple[int, int, int]:
-    """The step after which the rank knows that all stop, the waits of its host, and the
-    collectives. Steps of rank one take so long."""
-    now = [0.0]
-    clock = SimpleNamespace(monotonic=lambda: now[0])
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        pretended() as waiting,
-        collectives(device_only=True) as log,
-    ):
-        patch.setattr(checkpoint, "time", clock)
-        agreement, step = checkpoint.Agreement(), 0
-        while True:
-            now[0] += seconds if rank else 0.1
-            wanted = checkpoint.STOP if rank and step >= SIGNAL else checkpoint.NOTHING
-            if agreement.after_step(wanted, CUDA) == checkpoint.STOP:
-                return step, sum(waiting.waits.values()), log.total
-            step += 1
 
 
 @pytest.fixture(scope="module")
@@ -188,20 +161,6 @@ def test_the_documentation_has_the_number_of_collectives() -> None:
         shown = f"`{name}`" if "," not in name else "`rcl` with k-means"
         rows = [row for row in TABLE.splitlines() if f" {shown}" in row]
         assert [int(row.split("|")[2]) for row in rows] == [MOST[name]], name
-
-
-@pytest.mark.parametrize(
-    ("seconds", "later", "collectives"), [(0.1, checkpoint.AGREE_EVERY + 1, 4), (20.0, 2, 20)]
-)
-def test_a_signal_to_one_rank_is_known_to_all_without_a_wait(
-    ranks: list[dict[str, Any]], seconds: float, later: int, collectives: int
-) -> None:
-    """Within ten steps, and where steps are slow, within one."""
-    (first, waits, number), (second, *_) = (rank["agreed"][seconds] for rank in ranks)
-    assert first == second, "all ranks stop after the same step"
-    assert SIGNAL < first <= SIGNAL + later
-    assert waits == 0
-    assert number <= collectives
 
 
 def test_an_epoch_begins_with_one_hierarchy_on_all_ranks(ranks: list[dict[str, Any]]) -> None:

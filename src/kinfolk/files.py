@@ -326,14 +326,3 @@ def _reason(error: BaseException) -> str:
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__ or cause.__context__
     return _REASONS.get(getattr(cause, "errno", None) or 0, first_line(cause or error))
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-        return status.rpartition(")")[2].split()[0] not in ("Z", "X")  # a zombie has ended too
-    except ProcessLookupError:
-        return False
-    except (OSError, IndexError):
-        return True

@@ -1,11 +1,11 @@
-"""LARS, the optimiser of a training (SGD, LARS or AdamW), the scaling of its learning rate with the
-batch, and its schedule. Biases and norms are never decayed."""
+"""LARS, the optimiser of a training, the scaling of its learning rate, and its schedule. Biases and
+norms are never decayed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -47,35 +47,31 @@ class LARS(Optimizer):
             raise ValueError("`momentum` (=0) must be above 0 with `nesterov`")
         super().__init__(params, {**defaults, "nesterov": nesterov})
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
             params = [param for param in group["params"] if param.grad is not None]
-            kernels = [param for param in params if param.ndim > 1]
-            others = [param for param in params if param.ndim <= 1]
-            if kernels:
-                grads = [param.grad for param in kernels]
-                adapted = _adapt(kernels, grads, group["weight_decay"], group["trust"])
-                self._move(kernels, adapted, group)
-            if others:
-                self._move(others, [param.grad for param in others], group)
+            for is_kernel in (True, False):
+                part = [param for param in params if (param.ndim > 1) == is_kernel]
+                grads = [param.grad for param in part]
+                if part and is_kernel:
+                    grads = _adapt(part, grads, group["weight_decay"], group["trust"])
+                if part:
+                    self._move(part, grads, group)
         return loss
 
     def _move(self, params: list[Tensor], directions: list[Tensor], group: dict[str, Any]) -> None:
         momentum = group["momentum"]
         if momentum != 0:
-            for param in params:
-                if "momentum_buffer" not in self.state[param]:
-                    self.state[param]["momentum_buffer"] = torch.zeros_like(param)
-            buffers = [self.state[param]["momentum_buffer"] for param in params]
+            states = [self.state[param] for param in params]
+            for state, param in zip(states, params, strict=True):
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(param)
+            buffers = [state["momentum_buffer"] for state in states]
             torch._foreach_mul_(buffers, momentum)
             torch._foreach_add_(buffers, directions)
             if group["nesterov"]:
@@ -178,8 +174,7 @@ def lr_factor(
 def build_scheduler(
     optimizer: Optimizer, factor: Callable[[int], float], others: Sequence[Callable[[], float]] = ()
 ) -> LambdaLR:
-    """A scheduler that is stepped after every optimiser step. The last groups of the optimiser, one
-    for each of `others`, use these factors instead."""
+    """A scheduler of each step. The last groups, one for each of `others`, use these factors."""
     # plain functions are not saved in a checkpoint
     own: list[Callable[[int], float]] = [lambda _, other=other: other() for other in others]  # type: ignore[misc]
     shared = [lambda step: factor(step)] * (len(optimizer.param_groups) - len(own))

@@ -1,8 +1,5 @@
-"""Plugins: modules that register detectors and frameworks of users when they are imported.
-
-An installed package names them in the entry-point group `kinfolk.plugins`, or the user names them,
-as `--plugin my_detector.py`. Opening a run imports those of its configuration again.
-"""
+"""Plugins: modules or .py files that register detectors and frameworks when imported, as in
+`--plugin my_detector.py`. Opening a run imports those of its configuration again."""
 
 from __future__ import annotations
 
@@ -12,15 +9,12 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
 from kinfolk.errors import UsageError
 from kinfolk.files import first_line
 
-GROUP = "kinfolk.plugins"
 Kind = TypeVar("Kind", bound=Callable[..., Any])
 
 
@@ -55,17 +49,10 @@ def register_framework(name: str, framework: type) -> None:
     _register(FRAMEWORKS, name, framework)
 
 
-def load_plugins(names: Iterable[str] = ()) -> None:
-    """Imports the plugins of installed packages, and those in `names`: modules or .py files."""
-    _load_entry_points()
+def load_plugins(names: Iterable[str]) -> None:
+    """Imports modules or .py files."""
     for name in names:
         _load(name)
-
-
-@cache
-def _load_entry_points() -> None:
-    for entry in entry_points(group=GROUP):
-        _load(entry.value.partition(":")[0])
 
 
 def _load(name: str) -> None:

@@ -1,6 +1,5 @@
-"""Several trainings and the table that compares them: `kf.sweep` for combinations of methods,
-settings and seeds, and `kinfolk advise --try` for a few methods within a time limit. Repeated with
-the same arguments, both continue.
+"""Several trainings and the table that compares them: `kf.sweep`, and `kinfolk advise --try` within
+a time limit. Repeated with the same arguments, both continue.
 
 Dimension key: N samples, F features.
 """
@@ -122,36 +121,33 @@ class Clock:
     """Shows which run begins, and how long all will take by the mean of those so far."""
 
     def __init__(self, total: int, shown: bool, what: str = "sweep") -> None:
-        self.total, self.number, self._seconds = total, 0, list[float]()
-        self._what, self._since = what, time.monotonic()
+        self.total, self.number, self._what = total, 0, what
+        self._seconds, self._since = list[float](), time.monotonic()
         self._is_shown = shown and global_rank(1) == 0
 
     def start(self, folder: Path) -> None:
         self.number += 1
         self._since = time.monotonic()
-        left = ""
+        text = f"run {self.number} of {self.total}: {folder}"
         if self._seconds:
             seconds = statistics.fmean(self._seconds) * (self.total - self.number + 1)
-            left = f"; about {duration(seconds)} left in the {self._what}"
-        text = f"run {self.number} of {self.total}: {folder}{left}"
+            text += f"; about {duration(seconds)} left in the {self._what}"
         LOG.info("%s", text)
         if self._is_shown:
             Console(stderr=True, soft_wrap=True).print(printable(text), markup=False)
 
-    def finish(self, run: Run) -> None:
+    def finish(self, run: Run) -> float:
+        seconds = time.monotonic() - self._since
         if not run.unchanged:
-            self._seconds.append(time.monotonic() - self._since)
+            self._seconds.append(seconds)
+        return seconds
 
 
 def combinations(
     methods: Sequence[str], settings: Mapping[str, Sequence[Any]]
 ) -> dict[str, tuple[str, dict[str, Any]]]:
-    """(method, settings) of each combination, by the name of its folder.
-
-    Example:
-        >>> list(combinations(["simclr", "simclr+fnc"], {"detector.alpha": [0.1, 0.2]}))
-        ['simclr', 'simclr+fnc,alpha=0.1', 'simclr+fnc,alpha=0.2']
-    """
+    """(method, settings) of each combination, by the name of its folder, as in
+    `simclr+fnc,alpha=0.1`."""
     found: dict[str, tuple[str, dict[str, Any]]] = {}
     for method in methods:
         keys = [key for key in settings if "+" in method or not key.startswith("detector.")]
@@ -164,12 +160,7 @@ def combinations(
 
 
 def split_values(text: str) -> tuple[str, list[Any]]:
-    """`detector.alpha=0.01,0.05` as a key and its values. Commas within brackets belong to a value.
-
-    Example:
-        >>> split_values("detector.num_clusters=[10,30],[100]")
-        ('detector.num_clusters', [[10, 30], [100]])
-    """
+    """`detector.num_clusters=[10,30],[100]` as a key and its values, [10, 30] and [100]."""
     key, equals, values = text.partition("=")
     parts = re.split(r",(?![^\[]*\])", values)
     if not equals or not all(part.strip() for part in parts):
@@ -206,10 +197,6 @@ COMPARED = 2000
 """Samples whose views are compared with each other."""
 CRITERIA = {
     "knn": "kNN accuracy by the labels",
-    "groups": (
-        "share of samples whose nearest neighbour is in their group; a proxy: the data has no"
-        " labels"
-    ),
     "views": (
         "share of augmented views whose nearest neighbour is another view of the same image; a"
         " proxy: the data has neither labels nor groups. Methods that attract are left out, because"
@@ -220,8 +207,8 @@ CRITERIA = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What a trial trains. The first candidate is the one to compare with. Before the pilot,
-    `epochs` is 0 and `criterion` is empty; `seconds` are expected for one run."""
+    """What a trial trains; the first candidate is compared with. The pilot sets `epochs`,
+    `seconds` of one run, and `criterion`."""
 
     data: str
     candidates: tuple[Candidate, ...]
@@ -287,11 +274,9 @@ def run_trial(
     labels: NDArray[np.int64] | None = None,
     progress: bool = True,
 ) -> Trial:
-    """Trains the candidates within `minutes` and compares them by one of `CRITERIA`. Repeated, it
-    continues, with the candidates of the plan in `out`.
-
-    By a pilot of one epoch, the number of epochs is set so that every method can be trained with
-    `PLANNED_SEEDS` seeds, seed by seed; a round that is not expected to fit is not started.
+    """Trains the candidates within `minutes` and compares them by one of `CRITERIA`; continues the
+    plan in `out`. A pilot sets the number of epochs such that every method fits with
+    `PLANNED_SEEDS` seeds; a round of seeds that is not expected to fit is not started.
 
     Args:
         settings, recipe: of all runs.
@@ -324,11 +309,9 @@ def run_trial(
             if run not in todo:
                 continue
             clock.start(run.path)
-            began = time.monotonic()
             if not _train(plan, each, seed, run, deadline, labels, progress):
                 return _summarise(plan, paths)
-            clock.finish(run)
-            seconds[each.name] = time.monotonic() - began
+            seconds[each.name] = clock.finish(run)
         paths += [run.path for run in runs]
     return _summarise(plan, paths)
 
@@ -408,7 +391,7 @@ def _train(
     if criterion == "knn" and labels is None:
         measure_run(made, plan.data, ["knn"])
     else:
-        found = _measure(made, criterion, labels)
+        found = _measure(made, labels)
         write_result(made.path, criterion, {"accuracy": found, "data": plan.data})
     return True
 
@@ -434,47 +417,23 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def _criterion(run: Run, labels: NDArray[np.int64] | None) -> str:
-    if labels is not None or is_labelled(run):
-        return "knn"
-    return "views" if _groups(Samples.read(run.samples)) is None else "groups"
+    return "views" if labels is None and not is_labelled(run) else "knn"
 
 
-def _groups(samples: Samples) -> NDArray[np.int64] | None:
-    """(N,) groups of the training samples, −1 without others; None if there are none."""
-    if samples.groups is None:
-        return None
-    given = samples.groups[: samples.num_train]
-    filled = np.asarray(["" if name is None else name for name in given])
-    names, numbers = np.unique(filled, return_inverse=True)
-    sizes = np.bincount(numbers)
-    groups = np.where((names[numbers] != "") & (sizes[numbers] > 1), numbers, -1)
-    return groups if (groups >= 0).any() else None
-
-
-def _measure(run: Run, criterion: str, labels: NDArray[np.int64] | None) -> float:
+def _measure(run: Run, labels: NDArray[np.int64] | None) -> float:
+    """The accuracy by `labels`, or without them the agreement of views."""
     opened = open_run(run.path)
     images = opened.data()
     number = images.num_train
-    if criterion == "views":
-        ids = np.arange(min(number, COMPARED)) * number // min(number, COMPARED)
-        views = (Augmented(opened.views(), 0, version) for version in (1, 2))
-        first, second = (torch.from_numpy(opened.features(images, ids, views=v)) for v in views)
-        return view_agreement(first, second)
-    features = opened.features(images, np.arange(number))
-    if criterion == "knn":
-        assert labels is not None
-        return knn_accuracy(features, labels)
-    groups = _groups(images.samples)
-    assert groups is not None
-    return knn_accuracy(features, groups, k=1)
+    if labels is not None:
+        return knn_accuracy(opened.features(images, np.arange(number)), labels)
+    ids = np.arange(min(number, COMPARED)) * number // min(number, COMPARED)
+    views = (Augmented(opened.views(), 0, version) for version in (1, 2))
+    first, second = (torch.from_numpy(opened.features(images, ids, views=v)) for v in views)
+    return view_agreement(first, second)
 
 
 def view_agreement(first_NF: Tensor, second_NF: Tensor) -> float:
-    """Share of the first views whose nearest second view is of the same image.
-
-    Example:
-        >>> view_agreement(torch.eye(3), torch.eye(3)[[0, 2, 1]])
-        0.3333333432674408
-    """
+    """Share of the first views whose nearest second view is of the same image."""
     sim_NN = functional.normalize(first_NF, dim=1) @ functional.normalize(second_NF, dim=1).T
     return float((sim_NN.argmax(1) == torch.arange(len(sim_NN))).float().mean())

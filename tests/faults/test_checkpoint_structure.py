@@ -120,8 +120,8 @@ def test_the_one_before_is_used(finished: Run, run: Run) -> None:
 def test_a_deleted_checkpoint_is_noticed(finished: Run, run: Run) -> None:
     run.checkpoint.rename(run.checkpoint.with_name("last-1.ckpt"))
     resumed = resume(finished, run)
-    expected = "last.ckpt is missing; the training continues from the one before it, last-1.ckpt"
-    assert f"{expected} (step 3, 1 of 1 epoch done)" in resumed.log.read_text()
+    expected = "last.ckpt is missing; the one before it is used instead"
+    assert expected in resumed.log.read_text()
 
 
 def test_a_run_without_any_checkpoint_starts_again_with_a_warning(finished: Run, run: Run) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -59,24 +57,6 @@ def test_rank_zero_that_refuses_ends_the_others_at_once(tmp_path: Path, launcher
     assert in_children(calls, patience=100) == [1, 1]
     assert time.monotonic() - start < 90
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.tex"]
-
-
-def test_rank_zero_that_is_killed_or_fails_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setenv("SLURM_STEP_ID", "0")
-    word = tmp_path / ".launch"
-    with pytest.raises(OSError, match="no data"), launch.supervise(word, 0, True):
-        raise OSError("no data")
-    with pytest.raises(launch.RankLeftError, match="rank zero has ended: no data"):
-        launch.wait_for_rank_zero(word, 1.0)
-    child = subprocess.Popen([sys.executable, "-c", "pass"])
-    child.wait()
-    monkeypatch.setattr(os, "getpid", lambda: child.pid)
-    launch._write_status(word, launch.PREPARING)
-    with pytest.raises(launch.RankLeftError, match="without a message, as if killed"):
-        launch.wait_for_rank_zero(word, 1.0)
 
 
 def test_a_lost_rank_is_reported_in_a_sentence() -> None:

@@ -9,7 +9,6 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,11 +21,10 @@ from kinfolk.training.defaults import (
     fit_batch,
     fit_text,
     fit_to_data,
-    setting_origins,
+    names_batch_size,
 )
 from kinfolk.training.documents import read_yaml
 from kinfolk.training.metrics_log import ProgressBar, describe
-from kinfolk.training.module import TrainingModule
 from kinfolk.training.run_folder import Run
 from kinfolk.training.settings import describe_settings, flat, recipe_names, recipe_path
 from kinfolk.training.train import train
@@ -238,15 +236,13 @@ def test_a_chosen_batch_is_reduced_with_a_warning_and_shared_by_the_devices() ->
         )
 
 
-def test_settings_are_shown_with_their_origin() -> None:
-    given = (None, "simclr-cpu", {"method": None, "epochs": 3}, ["optimizer.lr=0.5"])
-    origins = setting_origins(*given)
-    lines = describe_settings(assemble(*given), origins)
-    parts = [re.split(r"\s{2,}", line.strip()) for line in lines]
-    found = {row[0]: row[-1] for row in parts}
-    assert found["model.name"] == found["views.size"] == found["method"] == "recipe"
-    assert found["epochs"] == found["optimizer.lr"] == "given"
-    assert found["trainer.devices"] == "default"
+def test_settings_are_shown() -> None:
+    given = {"method": None, "epochs": 3}, ["optimizer.lr=0.5"]
+    lines = describe_settings(assemble(None, "simclr-cpu", *given))
+    found = dict(re.split(r"\s{2,}", line.strip()) for line in lines)
+    assert (found["method"], found["epochs"], found["optimizer.lr"]) == ("simclr", "3", "0.5")
+    assert names_batch_size("simclr-cpu", *given)
+    assert not names_batch_size(None, *given)
 
 
 def test_a_run_of_few_images_trains_and_says_what_it_does(tmp_path: Path) -> None:
@@ -328,24 +324,6 @@ def test_the_bar_ends_with_the_metrics_of_the_last_epoch() -> None:
     assert "epoch 2/2" in line
     assert "loss 1.250  kNN 30.0 %" in line
     assert "left" not in line
-
-
-def test_the_whole_time_is_estimated_after_a_few_steps(caplog: pytest.LogCaptureFixture) -> None:
-    bar = ProgressBar(None, SimpleNamespace(row={}), epochs=10)  # type: ignore[arg-type]
-    counter = SimpleNamespace(completed=4)
-    loop = SimpleNamespace(
-        epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(total=counter))
-    )
-    trainer: Any = SimpleNamespace(
-        is_global_zero=True, num_training_batches=100, current_epoch=0, fit_loop=loop
-    )
-    module = Mock(TrainingModule, batch_size=50)
-    with caplog.at_level("INFO", "kinfolk.training"):
-        for step in range(8):
-            bar._estimate(trainer, module, float(step))
-    assert [record.getMessage() for record in caplog.records] == [
-        "about 16 min 36 s left at 50 samples/s, without measurements"
-    ]
 
 
 def test_one_logger_may_be_given_by_its_name() -> None:

@@ -19,7 +19,7 @@ from kinfolk.detectors import DETECTORS
 from kinfolk.detectors.base import Detector
 from kinfolk.errors import UsageError
 from kinfolk.pairs import Block, Kin
-from kinfolk.plugins import load_plugins, register_detector
+from kinfolk.plugins import register_detector
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.load_run import open_run
 from kinfolk.training.settings import check_arguments
@@ -216,22 +216,6 @@ def test_a_plugin_is_imported_again_when_the_run_is_opened(tmp_path: Path, image
     assert "nearest_of_test" not in DETECTORS
     assert open_run(run.path).encoder() is not None
     assert "nearest_of_test" in DETECTORS
-
-
-def test_installed_packages_register_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    from importlib.metadata import EntryPoint
-
-    from kinfolk import plugins
-
-    entry = EntryPoint("mine", "no_such_package", plugins.GROUP)
-    monkeypatch.setattr(
-        plugins, "entry_points", lambda group: [entry] if group == plugins.GROUP else []
-    )
-    plugins._load_entry_points.cache_clear()
-    with pytest.raises(UsageError, match="the plugin `no_such_package` cannot be imported"):
-        load_plugins()
-    monkeypatch.undo()
-    load_plugins()
 
 
 def test_names_of_the_library_cannot_be_taken() -> None:

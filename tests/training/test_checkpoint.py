@@ -17,7 +17,7 @@ from kinfolk.training.checkpoint import AtomicCheckpointIO, read_checkpoint
 CHECKPOINT: dict[str, Any] = {
     "state_dict": {"w": torch.arange(50_000.0)},
     "loops": {},
-    "kinfolk": {"format": 1},
+    "kinfolk": dict.fromkeys(("samples", "settings", "num_samples", "epoch", "step"), 1),
 }
 
 

@@ -232,7 +232,7 @@ def test_a_folder_named_patches_is_not_taken_for_the_guide(
     config = TrainConfig.of({"method": "simclr+guide", "detector": {"features": "patches"}})
     assert with_absolute_paths(config).detector["features"] == "patches"
     assert guide_features("patches", images(8)).shape[0] == 6
-    with pytest.raises(UsageError, match=r"is a folder without config.yaml"):
+    with pytest.raises(UsageError, match=r"patches/config.yaml cannot be read"):
         guide_features("./patches", images(8))
 
 

@@ -1,5 +1,5 @@
 """Two processes end in the same metrics however they are started: by the command line, by torchrun
-on one node, on two nodes, and by forking, as in a notebook."""
+on one node, and on two nodes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from tests.training.small import BARE
 SETTINGS: dict[str, Any] = {**BARE, "detector.alpha": 0.05, "trainer.accelerator": "cpu"}
 
 
-def trained(data: str, out: str, devices: int, nodes: int, strategy: str = "auto") -> None:
+def trained(data: str, out: str, devices: int, nodes: int) -> None:
     import torch
 
     from kinfolk.training.train import train
 
     torch.set_num_threads(1)
     settings = {**SETTINGS, "trainer.devices": devices, "trainer.num_nodes": nodes}
-    settings["trainer.strategy"] = strategy
     train(
         data,
         out,
@@ -75,14 +74,6 @@ def test_two_nodes_of_one_process(
         patience=200,
     ) == [0, 0]
     assert metrics(tmp_path / "run") == one_node
-
-
-def test_two_forked_processes_train_like_one_node(
-    tmp_path: Path, data: str, one_node: list[dict[str, Any]]
-) -> None:
-    out = tmp_path / "run"
-    assert in_children([(trained, (data, str(out), 2, 1, "ddp_fork"), {})], patience=200) == [0]
-    assert metrics(out) == one_node
 
 
 def test_the_command_is_started_again_for_the_other_rank(

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from kinfolk.errors import KinfolkError
 from kinfolk.training import launch
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.launch import global_rank
 from kinfolk.training.metrics_log import quiet_lightning
 from kinfolk.training.run_folder import Run
-from tests.ranks import exit_codes, run_program
+from tests.faults.inject import as_ranks
+from tests.ranks import exit_codes
 from tests.training.children import OTHERS, few_images, run_ranks
 from tests.training.small import assert_same
 
@@ -39,34 +39,73 @@ def test_two_ranks_interrupted_and_resumed_are_the_same(
     assert len(whole.epochs()) == 3, "only rank zero writes"
 
 
-def test_the_others_wait_for_rank_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    status_file = tmp_path / ".launch"
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
-    with pytest.raises(KinfolkError, match="rank zero has not written"):
-        launch.wait_for_rank_zero(status_file, first_sign=0.2)
-    launch.mark_ready(status_file)
-    launch.wait_for_rank_zero(status_file, first_sign=0.2)
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "two")
-    with pytest.raises(KinfolkError):
-        # the status_file of an earlier launch does not count
-        launch.wait_for_rank_zero(status_file, first_sign=0.2)
+def meet(environment: dict[str, str], number: int, act: str) -> None:
+    """The trainings of one program on one rank; exits with 3 where rank zero has left it."""
+    os.environ |= environment
+    for turn in range(number):
+        with launch.Rendezvous(int(environment["RANK"]), 2) as ranks:
+            if environment["RANK"] == "0" and act == "fail":
+                raise OSError("no data")
+            if environment["RANK"] == "0" and act == "die":
+                time.sleep(2)
+                os.kill(os.getpid(), signal.SIGKILL)
+            if environment["RANK"] == "0":
+                time.sleep(0.5)
+                Path(environment["OUT"], str(turn)).touch()
+                ranks.mark_ready()
+                continue
+            try:
+                ranks.wait()
+            except launch.RankLeftError as error:
+                Path(environment["OUT"], "why").write_text(str(error))
+                os._exit(3)
+            assert Path(environment["OUT"], str(turn)).exists()
+    if environment["RANK"] == "0":
+        time.sleep(1)  # in a training the process group waits for the others
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
+@pytest.mark.parametrize("act", ["", "fail", "die"])
+def test_the_others_wait_for_rank_zero(tmp_path: Path, act: str, launcher: str) -> None:
+    own = {"OUT": str(tmp_path)}
+    calls = [
+        ({**environment, **own, "RANK": str(rank)}, 2, act)
+        for rank, environment in enumerate(as_ranks(2, launcher))
+    ]
+    expected = {"": [0, 0], "fail": [1, 3], "die": [-signal.SIGKILL, 3]}[act]
+    assert exit_codes(meet, calls) == expected
+    if act:
+        reason = {"fail": "rank zero has ended: no data", "die": "rank zero "}[act]
+        assert (tmp_path / "why").read_text().startswith(reason)
+
+
+def lose(environment: dict[str, str]) -> None:
+    """Rank zero is killed in the middle of the training, while the other waits on its device."""
+    os.environ |= environment
+    launch.BEAT = launch.GRACE = 0.1
+    with launch.Rendezvous(int(environment["RANK"]), 2) as ranks:
+        if environment["RANK"] == "0":
+            ranks.mark_ready()
+            time.sleep(1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        ranks.wait()
+        time.sleep(100)
+
+
+def test_a_rank_that_waits_on_its_device_ends_with_rank_zero() -> None:
+    calls = [(environment,) for environment in as_ranks(2)]
+    assert exit_codes(lose, calls) == [-signal.SIGKILL, 1]
 
 
 def test_machines_that_a_person_starts_meet_at_their_address(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    status_file = tmp_path / ".launch"
-    for name in (launch.LAUNCH, "TORCHELASTIC_RUN_ID", "SLURM_STEP_ID"):
+    for name in ("MASTER_ADDR", "MASTER_PORT", "SLURM_NTASKS"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in {"NODE_RANK": "0", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}.items():
-        monkeypatch.setenv(name, value)
-    launch.mark_ready(status_file)
-    monkeypatch.setenv("NODE_RANK", "1")
-    launch.wait_for_rank_zero(status_file, first_sign=0.2)
-    # a process that rank zero has started goes by the name it was given
-    monkeypatch.setenv(launch.LAUNCH, "another")
-    with pytest.raises(KinfolkError):
-        launch.wait_for_rank_zero(status_file, first_sign=0.2)
+    assert launch._address() is None, "rank zero starts the others"
+    monkeypatch.setenv("MASTER_ADDR", "node0")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    assert launch._address() == ("node0", 29500)
 
 
 @pytest.mark.parametrize(
@@ -95,85 +134,6 @@ def test_the_rank_is_read_off_the_environment(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert global_rank(devices=4) == rank
-
-
-@pytest.fixture
-def named_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What torchrun calls every launch that is given no name."""
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
-
-
-@pytest.mark.usefixtures("named_none")
-def test_a_killed_launch_of_the_same_name_does_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was killed half a minute ago, so its files are still there."""
-    status_file = tmp_path / ".launch"
-    monkeypatch.setattr(launch, "_pid_file", lambda: tmp_path / "pid")
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    with monkeypatch.context() as earlier:
-        earlier.setattr(os, "getpid", lambda: gone.pid)
-        launch.register_rank_zero(0, several=True)
-        launch.mark_ready(status_file)
-    before = launch._process_start() - 30
-    for path in (status_file, tmp_path / "pid"):
-        os.utime(path, (before, before))
-    with pytest.raises(KinfolkError, match="rank zero has not written"):
-        launch.wait_for_rank_zero(status_file, first_sign=0.2)
-    launch.mark_ready(status_file)  # the new rank zero
-    launch.wait_for_rank_zero(status_file, first_sign=0.2)
-
-
-def print_age() -> None:
-    print(time.time() - launch._process_start())  # noqa: T201
-
-
-def test_the_start_of_a_process_is_known(tmp_path: Path) -> None:
-    assert -0.1 < float(run_program(print_age, tmp_path).out) < 60
-
-
-def lost(terminated: bool) -> None:
-    """A collective fails because another rank has ended; torchrun's SIGTERM arrives while Lightning
-    cleans up."""
-
-    def training() -> None:
-        with as_if_training():
-            try:
-                raise RuntimeError("[gloo] Connection closed by peer")
-            finally:
-                if terminated:
-                    os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(
-        launch.RankLeftError, match=r"another process of this training has ended.*; all is saved"
-    ):
-        training()
-    os.kill(os.getpid(), signal.SIGTERM)  # and once more, while the message is printed
-
-
-def as_if_training() -> Any:
-    return launch.explain_lost_ranks(lambda: "all is saved")
-
-
-def finished() -> None:
-    with as_if_training():
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def terminated() -> None:
-    with as_if_training():
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-def test_sigterm_does_not_cut_off_the_message_of_a_lost_rank() -> None:
-    assert exit_codes(lost, [(True,), (False,)]) == [0, 0]
-    assert exit_codes(finished, [()]) == [-signal.SIGTERM], "the usual handler is back"
-    assert exit_codes(terminated, [()]) == [-signal.SIGTERM], (
-        "before the first step SIGTERM ends the process"
-    )
 
 
 def test_a_child_that_has_ended_is_reported_before_lightning_kills(

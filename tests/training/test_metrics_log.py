@@ -29,5 +29,5 @@ def test_a_training_writes_both_kinds_of_detection(tmp_path: Path) -> None:
     )
     assert abs(row["anchor_precision"] - row["precision"]) < 1e-3
     assert row["anchor_recall"] != row["recall"]
-    assert "per anchor" in describe(row)
-    assert "per anchor" not in describe(row, speed=False), "a narrow screen"
+    assert "F1" in describe(row)
+    assert "F1" not in describe(row, speed=False), "a narrow screen"

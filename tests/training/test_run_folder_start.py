@@ -159,7 +159,7 @@ def test_sweeping_takes_only_names_a_run_writes(tmp_path: Path) -> None:
     assert all(file.exists() for file in foreign)
 
 
-@pytest.mark.parametrize("key", ["precision", "strategy", "accelerator"])
+@pytest.mark.parametrize("key", ["precision", "accelerator"])
 def test_unknown_names_for_lightning_lose_nothing(tmp_path: Path, key: str) -> None:
     data, out = folder_of(tmp_path / "images"), tmp_path / "run"
     tiny(data, out, epochs=1)
@@ -215,13 +215,13 @@ def test_copies_of_an_image_are_no_neighbours_of_each_other() -> None:
     assert (bank.tolist(), queries) == ([0, 5, 10, 15], None)
 
 
-def test_features_that_are_not_finite_name_step_method_and_ids(tmp_path: Path) -> None:
+def test_features_that_are_not_finite_name_step_and_method(tmp_path: Path) -> None:
     x, y = (
         np.random.default_rng(0).integers(0, 256, (16, 8, 8, 3), dtype=np.uint8),
         np.arange(16) % 2,
     )
     np.savez(tmp_path / "a.npz", x_train=x, y_train=y)
-    with pytest.raises(NonFiniteLossError, match=r"simclr.*step 1 .*Sample ids of the batch: \d+"):
+    with pytest.raises(NonFiniteLossError, match=r"simclr is not finite at step 1 "):
         tiny(tmp_path / "a.npz", tmp_path / "run", batch_size=16, settings={"optimizer.lr": 1e30})
     assert "not finite" in (tmp_path / "run" / "train.log").read_text(encoding="utf-8")
 

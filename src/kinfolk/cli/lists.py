@@ -37,9 +37,7 @@ def methods() -> None:
     """List frameworks, detectors and actions, and how to compose them."""
     from kinfolk.detectors import DETECTORS
     from kinfolk.frameworks import FRAMEWORKS
-    from kinfolk.plugins import load_plugins
 
-    load_plugins()
     detectors = "Detectors: which candidates are kin (false negatives)"
     parts: dict[str, list[tuple[str, ...]]] = {
         "Frameworks: where anchors and candidates come from": [

@@ -45,7 +45,6 @@ SETTINGS = {
     "--plugin": "plugins",
     "--devices": "trainer.devices",
     "--num-nodes": "trainer.num_nodes",
-    "--strategy": "trainer.strategy",
     "--precision": "trainer.precision",
     "--compile/--no-compile": "trainer.compile",
     "--compile-encoder/--no-compile-encoder": "trainer.compile_encoder",

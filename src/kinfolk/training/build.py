@@ -67,13 +67,13 @@ class Parts:
     detector: Detector | None = None
 
     def settings(self, action: str | None) -> dict[str, Any]:
-        found = {"python.action": None if self.detector is None else action}
-        for name, part in (("model", self.model), ("detector", self.detector)):
+        found: dict[str, Any] = {"python.action": None if self.detector is None else action}
+        for name, part in vars(self).items():
             found[f"python.{name}"] = None if part is None else type(part).__qualname__
         return found
 
     def require(self, config: TrainConfig) -> None:
-        for name, part in (("model", self.model), ("detector", self.detector)):
+        for name, part in vars(self).items():
             expected = getattr(config.python, name)
             if expected is not None and part is None:
                 raise UsageError(
@@ -101,13 +101,8 @@ def build_framework(
     parts: Parts = NO_PARTS,
     cache: Path | None = None,
 ) -> Framework:
-    """The untrained framework.
-
-    Args:
-        tokenizer: of methods that learn from texts.
-        resumed: a checkpoint will be loaded, so no initial weights are read.
-        cache: the folder for the features of a guide that are computed here.
-    """
+    """The untrained framework; with `resumed`, no initial weights are read. `cache`: see
+    `guide_features`."""
     parts.require(config)
     method = parse(config.method)
     if config.python.action is not None:
@@ -171,8 +166,7 @@ def _check_guides(framework: Framework, data: ImageData) -> None:
 def networks(
     config: TrainConfig, channels: tuple[int, ...], module: nn.Module | None = None
 ) -> tuple[nn.Module, nn.Module]:
-    """Encoder and head, or with several groups of channels one of each per group. `module`: an
-    encoder from Python."""
+    """Encoder and head, for each group of channels. `module`: an encoder from Python."""
     if module is not None:
         if len(channels) > 1:
             raise UsageError(
@@ -203,8 +197,7 @@ def _head(config: TrainConfig, encoder: nn.Module) -> nn.Module:
 
 
 def text_networks(config: TrainConfig, tokenizer: Tokenizer) -> tuple[nn.Module, nn.Module]:
-    """The text tower and its head: a linear map without bias, as in CLIP, or the identity if the
-    images have no head either."""
+    """The text tower and its head, a linear map without bias as in CLIP, if images have one."""
     names = {"context", "width", "layers", "heads", "causal", "pretrained"}
     options: dict[str, Any] = config.text.model_dump(include=names)
     tower = build_text(

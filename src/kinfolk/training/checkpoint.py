@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import signal
 import threading
 import time
@@ -13,7 +12,7 @@ from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
-from typing import Any, final
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -22,7 +21,6 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import nn
 
 from kinfolk import distributed
-from kinfolk.data.images import HostCopy
 from kinfolk.data.views import Views
 from kinfolk.errors import InterruptedRunError, KinfolkError, plural, short
 from kinfolk.files import (
@@ -40,9 +38,6 @@ from kinfolk.models.weights import why_unreadable
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.module import TrainingModule
 
-FORMAT = 2
-"""Format 1 had neither a digest nor the settings of the run."""
-
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Loads a checkpoint without running code from it; a damaged one raises `DamagedFileError`."""
@@ -51,6 +46,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         for name in ("state_dict", "loops", "kinfolk"):
             checkpoint[name].keys()
+        for name in ("samples", "settings", "num_samples", "epoch", "step"):
+            checkpoint["kinfolk"][name]
     except FileNotFoundError:
         raise KinfolkError(f"there is no checkpoint at {path}") from None
     except Exception as error:  # pickle may raise anything
@@ -81,14 +78,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = True
     ) -> dict[str, Any]:
-        if Path(path).name == ".temp.ckpt":  # the weights that a forked process hands to its parent
-            return dict(torch.load(path, map_location="cpu", weights_only=True))
         return read_checkpoint(Path(path))
 
 
 NOTHING, SAVE, STOP = 0, 1, 2
-AGREE_EVERY, AGREE_SECONDS = 10, 5.0
-"""Several GPUs agree on what to do after this many steps or seconds, whichever is less."""
+AGREE_EVERY = 10
+"""Steps between two agreements of several GPUs on what to do; the host waits for the answer."""
 CHECKED_SAMPLES = 16
 """Samples of the last batch whose features must be finite before a checkpoint is saved."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -96,12 +91,12 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 class CheckpointSaver(pl.Callback):
     """Saves checkpoints, and ends the training after the current step when a signal arrives, at
-    once at a second Ctrl-C. Nothing is saved within an accumulation of gradients, or before the
-    line of metrics of an epoch is written, or if the state is not finite.
+    once at a second Ctrl-C. Nothing is saved within an accumulation of gradients, before the
+    metrics of an epoch are written, or if the state is not finite.
 
     Args:
-        path: the file. Older checkpoints next to it are `last-1.ckpt`, `last-2.ckpt`, …
-        identity: the run that the checkpoint belongs to; see `settings.identity`.
+        path: last.ckpt; older checkpoints next to it are last-1.ckpt, last-2.ckpt, …
+        identity: see `settings.identity`.
         export: called on rank zero with the finished epochs and steps before each checkpoint.
         state: the `kinfolk` entry of the checkpoint that is resumed.
     """
@@ -120,12 +115,11 @@ class CheckpointSaver(pl.Callback):
         self.received: signal.Signals | None = None
         self._last = None if state is None else (int(state["step"]), int(state["epoch"]))
         self._finished, self._saved_at = 0, time.monotonic()
-        self.is_rank_zero, self._agreement = True, Agreement()
+        self.is_rank_zero = True
         self._inputs: dict[str, torch.Tensor] | None = None
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Replaces Lightning's signal handlers, which communicate in the middle of a step, until it
-        restores the earlier ones at the end."""
+        """Replaces Lightning's signal handlers, which communicate in the middle of a step."""
         assert isinstance(module, TrainingModule)
         # Lightning starts from the beginning where the position is missing
         found = trainer.global_step, trainer.current_epoch
@@ -151,12 +145,14 @@ class CheckpointSaver(pl.Callback):
     ) -> None:
         names = ("pixels", "aspect", "tokens")
         self._inputs = {name: batch[name][:CHECKED_SAMPLES] for name in names if name in batch}
-        if distributed.world_size() == 1 or module.device.type == "cpu":
-            action = self._agreed_action(module.device)
-        else:
-            action = self._agreement.after_step(self._needed_action(), module.device)
-        done, all_done = batch_idx + 1, batch_idx + 1 >= trainer.num_training_batches
-        if action == NOTHING or all_done or done % trainer.accumulate_grad_batches:
+        done = batch_idx + 1
+        if done >= trainer.num_training_batches or done % trainer.accumulate_grad_batches:
+            return
+        waits = distributed.world_size() > 1 and module.device.type != "cpu"
+        if waits and trainer.global_step % AGREE_EVERY:
+            return
+        action = self._agreed_action(module.device)
+        if action == NOTHING:
             return
         self._save(trainer, module)
         if action == STOP:
@@ -175,7 +171,6 @@ class CheckpointSaver(pl.Callback):
         self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         checkpoint["kinfolk"] = {
-            "format": FORMAT,
             "epoch": self._finished,
             "step": trainer.global_step,
             "epochs": self.epochs,
@@ -206,24 +201,17 @@ class CheckpointSaver(pl.Callback):
                 move_into_place(new, self.path)
         self._last = trainer.global_step, self._finished
         self._saved_at = time.monotonic()
-        self._agreement = Agreement()
 
     def _shift(self) -> None:
-        """`last.ckpt` gets the second name `last-1.ckpt`, so that it exists at all times."""
+        """`last.ckpt` becomes `last-1.ckpt`, from which a run that is killed now continues."""
         numbers = range(1, self.settings.keep)
-        older = [self.path.with_name(f"last-{number}.ckpt") for number in numbers]
-        for new, old in pairwise(reversed(older)):
+        kept = [self.path, *(self.path.with_name(f"last-{number}.ckpt") for number in numbers)]
+        for new, old in pairwise(reversed(kept)):
             if old.exists():
                 os.replace(old, new)
         # left from a run that kept more
-        for path in set(self.path.parent.glob("last-*.ckpt")) - set(older):
+        for path in set(self.path.parent.glob("last-*.ckpt")) - set(kept):
             path.unlink()
-        if older and self.path.exists():
-            older[0].unlink(missing_ok=True)
-            try:
-                os.link(self.path, older[0])
-            except OSError:  # a file system without hard links
-                shutil.copyfile(self.path, older[0])
 
     def _require_finite(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         assert isinstance(module, TrainingModule)
@@ -235,18 +223,18 @@ class CheckpointSaver(pl.Callback):
             dist.all_reduce(failed, dist.ReduceOp.MAX)
         if failed:
             raise module.not_finite(
-                f"{found or 'the state of another rank'} of {module.method} is not finite, so it is"
-                " not saved,",
-                *module.last_batch,
+                f"no checkpoint is saved: {found or 'the state of another rank'} of {module.method}"
             )
 
     def _agreed_action(self, device: torch.device) -> int:
-        action = self._needed_action()
-        return action if distributed.world_size() == 1 else int(_highest_of_ranks(action, device))
-
-    def _needed_action(self) -> int:
+        """The strongest action that any rank needs."""
         due = time.monotonic() - self._saved_at > self.every_seconds
-        return STOP if self.received is not None else SAVE if due else NOTHING
+        action = STOP if self.received is not None else SAVE if due else NOTHING
+        if distributed.world_size() == 1:
+            return action
+        highest = torch.tensor(action, device=device)
+        dist.all_reduce(highest, dist.ReduceOp.MAX)
+        return int(highest)
 
     def _interruption(self, trainer: pl.Trainer) -> InterruptedRunError:
         _ignore_signals()  # one in the clean-up would only print a traceback
@@ -278,42 +266,9 @@ def _ignore_signals() -> None:
             signal.signal(each, signal.SIG_IGN)
 
 
-@final
-class Agreement:
-    """The strongest action that any rank needs, known to all after the same step. The host does not
-    wait: an answer is read one step after the ranks have asked each other."""
-
-    def __init__(self) -> None:
-        self.action, self.interval = NOTHING, 1
-        self._answer: HostCopy | None = None
-        self._steps, self._since = 0, time.monotonic()
-
-    def after_step(self, needed: int, device: torch.device) -> int:
-        if self._answer is not None:
-            action, often = divmod(int(self._answer.value()), AGREE_EVERY)
-            self.action, self.interval = max(self.action, action), AGREE_EVERY - often
-            self._answer = None
-        self._steps += 1
-        if self._steps < self.interval:
-            return self.action
-        seconds = (time.monotonic() - self._since) / self._steps
-        interval = min(max(int(AGREE_SECONDS / max(seconds, 1e-9)), 1), AGREE_EVERY)
-        # the highest of one number: the strongest action, and by it the shortest interval
-        number = needed * AGREE_EVERY + AGREE_EVERY - interval
-        self._answer = HostCopy(_highest_of_ranks(number, device))
-        self._steps, self._since = 0, time.monotonic()
-        return self.action
-
-
-def _highest_of_ranks(number: int, device: torch.device) -> torch.Tensor:
-    highest = torch.full((), number, dtype=torch.int64, device=device)
-    dist.all_reduce(highest, dist.ReduceOp.MAX)
-    return highest
-
-
 def not_finite(framework: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> str | None:
-    """The first parameter, BatchNorm statistic or state of the optimiser that is not finite. Other
-    buffers, such as thresholds, may be infinite on purpose."""
+    """What is not finite of parameters, BatchNorm statistics and optimisers. Other buffers, such as
+    thresholds, may be infinite on purpose."""
     named: dict[str, Any] = dict(framework.named_parameters())
     names = {id(parameter): name for name, parameter in named.items()}
     for path, part in framework.named_modules():
@@ -337,8 +292,7 @@ def not_finite(framework: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 
 @torch.no_grad()
 def not_finite_feature(module: TrainingModule, batch: dict[str, torch.Tensor]) -> str | None:
-    """Which features in evaluation mode and float32 are not finite: products of finite weights may
-    overflow."""
+    """Which features are not finite: products of finite weights may overflow."""
     device, framework = module.device, module.framework
     if not isinstance(module.views, Views):
         return None

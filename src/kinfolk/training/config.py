@@ -218,10 +218,6 @@ class TrainerConfig(Section):
     """Devices of each machine."""
     num_nodes: int = Field(default=1, ge=1)
     """Number of machines."""
-    strategy: Literal[
-        "auto", "ddp", "ddp_fork", "ddp_find_unused_parameters_true", "single_device"
-    ] = "auto"
-    """Strategy of Lightning; auto: ddp with several devices."""
     accumulate: int = Field(default=1, ge=1)
     """Batches for each step of the optimiser; adds no negatives."""
     chunk_size: int | None = Field(default=None, ge=1)
@@ -232,8 +228,6 @@ class TrainerConfig(Section):
     """Compile the loss with torch.compile; auto: on a GPU."""
     compile_encoder: bool | Literal["auto"] = "auto"
     """Compile the encoder with torch.compile; auto: on a GPU where Triton is installed."""
-    cudnn_benchmark: bool = True
-    """Let cuDNN try its algorithms on the first batches; CUDA only."""
     sync_batchnorm: bool | Literal["auto"] = "auto"
     """BatchNorm over the global batch of all devices; auto: with several GPUs."""
     timeout_minutes: float = Field(default=240, gt=0)
@@ -291,6 +285,8 @@ class PythonConfig(Section):
 REMOVED = {
     "snapshots": False,
     "checkpoint.best": False,
+    "trainer.strategy": False,
+    "trainer.cudnn_benchmark": False,
     "data.hierarchy": False,
     "data.depth": True,
     "data.group_column": True,

@@ -1,5 +1,4 @@
-"""From the arguments of a user to a complete configuration, with the defaults that fit the method,
-the device and the data; docs/training.md lists them."""
+"""From the arguments of a user to a complete configuration; docs/training.md lists the defaults."""
 
 from __future__ import annotations
 
@@ -63,8 +62,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 }
 CAPTION_ADAMW = {"lr": 0.001, "weight_decay": 0.1, "warmup_epochs": 1}
 CAPTION_VIEWS = {"scale": [0.5, 1.0], "flip": 0.5}
-"""Other defaults with captions. SimCLR's views would make captions wrong, and CLIP's hardly change
-the few images of a small data set."""
+"""SimCLR's views would make captions wrong, and CLIP's hardly change a small data set."""
 TEXT_TOWERS: tuple[tuple[float, dict[str, int]], ...] = (
     (100_000, {"layers": 1, "width": 128, "vocab_size": 4096}),
     (1_000_000, {"layers": 4, "width": 256, "vocab_size": 16384}),
@@ -87,7 +85,7 @@ def assemble(
     settings: Sequence[str] | Mapping[str, Any],
 ) -> TrainConfig:
     """Combines a recipe, the stored configuration of a run or the defaults with the arguments that
-    are not None and then the settings. Settings of a recipe for another method are dropped."""
+    are not None and then the settings."""
     given = _join_settings(arguments, settings)
     config, method = stored or TrainConfig(), given.get("method")
     if recipe is not None:
@@ -137,19 +135,13 @@ def _defaults_of_texts(model: str) -> dict[str, Any]:
     }
 
 
-def setting_origins(
-    stored: TrainConfig | None,
+def names_batch_size(
     recipe: str | os.PathLike[str] | None,
     arguments: Mapping[str, Any],
     settings: Sequence[str] | Mapping[str, Any],
-) -> dict[str, str]:
-    """Where each setting that is not a default comes from."""
-    origins: dict[str, str] = {}
-    if recipe is not None:
-        origins = dict.fromkeys(flat(read_yaml(recipe_path(recipe))), "recipe")
-    elif stored is not None:
-        origins = dict.fromkeys(flat(stored.model_dump(mode="json")), "the run")
-    return origins | dict.fromkeys(flat(_join_settings(arguments, settings)), "given")
+) -> bool:
+    in_recipe = {} if recipe is None else read_yaml(recipe_path(recipe))
+    return "batch_size" in in_recipe | _join_settings(arguments, settings)
 
 
 def resolve(config: TrainConfig) -> TrainConfig:

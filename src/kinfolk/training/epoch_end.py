@@ -1,5 +1,4 @@
-"""What happens between epochs: the refresh of methods that use all samples at once, and the
-measurements: nearest-neighbour accuracy and quality of clusters.
+"""Between epochs: the refresh of methods that use all samples at once, and measurements.
 
 Dimension key: N training samples, L levels, F features.
 """
@@ -38,12 +37,12 @@ from kinfolk.training.module import TrainingModule
 
 
 class Knn:
-    """Measures `knn`, and optionally `features_nmi` of k-means of the same features, every few
-    epochs and after the last one, where there are labels.
+    """Measures `knn`, and optionally `features_nmi` of k-means of the same features, where there
+    are labels.
 
-    The test samples, or those of a validation split, are classified by the training samples, or
-    without either each training sample by the others. A detector that uses the accuracy receives
-    `steering_knn` instead, which never uses the test samples.
+    The test or validation samples are classified by the training samples, or without either each
+    training sample by the others. A detector that uses the accuracy receives `steering_knn`, which
+    never uses the test samples.
     """
 
     def __init__(self, data: ImageData, config: TrainConfig) -> None:
@@ -87,7 +86,8 @@ class Knn:
     def _embed(self, module: TrainingModule, epoch: int, ids: Tensor) -> tuple[Tensor, Tensor]:
         assert self.data.labels is not None
         features = module.embed_samples(self.data, ids)
-        module.require_finite(features, "features")
+        if not features.isfinite().all():
+            raise module.not_finite(f"a feature of {module.method}")
         if epoch == self.epochs:
             self._last.append((ids, features))
         return features, self.data.labels[ids]
@@ -98,9 +98,7 @@ def uses_knn(framework: Framework) -> bool:
 
 
 def require_knn(framework: Framework, knn: Knn, method: str) -> None:
-    if not uses_knn(framework):
-        return
-    if knn.config.every == 0 or knn.bank is None:
+    if uses_knn(framework) and (knn.config.every == 0 or knn.bank is None):
         is_off = knn.config.every == 0
         need = "`knn.every` (=0) must be at least 1" if is_off else "the data must have labels"
         raise UsageError(f"{need}: {method} uses the nearest-neighbour accuracy during training")
@@ -135,9 +133,9 @@ def _subsample(ids: Tensor, limit: int, seed: int, what: str) -> Tensor:
 
 
 class ClusterQuality:
-    """Measures `mtpr` and `mtnr` of the pseudo-labels and `nmi` of the clusters against the
-    training labels: of k-means at the first level, of a hierarchy at the levels 2 … H, as `mtpr_2`
-    and so on. For `mtpr` and `mtnr` a sample that was not accepted is alone, as in the loss."""
+    """Measures `mtpr` and `mtnr` of the pseudo-labels, where a sample that was not accepted is
+    alone, and `nmi` of the clusters against the training labels: of k-means at the first level, of
+    a hierarchy at the levels 2 … H, as `mtpr_2`."""
 
     def __init__(self, data: ImageData, normaliser: Normaliser = "arithmetic") -> None:
         self.normaliser = normaliser
@@ -181,9 +179,8 @@ class Refresh(pl.Callback):
     """Calls `framework.refresh` before each epoch that needs it and `framework.finish` after the
     last one, and measures the time. Must come before `MetricsLog`, whose time does not include it.
 
-    The optimiser drops the momentum of parameters that the framework has replaced. Streamed data is
-    not read a second time: in the epoch before a refresh each batch is embedded without
-    augmentation right after its step, and the few samples that the epoch left out are read.
+    Streamed data is not read a second time: in the epoch before a refresh each batch is embedded
+    without augmentation right after its step, and only what the epoch left out is read.
     """
 
     def __init__(self, data: ImageData | NumberedTexts) -> None:

@@ -48,9 +48,8 @@ class Network:
 
 
 def find_network(state: Mapping[str, Tensor], source: str, model: str | None = None) -> Network:
-    """The encoder of a state dict, without classifier, projection head and momentum copy. A ResNet
-    has the names of torchvision and timm, after any prefix; of another network give the `model` for
-    `build_encoder`."""
+    """The encoder of a state dict, without classifier, projection head and momentum copy: a ResNet
+    with the names of torchvision and timm, after any prefix, or the `model` of `build_encoder`."""
     named = {name.replace(".shortcut.", ".downsample."): value for name, value in state.items()}
     prefix = _prefix(named) if model is None or "resnet" in model else ""
     if prefix is None:
@@ -95,10 +94,9 @@ def _resnet(state: Mapping[str, Tensor], source: str) -> dict[str, Any]:
             f" {', '.join(ENCODERS)}; {NAME_IT}"
         )
     if first is None or first.shape[1:] not in ((3, 3, 3), (3, 7, 7)):
-        size = "missing" if first is None else f"of the shape {tuple(first.shape)}"
         raise KinfolkError(
-            f"the first convolution of {source} (conv1.weight) is {size}, and must be 3×3 or 7×7 on"
-            f" three channels; {NAME_IT}"
+            f"{source} has no first convolution (conv1.weight) of 3×3 or 7×7 on three channels;"
+            f" {NAME_IT}"
         )
     stem = "imagenet" if first.shape[-1] == 7 else "cifar"
     return {"name": name, "stem": stem, "width": int(state[ANCHOR].shape[0])}
@@ -116,14 +114,12 @@ def import_weights(
     seed: int = 0,
     progress: bool = False,
 ) -> tuple[Path, Network]:
-    """Writes the encoder in `file` as a run folder; returns it, with what was found. Only tensors
-    are read from the file.
+    """Writes the encoder in `file` as a run folder; returns it, with what was found.
 
     Args:
         out: the folder; None: next to the file, called NAME-eval.
         data, labels_from_folders: the samples that it is measured on; None: those of `like`.
-        like: a run folder whose data, size of views and normalisation are used; None: the size of
-            the images, up to 224.
+        like: a run folder whose data, size of views and normalisation are used.
         name: the row in `kinfolk compare`; None: the name of the file.
         seed: of the training that made the weights.
     """
@@ -168,10 +164,5 @@ def _require_same_weights(out: Path, file: Path, digest: str) -> None:
     if not mark.is_file():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise UsageError(f"{out} is not a folder of results; give another one with --out")
-        return
-    try:
-        known = json.loads(mark.read_text(encoding="utf-8"))["digest"]
-    except (OSError, ValueError, KeyError, TypeError):
-        known = None
-    if known != digest:
+    elif f'"{digest}"' not in mark.read_text(encoding="utf-8", errors="replace"):
         raise UsageError(f"{out} holds the results of other weights than {file}; give --out")

@@ -47,11 +47,6 @@ def guide_features(named: str | Path, data: ImageData, cache: Path | None = None
     if is_name or str(named) == PATCHES:  # ./patches is a file or a run
         return _once(lambda: _compute(str(named), data), str(named), data, cache)
     if path.is_dir():
-        if not (path / "config.yaml").is_file():
-            raise UsageError(
-                f"the guide `{path}` is a folder without config.yaml; give a run folder, a .npy or"
-                " .safetensors file, timm/NAME, or patches"
-            )
         made = TrainConfig.load(path / "config.yaml").views
         assert made.size is not None, "a run is fitted to its data"
         assert made.preset is not None
@@ -137,8 +132,8 @@ def patch_features(data: ImageData) -> Tensor:
 
 
 def _rows_by_key(path: Path, number: int, data: ImageData) -> Tensor | None:
-    """(N,) row of each training sample in a file of features, by the keys in the .parquet file next
-    to it; None without keys, and for arrays, whose keys are row numbers."""
+    """(N,) row of each training sample in a file of features, by the .parquet file next to it; None
+    without keys, and for arrays, whose keys are row numbers."""
     table, keys = path.with_suffix(".parquet"), data.samples.keys[: data.num_train]
     if not table.is_file() or re.fullmatch(r"\w+/\d+", keys[0]):
         return None

@@ -1,34 +1,24 @@
-"""What `auto` means on this machine, and how several ranks start and stop together.
-
-Rank zero prepares data and run folder; the others wait until it is ready, and exit when it exits.
-They read one status file in the run folder: it names the launch, says whether rank zero is
-preparing, ready, done or failed, and is touched every few seconds.
-"""
+"""What `auto` means on this machine, and how several ranks start and stop together."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.util
-import json
+import itertools
 import os
-import signal
-import socket
 import sys
-import tempfile
 import threading
-import time
-import uuid
 import warnings
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import Any, final
 
 import torch
+from torch._C._distributed_c10d import TCPStore
 
-from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, printable
-from kinfolk.files import first_line, is_running, write_text
+from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError
+from kinfolk.files import first_line
 from kinfolk.training.config import TrainerConfig
 
 CPU_BFLOAT16 = ("avx512_bf16", "amx_bf16")
@@ -36,7 +26,7 @@ CPU_BFLOAT16 = ("avx512_bf16", "amx_bf16")
 
 
 def resolve_trainer(config: TrainerConfig) -> TrainerConfig:
-    """Replaces `auto` by the values for this machine, except for the strategy."""
+    """Replaces `auto` by the values for this machine."""
     accelerator = "cuda" if config.accelerator == "gpu" else config.accelerator
     if accelerator == "auto":
         has_mps = not torch.cuda.device_count() and torch.backends.mps.is_available()
@@ -56,7 +46,7 @@ def resolve_trainer(config: TrainerConfig) -> TrainerConfig:
     if devices < 1:
         raise UsageError(f"`trainer.devices` (={devices}) must be at least 1")
     several = devices * config.num_nodes > 1
-    if several and config.strategy == "auto" and in_notebook():
+    if several and in_notebook():
         raise UsageError(f"`trainer.devices` (={devices}) must be 1 in a notebook; {terminal}")
     for name in config.loggers:
         if importlib.util.find_spec(name) is None:
@@ -95,19 +85,16 @@ def resolve_trainer(config: TrainerConfig) -> TrainerConfig:
 @contextlib.contextmanager
 def float32_products(precision: str) -> Iterator[None]:
     """Sets the precision of products of float32 matrices (`trainer.matmul_precision`)."""
-    by_backend: list[tuple[Any, str]] = []
     try:
         before = torch.get_float32_matmul_precision()
     except RuntimeError:  # the user chose it for one backend, as torch allows from 2.9 on
-        before, backends = "highest", (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
-        by_backend = [(backend, backend.fp32_precision) for backend in backends]
+        yield
+        return
     torch.set_float32_matmul_precision(precision)
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-        for backend, chosen in by_backend:
-            backend.fp32_precision = chosen
 
 
 def in_notebook() -> bool:
@@ -133,84 +120,117 @@ def global_rank(devices: int) -> int:
     if "LOCAL_RANK" in environment or "NODE_RANK" in environment:
         node = int(environment.get("NODE_RANK", environment.get("GROUP_RANK", "0")))
         return node * devices + int(environment.get("LOCAL_RANK", "0"))
-    interactive = environment.get("SLURM_JOB_NAME") in ("bash", "interactive")
-    if "SLURM_NTASKS" in environment and not interactive:
-        return int(environment.get("SLURM_PROCID", "0"))
-    return 0
+    return int(environment.get("SLURM_PROCID", "0")) if _is_slurm_task() else 0
 
 
-LAUNCH = "KINFOLK_LAUNCH"
-# seconds
-BEAT = 5.0  # between two heartbeats
-SILENCE = 300.0  # without a heartbeat until a rank zero on another machine counts as gone
-FIRST_SIGN = 1800.0  # until the first heartbeat
-GRACE = 10.0  # that a rank has to exit by itself after rank zero
-SPREAD = 2.0  # within which a launcher starts the ranks
-PREPARING, READY, DONE, FAILED = "preparing", "ready", "done", "failed"
+def _is_slurm_task() -> bool:
+    is_shell = os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
+    return "SLURM_NTASKS" in os.environ and not is_shell
+
+
+PREPARED = "KINFOLK_PREPARED"
+"""Environment variable of the processes that Lightning starts: the number of the last training of
+this program that rank zero has prepared."""
+START, PREPARATION = timedelta(minutes=5), timedelta(days=2)
+"""How long a rank waits for rank zero to start, and to prepare the data."""
+BEAT, GRACE = 2.0, 60.0
+"""Seconds between two looks for rank zero, and for a rank to end by itself after rank zero."""
 _GONE = ("gloo", "nccl", "connection", "broken pipe", "tcpstore", "socket timeout", "wait timeout")
 """Words in the error of a collective that another process has left."""
+_trainings = itertools.count(1)
 
 
 class RankLeftError(KinfolkError):
     """Another process of the training has ended, so this one cannot continue."""
 
 
+@final
+class Rendezvous:
+    """Where ranks wait until rank zero has prepared data and run folder: the TCPStore of the
+    process group, which breaks off when rank zero ends. Rank zero needs none if it starts the
+    others itself, after the preparation.
+
+    Use it as a context manager around the training.
+    """
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank, self.number, self._over = rank, next(_trainings), threading.Event()
+        self._key = f"kinfolk/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{self.number}"
+        self._seen = [f"{self._key}/{other}" for other in range(1, world_size)]
+        self._store: TCPStore | None = None
+
+    def __enter__(self) -> Rendezvous:
+        address = _address()
+        if address is not None:
+            by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # of torchrun
+            hosts = self.rank == 0 and not by_agent
+            options: dict[str, Any] = {"wait_for_workers": False, "multi_tenant": True}
+            with _explain_lost_store("rank zero cannot be reached"):
+                self._store = TCPStore(*address, None, hosts, START, **options)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._over.set()
+        if error is None or self.rank > 0 or self._store is None:
+            return
+        with contextlib.suppress(RuntimeError):
+            if not self._store.check([self._key]):  # while the others start or wait
+                self._store.set(self._key, f"rank zero has ended: {first_line(error)}")
+                self._store.wait(self._seen, timedelta(seconds=10))
+
+    def mark_ready(self) -> None:
+        os.environ[PREPARED] = str(self.number)
+        if self._store is not None and self.rank == 0:
+            self._store.set(self._key, "")
+
+    def wait(self) -> None:
+        """Waits for rank zero to be ready. From then on this process ends if rank zero does, which
+        a collective on a GPU might not notice."""
+        if self._store is None:
+            return
+        if int(os.environ.get(PREPARED, 0)) < self.number:
+            with _explain_lost_store("rank zero has ended, and its own message says why"):
+                self._store.wait([self._key], PREPARATION)
+                failure = self._store.get(self._key).decode()
+                self._store.set(self._seen[self.rank - 1], "")
+            if failure:
+                raise RankLeftError(failure)
+            self.mark_ready()
+        threading.Thread(target=self._exit_with_rank_zero, daemon=True).start()
+
+    def _exit_with_rank_zero(self) -> None:
+        assert self._store is not None
+        with contextlib.suppress(RuntimeError):  # the connection is lost
+            while not self._over.wait(BEAT):
+                self._store.check([self._key])
+        if not self._over.wait(GRACE):
+            print("Error: rank zero has ended", file=sys.stderr, flush=True)  # noqa: T201
+            os._exit(1)
+
+
 @contextlib.contextmanager
-def supervise(status_file: Path, rank: int, several: bool) -> Iterator[None]:
-    """Rank zero reports its state in `status_file`; the other ranks exit when it does."""
-    if not several:
-        yield
-        return
-    if rank == 0 and _external_name() is None:
-        os.environ[LAUNCH] = uuid.uuid4().hex
-    if rank == 0:
-        _try_to_write(status_file, PREPARING)
-    over, state, message = threading.Event(), FAILED, "it was ended"
-    work = _heartbeat if rank == 0 else _exit_with_rank_zero
-    threading.Thread(target=work, args=(status_file, over), daemon=True).start()
+def _explain_lost_store(reason: str) -> Iterator[None]:
     try:
         yield
-        state = DONE
-    except BaseException as error:
-        message = first_line(error)
-        raise
-    finally:
-        over.set()
-        if rank == 0:
-            with contextlib.suppress(OSError):
-                _pid_file().unlink()
-            if status_file.parent.is_dir():
-                _try_to_write(status_file, state, message)
+    except RuntimeError as error:
+        raise RankLeftError(f"{reason} ({first_line(error)})") from error
 
 
-def register_rank_zero(rank: int, several: bool) -> None:
-    """Writes the process id of rank zero where ranks of the same machine find it early."""
-    if several and rank == 0 and _external_name() is not None:
-        with contextlib.suppress(OSError):
-            _pid_file().write_text(str(os.getpid()), encoding="utf-8")
+def _address() -> tuple[str, int] | None:
+    """Of the process group, if the launcher has set it."""
+    if _is_slurm_task():
+        from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
-
-def mark_ready(status_file: Path) -> None:
-    """From now on rank zero starts processes, which inherit the name of the launch."""
-    _write_status(status_file, READY)
-
-
-def wait_for_rank_zero(status_file: Path, first_sign: float = FIRST_SIGN) -> None:
-    """Raises if rank zero has failed or sends no sign."""
-    rank_zero = _RankZero(status_file, first_sign)
-    while not rank_zero.ready:
-        if (why_gone := rank_zero.why_gone()) is not None:
-            raise RankLeftError(why_gone)
-        time.sleep(0.1)
+        slurm = SLURMEnvironment()
+        return slurm.main_address, slurm.main_port
+    port = os.environ.get("MASTER_PORT")
+    return None if port is None else (os.environ.get("MASTER_ADDR", "127.0.0.1"), int(port))
 
 
 @contextlib.contextmanager
 def explain_lost_ranks(describe_saved: Callable[[], str]) -> Iterator[None]:
     """Turns the error of a collective that another process has left into a sentence that ends with
-    `describe_saved()`. torchrun's SIGTERM, which would cut it off, is ignored meanwhile."""
-    before, ended = None, False
-    if threading.current_thread() is threading.main_thread():
-        before = signal.signal(signal.SIGTERM, _end_unless_failing)
+    `describe_saved()`."""
     try:
         yield
     except KinfolkError:
@@ -218,138 +238,7 @@ def explain_lost_ranks(describe_saved: Callable[[], str]) -> Iterator[None]:
     except (RuntimeError, OSError) as error:
         if not any(word in str(error).lower() for word in _GONE):
             raise
-        ended = True
         raise RankLeftError(
             "another process of this training has ended, and its own message says why;"
             f" {describe_saved()}"
         ) from error
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN if ended else before)
-
-
-def _end_unless_failing(number: int, frame: FrameType | None) -> None:
-    if sys.exc_info()[0] is None:
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-
-
-def _heartbeat(status_file: Path, over: threading.Event) -> None:
-    while not over.wait(BEAT):
-        with contextlib.suppress(OSError):
-            os.utime(status_file)
-
-
-def _exit_with_rank_zero(status_file: Path, over: threading.Event) -> None:
-    rank_zero = _RankZero(status_file, FIRST_SIGN)
-    while not over.wait(1.0):
-        was_ready, why_gone = rank_zero.ready, rank_zero.why_gone()
-        # before it is ready, `wait_for_rank_zero` raises the error
-        if was_ready and why_gone is not None and not over.wait(GRACE):
-            print(f"Error: {printable(why_gone)}", file=sys.stderr, flush=True)  # noqa: T201
-            os._exit(1)
-
-
-class _RankZero:
-    """The state of rank zero as another rank sees it. Names of launches repeat: a file last touched
-    before this process was started belongs to an earlier one."""
-
-    def __init__(self, status_file: Path, first_sign: float) -> None:
-        self.status_file, self.first_sign, self.ready = status_file, first_sign, False
-        self._sign: tuple[int, str] | None = None
-        self._seen = time.monotonic()
-        self._since = 0.0 if _external_name() is None else _process_start() - SPREAD
-
-    def why_gone(self) -> str | None:
-        state, silence = self._state(), time.monotonic() - self._seen
-        if state is None:
-            if self._died_early():
-                return "rank zero has ended without a message, as if killed, before it had started"
-            if silence > self.first_sign:
-                return (
-                    f"rank zero has not written {self.status_file}; all ranks must see the same"
-                    " folder"
-                )
-            return None
-        self.ready = self.ready or state["state"] in (READY, DONE)
-        if state["state"] == FAILED:
-            return f"rank zero has ended: {state.get('message')}"
-        if state["state"] == DONE:
-            return None
-        if state["host"] == socket.gethostname():
-            gone = not is_running(int(state["pid"]))
-            return "rank zero has ended without a message, as if killed" if gone else None
-        if silence > SILENCE:
-            return f"rank zero, on {state['host']}, has sent no heartbeat for {SILENCE:.0f} seconds"
-        return None
-
-    def _died_early(self) -> bool:
-        try:
-            pid, signed = int(_pid_file().read_text(encoding="utf-8")), _pid_file().stat().st_mtime
-        except (OSError, ValueError):
-            return False
-        return signed > self._since and not is_running(pid)
-
-    def _state(self) -> dict[str, Any] | None:
-        try:
-            text = self.status_file.read_text(encoding="utf-8")
-            touched = self.status_file.stat().st_mtime_ns
-            state = json.loads(text)
-        except (OSError, ValueError):
-            return None
-        is_ours = isinstance(state, dict) and state.get("launch") == _launch_name()
-        if not is_ours or touched / 1e9 < self._since:
-            return None
-        if (touched, text) != self._sign:
-            self._sign, self._seen = (touched, text), time.monotonic()
-        found: dict[str, Any] = state
-        return found
-
-
-def _process_start() -> float:
-    """When this process was started, or without /proc when this module was imported."""
-    try:
-        status = Path("/proc/self/stat").read_text(encoding="utf-8")
-        seconds = int(status.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + seconds
-    except (OSError, AttributeError, ValueError, IndexError):
-        return _IMPORTED
-
-
-_IMPORTED = time.time()
-
-
-def _write_status(status_file: Path, state: str, message: str = "") -> None:
-    place = {"host": socket.gethostname(), "pid": os.getpid()}
-    about = {"launch": _launch_name(), "state": state, "message": message, **place}
-    write_text(status_file, json.dumps(about))
-
-
-def _try_to_write(status_file: Path, state: str, message: str = "") -> None:
-    # an unwritable folder is reported where the run is written
-    with contextlib.suppress(KinfolkError, OSError):
-        _write_status(status_file, state, message)
-
-
-def _pid_file() -> Path:
-    name = f"{_launch_name()} {getattr(os, 'getuid', int)()}"
-    digest = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
-    return Path(tempfile.gettempdir()) / f"kinfolk-launch-{digest}"
-
-
-def _external_name() -> str | None:
-    """The name of this launch by torchrun, SLURM or the address of Lightning's."""
-    get = os.environ.get
-    if torchrun := get("TORCHELASTIC_RUN_ID"):
-        return f"torchrun-{torchrun}-{get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    if "SLURM_STEP_ID" in os.environ and "SLURM_JOB_ID" in os.environ:
-        restarts = get("SLURM_RESTART_COUNT", "0")
-        return f"slurm-{get('SLURM_JOB_ID')}-{get('SLURM_STEP_ID')}-{restarts}"
-    places = {"NODE_RANK", "MASTER_ADDR", "MASTER_PORT"}
-    if LAUNCH not in os.environ and places <= os.environ.keys():
-        return f"lightning-{get('MASTER_ADDR')}-{get('MASTER_PORT')}"
-    return None
-
-
-def _launch_name() -> str:
-    return _external_name() or os.environ.get(LAUNCH, "")

@@ -140,17 +140,17 @@ class OpenedRun:
         """The images of the run or of another source (a path or arrays), at the resolution of the
         run."""
         stored, run = self.config.data, Run(self.path)
-        changed: dict[str, Any] = {
-            "workers": stored.workers if workers is None else workers,
-            "labels_from_folders": labels_from_folders,
-        }
         if source is None and stored.source is None:
             raise UsageError(
                 f"{self.path} was trained on data passed from Python; give the images with --data"
             )
-        # pixels of another source are not cached in the run folder
-        where = run if source is None else None
+        changed: dict[str, Any] = {
+            "workers": stored.workers if workers is None else workers,
+            "labels_from_folders": labels_from_folders,
+        }
+        where: Run | None = None  # pixels of another source are not cached in the run folder
         if source is None:
+            where = run
             changed["labels_from_folders"] = bool(labels_from_folders or stored.labels_from_folders)
         else:
             changed |= {"streaming": False, "exclude": None}

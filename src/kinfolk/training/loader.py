@@ -57,16 +57,13 @@ def check_batch_size(batch_size: int, num_train: int, world_size: int) -> None:
 class BatchLoader:
     """Yields this rank's part of every global batch, read ahead in threads.
 
-    The global batch of a step is `batch_size` ids of the epoch's permutation, of `order`, or of the
-    shards of streamed data; rank r gets its r-th part. The last, smaller batch of an epoch is
-    dropped, and so is an image of a stream that turns out to be corrupt.
+    The global batch is `batch_size` ids of the epoch's permutation, of `order`, or of the shards of
+    streamed data; rank r gets its r-th part. The last, smaller batch of an epoch is dropped, and so
+    is an image of a stream that turns out to be corrupt.
 
     Yields:
-        `pixels` (B, H, W, 3) uint8, `aspect` (B,), `ids` (B,), `epoch` and `step` (within the
-        epoch); with `text` also `tokens` (B, T), of one caption for each sample, and what it knows
-        of the samples, such as `groups` (B,).
-
-    State: `epoch` and `position`, the number of batches of this epoch that have been yielded.
+        `pixels` (B, H, W, 3) uint8, `aspect` (B,), `ids` (B,), `epoch` and `step`; with `text` also
+        `tokens` (B, T), of one caption for each sample, and what it knows of them.
     """
 
     def __init__(
@@ -93,10 +90,6 @@ class BatchLoader:
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch, self.position = epoch, 0
-
-    def ids(self, epoch: int, step: int) -> Tensor:
-        """(B,) the sample ids of this rank in one step."""
-        return self._part(self._order(epoch), step)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         read = partial(self._read, self._order(self.epoch), self.epoch)

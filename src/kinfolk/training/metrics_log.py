@@ -1,5 +1,4 @@
-"""What a training reports: the line of metrics per epoch in metrics.jsonl and the loggers, messages
-in train.log and on the screen, and the progress bar."""
+"""What a training reports: metrics.jsonl and the loggers, train.log, and the progress bar."""
 
 from __future__ import annotations
 
@@ -17,12 +16,11 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 from torch import Tensor
 
 from kinfolk import distributed
-from kinfolk.detectors import StartAt
 from kinfolk.errors import KinfolkWarning, duration, printable
 from kinfolk.files import append_line, explain_write_errors
 from kinfolk.stats import Stats
@@ -32,16 +30,12 @@ from kinfolk.training.run_folder import Run
 
 LOG = logging.getLogger("kinfolk.training")
 SECONDS_PER_UPDATE = 0.5
-ESTIMATE_STEPS, SHORTEST_ESTIMATE = 8, 10.0
-"""The time of the whole training is estimated after this many steps, and shown if it is at least
-this many seconds."""
 Measurement = Callable[[TrainingModule, int], dict[str, float]]
 """(module, number of finished epochs) → metrics for the line of the epoch; called on rank zero."""
 
 
 class MetricsLog(pl.Callback):
-    """Writes the line of metrics of each epoch. The sums over its steps are part of the checkpoint,
-    so the line of a resumed epoch covers the whole epoch."""
+    """Writes the line of metrics of each epoch, also of one that was interrupted and resumed."""
 
     state_key = "Journal"  # in checkpoints, also those of older versions
 
@@ -116,17 +110,12 @@ class MetricsLog(pl.Callback):
     def _warn_if_nothing_flagged(self, module: TrainingModule) -> None:
         if "flagged" in self._warned or self.row.get("flagged") != 0:
             return
-        starts: list[Any] = [0]
-        for part in module.framework.modules():
-            starts += [part.start] if isinstance(part, StartAt) else []
-            starts += [getattr(part, name, 0) for name in ("start_epoch", "warmup_epochs")]
-        if self.row["epoch"] > 1 + max(start for start in starts if isinstance(start, int)):
+        names, epoch = ("start", "start_epoch", "warmup_epochs"), self.row["epoch"]
+        starts = [getattr(part, each, 0) for part in module.framework.modules() for each in names]
+        if epoch > 1 + max(start for start in starts if isinstance(start, int)):
             self._warned.add("flagged")
-            LOG.warning(
-                "the detector of %s flagged nothing in epoch %d; check its settings",
-                module.method,
-                self.row["epoch"],
-            )
+            what = f"the detector of {module.method} flagged nothing in epoch {epoch:.0f}"
+            LOG.warning("%s; check its settings", what)
 
     def _share_knn(self, module: TrainingModule, knn: float) -> None:
         value = torch.tensor(knn, dtype=torch.float64, device=module.device)
@@ -181,9 +170,8 @@ class _Screen(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if not getattr(record, FILE_ONLY, False):
-            self.console.print(
-                printable(record.getMessage()), markup=False, highlight=False, soft_wrap=True
-            )
+            text = printable(record.getMessage())
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class _File(logging.FileHandler):
@@ -203,14 +191,12 @@ class _File(logging.FileHandler):
 @contextmanager
 def logging_to(file: Path | None, console: Console | None) -> Iterator[None]:
     logger = logging.getLogger("kinfolk")
-    handlers: list[logging.Handler] = []
+    handlers: list[logging.Handler] = [] if console is None else [_Screen(console)]
     if file is not None:
         with explain_write_errors(file):
             handlers.append(_File(file, encoding="utf-8", errors="backslashreplace"))
         handlers[-1].setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    if console is not None:
-        handlers.append(_Screen(console))
-    level, propagate = logger.level, logger.propagate
+    level = logger.level
     logger.setLevel(logging.INFO)
     for handler in handlers:
         logger.addHandler(handler)
@@ -218,7 +204,6 @@ def logging_to(file: Path | None, console: Console | None) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-        logger.propagate = propagate
         for handler in handlers:
             logger.removeHandler(handler)
             handler.close()
@@ -257,14 +242,13 @@ def quiet_lightning() -> Iterator[None]:
 
 
 class ProgressBar(pl.Callback):
-    """Shows the progress of all epochs as one bar on `console`, or without a terminal one line per
-    epoch. Must come after `MetricsLog` in the list of callbacks: it shows its last line."""
+    """Shows one bar on `console`, or without a terminal one line per epoch. Must come after
+    `MetricsLog` in the list of callbacks: it shows its last line."""
 
     def __init__(self, console: Console | None, metrics_log: MetricsLog, epochs: int) -> None:
         self.console, self.metrics_log, self.epochs = console, metrics_log, epochs
         self._bar: Progress | None = None
-        self._shown = self._first = 0.0
-        self._steps = 0
+        self._task, self._shown = TaskID(0), 0.0
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if self.console is None or not self.console.is_terminal or not trainer.is_global_zero:
@@ -274,13 +258,9 @@ class ProgressBar(pl.Callback):
             for part in ("description", "fields[figures]", "fields[left]")
         )
         self._bar = Progress(name, BarColumn(8), figures, left, console=self.console)
-        self._task = self._bar.add_task(
-            "training",
-            total=self.epochs * int(trainer.num_training_batches),
-            completed=_num_steps(trainer),
-            figures="",
-            left="",
-        )
+        total = self.epochs * int(trainer.num_training_batches)
+        done = trainer.fit_loop.epoch_loop.batch_progress.total.completed
+        self._bar.add_task("training", total=total, completed=done, figures="", left="")
         self._bar.start()
 
     def on_train_batch_end(
@@ -291,16 +271,14 @@ class ProgressBar(pl.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        now, log = time.perf_counter(), self.metrics_log
-        self._estimate(trainer, module, now)
         if self._bar is None:
             return
         self._bar.advance(self._task)
         # reading the loss makes the host wait for the device
+        now, log = time.perf_counter(), self.metrics_log
         if now - self._shown < SECONDS_PER_UPDATE:
             return
         self._shown = now
-        per_step = log.seconds / max(log.steps, 1)
         loss = float(outputs["loss"]) * trainer.accumulate_grad_batches
         batches = int(trainer.num_training_batches)
         left = (self.epochs - trainer.current_epoch) * batches - batch_idx - 1
@@ -308,24 +286,8 @@ class ProgressBar(pl.Callback):
             self._task,
             description=f"epoch {trainer.current_epoch + 1}/{self.epochs}",
             figures=describe({**log.row, "loss": loss}, speed=False),
-            left=f"{duration(per_step * left)} left",
+            left=f"{duration(log.seconds / max(log.steps, 1) * left)} left",
         )
-
-    def _estimate(self, trainer: pl.Trainer, module: pl.LightningModule, now: float) -> None:
-        assert isinstance(module, TrainingModule)
-        self._steps += 1
-        if self._steps == 1:
-            self._first = now
-        if self._steps != ESTIMATE_STEPS or not trainer.is_global_zero:
-            return
-        per_step = (now - self._first) / (self._steps - 1)
-        left = per_step * (self.epochs * int(trainer.num_training_batches) - _num_steps(trainer))
-        if left >= SHORTEST_ESTIMATE:
-            LOG.info(
-                "about %s left at %.0f samples/s, without measurements",
-                duration(left),
-                module.batch_size / per_step,
-            )
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if not trainer.is_global_zero:
@@ -351,15 +313,14 @@ class ProgressBar(pl.Callback):
         self.on_train_end(trainer, module)
 
 
-def _num_steps(trainer: pl.Trainer) -> int:
-    return trainer.fit_loop.epoch_loop.batch_progress.total.completed
-
-
 def describe(row: dict[str, float], speed: bool = True) -> str:
     parts = [f"loss {row['loss']:.3f}"]
-    parts += [f"kNN {100 * row['knn']:.1f} %"] if "knn" in row else []
-    parts += [f"flagged {100 * row['flagged']:.2f} %"] if "flagged" in row else []
-    by_anchor = f" ({row['anchor_f1']:.2f} per anchor)" if speed and "anchor_f1" in row else ""
-    parts += [f"F1 {row['f1']:.2f}{by_anchor}"] if speed and "f1" in row else []
-    parts += [f"{row['images_per_second']:.0f} samples/s"] if speed else []
+    if "knn" in row:
+        parts.append(f"kNN {100 * row['knn']:.1f} %")
+    if "flagged" in row:
+        parts.append(f"flagged {100 * row['flagged']:.2f} %")
+    if speed and "f1" in row:
+        parts.append(f"F1 {row['f1']:.2f}")
+    if speed:
+        parts.append(f"{row['images_per_second']:.0f} samples/s")
     return "  ".join(parts)

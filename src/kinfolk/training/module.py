@@ -30,7 +30,6 @@ from kinfolk.stores.per_sample import finite
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.loader import BatchLoader, PixelSource, TextSource
 
-NEVER = 2**62
 CHECK_EVERY = 50
 """Steps between two checks, on an accelerator, that all losses were finite."""
 
@@ -42,14 +41,8 @@ class NonFiniteLossError(KinfolkError):
 class TrainingModule(pl.LightningModule):
     """Makes the views of a batch on the device, calls the framework, and stops if a loss is not
     finite. All randomness of a step is a function of seed, epoch, step and rank, so a resumed
-    training has no random state to restore.
-
-    Args:
-        framework: what is trained; its `state_dict` is the whole state of the training.
-        data, text: the samples, and the captions of a framework that learns from them.
-        views: makes the views from uint8 pixels; see `Views`.
-        optimizers: (framework, steps per epoch) → the return value of `configure_optimizers`.
-    """
+    training has no random state to restore. `optimizers`: (framework, steps per epoch) → the return
+    value of `configure_optimizers`."""
 
     def __init__(
         self,
@@ -70,10 +63,9 @@ class TrainingModule(pl.LightningModule):
         self.autocast = torch.bfloat16 if "bf16" in config.trainer.precision else None
         self.loader: BatchLoader | None = None
         self.started = False  # whether the state of a resumed training has been restored
-        self.last_batch: tuple[int, int, Tensor] = (0, 0, torch.zeros(0))
+        self.last_step = (0, 0)  # epoch and batch
         self.describe_saved: Callable[[], str] = lambda: "no checkpoint was saved"
-        # on an accelerator: the number of the first step whose loss was not finite
-        self._first_bad_step: Tensor | None = None
+        self._failed: Tensor | None = None  # whether a loss since the last check was not finite
         self.channels_last = config.trainer.channels_last and not _crashes_channels_last(framework)
         for encoder in encoders_of(framework) if config.trainer.compile_encoder is True else ():
             encoder.compile()
@@ -136,8 +128,11 @@ class TrainingModule(pl.LightningModule):
                 stack.enter_context(distributed.equal_batches(equal))
             views = batch["views"] if "views" in batch else self.make_views(batch)
             loss: Tensor = self.framework(views, batch["ids"], **texts)
-        self.last_batch = epoch, step, batch["ids"]
-        self._check_loss(loss)
+        self.last_step = epoch, step
+        failed = ~finite(loss)
+        self._failed = failed if self._failed is None else self._failed | failed
+        if loss.device.type == "cpu":  # the host need not wait
+            self.require_finite_losses()
         return loss
 
     def make_views(self, batch: dict[str, Any]) -> Tensor:
@@ -159,35 +154,15 @@ class TrainingModule(pl.LightningModule):
         super().optimizer_step(*args, **kwargs)
         self.framework.after_step()
 
-    def _check_loss(self, loss: Tensor) -> None:
-        """Raises on all ranks if the loss of any rank is not finite; on an accelerator, where the
-        host must not wait, at the next `require_finite_losses`."""
-        failed = ~finite(loss)
-        if failed.device.type == "cpu":
-            failed = failed.to(torch.int64)
-            if distributed.world_size() > 1:
-                dist.all_reduce(failed, dist.ReduceOp.MAX)
-            if failed:
-                raise self.not_finite(
-                    f"the loss of {self.method} is {loss.item()}", *self.last_batch
-                )
-            return
-        number = self.last_batch[0] * self.steps_per_epoch + self.last_batch[1]
-        bad = torch.where(failed, number, NEVER)
-        first = self._first_bad_step
-        self._first_bad_step = bad if first is None else first.minimum(bad)
-
     def require_finite_losses(self) -> None:
-        if self._first_bad_step is None:
+        """Raises on all ranks if any loss of any rank since the last check was not finite."""
+        if self._failed is None:
             return
+        failed, self._failed = self._failed.to(torch.int64), None
         if distributed.world_size() > 1:
-            dist.all_reduce(self._first_bad_step, dist.ReduceOp.MIN)
-        first = int(self._first_bad_step)
-        if first < NEVER:
-            epoch, step = divmod(first, self.steps_per_epoch)
-            assert self.loader is not None
-            ids = self.loader.ids(epoch, step)
-            raise self.not_finite(f"the loss of {self.method} is not finite", epoch, step, ids)
+            dist.all_reduce(failed, dist.ReduceOp.MAX)
+        if failed:
+            raise self.not_finite(f"the loss of {self.method}")
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx % CHECK_EVERY == 0 or batch_idx + 1 == self.steps_per_epoch:
@@ -201,18 +176,12 @@ class TrainingModule(pl.LightningModule):
         where: dict[str, Any] = {"device": self.device, "autocast": self.autocast}
         return embed(self.framework, data, self.views, ids, projected=projected, **where)
 
-    def require_finite(self, values: Tensor, what: str) -> None:
-        if not values.isfinite().all():
-            raise self.not_finite(
-                f"the {what} that {self.method} learns are not finite", *self.last_batch
-            )
-
-    def not_finite(self, what: str, epoch: int, step: int, ids: Tensor) -> NonFiniteLossError:
+    def not_finite(self, what: str) -> NonFiniteLossError:
+        epoch, step = self.last_step
         return NonFiniteLossError(
-            f"{what} at step {self.global_step} (epoch {epoch + 1}, batch {step + 1});"
-            f" {self.describe_saved()}. With the same settings it would happen again: try a lower"
-            " learning rate or a higher temperature. Sample ids of the batch:"
-            f" {', '.join(map(str, ids.tolist()[:512]))}"
+            f"{what} is not finite at step {self.global_step} (epoch {epoch + 1}, batch"
+            f" {step + 1}); {self.describe_saved()}. With the same settings it would happen"
+            " again: try a lower learning rate or a higher temperature"
         )
 
 
@@ -272,22 +241,13 @@ def _buffers_outside_norms(module: nn.Module) -> list[str]:
 
 @contextmanager
 def in_chunks(modules: Iterable[nn.Module], number: int) -> Iterator[None]:
-    """GradCache: each of `modules` processes the rows of its first argument in `number` chunks
-    without keeping activations, within this context. In the backward pass, which may come after it,
-    each chunk is computed again by `torch.utils.checkpoint`, with the same random numbers and
-    without updating buffers.
+    """GradCache: within this context, each of `modules` processes the rows of its first argument in
+    `number` chunks without keeping activations. The backward pass, which may come after it,
+    computes each chunk again, with the same random numbers and without updating buffers.
 
     A chunk holds every `number`-th row, so that both views of a sample are in one chunk where the
     batch is a multiple of `number`. BatchNorm normalises each chunk by its own statistics; without
     it, loss and gradient are those of the whole batch to rounding.
-
-    Example:
-        >>> encoder = nn.Linear(3, 2)
-        >>> with in_chunks([encoder], 2):
-        ...     loss = encoder(torch.ones(4, 3)).sum()
-        >>> loss.backward()
-        >>> encoder.bias.grad.tolist()
-        [4.0, 4.0]
     """
     if number < 1:
         raise ValueError(f"`number` (={number}) must be at least 1")

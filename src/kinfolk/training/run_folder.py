@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("kinfolk.training")
 LOCK = ".lock"
 
-BEFORE_CONFIG = ("cache", ".launch", "samples.parquet", "quarantine.csv", "tokenizer.json")
+BEFORE_CONFIG = ("cache", "samples.parquet", "quarantine.csv", "tokenizer.json")
 """Files that are written before config.yaml, which is the last file of a start."""
 WRITTEN = (
     *BEFORE_CONFIG,
@@ -89,7 +89,6 @@ class Run:
     tokenizer = _Inside("tokenizer.json")
     sentence_transformer = _Inside("sentence-transformer")
     cache = _Inside("cache")  # decoded pixels, and features of a guide
-    launch = _Inside(".launch")  # the status of rank zero
     handover = _Inside("cache/handover.json")  # which data the other ranks map
 
     def older_checkpoints(self) -> list[Path]:
@@ -150,13 +149,13 @@ class Run:
         are among them."""
         rows, torn = read_rows(self.metrics)
         kept = [row for row in rows if row.get("step", 0) <= step]
-        if torn and torn[0] <= len(rows):
-            _warn(describe_torn_lines(self.metrics, torn))
-        elif len(kept) < epochs:
+        if len(kept) < epochs:
             _warn(
                 f"{short(str(self.metrics))} has readable lines of {len(kept)} of the {epochs}"
                 " epochs that are done; the others are lost"
             )
+        elif torn and torn[0] <= len(rows):
+            _warn(describe_torn_lines(self.metrics, torn))
         if self.metrics.exists():
             write_text(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))
 
@@ -172,8 +171,7 @@ def _is_half_written(name: str) -> bool:
 
 @contextmanager
 def lock_run_folder(folder: Path, rank: int = 0) -> Iterator[None]:
-    """Locks `folder` for this training, on rank zero, until the process ends. Folders that were
-    made for it and are still empty are removed."""
+    """Locks `folder` on rank zero. Folders that it made and that are still empty are removed."""
     if rank > 0:
         yield
         return
@@ -204,7 +202,6 @@ COLUMNS = ("image", "label", "caption", "anchor", "positive")
 
 
 def open_data(data: object | None, config: TrainConfig, run: Run | None = None) -> Source:
-    """Opens `data`, or the source in the configuration. An index may be in the cache of `run`."""
     named = config.data
     spec = named.source if data is None else data
     if spec is None:
@@ -225,17 +222,13 @@ def open_data(data: object | None, config: TrainConfig, run: Run | None = None) 
             "`data.exclude` is not available with `data.streaming`; change the shards instead"
         )
     if cache is None:
-        raise UsageError(
-            "`data.streaming` needs `data.cache_dir`, a folder for the table of samples"
-        )
+        raise UsageError("`data.streaming` needs `data.cache_dir`, for the table of samples")
     return open_stream(spec, Path(cache), labels_from_folders=named.labels_from_folders)
 
 
 def read_data(
     source: Source, config: TrainConfig, run: Run | None, several: bool, progress: bool
 ) -> ImageData:
-    """Reads the images. Pixels are kept in the configured folder or that of the run, if there is
-    one."""
     if source.has_texts:
         return read_pairs(source)
     data = config.data
@@ -252,6 +245,8 @@ def last_checkpoint_state(run: Run, config: TrainConfig) -> dict[str, Any] | Non
     """The `kinfolk` entry of the last checkpoint, if there is one. A damaged or missing one is
     replaced by the newest good one before it, with a warning; one of another run is refused."""
     saved = [path for path in (run.checkpoint, *run.older_checkpoints()) if path.exists()]
+    if saved and saved[0] != run.checkpoint:
+        _warn(f"{run.checkpoint} is missing; the one before it is used instead")
     for path in saved:
         try:
             state: dict[str, Any] = read_checkpoint(path)["kinfolk"]
@@ -265,12 +260,6 @@ def last_checkpoint_state(run: Run, config: TrainConfig) -> dict[str, Any] | Non
             continue
         samples = Samples.read(run.samples)
         require_identity(state, config, samples_digest(samples), samples.num_train, path)
-        if not run.checkpoint.exists():
-            _warn(
-                f"{run.checkpoint} is missing; the training continues from the one before it,"
-                f" {path.name} (step {state['step']}, {state['epoch']} of"
-                f" {plural(state['epochs'], 'epoch')} done)"
-            )
         if path != run.checkpoint:
             os.replace(path, run.checkpoint)
         return state
@@ -284,14 +273,8 @@ def last_checkpoint_state(run: Run, config: TrainConfig) -> dict[str, Any] | Non
 
 def explain_missing_config(run: Run) -> str:
     if run.checkpoint.exists():
-        return (
-            f"{run.config} is missing, and the run cannot be resumed without it; restore it, or"
-            " start a new run"
-        )
-    return (
-        f"no training has started in {run.path}: repeat the whole command that started it, with"
-        " --data and its other options"
-    )
+        return f"{run.config} is missing, and the run cannot be resumed without it; restore it"
+    return f"no training has started in {run.path}: repeat the whole command that started it"
 
 
 def require_same_samples(run: Run, images: ImageData) -> None:
@@ -331,11 +314,7 @@ def write_start(
 
 
 def log_start(
-    run: Run,
-    config: TrainConfig,
-    images: ImageData,
-    state: dict[str, Any] | None,
-    origins: Mapping[str, str],
+    run: Run, config: TrainConfig, images: ImageData, state: dict[str, Any] | None
 ) -> None:
     if run.rank > 0:
         return
@@ -343,26 +322,25 @@ def log_start(
     refused = describe_refused(images.quarantine, number, run.quarantine, what)
     if refused is not None:
         LOG.warning("%s", refused)
-    epochs, lines = config.epochs, list[str]()
-    if config.trainer.accumulate > 1:
-        lines.append(
-            f"gradients of {config.trainer.accumulate} batches are accumulated for each step; this"
-            " adds no negatives (`trainer.chunk_size` with a larger batch does)"
+    epochs, accumulated = config.epochs, config.trainer.accumulate
+    if accumulated > 1:
+        LOG.info(
+            "%s",
+            f"gradients of {accumulated} batches are accumulated for each step; this adds no"
+            " negatives (`trainer.chunk_size` with a larger batch does)",
         )
     if state is not None:
-        lines.append(
-            f"resuming after step {state['step']}, {state['epoch']} of {epochs} epochs done"
+        where = f"after step {state['step']}, {state['epoch']} of {epochs} epochs done"
+        LOG.info("%s", f"resuming {where}")
+    if state is not None and state["epochs"] != epochs:
+        LOG.warning(
+            "%s",
+            f"`epochs` was {state['epochs']} until now: the schedules of learning rate and method"
+            f" use {epochs} from here on",
         )
-        if state["epochs"] != epochs:
-            LOG.warning(
-                "`epochs` was %d until now: the schedules of learning rate and method use %d from"
-                " here on",
-                state["epochs"],
-                epochs,
-            )
     size = f"{plural(images.num_train, 'sample')} for {plural(epochs, 'epoch')}"
-    lines.append(f"{config.method} on {size}, {config.model.name}; settings:")
-    for line in (*lines, *describe_settings(config, origins)):
+    LOG.info("%s", f"{config.method} on {size}, {config.model.name}; settings:")
+    for line in describe_settings(config):
         LOG.info("%s", line)
 
 

@@ -1,5 +1,5 @@
-"""Recipes, the change of a method, the settings shown before a training, the check of `framework.*`
-and `detector.*` against signatures, and what ties a checkpoint to its run."""
+"""Recipes, a change of method, the arguments of frameworks and detectors, and what ties a
+checkpoint to its run."""
 
 from __future__ import annotations
 
@@ -56,14 +56,6 @@ def with_method(config: TrainConfig, name: str) -> tuple[TrainConfig, list[str]]
 
     Settings of another framework are kept if both have them with the same type, such as
     `temperature`; of another detector those in `ANY_DETECTOR`.
-
-    Example:
-        >>> settings = {"framework": {"queue_size": 9}, "detector": {"every": 2, "start_epoch": 5}}
-        >>> config = TrainConfig.of({"method": "moco+ifnd", **settings})
-        >>> with_method(config, "moco")[1]
-        ['detector.every', 'detector.start_epoch']
-        >>> with_method(config, "simclr+fnc")[1]
-        ['framework.queue_size', 'detector.every']
     """
     old, new = parse(config.method), parse(name)
     document = config.model_dump(mode="json") | {"method": name}
@@ -90,35 +82,24 @@ def with_method(config: TrainConfig, name: str) -> tuple[TrainConfig, list[str]]
 
 
 SHOWN = (
-    *(
-        "method",
-        "python.detector",
-        "detector.features",
-        "python.model",
-        "model.name",
-        "model.width",
-    ),
-    *("model.stem", "views.size", "text.layers", "text.width", "text.context", "batch_size"),
-    *("epochs", "optimizer.name", "optimizer.lr", "optimizer.lr_scaling"),
+    *("method", "python.detector", "detector.features", "python.model", "model.name"),
+    *("model.width", "model.stem", "views.size", "text.layers", "text.width", "text.context"),
+    *("batch_size", "epochs", "optimizer.name", "optimizer.lr", "optimizer.lr_scaling"),
     *("trainer.accelerator", "trainer.devices", "trainer.precision"),
 )
 """Settings that are shown before a training."""
 
 
-def describe_settings(config: TrainConfig, origins: Mapping[str, str]) -> list[str]:
+def describe_settings(config: TrainConfig) -> list[str]:
     modalities = FRAMEWORKS[parse(config.method).framework].modalities
     unused: tuple[str, ...] = () if "image" in modalities else ("views.", "model.stem")
     unused += () if "text" in modalities else ("text.",)
     if config.text.name != "transformer" or config.model.name.startswith(SENTENCE):
         unused += ("text.layers", "text.width")
     values = flat(config.model_dump(mode="json"))
-    rows = [
-        (key, str(values[key]), origins.get(key, "default"))
-        for key in SHOWN
-        if values.get(key) is not None and not key.startswith(unused)
-    ]
-    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
-    return [f"  {key:<{first}}  {value:<{second}}  {origin}" for key, value, origin in rows]
+    shown = [key for key in SHOWN if values.get(key) is not None and not key.startswith(unused)]
+    width = max(map(len, shown))
+    return [f"  {key:<{width}}  {values[key]}" for key in shown]
 
 
 def check_arguments(
@@ -129,8 +110,7 @@ def check_arguments(
     owner: str,
     written: bool = False,
 ) -> dict[str, Any]:
-    """The arguments of a call of `target`: `given` with types checked, strings converted to numbers
-    by annotation, and defaults filled in.
+    """The arguments of a call of `target`: `given`, converted by annotation, and defaults.
 
     Args:
         parameters: those that a user may set.
@@ -181,14 +161,7 @@ REMOVED: Mapping[str, Mapping[str, object]] = {
 
 
 def current_names(given: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """Arguments of a configuration or recipe of an earlier version by their present names.
-
-    Example:
-        >>> current_names({"fraction": 0.05, "top_k": None}, "fnc")
-        {'top_k': None, 'alpha': 0.05}
-        >>> current_names({"positive_in_denominator": False, "decoupled": False}, "spcl")
-        {'decoupled': True}
-    """
+    """Arguments that an earlier version wrote, by their present names."""
     given = dict(given)
     if owner == "fnc" and "fraction" in given:
         given["alpha"] = given.get("alpha", given.pop("fraction"))
@@ -202,9 +175,9 @@ def current_names(given: Mapping[str, Any], owner: str) -> dict[str, Any]:
 WITHOUT_EFFECT = (
     *("data.source", "data.exclude", "data.workers", "data.cache_dir"),
     *("knn", "checkpoint", "plugins"),
-    *("trainer.accelerator", "trainer.matmul_precision", "trainer.strategy", "trainer.compile"),
-    *("trainer.compile_encoder", "trainer.cudnn_benchmark", "trainer.timeout_minutes"),
-    *("trainer.loggers", "trainer.log_every"),
+    *("trainer.accelerator", "trainer.matmul_precision", "trainer.compile"),
+    *("trainer.compile_encoder", "trainer.timeout_minutes", "trainer.loggers"),
+    "trainer.log_every",
 )
 """Settings that do not change the result; `knn` does if the detector uses the accuracy. The data
 may have been moved: the samples themselves are compared."""
@@ -219,8 +192,7 @@ another value."""
 
 
 def result_settings(config: TrainConfig, files: bool = True) -> dict[str, Any]:
-    """The settings that determine the result, by key. All others may change on resuming. Without
-    `files`, which may be gone once a run is finished, none is read."""
+    """The settings that must not change on resuming, by key; without `files`, none is read."""
     settings = {**config.removed, **flat(config.model_dump(mode="json"))}
     devices, nodes = settings.pop("trainer.devices"), settings.pop("trainer.num_nodes")
     settings["method"] = config.method.removesuffix(":eliminate")  # the default
@@ -241,8 +213,8 @@ def refuse_changes(stored: TrainConfig, given: TrainConfig) -> None:
     if found := _first_difference(result_settings(stored), result_settings(given)):
         key, old, new = found
         raise UsageError(
-            f"`{key}` (={new}) was {old} when the run began; a resumed run must keep its settings"
-            " to end in the same result. Leave it out, or start a new run in another folder"
+            f"`{key}` (={new}) was {old} when the run began; leave it out, or start a new run in"
+            " another folder"
         )
 
 
@@ -263,17 +235,12 @@ def settings_digest(config: TrainConfig) -> str:
 
 def digests_of_stored(config: TrainConfig) -> set[str]:
     """The `settings_digest` of a stored configuration, as this version or an earlier one computed
-    it: of the settings that it has, and with the defaults of those that were added to `ADDED`
-    later."""
+    it: of the settings that it has, with or without the defaults in `ADDED`."""
     written = {**config.removed, **flat(config.model_dump(mode="json", exclude_unset=True))}
-    settings = result_settings(config, files=False)
-    found = {_digest(settings)}
-    settings = {k: value for k, value in settings.items() if k in written or k == PROCESSES}
-    for key, default in reversed(ADDED.items()):
-        found.add(_digest(settings))
-        if key in written and written[key] == default:
-            settings[key] = default
-    return found | {_digest(settings)}
+    now = result_settings(config, files=False)
+    before = {key: value for key, value in now.items() if key in written or key == PROCESSES}
+    added = {key: value for key, value in ADDED.items() if written.get(key, ...) == value}
+    return {_digest(settings) for settings in (now, before, before | added)}
 
 
 def _digest(settings: Mapping[str, Any]) -> str:
@@ -284,10 +251,6 @@ def _digest(settings: Mapping[str, Any]) -> str:
 def require_identity(
     state: Mapping[str, Any], config: TrainConfig, samples: str, num_train: int, path: Path
 ) -> None:
-    if not {"samples", "settings", "num_samples"} <= state.keys():
-        raise KinfolkError(
-            f"the checkpoint {path} was written by an older version; start a new run"
-        )
     if state["samples"] != samples:
         raise KinfolkError(
             f"the checkpoint {path} belongs to another run: it was saved for"
@@ -317,8 +280,7 @@ def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _first_difference(
     before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> tuple[str, str, str] | None:
-    """A key and both values. A key that only `now` has is newer than the run, and False, switched
-    off, makes no difference."""
+    """A key and both values; a key that only `now` has is newer than the run, and may be False."""
     for key in {**before, **now}:
         old, new = before.get(key), now.get(key)
         if old != new and (key in before or new is not False):

@@ -43,18 +43,15 @@ from kinfolk.training.defaults import (
     fit_batch,
     fit_text,
     fit_to_data,
-    setting_origins,
+    names_batch_size,
     with_absolute_paths,
 )
 from kinfolk.training.epoch_end import ClusterQuality, Knn, Refresh, require_knn
 from kinfolk.training.launch import (
+    Rendezvous,
     explain_lost_ranks,
     float32_products,
     global_rank,
-    mark_ready,
-    register_rank_zero,
-    supervise,
-    wait_for_rank_zero,
 )
 from kinfolk.training.loader import check_batch_size
 from kinfolk.training.metrics_log import (
@@ -143,23 +140,25 @@ def train(
     }
     with collect_warnings() as notes:
         config = with_absolute_paths(assemble(stored, recipe, arguments, settings))
-    origins = setting_origins(stored, recipe, arguments, settings)
+    chosen = names_batch_size(recipe, arguments, settings)
+    chosen = chosen or (recipe is None and stored is not None)
     run = replace(run, rank=global_rank(num_processes(config) // config.trainer.num_nodes))
     console = Console(stderr=True) if progress and run.rank == 0 else None
-    start = _Start(run, config, parts, overwrite, console, origins, tuple(notes))
-    register_rank_zero(run.rank, start.several)
+    number = num_processes(config)
+    ranks = Rendezvous(run.rank, number) if number > 1 else None
+    start = _Start(run, config, parts, overwrite, console, chosen, tuple(notes), ranks)
     with ExitStack() as stack:
+        if ranks is not None:
+            stack.enter_context(ranks)
         if run.rank == 0 and (resume or overwrite):
             run.require_run_folder()
         elif run.rank == 0:
             run.require_unused()
         stack.enter_context(lock_run_folder(run.path, run.rank))
-        stack.enter_context(supervise(run.launch, run.rank, start.several))
         stack.enter_context(preserve_random_state())
         stack.enter_context(explain_file_errors(run.path))
         if run.rank > 0:
             return _fit_as_helper(start, data, resume)
-        # the other ranks know by now that rank zero is running
         source = open_data(data, config, run)
         config = fit_to_data(config, source)
         if stored is not None:
@@ -167,7 +166,7 @@ def train(
                 samples = Samples.read(run.samples)
                 config = fit_text(config, samples)
                 with collect_warnings():
-                    config = fit_batch(config, samples.num_train, "batch_size" in origins)
+                    config = fit_batch(config, samples.num_train, chosen)
             refuse_changes(stored, config)
         return _run(replace(start, config=config), source, resume)
 
@@ -179,12 +178,10 @@ class _Start:
     parts: Parts
     overwrite: bool
     console: Console | None
-    origins: Mapping[str, str]
+    chosen_batch: bool
     notes: tuple[str, ...]
-
-    @property
-    def several(self) -> bool:
-        return num_processes(self.config) > 1
+    ranks: Rendezvous | None
+    """None with one process."""
 
 
 def _require_negatives(images: ImageData, config: TrainConfig, name: str) -> None:
@@ -210,7 +207,8 @@ def _require_negatives(images: ImageData, config: TrainConfig, name: str) -> Non
 def _fit_as_helper(start: _Start, data: Data | None, resume: bool) -> Run:
     """Trains on a rank above zero, with the data of rank zero or, on another machine, its own."""
     run = start.run
-    wait_for_rank_zero(run.launch)
+    assert start.ranks is not None
+    start.ranks.wait()
     config = TrainConfig.load(run.config)
     has_state = resume and run.checkpoint.exists()
     state = read_checkpoint(run.checkpoint)["kinfolk"] if has_state else None
@@ -233,17 +231,14 @@ def _run(start: _Start, source: Source, resume: bool) -> Run:
             " has done; leave `epochs` (--epochs) out, or give a larger number to train further"
         )
     if state is not None and state["epoch"] == config.epochs:
-        if start.several:
-            mark_ready(run.launch)
+        if start.ranks is not None:
+            start.ranks.mark_ready()
         with logging_to(None, console):
-            LOG.info(
-                "%s is finished after %s, there is nothing to resume; give a larger `epochs`"
-                " (--epochs) to train further",
-                run.path,
-                plural(config.epochs, "epoch"),
-            )
+            done = f"{run.path} is finished after {plural(config.epochs, 'epoch')}"
+            LOG.info("%s; give a larger `epochs` (--epochs) to train further", done)
         return replace(run, unchanged=True)
-    images = read_data(source, config, run, start.several, progress=console is not None)
+    several = start.ranks is not None
+    images = read_data(source, config, run, several, progress=console is not None)
     if state is not None:
         require_same_samples(run, images)
     _require_negatives(images, config, short(source.name))
@@ -251,7 +246,7 @@ def _run(start: _Start, source: Source, resume: bool) -> Run:
     config = fit_text(config, images.samples)
     with collect_warnings() as reduced:
         if state is None:
-            config = fit_batch(config, images.num_train, chosen="batch_size" in start.origins)
+            config = fit_batch(config, images.num_train, start.chosen_batch)
     notes = (*start.notes, *refused, *reduced)
     return _fit(replace(start, config=config, notes=notes), images, state)
 
@@ -273,11 +268,11 @@ def _fit(start: _Start, images: ImageData, state: dict[str, Any] | None) -> Run:
     require_knn(framework, knn, config.method)
     if run.rank == 0:
         write_start(run, config, images, state, start.overwrite, text)
-        if start.several:
+        if start.ranks is not None:
             hand_over(images, run.handover)
-            mark_ready(run.launch)
+            start.ranks.mark_ready()
     with logging_to(run.log if run.rank == 0 else None, console), quiet_lightning():
-        log_start(run, config, images, state, start.origins)
+        log_start(run, config, images, state)
         for warning in (*start.notes, *build_warnings) if run.rank == 0 else ():
             LOG.warning("%s", warning)
         views, optimizers = build_views(config), partial(build_optimizers, config)
@@ -309,7 +304,7 @@ def _fit(start: _Start, images: ImageData, state: dict[str, Any] | None) -> Run:
 
         trainer = build_trainer(config, run, state, this_run, measurements, export, console)
         try:
-            lost = explain_lost_ranks(module.describe_saved) if start.several else nullcontext()
+            lost = explain_lost_ranks(module.describe_saved) if start.ranks else nullcontext()
             products = float32_products(config.trainer.matmul_precision)
             checkpoint = None if state is None else run.checkpoint
             with lost, one_pixel_in_float32(framework), products:
@@ -351,7 +346,7 @@ def build_trainer(
         devices=settings.devices,
         num_nodes=settings.num_nodes,
         strategy=_strategy(settings),
-        benchmark=settings.cudnn_benchmark if settings.accelerator == "cuda" else None,
+        benchmark=settings.accelerator == "cuda",
         precision=settings.precision,  # type: ignore[arg-type]
         max_epochs=config.epochs,
         accumulate_grad_batches=settings.accumulate,
@@ -370,10 +365,9 @@ def build_trainer(
 
 
 def _strategy(settings: TrainerConfig) -> str | Strategy:
-    several = settings.num_nodes > 1 or settings.devices != 1
-    if settings.strategy == "ddp" or (several and settings.strategy == "auto"):
-        return DDPStrategy(timeout=timedelta(minutes=settings.timeout_minutes))
-    return settings.strategy
+    if settings.num_nodes == settings.devices == 1:
+        return "auto"
+    return DDPStrategy(timeout=timedelta(minutes=settings.timeout_minutes))
 
 
 def _logger(name: str, config: TrainConfig, run: Run, step: int) -> Logger:
