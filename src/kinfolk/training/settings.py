@@ -235,12 +235,16 @@ def settings_digest(config: TrainConfig) -> str:
 
 def digests_of_stored(config: TrainConfig) -> set[str]:
     """The `settings_digest` of a stored configuration, as this version or an earlier one computed
-    it: of the settings that it has, with or without the defaults in `ADDED`."""
+    it: of the settings that it has, and with the defaults that were added to `ADDED` later."""
     written = {**config.removed, **flat(config.model_dump(mode="json", exclude_unset=True))}
-    now = result_settings(config, files=False)
-    before = {key: value for key, value in now.items() if key in written or key == PROCESSES}
-    added = {key: value for key, value in ADDED.items() if written.get(key, ...) == value}
-    return {_digest(settings) for settings in (now, before, before | added)}
+    settings = result_settings(config, files=False)
+    found = {_digest(settings)}
+    settings = {key: value for key, value in settings.items() if key in written or key == PROCESSES}
+    for key, default in reversed(ADDED.items()):
+        found.add(_digest(settings))
+        if key in written and written[key] == default:
+            settings[key] = default
+    return found | {_digest(settings)}
 
 
 def _digest(settings: Mapping[str, Any]) -> str:
