@@ -271,7 +271,7 @@ def test_a_guide_that_is_not_named_is_made_from_the_images(
     written = (tmp_path / "run" / "config.yaml").read_text()
     assert "features: patches" in written
     assert "alpha: 0.1" in written
-    assert ["detector.features", "patches", "default"] in [
+    assert ["detector.features", "patches"] in [
         line.split() for line in capsys.readouterr().err.splitlines()
     ]
 

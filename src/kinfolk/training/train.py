@@ -304,7 +304,12 @@ def _fit(start: _Start, images: ImageData, state: dict[str, Any] | None) -> Run:
 
         trainer = build_trainer(config, run, state, this_run, measurements, export, console)
         try:
-            lost = explain_lost_ranks(module.describe_saved) if start.ranks else nullcontext()
+            # `describe_saved` is set when the training starts
+            lost = (
+                explain_lost_ranks(lambda: module.describe_saved())
+                if start.ranks
+                else nullcontext()
+            )
             products = float32_products(config.trainer.matmul_precision)
             checkpoint = None if state is None else run.checkpoint
             with lost, one_pixel_in_float32(framework), products:
