@@ -267,9 +267,9 @@ def test_known_positives_are_groups_of_samples(tmp_path: Path) -> None:
         (b"image,image\na.png,b.png\n", "names a column twice"),
         (
             b'image,caption\na.png,"open\nb.png,x\n',
-            "unexpected end of data, in the row that begins in line 2",
+            "unexpected end of data, in row 1",
         ),
-        (b'image,caption\na.png,x\nb.png,"two" dogs\n', "in the row that begins in line 3"),
+        (b'image,caption\na.png,x\nb.png,"two" dogs\n', "in row 2; quotes"),
         (b"image;caption\na.png;x\n", "its columns are 'image;caption'; choose one by"),
         (
             b"image\ngone.png\nalso.png\n",

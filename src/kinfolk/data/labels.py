@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import csv
 import unicodedata
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -188,15 +188,20 @@ def read_columns(path: Path) -> dict[str, list[Any]]:
 
 def _read_csv(path: Path) -> dict[str, list[Any]]:
     limit = csv.field_size_limit(_LONGEST_CELL)  # a setting of the whole process
+    is_tsv, lines = path.suffix.lower() == ".tsv", list[list[str]]()
     try:
         with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-            is_tsv = path.suffix.lower() == ".tsv"
-            lines = map(_split_tabs, file) if is_tsv else _comma_rows(file, path)
-            header, *rows = [row for row in lines if row] or [[]]
-    except OSError as error:
-        raise KinfolkError(f"`{path}` is not a readable table: {error}") from error
+            # strict: a quote that is not closed would swallow the next rows
+            for row in map(_split_tabs, file) if is_tsv else csv.reader(file, strict=True):
+                lines += [row] if row else []
+    except (OSError, csv.Error) as error:
+        raise KinfolkError(
+            f"`{path}` is not a readable table: {error}, in row {len(lines)}; quotes within a"
+            ' quoted cell are written twice ("")'
+        ) from error
     finally:
         csv.field_size_limit(limit)
+    header, *rows = lines or [[]]
     if not header:
         raise KinfolkError(f"`{path}` is empty; its first line must name the columns")
     if len(set(header)) < len(header):
@@ -207,21 +212,6 @@ def _read_csv(path: Path) -> dict[str, list[Any]]:
                 f"row {number} of `{path}` has {len(row)} cells, its header has {len(header)}"
             )
     return {name: [row[place] for row in rows] for place, name in enumerate(header)}
-
-
-def _comma_rows(file: TextIO, path: Path) -> Iterator[list[str]]:
-    """Refuses a quote that is not closed, because the cell would swallow the next rows."""
-    reader = csv.reader(file, strict=True)
-    start = 1
-    try:
-        for row in reader:
-            yield row
-            start = reader.line_num + 1
-    except csv.Error as error:
-        raise KinfolkError(
-            f"`{path}` is not a readable table: {error}, in the row that begins in line {start};"
-            ' quotes within a quoted cell are written twice ("")'
-        ) from error
 
 
 def _split_tabs(line: str) -> list[str]:

@@ -94,14 +94,8 @@ class FileStore:
 
     def add(self, pixels: Pixels) -> None:
         data = np.ascontiguousarray(pixels).data
-        try:
+        with explain_write_errors(self.path or self._folder):
             self._file.write(data)
-        except OSError as error:
-            self.abandon()
-            raise KinfolkError(
-                f"the pixel cache in `{self._folder}` can't be written: {error.strerror}; give"
-                " another `cache_dir`"
-            ) from error
         self.checksums.append(zlib.crc32(data))
 
     def close_as(self, target: Path) -> tuple[int, ...]:
