@@ -142,7 +142,7 @@ def held() -> list[Held]:
             "`glofnd`, `shared`",
             "16",
             lambda N: 16,
-            lambda N: kf.GloFND(num_samples=N, alpha=0.01, shared=True),
+            lambda N: kf.GloFND(num_samples=N, alpha=0.01, rule="adam", shared=True),
         ),
         Held(
             "`Bank`",

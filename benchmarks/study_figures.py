@@ -41,7 +41,7 @@ BASE, ELIMINATED, ATTRACTED = "simclr", "simclr+oracle", "simclr+oracle:attract"
 ACTIONS = {"eliminate": "Eliminate", "attract": "Attract"}
 SCALE = [[0, "#b2182b"], [0.25, "#ef8a62"], [0.5, "#f7f7f7"], [0.75, "#67a9cf"], [1, "#2166ac"]]
 INK, GRID = "#24292f", "#d8dee4"
-VARIANTS = ("(degrees)", "(late)", "(second head)")
+VARIANTS = ("(late)", "(second head)")
 """Rows that stand where the method itself stands, and are left out of the map."""
 Record = Mapping[str, Any]
 Rows = Mapping[str, Mapping[int, Record]]
@@ -847,8 +847,7 @@ def main() -> None:
             for name in rows
             if action_of(name) is not None
             and not any(
-                part in name
-                for part in ("oracle", "known", "guide", "teacher", "degrees", "second head")
+                part in name for part in ("oracle", "known", "guide", "teacher", "second head")
             )
         ]
         write_svg(over_epochs(rows, kin), options.images / "gain-epochs.svg", 700, 340)

@@ -15,7 +15,6 @@ from kinfolk.detectors import (
     Components,
     Detector,
     GloFND,
-    Graded,
     Guide,
     Hierarchy,
     Known,
@@ -51,7 +50,6 @@ LOSSES: dict[str, Callable[..., Any]] = {
     "clip, prior": lambda **given: CLIPLoss(prior=0.1, hardness=0.5, **given),
     "bimodal": lambda **given: BimodalSogCLRLoss(**STATE, **given),
     "fastclip": lambda **given: FastCLIPLoss(rho=1.5, epsilon=0.1, **STATE, **given),
-    "individual": lambda **given: FastCLIPLoss(rho=1.5, individual_lr=0.1, **STATE, **given),
 }
 LABELS = torch.where(torch.arange(N) == 5, -1, torch.arange(N) % 4)
 PAIRS = torch.tensor([[0, 2], [4, 8], [3, 5], [7, 9]])
@@ -61,10 +59,9 @@ DETECTORS: dict[str, Callable[[], Detector | None]] = {
     "oracle": lambda: Oracle(LABELS),
     "fnc": lambda: FNC(top_k=2),
     "fnc, all": lambda: FNC(min_similarity=-1.0),
-    "fnc, degrees": lambda: Graded(FNC(top_k=2)),
     "glofnd": lambda: GloFND(num_samples=N, alpha=0.2, init="quantile"),
     "glofnd, adam": lambda: GloFND(num_samples=N, alpha=0.2, rule="adam", init="quantile"),
-    "glofnd, shared": lambda: GloFND(num_samples=N, alpha=0.2, shared=True),
+    "glofnd, shared": lambda: GloFND(num_samples=N, alpha=0.2, rule="sgd", shared=True),
     "glofnd, late": lambda: StartAt(GloFND(num_samples=N, alpha=0.2), epoch=1, update_from=0),
     "ifnd": lambda: IFND(num_samples=N, num_clusters=(3, 5), schedule="constant"),
     "ifnd, bank": lambda: IFND(num_samples=N, num_clusters=(3,), source="bank"),
@@ -79,10 +76,6 @@ DETECTORS: dict[str, Callable[[], Detector | None]] = {
         num_samples=N, levels=3, warmup_epochs=0, radii=[0.5, 0.9], min_samples=2
     ),
     "known": lambda: Known(num_samples=N, pairs=PAIRS),
-    "known, degrees": lambda: Graded(
-        Known(num_samples=N, pairs=PAIRS, similarities=torch.tensor([0.9, 0.2, 0.5, 1.0]))
-    ),
-    "ifnd, degrees": lambda: Graded(IFND(num_samples=N, num_clusters=(3, 5), schedule="constant")),
     "components": Components,
     "positive_margin": lambda: PositiveMargin(margin=0.3),
     "teacher, soft": Teacher,

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.detectors import FNC, GloFND, Graded, Known, Oracle, Ring, StartAt
+from kinfolk.detectors import FNC, GloFND, Known, Oracle, Ring, StartAt
 from kinfolk.objectives import (
     BimodalSogCLRLoss,
     CLIPLoss,
@@ -34,7 +34,7 @@ LOSSES: dict[str, Callable[[bool], Any]] = {
     "estimated, attracted": lambda c: NTXentLoss(
         prior=0.1,
         hardness=0.5,
-        detector=Graded(FNC(top_k=3)),
+        detector=FNC(top_k=3),
         action="attract",
         own_weight=0.4,
         compile=c,

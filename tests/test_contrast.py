@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from kinfolk import contrast
 from kinfolk.contrast import EMPTY, LogSumExp
-from kinfolk.detectors import FNC, Detector, GloFND, Graded, Oracle
+from kinfolk.detectors import FNC, Detector, GloFND, Oracle
 from kinfolk.objectives import (
     BimodalLoss,
     CLIPLoss,
@@ -34,7 +34,7 @@ MADE: dict[str, Callable[[], Detector | None]] = {
     **DETECTORS,
     "levels": lambda: Scripted(same_class(2), same_class(3)),
 }
-CHOSEN = ("none", "glofnd", "glofnd, shared", "glofnd, late", "fnc, degrees", "fnc, all", "levels")
+CHOSEN = ("none", "glofnd", "glofnd, shared", "glofnd, late", "guide, soft", "fnc, all", "levels")
 CASES = [
     (loss, detector, ACTIONS[(i + j) % 3], (i + j) % 2 == 0)
     for i, loss in enumerate(LOSSES)
@@ -137,7 +137,7 @@ def test_a_learned_temperature_in_one_block_and_in_several(
         torch.testing.assert_close(whole, parts, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("detector", ["none", "fnc, degrees", "fnc, all"])
+@pytest.mark.parametrize("detector", ["none", "fnc", "fnc, all"])
 def test_gradcheck_of_image_and_text(detector: str) -> None:
     images, texts, ids = (x[:5].detach() for x in batch(0))
     loss_fn = (
@@ -307,7 +307,7 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     "make",
     [
         lambda: NTXentLoss(detector=GloFND(num_samples=2048, alpha=0.1)),
-        lambda: SogCLRLoss(num_samples=2048, detector=Graded(FNC(top_k=3)), action="attract"),
+        lambda: SogCLRLoss(num_samples=2048, detector=FNC(top_k=3), action="attract"),
         lambda: CLIPLoss(prior=0.1, detector=Oracle(torch.arange(2048) % 9), action="reweight"),
         lambda: SigLIPLoss(),
     ],

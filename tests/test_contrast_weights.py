@@ -177,24 +177,6 @@ def test_kin_above_a_level_and_ignored_below_another(
     assert int(found[0][2][1]) == flagged
 
 
-def test_degrees_above_a_level() -> None:
-    """(s − level) / (1 − level), per row or per sample, and 0 for the anchor's sample."""
-    block = random_block(0, [4, 7, 9], dtype=torch.float64)
-    level_b = torch.tensor([-0.5, 0.0, 0.5], dtype=torch.float64)
-    graded = Block(**{**vars(block), "degrees": True})
-    for level in (level_b, level_b.repeat_interleave(2)):
-        degree = above(graded, level)
-        assert torch.equal(degree > 0, above(block, level))
-        for i in range(6):
-            for j in range(6):
-                s, low = float(block.sim_RC[i, j]), float(level_b[i // 2])
-                expected = (s - low) / (1 - low) if i // 2 != j // 2 and s > low else 0.0
-                assert float(degree[i, j]) == pytest.approx(expected, abs=1e-12)
-    assert not above(block, torch.full((3,), -torch.inf, dtype=torch.float64)).diagonal().any(), (
-        "never the own"
-    )
-
-
 def test_equal_keys_are_kin_and_negative_keys_are_none() -> None:
     found = same_key(torch.tensor([0, 1, -1]), torch.tensor([1, 0, -1, 0]))
     assert found.int().tolist() == [[0, 1, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0]]

@@ -80,11 +80,9 @@ def weigh(
 
 
 def spare(sim_RC: Tensor, out_RC: Tensor, gone_RC: Tensor, min_negatives: int) -> Tensor:
-    """(R, C) bool: kin that stay negatives, because their row would have fewer than
-    `min_negatives`. `sim_RC`: `OUT` where `out_RC`.
-
-    They are the least similar ones. Ties, up to rounding, are treated alike, so that the order of
-    the candidates does not matter."""
+    """(R, C) bool: kin that stay negatives, the least similar ones, because their row would have
+    fewer than `min_negatives`. `sim_RC`: `OUT` where `out_RC`. Ties, up to rounding, are treated
+    alike, so that the order of the candidates does not matter."""
     columns = sim_RC.shape[1]
     number = min(min_negatives, columns)
     missing_R1 = number - columns + (out_RC | gone_RC).sum(1, dtype=torch.int32, keepdim=True)
@@ -100,7 +98,7 @@ def spare(sim_RC: Tensor, out_RC: Tensor, gone_RC: Tensor, min_negatives: int) -
 
 @dataclass(frozen=True)
 class Rows:
-    """What a loss sees of a block: differentiable by anchors, candidates, positives, parameters."""
+    """What a loss sees of a block."""
 
     ids: Tensor  # (b,) sample ids, `num_views` rows for each
     num_views: int
@@ -179,8 +177,8 @@ BlockLoss = Callable[..., Summed]
 
 
 def block_loss(how: Contrast, pairs: Pairs, t: Tensor, *parameters: Tensor) -> Summed:
-    """The summed loss of the anchors of a block; its counts; and the state that detector, (b, …),
-    and loss, (b, L), propose."""
+    """The summed loss of a block; its counts; and the state that detector, (b, …), and loss,
+    (b, L), propose."""
     sim_RC = pairs.anchors @ pairs.candidates.T
     pos_RP = (pairs.anchors.unsqueeze(1) * pairs.positives).sum(2)
     own_RC, levels, counts, update = find_kin(how, pairs, sim_RC.detach(), pos_RP.detach())
@@ -199,8 +197,8 @@ def block_loss(how: Contrast, pairs: Pairs, t: Tensor, *parameters: Tensor) -> S
 def find_kin(
     how: Contrast, pairs: Pairs, sim_RC: Tensor, pos_RP: Tensor
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor | None, Tensor | None]], Tensor, State]:
-    """(R, C) bool, the candidates of the anchor's sample or group; of each level of the detector,
-    see `weigh`; the counts; and the state that the detector proposes."""
+    """(R, C) bool, the candidates of the anchor's sample or group; of each level, see `weigh`; the
+    counts; and the state that the detector proposes."""
     ids_b, ids_C, views = pairs.ids, pairs.candidate_ids, pairs.num_views
     keys_b, keys_C, owners_C = pairs.groups, pairs.candidate_groups, pairs.candidate_owners
     if keys_b is None or keys_C is None:
@@ -238,7 +236,6 @@ class Outcome(NamedTuple):
     stats: Stats
     found: State  # (B, …)
     proposed: State  # (B, L)
-    t_grad: Tensor | None  # (A,) of each anchor's loss by its temperature, if that requires one
 
 
 def contrast(
@@ -248,11 +245,11 @@ def contrast(
     *parameters: Tensor,
     run: BlockLoss = block_loss,
 ) -> Outcome:
-    """The mean loss of all anchors of `pairs`, which have unit norm. `temperature`: (), or (A,) for
-    each anchor; `parameters`: learned scalars besides it; `run`: `block_loss`, perhaps compiled."""
+    """The mean loss of all anchors of `pairs`, which have unit norm. `parameters`: learned
+    scalars besides the temperature; `run`: `block_loss`, perhaps compiled."""
     samples, number = len(pairs.ids), how.num_anchors or len(pairs.anchors)
     inputs = (pairs.anchors, pairs.candidates, pairs.positives, temperature, *parameters)
-    by_row = [True, False, True, temperature.ndim == 1, *(False for _ in parameters)]
+    by_row = [True, False, True] + [False] * (1 + len(parameters))
     needs_grad = [torch.is_grad_enabled() and x.requires_grad for x in inputs]
     # made once: tensors kept from each block would scatter the memory that the next ones need
     grads = [
@@ -290,8 +287,7 @@ def contrast(
             if grad is not None:
                 (cut(grad, first) if own else grad).add_(next(derived))
     loss = _WithGradient.apply(total / number, grads, number, *inputs)  # type: ignore[no-untyped-call]
-    t_grad = grads[3] if temperature.ndim else None
-    return Outcome(loss, Stats(counts), update, proposed, t_grad)
+    return Outcome(loss, Stats(counts), update, proposed)
 
 
 class _WithGradient(torch.autograd.Function):

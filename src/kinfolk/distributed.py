@@ -1,9 +1,8 @@
 """Communication between ranks: embeddings with their gradient, ids, and per-sample updates.
 
 As DistributedDataParallel averages the ranks' gradients, every rank returns the loss of the joined
-batch, and its gradient is scaled so that the **average** over ranks is that of the global batch.
-What is known at one moment is packed into one collective. Every tensor that is communicated is on
-the device of its caller's data: NCCL takes no CPU tensors.
+batch, with a gradient whose **average** over ranks is that of the joined batch. Tensors stay on the
+device of the caller's data: NCCL takes no CPU tensors.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 _ALIGNMENT = 8
-"""Bytes at which every tensor of a packed message begins, so that it can be read as any type."""
+"""Bytes. Every tensor of a packed message begins there, so that it can be read as any type."""
 _equal_batches = False
 
 
 def world_size() -> int:
-    """The number of processes; 1 without an initialised process group."""
+    """1 without a process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
@@ -34,8 +33,8 @@ def is_rank_zero() -> bool:
 
 @contextmanager
 def equal_batches(equal: bool = True) -> Iterator[None]:
-    """Declares that within it all ranks hold batches of one size, which saves one collective and
-    one wait in every step. If batches are unequal nevertheless, the collectives fail or hang."""
+    """Within, batches of all ranks have one size, which saves a collective and a wait in every
+    step. With unequal batches, the collectives fail or hang."""
     global _equal_batches
     before, _equal_batches = _equal_batches, equal
     try:
@@ -45,7 +44,7 @@ def equal_batches(equal: bool = True) -> Iterator[None]:
 
 
 def batch_sizes(local: int, device: torch.device) -> list[int]:
-    """The number of rows each rank holds, in the order of ranks."""
+    """The number of rows of each rank."""
     if _equal_batches:
         return [local] * world_size()
     sizes = torch.empty(world_size(), dtype=torch.int64, device=device)
@@ -56,11 +55,11 @@ def batch_sizes(local: int, device: torch.device) -> list[int]:
 
 @contextmanager
 def threads_of_waiting_ranks() -> Iterator[None]:
-    """Within, torch computes with the CPU threads of all ranks of this machine. torchrun sets
-    `OMP_NUM_THREADS=1` where it is not set; then all cores are used."""
+    """Within, torch computes with the CPU threads of all ranks of this machine."""
     before, given = torch.get_num_threads(), os.environ
     has_affinity = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    # torchrun does so where the user sets nothing
     set_by_torchrun = "TORCHELASTIC_RUN_ID" in given and given.get("OMP_NUM_THREADS") == "1"
     local = int(given.get("LOCAL_WORLD_SIZE", world_size()))
     torch.set_num_threads(max(before, cores if set_by_torchrun else min(cores, before * local)))
@@ -71,7 +70,7 @@ def threads_of_waiting_ranks() -> Iterator[None]:
 
 
 def _all_gather(gathered: Tensor, own: Tensor) -> None:
-    """Fills `gathered`, (W·n,), with the (n,) entries of all W ranks, in the order of ranks."""
+    """Fills `gathered`, (W·n,), with the (n,) entries of all W ranks."""
     try:
         _collective("all_gather_single", "all_gather_into_tensor")(gathered, own)
     except RuntimeError as error:
@@ -80,8 +79,7 @@ def _all_gather(gathered: Tensor, own: Tensor) -> None:
 
 
 def _reduce_scatter(own: Tensor, whole: Tensor) -> None:
-    """Fills `own` with this rank's part, of W equal ones, of the sum of `whole` over the W
-    ranks."""
+    """Fills `own` with this rank's part, of W equal ones, of the sum of `whole` over ranks."""
     try:
         _collective("reduce_scatter_single", "reduce_scatter_tensor")(own, whole)
     except RuntimeError as error:
@@ -98,9 +96,8 @@ def _collective(name: str, before: str) -> Callable[[Tensor, Tensor], object]:
 
 
 def _require_unsupported(error: RuntimeError) -> None:
-    """Raises the error again, unless the backend lacks the collective, as MPI lacks the
-    reduce-scatter, and in older torch the gather too. It says so on all ranks before it sends
-    anything."""
+    """Raises the error again, unless the backend lacks the collective, as MPI and older versions
+    of gloo do. It is then raised on all ranks before anything is sent."""
     if not any(words in str(error) for words in ("not support", "no support")):
         raise error
 
@@ -110,8 +107,8 @@ def gather_rows(rows: Tensor, sizes: list[int]) -> Tensor:
 
 
 def gather_together(tensors: Sequence[Tensor], sizes: list[int]) -> list[Tensor]:
-    """The rows of all ranks of each of these tensors, of any types, in the order of ranks, without
-    gradient, in one collective; each has the same number of rows for every sample."""
+    """The rows of all ranks of each of these tensors, of any types, in the order of ranks, by one
+    collective, without gradient. Each has the same number of rows for every sample."""
     own, longest, world = sizes[dist.get_rank()], max(sizes), len(sizes)
     pieces, layout, start = list[Tensor](), list[tuple[int, int, int]](), 0
     for tensor in tensors:
@@ -137,15 +134,14 @@ def gather_together(tensors: Sequence[Tensor], sizes: list[int]) -> list[Tensor]
 
 
 def gather_all(*tensors: Tensor, sizes: list[int] | None = None) -> tuple[Tensor, ...]:
-    """As `gather_together` for tensors of one length; in one process, its own."""
+    """As `gather_together`, for tensors of one length."""
     if world_size() == 1:
         return tuple(x.detach() for x in tensors)
     return tuple(gather_together(tensors, sizes or batch_sizes(len(tensors[0]), tensors[0].device)))
 
 
 def gather_with_gradient(rows: Tensor, sizes: list[int], *others: Tensor) -> tuple[Tensor, ...]:
-    """As `gather_together`; the gradients that all ranks have for this rank's `rows` come back
-    summed."""
+    """As `gather_together`; `rows` receive the sum of the gradients of all ranks."""
     gathered: tuple[Tensor, ...] = _Gather.apply(sizes, rows, *others)  # type: ignore[no-untyped-call]
     return gathered
 
@@ -157,8 +153,8 @@ def sum_over_ranks(value: Tensor) -> Tensor:
 
 
 def average_gradient(parameter: Tensor) -> Tensor:
-    """The same value; its gradient comes back as the average over ranks, for a parameter outside of
-    DistributedDataParallel."""
+    """The parameter, with a gradient that is averaged over ranks, where no
+    DistributedDataParallel does it."""
     if world_size() == 1:
         return parameter
     same: Tensor = _Average.apply(parameter)  # type: ignore[no-untyped-call]
@@ -176,7 +172,7 @@ def from_rank_zero(compute: Callable[[], Tensor], empty: Tensor) -> Tensor:
 
 
 def overwrite_from_rank_zero(tensors: Sequence[Tensor], device: torch.device) -> None:
-    """Overwrites tensors on the CPU with those of rank zero, which travel by `device`."""
+    """Overwrites tensors on the CPU with those of rank zero, by `device`."""
     if world_size() > 1:
         for tensor in tensors:
             there = tensor.to(device)

@@ -165,12 +165,12 @@ def share_statistics(model: nn.Module) -> None:
                 dist.broadcast(buffer, 0)
 
 
-def normalise_by(data: ImageData, views: Views, *, batch_size: int = 512) -> Views:
-    """The same views, normalised by mean and deviation of the channels over the training samples,
-    as in the transfer of Ring (section 5)."""
+def normalise_by(data: Images, views: Views, ids: Tensor, *, batch_size: int = 512) -> Views:
+    """The same views, normalised by mean and deviation of the channels over the samples `ids`, as
+    in the transfer of Ring (section 5)."""
     plain = Views(**{**views.config(), "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})
     number, (sum_C, square_C) = 0, torch.zeros(2, 3, dtype=torch.float64)
-    for ids_B in torch.split(torch.arange(data.num_train or len(data)), batch_size):
+    for ids_B in ids.cpu().split(batch_size):  # type: ignore[no-untyped-call]
         x_BCSS = plain.evaluate(data.pixels(ids_B), data.aspect(ids_B)).double()
         number += x_BCSS.numel() // 3
         sum_C += x_BCSS.sum((0, 2, 3))

@@ -24,7 +24,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class Pairs:
-    """Anchors, the candidates each of them is compared with, and the anchors' positives.
+    """Anchors, candidates, and the anchors' positives.
 
     Anchors are **sample-major**: rows `b * num_views` to `(b + 1) * num_views` belong to sample
     `ids[b]`. A candidate with the anchor's id (or group, if groups are given) is never its
@@ -74,7 +74,7 @@ class Pairs:
             )
 
     def with_changes(self, **changes: Any) -> Pairs:
-        """A copy with other values of some fields, which are not checked again."""
+        """A copy with other values, which are not checked."""
         pairs = copy.copy(self)
         vars(pairs).update(changes)
         return pairs
@@ -93,7 +93,6 @@ class Block:
     guide_bG: Tensor | None = None  # see `Pairs.guide`
     guide_CG: Tensor | None = None
     prepared: Tensor | None = None  # what `Detector.prepare` returned in this step
-    degrees: bool = False  # whether kin should have degrees where the detector can give them
 
     @property
     def row_ids(self) -> Tensor:
@@ -111,7 +110,7 @@ class Block:
         return self.num_negatives_b * self.num_views
 
     def per_row(self, values_b: Tensor) -> Tensor:
-        """(R,) a value of each sample, repeated for each of its views."""
+        """(R,) values of samples, for each of their views."""
         return values_b.repeat_interleave(self.num_views)
 
 
@@ -130,25 +129,10 @@ class Kin:
     update: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def above(block: Block, level: Tensor, degrees_from_R: Tensor | None = None) -> Tensor:
-    """(R, C) the candidates more similar than `level`, (R,) or (b,); with `block.degrees`, to the
-    degree (s − level) / (1 − level), where `degrees_from_R` is that level."""
-    sim_RC, rows = block.sim_RC, len(block.sim_RC) // len(level)
-    level_R = level.to(sim_RC.dtype).repeat_interleave(rows) if rows > 1 else level
-    kin_RC = sim_RC > level_R.to(sim_RC.dtype).clamp(min=-2).unsqueeze(1)
-    return grade(block, kin_RC, level_R if degrees_from_R is None else degrees_from_R)
-
-
-def grade(block: Block, kin_RC: Tensor, level: Tensor) -> Tensor:
-    """(R, C) the same kin; with `block.degrees`, to the degree (s − level) / (1 − level), `level`
-    (R,) or (b,)."""
-    if not block.degrees:
-        return kin_RC
-    sim_RC = block.sim_RC
-    from_R = level.repeat_interleave(len(sim_RC) // len(level))
-    from_R1 = from_R.to(sim_RC.dtype).nan_to_num(nan=1.0).clamp(-1, 1).unsqueeze(1)
-    width_R1 = (1 - from_R1).clamp(min=torch.finfo(sim_RC.dtype).eps)
-    return ((sim_RC - from_R1) / width_R1).clamp(0, 1) * kin_RC
+def above(block: Block, level: Tensor) -> Tensor:
+    """(R, C) bool: the candidates more similar than `level`, (R,) or (b,)."""
+    level_R = level.to(block.sim_RC.dtype).repeat_interleave(len(block.sim_RC) // len(level))
+    return block.sim_RC > level_R.clamp(min=-2).unsqueeze(1)
 
 
 def same_key(key_R: Tensor, key_C: Tensor) -> Tensor:
@@ -157,7 +141,7 @@ def same_key(key_R: Tensor, key_C: Tensor) -> Tensor:
 
 
 def check_answer(answer: object, block: Block) -> tuple[Kin, ...]:
-    """The levels of a detector's answer. Refuses wrong types and shapes."""
+    """The levels of a detector's answer."""
     levels, right = answer if isinstance(answer, tuple) else (answer,), tuple(block.sim_RC.shape)
     for kin in levels or (answer,):
         if not isinstance(kin, Kin):
@@ -177,7 +161,7 @@ def check_answer(answer: object, block: Block) -> tuple[Kin, ...]:
 
 
 def integer_ids(ids: Tensor, device: torch.device | None = None, name: str = "ids") -> Tensor:
-    """The ids as int64. Refuses other types: float32 cannot distinguish numbers above 2²⁴."""
+    """The ids as int64. Floats are refused: float32 cannot distinguish numbers above 2²⁴."""
     if not isinstance(ids, Tensor):
         what = f"`{name}` (={type(ids).__name__})"
         raise TypeError(f"{what} must be an integer tensor: torch.as_tensor({name})")

@@ -1,9 +1,8 @@
-"""Counts of a step that add up over steps and ranks: how many negatives were flagged, how many of
-them are false negatives by the labels, and how similar positives and false negatives are.
+"""Counts of a step that add up over steps and ranks.
 
 Precision and recall are counted over pairs, and per anchor: each labelled sample has a precision
-and a recall over all its views, and their mean over samples is taken, as GloFND's released code
-does for its Table 1. F1 is the harmonic mean of the two means.
+and a recall over all its views, of which the mean is taken, as GloFND's released code does for its
+Table 1. F1 is the harmonic mean of the two means.
 
 Dimension key: P positives, C candidates, R = b·V rows of a block, b samples, V views.
 """
@@ -39,11 +38,12 @@ def _rate(part: str, whole: str, unit: int = 1, needs: str | None = None) -> pro
 
 
 class Stats:
-    """Counts over pairs of an anchor and a negative, over anchors, and over pairs of an anchor and
-    a positive; and the rates that follow from them, NaN where nothing could be counted.
+    """How many negatives were flagged, how many of them are false negatives by the labels, and how
+    similar positives and false negatives are; and the rates that follow from the counts, NaN where
+    nothing could be counted.
 
     Args:
-        counts: (11,) int64, in the order of the properties: what to sum over steps and ranks.
+        counts: (11,) int64, in the order of the properties.
     """
 
     def __init__(self, counts: Tensor) -> None:
@@ -87,7 +87,7 @@ class Stats:
         return cls(torch.zeros(NUM_COUNTS, dtype=torch.int64, device=device))
 
     def detection(self) -> dict[str, float]:
-        """The rates of detection by name, over pairs and per anchor."""
+        """The rates by name, over pairs and per anchor."""
         names = ("precision", "recall", "f1", "anchor_precision", "anchor_recall", "anchor_f1")
         return {"flagged": self.share, **{name: getattr(self, name) for name in names}}
 
@@ -95,7 +95,6 @@ class Stats:
         return Stats(self.counts + other.counts.to(self.counts.device))
 
     def __str__(self) -> str:
-        """Such as "1.0 % of 65,024 negatives flagged, precision 0.79, recall 0.21"."""
         if not self.negatives:
             return "no negatives"
         rates = {"precision": self.precision, "recall": self.recall, "F1": self.f1}

@@ -167,9 +167,9 @@ def test_marked_samples_are_saved_as_files_that_a_training_takes(
             page.get_by_role("button", name=f"Save {name}").click()
         saved[name] = tmp_path / name
         download.value.save_as(saved[name])
-    pairs = read_known(saved["marked-pairs.csv"], names)[0]
+    pairs = read_known(saved["marked-pairs.csv"], names)
     assert pairs.shape == (number, 2)
-    assert torch.equal(pairs, read_known(saved["marked-pairs.csv"])[0])
+    assert torch.equal(pairs, read_known(saved["marked-pairs.csv"]))
     excluded = read_excluded(saved["marked.csv"])
     assert set(excluded) == {names[int(sample)] for sample in pairs[:, 1]}
     assert opened.complaints == []
@@ -183,7 +183,7 @@ def test_the_tables_of_an_audit_are_taken_too(tmp_path: Path) -> None:
     found.save(tmp_path)
     listed = torch.tensor(np.stack([found.pairs["anchor"], found.pairs["kin"]], 1))
     for kind in ("csv", "parquet"):
-        assert torch.equal(read_known(tmp_path / f"pairs.{kind}", names)[0], listed)
+        assert torch.equal(read_known(tmp_path / f"pairs.{kind}", names), listed)
     assert read_excluded(tmp_path / "groups.csv") == [names[3], names[7]]
 
 

@@ -129,14 +129,8 @@ def test_the_page_shows_what_the_script_prints(capsys: pytest.CaptureFixture[str
 PER_SAMPLE: dict[str, Callable[[int], nn.Module]] = {
     "`sogclr`": lambda N: kf.SogCLRLoss(num_samples=N),
     "`sogclr-clip`, `fastclip`": lambda N: kf.FastCLIPLoss(num_samples=N),
-    "`fastclip` with individual temperatures": lambda N: kf.FastCLIPLoss(
-        num_samples=N, individual_lr=0.01
-    ),
     "`glofnd` with `sgd`": lambda N: kf.GloFND(num_samples=N, alpha=0.1, rule="sgd"),
     "`glofnd` with `tracking` or `adam`": lambda N: kf.GloFND(num_samples=N, alpha=0.1),
-    "`glofnd` with `tracking` and one α for each sample": lambda N: kf.GloFND(
-        num_samples=N, alpha=torch.full((N,), 0.1)
-    ),
     "labels of `oracle`": lambda N: kf.Oracle(torch.zeros(N, dtype=torch.int64)),
 }
 

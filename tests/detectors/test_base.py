@@ -17,7 +17,6 @@ from kinfolk.detectors import (
     Components,
     Detector,
     GloFND,
-    Graded,
     Guide,
     Hierarchy,
     Known,
@@ -25,14 +24,14 @@ from kinfolk.detectors import (
     Ring,
     StartAt,
     Teacher,
-    Union,
 )
 from kinfolk.detectors.base import InGuideSpace, Wrapped
+from kinfolk.detectors.thresholds import Rule
 from kinfolk.evaluation.detection import flagged_mask
 from kinfolk.frameworks import SimCLR
 from kinfolk.objectives import CLIPLoss, NTXentLoss
 from kinfolk.pairs import Block, Kin, Pairs, above
-from tests.detectors.blocks import levels, mask, random_block, step
+from tests.detectors.blocks import levels, random_block, step
 
 BLOCK = random_block(0, [0, 1, 2, 3])
 
@@ -62,10 +61,9 @@ def test_find_is_all_that_a_detector_needs() -> None:
 
 
 WRAPPERS: list[Callable[[Detector], Wrapped]] = [
-    Graded,
     InGuideSpace,
     lambda detector: StartAt(detector, epoch=1),
-    lambda detector: Graded(StartAt(detector, epoch=0)),
+    lambda detector: InGuideSpace(StartAt(detector, epoch=0)),
 ]
 
 
@@ -97,16 +95,16 @@ def test_a_wrapper_adds_no_ability(wrap: Callable[[Detector], Wrapped]) -> None:
 
 def test_a_wrapper_has_the_abilities_of_its_detector() -> None:
     inner = IFND(num_samples=8, space="features", schedule="constant")
-    wrapped = Graded(StartAt(inner, epoch=0))
+    wrapped = InGuideSpace(StartAt(inner, epoch=0))
     wrapped.set_loss_temperature(0.03)
     assert inner.loss_temperature == 0.03
     assert (wrapped.due(0), wrapped.refreshed_at_end, wrapped.space) == (True, True, "features")
     assert (wrapped.num_samples, wrapped.inner) == (8, inner)
-    bank = Graded(IFND(num_samples=8, source="bank"))
+    bank = InGuideSpace(IFND(num_samples=8, source="bank"))
     bank.collect(torch.arange(8), torch.eye(8))
     assert bank.collects
     assert bank.state_dict()["detector.collected.seen"].all()
-    taught = Graded(Teacher(own_weight=0.25))
+    taught = InGuideSpace(Teacher(own_weight=0.25))
     assert (taught.guide, taught.soft, taught.own_weight) == ("teacher", True, 0.25)
     assert StartAt(Guide(alpha=0.1), epoch=1).guide == "modality"
 
@@ -135,7 +133,7 @@ class Clustering(Nearest):
         return {"calls": float(len(self.calls))}
 
 
-@pytest.mark.parametrize("wrap", [lambda detector: detector, Graded])
+@pytest.mark.parametrize("wrap", [lambda detector: detector, InGuideSpace])
 def test_a_training_makes_the_calls_that_a_detector_overrides(
     wrap: Callable[[Detector], Detector],
 ) -> None:
@@ -171,9 +169,10 @@ class Counting(Nearest):
 
 def test_candidates_are_prepared_once_a_step_and_passed_to_every_block() -> None:
     z = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    for wrap in (lambda detector: detector, Graded, lambda detector: StartAt(detector, epoch=0)):
+    for wrap in (None, InGuideSpace, lambda detector: StartAt(detector, epoch=0)):
         detector = Counting()
-        NTXentLoss(detector=wrap(detector), block_rows=4)(z[0], z[1], torch.arange(6) + 3)
+        wrapped = detector if wrap is None else wrap(detector)
+        NTXentLoss(detector=wrapped, block_rows=4)(z[0], z[1], torch.arange(6) + 3)
         assert (detector.prepared, detector.blocks) == (1, 3)
     waiting = Counting()
     NTXentLoss(detector=StartAt(waiting, epoch=1))(z[0], z[1])
@@ -241,7 +240,8 @@ def test_nothing_is_flagged_before_the_epoch() -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_state_moves_from_update_from_and_masks_apply_from_epoch(shared: bool) -> None:
-    inner = GloFND(num_samples=4, alpha=0.3, init="quantile", shared=shared)
+    rule: Rule = "adam" if shared else "tracking"
+    inner = GloFND(num_samples=4, alpha=0.3, rule=rule, init="quantile", shared=shared)
     detector = StartAt(inner, epoch=2, update_from=1)
     assert not at(detector, 0).any()
     assert inner.thresholds.tolist() == [1.0] * 4
@@ -326,18 +326,10 @@ def test_repr_is_the_call() -> None:
     assert repr(InGuideSpace(Nearest())) == "InGuideSpace(Nearest())"
     labels, keys = torch.arange(900), [f"{i:03}" for i in range(900)]
     known = Known(torch.tensor([[0, 1]]), num_samples=900, keys=keys)
-    assert repr(copy.deepcopy(Union(Oracle(labels), known))) == (
-        "Union(Oracle(<Tensor (900,)>), Known(<Tensor (1, 2)>, num_samples=900, keys=['000', '001',"
-        " '002', '003', '004', '005', ...]))"
+    assert repr(copy.deepcopy(Oracle(labels))) == "Oracle(<Tensor (900,)>)"
+    assert repr(known) == (
+        "Known(<Tensor (1, 2)>, num_samples=900, keys=['000', '001', '002', '003', '004', '005',"
+        " ...])"
     )
     ring = Ring(lower=0.5, upper=0.9, num_samples=9, num_clusters=(2, 3), anneal="step", seed=1)
     assert repr(eval(repr(ring))) == repr(ring)
-
-
-def test_the_mask_of_a_graded_detector_is_that_of_the_detector() -> None:
-    for detector in (FNC(top_k=2), GloFND(num_samples=4, alpha=0.3, init="quantile")):
-        step(detector, BLOCK)
-        (plain,), (graded,) = levels(detector, BLOCK), levels(Graded(detector), BLOCK)
-        assert torch.equal(mask(plain, BLOCK), mask(graded, BLOCK))
-        assert graded.degree is not None
-        assert graded.degree.is_floating_point()

@@ -123,7 +123,7 @@ def test_blocks_of_any_size_find_the_same_kin_and_state() -> None:
 
 def test_a_users_detector_is_wrapped() -> None:
     detector = AboveMean(num_samples=N)
-    loss_fn = kf.NTXentLoss(detector=kf.StartAt(kf.Graded(detector), epoch=2, update_from=1))
+    loss_fn = kf.NTXentLoss(detector=kf.StartAt(detector, epoch=2, update_from=1))
     found = []
     for epoch in range(3):
         loss_fn.set_progress(epoch, 3)
@@ -265,9 +265,9 @@ def test_what_is_no_detector_is_refused_by_every_loss(name: str) -> None:
 
 @pytest.mark.parametrize("given", NO_DETECTOR)
 def test_what_is_no_detector_is_refused_by_every_wrapper(given: str) -> None:
-    for wrap in (kf.Graded, lambda detector: kf.StartAt(detector, epoch=1)):
+    for wrap in (kf.StartAt, kf.StopAt):
         with pytest.raises(TypeError, match=r"^`detector` \(=.*\) must be a detector"):
-            wrap(NO_DETECTOR[given])
+            wrap(NO_DETECTOR[given], epoch=1)
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -40,7 +40,7 @@ def test_arguments_of_a_detector_are_keyword_only_but_what_it_is_built_around() 
 
 
 def test_arguments_of_a_wrapper_are_keyword_only_but_the_detector() -> None:
-    for wrapper in (kf.Graded, kf.StartAt, kf.StopAt):
+    for wrapper in (kf.StartAt, kf.StopAt):
         parameters = inspect.signature(wrapper).parameters.values()
         by_position = [p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY]
         assert by_position == ["detector"], wrapper

@@ -12,7 +12,6 @@ from kinfolk.detectors import Detector
 def detectors() -> dict[str, Detector]:
     return {
         "glofnd": kf.GloFND(num_samples=6, alpha=0.1),
-        "glofnd, alpha per sample": kf.GloFND(num_samples=6, alpha=torch.linspace(0, 0.3, 6)),
         "glofnd, adam": kf.GloFND(num_samples=6, alpha=0.1, rule="adam"),
         "start": kf.StartAt(kf.GloFND(num_samples=6, alpha=0.1), epoch=1),
         "ring": kf.Ring(lower=0.2, upper=0.9, anneal="knn"),

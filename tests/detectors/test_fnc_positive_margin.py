@@ -7,7 +7,7 @@ from torch import Tensor
 
 import kinfolk as kf
 from kinfolk.frameworks.registry import Context, build_detector, parse
-from kinfolk.pairs import Block, Pairs
+from kinfolk.pairs import Pairs
 from tests.detectors.blocks import kin, random_block
 
 B, D = 6, 5
@@ -76,16 +76,6 @@ def test_a_margin_that_no_candidate_meets_is_the_plain_loss() -> None:
     flagged = kf.CLIPLoss(temperature=0.3, detector=kf.PositiveMargin(margin=0.5))
     torch.testing.assert_close(flagged(one, one), plain)
     assert int(flagged.stats.flagged) == 0
-
-
-def test_degrees_grow_from_the_level_to_one() -> None:
-    block = random_block(0, [0, 1, 2, 3])
-    block = Block(**{**vars(block), "pos_RP": torch.full((8, 1), 0.4)})
-    found = kf.Graded(kf.PositiveMargin(margin=0.5, relative=True)).find(block)
-    assert isinstance(found, kf.Kin)
-    assert found.degree is not None
-    expected = ((block.sim_RC - 0.2) / 0.8).clamp(0, 1)
-    torch.testing.assert_close(found.degree, expected)
 
 
 def test_without_positives_nothing_is_flagged() -> None:

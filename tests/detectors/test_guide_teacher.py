@@ -216,7 +216,7 @@ def test_what_has_no_teacher_is_refused_with_a_reason() -> None:
             made(
                 f"{name}+teacher",
                 dict(framework),
-                detector={"momentum": 0.9, "start_epoch": 1, "degrees": True},
+                detector={"momentum": 0.9, "start_epoch": 1},
             )
     with pytest.raises(ValueError, match=r"`detector.momentum` must be left out"):
         made("moco+teacher", {"queue_size": 9}, {"momentum": 0.9})

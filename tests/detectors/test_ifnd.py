@@ -154,10 +154,10 @@ def test_equally_confident_labels_are_accepted_nearest_first() -> None:
 
 
 def test_settings_of_kmeans_reach_it() -> None:
-    detector = made(None, iterations=3, warm_iterations=2, points_per_cluster=7)
+    detector = made(None, warm_start=False, points_per_cluster=7)
     clusters = detector.clusters
-    assert (clusters.iterations, clusters.warm_iterations, clusters.points_per_cluster) == (3, 2, 7)
-    assert "iterations=3, warm_iterations=2, points_per_cluster=7)" in repr(detector)
+    assert (clusters.warm_start, clusters.points_per_cluster) == (False, 7)
+    assert "warm_start=False, points_per_cluster=7)" in repr(detector)
 
 
 def test_kin_are_those_of_the_same_accepted_label() -> None:

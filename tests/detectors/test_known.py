@@ -10,9 +10,8 @@ import torch
 import kinfolk as kf
 from kinfolk.detectors import Known
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError
-from kinfolk.frameworks.registry import Context, build_detector, parse
 from kinfolk.pairs import OUT, Block
-from tests.detectors.blocks import kin, levels, random_block
+from tests.detectors.blocks import kin, random_block
 
 PAIRS = [(0, 2), (2, 5), (5, 2), (4, 4), (1, 3), (0, 2)]
 
@@ -93,87 +92,6 @@ def test_pairs_from_a_file(tmp_path: Path, suffix: str) -> None:
         kin(Known(num_samples=6, pairs=str(path)), block),
         kin(Known(num_samples=6, pairs=torch.tensor(PAIRS)), block),
     )
-
-
-@pytest.mark.parametrize("suffix", ["parquet", "csv"])
-def test_the_similarity_of_an_audit_is_the_degree(tmp_path: Path, suffix: str) -> None:
-    import pyarrow as pa
-    import pyarrow.csv
-    import pyarrow.parquet
-
-    names = [f"{letter}.png" for letter in "abcdef"]
-    similarity = [0.9, 0.4, 0.6, 1.0, -0.2, 0.8]
-    listed = {
-        "anchor": [i for i, _ in PAIRS],
-        "kin": [i for _, i in PAIRS],
-        "similarity": similarity,
-    }
-    path = tmp_path / f"pairs.{suffix}"
-    write = pa.csv.write_csv if suffix == "csv" else pa.parquet.write_table
-    write(pa.table(listed), path)
-    by_id, same = (
-        Known(num_samples=6, pairs=str(path)),
-        Known(num_samples=6, pairs=torch.tensor(PAIRS), similarities=torch.tensor(similarity)),
-    )
-    assert by_id.degree_P is not None
-    assert same.degree_P is not None
-    assert torch.equal(by_id.degree_P, same.degree_P)
-    write(
-        pa.table(
-            {
-                **listed,
-                "anchor_key": [names[i] for i, _ in PAIRS],
-                "kin_key": [names[i] for _, i in PAIRS],
-            }
-        ),
-        path,
-    )
-    with pytest.warns(KinfolkWarning, match="1 of 6 pairs"):
-        by_name = Known(
-            num_samples=5, pairs=str(path), keys=["f.png", "e.png", "c.png", "b.png", "a.png"]
-        )  # d.png is missing, so 1–3 is left out
-    degree = levels(kf.Graded(by_name), random_block(0, [0, 2, 4]))[0].degree
-    assert degree is not None
-    # f, c and a; of two the higher
-    assert torch.allclose(degree[::2, ::2], torch.tensor([[0, 0.6, 0], [0.6, 0, 0.9], [0, 0.9, 0]]))
-
-
-def test_an_audit_writes_the_similarities_that_become_degrees(tmp_path: Path) -> None:
-    features = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
-    kf.audit(features.numpy(), alpha=0.2).save(tmp_path / "audit")
-    detector = build_detector(
-        parse("simclr+known:attract"),
-        Context(30),
-        {"pairs": tmp_path / "audit" / "pairs.parquet", "degrees": True},
-    )
-    assert detector is not None
-    block = random_block(0, list(range(30)), 1)
-    degree = levels(detector, block)[0].degree
-    assert degree is not None
-    assert degree.is_floating_point()
-    unit = torch.nn.functional.normalize(features, dim=1)
-    assert (degree > 0).any()
-    torch.testing.assert_close(
-        degree[degree > 0], (unit @ unit.T)[degree > 0].clamp(0, 1), atol=1e-5, rtol=0
-    )
-
-
-def test_wrong_similarities_are_named(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet
-
-    with pytest.raises(
-        ValueError,
-        match=r"`similarities` \(=shape \(2,\)\) must be one finite number for each of 6 pairs",
-    ):
-        Known(num_samples=6, pairs=torch.tensor(PAIRS), similarities=torch.ones(2))
-    pa.parquet.write_table(
-        pa.table({"anchor": [0], "kin": [1], "similarity": ["much"]}), tmp_path / "x.parquet"
-    )
-    with pytest.raises(
-        KinfolkError, match=r"column `similarity` of .* \(=string\) must be a number for each pair"
-    ):
-        Known(num_samples=6, pairs=tmp_path / "x.parquet")
 
 
 def test_what_is_wrong_is_named(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kinfolk.detectors import Graded, Ring
+from kinfolk.detectors import Ring
 from kinfolk.detectors.ring import draw_places, floor_index
 from kinfolk.frameworks.registry import Context, build_detector, parse
 from kinfolk.objectives import NTXentLoss, SogCLRLoss
@@ -354,19 +354,6 @@ def test_rows_without_negatives() -> None:
     torch.testing.assert_close(2 * loss_fn.on(both), loss_fn.on(second))
     loss_fn.set_groups(torch.zeros(4, dtype=torch.int64))
     assert loss_fn(one, other, ids) == 0
-
-
-@pytest.mark.parametrize("ties", [False, True])
-def test_an_exact_ring_has_no_degrees(ties: bool) -> None:
-    g = torch.Generator().manual_seed(0)
-    one, other = torch.randn(2, 16, 8, generator=g)
-    if ties:
-        other[3] = other[4]
-    plain, graded = (
-        NTXentLoss(temperature=0.2, detector=detector, action="attract")
-        for detector in (Ring(lower=0.2, upper=0.8), Graded(Ring(lower=0.2, upper=0.8)))
-    )
-    assert torch.equal(plain(one, other), graded(one, other))
 
 
 def test_an_empty_ring_around_other_clusters_drops_nothing() -> None:

@@ -121,7 +121,7 @@ def test_accuracy_drives_it_up_and_down() -> None:
     seen = []
     for accuracy in (0.2, 0.3, 0.4, 0.35, 0.35, 0.36, 0.1, 0.0, 0.0):
         anneal.on_metric(accuracy)
-        seen.append(anneal.lower)
+        seen.append(anneal.between(anneal.start, anneal.final))
     assert seen == pytest.approx([0.1, 0.2, 0.3, 0.2, 0.1, 0.2, 0.1, 0.1, 0.1])
 
 
@@ -131,7 +131,7 @@ def test_a_rarer_measurement_moves_it_as_far() -> None:
         anneal.set_progress(epoch, 12)
         if epoch % 2 == 1:
             anneal.on_metric(0.1 * epoch)
-            seen.append(anneal.lower)
+            seen.append(anneal.between(anneal.start, anneal.final))
     # all the way in eight epochs, whether measured in each or in every other
     assert seen == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 0.8])
 
@@ -143,11 +143,11 @@ def test_a_falling_loss_drives_it_up_in_the_time_given() -> None:
         anneal.set_progress(epoch, 7)
         for step in range(10):
             anneal.on_metric(5 - 0.1 * epoch - 0.01 * step)
-        seen.append(anneal.lower)
+        seen.append(anneal.between(anneal.start, anneal.final))
     # the first epoch only counts its steps
     assert seen == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 0.8, 0.8])
     anneal.on_metric(9.0)
-    assert anneal.lower == pytest.approx(0.8 - 0.8 / 40)
+    assert anneal.between(anneal.start, anneal.final) == pytest.approx(0.8 - 0.8 / 40)
 
 
 @given(policy=st.sampled_from(["knn", "loss"]), figures=st.lists(st.floats(0, 10), max_size=40))
@@ -156,7 +156,7 @@ def test_it_stays_between_its_ends(policy: Policy, figures: list[float]) -> None
     for i, figure in enumerate(figures):
         anneal.set_progress(i // 5, 10)
         anneal.on_metric(figure)
-        assert 0.2 <= anneal.lower <= 0.6
+        assert 0.2 <= anneal.between(anneal.start, anneal.final) <= 0.6
 
 
 @pytest.mark.parametrize("policy", ["none", "linear", "step", "knn", "loss"])

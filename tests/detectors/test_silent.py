@@ -126,7 +126,6 @@ def test_a_detector_that_can_flag_has_no_reason() -> None:
     [
         (GloFND(num_samples=8, alpha=0.5), True),
         (GloFND(num_samples=8, alpha=0.5, init="quantile"), False),
-        (GloFND(num_samples=8, alpha=0.5, shared=True), False),
     ],
 )
 def test_thresholds_that_only_learn_at_the_first_visit_need_two_epochs(
@@ -147,7 +146,6 @@ def test_thresholds_that_only_learn_at_the_first_visit_need_two_epochs(
     [
         lambda alpha: FNC(alpha=alpha),
         lambda alpha: GloFND(num_samples=8, alpha=alpha),
-        lambda alpha: GloFND(num_samples=8, alpha=torch.full((8,), alpha)),
         lambda alpha: Guide(torch.eye(8), alpha=alpha),
         lambda alpha: NTXentLoss(detector=FNC(alpha=alpha)),
     ],

@@ -79,11 +79,9 @@ def test_the_start_is_that_of_a_normal_distribution(alpha: float) -> None:
     """In units of its spread, the mean of x₊, which is the density at 0."""
     normal = NormalDist()
     level = normal.inv_cdf(1 - alpha)
-    place, tail = thresholds.normal(torch.tensor(alpha, dtype=torch.float64))
-    assert place.item() == pytest.approx(level / normal.pdf(0), rel=1e-6)
-    assert tail.item() == pytest.approx(
-        (normal.pdf(level) / alpha - level) / normal.pdf(0), rel=1e-4
-    )
+    place, tail = thresholds.normal(alpha)
+    assert place == pytest.approx(level / normal.pdf(0), rel=1e-6)
+    assert tail == pytest.approx((normal.pdf(level) / alpha - level) / normal.pdf(0), rel=1e-4)
 
 
 @pytest.mark.parametrize("expected", [0.2, 1.0, 5.0, 100.0])
@@ -110,19 +108,17 @@ def test_a_change_within_the_noise_is_averaged_and_a_jump_is_followed() -> None:
 
 
 @pytest.mark.parametrize("width", [300, 9000])
-@pytest.mark.parametrize("each", [False, True])
-def test_a_visit_is_one_graph(width: int, each: bool) -> None:
+def test_a_visit_is_one_graph(width: int) -> None:
     sim = 0.3 + 0.1 * torch.randn(4, 1, width, generator=torch.Generator().manual_seed(0))
     state, n, drift = (
         torch.tensor([[1.0, 5.8, 0.3, 0.04]]).repeat(4, 1),
         torch.full((4,), width),
         torch.tensor(0.1),
     )
-    alpha, tail = (torch.full((4,), x) if each else x for x in (0.01, 0.85))
     graph = torch.compile(thresholds.track, dynamic=True, fullgraph=True, backend="eager")
     for got, want in zip(
-        graph(sim, n, state, drift, alpha, tail),
-        thresholds.track(sim, n, state, drift, alpha, tail),
+        graph(sim, n, state, drift, 0.01, 0.85),
+        thresholds.track(sim, n, state, drift, 0.01, 0.85),
         strict=True,
     ):
         torch.testing.assert_close(got, want)

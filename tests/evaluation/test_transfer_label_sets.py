@@ -21,18 +21,17 @@ def test_a_row_for_each_label(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "message"),
     [
-        "photo,label\na.jpg,dog\n",
-        "image,name\na.jpg,dog\n",
-        "image,label\na.jpg,\n",
-        "image,label\nx.jpg,dog\n",
+        ("photo,label\na.jpg,dog\n", "no column 'image'"),
+        ("image,label\na.jpg,\n", "contains no labels"),
+        ("image,label\nx.jpg,dog\n", "lists none of the images"),
     ],
 )
-def test_bad_tables_are_refused(text: str, tmp_path: Path) -> None:
+def test_bad_tables_are_refused(text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "voc.csv"
     file.write_text(text)
-    with pytest.raises(KinfolkError, match=r"must have the columns image and label.*'a\.jpg'"):
+    with pytest.raises(KinfolkError, match=message):
         read_label_sets(file, ["a.jpg"])
-    with pytest.raises(KinfolkError, match="not a readable table"):
+    with pytest.raises(KinfolkError, match="is not a table"):
         read_label_sets(tmp_path / "other.csv", ["a.jpg"])

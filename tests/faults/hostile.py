@@ -297,7 +297,7 @@ def _tokenizer(path: Path) -> object:
 def _pairs(path: Path) -> object:
     from kinfolk.detectors.known import read_known
 
-    return read_known(path)[0]
+    return read_known(path)
 
 
 def _excluded(path: Path) -> object:

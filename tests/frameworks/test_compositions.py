@@ -81,7 +81,7 @@ so the gradient of this bias is 0 except for rounding."""
 KINDS: dict[str, tuple[dict[str, Any], ...]] = {
     "ifnd": ({}, {"source": "bank"}, {"space": "features"}),
     "neighbours": ({}, {"space": "features"}),
-    "glofnd": ({}, {"shared": True}),
+    "glofnd": ({}, {"shared": True, "rule": "adam", "lr": 0.5}),
     "ring": ({}, {"num_clusters": 3}, {"anneal": "knn"}),
     "guide": ({}, {"alpha": None, "temperature": 0.2}),
     "hierarchy": ({}, {"warmup_epochs": 0, "start_epoch": WARMUP}),

@@ -119,7 +119,6 @@ CASES: dict[str, Case] = {
     "NTXent + Ring": ntxent(lambda N: kf.Ring(lower=0.3, upper=0.8)),
     "NTXent + Cave": ntxent(cave),
     "NTXent + IFND, two levels": ntxent(ifnd, action="attract"),
-    "NTXent + Union": ntxent(lambda N: kf.Union(kf.FNC(top_k=2), oracle(N))),
     "SogCLR": Case(lambda N, **more: kf.SogCLRLoss(num_samples=N, **more)),
     "SogCLR + GloFND": Case(
         lambda N, **more: kf.SogCLRLoss(num_samples=N, detector=glofnd(N), **more)
@@ -135,9 +134,6 @@ CASES: dict[str, Case] = {
         lambda N, **more: kf.FastCLIPLoss(
             num_samples=N, detector=glofnd(N), action="reweight", **more
         )
-    ),
-    "FastCLIP individual": Case(
-        lambda N, **more: kf.FastCLIPLoss(num_samples=N, individual_lr=0.01, **more)
     ),
     "SigLIP": Case(lambda N, **more: kf.SigLIPLoss(**more)),
     "SigLIP + GloFND attract": Case(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +239,18 @@ def test_ids_and_groups_of_a_data_set() -> None:
         add_ids(dataset, known_by="url")
 
 
-def test_resuming_equals_an_undisturbed_training(tmp_path: Path) -> None:
+def thresholds(number: int) -> kf.Detector:
+    return kf.GloFND(num_samples=number, alpha=0.1, init="quantile")
+
+
+def clusters(number: int) -> kf.Detector:
+    return kf.IFND(num_samples=number, num_clusters=(3, 5), schedule="constant")
+
+
+@pytest.mark.parametrize("make", [thresholds, clusters])
+def test_resuming_equals_an_undisturbed_training(
+    tmp_path: Path, make: Callable[[int], kf.Detector]
+) -> None:
     """Weights, temperature, thresholds and clusters, from a checkpoint in the middle of an
     epoch."""
     from kinfolk.integrations.sentence_transformers import KinfolkLoss, add_ids, num_ids
@@ -249,9 +261,7 @@ def test_resuming_equals_an_undisturbed_training(tmp_path: Path) -> None:
     def fresh() -> tuple[Any, KinfolkLoss]:
         torch.manual_seed(1)
         model = small_model(dropout=0.1)
-        clusters = kf.IFND(num_samples=number, num_clusters=(3, 5), schedule="constant")
-        detector = kf.Union(kf.GloFND(num_samples=number, alpha=0.1, init="quantile"), clusters)
-        return model, KinfolkLoss(model, kf.CLIPLoss(temperature=0.1, detector=detector))
+        return model, KinfolkLoss(model, kf.CLIPLoss(temperature=0.1, detector=make(number)))
 
     model, loss = fresh()
     given = {"num_train_epochs": 3, "save_strategy": "steps", "save_steps": 4}

@@ -86,7 +86,7 @@ def test_evaluation_is_without_a_detector_and_changes_nothing(tmp_path: Path) ->
     ("make", "same"),
     [
         (lambda: kf.BimodalSogCLRLoss(num_samples=N, temperature=2.0), None),
-        (lambda: kf.FastCLIPLoss(num_samples=N, individual_lr=0.1), None),
+        (lambda: kf.FastCLIPLoss(num_samples=N), None),
         (lambda: kf.SigLIPLoss(bias=-3.0, detector=kf.FNC(top_k=2)), kf.SigLIPLoss(bias=-3.0)),
     ],
 )

@@ -55,14 +55,12 @@ def objective(name: str) -> BimodalLoss[Any]:
             block_rows=4,
         )
     else:
-        own = 0.05 if loss == "individual" else None
         made = FastCLIPLoss(
             num_samples=NUM_SAMPLES,
             temperature=0.3,
             rho=1.0,
             gamma=0.6,
             decay_epochs=None,
-            individual_lr=own,
             detector=detector,
             action=action,
             block_rows=4,
@@ -171,8 +169,6 @@ NAMES += [
     "clip/everybody",
     "clip/outside",
     "fastclip/outside",
-    "individual/plain",
-    "individual/glofnd",
 ]
 
 

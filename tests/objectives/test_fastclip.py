@@ -65,7 +65,7 @@ def test_value_gradient_and_state_equal_the_equations(
         def kinship(i: int, j: int, ids: list[int] = ids) -> float:
             return factor * (ids[i] % 4 == ids[j] % 4)
 
-        value, surrogate, new, _ = bimodal.fastclip(
+        value, surrogate, new = bimodal.fastclip(
             images,
             texts,
             ids,
@@ -90,47 +90,6 @@ def test_value_gradient_and_state_equal_the_equations(
             u[side] |= new[side]
             expected = torch.tensor([u[side].get(i, 0.0) for i in range(10)], dtype=torch.float64)
             torch.testing.assert_close(objective.u, expected)
-
-
-def test_individual_temperatures_equal_the_rule() -> None:
-    loss_fn = FastCLIPLoss(
-        num_samples=10,
-        temperature=0.3,
-        rho=0.4,
-        gamma=0.7,
-        decay_epochs=None,
-        epsilon=0.1,
-        min_temperature=0.2,
-        individual_lr=0.1,
-    ).double()
-    assert not loss_fn.temperature_parameters()
-    u: bimodal.Averages = [{}, {}]
-    t, momentum = ([dict.fromkeys(range(10), initial) for _ in range(2)] for initial in (0.3, 0.0))
-    for seed, ids in enumerate(BATCHES):
-        images, texts, tensor = batch(seed, ids)
-        value, surrogate, new, by_t = bimodal.fastclip(images, texts, ids, ids, u, t, 0.7, 0.4, 0.1)
-        loss = loss_fn(images, texts, tensor)
-        assert loss.item() == pytest.approx(value, rel=1e-6)
-        for ours, slow in zip(
-            torch.autograd.grad(loss, (images, texts)),
-            torch.autograd.grad(surrogate, (images, texts)),
-            strict=True,
-        ):
-            torch.testing.assert_close(ours, slow, rtol=1e-6, atol=1e-8)
-        for side, objective in enumerate(loss_fn.objectives):
-            u[side] |= new[side]
-            for i in ids:
-                momentum[side][i] = 0.5 * momentum[side][i] + 0.5 * min(
-                    max(by_t[side][i], -5.0), 5.0
-                )
-                t[side][i] = min(max(t[side][i] - 0.1 * momentum[side][i], 0.2), 1.0)
-            expected = torch.tensor([t[side][i] for i in range(10)], dtype=torch.float64)
-            torch.testing.assert_close(objective.temperatures, expected, rtol=1e-6, atol=1e-8)
-    assert len({round(value, 6) for value in t[0].values()}) > 4
-    assert not torch.equal(loss_fn.image.temperatures, loss_fn.text.temperatures)
-    assert loss_fn.current_temperature == pytest.approx(
-        (sum(t[0].values()) + sum(t[1].values())) / 20
-    )
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -161,10 +120,7 @@ def test_gradcheck_by_features_and_temperature(action: Action) -> None:
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.parametrize("individual_lr", [None, 0.01])
-def test_the_batch_estimate_without_rho_is_that_of_sogclr(
-    action: Action, individual_lr: float | None
-) -> None:
+def test_the_batch_estimate_without_rho_is_that_of_sogclr(action: Action) -> None:
     images, texts, ids = batch(0, [0, 1, 2, 3, 4])
     kin = Scripted(same_class(3))
     ours = FastCLIPLoss(
@@ -174,14 +130,13 @@ def test_the_batch_estimate_without_rho_is_that_of_sogclr(
         gamma=1.0,
         decay_epochs=None,
         epsilon=0.0,
-        individual_lr=individual_lr,
         detector=kin,
         action=action,
     ).double()
     base = BimodalSogCLRLoss(
         num_samples=5, temperature=0.25, gamma=1.0, detector=kin, action=action
     ).double()
-    for _ in range(1 if individual_lr else 2):
+    for _ in range(2):
         a, b = ours(images, texts, ids), base(images, texts, ids)
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
         torch.testing.assert_close(
@@ -249,16 +204,6 @@ def test_only_the_released_gradient_keeps_the_temperature_up_before_anything_is_
     assert found["released"] > 0.04
 
 
-def test_individual_temperatures_have_the_exact_gradient_in_both() -> None:
-    one, other = (
-        FastCLIPLoss(num_samples=10, individual_lr=0.01, temperature_gradient=by_t)
-        for by_t in ("released", "exact")
-    )
-    for seed, ids in enumerate(BATCHES):
-        assert torch.equal(one(*batch(seed, ids)), other(*batch(seed, ids)))
-    assert torch.equal(one.image.temperatures, other.image.temperatures)
-
-
 def test_the_rate_of_the_temperature_falls_to_a_third_below_three_hundredths() -> None:
     loss_fn = FastCLIPLoss(num_samples=4, temperature=0.07)
     (scale,) = loss_fn.temperature_parameters()
@@ -288,13 +233,11 @@ def test_the_weight_of_the_new_value_falls_by_default() -> None:
     assert float(loss_fn.image.current_gamma) == 0.2
 
 
-@pytest.mark.parametrize("individual_lr", [None, 0.01])
-def test_half_precision_and_low_temperature_stay_finite(individual_lr: float | None) -> None:
+def test_half_precision_and_low_temperature_stay_finite() -> None:
     loss_fn = FastCLIPLoss(
         num_samples=4,
         temperature=0.01,
         decay_epochs=None,
-        individual_lr=individual_lr,
         detector=GloFND(num_samples=4, alpha=0.3, init="quantile"),
     ).bfloat16()
     images, texts, ids = batch(0, [0, 1, 2, 3])
@@ -307,14 +250,10 @@ def test_half_precision_and_low_temperature_stay_finite(individual_lr: float | N
     assert all(value.isfinite().all() for value in loss_fn.state_dict().values())
 
 
-@pytest.mark.parametrize("individual_lr", [None, 0.01])
-def test_evaluation_writes_nothing_and_a_saved_state_goes_on(individual_lr: float | None) -> None:
+def test_evaluation_writes_nothing_and_a_saved_state_goes_on() -> None:
     data = [batch(seed, ids) for seed, ids in enumerate(BATCHES)]
     whole, first, second = (
-        FastCLIPLoss(
-            num_samples=10, individual_lr=individual_lr, detector=GloFND(num_samples=10, alpha=0.3)
-        )
-        for _ in range(3)
+        FastCLIPLoss(num_samples=10, detector=GloFND(num_samples=10, alpha=0.3)) for _ in range(3)
     )
     expected = [whole(*b).item() for b in data]
     first(*data[0])
@@ -325,20 +264,16 @@ def test_evaluation_writes_nothing_and_a_saved_state_goes_on(individual_lr: floa
     assert all(torch.equal(before[key], value) for key, value in second.state_dict().items())
 
 
-@pytest.mark.parametrize("individual_lr", [None, 0.01])
-def test_a_batch_without_negatives_leaves_the_averages_alone(individual_lr: float | None) -> None:
-    loss_fn = FastCLIPLoss(num_samples=4, temperature=0.1, individual_lr=individual_lr)
+def test_a_batch_without_negatives_leaves_the_averages_alone() -> None:
+    loss_fn = FastCLIPLoss(num_samples=4, temperature=0.1)
     images, texts, ids = batch(0, [0, 1, 2])
     loss = loss_fn(images, texts, ids, torch.zeros_like(ids))
     pull = torch.nn.functional.cosine_similarity(images, texts).mean()
     assert loss.item() == pytest.approx(0.65 - pull.item())
     assert not loss_fn.image.u.any()
-    assert (loss_fn.text.temperatures == 0.1).all()
 
 
 def test_bad_input_is_named_and_repr_is_the_call() -> None:
-    with pytest.raises(ValueError, match=r"`individual_lr` \(=0\) must be above 0"):
-        FastCLIPLoss(num_samples=4, individual_lr=0)
     with pytest.raises(ValueError, match=r"`epsilon` \(=-1\) must be at least 0"):
         FastCLIPLoss(num_samples=4, epsilon=-1)
     with pytest.raises(ValueError, match=r"`gamma` \(=0\) must be in \(0, 1\]"):

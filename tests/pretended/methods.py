@@ -97,15 +97,9 @@ METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "simclr+known": (
         "simclr+known:attract",
         {},
-        {"pairs": PAIRS, "similarities": torch.linspace(0, 1, len(PAIRS)), "degrees": True},
-    ),
-    "simclr+ifnd, degrees": (
-        "simclr+ifnd:attract",
-        {},
-        {"num_clusters": (3, 5), "schedule": "constant", "degrees": True},
+        {"pairs": PAIRS},
     ),
     "pairs+glofnd": ("pairs+glofnd", {}, GLOFND),
-    "fastclip, individual": ("fastclip", {"individual_lr": 0.1}, {}),
 }
 _listed = {parse(method).detector for method, *_ in METHODS.values()}
 METHODS |= {

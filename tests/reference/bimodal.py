@@ -1,8 +1,8 @@
-"""CLIP, bimodal SogCLR, FastCLIP and iSogCLR as slow loops over the papers' equations. Higher
+"""CLIP, bimodal SogCLR and FastCLIP as slow loops over the papers' equations. Higher
 always means more similar.
 
 GloFND, section 3.3 and appendix B, for the two directions; FastCLIP, version 3, for the
-temperature; iSogCLR for individual ones. Each is the mean of the two directions.
+temperature. Each is the mean of the two directions.
 """
 
 from __future__ import annotations
@@ -113,33 +113,26 @@ def fastclip(
     ids: Sequence[int],
     keys: Sequence[int],
     u: Averages,
-    t: Tensor | list[dict[int, float]],
+    t: Tensor,
     gamma: float,
     rho: float,
     epsilon: float,
     kinship: Kinship = no_kin,
     action: str = "eliminate",
     released: bool = False,
-) -> tuple[float, Tensor, Averages, list[dict[int, float]]]:
-    """The value, a surrogate with the estimator's gradient (also by t, where that is one for all),
-    the new u, and the gradient by each sample's own temperature: log(ε + u) + t / (ε + u) · ∂g/∂t +
-    ρ. With `released` the surrogate is that of the published code: ĝ once with the candidates held
+) -> tuple[float, Tensor, Averages]:
+    """The value, a surrogate with the estimator's gradient (also by t), and the new u. With
+    `released` the surrogate is that of the published code: ĝ once with the candidates held
     and once with the anchors and the positive held, the temperature never, so that ∂ĝ/∂t is in it
     twice."""
     value, surrogate = 0.0, torch.zeros((), dtype=images.dtype)
     new: Averages = [{}, {}]
-    by_t: list[dict[int, float]] = [{}, {}]
     for side, (anchors, candidates) in enumerate(directions(images, texts)):
         for i, anchor in enumerate(anchors):
             positives, negatives = roles(i, keys, kinship, action, stay=False)
-            mine = (
-                t
-                if isinstance(t, Tensor)
-                else torch.tensor(t[side][ids[i]], dtype=images.dtype, requires_grad=True)
-            )
             pull = torch.stack([anchor @ candidates[p] for p in positives]).mean()
             total = sum(
-                (w * torch.exp((anchor @ candidates[j] - pull) / mine) for w, j in negatives),
+                (w * torch.exp((anchor @ candidates[j] - pull) / t) for w, j in negatives),
                 torch.zeros(()),
             )
             g = total / sum(w for w, _ in negatives)
@@ -147,12 +140,12 @@ def fastclip(
                 (1 - gamma) * u[side][ids[i]] + gamma * g.item() if ids[i] in u[side] else g.item()
             )
             new[side][ids[i]] = mixed
-            held = mine.detach()
+            held = t.detach()
             value += (held.item() * math.log(epsilon + mixed) + rho * held.item()) / (2 * len(ids))
             if released:
                 parts = [
                     sum(
-                        (w * torch.exp((a @ c[j] - p) / mine) for w, j in negatives),
+                        (w * torch.exp((a @ c[j] - p) / t) for w, j in negatives),
                         torch.zeros(()),
                     )
                     for a, c, p in (
@@ -161,7 +154,6 @@ def fastclip(
                     )
                 ]
                 g = (parts[0] + parts[1]) / sum(w for w, _ in negatives)
-            row = held / (epsilon + mixed) * g + mine * math.log(epsilon + mixed) + rho * mine
+            row = held / (epsilon + mixed) * g + t * math.log(epsilon + mixed) + rho * t
             surrogate = surrogate + row / (2 * len(ids))
-            by_t[side][ids[i]] = torch.autograd.grad(row, mine, retain_graph=True)[0].item()
-    return value, surrogate, new, by_t
+    return value, surrogate, new

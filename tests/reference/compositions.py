@@ -89,9 +89,7 @@ OF_IMAGES = [name for name, kind in FRAMEWORKS.items() if "image" in kind.modali
 DETECTED = {**{name: {} for name in DETECTORS}, **OF_DETECTOR}
 RANKED = ("moco", "ir", "simclr", "sogclr", "clip", "fastclip", "rcl", "la")
 """Frameworks that are run on two ranks too, with every detector."""
-ACTIONS_OF_DEGREES = ("attract", "reweight")
 GROUPS = torch.arange(NUM_SAMPLES) // 3
-LISTED = {"similarities": torch.linspace(0.1, 1.0, 7)}
 SET: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     *((f"simclr+fnc:{a}", {"prior": 0.1}, {}) for a in ACTIONS),
     *((f"simclr+fnc:{a}", {"hardness": 0.5}, {}) for a in ACTIONS),
@@ -105,34 +103,8 @@ SET: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("simclr+guide, soft:attract", {"own_weight": 0.3}, {}),
     ("moco+teacher:attract", {"own_weight": 0.2}, {}),
     *(
-        (f"simclr+{d}:{a}", {}, {"degrees": True, **(LISTED if d == "known" else {})})
-        for d in (
-            "fnc",
-            "fnc, above",
-            "glofnd, adam",
-            "ifnd",
-            "known",
-            "ring",
-            "ring, clusters",
-            "neighbours",
-            "guide",
-            "hierarchy",
-        )
-        for a in ACTIONS_OF_DEGREES
-    ),
-    *(
-        (f"{f}+fnc:{a}", {}, {"degrees": True})
-        for f in ("sogclr", "la", "siglip", "rcl", "clip", "fastclip")
-        for a in ACTIONS_OF_DEGREES
-    ),
-    ("simclr+fnc:attract", {"own_weight": 0.3}, {"degrees": True}),
-    *(
         (f"{f}+fnc, all:eliminate", {"min_negatives": 3}, {})
         for f in ("simclr", "sogclr", "clip", "siglip", "moco")
-    ),
-    *(
-        (f"sogclr+fnc, all:{a}", {"min_negatives": 3}, {"degrees": True})
-        for a in ACTIONS_OF_DEGREES
     ),
     *(
         (f"{f}+oracle:reweight", {"kin_weight": 0.0}, {})
@@ -146,17 +118,12 @@ SET: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         (f"simclr+{d}:attract", {"second_head": True}, {})
         for d in ("fnc", "components", "glofnd, adam", "guide")
     ),
-    ("simclr+fnc:attract", {"second_head": True}, {"degrees": True}),
     *(
         (f"{f}+{d}:attract", {"pool_kin": True}, {})
         for f in ("ir", "cmc")
         for d in ("oracle", "ring")
     ),
     ("clip+fnc:eliminate", {"learnable": False}, {}),
-    *(
-        (f"fastclip{d}", {"individual_lr": 0.1}, {})
-        for d in ("", "+fnc:attract", "+oracle:reweight")
-    ),
     *(
         (f"fastclip{d}", {"temperature_gradient": "exact"}, {})
         for d in ("", "+fnc:attract", "+oracle:reweight")

@@ -57,6 +57,11 @@ def test_an_argument_that_is_gone_is_left_out_where_it_changed_nothing() -> None
     given = {"lower": 0.5, "boundaries": "exact"}
     assert current_names(given, "ring") == {"lower": 0.5}
     assert current_names({"boundaries": "learned"}, "ring") == {"boundaries": "learned"}
+    assert current_names({"top_k": 2, "degrees": True}, "fnc") == {"top_k": 2}
+    kmeans = {"iterations": 20, "warm_iterations": 5, "points_per_cluster": 256}
+    assert current_names({"every": 2, **kmeans}, "cave") == {"every": 2}
+    assert current_names({**kmeans, "iterations": 9}, "cave") == {"iterations": 9}
+    assert current_names({"rho": 6.5, "individual_lr": None}, "fastclip") == {"rho": 6.5}
 
 
 def test_it_is_a_recipe_for_another_method() -> None:

@@ -305,12 +305,10 @@ def test_what_the_papers_code_has_and_their_equations_do_not() -> None:
         assert (
             detector["space"],
             detector["warm_start"],
-            detector["iterations"],
             detector["points_per_cluster"],
         ) == (
             "features",
             False,
-            20,
             1000,
         )
         assert "temperature" not in detector, "that of the loss"

@@ -67,7 +67,6 @@ NEWER = (
     "framework.prior",
     "framework.hardness",
     "framework.decoupled",
-    "detector.degrees",
 )
 """Settings that runs of an earlier version do not have. Each is off by default."""
 

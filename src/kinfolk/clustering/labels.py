@@ -178,7 +178,6 @@ class PseudoLabels(Exact):
     refreshed: Tensor
     accepted: Tensor | None
     confidence: Tensor | None
-    highest: Tensor | None
 
     def __init__(
         self,
@@ -216,7 +215,6 @@ class PseudoLabels(Exact):
         for name, first in (
             ("accepted", torch.zeros(shape, dtype=torch.bool)),
             ("confidence", torch.zeros(shape)),
-            ("highest", torch.ones(shape[0])),
         ):
             self.register_buffer(name, first if accepts else None, persistent=False)
         self._has_labels = False
@@ -311,8 +309,7 @@ class PseudoLabels(Exact):
         for name, new in (("accepted", accepted), ("confidence", confidence)):
             old = getattr(self, name)
             setattr(self, name, torch.zeros_like(old) if new is None else new.to(old))
-        self._has_labels, highest_L = bool(self.accepted.any()), self.confidence.amax(1)
-        self.highest = highest_L.where(highest_L > 0, torch.ones_like(highest_L))
+        self._has_labels = bool(self.accepted.any())
 
     def sizes_of(self) -> Mapping[str, Mapping[str, int]]:
         labels = {"levels": len(self.num_clusters), "num_samples": self.num_samples}

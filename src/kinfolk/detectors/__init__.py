@@ -7,7 +7,7 @@ for a new detector.
 import importlib
 import pkgutil
 
-from kinfolk.detectors.base import DETECTORS, Detector, Graded, StartAt, StopAt, register
+from kinfolk.detectors.base import DETECTORS, Detector, StartAt, StopAt, register
 from kinfolk.detectors.clusters import Cave, Neighbours
 from kinfolk.detectors.components import Components
 from kinfolk.detectors.fnc import FNC, PositiveMargin
@@ -17,7 +17,6 @@ from kinfolk.detectors.hierarchy import Hierarchy
 from kinfolk.detectors.ifnd import IFND
 from kinfolk.detectors.known import Known, Oracle
 from kinfolk.detectors.ring import Ring
-from kinfolk.detectors.union import Union
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
@@ -32,7 +31,6 @@ __all__ = [
     "Components",
     "Detector",
     "GloFND",
-    "Graded",
     "Guide",
     "Hierarchy",
     "Known",
@@ -43,6 +41,5 @@ __all__ = [
     "StartAt",
     "StopAt",
     "Teacher",
-    "Union",
     "register",
 ]

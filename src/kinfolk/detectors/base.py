@@ -1,7 +1,4 @@
-"""The base class of detectors, their registry, and the wrappers that change a detector's answer.
-
-A new detector needs `find`, and `observe` if it keeps state. Everything else has a default. The
-decorator `register` makes it available by name: `kinfolk train --method simclr+NAME`.
+"""The base class of detectors, their registry, and wrappers that change a detector's answer.
 
 Dimension key: R rows of a block, C candidates, b samples of a block, N data set.
 """
@@ -31,8 +28,8 @@ Answer = Kin | tuple[Kin, ...]
 
 @dataclass(frozen=True)
 class Bound:
-    """A bound on the similarity that the report draws: `above` is the share of an anchor's
-    negatives above it, `learned` (M,) the learned values, if there are any."""
+    """A bound on the similarity: the share of an anchor's negatives `above` it, and (M,) `learned`
+    values, if there are any."""
 
     name: str
     above: float
@@ -42,8 +39,8 @@ class Bound:
 class Detector(Exact, ABC):
     """Abstract. Returns which candidates are kin (detected false negatives) of each anchor.
 
-    `find` reads state and `observe` writes it, in training only, once per step. Neither may make
-    the host wait for an accelerator (no `.item()`, `bool(tensor)`).
+    `find` is required. It reads state, and `observe` writes it, in training only, once per step.
+    Neither may make the host wait for an accelerator (no `.item()`, `bool(tensor)`).
     """
 
     paper: ClassVar[str] = ""
@@ -53,10 +50,10 @@ class Detector(Exact, ABC):
     """Names that stand for arguments in a method name: `positive_margin:absolute`."""
 
     num_samples: int | None = None
-    """N, if anything is looked up by sample id: calls without ids are then refused."""
+    """N, if anything is looked up by sample id, so that calls need ids."""
     guide: str | None = None
-    """What the framework must pass as `Pairs.guide`: embeddings of a "teacher", a slow copy of the
-    encoder, or of the other "modality"."""
+    """What the framework must pass as `Pairs.guide`: embeddings of a "teacher" or of the other
+    "modality"."""
     soft: bool = False
     """Whether all candidates are kin to some degree, so that "eliminate" is refused."""
     __signature__: ClassVar[inspect.Signature]
@@ -69,8 +66,8 @@ class Detector(Exact, ABC):
     refreshed_at_end: bool = False
     """Whether `refresh` is also called after the last epoch."""
     needed_metrics: frozenset[str] = frozenset()
-    """Metrics that `on_metric` is called with: "epoch" (with a fraction, before every step), "loss"
-    (after every step), "knn" (when it is measured, never on the test split)."""
+    """Metrics for `on_metric`: "epoch" (with a fraction, before every step), "loss" (after every
+    step), "knn" (when it is measured, never on the test split)."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -97,7 +94,7 @@ class Detector(Exact, ABC):
         return {}
 
     def prepare(self, ids_C: Tensor, candidates_CD: Tensor, guide_CG: Tensor | None) -> Any:
-        """Called once per step with the candidates; the result is `Block.prepared`."""
+        """`Block.prepared`, computed once per step."""
         return None
 
     @abstractmethod
@@ -107,23 +104,22 @@ class Detector(Exact, ABC):
     def observe(
         self, ids: Tensor, update: Mapping[str, Tensor], is_finite: Tensor | None = None
     ) -> None:
-        """Writes the state that `find` proposed, of all blocks and ranks. `is_finite`: whether the
-        loss is; a store that receives it writes nothing if not."""
+        """Writes the state that `find` proposed, of all blocks and ranks, if the loss `is_finite`
+        (stores check it)."""
 
     def due(self, epoch: int) -> bool:
         """Whether `refresh` must be called before this epoch, counted from 0."""
         return False
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
-        """The step before some epochs, such as a clustering. `features`: (N, F) of all samples in
-        data-set order, the same on all ranks. `progress`: of the training, in [0, 1]."""
+        """The step before some epochs, such as a clustering, with (N, F) features of all samples
+        in data-set order, the same on all ranks. `progress`: of the training, in [0, 1]."""
 
     def collect(self, ids: Tensor, anchors: Tensor, is_finite: Tensor | None = None) -> None:
-        """Called in every step with the unit-norm anchors (B·V, D), sample-major, of the samples
-        `ids` (B,) of all ranks."""
+        """Called in every step with the (B·V, D) unit-norm anchors, sample-major, of all ranks."""
 
     def on_metric(self, name: str, value: float) -> None:
-        """Called with one of the `needed_metrics`; the value is the same on all ranks."""
+        """Called with one of the `needed_metrics`, the same on all ranks."""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -131,25 +127,23 @@ class Detector(Exact, ABC):
         return {}
 
     def silent_reason(self, first_epoch: int = 0) -> str | None:
-        """Why it cannot flag or drop anything in a training in which it starts in `first_epoch`;
-        None: it can. A training warns."""
+        """Why it cannot flag or drop anything in a training that it joins in `first_epoch`; None:
+        it can."""
         return None
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
-        """Sets the epoch for schedules and warm-ups."""
+        """Called before each epoch."""
         self.epoch, self.num_epochs = epoch, num_epochs
 
     def set_loss_temperature(self, temperature: float) -> None:
-        """Sets the temperature of the loss."""
+        """Called by a loss with its temperature."""
         self.loss_temperature = temperature
 
     def swap_towers(self) -> None:
-        """Called on the copy for the second direction of a loss of two towers, whose anchors are
-        the first direction's candidates."""
+        """Called on the copy for the second direction of a loss of two towers."""
 
     def bounds(self, ids: Tensor) -> list[Bound]:
-        """The bounds that the report draws, for the samples `ids` (M,): one named "threshold", or
-        "lower" and "upper"."""
+        """Bounds for the report, of the samples `ids` (M,): "threshold", or "lower" and "upper"."""
         return []
 
     @property
@@ -179,7 +173,8 @@ def register(
     action: Action = "eliminate",
     variants: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Callable[[Kind], Kind]:
-    """Registers a detector under `name`, with what the tables of methods say about it."""
+    """Registers a detector under `name`, so that `--method simclr+NAME` works, with what the tables
+    of methods say about it."""
 
     def register_class(kind: Kind) -> Kind:
         kind.paper, kind.needs, kind.default_action = paper, needs, action
@@ -198,7 +193,7 @@ _DELEGATED = (
 
 
 class Wrapped(Detector, ABC):
-    """Abstract. Changes the answer of another detector. Everything else is that detector's."""
+    """Abstract. Changes the answer of another detector, and leaves everything else as it is."""
 
     def __init__(self, detector: Detector) -> None:
         super().__init__()
@@ -224,33 +219,6 @@ for _name in _DELEGATED:
     setattr(Wrapped, _name, _delegate(_name))
 
 
-class Graded(Wrapped):
-    """Wraps a detector: its kin are the same, and each has a degree, by which it is attracted or
-    taken from the denominator.
-
-        kin above a threshold (FNC, GloFND)         (s − threshold) / (1 − threshold)
-        the k most similar (FNC)                    the same, from the (k + 1)-th similarity on
-        kin by clusters (Neighbours, Ring)          share of the clusterings in which both agree
-        kin by labels with a confidence κ (IFND)    mean over levels of 1[agree] · min(κ_i, κ_j) /
-                                                    max κ
-        listed pairs with a similarity (Known)      that similarity, in [0, 1]
-        a guide's similarity (Guide)                (1 + cosine) / 2, as in CWCL
-
-    Kin of other detectors stay as they are. Levels that would each be a separate loss become one
-    answer. "eliminate" does not use degrees.
-
-    Example:
-        >>> import kinfolk as kf
-        >>> kf.Graded(kf.FNC(top_k=2))
-        Graded(FNC(top_k=2))
-    """
-
-    paper: ClassVar[str] = "weighted attraction of any detector's kin"
-
-    def find(self, block: Block) -> Answer:
-        return self.detector.find(replace(block, degrees=True))
-
-
 def guide_similarities(block: Block) -> Tensor:
     """(R, C) similarities of the guide, or those contrasted if there is none."""
     if block.guide_bG is None or block.guide_CG is None:
@@ -261,10 +229,8 @@ def guide_similarities(block: Block) -> Tensor:
 
 
 class InGuideSpace(Wrapped):
-    """The wrapped detector sees the similarities of `Pairs.guide`, such as the first of two heads,
-    instead of those contrasted."""
-
-    paper: ClassVar[str] = "Zheng et al., ICCV 2021"
+    """The wrapped detector sees the similarities of `Pairs.guide`, such as the first of two heads
+    (Zheng et al., ICCV 2021), instead of those contrasted."""
 
     def prepare(self, ids_C: Tensor, candidates_CD: Tensor, guide_CG: Tensor | None) -> Any:
         return self.detector.prepare(ids_C, candidates_CD if guide_CG is None else guide_CG, None)
@@ -277,15 +243,13 @@ class InGuideSpace(Wrapped):
 
 class StartAt(Wrapped):
     """Wraps a detector: nothing is flagged before `epoch`, and its state does not change before
-    `update_from`.
+    `update_from` (GloFND, section 4.3).
 
     Args:
         detector: the wrapped detector.
         epoch: first epoch, counted from 0, in which kin are flagged. Annealing begins with it.
         update_from: first epoch in which the state changes; None: `epoch`.
     """
-
-    paper: ClassVar[str] = "Balmaseda et al., ICML 2025, section 4.3"
 
     def __init__(self, detector: Detector, *, epoch: int, update_from: int | None = None) -> None:
         super().__init__(detector)
@@ -347,8 +311,6 @@ class StopAt(Wrapped):
         >>> kf.StopAt(kf.StartAt(kf.FNC(top_k=2), epoch=5), epoch=50)
         StopAt(StartAt(FNC(top_k=2), epoch=5), epoch=50)
     """
-
-    paper: ClassVar[str] = "a detector that ends"
 
     def __init__(self, detector: Detector, *, epoch: int) -> None:
         super().__init__(detector)

@@ -22,8 +22,7 @@ from kinfolk.detectors.base import Detector, Space, register
 from kinfolk.errors import require, require_choice
 from kinfolk.pairs import Block, Kin, same_key
 
-PAPER_SIZE = 43
-"""Samples per cluster in the paper of LA: 30,000 clusters of ImageNet's 1.28 million images."""
+PAPER_SIZE = 43  # samples per cluster in the paper of LA: 30,000 clusters of ImageNet
 
 
 class Clustering(Detector, ABC):
@@ -45,19 +44,12 @@ class Clustering(Detector, ABC):
 
 
 def same_cluster(clusters: PseudoLabels, block: Block) -> Tensor:
-    """(R, C) the candidates of the anchor's cluster in any of L clusterings; with `block.degrees`
-    and several clusterings, the share of these."""
+    """(R, C) bool: the candidates of the anchor's cluster in any of L clusterings."""
     keys_LR, keys_LC = clusters.of(block.row_ids), clusters.of(block.candidate_ids)
-    same = [same_key(key_R, key_C) for key_R, key_C in zip(keys_LR, keys_LC, strict=True)]
-    if block.degrees and len(same) > 1:
-        agreeing_RC = torch.zeros_like(block.sim_RC)
-        for each in same:
-            agreeing_RC = agreeing_RC + each
-        return agreeing_RC / len(same)
-    any_RC = same[0]
-    for each in same[1:]:
-        any_RC = any_RC | each
-    return any_RC
+    same_RC = same_key(keys_LR[0], keys_LC[0])
+    for key_R, key_C in zip(keys_LR[1:], keys_LC[1:], strict=True):
+        same_RC = same_RC | same_key(key_R, key_C)
+    return same_RC
 
 
 @register("cave", "Wu et al., ICLR 2021, appendix F", "clusters, refreshed each epoch")
@@ -65,8 +57,8 @@ class Cave(Clustering):
     """Negatives are only the candidates of the anchor's own k-means cluster. Nothing is flagged as
     kin.
 
-    An anchor whose cluster contains no other candidate keeps all its negatives. Before the first
-    clustering, all anchors do.
+    An anchor whose cluster contains no other candidate keeps all its negatives, and before the
+    first clustering all anchors do.
 
     Args:
         num_samples: N; ids are in [0, N).
@@ -74,7 +66,6 @@ class Cave(Clustering):
             anchor's cluster in any of them remain.
         every: epochs between two clusterings.
         seed: of the clusterings.
-        iterations, warm_iterations, points_per_cluster: see `PseudoLabels`.
 
     State: the cluster of every sample, and the centroids.
 
@@ -95,23 +86,12 @@ class Cave(Clustering):
         num_clusters: int | tuple[int, ...],
         every: int = 1,
         seed: int = 0,
-        iterations: int = 20,
-        warm_iterations: int = 5,
-        points_per_cluster: int = 256,
     ) -> None:
         super().__init__()
         require(num_samples >= 2, "num_samples", num_samples, "at least 2")
         require(every >= 1, "every", every, "at least 1")
         self.num_samples, self.every = num_samples, every
-        self.clusters = PseudoLabels(
-            num_samples,
-            None,
-            num_clusters,
-            seed=seed,
-            iterations=iterations,
-            warm_iterations=warm_iterations,
-            points_per_cluster=points_per_cluster,
-        )
+        self.clusters = PseudoLabels(num_samples, None, num_clusters, seed=seed)
 
     @classmethod
     def defaults(cls, given: Mapping[str, object]) -> Mapping[str, object]:
@@ -119,18 +99,13 @@ class Cave(Clustering):
 
     @torch.no_grad()
     def find(self, block: Block) -> Kin:
-        same_RC = same_cluster(self.clusters, block) > 0
+        same_RC = same_cluster(self.clusters, block)
         alone_R1 = ~(same_RC & (block.sim_RC > -2)).any(1, keepdim=True)
         return Kin(ignore=~(same_RC | alone_R1))
 
     def silent_reason(self, first_epoch: int = 0) -> str | None:
-        one = 1 in self.clusters.num_clusters
-        return (
-            "`num_clusters` (=1) puts all candidates into the anchor's cluster; choose more"
-            " clusters"
-            if one
-            else None
-        )
+        why = "`num_clusters` (=1) puts all candidates into the anchor's cluster; choose more"
+        return why if 1 in self.clusters.num_clusters else None
 
 
 @register("neighbours", "Zhuang et al., ICCV 2019", "clusters, refreshed each epoch")
@@ -152,9 +127,7 @@ class Neighbours(Clustering):
         every: epochs between two clusterings.
         space: what is clustered: "projected" embeddings (a bank's, where the framework keeps one)
             or the encoder's "features".
-        warm_start: clusterings start from the last centroids.
         seed: of the clusterings.
-        iterations, warm_iterations, points_per_cluster: see `PseudoLabels`.
 
     State: the labels and centroids of all clusterings.
     """
@@ -171,34 +144,20 @@ class Neighbours(Clustering):
         num_background: int | None = 4096,
         every: int = 1,
         space: Space = "projected",
-        warm_start: bool = True,
         seed: int = 0,
-        iterations: int = 20,
-        warm_iterations: int = 5,
-        points_per_cluster: int = 256,
     ) -> None:
         super().__init__()
-        for name, value in (
-            ("num_clusterings", num_clusterings),
-            ("num_background", num_background),
-            ("every", every),
-        ):
-            require(value is None or value >= 1, name, value, "at least 1")
+        some = num_background is None or num_background >= 1
+        require(some, "num_background", num_background, "at least 1, or None")
+        require(num_clusterings >= 1, "num_clusterings", num_clusterings, "at least 1")
+        require(every >= 1, "every", every, "at least 1")
         require_choice("space", space, get_args(Space))
         self.num_samples, self.num_background = num_samples, num_background
         self.every, self.space = every, space
         default = max(1, num_samples // PAPER_SIZE)
         self.num_clusters = default if num_clusters is None else num_clusters
-        self.clusters = PseudoLabels(
-            num_samples,
-            None,
-            (self.num_clusters,) * num_clusterings,
-            seed=seed,
-            warm_start=warm_start,
-            iterations=iterations,
-            warm_iterations=warm_iterations,
-            points_per_cluster=points_per_cluster,
-        )
+        chosen = (self.num_clusters,) * num_clusterings
+        self.clusters = PseudoLabels(num_samples, None, chosen, seed=seed)
 
     @torch.no_grad()
     def find(self, block: Block) -> Kin:

@@ -23,12 +23,11 @@ class Components(Detector):
     sample of the batch to its nearest.
 
     The similarity of two samples is the highest of their views. An anchor whose sample is not among
-    the candidates, as with a queue, belongs to the component of the nearest of them. There is
-    no state and there are no settings. Each step multiplies all candidates with each other, which
-    is slow for a long queue.
+    the candidates, as with a queue, belongs to the component of the nearest of them. Each step
+    multiplies all candidates with each other, which is slow for a long queue. No state.
 
-    Deviates from the paper in: the graph is one of samples, whose components both views share,
-    where the paper has one graph for each view and swaps their labels.
+    Deviates from the paper in: one graph of samples, where the paper has one for each view and
+    swaps their labels.
 
     Example:
         >>> import torch, kinfolk as kf
@@ -54,9 +53,8 @@ class Components(Detector):
 
 
 def find_components(z_CD: Tensor, ids_C: Tensor) -> Tensor:
-    """(C,) the component of each candidate in the graph that links each sample to its nearest other
-    sample: the lowest place of one of the two samples that are each other's nearest there.
-    Candidates of one id are one sample.
+    """(C,) the component of each candidate: the lowest place of the two samples in it that are each
+    other's nearest. Candidates of one id are one sample.
 
     Example:
         >>> z = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9], [0.5, 0.5]])
@@ -75,8 +73,8 @@ def find_components(z_CD: Tensor, ids_C: Tensor) -> Tensor:
 
 
 def nearest_samples(z_CD: Tensor, ids_C: Tensor) -> Tensor:
-    """(C,) for each candidate the first place of the sample that is nearest to its own; its own
-    where there is no other."""
+    """(C,) the first place of the sample that is nearest to each candidate's own; its own where
+    there is no other."""
     number = len(ids_C)
     sorted_C, order_C = ids_C.sort(stable=True)
     sample_C = order_C[torch.searchsorted(sorted_C, ids_C)]  # the first place of each one's sample
@@ -84,15 +82,12 @@ def nearest_samples(z_CD: Tensor, ids_C: Tensor) -> Tensor:
     step = max(1, _CHUNK_ELEMENTS // number)
     for start in range(0, number, step):
         sim_rC = z_CD[start : start + step] @ z_CD.T
-        value_r, place_r = sim_rC.masked_fill_(
-            sample_C[start : start + step].unsqueeze(1) == sample_C, OUT
-        ).max(1)
+        own_rC = sample_C[start : start + step].unsqueeze(1) == sample_C
+        value_r, place_r = sim_rC.masked_fill_(own_rC, OUT).max(1)
         best_C.append(value_r)
         near_C.append(place_r)
     value_C, near_sample_C = torch.cat(best_C), sample_C[torch.cat(near_C)]
     top_C = torch.full_like(value_C, OUT).scatter_reduce(0, sample_C, value_C, "amax")
     near_sample_C = torch.where(value_C == top_C[sample_C], near_sample_C, number)
-    link_C = torch.full_like(sample_C, number).scatter_reduce(0, sample_C, near_sample_C, "amin")[
-        sample_C
-    ]
-    return torch.where(top_C[sample_C] > OUT, link_C, sample_C)
+    link_C = torch.full_like(sample_C, number).scatter_reduce(0, sample_C, near_sample_C, "amin")
+    return torch.where(top_C[sample_C] > OUT, link_C[sample_C], sample_C)

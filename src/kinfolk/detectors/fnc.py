@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kinfolk.detectors.base import Bound, Detector, register
 from kinfolk.errors import require, warn_if_most_are_flagged
-from kinfolk.pairs import OUT, Block, Kin, above
+from kinfolk.pairs import Block, Kin, above
 
 
 @register("fnc", "Huynh et al., WACV 2022", "alpha, top_k or min_similarity")
@@ -81,12 +81,7 @@ class FNC(Detector):
         k_R = n_R if alpha is None else (n_R.double() * alpha).round().long()
         k_R1, rounding = k_R.clamp(1, most).unsqueeze(1), 8 * torch.finfo(sim_RC.dtype).eps
         kth_R = sim_RC.topk(most, dim=1).values.gather(1, k_R1 - 1).squeeze(1) - rounding
-        last_R = torch.maximum(kth_R, level_R).masked_fill(n_R == 0, torch.inf)
-        if not block.degrees:
-            return Kin(above(block, last_R))
-        # degrees begin there
-        below_R = sim_RC.masked_fill(sim_RC > last_R.unsqueeze(1), OUT).amax(1)
-        return Kin(above(block, last_R, torch.maximum(below_R, level_R)))
+        return Kin(above(block, torch.maximum(kth_R, level_R).masked_fill(n_R == 0, torch.inf)))
 
 
 @register(
@@ -101,15 +96,12 @@ class PositiveMargin(Detector):
         relative    s_ij > s⁺_i − margin · |s⁺_i|     for s⁺ > 0: above (1 − margin) · s⁺
         absolute    s_ij > s⁺_i − margin
 
-    s⁺ is the similarity of the anchor to its positive; of several positives, the highest, so that
-    fewer candidates are kin. The level follows the anchor: where the positive is far away,
-    candidates at the same distance are not false negatives. No state. An encoder that has learned
-    nothing finds many candidates nearer than the positive, so a training from scratch needs a
-    warm-up (`StartAt`).
+    s⁺ is the similarity of the anchor to its positive; of several, to the most similar. An encoder
+    that has learned nothing finds many candidates nearer than the positive, so a training from
+    scratch needs a warm-up (`StartAt`). No state.
 
     Args:
-        margin: in [−1, 1]; the larger, the more candidates are kin. Below 0, only those that are
-            more similar than the positive by that much.
+        margin: in [−1, 1]; the larger, the more candidates are kin.
         relative: whether the margin is a share of s⁺ or a difference.
 
     Example:

@@ -30,6 +30,8 @@ from kinfolk.detectors.fnc import level_below
 from kinfolk.errors import UsageError, require, warn_if_most_are_flagged
 from kinfolk.pairs import OUT, Block, Kin
 
+_CHUNK_ELEMENTS = 1 << 24
+
 
 @runtime_checkable
 class Array(Protocol):
@@ -50,16 +52,13 @@ class Guide(Detector):
 
     s⁺ is the guide's similarity of the anchor to its positive. With one table of features it is 1:
     the positive is another view of the same sample. Pairs of two things (question and answer, image
-    and caption) have two tables: s_ij compares anchor i with positive j, and s⁺_i the two of one
-    pair, as in GISTEmbed. In the other direction of two towers, the tables change places.
+    and caption) have two tables: s_ij compares anchor i with positive j, as in GISTEmbed, and in
+    the other direction of two towers the tables change places. Without features, a loss of images
+    and captions compares an image's candidate captions with its caption, and the other way round.
 
-    With degrees and "attract", the attraction is divided among positive and candidates as
-    softmax(s_ij / t_g), the positive with s⁺: X-CLR's targets. `Graded` gives kin by `alpha` or
-    `margin` the degree (1 + s_ij) / 2. On a CPU a file stays mapped into memory, so that a step
-    reads only the batch's rows. Features are data, so they are not in `state_dict()`.
-
-    Without features, a loss of images and captions compares an image's candidate captions with its
-    caption, and a caption's candidate images with its image.
+    With `temperature` and "attract", the attraction is divided among positive and candidates as
+    softmax(s_ij / t_g), the positive with s⁺: X-CLR's targets. On a CPU a file stays mapped into
+    memory. Features are data, so they are not in `state_dict()`.
 
     Args:
         features: (N, F) in data-set order, any norm, a tensor or a NumPy array; or a .npy or
@@ -101,9 +100,8 @@ class Guide(Detector):
             )
         require(alpha is None or 0 < alpha < 1, "alpha", alpha, "in (0, 1)")
         require(margin is None or 0 <= margin <= 2, "margin", margin, "in [0, 2]")
-        require(
-            temperature is None or 0 < temperature < math.inf, "temperature", temperature, "above 0"
-        )
+        above_0 = temperature is None or 0 < temperature < math.inf
+        require(above_0, "temperature", temperature, "above 0")
         if relative and margin is None:
             raise ValueError("`relative` (=True) needs `margin`")
         if positives is not None and features is None:
@@ -111,9 +109,8 @@ class Guide(Detector):
         warn_if_most_are_flagged(alpha)
         self.alpha, self.margin = alpha, margin
         self.temperature, self.relative = temperature, relative
-        self.source = features if isinstance(features, str | Path) else None
-        features_NF = None if features is None else _check_features(features, num_samples)
-        positives_MF = None if positives is None else _check_features(positives, None, "positives")
+        features_NF = None if features is None else _read_table(features, "features", num_samples)
+        positives_MF = None if positives is None else _read_table(positives, "positives")
         if features_NF is not None and positives_MF is not None:
             (rows, size), (others, other_size) = features_NF.shape, positives_MF.shape
             if size != other_size or others < rows:
@@ -121,13 +118,8 @@ class Guide(Detector):
                     f"`positives` (={(others, other_size)}) must have as many features as"
                     f" `features` (={(rows, size)}), and a row for each of its rows"
                 )
-        for name, table, given in (
-            ("features", features_NF, features),
-            ("positives", positives_MF, positives),
-        ):
-            if table is not None:
-                _require_directions(table, _name(given, name))
-            self.register_buffer(name, table, persistent=False)
+        self.register_buffer("features", features_NF, persistent=False)
+        self.register_buffer("positives", positives_MF, persistent=False)
 
     @classmethod
     def defaults(cls, given: Mapping[str, object]) -> Mapping[str, object]:
@@ -156,23 +148,22 @@ class Guide(Detector):
         self, ids_C: Tensor, candidates_CD: Tensor, guide_CG: Tensor | None
     ) -> Tensor | None:
         """(C, F) features of the candidates."""
-        return None if self.features is None else self._read_candidates(ids_C, candidates_CD.dtype)
+        return None if self.features is None else self._read(ids_C, candidates_CD.dtype, True)
 
     @torch.no_grad()
     def find(self, block: Block) -> Kin:
         sim_RC, pos_R1 = self._similarities(block)
         if self.temperature is not None:
             return Kin(((sim_RC - pos_R1) / self.temperature).clamp(max=0).exp())
-        if self.margin is None:
-            level_R1 = self._quantile(sim_RC, block)
-        else:
+        if self.margin is not None:
             level_R1 = level_below(pos_R1, self.margin, self.relative)
-        kin_RC = sim_RC > level_R1.clamp(min=-2)
-        return Kin(kin_RC * (1 + sim_RC).clamp(0, 2) / 2 if block.degrees else kin_RC)
+        else:
+            level_R1 = self._quantile(sim_RC, block)
+        return Kin(sim_RC > level_R1.clamp(min=-2))
 
     def _similarities(self, block: Block) -> tuple[Tensor, Tensor]:
         """(R, C) of the guide, `OUT` at the anchor's sample; and s⁺, (R, 1) or (1, 1)."""
-        one_11 = block.sim_RC.new_ones(1, 1)
+        one_11, dtype = block.sim_RC.new_ones(1, 1), block.sim_RC.dtype
         if self.features is None:
             if block.guide_bG is None:
                 raise ValueError(
@@ -182,25 +173,22 @@ class Guide(Detector):
             return guide_similarities(block), one_11
         features_CF = block.prepared
         if features_CF is None:
-            features_CF = self._read_candidates(block.candidate_ids, block.sim_RC.dtype)
-        anchors_bF = self._read(block.ids, block.sim_RC.dtype)
+            features_CF = self._read(block.candidate_ids, dtype, True)
+        anchors_bF = self._read(block.ids, dtype)
         sim_RC = (anchors_bF @ features_CF.T).repeat_interleave(block.num_views, 0)
         sim_RC = sim_RC.masked_fill(block.sim_RC < -2, OUT)
         if self.positives is None:
             return sim_RC, one_11
-        pos_b = (anchors_bF * self._read_candidates(block.ids, block.sim_RC.dtype)).sum(1)
+        pos_b = (anchors_bF * self._read(block.ids, dtype, True)).sum(1)
         return sim_RC, block.per_row(pos_b).unsqueeze(1)
 
-    def _read(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+    def _read(self, ids: Tensor, dtype: torch.dtype, of_candidates: bool = False) -> Tensor:
         """(b, F) unit-norm features of samples."""
-        assert self.features is not None
-        return functional.normalize(self.features[ids].to(dtype), dim=1)
-
-    def _read_candidates(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """(b, F) the same of their positives, if these have features."""
-        if self.positives is None:
-            return self._read(ids, dtype)
-        return functional.normalize(self.positives[ids].to(dtype), dim=1)
+        table = self.features
+        if of_candidates and self.positives is not None:
+            table = self.positives
+        assert table is not None
+        return functional.normalize(table[ids].to(dtype), dim=1)
 
     def _quantile(self, sim_RC: Tensor, block: Block) -> Tensor:
         """(R, 1) just below the k-th highest similarity, k = round(α n), at least 1."""
@@ -219,6 +207,77 @@ class Guide(Detector):
         return twin
 
 
+def read_features(path: str | Path) -> Tensor:
+    """(N, F) of a file of features, as `kinfolk embed` writes it."""
+    from kinfolk.features import open_features
+
+    return torch.from_numpy(open_features(path))
+
+
+def _read_table(
+    given: str | Path | Tensor | Array, argument: str, num_samples: int | None = None
+) -> Tensor:
+    """(N, F) floats; that of an array shares its memory. Refuses rows without a direction."""
+    in_file = isinstance(given, str | Path)
+    name, found = f"`{given if in_file else argument}`", given
+    if isinstance(given, str | Path):
+        found = read_features(given)
+    elif not isinstance(given, Tensor):
+        if not isinstance(given, Array):
+            raise ValueError(
+                f"{name} (={type(given).__name__}) must be a tensor, a NumPy array, or the path of"
+                " a .npy or .safetensors file"
+            )
+        found = _tensor(given)
+    dtype, shape = found.dtype, tuple(found.shape)  # type: ignore[union-attr]
+    if (
+        not isinstance(found, Tensor)
+        or not found.is_floating_point()
+        or found.ndim != 2
+        or not found.numel()
+    ):
+        raise ValueError(
+            f"{name} (={dtype}, shape {shape}) must be floats of the shape (samples, features), at"
+            " least one of each"
+        )
+    if num_samples is not None and len(found) != num_samples:
+        raise ValueError(
+            f"{name} (={len(found):,} rows) must hold one row for each of the {num_samples:,}"
+            " training samples, in data-set order"
+        )
+    _require_directions(found, name)
+    return found.detach()
+
+
+def _tensor(array: Any) -> Any:
+    """The tensor of an array of floats; other arrays as they are."""
+    import numpy as np
+
+    array = np.asarray(array)
+    if array.dtype.kind != "f" or array.dtype.itemsize > 8:
+        return array
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "The given NumPy array is not writable"
+        )  # it is only read
+        return torch.from_numpy(array)
+
+
+def _require_directions(features_NF: Tensor, name: str) -> None:
+    """Refuses rows that are all 0 or not finite, in parts, because a file may be larger than the
+    memory."""
+    parts = features_NF.split(max(1, _CHUNK_ELEMENTS // features_NF.shape[1]))  # type: ignore[no-untyped-call]
+    largest_N = torch.cat([part_nF.abs().amax(1) for part_nF in parts])
+    bad_N = ~((largest_N > 0) & (largest_N < math.inf))
+    if bool(bad_N.any()):
+        row = int(bad_N.nonzero()[0])
+        what = "are all 0" if largest_N[row] == 0 else "are not all finite"
+        raise UsageError(
+            f"the features of row {row:,} of {name} {what} ({int(bad_N.sum()):,} such rows of"
+            f" {len(largest_N):,}); compute the guide's features again for these samples"
+        )
+
+
 @register(
     "teacher",
     "Denize et al., WACV 2023; Zheng et al., NeurIPS 2021",
@@ -233,19 +292,16 @@ class Teacher(Detector):
 
     τ are the similarities of the teacher, which sees a weakly augmented view. With `attract` the
     target of the anchor is y = λ · (own positive) + (1 − λ) · degree, which is SCE; λ is
-    `own_weight`, here or of the objective. λ = 1 is the plain loss. λ = 0 is ReSSL, where with
-    `decoupled` the own positive leaves the denominator too, as in its paper. With `reweight` the
-    degrees are taken from the weights of the negatives; "eliminate" is refused.
+    `own_weight`, here or of the objective. λ = 1 is the plain loss, λ = 0 with `decoupled` ReSSL.
 
-    The framework has the teacher: `simclr` and `sogclr` keep a slow copy of encoder and head, which
-    sees a third, weak view; for `moco` and `mocov3` it is the momentum encoder. Without a teacher,
-    as for a bare loss, the similarities of the block are used instead. No state of its own.
+    `simclr` and `sogclr` keep a slow copy of encoder and head as the teacher, which sees a third
+    view; for `moco` and `mocov3` it is the momentum encoder. A bare loss uses `Pairs.guide`, or
+    without it the similarities of the block. No state.
 
     Args:
         temperature: t_m > 0, lower than that of the loss.
         own_weight: λ in [0, 1].
-        momentum: of the slow copy of `simclr` and `sogclr`; None: 0.99. `moco` and `mocov3` have a
-            momentum of their own.
+        momentum: of the slow copy of `simclr` and `sogclr`; None: 0.99.
 
     Example:
         >>> Teacher(temperature=0.05).own_weight
@@ -261,90 +317,10 @@ class Teacher(Detector):
         super().__init__()
         require(temperature > 0, "temperature", temperature, "above 0")
         require(0 <= own_weight <= 1, "own_weight", own_weight, "in [0, 1]")
-        require(
-            momentum is None or 0 <= momentum < 1,
-            "momentum",
-            momentum,
-            "in [0, 1): at 1 the teacher would never learn",
-        )
+        below_1 = "in [0, 1): at 1 the teacher would never learn"
+        require(momentum is None or 0 <= momentum < 1, "momentum", momentum, below_1)
         self.temperature, self.own_weight, self.momentum = temperature, own_weight, momentum
 
     @torch.no_grad()
     def find(self, block: Block) -> Kin:
         return Kin(torch.softmax(guide_similarities(block) / self.temperature, 1))
-
-
-_CHUNK_ELEMENTS = 1 << 24
-
-
-def _name(features: object, name: str = "features") -> str:
-    return f"`{features}`" if isinstance(features, str | Path) else f"`{name}`"
-
-
-def _require_directions(features_NF: Tensor, name: str) -> None:
-    """Refuses rows without a direction."""
-    step = max(1, _CHUNK_ELEMENTS // features_NF.shape[1])
-    parts = [part_nF.abs().amax(1) for part_nF in features_NF.split(step)]  # type: ignore[no-untyped-call]
-    largest_N = torch.cat(parts)
-    bad_N = ~((largest_N > 0) & (largest_N < math.inf))
-    if bool(bad_N.any()):
-        row = int(bad_N.nonzero()[0])
-        what = "are all 0" if largest_N[row] == 0 else "are not all finite"
-        raise UsageError(
-            f"the features of row {row:,} of {name} {what} ({int(bad_N.sum()):,} such rows of"
-            f" {len(largest_N):,}); compute the guide's features again for these samples"
-        )
-
-
-def _check_features(
-    features: str | Path | Tensor | Array, num_samples: int | None, what: str = "features"
-) -> Tensor:
-    name = _name(features, what)
-    features_NF = read_features(features) if isinstance(features, str | Path) else _tensor(features)
-    if features_NF.ndim != 2 or not features_NF.is_floating_point() or not features_NF.numel():
-        raise ValueError(
-            f"{name} (={features_NF.dtype}, shape {tuple(features_NF.shape)}) must be floats of the"
-            " shape (samples, features), at least one of each"
-        )
-    if num_samples is not None and len(features_NF) != num_samples:
-        raise ValueError(
-            f"{name} (={len(features_NF):,} rows) must hold one row for each of the {num_samples:,}"
-            " training samples, in data-set order"
-        )
-    return features_NF.detach()
-
-
-def _tensor(features: object) -> Tensor:
-    """A tensor; that of an array shares its memory."""
-    if isinstance(features, Tensor):
-        return features
-    if isinstance(features, Array):
-        import numpy as np
-
-        array = np.asarray(features)
-        if array.dtype.kind == "f" and array.dtype.itemsize <= 8:
-            with warnings.catch_warnings():
-                # it is only read
-                warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-                return torch.from_numpy(array)
-        raise ValueError(
-            f"`features` (={array.dtype}, shape {array.shape}) must be floats of the shape"
-            " (samples, features)"
-        )
-    raise ValueError(
-        f"`features` (={type(features).__name__}) must be a tensor, a NumPy array, or the path of a"
-        " .npy or .safetensors file"
-    )
-
-
-def read_features(path: str | Path) -> Tensor:
-    """(N, F) of a file of features, as `kinfolk embed` writes it."""
-    from kinfolk.features import open_features
-
-    path = Path(path)
-    if not path.is_file():
-        raise UsageError(
-            f"there is no file `{path}` of a guide's features; write one with `kinfolk embed`, or"
-            " give a run folder, timm/NAME or patches"
-        )
-    return torch.from_numpy(open_features(path))

@@ -72,16 +72,11 @@ class Hierarchy(Detector):
         super().__init__()
         levels = count_levels(radii) if levels is None else levels
         require(levels >= 1, "levels", levels, "at least 1")
-        if level is not None and not 1 <= level <= levels:
-            raise ValueError(
-                f"`level` (={level}) must be in [1, {levels}]: there are that many `levels`"
-            )
+        within = f"in [1, {levels}]: there are that many `levels`"
+        require(level is None or 1 <= level <= levels, "level", level, within)
         require(warmup_epochs >= 0, "warmup_epochs", warmup_epochs, "at least 0")
-        if min_samples > num_samples:
-            raise ValueError(
-                f"`min_samples` (={min_samples}) must be at most the number of samples"
-                f" (={num_samples})"
-            )
+        most = f"at most the number of samples (={num_samples})"
+        require(min_samples <= num_samples, "min_samples", min_samples, most)
         self.num_samples = num_samples
         self.radii, self.merge_similarity = Radii(levels, radii, min_samples), merge_similarity
         similarity = merge_similarity
@@ -103,8 +98,8 @@ class Hierarchy(Detector):
         keys = self.clusters.labels_of(block.row_ids), self.clusters.labels_of(block.candidate_ids)
         same = [same_key(key_R, key_C) for key_R, key_C in zip(*keys, strict=True)]
         agree_RC = torch.zeros_like(block.sim_RC)
-        for each in same:
-            agree_RC = agree_RC + each
+        for same_RC in same:
+            agree_RC = agree_RC + same_RC
         return Kin(agree_RC / len(same) * same[self.level - 1])
 
     @property
@@ -128,10 +123,7 @@ class Hierarchy(Detector):
 
     def silent_reason(self, first_epoch: int = 0) -> str | None:
         if self.level == 1:
-            return (
-                "at `level` (=1) of the hierarchy every sample is its own cluster; choose a level"
-                " from 2"
-            )
+            return "at `level` (=1) every sample is its own cluster; choose a level from 2"
         if self.warmup_epochs >= self.num_epochs:
             return (
                 f"`warmup_epochs` (={self.warmup_epochs}) must be below the number of epochs"
@@ -140,8 +132,8 @@ class Hierarchy(Detector):
         return None
 
     def follow(self, epoch: int) -> None:
-        """Fits the radii to the current features, once per epoch, also if it is resumed. All ranks
-        continue with the hierarchy of rank zero."""
+        """Fits the radii to the current features, once per epoch. All ranks continue with the
+        hierarchy of rank zero."""
         self.epoch = epoch
         if self.started and int(self.radii.epoch) != epoch:
             self.clusters.share()

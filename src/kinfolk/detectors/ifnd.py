@@ -42,12 +42,10 @@ class IFND(Detector):
         κ_i = exp(cos(z_i, c_{y_i}) / t) / Σ_j exp(cos(z_i, c_j) / t)
 
     and the `rate` most confident labels are accepted: with "linear" from 0 in the first epoch to
-    `final_rate` in the last, with "step" `final_rate` from `step_at` of the training on, with
-    "constant" always. A sample that is not accepted has no kin. Each k is a level, and the loss is
-    the mean over levels. Before the first refresh nothing is flagged.
-
-    In a training it is refreshed before every `every`-th epoch, if the rate is above 0, and once
-    more after the last. With "linear" the last refresh before an epoch has the final rate.
+    `final_rate` at the last refresh before an epoch, with "step" `final_rate` from `step_at` of the
+    training on, with "constant" always. Each k is a level, and the loss is the mean over levels.
+    Before the first refresh nothing is flagged. In a training it is refreshed before every
+    `every`-th epoch in which the rate is above 0, and once more after the last.
 
     Args:
         num_samples: N; ids are in [0, N).
@@ -64,14 +62,12 @@ class IFND(Detector):
             over views of each sample's embedding as it was last computed in training, at no cost.
         temperature: t of the confidence; None: that of the loss.
         step_at: share of the training after which "step" accepts.
-        seed, warm_start, iterations, warm_iterations, points_per_cluster: of k-means, see
-            `PseudoLabels`.
+        seed, warm_start, points_per_cluster: of k-means, see `PseudoLabels`.
 
     State: labels, clusters, centroids, confidence; with "bank" the embeddings.
 
     Deviates from the paper in: k-means on projected embeddings of unit norm by default, with a warm
-    start and fewer points; the rate reaches its final value; no refresh where the rate is 0; see
-    `docs/methods/ifnd.md`.
+    start and fewer points; the rate reaches its final value; see `docs/methods/ifnd.md`.
 
     Example:
         >>> detector = IFND(num_samples=4, num_clusters=(2,), schedule="constant")
@@ -99,8 +95,6 @@ class IFND(Detector):
         step_at: float = 0.1,
         seed: int = 0,
         warm_start: bool = True,
-        iterations: int = 20,
-        warm_iterations: int = 5,
         points_per_cluster: int = 256,
     ) -> None:
         super().__init__()
@@ -116,18 +110,15 @@ class IFND(Detector):
         self.schedule, self.final_rate, self.measure = schedule, final_rate, confidence
         self.every, self.space, self.source, self.temperature = every, space, source, temperature
         self.step_at = step_at
-        chosen = (
-            default_clusters(num_samples, num_classes) if num_clusters is None else num_clusters
-        )
+        if num_clusters is None:
+            num_clusters = default_clusters(num_samples, num_classes)
         self.clusters = PseudoLabels(
             num_samples,
             None,
-            chosen,
+            num_clusters,
             seed=seed,
             accepts=True,
             warm_start=warm_start,
-            iterations=iterations,
-            warm_iterations=warm_iterations,
             points_per_cluster=points_per_cluster,
         )
         self.num_samples, self.num_clusters = num_samples, self.clusters.num_clusters
@@ -169,9 +160,8 @@ class IFND(Detector):
                 f"`final_rate` (={self.final_rate}) accepts fewer than two of {self.num_samples}"
                 " labels; choose a higher rate"
             )
-        if any(
-            self.due(epoch) and (epoch > 0 or not self.collects) for epoch in range(self.num_epochs)
-        ):
+        first = 1 if self.collects else 0  # before the first epoch nothing was collected
+        if any(map(self.due, range(first, self.num_epochs))):
             return None
         return (
             f"no clustering is due in {self.num_epochs} epochs; choose a smaller `every`"
@@ -183,18 +173,8 @@ class IFND(Detector):
         if not self.clusters.has_labels:
             return Kin()
         keys_LR, keys_LC = self.clusters.of(block.row_ids), self.clusters.of(block.candidate_ids)
-        same = [same_key(key_R, key_C) for key_R, key_C in zip(keys_LR, keys_LC, strict=True)]
-        if not block.degrees:
-            return tuple(Kin(same_RC) for same_RC in same)
-        degree_RC = torch.zeros_like(block.sim_RC)
-        assert self.clusters.highest is not None
-        for same_RC, confidence_N, highest in zip(
-            same, self.confidence, self.clusters.highest, strict=True
-        ):
-            sure_N = (confidence_N / highest).clamp(0, 1).to(degree_RC.dtype)
-            sure_RC = torch.minimum(sure_N[block.row_ids].unsqueeze(1), sure_N[block.candidate_ids])
-            degree_RC = degree_RC + same_RC * sure_RC
-        return Kin(degree_RC / len(same))
+        keys = zip(keys_LR, keys_LC, strict=True)
+        return tuple(Kin(same_key(key_R, key_C)) for key_R, key_C in keys)
 
     def collect(self, ids: Tensor, anchors: Tensor, is_finite: Tensor | None = None) -> None:
         assert self.collected is not None
@@ -230,10 +210,8 @@ class IFND(Detector):
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[f"{prefix}labels"], destination[f"{prefix}confidence"] = (
-            self.labels,
-            self.confidence,
-        )
+        destination[f"{prefix}labels"] = self.labels
+        destination[f"{prefix}confidence"] = self.confidence
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         missing, (levels, num_samples) = others[2], self.labels.shape
@@ -259,6 +237,5 @@ def default_clusters(num_samples: int, num_classes: int | None = None) -> tuple[
         ((10, 30, 100), (100, 300, 1000), (20, 60, 200))
     """
     coarsest = max(20.0, math.sqrt(num_samples / 5)) if num_classes is None else max(2, num_classes)
-    return tuple(
-        sorted({min(round(coarsest * times), max(1, num_samples // 2)) for times in (1, 3, 10)})
-    )
+    most = max(1, num_samples // 2)
+    return tuple(sorted({min(round(coarsest * times), most) for times in (1, 3, 10)}))

@@ -51,14 +51,12 @@ class Ring(Clustering):
         draw: number of negatives, drawn anew for each anchor and step from its ring without
             replacement (as IR does); None: the whole ring. From torch's global generator. In
             `eval()` the ring is taken whole.
-        anneal: how the bounds move from `start_lower` and `start_upper` to `lower` and `upper`; see
-            `Anneal`.
-        start_lower: where `lower` begins.
-        start_upper: where `upper` begins; None: it does not move. `Ring(lower=0.9, upper=0.99,
-            anneal="linear", start_upper=0.9)` excludes the closest tenth of the candidates above
-            `lower` at all times, as the authors' configurations do.
-        anneal_epochs: over how many epochs; None: a third of the training.
-        anneal_jumps: of "step".
+        anneal: how the bounds move to `lower` and `upper`: "none", "linear", "step", "knn" or
+            "loss"; see the top of this file.
+        start_lower, start_upper: where the bounds begin; None: `upper` does not move.
+            `Ring(lower=0.9, upper=0.99, anneal="linear", start_upper=0.9)` excludes the closest
+            tenth of the candidates above `lower` at all times, as the authors' configurations do.
+        anneal_epochs, anneal_jumps: E, None: a third of the training; J.
         num_clusters: Ring + C_i: kin are the members of the anchor's k-means cluster (a tuple: of
             any of several clusterings), meant to be attracted; what is too close is left out.
         every, seed: epochs between two clusterings, and their seed.
@@ -117,19 +115,17 @@ class Ring(Clustering):
 
     def silent_reason(self, first_epoch: int = 0) -> str | None:
         bounded = self.anneal.final != 0 or self.upper != 1
-        if bounded or self.draw is not None or self.clusters is not None:
-            return None
-        whole = "the ring from `lower` (=0) to `upper` (=1) holds all negatives"
-        return f"{whole}; choose a smaller ring"
+        drops = bounded or self.draw is not None or self.clusters is not None
+        why = "the ring from `lower` (=0) to `upper` (=1) holds all negatives; choose a smaller one"
+        return None if drops else why
 
     @property
     def lower(self) -> float:
         """The present lower share."""
-        return self.anneal.lower
+        return self.anneal.between(self.anneal.start, self.anneal.final)
 
     @property
     def upper(self) -> float:
-        """The present upper share."""
         if self.start_upper is None:
             return self.final_upper
         return self.anneal.between(self.start_upper, self.final_upper)
@@ -166,7 +162,7 @@ class Ring(Clustering):
         same_RC, outside_RC = same_cluster(self.clusters, block), far_RC | close_RC
         # an empty ring drops nothing
         bare_R1 = ~((block.sim_RC > -2) & ~outside_RC).any(1, keepdim=True)
-        return Kin(same_RC, outside_RC & (same_RC == 0) & ~bare_R1)
+        return Kin(same_RC, outside_RC & ~same_RC & ~bare_R1)
 
     def on_metric(self, name: str, value: float) -> None:
         self.anneal.on_metric(value)
@@ -177,19 +173,16 @@ class Ring(Clustering):
 
 
 def outside_ring(block: Block, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """(R, C), (R, C) bool: too close, and too far. Of n negatives, sorted by similarity, those from
-    ⌊upper·n⌋ on are too close and those before ⌊lower·n⌋ too far. Equal similarities are alike."""
+    """(R, C), (R, C) bool: too close, and too far."""
     n_R, last = block.per_row(block.num_negatives_b), block.sim_RC.shape[1] - 1
     own_R, order_RC = last + 1 - n_R, block.sim_RC.sort(1).values
-    first_R, close_R = (
-        torch.minimum(floor_index(lower, n_R), (n_R - 1).clamp(min=0)),
-        floor_index(upper, n_R),
-    )
-    far_R, level_R = (
+    first_R = torch.minimum(floor_index(lower, n_R), (n_R - 1).clamp(min=0))
+    close_R = floor_index(upper, n_R)
+    far_R1, level_R1 = (
         order_RC.gather(1, (own_R + place_R).clamp(max=last).unsqueeze(1))
         for place_R in (first_R, close_R)
     )
-    return (block.sim_RC >= level_R) & (close_R < n_R).unsqueeze(1), block.sim_RC < far_R
+    return (block.sim_RC >= level_R1) & (close_R < n_R).unsqueeze(1), block.sim_RC < far_R1
 
 
 def floor_index(share: Tensor, n_R: Tensor) -> Tensor:
@@ -216,13 +209,7 @@ _MEMORY = 0.99  # of the running mean of the loss: two losses in a row differ by
 
 
 class Anneal(Exact):
-    """How far the bounds have moved.
-
-    Args:
-        policy: "none" (`final` from the first step), "linear", "step", "knn" or "loss".
-        start, final: ℓ₀ and ℓ of the lower bound.
-        epochs: E; None: a third of the training, as in the paper (100 of 300).
-        jumps: J.
+    """How far the bounds have moved; `start` and `final` are those of the lower one.
 
     State: `done`; the last accuracy or the running mean of the loss; the epoch of that accuracy, or
     the steps of this epoch and of the one before, which is T: in the first nothing moves.
@@ -255,11 +242,6 @@ class Anneal(Exact):
         """Which training metrics it needs."""
         needed = {"none": (), "linear": ("epoch",), "step": ("epoch",)}
         return frozenset(needed.get(self.policy, (self.policy,)))
-
-    @property
-    def lower(self) -> float:
-        """The present lower bound."""
-        return self.between(self.start, self.final)
 
     def between(self, start: float, final: float) -> float:
         """The present value of a bound that moves from `start` to `final`."""

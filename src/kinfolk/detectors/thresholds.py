@@ -23,23 +23,20 @@ Dimension key: b samples, V views, C candidates, M similarities, F fields of the
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from kinfolk.errors import require, require_choice
-
-Number = float | Tensor
 Moments = tuple[Tensor, Tensor, Tensor]
 Rule = Literal["tracking", "adam", "sgd"]
 Init = Literal["one", "quantile"]
-_FIELDS = {
-    "tracking": ("place", "mean", "spread"),
-    "adam": ("visits", "m", "v"),
-    "sgd": ("visits",),
+FIELDS: dict[Rule, tuple[str, ...]] = {
+    "tracking": ("threshold", "place", "mean", "spread"),
+    "adam": ("threshold", "visits", "m", "v"),
+    "sgd": ("threshold", "visits"),
 }
+"""The state of a sample."""
 
 _RATE = 0.02  # w: a mean over some 50 visits; larger real changes exceed the limit k anyway
 _MEAN_NOISE, _SPREAD_NOISE = 10.0, 4.0  # k: at least four standard errors; more is a real change
@@ -49,52 +46,37 @@ _DRIFT = 0.3  # η: a larger one oscillates, a smaller one lags behind an encode
 _COLUMNS = 4096  # similarities suffice for mean and spread; of twice as many, every few are read
 
 
-@dataclass(frozen=True)
-class ThresholdRule:
-    """The arguments `rule`, `lr`, `betas` and `init` of `GloFND`, and the paper's two rules."""
-
-    name: Rule
-    lr: float
-    betas: tuple[float, ...]
-    init: Init
-
-    def __post_init__(self) -> None:
-        require_choice("rule", self.name, get_args(Rule))
-        require_choice("init", self.init, get_args(Init))
-        require(self.lr > 0, "lr", self.lr, "above 0")
-        right = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
-        require(right, "betas", self.betas, "two numbers in [0, 1)")
-
-    def fields(self) -> dict[str, float]:
-        """The state of a sample before its first visit."""
-        return {"threshold": 1.0, **dict.fromkeys(_FIELDS[self.name], 0.0)}
-
-    def descend(
-        self, state_bF: Tensor, share_b: Tensor, alpha: Number, first_b: Tensor | None
-    ) -> Tensor:
-        """(b, F) the state after one step of "adam" or "sgd", from the share of the negatives above
-        the threshold. `first_b`: thresholds after a first visit, with `init` "quantile"."""
-        visits_b, gradient_b = state_bF[:, 1] + 1, alpha - share_b
-        step_b, averages = self.lr * gradient_b, []
-        if self.name == "adam":
-            updates_b = visits_b if first_b is None else (visits_b - 1).clamp(min=1)
-            (one, two), (_, _, m_b, v_b) = self.betas, state_bF.unbind(1)
-            m_b = one * m_b + (1 - one) * gradient_b
-            v_b = two * v_b + (1 - two) * gradient_b.square()
-            scale_b = (v_b / (1 - two**updates_b)).sqrt() + 1e-8
-            step_b, averages = self.lr * (m_b / (1 - one**updates_b)) / scale_b, [m_b, v_b]
-        new_bF = torch.stack([(state_bF[:, 0] - step_b).clamp(-1, 1), visits_b, *averages], 1)
-        if first_b is None:
-            return new_bF
-        first = (first_b, visits_b, *state_bF.unbind(1)[2:])
-        return torch.stack(first, 1).where(visits_b.unsqueeze(1) == 1, new_bF)
-
-
-def normal(alpha: Tensor) -> tuple[Tensor, Tensor]:
+def normal(alpha: float) -> tuple[float, float]:
     """π and β of a normal distribution, whose spread is 1 / √(2π) of its standard deviation."""
-    share, root = alpha.double().clamp(1e-30, 0.999), math.sqrt(2 * math.pi)
-    level = -torch.special.ndtri(share)
-    return root * level, torch.exp(-level.square() / 2) / share - root * level
+    share = torch.tensor(alpha).double().clamp(1e-30, 0.999)
+    level, root = -torch.special.ndtri(share), math.sqrt(2 * math.pi)
+    return float(root * level), float(torch.exp(-level.square() / 2) / share - root * level)
+
+
+def descend(
+    state_bF: Tensor,
+    share_b: Tensor,
+    alpha: float,
+    lr: float,
+    betas: tuple[float, ...] | None,
+    first_b: Tensor | None,
+) -> Tensor:
+    """(b, F) the state after one step of "adam", or of "sgd" if `betas` is None, from the share p
+    of the negatives above λ. `first_b`: λ after a first visit, which then does not learn."""
+    visits_b, gradient_b = state_bF[:, 1] + 1, alpha - share_b
+    step_b, averages = lr * gradient_b, []
+    if betas is not None:
+        updates_b = visits_b if first_b is None else (visits_b - 1).clamp(min=1)
+        (one, two), (_, _, m_b, v_b) = betas, state_bF.unbind(1)
+        m_b = one * m_b + (1 - one) * gradient_b
+        v_b = two * v_b + (1 - two) * gradient_b.square()
+        scale_b = (v_b / (1 - two**updates_b)).sqrt() + 1e-8
+        step_b, averages = lr * (m_b / (1 - one**updates_b)) / scale_b, [m_b, v_b]
+    new_bF = torch.stack([(state_bF[:, 0] - step_b).clamp(-1, 1), visits_b, *averages], 1)
+    if first_b is None:
+        return new_bF
+    first = (first_b, visits_b, *state_bF.unbind(1)[2:])
+    return torch.stack(first, 1).where(visits_b.unsqueeze(1) == 1, new_bF)
 
 
 def moments(sim_bVC: Tensor, n_b: Tensor) -> Moments:
@@ -142,11 +124,10 @@ def step(flags: Tensor, expected: Tensor) -> Tensor:
 
 
 def track(
-    sim_bVC: Tensor, n_b: Tensor, state_b4: Tensor, drift: Tensor, alpha: Number, tail: Number
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Steps 1 to 3, with numbers or (b,) α and β: (b,) the level, (b, V, C) bool the candidates
-    above it, and (b, 6) the new state, flags and expected flags (0 at a first visit, which does not
-    move c). NaN without negatives."""
+    sim_bVC: Tensor, n_b: Tensor, state_b4: Tensor, drift: Tensor, alpha: float, tail: float
+) -> tuple[Tensor, Tensor]:
+    """Steps 1 to 3: (b, V, C) bool the candidates above the level, and (b, 6) the new state, flags
+    and expected flags (0 at a first visit, which does not move c). NaN without negatives."""
     _, place_b, mean_b, spread_b = state_b4.unbind(1)
     shift, was_visited_b = drift * tail, spread_b > 0
     mean_b, spread_b = follow(mean_b, spread_b, moments(sim_bVC, n_b))
@@ -156,7 +137,7 @@ def track(
     rise_b = tail * step(flags_b, expected_b)
     new = [level_b + spread_b * rise_b, place_b + rise_b + _DRIFT * shift, mean_b, spread_b]
     new += [flags_b * was_visited_b, expected_b * was_visited_b]
-    return level_b, over_bVC, torch.stack(new, 1)
+    return over_bVC, torch.stack(new, 1)
 
 
 def next_drift(drift: Tensor, counts_b2: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import get_type_hints
 
-from kinfolk.detectors import DETECTORS, Graded, StartAt, StopAt
+from kinfolk.detectors import DETECTORS, StartAt, StopAt
 from kinfolk.detectors.base import Detector
 from kinfolk.errors import UsageError, did_you_mean
 from kinfolk.frameworks import FRAMEWORKS, Framework
@@ -29,7 +29,6 @@ _SET_BY_TRAINING = {
     "labels",
     "keys",
     "num_classes",
-    "similarities",
     "positives",
     "detector",
     "action",
@@ -119,7 +118,6 @@ _OF_ANY_DETECTOR = {
         ("start_epoch", None, "int | None"),
         ("update_from", None, "int | None"),
         ("stop_epoch", None, "int | None"),
-        ("degrees", False, "bool"),
     )
 }
 
@@ -172,9 +170,7 @@ def build_detector(
     make: Callable[..., Detector] = kind
     given = {**kind.defaults(own), **method.named_arguments, **own}
     detector = make(**_from_context(kind, context, method), **given)
-    start, update_from, stop, degrees = map(arguments.get, _OF_ANY_DETECTOR)
-    if degrees:
-        detector = Graded(detector)
+    start, update_from, stop = map(arguments.get, _OF_ANY_DETECTOR)
     if start is not None:
         detector = StartAt(detector, epoch=start, update_from=update_from)
     elif update_from is not None:

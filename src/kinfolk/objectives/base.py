@@ -24,7 +24,7 @@ from kinfolk.contrast import (
     contrast,
 )
 from kinfolk.detectors.base import Detector
-from kinfolk.errors import require
+from kinfolk.errors import require, require_choice
 from kinfolk.pairs import ACTIONS, Action, Pairs, integer_ids, to_unit, two_views
 from kinfolk.stats import Stats
 from kinfolk.stores.per_sample import (
@@ -39,8 +39,8 @@ READ_EVERY = 32
 
 
 def may_read(calls: int, *tensors: Tensor) -> bool:
-    """Whether the host may read these tensors now: on an accelerator, where reading stops the
-    step, only in every `READ_EVERY`-th call."""
+    """Whether the host may read tensors: on an accelerator, where it waits, only in every
+    `READ_EVERY`-th call."""
     return all(x.device.type == "cpu" for x in tensors) or calls % READ_EVERY == 0
 
 
@@ -93,7 +93,7 @@ class Settings(nn.Module):
             )
         t, rows, least = self.temperature, self.block_rows, self.min_negatives
         require(0 < t < math.inf, "temperature", t, "above 0")
-        require(action in ACTIONS, "action", action, f"one of {', '.join(ACTIONS)}")
+        require_choice("action", action, ACTIONS)
         some = "an integer, at least 1: an anchor without negatives has no gradient"
         require(isinstance(least, int) and least >= 1, "min_negatives", least, some)
         require(0 <= self.kin_weight <= 1, "kin_weight", self.kin_weight, "in [0, 1]")
@@ -105,8 +105,8 @@ class Settings(nn.Module):
         if self.own_weight is None and found is not None and divides:
             self.own_weight = found.own_weight
         if (share := self.own_weight) is not None:
-            what = type(self).__name__ if action == "attract" else f"`action` (={action!r})"
             require(0 <= share <= 1, "own_weight", share, "in [0, 1]")
+            what = type(self).__name__ if action == "attract" else f"`action` (={action!r})"
             must = f"None with {what}, which has no attraction to share"
             require(divides, "own_weight", share, must)
 
@@ -145,12 +145,8 @@ class Objective(Settings, ABC):
     def row_loss(self, rows: Rows) -> tuple[Tensor, State]:
         """The (R,) loss of each row of a block, and (b,) state to write. Reads state only."""
 
-    def anchor_temperature(self, pairs: Pairs) -> Tensor:
-        """(), or (A,) the temperature of each anchor."""
-        return pairs.anchors.new_full((), self.temperature)
-
-    def state_of(self, outcome: Outcome, ids: Tensor) -> State:
-        """(B,) the state to write, from what `row_loss` proposed."""
+    def state_of(self, proposed: State) -> State:
+        """(B,) the state to write, from what `row_loss` proposed, (B, L)."""
         return {}
 
     def observe(self, ids: Tensor, update: State, is_finite: Tensor | None = None) -> None:
@@ -184,20 +180,24 @@ class Objective(Settings, ABC):
                 pairs = _with_groups(pairs, self.groups.to(device))
             if distributed.world_size() > 1 and self.gather is not False:
                 pairs, sizes = _gather(pairs)
-            t = self.anchor_temperature(pairs) if temperature is None else temperature
             if self.detector is not None:
                 seen = pairs.candidate_ids, pairs.candidates.detach(), pairs.candidate_guide
                 find, prepared = self.detector.find, self.detector.prepare(*seen)
             least = self.min_negatives if self.keeps_negatives else 0
-            policy = Policy(self.action, self.kin_weight, least, self.attracted_stay)
-            labels = None if self.labels is None else self.labels.to(device)
-            number = None if sizes is None else sum(sizes) * pairs.num_views
-            given = find, prepared, labels, self.block_rows, number
+            how = Contrast(
+                self.row_loss,
+                Policy(self.action, self.kin_weight, least, self.attracted_stay),
+                find,
+                prepared,
+                labels_N=None if self.labels is None else self.labels.to(device),
+                block_rows=self.block_rows,
+                num_anchors=None if sizes is None else sum(sizes) * pairs.num_views,
+            )
+            if self.compiles and self._compiled is None:
+                self._compiled = compile_block_loss()
+            t = pairs.anchors.new_full((), self.temperature) if temperature is None else temperature
             scalars = (x.to(pairs.anchors.dtype) for x in (t, *parameters))
-            how, run = Contrast(self.row_loss, policy, *given), block_loss
-            if self.compiles:
-                self._compiled = run = self._compiled or compile_block_loss()
-            outcome = contrast(how, pairs, *scalars, run=run)
+            outcome = contrast(how, pairs, *scalars, run=self._compiled or block_loss)
         loss = outcome.loss if sizes is None else distributed.sum_over_ranks(outcome.loss)
         self._stats = outcome.stats
         if self.training and (self.detector is not None or outcome.proposed):
@@ -211,8 +211,8 @@ class Objective(Settings, ABC):
         return self._stats
 
     def set_eval_labels(self, labels: Tensor | None) -> None:
-        """Sets (N,) labels for precision, recall and F1 in `stats`; below 0: unknown. They never
-        change the loss."""
+        """Sets (N,) labels for precision and recall in `stats`, not for the loss; below 0:
+        unknown."""
         self.labels = _table(labels, "labels")
 
     def set_groups(self, groups: Tensor | None) -> None:
@@ -221,8 +221,8 @@ class Objective(Settings, ABC):
         self.groups = _table(groups, "groups")
 
     def set_progress(self, epoch: float, num_epochs: int) -> None:
-        """Sets the epoch, from 0, for schedules and warm-ups. Schedules that move with every step
-        need a call before every step: `epoch + step / num_steps`."""
+        """Sets the epoch, from 0, for schedules and warm-ups; before every step, `epoch + step /
+        num_steps`, if a schedule moves with every step."""
         if self.detector is not None:
             if int(epoch) != self.detector.epoch:
                 self._flush_losses()
@@ -241,15 +241,17 @@ class Objective(Settings, ABC):
 
     @property
     def looks_up(self) -> bool:
-        """Whether anything is looked up by sample id, so that calls need ids."""
+        """Whether calls need ids."""
         return bool(self._sizes())
 
     def _sizes(self) -> dict[str, int]:
         """The number of samples that each part looks up by id."""
-        tables = {"set_eval_labels": self.labels, "set_groups": self.groups}
-        found = {name: None if table is None else len(table) for name, table in tables.items()}
-        found["loss"] = getattr(self, "num_samples", None)
-        found["detector"] = None if self.detector is None else self.detector.num_samples
+        found = {
+            "set_eval_labels": None if self.labels is None else len(self.labels),
+            "set_groups": None if self.groups is None else len(self.groups),
+            "loss": getattr(self, "num_samples", None),
+            "detector": None if self.detector is None else self.detector.num_samples,
+        }
         return {name: size for name, size in found.items() if size is not None}
 
     def check_ids(self, *ids: Tensor) -> None:
@@ -267,7 +269,7 @@ class Objective(Settings, ABC):
     ) -> None:
         """Writes the state of detector and loss, of all ranks, unless the loss is not finite."""
         is_finite, detector = finite(loss), self.detector
-        parts = [(detector, outcome.found), (self, self.state_of(outcome, pairs.ids))]
+        parts = [(detector, outcome.found), (self, self.state_of(outcome.proposed))]
         parts = [(part, update) for part, update in parts if part is not None and update]
         wants_loss = detector is not None and "loss" in detector.needed_metrics
         collects = detector is not None and detector.collects

@@ -37,7 +37,7 @@ from kinfolk.stats import Stats
 
 class LearnedTemperature(nn.Module):
     """t = exp(−`logit_scale`) in [lowest, highest]. In training the parameter itself is clamped, so
-    that it never stays where it has no gradient. Its gradient is the same on all ranks.
+    that it keeps a gradient, which is the same on all ranks.
 
     Example:
         >>> round(LearnedTemperature(0.07)().item(), 4)
@@ -48,8 +48,7 @@ class LearnedTemperature(nn.Module):
         self, initial: float, lowest: float = 0.01, highest: float = 1.0, gradient_factor: float = 1
     ) -> None:
         super().__init__()
-        below = f"above 0 and below {highest}"
-        require(0 < lowest < highest, "min_temperature", lowest, below)
+        require(0 < lowest < highest, "min_temperature", lowest, f"above 0 and below {highest}")
         within = f"in [{lowest}, {highest}]"
         require(lowest <= initial <= highest, "temperature", initial, within)
         self.lowest, self.highest, self.gradient_factor = lowest, highest, gradient_factor
@@ -207,7 +206,7 @@ def group_ids_of(values: Iterable[object]) -> Tensor:
 
 class BimodalLoss(TwoTowers, ABC, Generic[Direction]):
     """Abstract. The mean of two losses: of image anchors against texts, and of texts against
-    images. State per sample is kept for each direction, so the detector is copied."""
+    images. Each has its own state, and its own copy of the detector."""
 
     image: Direction
     text: Direction
@@ -272,17 +271,17 @@ class BimodalLoss(TwoTowers, ABC, Generic[Direction]):
         return [] if self.learned is None else list(self.learned.parameters())
 
     def set_eval_labels(self, labels: Tensor | None) -> None:
-        """Sets (N,) labels for precision, recall and F1 in `stats`; below 0: unknown."""
+        """See `Objective.set_eval_labels`."""
         for objective in self.objectives:
             objective.set_eval_labels(labels)
 
     def set_groups(self, groups: Tensor | None) -> None:
-        """Sets (N,) groups of all samples, known positives, for calls without `group_ids`."""
+        """Sets (N,) groups, known positives, for calls without `group_ids`."""
         for objective in self.objectives:
             objective.set_groups(groups)
 
     def set_progress(self, epoch: float, num_epochs: int) -> None:
-        """Sets the epoch for schedules and warm-ups; see `Objective.set_progress`."""
+        """See `Objective.set_progress`."""
         for objective in self.objectives:
             objective.set_progress(epoch, num_epochs)
 

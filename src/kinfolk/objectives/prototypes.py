@@ -77,11 +77,11 @@ def prototype_cross_entropy(
     logits: Tensor, labels: Tensor, reverse_weight: float = 0.0, log_zero: float = -4.0
 ) -> Tensor:
     """(A,) cross-entropy of each row of the (A, K) `logits` to its prototype, 0 for labels below 0;
-    and with a `reverse_weight` w the symmetric one, in which a wrong prototype has less effect.
+    with a `reverse_weight` w the symmetric one, in which a wrong prototype has less effect.
 
         −log p_y + w · RCE,       RCE = −Σ_k p_k log q_k = −log_zero · (1 − p_y)
 
-    q is the one-hot label, whose zeros have the logarithm `log_zero`, A of Wang et al.
+    q is the one-hot label, whose zeros have the logarithm `log_zero` (A of Wang et al.).
 
     Example:
         >>> prototype_cross_entropy(torch.zeros(2, 4), torch.tensor([3, -1]))
@@ -102,14 +102,13 @@ def prototype_nce(
     labels: Tensor,
     drawn: Tensor | None = None,
 ) -> Tensor:
-    """Scalar: each anchor's own prototype against the others, each with its own temperature; mean
+    """Scalar: each anchor's prototype s against the others, each with its own temperature; mean
     over this rank's anchors.
 
         loss_i = −log( exp(v_i·c_s / φ_s) / Σ_j exp(v_i·c_j / φ_j) )
 
-    s is the prototype of sample i. It is InfoNCE: with t the smallest φ and candidates c_j · t /
-    φ_j, the exponents are v_i·c_j / φ_j. The number of the prototype is the sample id, so that the
-    anchor's prototype is in the sum only once.
+    It is InfoNCE with t the smallest φ, candidates c_j · t / φ_j, and prototypes as samples, so
+    that the anchor's is in the sum only once.
 
     Args:
         anchors: (A, D) v, of any norm.
@@ -163,9 +162,9 @@ class LocalAggregationLoss(Objective):
         loss_i = −log [ ( Σ_own exp(s/t) + Σ_{j ∈ C_i ∩ B_i} exp(s_ij/t) )
                         / ( Σ_own exp(s/t) + Σ_{j ∈ B_i} exp(s_ij/t) ) ]
 
-    C_i are the kin that the detector finds, B_i the candidates that it does not ignore. The kin are
-    summed inside the logarithm, so it is enough if some of them are near, while `NTXentLoss`
-    attracts each. With other actions than "attract", and without a detector, it is `NTXentLoss`.
+    C_i are the kin that the detector finds, B_i the candidates that it does not ignore. It is
+    enough if some of the kin are near, while `NTXentLoss` attracts each. With other actions than
+    "attract", and without a detector, it is `NTXentLoss`.
 
     Args:
         temperature, detector, action, …: see `Settings`.

@@ -49,13 +49,12 @@ class Partners:
 
 
 def draw_partners(prototypes: Tensor, num_views: int, generator: torch.Generator) -> Partners:
-    """Draws the pairs of equation 3 in a batch with the (B,) `prototypes`, without waiting for an
-    accelerator. `generator`: on the CPU.
+    """Draws the pairs of equation 3 in a batch with the (B,) `prototypes`. `generator`: on the CPU.
 
     The anchor prototype p is the most frequent one; if it has less than half of the batch, the next
     ones are anchor prototypes too, until they have half. The partner ĥ^p is a view of another
-    sample of the anchor's prototype, or the next view of its sample if it is the only one. The
-    partner ĥ^q is any view of a sample of another prototype.
+    sample of the anchor's prototype, or the next view of the only one. The partner ĥ^q is any view
+    of a sample of another prototype.
 
     Example:
         >>> found = draw_partners(torch.tensor([5, 2, 5, 7]), 1, torch.Generator().manual_seed(0))

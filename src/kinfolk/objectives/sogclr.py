@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from kinfolk.contrast import Outcome, Rows, State
+from kinfolk.contrast import Rows, State
 from kinfolk.errors import require
 from kinfolk.objectives.base import Objective
 from kinfolk.stores.per_sample import PerSample
@@ -54,11 +54,7 @@ class AveragedLoss(Objective, ABC):
         epochs = self.decay_epochs
         require(epochs is None or epochs >= 1, "decay_epochs", epochs, "at least 1, or None")
         self._set_gamma(0)
-        self.store = PerSample(self.num_samples, log_u=-math.inf, **self.state_fields())
-
-    def state_fields(self) -> Mapping[str, float]:
-        """Further fields of the store, with their initial values."""
-        return {}
+        self.store = PerSample(self.num_samples, log_u=-math.inf)
 
     def set_progress(self, epoch: float, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)
@@ -86,13 +82,12 @@ class AveragedLoss(Objective, ABC):
         new_bV = torch.where(old_b1 == -torch.inf, log_g_bV, new_bV)
         return new_bV.flatten().masked_fill(bare, 0.0), log_mean(new_bV)
 
-    def state_of(self, outcome: Outcome, ids: Tensor) -> State:
+    def state_of(self, proposed: State) -> State:
         """The mean of the u of all levels."""
-        return {"log_u": log_mean(outcome.proposed["log_u"])}
+        return {"log_u": log_mean(proposed["log_u"])}
 
     def observe(self, ids: Tensor, update: State, is_finite: Tensor | None = None) -> None:
-        rows = torch.stack([update[name] for name in self.store.fields], 1)
-        self.store.write_rows(ids, rows, is_finite)
+        self.store.write_rows(ids, update["log_u"].unsqueeze(1), is_finite)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         seen = state_dict.pop(f"{prefix}store.seen", None)  # as version 0.1.0 saved it

@@ -1,5 +1,4 @@
-"""The memory bank of instance discrimination, and the draw of the entries a step is contrasted
-with.
+"""The memory bank of instance discrimination, and the draw of a step's negatives.
 
 Dimension key: N data set, D embedding, K drawn, b rows of a write, of all ranks together.
 """
@@ -50,9 +49,9 @@ class Draw(StepRandom):
 
 
 def distinct(num_samples: int, number: int, generator: torch.Generator) -> Tensor:
-    """(number,) distinct numbers in [0, num_samples), every choice equally likely; the cost depends
-    on how many are drawn. Of more than half of all, a permutation is cheaper."""
-    if 2 * number > num_samples:
+    """(number,) distinct numbers in [0, num_samples), every choice equally likely, at a cost that
+    depends on `number`."""
+    if 2 * number > num_samples:  # a permutation is cheaper
         return torch.randperm(num_samples, generator=generator)[:number]
     drawn = torch.empty(0, dtype=torch.int64)
     # a second round is rare: this many mostly contain enough distinct ones
@@ -100,11 +99,10 @@ class Bank(Exact):
     def __init__(self, num_samples: int, dim: int, momentum: float = 0.5, seed: int = 0) -> None:
         super().__init__()
         check_num_samples(num_samples)
-        for name, value in (("num_samples", num_samples), ("dim", dim)):
-            require(value >= 1, name, value, "at least 1")
-        require(
-            0 <= momentum < 1, "momentum", momentum, "in [0, 1): at 1 the bank would never learn"
-        )
+        require(num_samples >= 1, "num_samples", num_samples, "at least 1")
+        require(dim >= 1, "dim", dim, "at least 1")
+        below_1 = "in [0, 1): at 1 the bank would never learn"
+        require(0 <= momentum < 1, "momentum", momentum, below_1)
         self.num_samples, self.dim, self.momentum, self.seed = num_samples, dim, momentum, seed
         first = torch.randn(num_samples, dim, generator=torch.Generator().manual_seed(seed))
         self.register_buffer("features", F.normalize(first, dim=1))
@@ -126,7 +124,7 @@ class Bank(Exact):
     @torch.no_grad()
     def write(self, ids: Tensor, z: Tensor, is_finite: Tensor | None = None) -> None:
         """Moves the entries of `ids` (b,) towards `z` (b, D), of any norm, of all ranks; several
-        rows of one id count as their mean. See `unless_broken` for `is_finite`."""
+        rows of one id count as their mean."""
         check_ids(ids, self.num_samples)
         if z.shape != (len(ids), self.dim):
             raise ValueError(f"`z` (={tuple(z.shape)}) must have the shape {(len(ids), self.dim)}")
@@ -144,7 +142,5 @@ class Bank(Exact):
         return {"features": {"num_samples": self.num_samples, "dim": self.dim}}
 
     def __repr__(self) -> str:
-        return (
-            f"Bank(num_samples={self.num_samples}, dim={self.dim}, momentum={self.momentum},"
-            f" seed={self.seed})"
-        )
+        size = f"num_samples={self.num_samples}, dim={self.dim}"
+        return f"Bank({size}, momentum={self.momentum}, seed={self.seed})"

@@ -1,6 +1,5 @@
-"""State per sample, addressed by id, and what all stores share: one rule for duplicates, strict
-loading, no casts to 16 bits. A step whose loss is not finite changes nothing. Nothing here waits
-for an accelerator.
+"""State per sample, and what all stores share: one rule for ids that occur twice, strict loading,
+no casts to 16 bits. A step whose loss is not finite changes nothing; the host waits for nothing.
 
 Dimension key: N data set, D embedding, F fields, b rows of a write, V views.
 """
@@ -34,8 +33,8 @@ class OnHost(nn.Module):
 
 
 class Exact(OnHost, ABC):
-    """Abstract. A module whose own buffers are never cast to 16 bits, and are not loaded if one of
-    them has another size than `sizes_of` says."""
+    """Abstract. A module whose buffers are never cast to 16 bits, and loaded only if they have the
+    size that `sizes_of` returns."""
 
     advice = "use the same data set and settings"
 
@@ -60,8 +59,8 @@ class Exact(OnHost, ABC):
 
 
 class StepRandom(OnHost, ABC):
-    """Abstract. Random numbers that depend only on a seed and the number of steps, so they are the
-    same after a resume and on all ranks. State: `seed`, drawn at construction, and `count`."""
+    """Abstract. Random numbers by a seed and the number of the step, the same after a resume and on
+    all ranks. State: `seed`, drawn at construction, and `count`."""
 
     on_host = ("count", "seed")
     count: Tensor
@@ -88,8 +87,7 @@ def check_num_samples(num_samples: object) -> None:
 
 
 def check_ids(ids: Tensor, num_samples: int, why: str = "`num_samples` is too small") -> None:
-    """Refuses ids outside of [0, N) on the CPU; on an accelerator an index out of range fails by
-    itself."""
+    """Refuses ids outside of [0, N). An accelerator does that itself."""
     if len(ids) and ids.device.type == "cpu":
         low, high = (int(x) for x in ids.aminmax())
         if low < 0 or high >= num_samples:
@@ -99,8 +97,8 @@ def check_ids(ids: Tensor, num_samples: int, why: str = "`num_samples` is too sm
 
 
 def refuse_recomputation(name: str) -> None:
-    """Refuses to write state in a backward pass, where gradient checkpointing computes a forward
-    pass again: what it read has changed since, so its gradient would be wrong."""
+    """Refuses to write state in a backward pass, where gradient checkpointing repeats a forward
+    pass: what that read has changed since."""
     if torch._C._current_graph_task_id() != -1:
         raise RuntimeError(
             f"{name} is called again in a backward pass, as by torch.utils.checkpoint, but its"
@@ -112,8 +110,8 @@ def refuse_recomputation(name: str) -> None:
 def size_differs(
     key: str, saved: Tensor | None, error_msgs: list[str], advice: str, **sizes: int
 ) -> bool:
-    """Whether a tensor to be loaded has other leading dimensions than `sizes` (name of the argument
-    = size); `error_msgs` of the loading then has a sentence about it."""
+    """Whether a tensor to be loaded has other leading dimensions than `sizes` (argument = size); a
+    sentence about it is then added to `error_msgs`."""
     if saved is None or saved.shape[: len(sizes)] == tuple(sizes.values()):
         return False
     got = " × ".join(map(str, saved.shape[: len(sizes)] or (1,)))
@@ -124,13 +122,12 @@ def size_differs(
 
 
 def finite(loss: Tensor) -> Tensor:
-    """Whether a loss is, without dimensions and on its device: as the `is_finite` of a write."""
+    """Whether a loss is finite, on its device."""
     return (loss.detach() - loss.detach()) == 0  # two launches, where `isfinite` has four
 
 
 def is_broken(is_finite: Tensor | None) -> bool:
-    """Whether a step is known to be broken. An accelerator would have to wait; there the write
-    itself keeps what was there (`unless_broken`)."""
+    """Whether a step is known to be broken; on an accelerator see `unless_broken`."""
     return is_finite is not None and is_finite.device.type == "cpu" and not bool(is_finite)
 
 
@@ -142,15 +139,14 @@ def unless_broken(is_finite: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy on `device` of a tensor on the host. The host does not wait for the device."""
+    """A copy on `device` of a tensor on the host, without a wait."""
     # a copy from memory that is not pinned may wait
     pins = device.type == "cuda" and torch.cuda.is_available()
     return (tensor.pin_memory() if pins else tensor).to(device, non_blocking=True)
 
 
 class Arriving:
-    """Copies of tensors on their way from an accelerator to the host. `read` waits until they are
-    complete, but not for work that was launched after them."""
+    """Copies of tensors on their way to the host. `read` waits for them alone."""
 
     def __init__(self, *tensors: Tensor) -> None:
         device = tensors[0].device
@@ -205,25 +201,19 @@ class PerSample(Exact):
             return self.rows[:, self.fields.index(name)]
         return super().__getattr__(name)
 
-    def read(self, ids: Tensor) -> dict[str, Tensor]:
-        """The fields of the samples `ids`, (b,) each."""
-        return dict(zip(self.fields, self.rows[ids].unbind(1), strict=True))
-
     def write(
         self, ids: Tensor, values: Mapping[str, Tensor], is_finite: Tensor | None = None
     ) -> None:
-        """Sets fields of the samples `ids`; other fields stay as they are. See `write_rows`."""
+        """Sets some fields of the samples `ids`; see `write_rows`."""
         check_ids(ids, self.num_samples)
-        missing = set(self.fields) - set(values)
-        before = self.read(ids) if missing else {}
-        columns = [(before if name in missing else values)[name] for name in self.fields]
-        rows = torch.stack([column.to(self.rows.dtype) for column in columns], 1)
-        self.write_rows(ids, rows, is_finite)
+        rows_bF = self.rows[ids]
+        for name, value_b in values.items():
+            rows_bF[:, self.fields.index(name)] = value_b.to(rows_bF.dtype)
+        self.write_rows(ids, rows_bF, is_finite)
 
     def write_rows(self, ids: Tensor, values_bF: Tensor, is_finite: Tensor | None = None) -> None:
-        """Sets all fields of the samples `ids`. Several rows of one id are stored as their mean;
-        where a value is NaN, the old one stays. `is_finite`: whether the loss is; if not, nothing
-        is written."""
+        """Sets all fields of the samples `ids`: of several rows of one id the mean; the old value
+        where one is NaN; nothing if the loss is not `is_finite`."""
         check_ids(ids, self.num_samples)
         if is_broken(is_finite):
             return
@@ -236,7 +226,7 @@ class PerSample(Exact):
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
-        """Every field as a view of its column: a second copy of the state might not fit."""
+        """Views of the columns: a second copy of the state might not fit."""
         destination.update((prefix + name, getattr(self, name)) for name in self.fields)
 
     def _load_from_state_dict(
@@ -285,8 +275,7 @@ class Collected(Exact):
 
     @torch.no_grad()
     def write(self, ids: Tensor, anchors: Tensor, is_finite: Tensor | None = None) -> None:
-        """Keeps the mean of the (b·V, D) `anchors`, sample-major, of each of `ids` (b,); see
-        `unless_broken` for `is_finite`."""
+        """Keeps the mean of the (b·V, D) `anchors`, sample-major, of each of `ids` (b,)."""
         check_ids(ids, self.num_samples)
         if not len(ids) or is_broken(is_finite):
             return

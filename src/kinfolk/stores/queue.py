@@ -12,12 +12,7 @@ from torch import Tensor
 
 from kinfolk import distributed
 from kinfolk.errors import require
-from kinfolk.stores.per_sample import (
-    Exact,
-    is_broken,
-    refuse_recomputation,
-    unless_broken,
-)
+from kinfolk.stores.per_sample import Exact, is_broken, refuse_recomputation, unless_broken
 
 
 class Queue(Exact):
@@ -46,8 +41,8 @@ class Queue(Exact):
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
-        for name, value in (("size", size), ("dim", dim)):
-            require(value >= 1, name, value, "at least 1")
+        require(size >= 1, "size", size, "at least 1")
+        require(dim >= 1, "dim", dim, "at least 1")
         self.size, self.dim = size, dim
         self.register_buffer("features", torch.zeros(size, dim))
         self.register_buffer("ids", torch.full((size,), -1))

@@ -47,8 +47,8 @@ def recipe_summary(recipe: str | os.PathLike[str]) -> str:
     return first.removeprefix("#").strip()
 
 
-ANY_DETECTOR = ("start_epoch", "update_from", "stop_epoch", "degrees")
-"""Settings of every detector: when it starts, and whether its kin have degrees."""
+ANY_DETECTOR = ("start_epoch", "update_from", "stop_epoch")
+"""Settings of every detector: when it starts and stops."""
 
 
 def with_method(config: TrainConfig, name: str) -> tuple[TrainConfig, list[str]]:
@@ -143,19 +143,18 @@ def check_arguments(
     return {name: getattr(model, name) for name in parameters}
 
 
-_KMEANS = {
-    "warm_start": True,
-    "cluster_seed": 0,
-    "iterations": 20,
-    "warm_iterations": 5,
-    "points_per_cluster": 256,
-}
+_ITERATIONS = {"iterations": 20, "warm_iterations": 5}
+_KMEANS = {"warm_start": True, "cluster_seed": 0, "points_per_cluster": 256, **_ITERATIONS}
 REMOVED: Mapping[str, Mapping[str, object]] = {
     "rcl": {"rule": "centres", "max_units": 32, "cluster_seed": 0},
     "hierarchy": {"rule": "centres", "max_units": 32},
     "pcl": _KMEANS,
     "spcl": {**_KMEANS, "batch_mode": "chunks"},
     "ring": {"boundaries": "exact"},
+    "fastclip": {"individual_lr": None},
+    "ifnd": _ITERATIONS,
+    "cave": _KMEANS,
+    "neighbours": _KMEANS,
 }
 """Settings of earlier versions that are left out where they have the value that remains."""
 
@@ -168,6 +167,7 @@ def current_names(given: Mapping[str, Any], owner: str) -> dict[str, Any]:
     if owner in ("simclr", "spcl") and "positive_in_denominator" in given:
         is_decoupled = not given.pop("positive_in_denominator")
         given["decoupled"] = is_decoupled or given.get("decoupled", False)
+    given.pop("degrees", None)  # of every detector; it never changed what is flagged
     removed = REMOVED.get(owner, {})
     return {name: x for name, x in given.items() if name not in removed or x != removed[name]}
 
