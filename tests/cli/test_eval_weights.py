@@ -204,8 +204,8 @@ def without(name: str) -> dict[str, torch.Tensor]:
             state_dict() | {"layer1.7.conv1.weight": torch.zeros(1)},
             r"is a ResNet of \(3, 2, 2, 2\) basic blocks",
         ),
-        (without("conv1.weight"), r"the first convolution of a.pth \(conv1.weight\) is missing"),
-        (state_dict(in_channels=1), r"conv1.weight\) is of the shape \(4, 1, 3, 3\)"),
+        (without("conv1.weight"), r"a.pth has no first convolution \(conv1.weight\)"),
+        (state_dict(in_channels=1), r"conv1.weight\) of 3×3 or 7×7 on three channels"),
         (
             state_dict() | {"attention.weight": torch.zeros(1)},
             r"1 not of this network \(attention.weight\)",
