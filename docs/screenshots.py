@@ -28,7 +28,7 @@ SHOTS = {  # name: (page, first and last element, width, colour scheme)
     "guide-audit": (
         "audit/audit.html",
         "#audit .lead",
-        "section .panels figure:nth-of-type(2)",
+        "section .panels figure:last-of-type",
         1000,
         "light",
     ),

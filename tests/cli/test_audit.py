@@ -373,7 +373,7 @@ def test_the_same_features_get_the_same_advice_as_a_run_and_as_a_file(
     assert len(verdicts[0]) >= 3
 
 
-def test_images_of_a_recorded_folder_keep_its_options(
+def test_images_of_features_may_have_labels_from_folders(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rng = np.random.default_rng(0)
@@ -388,7 +388,8 @@ def test_images_of_a_recorded_folder_keep_its_options(
     assert run("train", *data, "--out", tmp_path / "one", "--model", "resnet10", *small) == 0
     assert run("embed", tmp_path / "one", "--out", features) == 0
     capsys.readouterr()
-    assert run("audit", features, "--images", photos, "--out", tmp_path / "a") == 0
+    images: list[str | Path] = ["--images", photos, "--labels-from-folders"]
+    assert run("audit", features, *images, "--out", tmp_path / "a") == 0
     lines = capsys.readouterr().out.splitlines()
     commands = [line for line in lines if "kinfolk train --data" in line]
     assert commands

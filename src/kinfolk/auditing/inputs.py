@@ -116,8 +116,7 @@ def read_input(
 
 
 def _open_features(path: Path, key: str | None) -> AuditInput:
-    """Features from a file, with keys, labels and origin as `kinfolk embed` recorded them in a
-    table."""
+    """Features, with keys, labels and origin from the table that `kinfolk embed` writes."""
     suffix, table = path.suffix.lower(), path.with_suffix(".parquet")
     columns, names, origin = dict[str, list[Any]](), list[str](), UNKNOWN
     if suffix in (".npy", ".parquet") and table.is_file():
@@ -175,14 +174,9 @@ def _add_images(
             f"the images in `{images}` are not those of the table of `{features}`, or have another"
             " order; give the data that the features were computed from"
         )
-    origin = found.origin
-    # the samples that `embed` recorded keep the options of their data
-    if origin.data is None or Path(origin.data).resolve() != Path(images).resolve():
-        origin = replace(origin, labels_from_folders=False, has_labels=False)
-    from_folders = labels_from_folders or origin.labels_from_folders
-    origin = replace(origin, data=images, labels_from_folders=from_folders)
+    origin = replace(found.origin, data=images, labels_from_folders=labels_from_folders)
     added = _from_images(found.features, data, source, origin)
-    return added if added.labels is not None else replace(added, labels=found.labels, origin=origin)
+    return added if added.labels is not None else replace(added, labels=found.labels)
 
 
 # ---- runs, images and texts
@@ -228,7 +222,7 @@ def _embed_by_run(
 
 
 def run_origin(opened: OpenedRun, data: str | None) -> Provenance:
-    """The origin of features by the encoder of a run, of its training data or of other `data`."""
+    """Of features by the encoder of a run, of its training data or of other `data`."""
     from kinfolk.training.guides import PATCHES
 
     config, source = opened.config, opened.config.data.source
@@ -300,7 +294,7 @@ def _from_images(
 
 
 def _label_names(images: ImageData) -> list[Any] | None:
-    """Labels of the training samples, as names if the classes have names; None without labels."""
+    """Labels of the training samples, by name if classes have names; None without labels."""
     labels, classes = images.samples.labels, images.samples.classes
     if labels is None or not (labels[: images.num_train] >= 0).any():
         return None
@@ -358,8 +352,7 @@ def _from_texts(
 
 @dataclass(frozen=True)
 class KeyedColumn:
-    """Values read from a file, with the keys of their samples, if it has any: the column `id` has
-    the numbers of the samples."""
+    """Values from a file, with the keys of their samples, or their numbers (column `id`)."""
 
     path: Path
     values: list[Any]

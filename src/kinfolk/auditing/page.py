@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from kinfolk.auditing.verdict import UNKNOWN, Provenance, suggest_alpha, verdict
 from kinfolk.errors import KinfolkError
 from kinfolk.features import Ints
-from kinfolk.report.html import Panel, figure, histogram, line, write_page
+from kinfolk.report.html import Panel, figure, line, outlines, write_page
 
 if TYPE_CHECKING:
     from kinfolk.auditing.run_audit import Audit
@@ -39,30 +40,23 @@ class Thumbnails:
         """(size, size, 3) for each of `ids`: the whole image on a black square."""
         from PIL import Image, ImageOps
 
+        from kinfolk.data.decode import RefusedError, decode
         from kinfolk.report.maps import square_images
 
-        items = () if self.source is None else self.source.items()
+        samples, source, squares = self.images.samples, self.source, []
+        items = () if source is None else source.items()
         place = {item.key: at for at, item in enumerate(items)}
-        squares = []
-        for sample in ids:
-            image = self._original(sample, place.get(self.images.samples.keys[sample]))
-            if image is None:
-                (image,) = square_images(self.images, np.asarray([sample]), self.size)
-            squares.append(np.asarray(ImageOps.pad(Image.fromarray(image), (self.size, self.size))))
+        cached = square_images(self.images, np.asarray(ids, dtype=np.int64), self.size)
+        for sample, image in zip(ids, cached, strict=True):
+            at, original = place.get(samples.keys[sample]), image
+            if source is not None and at is not None:
+                sides = int(samples.heights[sample]), int(samples.widths[sample])
+                height, width = (max(1, round(x * self.size / max(*sides, 1))) for x in sides)
+                with suppress(RefusedError, KinfolkError, OSError):
+                    original = decode(source.load(at), height, width, _PIXEL_CAP).pixels
+            square = ImageOps.pad(Image.fromarray(original), (self.size, self.size))
+            squares.append(np.asarray(square))
         return squares
-
-    def _original(self, sample: int, at: int | None) -> NDArray[np.uint8] | None:
-        from kinfolk.data.decode import RefusedError, decode
-
-        if at is None or self.source is None:
-            return None
-        samples = self.images.samples
-        sides = int(samples.heights[sample]), int(samples.widths[sample])
-        height, width = (max(1, round(side * self.size / max(*sides, 1))) for side in sides)
-        try:
-            return decode(self.source.load(at), height, width, _PIXEL_CAP).pixels
-        except (RefusedError, KinfolkError, OSError):
-            return None
 
 
 def write_audit_page(
@@ -198,18 +192,13 @@ def panels_of(audit: Audit) -> list[Panel]:
         "Thresholds",
         f"the (1 − α) quantile of each sample, α = {audit.alpha:g}",
         f"Nine of ten lie between {low:.3f} and {high:.3f}, the median is {middle:.3f}",
-        figure([histogram("samples", audit.thresholds, "accent")], "threshold"),
-    )
-    occurrence = Panel(
-        "occurrence",
-        "How often a sample is flagged",
-        "number of anchors that flag it; hubs are at the far right",
-        f"Mean {audit.occurrence.mean():.1f}, at most {audit.occurrence.max()}",
-        figure([histogram("samples", audit.occurrence, "third")], "anchors"),
+        figure(
+            outlines([("samples", audit.thresholds, "accent", "solid")]), "threshold", share=True
+        ),
     )
     points, number = audit.curve.points, audit.curve.num_anchors
     if not points:
-        return [threshold, occurrence]
+        return [threshold]
     which = "all anchors" if number == len(audit) else f"{number:,} anchors drawn at random"
     alphas = [point.alpha for point in points]
     curve = figure(
@@ -226,7 +215,7 @@ def panels_of(audit: Audit) -> list[Panel]:
     highest = audit.curve.best_alpha(precision=0)
     best = f"F1 is highest at α = {highest:g}" if highest else "No F1"
     note = f"flagged pairs against the labels, {which}"
-    return [Panel("curve", "Along α", note, best, curve), threshold, occurrence]
+    return [Panel("curve", "Along α", note, best, curve), threshold]
 
 
 def lead(audit: Audit, encoder: str | None = None) -> str:

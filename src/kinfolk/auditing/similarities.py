@@ -40,8 +40,7 @@ NAN = float("nan")
 
 
 def num_kin(alpha: float, others: int) -> int:
-    """Number of `others` similarities above their (1 − α) quantile: ⌊α · others⌋, robust to
-    rounding."""
+    """Number of `others` similarities above their (1 − α) quantile: ⌊α · others⌋."""
     return min(others - 1, int(alpha * others + 1e-9))
 
 
@@ -89,8 +88,7 @@ class AllPairs:
 
 
 def compare_all(features: Features, alpha: float, nearest: int, progress: bool = False) -> AllPairs:
-    """Compares all samples. Each thread computes on one core, which suits both products and
-    comparisons."""
+    """Each thread computes on one core, which suits both products and comparisons."""
     num, before, lock = len(features), torch.get_num_threads(), Lock()
     nearest, k = min(nearest, num - 1), num_kin(alpha, num - 1)
     found, starts = AllPairs(num, nearest), range(0, num, ROWS)
@@ -200,7 +198,6 @@ class Point:
     """What one α flags, against the labels; NaN where no labels are known."""
 
     alpha: float
-    share: float
     precision: float
     recall: float
     f1: float
@@ -216,7 +213,7 @@ class AlphaCurve:
     def at(self, alpha: float) -> Point:
         """The point of `alpha`; of NaN without labels."""
         found = (point for point in self.points if point.alpha == alpha)
-        return next(found, Point(alpha, NAN, NAN, NAN, NAN))
+        return next(found, Point(alpha, NAN, NAN, NAN))
 
     def best_alpha(self, precision: float = MOSTLY_RIGHT) -> float | None:
         """The α with the highest F1 among those with at least this precision."""
@@ -232,8 +229,8 @@ def measure_curve(
     anchors_A = column_sample(num, max(FEWEST_ANCHORS, CURVE_PAIRS // num))
     alphas = sorted({*ALPHAS, alpha})
     ranks = others - np.asarray([num_kin(each, others) for each in alphas])
-    # flagged pairs, those with known labels, those with equal labels
-    counts, kin = np.zeros((3, len(alphas)), dtype=np.int64), 0
+    # flagged pairs with known labels, and with equal labels
+    counts, kin = np.zeros((2, len(alphas)), dtype=np.int64), 0
     for ids_R, sim_RN in full_rows(features, anchors_A, progress, "Comparing with the labels"):
         sim_RN.clip(max=1, out=sim_RN)  # of equal rows, apart from rounding
         label_R1, order_RN = labels_N[ids_R][:, None], np.sort(sim_RN, axis=1)
@@ -242,12 +239,12 @@ def measure_curve(
         kin += int(same_RN.sum() - (label_R1 >= 0).sum())  # a sample is not its own kin
         for place, rank in enumerate(ranks):
             above_RN = sim_RN > order_RN[:, rank, None]
-            counts[:, place] += [(above_RN & of).sum() for of in (True, known_RN, same_RN)]
+            counts[:, place] += [(above_RN & of).sum() for of in (known_RN, same_RN)]
     points = []
-    for each, (flagged, known, hits) in zip(alphas, counts.T.tolist(), strict=True):
+    for each, (known, hits) in zip(alphas, counts.T.tolist(), strict=True):
         precision, recall = hits / known if known else NAN, hits / kin if kin else NAN
         f1 = 2 * hits / (known + kin) if known + kin else NAN
-        points.append(Point(each, flagged / (len(anchors_A) * others), precision, recall, f1))
+        points.append(Point(each, precision, recall, f1))
     return AlphaCurve(tuple(points), len(anchors_A))
 
 
@@ -255,7 +252,7 @@ def measure_curve(
 
 
 def kin_shares(labels_N: Ints | None, otherwise: float) -> NDArray[np.float64]:
-    """(A,) share of the other samples with the same label, for each sample with a known label;
+    """(A,) share of the others with the same label, for each sample with a known label;
     `otherwise` if there are fewer than two."""
     known = np.empty(0) if labels_N is None else labels_N[labels_N >= 0]
     if len(known) < 2:

@@ -49,8 +49,7 @@ CERTAIN, LEAST_RECALL = 0.9, 0.05
 """Probability of an error with the suggested label from which a sample is listed, and share of
 random errors that must be listed for a check to list any."""
 MOST_NOISE = 0.3
-"""Largest ε; without a bound, labels that the features do not predict could all be called
-random."""
+"""Largest ε; else all labels that the features do not predict could be called random."""
 FEWEST = 5
 """Samples that a class must have before its labels are checked."""
 _COMPONENTS, _FITTED, _ROWS = 256, 4000, 4096
@@ -227,11 +226,8 @@ def find_groups(
 ) -> NDArray[Any]:
     """Rows of group, sample and kind, largest groups first: connected components of copies and of
     samples with equal features. A group in which all rows are equal is of the kind "duplicate".
-
-    Args:
-        copies_M2: pairs of images that are copies by their pixels. None: neighbours whose distance
-            is at most `NEAR` times the median distance to the nearest sample that is not equal.
-    """
+    Without `copies_M2`, pairs of copies by their pixels, near-duplicates are neighbours whose
+    distance is at most `NEAR` times the median distance to the nearest sample that is not equal."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -269,8 +265,7 @@ def first_of_equal(features: Features) -> Ints:
 
 
 def find_hubs(occurrence_N: Ints) -> NDArray[Any]:
-    """Samples that more anchors flag than three standard deviations above the mean, the largest
-    first."""
+    """Samples that more anchors flag than three deviations above the mean, the largest first."""
     mean, deviation = float(occurrence_N.mean()), float(occurrence_N.std())
     order = np.argsort(-occurrence_N, kind="stable")
     found = order[occurrence_N[order] > mean + 3 * deviation] if deviation else order[:0]
@@ -297,8 +292,7 @@ are candidates too for up to `SEARCH_UP_TO` images."""
 
 
 def find_copies(images: ImageData, near_NK: Ints, progress: bool = False) -> NDArray[np.int64]:
-    """(M, 2) pairs of copies among the nearest neighbours in the features and, up to `SEARCH_UP_TO`
-    images, the most similar thumbnails."""
+    """(M, 2) pairs of copies among the nearest neighbours and the most similar thumbnails."""
     small_N1SS = thumbnails(images, len(near_NK))
     candidates = [near_NK[:, :CANDIDATES]]
     if len(near_NK) <= SEARCH_UP_TO:
@@ -398,8 +392,7 @@ def _best_crop(cropped_P1SS: Tensor, whole_P1SS: Tensor) -> Tensor:
 
 
 def _parts_agree(one_P1SS: Tensor, other_P1SS: Tensor) -> Tensor:
-    """(P,) True where the images correlate in nearly all parts in which one of them has
-    structure."""
+    """(P,) True where the images correlate in nearly all parts with structure."""
 
     def parts(images_P1SS: Tensor) -> Tensor:
         detail, side = _without_low_frequencies(images_P1SS), SIDE // 4
@@ -418,8 +411,7 @@ def _parts_agree(one_P1SS: Tensor, other_P1SS: Tensor) -> Tensor:
 def _keep_better(
     images_P1SS: Tensor, whole_PD: Tensor, crop_P4: Tensor, best_P: Tensor, best_crop_P4: Tensor
 ) -> None:
-    """Tries one crop (scale and shift along x and y) of each image, and keeps it where it is
-    better."""
+    """Tries one crop (scale and shift along x and y) of each image; keeps it where it is better."""
     detail_P1SS = _without_low_frequencies(_crop(images_P1SS, crop_P4))
     value_P = (_normalise(detail_P1SS) * whole_PD).sum(1)
     better = value_P > best_P

@@ -53,10 +53,6 @@ def compare(
             "Method to compare with; default: their framework.", "--base", "-b", metavar="METHOD"
         ),
     ] = None,
-    oracle: Annotated[
-        str | None,
-        option("Method that uses the labels; default: the base with +oracle.", metavar="METHOD"),
-    ] = None,
     figure: Annotated[
         str | None, option("Metric for gains and tests, such as knn; default: linear.")
     ] = None,
@@ -73,7 +69,7 @@ def compare(
 
     if out is not None:
         require_new(out, overwrite)
-    found = compare_runs(runs, base=base, oracle=oracle, figure=figure)
+    found = compare_runs(runs, base=base, figure=figure)
     if out is None:
         show_comparison(found)
     else:

@@ -95,22 +95,18 @@ def read_runs(paths: Iterable[Path | str]) -> tuple[list[ComparedRun], list[str]
         raise UsageError(
             "none of the runs has results to compare; measure them with `kinfolk eval`"
         )
-    found = list(runs.values())
+    found, notes = list(runs.values()), []
     require_same_data(found)
-    notes = []
     if left_out:
         more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
-        names = ", ".join(left_out[:3])
-        notes.append(f"Left out because nothing was measured: {names}{more}.")
+        notes = [f"Left out because nothing was measured: {', '.join(left_out[:3])}{more}."]
     return found, notes
 
 
 def _find_runs(path: Path) -> list[Path]:
+    hint = "give the folder that `kinfolk train --out` wrote, or one that holds several"
     if not path.is_dir():
-        raise UsageError(
-            f"there is no folder {path}; give the folder that `kinfolk train --out` wrote, or one"
-            " that holds several"
-        )
+        raise UsageError(f"there is no folder {path}; {hint}")
     found = []
     for place, names, files in os.walk(path):
         names[:] = sorted(names) if len(Path(place).relative_to(path).parts) < DEPTH else []
@@ -118,10 +114,7 @@ def _find_runs(path: Path) -> list[Path]:
             found.append(Path(place))
             names.clear()
     if not found:
-        raise UsageError(
-            f"{path} contains no run folder (no config.yaml); give a folder that `kinfolk train"
-            " --out` wrote"
-        )
+        raise UsageError(f"{path} contains no run folder (no config.yaml); {hint}")
     return found
 
 

@@ -31,7 +31,6 @@ def compare(
     runs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     base: str | None = None,
-    oracle: str | None = None,
     figure: str | None = None,
 ) -> Comparison:
     """One table over runs and seeds: mean ± deviation, paired tests against the base with
@@ -43,18 +42,16 @@ def compare(
 
     Args:
         runs: run folders, or folders that contain several; evaluated, and all on the same data.
-        base: the row or method to compare with; by default each method's framework.
-        oracle: the row or method that uses the labels; by default the base with `+oracle:attract`
-            or `+oracle`, if there is one.
+        base: the row or method to compare with; by default each method's framework. The oracle,
+            which uses the labels, is the base with `+oracle:attract` or `+oracle`, if there is one.
         figure: the figure for gains and tests; by default `linear`, or the first result.
     """
     paths = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     found, notes = read_runs([os.fspath(path) for path in paths])
     rows = group_rows(found)
     notes += _differences(rows)
-    for option, row in (("base", base), ("oracle", oracle)):
-        if row is not None and not any(row in (name, name.partition(" ")[0]) for name in rows):
-            raise UsageError(f"`{option}` (={row}) must be one of the rows: {', '.join(rows)}")
+    if base is not None and not any(base in (name, name.partition(" ")[0]) for name in rows):
+        raise UsageError(f"`base` (={base}) must be one of the rows: {', '.join(rows)}")
     present = dict.fromkeys(key for runs in rows.values() for run in runs for key in run.figures)
     training = [key for key in (*TRAINING_METRICS, SECONDS) if key in present]
     results = [key for key in present if key not in training]
@@ -63,8 +60,7 @@ def compare(
         raise UsageError(f"`figure` (={figure}) was not measured; there are: {', '.join(results)}")
     records = []
     for name, each in rows.items():
-        low = base_of(name, rows, base)
-        high = oracle_of(name, rows, base) if oracle is None else counterpart(name, oracle, rows)
+        low, high = base_of(name, rows, base), oracle_of(name, rows, base)
         record: dict[str, Any] = {"method": name, "seeds": [run.seed for run in each]}
         record |= {"base": low, "oracle": high}
         for key in (*results, *training):
@@ -84,7 +80,7 @@ def compare(
 
 
 def group_rows(runs: Runs) -> dict[str, list[ComparedRun]]:
-    """Groups runs of one method and configuration into rows, one run for each seed."""
+    """Runs of one method and configuration as rows, one run for each seed."""
     by_method: dict[str, list[list[ComparedRun]]] = {}
     for run in runs:
         groups = by_method.setdefault(run.method, [])
@@ -152,8 +148,7 @@ def counterpart(name: str, method: str, rows: Container[str]) -> str | None:
 
 
 def base_of(name: str, rows: Container[str], base: str | None = None) -> str | None:
-    """The row that `name` is compared with: that of `base`, or else of its framework alone; None
-    for the base itself."""
+    """The row of `base`, or else of the framework of `name` alone; None for the base itself."""
     found = counterpart(name, base or name.partition(" ")[0].partition("+")[0], rows)
     return None if found == name else found
 
@@ -171,8 +166,7 @@ def oracle_of(
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
-    """The 95 % confidence interval of the mean by Student's t distribution; None for fewer than two
-    values."""
+    """95 % confidence interval of the mean by Student's t; None for fewer than two values."""
     if len(values) < 2:
         return None, None
     from scipy.stats import sem, t

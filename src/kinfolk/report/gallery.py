@@ -69,16 +69,9 @@ class Compared:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Each anchor with its closest kin.
-
-    Args:
-        anchors: (M,) places on the map.
-        kin, similarity: (M, K) places and cosines, the closest first; −1 and −inf where there are
-            fewer.
-        flagged, right: (M,) number of all kin and of kin with the anchor's label; None without a
-            detector or without labels.
-        thresholds: (M,) learned thresholds, if there are any.
-    """
+    """Places of the anchors (M,) on the map, and of their closest kin (M, K) with cosines; −1 and
+    −inf where there are fewer. Number of all kin (M,), and of kin with the anchor's label; None
+    without a detector or without labels. Learned thresholds (M,), if there are any."""
 
     anchors: NDArray[np.int64]
     kin: NDArray[np.int64]
@@ -130,7 +123,7 @@ def embed_samples(
     *,
     progress: bool = False,
 ) -> Compared:
-    """Embeds the training samples among `ids_N`; the framework must be in evaluation mode."""
+    """Embeds the training samples among `ids_N`. `framework`: in evaluation mode."""
     places = np.flatnonzero(ids_N < data.num_train)
     ids_M = torch.from_numpy(ids_N[places])
     if len(framework.detectors) != 1:

@@ -156,18 +156,6 @@ def line(
     }
 
 
-def histogram(name: str, values: Any, colour: str) -> dict[str, Any]:
-    """Bars over the whole range of the values; of counts, as many of them in each bar."""
-    bins: Any = BINS
-    if values.dtype.kind in "iu":
-        low, high = int(values.min()), int(values.max())
-        step = -(-(high - low + 1) // BINS)
-        bins = np.arange(low, high + step + 1, step) - 0.5
-    counts, edges = np.histogram(values, bins=bins)
-    bars = line(name, (edges[:-1] + edges[1:]) / 2, counts, colour, type="bar")
-    return {key: value for key, value in bars.items() if key != "mode"}
-
-
 def outlines(groups: Sequence[tuple[str, Any, str, str]]) -> list[dict[str, Any]]:
     """Histograms of several groups (name, finite values, colour, dash) as lines over the same bins,
     each normalised to its group."""
@@ -187,7 +175,6 @@ def figure(traces: list[dict[str, Any]], axis: str, *, share: bool = False) -> d
         "height": 220,
         "margin": {"l": 52, "r": 12, "t": 8, "b": 34},
         "hovermode": "x unified",
-        "bargap": 0.05,
         "showlegend": len(traces) > 1,
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
         "xaxis": {"title": {"text": axis, "standoff": 4}, "showgrid": False, "nticks": 6},

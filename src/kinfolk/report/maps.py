@@ -110,39 +110,26 @@ def _class_names(data: ImageData) -> list[str]:
 
 
 def project(features_NF: NDArray[np.float32], seed: int) -> tuple[NDArray[np.float32], str]:
-    """(N, 2) coordinates and the name of the method: t-SNE of unit-norm features, started from the
-    first two principal components, or these of too few points for t-SNE."""
+    """(N, 2) coordinates and the name of the method: t-SNE of unit-norm features, or the first two
+    principal components of too few points for t-SNE."""
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
     features_NF = np.asarray(features_NF, dtype=np.float32)
     if not np.isfinite(features_NF).all():
         raise ValueError("the features are not finite")
     unit_NF = features_NF / np.maximum(np.linalg.norm(features_NF, axis=1, keepdims=True), 1e-12)
-    pca_NF = _principal(unit_NF, 50)
-    start_N2 = np.pad(pca_NF[:, :2], ((0, 0), (0, max(0, 2 - pca_NF.shape[1]))))
-    if len(unit_NF) < MIN_POINTS_TSNE or float(pca_NF.std()) < 1e-6:
-        return start_N2, "PCA"
-    from sklearn.manifold import TSNE
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
-
-    tsne = TSNE(
-        perplexity=min(30.0, (len(unit_NF) - 1) / 3),
-        init=start_N2 * (1e-4 / max(float(start_N2[:, 0].std()), 1e-12)),
-        learning_rate="auto",
-        max_iter=500,
-        random_state=seed,
-    )
+    components, perplexity = min(50, *unit_NF.shape), min(30.0, (len(unit_NF) - 1) / 3)
     with warnings.catch_warnings(), threadpool_limits(1):  # the same map on every machine
         warnings.simplefilter("ignore")
-        return np.asarray(tsne.fit_transform(pca_NF), dtype=np.float32), "t-SNE"
-
-
-def _principal(x_NF: NDArray[np.float32], components: int) -> NDArray[np.float32]:
-    """Principal components with a fixed sign: the largest entry of each direction is positive."""
-    centred_NF = x_NF - x_NF.mean(0)
-    _, vectors_FF = np.linalg.eigh((centred_NF.T @ centred_NF).astype(np.float64))
-    directions = vectors_FF[:, ::-1][:, :components]
-    largest = np.abs(directions).argmax(0)
-    signs = np.sign(directions[largest, np.arange(directions.shape[1])])
-    return np.asarray(centred_NF @ (directions * signs), dtype=np.float32)
+        pca_NF = PCA(components, random_state=seed).fit_transform(unit_NF)
+        if len(unit_NF) < MIN_POINTS_TSNE or components < 2 or float(pca_NF.std()) < 1e-6:
+            points_N2, method = np.pad(pca_NF[:, :2], ((0, 0), (0, max(0, 2 - components)))), "PCA"
+        else:
+            tsne = TSNE(perplexity=perplexity, init="pca", max_iter=500, random_state=seed)
+            points_N2, method = tsne.fit_transform(pca_NF), "t-SNE"
+    return np.asarray(points_N2, dtype=np.float32), method
 
 
 # ---- images

@@ -27,19 +27,12 @@ from kinfolk.training.documents import (
 
 @dataclass(frozen=True)
 class Record:
-    """The small files of a run.
-
-    Args:
-        config, meta: `config.yaml`, fully resolved, and `model.json`.
-        epochs: `metrics.jsonl`, one entry for each epoch; of a repeated epoch the last.
-        results: `eval/*.json` by protocol.
-        num_train, num_refused: number of training samples (0 if not known) and of refused files.
-        labelled: whether the samples have labels; True if it is not known.
-    """
+    """The small files of a run: `config.yaml`, one entry of `metrics.jsonl` for each
+    epoch, `eval/*.json` by protocol, the number of training samples (0 if not known) and of refused
+    files, and whether the samples have labels (True if it is not known)."""
 
     path: Path
     config: dict[str, Any]
-    meta: dict[str, Any]
     epochs: list[dict[str, float]]
     results: dict[str, dict[str, Any]]
     num_train: int = 0
@@ -75,7 +68,6 @@ def read_record(run: Path) -> Record:
     return Record(
         path=run.resolve(),
         config=read_yaml(run / "config.yaml"),
-        meta=_read_json(run / "model.json"),
         epochs=_read_epochs(run / "metrics.jsonl"),
         results={file.stem: _read_json(file) for file in sorted((run / "eval").glob("*.json"))},
         num_train=num_train,
@@ -85,8 +77,6 @@ def read_record(run: Path) -> Record:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -156,36 +146,21 @@ def describe_training(record: Record) -> str:
 
 
 def facts_of(record: Record) -> list[tuple[str, str]]:
-    """Label and value of the main settings, as far as the run records them."""
+    """Label and value of the main settings, as far as the run records them; all are in the
+    configuration."""
 
-    def setting(key: str) -> Any:
-        section, _, name = key.rpartition(".")
-        inside = record.config.get(section) if section else record.config
+    def setting(section: str, name: str) -> Any:
+        inside = record.config.get(section)
         return inside.get(name) if isinstance(inside, Mapping) else None
 
-    encoder, size, rate = (
-        setting("model.name") or "",
-        setting("views.size"),
-        setting("optimizer.lr"),
-    )
-    if encoder and setting("model.width"):
-        encoder += f", width {setting('model.width')}"
-    if encoder and isinstance(parameters := record.meta.get("parameters"), int):
-        encoder += f", {parameters / 1e6:.2g} M parameters"
-    rate = number(rate)
-    if (scaling := setting("optimizer.lr_scaling")) not in (None, "none"):
-        rate += f", {scaling} scaling"
-    name, speed = setting("optimizer.name"), record.last("images_per_second")
-    refused = f"{plural(record.num_refused, 'file')}, see quarantine.csv"
+    speed, refused = record.last("images_per_second"), plural(record.num_refused, "file")
     facts = [
-        ("Data", setting("data.source")),
-        ("Encoder", encoder),
-        ("Views", f"{setting('views.preset')}, {size} × {size}" if size else None),
-        ("Batch size", setting("batch_size")),
-        ("Optimiser", f"{name}, learning rate {rate}" if name else None),
-        ("Seed", setting("seed")),
+        ("Data", setting("data", "source")),
+        ("Encoder", setting("model", "name")),
+        ("Batch size", record.config.get("batch_size")),
+        ("Seed", record.config.get("seed")),
         ("Speed", None if speed is None else f"{speed:,.0f} samples/s"),
-        ("Refused", refused if record.num_refused else None),
+        ("Refused", f"{refused}, see quarantine.csv" if record.num_refused else None),
         *(("Warning", message) for message in first_warnings(record.epochs).values()),
     ]
     return [(label, str(value)) for label, value in facts if value not in (None, "")]

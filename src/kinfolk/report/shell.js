@@ -61,14 +61,11 @@ const page = (() => {
       xaxis: axis(layout.xaxis), yaxis: axis(layout.yaxis),
     };
   }
-  // a name of the palette, or the number of a curve
-  const tint = (name) => (/^\d+$/.test(name) ? classColour(Number(name), CLASS_COLOURS.light.length) : value(name));
   const coloured = (trace) => ({
     ...trace,
-    line: trace.type === "bar" ? undefined : { ...trace.line, color: tint(trace.line.color) },
-    marker: { ...trace.marker, color: tint(trace.marker.color) },
-    error_x: trace.error_x && { ...trace.error_x, color: tint(trace.error_x.color) },
-    error_y: trace.error_y && { ...trace.error_y, color: tint(trace.error_y.color) },
+    line: { ...trace.line, color: value(trace.line.color) },
+    marker: { ...trace.marker, color: value(trace.marker.color) },
+    error_x: trace.error_x && { ...trace.error_x, color: value(trace.error_x.color) },
   });
   const figures = read("figures") || {};
   drawers.push(() => {
@@ -97,7 +94,6 @@ const page = (() => {
     addEventListener("beforeprint", () => {
       root.dataset.theme = "light";
       draw();
-      for (const details of document.querySelectorAll("details")) details.open = true;
       for (const element of plots()) Plotly.relayout(element, { width: Number(element.dataset.printed || 320) });
     });
     addEventListener("afterprint", () => {
