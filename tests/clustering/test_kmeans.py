@@ -12,6 +12,7 @@ from torch import Tensor
 from kinfolk.clustering import kmeans
 from kinfolk.clustering.kmeans import first_centroids
 from kinfolk.errors import KinfolkError
+from tests.pretended.device import AVAILABLE, OnDevice, on_device, pretended
 from tests.ranks import run_program
 
 
@@ -73,6 +74,16 @@ def test_spherical_centroids_have_unit_norm() -> None:
     found = kmeans(x, 9, seed=0, spherical=True)
     torch.testing.assert_close(found.centroids.norm(dim=1), torch.ones(9))
     assert torch.equal((x @ found.centroids.T).argmax(1), found.labels)
+
+
+@pytest.mark.skipif(not AVAILABLE, reason="the pretended device needs g++")
+def test_the_result_is_on_the_device_that_is_asked_for() -> None:
+    x = torch.randn(500, 8, generator=torch.Generator().manual_seed(3))
+    with pretended():
+        found = kmeans(on_device(x), 17, seed=0), kmeans(x, 17, seed=0, device=torch.device("cuda"))
+    for each in found:
+        assert isinstance(each.labels, OnDevice)
+        assert torch.equal(each.labels.held, kmeans(x, 17, seed=0).labels)
 
 
 def test_the_seed_decides() -> None:
@@ -139,7 +150,7 @@ def test_features_that_are_not_finite_are_refused(bad: float) -> None:
 
 def test_wrong_arguments_are_refused_with_name_value_and_rule() -> None:
     x = torch.randn(10, 3)
-    with pytest.raises(ValueError, match=r"`init` \(=\(2, 4\)\) must have the shape \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"`init` \(=\(2, 4\)\) must be of the shape \(2, 3\)"):
         kmeans(x, 2, seed=0, init=torch.zeros(2, 4))
     with pytest.raises(ValueError, match=r"`iterations` \(=0\)"):
         kmeans(x, 2, seed=0, iterations=0)

@@ -329,7 +329,7 @@ def test_a_loss_with_state_asks_for_its_callback() -> None:
     loss = KinfolkLoss(model, kf.CLIPLoss(temperature=0.1, detector=kf.FNC(top_k=1)))
     with pytest.warns(UserWarning, match="KinfolkCallback"):
         loss(features(model, pairs(), range(4))[0], None)
-    with pytest.raises(TypeError, match="must be a loss of two towers"):
+    with pytest.raises(ValueError, match="must be a loss of two towers"):
         KinfolkLoss(model, kf.NTXentLoss(temperature=0.1))  # type: ignore[arg-type]
 
 

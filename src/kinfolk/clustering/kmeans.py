@@ -1,8 +1,8 @@
-"""k-means: Lloyd's algorithm by faiss on the CPU, and in torch on an accelerator, where all ranks
-share the work. First centroids by k-means++ (Arthur and Vassilvitskii, SODA 2007).
+"""k-means: Lloyd's algorithm by faiss, from centroids by k-means++ (Arthur and Vassilvitskii, SODA
+2007).
 
-Dimension key: N samples, F features, K clusters, S samples that centroids are learned from, R rows
-of a block, M centroids drawn at a time, T trials.
+Dimension key: N samples, F features, K clusters, S samples that centroids are drawn from, R rows of
+a block, M centroids drawn at a time, T trials.
 """
 
 from __future__ import annotations
@@ -22,15 +22,12 @@ from kinfolk import distributed
 from kinfolk.errors import KinfolkError, require
 
 _ROUNDS, _TRIALS = 256, 16  # draws of k-means++, and samples tried in each
-_CPU_ELEMENTS, _DEVICE_ELEMENTS, _DRAW_ELEMENTS = 1 << 18, 1 << 28, 1 << 22  # of a block
-_MIN_ROWS = 64
-_RESIDENT_BYTES = 4 << 30  # rows of up to this size are moved to the device once
-_SPLIT = 1 / 1024  # how far the halves of a split cluster are moved apart, as in faiss
+_DRAW_ELEMENTS = 1 << 22  # of a block
 
 
 @dataclass(frozen=True)
 class Clusters:
-    """(N,) labels in [0, K) and (K, F) float32 centroids, on the device that computed them."""
+    """(N,) labels in [0, K) and (K, F) float32 centroids."""
 
     labels: Tensor
     centroids: Tensor
@@ -58,9 +55,9 @@ def kmeans(
         iterations: of Lloyd's algorithm.
         spherical: centroids of unit norm, and samples assigned by the inner product.
         points_per_cluster: centroids are learned from at most this many random samples per cluster.
-        device: where to compute; None: where the features are. A CPU uses faiss.
-        over_ranks: all ranks call this together and receive the same result. On an accelerator each
-            takes its share of the samples; on the CPU rank zero does all, with all ranks' threads.
+        device: of the result; None: that of the features. With faiss-gpu, CUDA also computes it.
+        over_ranks: all ranks call this together and receive the result of rank zero, which has the
+            threads of all.
 
     Example:
         >>> found = kmeans(torch.tensor([[0.0], [0.1], [9.0], [9.1]]), 2, seed=0)
@@ -71,22 +68,18 @@ def kmeans(
     require(iterations >= 1, "iterations", iterations, "at least 1")
     require(points_per_cluster >= 1, "points_per_cluster", points_per_cluster, "at least 1")
     shape = num_clusters, features.shape[1]
-    if init is not None and init.shape != shape:
-        raise ValueError(
-            f"`init` (={tuple(init.shape)}) must have the shape {shape}: clusters × features"
-        )
+    got = None if init is None else tuple(init.shape)
+    require(got in (None, shape), "init", got, f"of the shape {shape}: clusters × features")
     device = features.device if device is None else device
-    shared = over_ranks and distributed.world_size() > 1
-    given = (features, num_clusters, seed, init, iterations, spherical, points_per_cluster)
-    if device.type != "cpu":
-        return torch_kmeans(*given, device, shared)
-    if not shared:
+    given = features, num_clusters, seed, init, iterations, spherical, points_per_cluster, device
+    if not over_ranks or distributed.world_size() == 1:
         return _faiss_kmeans(*given)
     if distributed.is_rank_zero():
         with distributed.threads_of_waiting_ranks():
             found = _faiss_kmeans(*given)
     else:
-        found = Clusters(torch.empty(len(features), dtype=torch.int64), torch.empty(shape))
+        labels_N = torch.empty(len(features), dtype=torch.int64, device=device)
+        found = Clusters(labels_N, torch.empty(shape, device=device))
     dist.broadcast(found.labels, 0)
     dist.broadcast(found.centroids, 0)
     return found
@@ -100,6 +93,7 @@ def _faiss_kmeans(
     iterations: int,
     spherical: bool,
     points_per_cluster: int,
+    device: torch.device,
 ) -> Clusters:
     import faiss  # here: `import kinfolk` needs only torch
 
@@ -116,7 +110,7 @@ def _faiss_kmeans(
             niter=iterations,
             seed=seed % 2**31,
             spherical=spherical,
-            gpu=False,
+            gpu=faiss.get_num_gpus() if device.type == "cuda" else 0,
             min_points_per_centroid=1,  # faiss prints a warning below it
             max_points_per_centroid=points_per_cluster,
         )
@@ -124,95 +118,7 @@ def _faiss_kmeans(
         _, nearest = lloyd.index.search(rows_NF.numpy(), 1)
     labels_N, centroids_KF = torch.from_numpy(nearest).flatten(), torch.tensor(lloyd.centroids)
     _repair(rows_NF, labels_N, centroids_KF, spherical)
-    return Clusters(labels_N, centroids_KF)
-
-
-@torch.no_grad()
-def torch_kmeans(
-    features: Tensor,
-    num_clusters: int,
-    seed: int,
-    init: Tensor | None,
-    iterations: int,
-    spherical: bool,
-    points_per_cluster: int,
-    device: torch.device,
-    shared: bool,
-) -> Clusters:
-    """`kmeans` by blocked products. `shared`: every rank takes a share of the samples; rank zero
-    draws the first centroids, so all ranks have the same."""
-    world, rank = (dist.get_world_size(), dist.get_rank()) if shared else (1, 0)
-    generator = torch.Generator().manual_seed(seed % 2**63)
-    drawn_SF = _draw_rows(features.detach(), num_clusters * points_per_cluster, generator)
-    start_KF = torch.zeros(num_clusters, features.shape[1], device=device)
-    if init is not None:
-        start_KF.copy_(init)
-    elif rank == 0:
-        start_KF.copy_(first_centroids(drawn_SF.to(device).float(), num_clusters, generator))
-    if shared:
-        dist.broadcast(start_KF, 0)
-    start_KF = F.normalize(start_KF, dim=1) if spherical else start_KF
-    rows_SF = drawn_SF[rank::world]
-    if 4 * rows_SF.numel() <= _RESIDENT_BYTES:
-        rows_SF = rows_SF.to(device, torch.float32)
-    centroids_KF = lloyd_iterations(rows_SF, start_KF, iterations, spherical, shared)
-    sizes = [len(features) // world + (each < len(features) % world) for each in range(world)]
-    first = sum(sizes[:rank])
-    own_NF = features[first : first + sizes[rank]].detach()
-    labels_N = torch.cat([label_R for _, label_R in assignments(own_NF, centroids_KF)])
-    if shared:
-        labels_N = distributed.gather_rows(labels_N, sizes)
-    if bool((torch.bincount(labels_N, minlength=num_clusters) == 0).any()):
-        on_host = labels_N.cpu(), centroids_KF.cpu()
-        _repair(features.detach().to("cpu", torch.float32), *on_host, spherical)
-        labels_N, centroids_KF = (x.to(device) for x in on_host)
-    return Clusters(labels_N, centroids_KF)
-
-
-def lloyd_iterations(
-    rows_SF: Tensor, centroids_KF: Tensor, iterations: int, spherical: bool, shared: bool = False
-) -> Tensor:
-    """(K, F) the centroids after some iterations on (S, F) rows, this rank's where they are
-    `shared`. The host does not wait for an accelerator."""
-    number, size = centroids_KF.shape
-    for _ in range(iterations):
-        # of the rows of each cluster, and their numbers: one collective for both
-        sums = centroids_KF.new_zeros(number * size + number)
-        sums_KF, count_K = sums[: number * size].view(number, size), sums[number * size :]
-        for rows_RF, label_R in assignments(rows_SF, centroids_KF):
-            sums_KF.index_add_(0, label_R, rows_RF)
-            count_K.index_add_(0, label_R, torch.ones_like(rows_RF[:, 0]))
-        if shared:
-            dist.all_reduce(sums)
-        centroids_KF = _refill(sums_KF / count_K.clamp(min=1).unsqueeze(1), count_K)
-        if spherical:
-            centroids_KF = F.normalize(centroids_KF, dim=1)
-    return centroids_KF
-
-
-def _refill(centroids_KF: Tensor, count_K: Tensor) -> Tensor:
-    """The centroids, with a half of one of the largest clusters for each that is empty."""
-    empty_K = count_K == 0
-    largest_K = count_K.argsort(descending=True, stable=True)
-    donor_K = largest_K[empty_K.cumsum(0).sub_(1).clamp_(min=0)]
-    gives_K = torch.zeros_like(count_K).scatter_reduce_(
-        0, donor_K, empty_K.to(count_K.dtype), "amax"
-    )
-    sign_F = 1 - 2 * (torch.arange(centroids_KF.shape[1], device=centroids_KF.device) % 2)
-    halves_KF = torch.where(
-        empty_K.unsqueeze(1), centroids_KF[donor_K] * (1 + _SPLIT * sign_F), centroids_KF
-    )
-    return torch.where(gives_K.unsqueeze(1) > 0, halves_KF * (1 - _SPLIT * sign_F), halves_KF)
-
-
-def assignments(rows_SF: Tensor, centroids_KF: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Blocks of rows, (R, F) float32 on the centroids' device, each with (R,) the nearest
-    centroids."""
-    half_K, device = centroids_KF.square().sum(1).mul_(-0.5), centroids_KF.device
-    most = _CPU_ELEMENTS if device.type == "cpu" else _DEVICE_ELEMENTS
-    for rows_RF in torch.split(rows_SF, max(_MIN_ROWS, most // len(centroids_KF))):
-        rows_RF = rows_RF.to(device, torch.float32)
-        yield rows_RF, torch.addmm(half_K, rows_RF, centroids_KF.T).argmax(1)
+    return Clusters(labels_N.to(device), centroids_KF.to(device))
 
 
 def first_centroids(features: Tensor, num_clusters: int, generator: torch.Generator) -> Tensor:
@@ -222,22 +128,18 @@ def first_centroids(features: Tensor, num_clusters: int, generator: torch.Genera
     step = math.ceil(num_clusters / _ROUNDS)
     trials = _TRIALS if step == 1 else 1
     square_S = features.square().sum(1)
-    chosen = torch.randint(len(features), (1,), generator=generator).to(features.device)
+    chosen = torch.randint(len(features), (1,), generator=generator)
     nearest_S = torch.full_like(square_S, torch.inf)
     nearest_S = _nearest(features, square_S, chosen.view(1, 1), nearest_S)[0]
     sizes = [trials * min(step, num_clusters - done) for done in range(1, num_clusters, step)]
-    # for all rounds at once, so that the host does not wait in each
-    drawn = [torch.rand(size, generator=generator, dtype=torch.float64) for size in sizes or [0]]
-    uniform = torch.cat(drawn).to(features.device)
-    for uniform_R in torch.split(uniform, sizes) if sizes else ():
-        uniform_TM = uniform_R.view(trials, -1)
+    for size in sizes:
+        uniform_TM = torch.rand(size, generator=generator, dtype=torch.float64).view(trials, -1)
         total_S = nearest_S.double().cumsum(0)
         drawn_TM = torch.searchsorted(total_S, uniform_TM * total_S[-1], right=True)
         drawn_TM.clamp_(max=len(features) - 1)
         nearest_TS = _nearest(features, square_S, drawn_TM, nearest_S)
-        best_1 = nearest_TS.double().sum(1).argmin(keepdim=True)
-        chosen = torch.cat((chosen, drawn_TM.index_select(0, best_1)[0]))
-        nearest_S = nearest_TS.index_select(0, best_1)[0]
+        best = int(nearest_TS.double().sum(1).argmin())
+        chosen, nearest_S = torch.cat((chosen, drawn_TM[best])), nearest_TS[best]
     return features[chosen]
 
 
@@ -262,20 +164,15 @@ def _nearest(features: Tensor, square_S: Tensor, drawn_TM: Tensor, nearest_S: Te
 def _draw_rows(features: Tensor, most: int, generator: torch.Generator) -> Tensor:
     if len(features) <= most:
         return features
-    return features[torch.randperm(len(features), generator=generator)[:most].to(features.device)]
+    return features[torch.randperm(len(features), generator=generator)[:most]]
 
 
 def check_clusterable(features: Tensor, num_clusters: tuple[int, ...]) -> None:
-    if features.ndim != 2:
-        raise ValueError(
-            f"`features` (={tuple(features.shape)}) must have the shape (samples, features)"
-        )
+    must = "of the shape (samples, features)"
+    require(features.ndim == 2, "features", tuple(features.shape), must)
+    must = f"at least 1 and below the number of samples ({len(features)})"
     for number in num_clusters:
-        if not 1 <= number < len(features):
-            raise KinfolkError(
-                f"`num_clusters` (={number}) must be at least 1 and below the number of samples"
-                f" ({len(features)})"
-            )
+        require(1 <= number < len(features), "num_clusters", number, must)
     if not features.isfinite().all():
         row = int((~features.isfinite().all(1)).nonzero()[0])
         raise KinfolkError(

@@ -102,26 +102,32 @@ def nearest(keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor) -> 
 class SupportFramework(MomentumFramework, ABC):
     """Abstract. Contrasts the predictions of both views with retrieved keys and with the whole
     support queue (RCL, Figure 2), in which entries of the anchor's sample are neither negatives nor
-    retrieved. Each criterion has a predictor, or all share one. `queue`: arguments of `add_queue`.
-    """
+    retrieved. Each criterion has a predictor, or all share one."""
 
+    loss_kind = RelativeContrastLoss
+    refused: ClassVar[Mapping[str, str]] = RelativeContrastLoss.refused
     head_options: ClassVar[Mapping[str, object]] = {"layers": 3, "last_norm": True}
 
     def __init__(
         self,
         encoder: nn.Module,
         head: nn.Module,
-        objective: RelativeContrastLoss,
-        queue: tuple[int, int, float, MomentumSchedule],
-        num_predictors: int,
-        predictor_size: int,
+        num_samples: int,
+        queue_size: int = 98304,
+        momentum: float = 0.996,
+        predictor_size: int = 4096,
+        temperature: float = 0.1,
+        momentum_schedule: MomentumSchedule = "constant",
+        **given: Any,
     ) -> None:
-        super().__init__(encoder, head, objective)
-        size = embedding_size(encoder, head)
-        self.predictors = nn.ModuleList(
-            prediction_head(size, predictor_size) for _ in range(num_predictors)
-        )
-        self.add_queue(*queue)
+        super().__init__(encoder, head, RelativeContrastLoss(temperature=temperature, **given))
+        self.predictors = nn.ModuleList()
+        self.add_predictors(1, predictor_size)
+        self.add_queue(num_samples, queue_size, momentum, momentum_schedule)
+
+    def add_predictors(self, number: int, hidden_size: int) -> None:
+        size = embedding_size(self.encoder, self.head)
+        self.predictors.extend(prediction_head(size, hidden_size) for _ in range(number))
 
     @abstractmethod
     def retrieve(
@@ -161,7 +167,6 @@ class SupportFramework(MomentumFramework, ABC):
         return loss
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, D) unit-norm embeddings of the momentum encoder, as in the queue."""
         return self.slow.embed(images)
 
 
@@ -173,43 +178,24 @@ class NNCLR(SupportFramework):
         exp(q_i·s_j / t) )
 
     n_i is the entry of another sample that is most similar to the key of the other view of i, or
-    the key itself if there is none. Arguments and deviations from the paper: docs/methods/nnclr.md.
+    the key itself if there is none. Arguments and deviations: docs/methods/nnclr.md.
     """
 
     paper: ClassVar[str] = "Dwibedi et al., ICCV 2021"
-    loss_kind = RelativeContrastLoss
     needs: ClassVar[str] = "queue smaller than the data"
-    refused: ClassVar[Mapping[str, str]] = RelativeContrastLoss.refused
-
-    def __init__(
-        self,
-        encoder: nn.Module,
-        head: nn.Module,
-        num_samples: int,
-        queue_size: int = 98304,
-        momentum: float = 0.996,
-        predictor_size: int = 4096,
-        temperature: float = 0.1,
-        momentum_schedule: MomentumSchedule = "constant",
-        **given: Any,
-    ) -> None:
-        objective = RelativeContrastLoss(temperature=temperature, **given)
-        queue = (num_samples, queue_size, momentum, momentum_schedule)
-        super().__init__(encoder, head, objective, queue, 1, predictor_size)
 
     def retrieve(
         self, keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor
     ) -> tuple[Tensor, Tensor]:
         place_A1 = nearest(keys, ids, support, support_ids)
-        found_A1D = support[place_A1.clamp(min=0)]
-        own_A1D = keys.unsqueeze(1).to(found_A1D.dtype)
+        own_A1D, found_A1D = keys.unsqueeze(1).to(support.dtype), support[place_A1.clamp(min=0)]
         found_A1D = torch.where(place_A1.unsqueeze(2) < 0, own_A1D, found_A1D)
         return found_A1D, torch.ones(len(keys), 1, 1, device=keys.device)
 
 
 class OnlineCriteria(nn.Module):
     """The cluster of every sample under each of H criteria, set once by DBSCAN, then refined in
-    every step. Equal on all ranks."""
+    every step."""
 
     def __init__(self, hierarchy: Hierarchy) -> None:
         super().__init__()
@@ -231,8 +217,7 @@ class OnlineCriteria(nn.Module):
 
 class OfflineCriteria(OnHost):
     """As `OnlineCriteria`, but recomputed every few epochs, each level separately, so that levels
-    need not be nested (Table 4). `cluster`: (N, D) embeddings → (H, N) labels in [0, N), the same
-    on all ranks."""
+    need not be nested (Table 4). `cluster`: (N, D) embeddings → (H, N) labels in [0, N)."""
 
     on_host = ("started",)
     labels: Tensor
@@ -311,17 +296,14 @@ class RCL(ClusteringFramework, SupportFramework):
         1[Y_h(i) = Y_h(z′)] · q_h·z′ / t )
 
     q_h is the prediction of criterion h for a view of sample i, and s_j are the entries of the
-    queue from other samples. Under criterion 1 every sample is a cluster; the clusters of the
-    criteria 2 … H are larger and larger. The keys are that of the other view, positive under all
-    criteria, and up to `num_keys` entries of the queue drawn from the anchor's cluster under the
-    last criterion, or under each. Before the first clustering there is only the key of the other
-    view: equation 1. Arguments and deviations from the paper: docs/methods/rcl.md.
+    queue from other samples. Under criterion 1 every sample is a cluster; clusters grow from 2 to
+    H. The keys are that of the other view, positive under all criteria, and up to `num_keys`
+    entries of the queue drawn from the anchor's cluster under the last criterion, or under each;
+    before the first clustering only the former. Arguments and deviations: docs/methods/rcl.md.
     """
 
     paper: ClassVar[str] = "Tang et al., ECCV 2022"
-    loss_kind = RelativeContrastLoss
     needs: ClassVar[str] = "queue smaller than the data; one DBSCAN of all samples"
-    refused: ClassVar[Mapping[str, str]] = RelativeContrastLoss.refused
 
     def __init__(
         self,
@@ -349,19 +331,18 @@ class RCL(ClusteringFramework, SupportFramework):
         momentum_schedule: MomentumSchedule = "constant",
         **given: Any,
     ) -> None:
-        given_values = dict(locals())
+        settings = dict(locals())
         require_choice("hierarchy", hierarchy, get_args(Kind))
         require_choice("retrieval", retrieval, get_args(Retrieval))
-        _refuse_unused(given_values)
+        _refuse_unused(settings)
         if criteria is None:
             criteria = count_levels(radii if num_clusters is None else num_clusters)
         for name, number in (("criteria", criteria), ("num_keys", num_keys)):
             require(number >= 1, name, number, "at least 1")
         clusters = criteria > 1
-        objective = RelativeContrastLoss(temperature=temperature, **given)
-        predictors = 1 if shared_predictor else criteria
-        queue = (num_samples, queue_size, momentum, momentum_schedule)
-        super().__init__(encoder, head, objective, queue, predictors, predictor_size)
+        queue = queue_size, momentum, predictor_size, temperature, momentum_schedule
+        super().__init__(encoder, head, num_samples, *queue, **given)
+        self.add_predictors(0 if shared_predictor else criteria - 1, predictor_size)
         if clusters:
             self.require_projected("criteria")
         self.set_schedule(warmup_epochs if clusters else 0, every)
@@ -387,8 +368,7 @@ class RCL(ClusteringFramework, SupportFramework):
 
     @property
     def labels(self) -> Tensor | None:
-        """(H, N) clusters of all samples under every criterion. None before the first
-        clustering."""
+        """(H, N) clusters of all samples under every criterion, once there are any."""
         if self.criteria is None or not self.criteria.started:
             return None
         device = next(self.criteria.buffers()).device

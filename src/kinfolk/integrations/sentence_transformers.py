@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from kinfolk import distributed
 from kinfolk.data.labels import linked_rows
 from kinfolk.detectors.base import Detector
-from kinfolk.errors import KinfolkError
+from kinfolk.errors import KinfolkError, require
 from kinfolk.files import first_line
 from kinfolk.objectives import BimodalLoss, CLIPLoss, SigLIPLoss
 
@@ -150,13 +150,10 @@ class KinfolkLoss(nn.Module):
         known_positives: bool = True,
     ) -> None:
         super().__init__()
-        if not isinstance(loss, BimodalLoss | SigLIPLoss):
-            raise TypeError(
-                f"`loss` (={loss!r:.80}) must be a loss of two towers, such as"
-                " kf.CLIPLoss(temperature=0.05)"
-            )
-        if mini_batch_size is not None and mini_batch_size < 1:
-            raise ValueError(f"`mini_batch_size` (={mini_batch_size}) must be at least 1")
+        two_towers = isinstance(loss, BimodalLoss | SigLIPLoss)
+        require(two_towers, "loss", loss, "a loss of two towers, such as kf.CLIPLoss()")
+        fits = mini_batch_size is None or mini_batch_size >= 1
+        require(fits, "mini_batch_size", mini_batch_size, "at least 1")
         self.model, self.loss = model, loss
         self.both_directions, self.own_negatives_only = both_directions, own_negatives_only
         self.mini_batch_size, self.known_positives = mini_batch_size, known_positives
@@ -224,21 +221,17 @@ class KinfolkLoss(nn.Module):
                     "the loss looks samples up: train on the data set that add_ids(dataset) returns"
                 )
             if known:
-                found["group_ids"], *others = (_text_keys(column) for column in columns[1:])
-                found |= {"negative_group_ids": torch.stack(others, 1)} if others else {}
-            return found
-        if labels.ndim != 2 or labels.is_floating_point() or labels.shape[1] != 2 + 2 * number:
-            raise ValueError(
-                f"`labels` (={labels.dtype}, shape {tuple(labels.shape)}) must be the column that"
-                f" add_ids(dataset) adds to {len(columns)} columns of texts"
-            )
-        found["ids"] = labels[:, 0]
-        if number:
-            found["negative_ids"] = labels[:, 2 : 2 + number]
-        if known:
-            found["group_ids"] = labels[:, 1]
-            found |= {"negative_group_ids": labels[:, 2 + number :]} if number else {}
-        return found
+                groups = torch.stack([_text_keys(column) for column in columns[1:]], 1)
+                found |= {"group_ids": groups[:, 0], "negative_group_ids": groups[:, 1:]}
+        else:
+            fits = labels.ndim == 2 and labels.shape[1] == 2 + 2 * number
+            must = f"the column that add_ids(dataset) adds to {len(columns)} columns of texts"
+            right = fits and not labels.is_floating_point()
+            require(right, "labels", f"{labels.dtype}, shape {tuple(labels.shape)}", must)
+            found |= {"ids": labels[:, 0], "negative_ids": labels[:, 2 : 2 + number]}
+            if known:
+                found |= {"group_ids": labels[:, 1], "negative_group_ids": labels[:, 2 + number :]}
+        return {name: x for name, x in found.items() if number or not name.startswith("negative")}
 
     @property
     def _inner(self) -> nn.Module:
@@ -258,16 +251,15 @@ class KinfolkLoss(nn.Module):
     def _chunks(self, features: Features, step: int) -> Iterator[dict[str, Any]]:
         mask = features.get("attention_mask")
         if not isinstance(mask, Tensor) or mask.ndim != 2:
-            raise ValueError(
-                "`mini_batch_size` must be None with this model: it has no padded tokens"
-                " (attention_mask)"
-            )
+            must = "None with a model without padded tokens (attention_mask)"
+            require(False, "mini_batch_size", step, must)
         for first in range(0, len(mask), step):
-            chunk = dict(features)
-            for name, value in features.items():
-                if isinstance(value, Tensor) and value.shape[:1] == mask.shape[:1]:
-                    chunk[name] = value[first : first + step]
-            yield chunk
+            yield {
+                name: value[first : first + step]
+                if isinstance(value, Tensor) and value.shape[:1] == mask.shape[:1]
+                else value
+                for name, value in features.items()
+            }
 
     def _encode(self, features: Features, wrapped: bool) -> Tensor:
         """DistributedDataParallel is called once in a step: more calls would have to be equally
@@ -371,9 +363,9 @@ class KinfolkCallback(TrainerCallback):
 
         folder = _checkpoint_folder(args, state)
         if state.is_world_process_zero and folder.is_dir():
+            state_dict = self.loss.loss.state_dict()
             tensors = {
-                name: value.detach().cpu().clone().contiguous()
-                for name, value in self.loss.loss.state_dict().items()
+                name: x.detach().cpu().clone().contiguous() for name, x in state_dict.items()
             }
             save_file(tensors, folder / self.file, {"refreshed": str(self.refreshed)})
 

@@ -294,7 +294,7 @@ def _as_vectors(features: object, module: nn.Module) -> Tensor:
     )
 
 
-_POOLS = ("AdaptiveAvgPool2d", "FastAdaptiveAvgPool", "SelectAdaptivePool2d")  # the last two: timm
+_POOLS = ("AdaptiveAvgPool2d", "FastAdaptiveAvgPool")  # the second in timm
 
 
 class FeatureMap(nn.Module):
@@ -305,7 +305,8 @@ class FeatureMap(nn.Module):
         super().__init__()
         self.encoder = encoder.module if isinstance(encoder, Adapted) else encoder
         towers = list(encoder.towers) if isinstance(encoder, SplitEncoder) else [encoder]
-        self._pools = [pool for tower in towers if (pool := _last_pool(tower)) is not None]
+        pools = ([m for m in t.modules() if type(m).__name__ in _POOLS] for t in towers)
+        self._pools = [found[-1] for found in pools if found]
         if len(self._pools) != len(towers) and not isinstance(encoder, Adapted):
             raise UsageError(
                 f"{type(encoder).__name__} has no average pooling whose input could be used; leave"
@@ -331,12 +332,3 @@ class FeatureMap(nn.Module):
                 f"{type(self.encoder).__name__} returns no feature map; leave --unpooled out"
             )
         return given.flatten(1)
-
-
-def _last_pool(module: nn.Module) -> nn.Module | None:
-    found: nn.Module | None = None
-    inside: list[nn.Module] = []
-    for part in module.modules():
-        if type(part).__name__ in _POOLS and part not in inside:
-            found, inside = part, list(part.modules())
-    return found
