@@ -51,7 +51,7 @@ class Updates:
 
     def __init__(self, number: int) -> None:
         labels, self.z = planted(number)
-        self.hierarchy = OnlineHierarchy(number, 3, merge_similarity=SIMILARITY, dim=DIM)
+        self.hierarchy = OnlineHierarchy(number, 3, merge_similarity=SIMILARITY)
         self.hierarchy.start(labels, self.z)
         self.g = torch.Generator().manual_seed(1)
 

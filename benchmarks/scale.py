@@ -91,7 +91,9 @@ def held() -> list[Held]:
         return made
 
     def labels(N: int) -> nn.Module:
-        return PseudoLabels(N, D, levels(N), seed=0)
+        made = PseudoLabels(N, levels(N), seed=0)
+        made.centroids = torch.zeros(sum(made.num_clusters), D)
+        return made
 
     def known(N: int) -> nn.Module:
         anchor = torch.arange(N).repeat_interleave(PAIRS)

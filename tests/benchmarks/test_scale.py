@@ -115,7 +115,7 @@ def test_a_refresh_broadcasts_the_documented_bytes(monkeypatch: pytest.MonkeyPat
     detector.refresh(features, 1.0)
     assert wire.broadcast == expected("clusters, accepted labels, confidence", SAMPLES)
     wire.broadcast = 0
-    PseudoLabels(SAMPLES, scale.D, detector.num_clusters, seed=0, iterations=1).refresh(features)
+    PseudoLabels(SAMPLES, detector.num_clusters, seed=0, iterations=1).refresh(features)
     assert wire.broadcast == expected("clusters", SAMPLES)
 
 

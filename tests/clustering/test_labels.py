@@ -19,7 +19,7 @@ def features(seed: int, number: int = 60, dim: int = 4) -> Tensor:
 
 
 def made(**changed: object) -> PseudoLabels:
-    arguments: dict[str, object] = {"num_samples": 60, "dim": 4, "num_clusters": (5, 9), "seed": 3}
+    arguments: dict[str, object] = {"num_samples": 60, "num_clusters": (5, 9), "seed": 3}
     return PseudoLabels(**{**arguments, **changed})  # type: ignore[arg-type]
 
 
@@ -70,9 +70,8 @@ def test_iterations_and_points_are_those_that_were_given() -> None:
             made(**{name: 0})
 
 
-@pytest.mark.parametrize("dim", [4, None])
-def test_saved_and_continued_labels_equal_uninterrupted_ones(dim: int | None) -> None:
-    whole, fresh = made(dim=dim), made(dim=dim)
+def test_saved_and_continued_labels_equal_uninterrupted_ones() -> None:
+    whole, fresh = made(), made()
     whole.refresh(features(0))
     fresh.load_state_dict(whole.state_dict())
     for clusters in (whole, fresh):
@@ -84,9 +83,9 @@ def test_saved_and_continued_labels_equal_uninterrupted_ones(dim: int | None) ->
 
 
 def test_an_unrefreshed_state_loads() -> None:
-    clusters = made(dim=None)
+    clusters = made()
     clusters.refresh(features(0))
-    clusters.load_state_dict(made(dim=None).state_dict())
+    clusters.load_state_dict(made().state_dict())
     assert not clusters.refreshed
     assert torch.equal(clusters.labels, torch.arange(60).repeat(2, 1))
 
@@ -124,16 +123,10 @@ def test_wrong_arguments_are_refused_with_name_value_and_rule() -> None:
         match=r"`num_clusters` \(=60\) must be at least 1 and below the number of samples \(60\)",
     ):
         made(num_clusters=(60,))
-    with pytest.raises(ValueError, match="`num_clusters` must name at least one"):
+    with pytest.raises(ValueError, match=r"`num_clusters` \(=\(\)\) must be at least one number"):
         made(num_clusters=())
-    with pytest.raises(
-        ValueError, match=r"`features` \(=\(59, 4\)\) must have the shape \(60, 4\)"
-    ):
+    with pytest.raises(ValueError, match=r"`features` \(=\(59, 4\)\) must be of the shape \(60, "):
         made().refresh(features(0, number=59))
-    with pytest.raises(
-        ValueError, match=r"`features` \(=\(60, 5\)\) must have the shape \(60, 4\)"
-    ):
-        made().refresh(features(0, dim=5))
 
 
 def _child(rank: int, folder: str) -> None:

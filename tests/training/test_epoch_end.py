@@ -51,7 +51,7 @@ def test_cluster_quality_equals_mtpr_mtnr_and_nmi() -> None:
     assert ClusterQuality(images(40))(module, 1) == {}, "without labels"  # type: ignore[arg-type]
     plain = SimCLR(nn.Flatten(), nn.Linear(12, 4))
     assert measure(Module(plain), 1) == {}, "without clusters"  # type: ignore[arg-type]
-    plain.others = PseudoLabels(30, 4, (3,), seed=0)
+    plain.others = PseudoLabels(30, (3,), seed=0)
     plain.others.refresh(torch.randn(30, 4))
     assert pseudo_labels(plain) is not None
 

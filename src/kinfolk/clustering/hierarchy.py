@@ -95,14 +95,14 @@ class Tree(Exact):
     num_free: Tensor
     pointers: Tensor | None
 
-    def __init__(self, num_samples: int, levels: int, dim: int | None) -> None:
+    def __init__(self, num_samples: int, levels: int) -> None:
         super().__init__()
-        self.num_samples, self.levels, self.dim = num_samples, levels, dim
+        self.num_samples, self.levels = num_samples, levels
         for name in ("parent", "after", "before", "entry", "units", "free", "sizes"):
             self.register_buffer(name, torch.zeros(levels, num_samples, dtype=torch.int64))
         self.register_buffer("num_free", torch.zeros(levels, dtype=torch.int64))
-        self.register_buffer("features", torch.zeros(num_samples, dim or 0))
-        self.register_buffer("sums", torch.zeros(levels - 1, num_samples, dim or 0))
+        self.register_buffer("features", torch.zeros(num_samples, 0))
+        self.register_buffer("sums", torch.zeros(levels - 1, num_samples, 0))
         self.register_buffer("pointers", None, persistent=False)
         self.start(torch.arange(num_samples).expand(levels, -1))
 
@@ -121,15 +121,10 @@ class Tree(Exact):
 
     @torch.no_grad()
     def start(self, labels: Tensor, features: Tensor | None = None) -> None:
-        if labels.shape != (self.levels, self.num_samples):
-            raise ValueError(
-                f"`labels` (={tuple(labels.shape)}) must have the shape"
-                f" {(self.levels, self.num_samples)}: levels × samples"
-            )
-        if len(torch.unique(labels[0])) < self.num_samples:
-            raise ValueError(
-                "the first row of `labels` must have a separate cluster for each sample"
-            )
+        shape = self.levels, self.num_samples
+        fits = labels.shape == shape and len(torch.unique(labels[0])) == self.num_samples
+        must = f"of the shape {shape}, where each sample is a cluster in the first row"
+        require(fits, "labels", tuple(labels.shape), must)
         if features is not None:
             self.set_features(features)
             require_finite(features)
@@ -201,9 +196,8 @@ class Tree(Exact):
 
     def _send(self, level: int, slots: Tensor) -> None:
         if self.pointers is not None:
-            there, values = (
-                to_device(x, self.pointers.device) for x in (slots, self.parent[level, slots])
-            )
+            given, device = (slots, self.parent[level, slots]), self.pointers.device
+            there, values = (to_device(each, device) for each in given)
             self.pointers[level, there] = values
 
     def send_all(self) -> None:
@@ -228,16 +222,13 @@ class Tree(Exact):
         )
 
     def set_features(self, features: Tensor) -> None:
-        if features.ndim != 2 or (self.dim is not None and features.shape[1] != self.dim):
-            raise ValueError(
-                f"`features` (={tuple(features.shape)}) must have the shape (rows,"
-                f" {'any' if self.dim is None else self.dim})"
-            )
-        if self.dim is None:
+        dim = self.features.shape[1]
+        fits = features.ndim == 2 and dim in (0, features.shape[1])
+        require(fits, "features", tuple(features.shape), f"of the shape (rows, {dim or 'any'})")
+        if not dim:
             self._set_dim(features.shape[1])
 
     def _set_dim(self, dim: int) -> None:
-        self.dim = dim
         self.features = self.features.new_zeros(self.num_samples, dim)
         self.sums = self.sums.new_zeros(self.levels - 1, self.num_samples, dim)
 
@@ -246,20 +237,18 @@ class Tree(Exact):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         features = state_dict.get(prefix + "features")
-        if self.dim is None and features is not None and features.shape[1]:
+        if features is not None and not self.features.shape[1]:
             self._set_dim(features.shape[1])
         super()._load_from_state_dict(state_dict, prefix, *others)
         self.send_all()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Tree:
-        """A cast changes the tree, though never to 16 bits; a move to another device moves only the
-        pointers."""
+        """Casts the tree, though never to 16 bits; moves only the pointers to another device."""
         probe = fn(torch.empty(0, dtype=self.features.dtype))
         if probe.dtype not in COARSE:
             self.features, self.sums = self.features.to(probe.dtype), self.sums.to(probe.dtype)
-        self.pointers = (
-            None if probe.device.type in ("cpu", "meta") else self.parent.to(probe.device)
-        )
+        on_host = probe.device.type in ("cpu", "meta")
+        self.pointers = None if on_host else self.parent.to(probe.device)
         return self
 
 
@@ -270,7 +259,6 @@ class OnlineHierarchy(nn.Module):
     Args:
         num_samples, levels: N and H; H counts level 1.
         merge_similarity: σ_m, or one for each of the levels 2 … H; more similar centres are merged.
-        dim: D; None: that of the first features.
         parts: m.
         max_units: of a larger cluster, the touched units are used first and the others count as
             one; merging it into another takes several steps.
@@ -297,28 +285,27 @@ class OnlineHierarchy(nn.Module):
         levels: int,
         *,
         merge_similarity: float | Sequence[float],
-        dim: int | None = None,
         parts: int = 3,
         max_units: int = 32,
         feature_momentum: float = 0.5,
     ) -> None:
         super().__init__()
-        require(num_samples >= 1, "num_samples", num_samples, "at least 1")
-        require(levels >= 1, "levels", levels, "at least 1")
-        require(parts >= 2, "parts", parts, "at least 2")
-        require(max_units >= 2, "max_units", max_units, "at least 2")
+        for name, value, least in (
+            ("num_samples", num_samples, 1),
+            ("levels", levels, 1),
+            ("parts", parts, 2),
+            ("max_units", max_units, 2),
+        ):
+            require(value >= least, name, value, f"at least {least}")
         require(0 <= feature_momentum < 1, "feature_momentum", feature_momentum, "in [0, 1)")
         given = merge_similarity
         each = tuple(given) if isinstance(given, Sequence) else (given,) * (levels - 1)
-        rule = f"a number in [-1, 1], or one for each of the levels 2 to {levels}"
-        fits = len(each) == levels - 1 and all(-1 <= value <= 1 for value in each)
-        require(fits, "merge_similarity", merge_similarity, rule)
-        falls = all(later <= earlier for earlier, later in pairwise(each))
-        rule = "falling or constant: a higher level joins less similar samples"
-        require(falls, "merge_similarity", merge_similarity, rule)
+        falls = all(-1 <= b <= a <= 1 for a, b in pairwise((1.0, *each)))
+        rule = f"in [-1, 1], a number or one for each of the levels 2 to {levels}, not rising"
+        require(falls and len(each) == levels - 1, "merge_similarity", merge_similarity, rule)
         self.num_samples, self.levels, self.merge_similarity = num_samples, levels, each
         self.parts, self.max_units, self.feature_momentum = parts, max_units, feature_momentum
-        self.tree = Tree(num_samples, levels, dim)
+        self.tree = Tree(num_samples, levels)
         self._arriving: Arriving | None = None
 
     @property

@@ -154,7 +154,7 @@ class PseudoLabels(Exact):
     labels. Equal on all ranks.
 
     Args:
-        num_samples, dim: N and D; None: D of the first refresh.
+        num_samples: N.
         num_clusters: K of each level, each below N; a number means a single level.
         seed: level l has seed + l.
         accepts: whether a cluster becomes a label only when `accept` chooses it. `accepted` and
@@ -165,7 +165,7 @@ class PseudoLabels(Exact):
     State: `labels` (L, N), `centroids` (ΣK, D), `refreshed`.
 
     Example:
-        >>> clusters = PseudoLabels(4, 1, (2,), seed=0)
+        >>> clusters = PseudoLabels(4, 2, seed=0)
         >>> clusters.refresh(torch.tensor([[0.0], [0.1], [9.0], [9.1]]))
         >>> label = clusters.of(torch.arange(4))[0]
         >>> (label[0] == label[1]).item(), (label[0] == label[2]).item()
@@ -182,7 +182,6 @@ class PseudoLabels(Exact):
     def __init__(
         self,
         num_samples: int,
-        dim: int | None,
         num_clusters: int | tuple[int, ...],
         *,
         seed: int,
@@ -193,15 +192,13 @@ class PseudoLabels(Exact):
         points_per_cluster: int = 256,
     ) -> None:
         super().__init__()
-        self.num_clusters = (
-            (num_clusters,) if isinstance(num_clusters, int) else tuple(num_clusters)
-        )
-        if not self.num_clusters:
-            raise ValueError("`num_clusters` must name at least one number of clusters")
+        alone = isinstance(num_clusters, int)
+        self.num_clusters = (num_clusters,) if alone else tuple(num_clusters)
+        require(len(self.num_clusters) > 0, "num_clusters", (), "at least one number")
         rule = f"at least 1 and below the number of samples ({num_samples})"
         for number in self.num_clusters:
             require(1 <= number < num_samples, "num_clusters", number, rule)
-        self.num_samples, self.dim, self.seed = num_samples, dim, seed
+        self.num_samples, self.seed = num_samples, seed
         self.advice = f"use the same data set and the same `num_clusters` (={self.num_clusters})"
         self.warm_start, self.iterations = warm_start, iterations
         self.warm_iterations = warm_iterations
@@ -210,7 +207,7 @@ class PseudoLabels(Exact):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         shape = len(self.num_clusters), num_samples
         self.register_buffer("labels", torch.arange(num_samples).repeat(shape[0], 1))
-        self.register_buffer("centroids", torch.zeros(sum(self.num_clusters), dim or 0))
+        self.register_buffer("centroids", torch.zeros(sum(self.num_clusters), 0))
         self.register_buffer("refreshed", torch.tensor(False))
         for name, first in (
             ("accepted", torch.zeros(shape, dtype=torch.bool)),
@@ -253,11 +250,8 @@ class PseudoLabels(Exact):
         """Clusters `features`, the same on all ranks, of all samples or of `ids`; any other sample
         is then a cluster alone."""
         number = self.num_samples if ids is None else len(ids)
-        if len(features) != number or (self.dim is not None and features.shape[1:] != (self.dim,)):
-            raise ValueError(
-                f"`features` (={tuple(features.shape)}) must have the shape ({number},"
-                f" {'features' if self.dim is None else self.dim}): all samples in data-set order"
-            )
+        must = f"of the shape ({number}, features): all samples in data-set order"
+        require(len(features) == number, "features", tuple(features.shape), must)
         check_clusterable(features, self.num_clusters)
         is_known = bool(self.refreshed) and self.centroids.shape[1] == features.shape[1]
         warm = self.warm_start and is_known
@@ -317,10 +311,8 @@ class PseudoLabels(Exact):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         centroids = state_dict.get(prefix + "centroids")
-        same = centroids is not None and len(centroids) == len(self.centroids)
-        if centroids is not None and same and self.dim is None:
-            # the size of a feature is known only from the first refresh on
-            self.centroids = self.centroids.new_zeros(centroids.shape)
+        if centroids is not None and len(centroids) == len(self.centroids):
+            self.centroids = self.centroids.new_zeros(centroids.shape)  # of any size of a feature
         super()._load_from_state_dict(state_dict, prefix, *others)
         if self.accepted is None:
             self._has_labels = bool(self.refreshed)

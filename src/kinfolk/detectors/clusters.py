@@ -91,7 +91,7 @@ class Cave(Clustering):
         require(num_samples >= 2, "num_samples", num_samples, "at least 2")
         require(every >= 1, "every", every, "at least 1")
         self.num_samples, self.every = num_samples, every
-        self.clusters = PseudoLabels(num_samples, None, num_clusters, seed=seed)
+        self.clusters = PseudoLabels(num_samples, num_clusters, seed=seed)
 
     @classmethod
     def defaults(cls, given: Mapping[str, object]) -> Mapping[str, object]:
@@ -157,7 +157,7 @@ class Neighbours(Clustering):
         default = max(1, num_samples // PAPER_SIZE)
         self.num_clusters = default if num_clusters is None else num_clusters
         chosen = (self.num_clusters,) * num_clusterings
-        self.clusters = PseudoLabels(num_samples, None, chosen, seed=seed)
+        self.clusters = PseudoLabels(num_samples, chosen, seed=seed)
 
     @torch.no_grad()
     def find(self, block: Block) -> Kin:

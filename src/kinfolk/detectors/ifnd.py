@@ -114,7 +114,6 @@ class IFND(Detector):
             num_clusters = default_clusters(num_samples, num_classes)
         self.clusters = PseudoLabels(
             num_samples,
-            None,
             num_clusters,
             seed=seed,
             accepts=True,

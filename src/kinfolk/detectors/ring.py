@@ -107,7 +107,7 @@ class Ring(Clustering):
             require(start_lower < start_upper <= 1, "start_upper", start_upper, higher)
         self.clusters = None
         if num_clusters is not None:
-            self.clusters = PseudoLabels(num_samples or 0, None, num_clusters, seed=seed)
+            self.clusters = PseudoLabels(num_samples or 0, num_clusters, seed=seed)
 
     @classmethod
     def defaults(cls, given: Mapping[str, object]) -> Mapping[str, object]:

@@ -29,7 +29,6 @@ from kinfolk.detectors.base import Space
 from kinfolk.errors import require
 from kinfolk.frameworks.base import ClusteringFramework
 from kinfolk.frameworks.moco import MomentumFramework
-from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import NTXentLoss
 from kinfolk.objectives.prototypes import proto_nce
 from kinfolk.pairs import Pairs, integer_ids, two_views, unit
@@ -51,7 +50,6 @@ class Prototypes(Exact):
     def __init__(
         self,
         num_samples: int,
-        dim: int,
         num_clusters: int | tuple[int, ...],
         *,
         temperature: float,
@@ -62,7 +60,7 @@ class Prototypes(Exact):
         super().__init__()
         self.temperature, self.confidence = temperature, confidence
         self.how = {"temperature": temperature, "alpha": alpha, "clip": clip}
-        self.clusters = PseudoLabels(num_samples, dim, num_clusters, seed=0, accepts=True)
+        self.clusters = PseudoLabels(num_samples, num_clusters, seed=0, accepts=True)
         self.register_buffer("concentration", torch.zeros(sum(self.clusters.num_clusters)))
 
     @property
@@ -174,7 +172,6 @@ class PCL(ClusteringFramework, MomentumFramework):
             num_clusters = tuple(max(2, num_samples * share // 100) for share in (2, 4, 8))
         self.prototypes = Prototypes(
             num_samples,
-            embedding_size(encoder, head),
             num_clusters,
             temperature=temperature,
             alpha=alpha,

@@ -150,7 +150,6 @@ class SPCL(ClusteringFramework):
         else:
             clusters = PseudoLabels(
                 num_samples,
-                size if whiten is None else min(whiten, size),
                 max(2, num_samples // 98) if num_clusters is None else num_clusters,
                 seed=0,
                 warm_start=whiten is None,  # the axes of two whitenings differ
