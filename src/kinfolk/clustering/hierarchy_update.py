@@ -302,32 +302,19 @@ def _split(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(K, W) the part of every unit, (K, m) the number of units of each part, (K, m, D) its sum.
     The rest of a large cluster is in part 0."""
-    part_KW = torch.zeros_like(unit_KW)
-    number_Km = cluster_K.new_zeros(len(cluster_K), limits.parts)
-    sum_KmD = level.unit_sum.new_zeros(len(cluster_K), limits.parts, level.unit_sum.shape[1])
+    sum_KWD, used_K = level.unit_sum[unit_KW], valid_KW.sum(1)
+    total_K1D = valid_KW.unsqueeze(1).to(sum_KWD.dtype) @ sum_KWD
+    others_K1D = level.cluster_sum[cluster_K].unsqueeze(1) - total_K1D
+    sum_KWD = torch.cat((others_K1D, sum_KWD), 1)  # place 0: the rest
+    valid_KW = torch.cat((rest_K.unsqueeze(1), valid_KW), 1)
+    part_KW = split(F.normalize(sum_KWD, dim=2), valid_KW, rest_K, limits.parts)
+    part_KW[:, 0] = 0
     part_m = torch.arange(limits.parts, device=cluster_K.device).view(1, -1, 1)
-    used_K = valid_KW.sum(1)
-    # large clusters form a separate group
-    for rows, width in by_width(torch.where(rest_K, max(2 * limits.max_units, 9), used_K)):
-        width = min(width, unit_KW.shape[1])
-        cluster, rest = cluster_K[rows], rest_K[rows]
-        unit, valid = unit_KW[rows, :width], valid_KW[rows, :width]
-        sums = level.unit_sum.index_select(0, unit.flatten()).view(*unit.shape, -1)
-        large = bool(rest[0])
-        if large:
-            total = valid.unsqueeze(1).to(sums.dtype) @ sums
-            sums = torch.cat((level.cluster_sum[cluster].unsqueeze(1) - total, sums), 1)
-            valid = torch.cat((rest.unsqueeze(1), valid), 1)
-        part = split(F.normalize(sums, dim=2), valid, rest, limits.parts)
-        if large:
-            part[:, 0] = 0
-        held = (part.unsqueeze(1) == part_m) & valid.unsqueeze(1)
-        number_Km[rows], sum_KmD[rows] = held.sum(2), held.to(sums.dtype) @ sums
-        part_KW[rows, :width] = part[:, 1:] if large else part
-        if not large:
-            level.cluster_sum[cluster] = sum_KmD[rows].sum(1)
+    held_KmW = (part_KW.unsqueeze(1) == part_m) & valid_KW.unsqueeze(1)
+    number_Km, sum_KmD = held_KmW.sum(2), held_KmW.to(sum_KWD.dtype) @ sum_KWD
     number_Km[:, 0] += torch.where(rest_K, level.units.units[cluster_K] - used_K - 1, 0)
-    return part_KW, number_Km, sum_KmD
+    level.cluster_sum[cluster_K[~rest_K]] = sum_KmD[~rest_K].sum(1)
+    return part_KW[:, 1:], number_Km, sum_KmD
 
 
 def _targets(

@@ -14,7 +14,7 @@ from typing_extensions import get_type_hints
 
 from kinfolk.detectors import DETECTORS, StartAt, StopAt
 from kinfolk.detectors.base import Detector
-from kinfolk.errors import UsageError, did_you_mean
+from kinfolk.errors import UsageError, did_you_mean, require
 from kinfolk.frameworks import FRAMEWORKS, Framework
 from kinfolk.pairs import ACTIONS, Action
 
@@ -82,9 +82,7 @@ def parse(name: str) -> Method:
     framework, plus, rest = name.strip().lower().partition("+")
     detector, *modifiers = rest.split(":")
     if framework in DETECTORS and framework not in FRAMEWORKS:
-        raise UsageError(
-            f"{framework} is a detector; write it after a framework, as in simclr+{framework}"
-        )
+        raise UsageError(f"{framework} is a detector; write it as in simclr+{framework}")
     framework = _require_known(framework, FRAMEWORKS, "framework", name)
     if not plus:
         return Method(framework)
@@ -148,8 +146,7 @@ def build(
     detector_args: Mapping[str, Any] | None = None,
     detector: Detector | None = None,
 ) -> Framework:
-    """Builds the framework with its objective and the detector that `method` names, or
-    `detector`."""
+    """Builds the framework with its loss and the detector that `method` names, or `detector`."""
     kind: Callable[..., Framework] = FRAMEWORKS[method.framework]
     if detector is None:
         detector = build_detector(method, context, detector_args or {})
@@ -174,10 +171,7 @@ def build_detector(
     if start is not None:
         detector = StartAt(detector, epoch=start, update_from=update_from)
     elif update_from is not None:
-        raise UsageError(
-            f"`detector.update_from` (={update_from}) needs `detector.start_epoch`, the epoch from"
-            " which kin are flagged"
-        )
+        raise UsageError(f"`detector.update_from` (={update_from}) needs `detector.start_epoch`")
     return detector if stop is None else StopAt(detector, epoch=stop)
 
 
@@ -218,32 +212,16 @@ def _settable(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
 
 
 def _from_context(kind: type[nn.Module], context: Context, method: Method) -> dict[str, Any]:
-    labels, text = context.labels, context.text
-    encoder, head = (None, None) if text is None else text
-    known: dict[str, Any] = {
-        "num_samples": context.num_samples,
-        "labels": labels,
-        "keys": context.keys,
-        "second_head": context.second_head,
-        "text_encoder": encoder,
-        "text_head": head,
-    }
+    known, parameters, labels = vars(context).copy(), _parameters(kind), context.labels
+    known["text_encoder"], known["text_head"] = known.pop("text") or (None, None)
     if labels is not None:
         known["num_classes"] = len(torch.unique(labels[labels >= 0])) or None
-    parameters = _parameters(kind)
-    if "text_encoder" in parameters and text is None:
+    if "text_encoder" in parameters and context.text is None:
         raise UsageError(f"{method} needs a text encoder; `Context.text` must be given")
     if context.second_head is not None and issubclass(kind, Framework):
-        able = [
-            name
-            for name, each in FRAMEWORKS.items()
-            if "second_head" in inspect.signature(each.__init__).parameters
-        ]
-        if "second_head" not in parameters:
-            raise UsageError(
-                f"`head.second` (=true) must be false with {method.framework}: a second head is for"
-                f" {', '.join(able)}"
-            )
+        able = [name for name, each in FRAMEWORKS.items() if "second_head" in _parameters(each)]
+        must = f"false with {method.framework}: a second head is for {', '.join(able)}"
+        require(method.framework in able, "head.second", True, must)
     return {name: value for name, value in known.items() if name in parameters}
 
 

@@ -109,8 +109,7 @@ def arguments_of_second_head(
     detector, action = given.get("detector"), given.get("action", "eliminate")
     if detector is None or action != "attract":
         raise ValueError(
-            "`head.second` (=true) needs a detector with the action 'attract', such as +components:"
-            " kin are attracted on the second head"
+            "`head.second` (=true) needs a detector with the action 'attract', such as +components"
         )
     if detector.guide is not None:
         raise ValueError(
