@@ -111,7 +111,7 @@ def test_wrong_sizes_are_refused_with_name_value_and_rule(
 
 
 def test_a_text_longer_than_the_context() -> None:
-    with pytest.raises(ValueError, match="must have at most `context`"):
+    with pytest.raises(ValueError, match="must be at most `context`"):
         tower()(texts(5, context=11))
 
 

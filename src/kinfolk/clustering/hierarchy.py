@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from kinfolk import distributed
 from kinfolk.clustering.dbscan import require_finite
-from kinfolk.clustering.hierarchy_update import Level, Limits, Moves, Rings, refine
+from kinfolk.clustering.hierarchy_update import Level, Moves, Rings, refine
 from kinfolk.errors import require
 from kinfolk.stores.per_sample import COARSE, Arriving, Exact, check_ids, is_broken, to_device
 
@@ -372,8 +372,8 @@ class OnlineHierarchy(nn.Module):
         with torch.autocast("cpu", enabled=False):
             for level in range(1, self.levels):
                 touched = torch.unique(self.tree.labels_of(ids_U)[level - 1])
-                limits = Limits(self.parts, self.merge_similarity[level - 1], self.max_units)
-                self.tree.move(level, refine(self.tree.at(level), touched, limits))
+                limits = self.parts, self.merge_similarity[level - 1], self.max_units
+                self.tree.move(level, refine(self.tree.at(level), touched, *limits))
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool

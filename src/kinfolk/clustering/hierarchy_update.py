@@ -106,10 +106,10 @@ def _skip(gone_M: Tensor, neighbour_M: Tensor) -> Tensor:
     return neighbour_M
 
 
-def by_width(number_K: Tensor, first: int = 8) -> Iterator[tuple[Tensor, int]]:
+def by_width(number_K: Tensor) -> Iterator[tuple[Tensor, int]]:
     """The rows in groups of similar length (up to 8, 16, 32, …), and the width of each group."""
-    longest, low, high = int(number_K.max()) if len(number_K) else -1, -1, first
-    while low < longest:
+    low, high = 0, 8
+    while bool((number_K > low).any()):
         rows = ((number_K > low) & (number_K <= high)).nonzero().flatten()
         if len(rows):
             yield rows, int(number_K[rows].max())
@@ -236,15 +236,6 @@ def components(edge_E2: Tensor, number: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """m, σ_m, and how many units or siblings of one cluster are used at most."""
-
-    parts: int
-    similarity: float
-    max_units: int
-
-
-@dataclass(frozen=True)
 class Moves:
     """(M,) units and the cluster that each moves to; −1 − g is a new cluster for group g inside
     `border`."""
@@ -254,21 +245,21 @@ class Moves:
     border: Tensor
 
 
-def refine(level: Level, touched: Tensor, limits: Limits) -> Moves:
-    """The moves that refine the clusters of the `touched` units (distinct slots). Recomputes the
-    sums of the clusters that are used whole, so that rounding errors do not add up."""
+def refine(level: Level, touched: Tensor, parts: int, similarity: float, max_units: int) -> Moves:
+    """The moves that refine the clusters of the `touched` units (distinct slots), with m, σ_m, and
+    how many units or siblings of one cluster are used. Recomputes the sums of the clusters that are
+    used whole, so that rounding errors do not add up."""
     cluster_T, order = level.unit_parent[touched].sort(stable=True)
     cluster_K, owner_T = torch.unique_consecutive(cluster_T, return_inverse=True)
-    unit_KW, valid_KW, rest_K = select_units(
-        level, touched[order], cluster_K, owner_T, limits.max_units
-    )
-    part_KW, number_Km, sum_KmD = _split(level, cluster_K, unit_KW, valid_KW, rest_K, limits)
+    chosen = select_units(level, touched[order], cluster_K, owner_T, max_units)
+    part_KW, number_Km, sum_KmD = _split(level, cluster_K, *chosen, parts)
+    unit_KW, valid_KW, rest_K = chosen
     main_K = torch.where(rest_K, 0, number_Km.argmax(1))  # the rest's part is the first
-    owns_Km = torch.arange(limits.parts, device=part_KW.device) == main_K.unsqueeze(1)
+    owns_Km = torch.arange(parts, device=part_KW.device) == main_K.unsqueeze(1)
     alive_Km = number_Km > 0
     slot_Km = torch.where(owns_Km, cluster_K.unsqueeze(1), -1)
     border_K = level.cluster_parent[cluster_K]
-    other = siblings(level, cluster_K, border_K, limits.max_units)
+    other = siblings(level, cluster_K, border_K, max_units)
 
     sums = torch.cat((sum_KmD[alive_Km], level.cluster_sum[other]))
     border_n = torch.cat(
@@ -276,7 +267,7 @@ def refine(level: Level, touched: Tensor, limits: Limits) -> Moves:
     )
     slot_n = torch.cat((slot_Km[alive_Km], other))
     number_n = torch.cat((number_Km[alive_Km], level.units.units[other]))
-    target_n = _targets(sums, border_n, slot_n, number_n, limits)
+    target_n = _targets(sums, border_n, slot_n, number_n, similarity)
 
     num_parts = int(alive_Km.sum())
     target_Km = torch.full_like(number_Km, -1)
@@ -286,7 +277,7 @@ def refine(level: Level, touched: Tensor, limits: Limits) -> Moves:
     leaving = (target_n[num_parts:] != other).nonzero().flatten()
     unit, to = [unit_KW[moves_KW]], [to_KW[moves_KW]]
     if len(leaving):
-        size = level.units.units[other[leaving]].clamp(max=limits.max_units)
+        size = level.units.units[other[leaving]].clamp(max=max_units)
         unit.append(level.units.members(level.units.entry[other[leaving]], size))
         to.append(target_n[num_parts:][leaving].repeat_interleave(size))
     return Moves(torch.cat(unit), torch.cat(to), border_n)
@@ -298,7 +289,7 @@ def _split(
     unit_KW: Tensor,
     valid_KW: Tensor,
     rest_K: Tensor,
-    limits: Limits,
+    parts: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(K, W) the part of every unit, (K, m) the number of units of each part, (K, m, D) its sum.
     The rest of a large cluster is in part 0."""
@@ -307,9 +298,9 @@ def _split(
     others_K1D = level.cluster_sum[cluster_K].unsqueeze(1) - total_K1D
     sum_KWD = torch.cat((others_K1D, sum_KWD), 1)  # place 0: the rest
     valid_KW = torch.cat((rest_K.unsqueeze(1), valid_KW), 1)
-    part_KW = split(F.normalize(sum_KWD, dim=2), valid_KW, rest_K, limits.parts)
+    part_KW = split(F.normalize(sum_KWD, dim=2), valid_KW, rest_K, parts)
     part_KW[:, 0] = 0
-    part_m = torch.arange(limits.parts, device=cluster_K.device).view(1, -1, 1)
+    part_m = torch.arange(parts, device=cluster_K.device).view(1, -1, 1)
     held_KmW = (part_KW.unsqueeze(1) == part_m) & valid_KW.unsqueeze(1)
     number_Km, sum_KmD = held_KmW.sum(2), held_KmW.to(sum_KWD.dtype) @ sum_KWD
     number_Km[:, 0] += torch.where(rest_K, level.units.units[cluster_K] - used_K - 1, 0)
@@ -318,12 +309,12 @@ def _split(
 
 
 def _targets(
-    sum_nD: Tensor, border_n: Tensor, slot_n: Tensor, number_n: Tensor, limits: Limits
+    sum_nD: Tensor, border_n: Tensor, slot_n: Tensor, number_n: Tensor, similarity: float
 ) -> Tensor:
     """(n,) the slot that each node ends in: the first of the largest nodes of its group that have
     one, or −1 − g."""
     border, order = border_n.sort(stable=True)
-    found = merge_groups(F.normalize(sum_nD[order], dim=1), border, limits.similarity)
+    found = merge_groups(F.normalize(sum_nD[order], dim=1), border, similarity)
     group_n = torch.empty_like(order).scatter_(0, order, order[found])
     weight_n = torch.where(slot_n >= 0, number_n, 0)
     most_n = torch.zeros_like(group_n).scatter_reduce(0, group_n, weight_n, "amax")[group_n]

@@ -84,13 +84,7 @@ def rate_at(
     schedule: Schedule, final_rate: float, progress: float, step_at: float = 0.0, last: float = 1.0
 ) -> float:
     """The share of samples that is accepted after the share `progress` of the training; "linear"
-    reaches `final_rate` at the progress `last`.
-
-    Example:
-        >>> last = last_clustering(1, 5)
-        >>> [round(rate_at("linear", 1.0, epoch / 5, last=last), 2) for epoch in range(6)]
-        [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
-    """
+    reaches `final_rate` at the progress `last`."""
     share = {
         "linear": min(max(progress / last, 0.0), 1.0),
         "step": float(progress >= step_at),

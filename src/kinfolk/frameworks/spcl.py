@@ -128,8 +128,7 @@ class SPCL(ClusteringFramework):
         for name, weight in self.weights.items():
             require(weight >= 0, name, weight, "at least 0")
         if not any(self.weights.values()):
-            names = ", ".join(f"`{name}`" for name in self.weights)
-            raise ValueError(f"one of {names} must be above 0")
+            raise ValueError(f"one of {', '.join(self.weights)} must be above 0")
         for each in reinitialise:
             require_choice("reinitialise", each, get_args(Head))
         alone = "0 if `contrast_weight` is 0, because there would be no loss before"
@@ -209,17 +208,13 @@ class SPCL(ClusteringFramework):
         return super().stats if self._stats is None else self._stats
 
     def _contrast(self, z1: Tensor, z2: Tensor, ids: Tensor) -> Tensor:
-        """NT-Xent of the batch or, with `contrast_apart`, of its two halves, weighted by their
-        sizes."""
+        """NT-Xent of the batch, or of its halves (`contrast_apart`), weighted by their sizes."""
         self._stats = None
         if not self.contrast_apart or not self._with_prototypes:
             whole: Tensor = self.objective(z1, z2, ids)
             return whole
         if distributed.world_size() > 1:
-            raise UsageError(
-                "`contrast_apart` (=True) is for one process: the halves of a batch are not of one"
-                " size on all ranks"
-            )
+            raise UsageError("`contrast_apart` (=True) is for one process")
         anchors_B = draw_partners(self.assigned.first(ids), 1, torch.Generator()).anchors_A
         losses, stats = [], Stats.empty(ids.device)
         for half_B in (anchors_B, ~anchors_B):
@@ -376,21 +371,15 @@ def reinitialise(heads: Iterable[nn.Module], seed: int) -> None:
         for head in heads:
             fresh = copy.deepcopy(head).cpu()
             for layer in fresh.modules():
-                if _has_state(layer):
-                    layer.reset_parameters()  # type: ignore[operator]
+                if hasattr(layer, "reset_parameters"):
+                    layer.reset_parameters()
             head.load_state_dict(fresh.state_dict())
 
 
 def require_resettable(*heads: nn.Module) -> None:
     for layer in (layer for head in heads for layer in head.modules()):
-        if _has_state(layer) and not hasattr(layer, "reset_parameters"):
+        if list(layer.parameters(recurse=False)) and not hasattr(layer, "reset_parameters"):
             raise ValueError(
                 "`reinitialise` needs heads whose layers have `reset_parameters`, and"
                 f" {type(layer).__name__} does not"
             )
-
-
-def _has_state(layer: nn.Module) -> bool:
-    return any(True for _ in layer.parameters(recurse=False)) or isinstance(
-        layer, nn.modules.batchnorm._NormBase
-    )

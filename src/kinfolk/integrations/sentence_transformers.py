@@ -74,10 +74,7 @@ def add_ids(dataset: Any, *, ids: str | None = None, known_by: str | Sequence[st
             f"the trainer takes the column {taken[0]!r} for labels: remove it, or name it as `ids`"
             " or in `known_by`"
         )
-    if len(texts) < 2:
-        raise ValueError(
-            f"the data set ({', '.join(names)}) must have two columns of texts: anchor and positive"
-        )
+    require(len(texts) >= 2, "dataset", names, "of two or more columns of texts")
     id_N = list(range(len(dataset))) if ids is None else _numbers(dataset[ids])
     group_N = _groups(id_N, [dataset[name] for name in (*keys, *texts[:2])])
     numbers = [id_N, group_N, *_negatives(dataset, texts, id_N, group_N)]
@@ -317,16 +314,11 @@ class KinfolkCallback(TrainerCallback):
     """Passes the epoch to a `KinfolkLoss` in every step, refreshes its detectors, and saves its
     state in the checkpoints (`kinfolk_loss.safetensors`). Each loss needs a callback.
 
-    Args:
-        resume_from: the checkpoint folder of `trainer.train(resume_from_checkpoint=…)`, if it is
-            not in the trainer's output folder.
-        batch_size: texts that are encoded together in a refresh.
+    `batch_size`: texts that are encoded together in a refresh.
     """
 
-    def __init__(
-        self, loss: KinfolkLoss, *, resume_from: str | Path | None = None, batch_size: int = 128
-    ) -> None:
-        self.loss, self.resume_from, self.batch_size = loss, resume_from, batch_size
+    def __init__(self, loss: KinfolkLoss, *, batch_size: int = 128) -> None:
+        self.loss, self.batch_size = loss, batch_size
         self.refreshed, self.file = -1, STATE_FILE
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -336,7 +328,7 @@ class KinfolkCallback(TrainerCallback):
         path = Path(STATE_FILE)
         self.file = STATE_FILE if number == 1 else f"{path.stem}_{number}{path.suffix}"
         if state.global_step > 0:
-            self._load(Path(self.resume_from or _checkpoint_folder(args, state)))
+            self._load(_checkpoint_folder(args, state) / self.file)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         self.loss.in_trainer = False
@@ -369,14 +361,13 @@ class KinfolkCallback(TrainerCallback):
             }
             save_file(tensors, folder / self.file, {"refreshed": str(self.refreshed)})
 
-    def _load(self, folder: Path) -> None:
+    def _load(self, path: Path) -> None:
         from safetensors import safe_open
 
-        path = folder / self.file
         if not path.is_file():
             raise KinfolkError(
-                f"`{path}` does not exist, so the state of the loss cannot be resumed; name the"
-                " checkpoint as KinfolkCallback(loss, resume_from=…)"
+                f"`{path}` does not exist, so the state of the loss cannot be resumed; resume from"
+                " a checkpoint in the output folder"
             )
         try:
             with safe_open(path, "pt") as file:
@@ -410,8 +401,8 @@ class KinfolkCallback(TrainerCallback):
     def _texts(self, dataset: Any) -> list[str]:
         if "label" not in getattr(dataset, "column_names", ()):
             raise KinfolkError(
-                "a detector that clusters the training set needs one data set with sample ids:"
-                " train on add_ids(dataset)"
+                "a detector that clusters needs one data set with sample ids: train on"
+                " add_ids(dataset)"
             )
         anchor, _, *negatives = (x for x in dataset.column_names if x not in LABEL_COLUMNS)
         sizes = [each.num_samples or 0 for each in self.loss.detectors]
@@ -420,10 +411,8 @@ class KinfolkCallback(TrainerCallback):
             for row, text in zip(dataset["label"], dataset[name], strict=True):
                 found[row[place]] = found[row[place]] or text
         if None in found:
-            raise KinfolkError(
-                f"no row has the sample id {found.index(None)}: `num_samples` of the detector must"
-                " be num_ids(dataset)"
-            )
+            must = "`num_samples` of the detector must be num_ids(dataset)"
+            raise KinfolkError(f"no row has the sample id {found.index(None)}: {must}")
         return [text for text in found if text is not None]
 
 

@@ -1,18 +1,6 @@
 """Projection and prediction heads; and encoders and heads of which each part sees some of the
 channels of an image.
 
-| paper | call |
-|---|---|
-| SimCLR | `projection_head(f, f, 128)`, v2 `layers=3` |
-| MoCo v2 | `projection_head(f, f, 128, norm=False)` |
-| MoCo v1, instance discrimination | `projection_head(f, f, 128, layers=1)` |
-| BYOL | `projection_head(f, 4096, 256)` and `prediction_head(256, 4096)` |
-| MoCo v3 | `projection_head(f, 4096, 256, **plain)`, as predictor the same with f = 256 |
-| SimSiam | `projection_head(f, 2048, 2048, layers=3, **plain)`, `prediction_head(2048, 512)` |
-| NNCLR, RCL | `projection_head(f, 2048, 256, layers=3, last_norm=True)`, predictor as BYOL |
-
-`plain` is `{"last_norm": True, "last_affine": False}`.
-
 Dimension key: B batch, C channels, F features, T towers.
 """
 
@@ -66,9 +54,9 @@ def projection_head(
     return nn.Sequential(*modules)
 
 
-def prediction_head(size: int, hidden_size: int, out_size: int | None = None) -> nn.Sequential:
+def prediction_head(size: int, hidden_size: int) -> nn.Sequential:
     """The predictor of BYOL, SimSiam, NNCLR and RCL."""
-    return projection_head(size, hidden_size, size if out_size is None else out_size)
+    return projection_head(size, hidden_size, size)
 
 
 @torch.no_grad()
@@ -109,14 +97,7 @@ def embedding_size(encoder: nn.Module, head: nn.Module) -> int:
 class SplitEncoder(nn.Module):
     """One encoder for each group of channels, (B, C, H, W) → (B, F); their features are
     concatenated. `channels`: number of channels that each sees, such as (1, 2) for lightness and
-    colour of Lab.
-
-    Example:
-        >>> from kinfolk.models import build_encoder
-        >>> towers = [build_encoder("resnet10", in_channels=number) for number in (1, 2)]
-        >>> SplitEncoder(towers, (1, 2))(torch.zeros(2, 3, 8, 8)).shape
-        torch.Size([2, 256])
-    """
+    colour of Lab."""
 
     def __init__(self, encoders: Sequence[nn.Module], channels: Sequence[int]) -> None:
         super().__init__()
@@ -134,10 +115,8 @@ class SplitEncoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[1] != sum(self.channels):
-            raise ValueError(
-                f"the images (={x.shape[1]} channels) must have {sum(self.channels)}: `channels`"
-                f" are {self.channels}"
-            )
+            must = f"must have {sum(self.channels)}: `channels` are {self.channels}"
+            raise ValueError(f"the images (={x.shape[1]} channels) {must}")
         parts = x.split_with_sizes(self.channels, 1)
         return torch.cat([tower(part) for tower, part in zip(self.towers, parts, strict=True)], 1)
 

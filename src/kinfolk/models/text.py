@@ -51,8 +51,8 @@ class TextTransformer(nn.Module):
         causal: bool = True,
     ) -> None:
         super().__init__()
-        numbers = {"vocab_size": vocab_size, "context": context, "layers": layers, "heads": heads}
-        for name, value in {**numbers, "width": width}.items():
+        names = ("vocab_size", "context", "layers", "heads", "width")
+        for name, value in zip(names, (vocab_size, context, layers, heads, width), strict=True):
             require(value >= 1, name, value, "at least 1")
         require(width % heads == 0, "width", width, f"a multiple of `heads` (={heads})")
         require(0 <= end_id < vocab_size, "end_id", end_id, f"in [0, vocab_size={vocab_size})")
@@ -64,25 +64,19 @@ class TextTransformer(nn.Module):
         self._initialise(width, layers)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        if tokens_BT.shape[1] > self.context:
-            raise ValueError(
-                f"the texts (={tokens_BT.shape[1]} tokens) must have at most `context`"
-                f" (={self.context})"
-            )
+        longest = tokens_BT.shape[1]
+        require(longest <= self.context, "tokens", longest, f"at most `context` (={self.context})")
         end_B = ends(tokens_BT, self.end_id)
         length = _longest(tokens_BT, end_B)
         x_BTW = self.tokens(tokens_BT[:, :length]) + self.positions[:length]
-        seen_BT = (
-            None if self.causal else torch.arange(length, device=end_B.device) <= end_B[:, None]
-        )
+        seen_BT = torch.arange(length, device=end_B.device) <= end_B[:, None]
         for block in self.blocks:
-            x_BTW = block(x_BTW, seen_BT)
+            x_BTW = block(x_BTW, None if self.causal else seen_BT)
         out: Tensor = self.norm(x_BTW[torch.arange(len(end_B), device=end_B.device), end_B])
         return out
 
     def _initialise(self, width: int, layers: int) -> None:
-        """As in CLIP's code."""
-        nn.init.normal_(self.tokens.weight, std=0.02)
+        nn.init.normal_(self.tokens.weight, std=0.02)  # all as in CLIP's code
         nn.init.normal_(self.positions, std=0.01)
         start = width**-0.5
         branch = start * (2 * layers) ** -0.5
@@ -133,11 +127,9 @@ class OpenClipText(nn.Module):
 
     def __init__(self, model: nn.Module, output_size: int) -> None:
         super().__init__()
-        if hasattr(model, "visual"):
-            model.visual = nn.Identity()
-        for scale in ("logit_scale", "logit_bias"):  # the loss has its own
-            if getattr(model, scale, None) is not None:
-                delattr(model, scale)
+        for name in ("visual", "logit_scale", "logit_bias"):  # the loss has its own scale
+            if getattr(model, name, None) is not None:
+                delattr(model, name)
         self.model, self.output_size = model, output_size
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
@@ -190,10 +182,8 @@ def sentence_transformer(name: str) -> Any:
         with _without_bars():
             return library.SentenceTransformer(place, device="cpu")
     except Exception as error:  # of the library, of transformers, of the hub
-        raise KinfolkError(
-            f"{name!r} can't be loaded: {first_line(error)}; give st/FOLDER, or st/NAME of a model"
-            " that can be downloaded"
-        ) from error
+        why = f"{first_line(error)}; give st/FOLDER, or st/NAME of a model that can be downloaded"
+        raise KinfolkError(f"{name!r} can't be loaded: {why}") from error
 
 
 @contextmanager
@@ -213,8 +203,8 @@ def sentence_tokenizer(model: Any) -> tuple[str, int]:
     inner = getattr(model.tokenizer, "backend_tokenizer", None)
     if inner is None:
         raise KinfolkError(
-            "the model has no fast tokenizer (tokenizer.json), which text pairs need; train it with"
-            " kinfolk.integrations.sentence_transformers instead"
+            "the model has no fast tokenizer (tokenizer.json); train it with"
+            " kinfolk.integrations.sentence_transformers"
         )
     text = str(inner.to_str())
     if getattr(model[0], "do_lower_case", False):  # a setting of sentence-transformers
@@ -261,15 +251,12 @@ def _open_clip(
 ) -> OpenClipText:
     if (vocab_size, end_id) != (CLIP_VOCAB, CLIP_END):
         raise UsageError(
-            f"'open_clip/{name}' needs CLIP's tokenizer ({CLIP_VOCAB:,} tokens, end"
-            f" {CLIP_END}), not one of {vocab_size:,} tokens; give its tokenizer.json as"
-            " `text.tokenizer`"
+            f"'open_clip/{name}' needs CLIP's tokenizer ({CLIP_VOCAB:,} tokens, end {CLIP_END})"
+            f" and not {vocab_size:,} tokens; give its tokenizer.json as `text.tokenizer`"
         )
     model = open_clip_model(name, pretrained)
-    if context != model.context_length:
-        raise UsageError(
-            f"`text.context` (={context}) must be {model.context_length} for 'open_clip/{name}'"
-        )
+    must = f"{model.context_length} for 'open_clip/{name}'"
+    require(context == model.context_length, "text.context", context, must)
     return OpenClipText(model, int(model.visual.output_dim))
 
 
@@ -287,7 +274,7 @@ def import_optional(module: str, package: str, extra: str | None = None) -> Modu
     try:
         return importlib.import_module(module)
     except (ImportError, RuntimeError) as error:
-        if getattr(error, "name", None) != module.partition(".")[0]:  # it is installed but broken
+        if getattr(error, "name", None) != module.partition(".")[0]:
             raise KinfolkError(f"{module} is installed but can't be imported: {error}") from error
         raise UsageError(
             f"this model needs the package {package}; {install_hint(package, extra)}"
