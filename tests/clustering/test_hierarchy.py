@@ -199,7 +199,7 @@ def test_what_is_wrong_is_named() -> None:
         hierarchy.update(torch.tensor([1, 2]), torch.zeros(1, 4))
     with pytest.raises(ValueError, match="where each sample is a cluster in the first row"):
         hierarchy.start(torch.tensor([[0, 0, 1], [0, 0, 1]]))
-    with pytest.raises(ValueError, match="and be finite"):
+    with pytest.raises(ValueError, match="must be finite"):
         hierarchy.start(torch.arange(3).expand(2, -1), torch.full((3, 4), torch.nan))
     with pytest.raises(ValueError, match="nested"):
         OnlineHierarchy(3, 3, merge_similarity=0.5).start(

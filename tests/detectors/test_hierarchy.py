@@ -121,7 +121,7 @@ def test_dbscan_starts_it_once_and_every_step_refines_it() -> None:
         ({"radii": (-0.5, 0.7)}, "must be above 0"),
         (
             {"radii": (0.5,), "levels": 3},
-            "one for each of the levels 2 to 3; 1 radii need 2 levels",
+            "one for each of the levels 2 to 3",
         ),
         ({"min_samples": 0}, "must be at least 1"),
         ({"levels": 0}, r"`levels` \(=0\) must be at least 1"),

@@ -328,7 +328,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"hierarchy": "kmeans", "num_clusters": (5, 5)},
-        r"`num_clusters` \(=\[5, 5\]\) must fall: higher levels have fewer clusters$",
+        r"`num_clusters` \(=\[5, 5\]\) must be falling from one level to the next$",
     ),
     (
         {"hierarchy": "kmeans", "criteria": 9},

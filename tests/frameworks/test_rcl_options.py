@@ -22,21 +22,21 @@ def test_label_propagation_is_gone() -> None:
             build()
 
 
-def test_radii_and_numbers_of_clusters_are_taken_as_the_paper_prints_them() -> None:
+def test_radii_and_numbers_of_clusters_are_those_of_the_paper() -> None:
     """Three of each need four criteria, because under the first every sample is its own cluster."""
-    framework = made(radii=(0.8, 0.7, 0.6))
+    framework = made(radii=(0.6, 0.7, 0.8))
     assert framework.num_criteria == 4
     assert framework.criteria.hierarchy.radii.values == (0.6, 0.7, 0.8)
-    framework = made(hierarchy="kmeans", num_clusters=(8, 16, 32), warmup_epochs=0)
+    framework = made(hierarchy="kmeans", num_clusters=(32, 16, 8), warmup_epochs=0)
     framework.refresh(everybody(), 0.0)
     assert [len(level.unique()) for level in framework.labels] == [NUM_SAMPLES, 32, 16, 8]
-    assert Hierarchy(num_samples=8, radii=(0.8, 0.7, 0.6)).clusters.levels == 4
+    assert Hierarchy(num_samples=8, radii=(0.6, 0.7, 0.8)).clusters.levels == 4
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"radii": (0.8, 0.7, 0.6), "criteria": 3}, "3 radii need 4 levels"),
+    ({"radii": (0.6, 0.7, 0.8), "criteria": 3}, "one for each of the levels 2 to 3"),
     (
-        {"hierarchy": "kmeans", "num_clusters": (8, 16, 32), "criteria": 3},
+        {"hierarchy": "kmeans", "num_clusters": (32, 16, 8), "criteria": 3},
         r"one number below 40 for each of the criteria 2 to 3",
     ),
     ({"num_clusters": (20, 5)}, "`num_clusters` .* has no effect"),

@@ -278,9 +278,7 @@ def test_resuming_equals_an_undisturbed_training(
     elsewhere, third = fresh()
     moved = tmp_path / "moved"
     shutil.copytree(tmp_path / "one" / "checkpoint-4", moved)
-    with pytest.raises(
-        KinfolkError, match="cannot be resumed; resume from a checkpoint in the output folder"
-    ):
+    with pytest.raises(KinfolkError, match="checkpoint in the output folder"):
         trainer(elsewhere, third, dataset, arguments(tmp_path / "two", **given)).train(
             resume_from_checkpoint=str(moved)
         )

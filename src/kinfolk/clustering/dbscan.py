@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +17,6 @@ from kinfolk.clustering.hierarchy_update import components
 from kinfolk.errors import require
 from kinfolk.stores.per_sample import Exact
 
-Number = TypeVar("Number", int, float)
 _CPU_ELEMENTS, _DEVICE_ELEMENTS = 1 << 22, 1 << 25  # similarities held at a time
 
 
@@ -80,13 +78,6 @@ def _block_rows(number: int, device: torch.device) -> int:
     return max(1, most // max(number, 1))
 
 
-def from_level_2(values: Sequence[Number], falling: bool = False) -> tuple[Number, ...]:
-    """One value for each level from 2 on; values from the last level to the first, as RCL prints
-    them, are reversed."""
-    last_first = len(values) > 1 and all(a < b if falling else a > b for a, b in pairwise(values))
-    return tuple(reversed(values)) if last_first else tuple(values)
-
-
 def count_levels(given: Sequence[float] | None) -> int:
     """H of a hierarchy with these values for the levels from 2 on; 3 without."""
     return 3 if given is None else len(given) + 1
@@ -99,20 +90,15 @@ def check_dbscan(radii: Sequence[float], min_samples: int) -> None:
 
 
 def require_finite(features: Tensor) -> None:
-    if features.ndim != 2 or not features.isfinite().all():
-        raise ValueError(
-            f"`features` (={tuple(features.shape)}) must have the shape (samples, features) and be"
-            " finite"
-        )
+    fits = features.ndim == 2 and bool(features.isfinite().all())
+    must = "finite and of the shape (samples, features)"
+    require(fits, "features", tuple(features.shape), must)
 
 
 def require_all_samples(features: Tensor | None, num_samples: int) -> Tensor:
-    if features is None or len(features) != num_samples:
-        shape = None if features is None else tuple(features.shape)
-        raise ValueError(
-            f"`features` (={shape}) must have the shape ({num_samples}, any): all samples in"
-            " data-set order"
-        )
+    assert features is not None
+    must = f"of the shape ({num_samples}, any): all samples in data-set order"
+    require(len(features) == num_samples, "features", tuple(features.shape), must)
     require_finite(features)
     return features
 
@@ -134,14 +120,10 @@ SHARES = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.5)  # of cores, amon
 
 
 class Radii(Exact):
-    """The radii of the levels 2 … H of a hierarchy: given, or fitted to the features it starts
-    from.
+    """The radii of the levels 2 … H of a hierarchy: given, growing, or fitted to the features it
+    starts from.
 
-    Args:
-        given: growing, or falling as the paper prints them; None: to be fitted.
-
-    State: `fitted` (H − 1,), 0 until they are; `shares` (H − 1,) of the samples that were cores
-    then.
+    State: `fitted` (H − 1,), 0 until they are; `shares` (H − 1,) of the samples that were cores.
     """
 
     on_host = ("fitted", "shares", "epoch")
@@ -151,13 +133,12 @@ class Radii(Exact):
 
     def __init__(self, levels: int, given: Sequence[float] | None, min_samples: int) -> None:
         super().__init__()
-        self.given, self.min_samples = None if given is None else from_level_2(given), min_samples
-        if self.given is not None and len(self.given) != levels - 1:
-            raise ValueError(
-                f"`radii` (={list(self.given)}) must be one for each of the levels 2 to {levels};"
-                f" {len(self.given)} radii need {len(self.given) + 1} levels (`criteria` of rcl,"
-                " `levels` of hierarchy)"
-            )
+        self.given, self.min_samples = None if given is None else tuple(given), min_samples
+        fits = self.given is None or len(self.given) == levels - 1
+        must = (
+            f"one for each of the levels 2 to {levels} (`criteria` of rcl, `levels` of hierarchy)"
+        )
+        require(fits, "radii", list(given or ()), must)
         check_dbscan(self.given or (), min_samples)
         self.register_buffer("fitted", torch.zeros(levels - 1, dtype=torch.float64))
         self.register_buffer("shares", torch.zeros(levels - 1, dtype=torch.float64))

@@ -332,10 +332,8 @@ def dbscan_levels(features: Tensor, radii: Sequence[float], *, min_samples: int 
 
 
 def check_falling(num_clusters: Sequence[int]) -> None:
-    if any(a <= b for a, b in pairwise(num_clusters)):
-        raise ValueError(
-            f"`num_clusters` (={list(num_clusters)}) must fall: higher levels have fewer clusters"
-        )
+    falls = all(a > b for a, b in pairwise(num_clusters))
+    require(falls, "num_clusters", list(num_clusters), "falling from one level to the next")
 
 
 def _with_first(labels: Tensor) -> Tensor:

@@ -34,9 +34,8 @@ class Hierarchy(Detector):
         level: the level, counted from 1, at which a shared cluster means kin; None: the highest.
         warmup_epochs: epochs before DBSCAN on the embeddings of all samples sets the levels; from
             then on every step refines them.
-        radii: of DBSCAN for the levels 2 … H, growing, or for H … 2 as the paper prints them; None:
-            fitted to the first embeddings, and in every epoch set to those at which as many samples
-            are cores as at the start.
+        radii: of DBSCAN for the levels 2 … H, growing; None: fitted to the first embeddings, and in
+            every epoch set to those at which as many samples are cores as at the start.
         min_samples: of DBSCAN.
         merge_similarity: σ_m, a number or one for each level from 2; None: the larger of 1 − ¾ r²
             and 0.95 (1 − r² / 2), r the radius.

@@ -1,11 +1,8 @@
 """Two sides of a sample in one embedding space: images and captions, or the texts of a pair.
 
-- CLIP: Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML
-  2021. SigLIP: Zhai et al., Sigmoid Loss for Language Image Pre-Training, ICCV 2023.
-- Bimodal SogCLR: Yuan et al., Provable Stochastic Optimization for Global Contrastive Learning,
-  ICML 2022. FastCLIP: Wei et al., 2024.
-- Text pairs: Henderson et al., Efficient Natural Language Response Suggestion for Smart Reply,
-  2017; Reimers and Gurevych, Sentence-BERT, EMNLP 2019.
+CLIP: Radford et al., ICML 2021. SigLIP: Zhai et al., ICCV 2023. Bimodal SogCLR: Yuan et al., ICML
+2022. FastCLIP: Wei et al., 2024. Text pairs: Henderson et al., Efficient Natural Language Response
+Suggestion for Smart Reply, 2017.
 
 Dimension key: V views, B batch, T tokens, K explicit negatives of each pair, F features, D
 embedding.

@@ -1,12 +1,9 @@
 """Methods that contrast one view of each sample with a memory bank.
 
-- IR, instance discrimination: Wu et al., Unsupervised Feature Learning via Non-Parametric Instance
-  Discrimination, CVPR 2018; the loss is equation 3 of Wu et al., Conditional Negative Sampling for
-  Contrastive Learning of Visual Representations, ICLR 2021.
-- CMC: Tian et al., Contrastive Multiview Coding, ECCV 2020; the loss is that of section 2 of the
-  ICLR paper.
-- LA, local aggregation: Zhuang et al., Local Aggregation for Unsupervised Learning of Visual
-  Embeddings, ICCV 2019, section 3.
+- IR, instance discrimination: Wu et al., CVPR 2018; the loss is equation 3 of Wu et al.,
+  Conditional Negative Sampling for Contrastive Learning of Visual Representations, ICLR 2021.
+- CMC, contrastive multiview coding: Tian et al., ECCV 2020; the loss is that of the ICLR paper.
+- LA, local aggregation: Zhuang et al., ICCV 2019, section 3.
 
 Dimension key: V views, B batch, D embedding (of one part, for CMC), N data set, K drawn candidates.
 """

@@ -1,14 +1,11 @@
 """MoCo, MoCo v3, and the momentum encoder and queue that several frameworks share.
 
-- MoCo: He et al., Momentum Contrast for Unsupervised Visual Representation Learning, CVPR 2020,
-  equations 1 and 2, in the form of its second version (Chen et al., Improved Baselines with
-  Momentum Contrastive Learning, 2020).
-- MoCo v3: Chen, Xie, He, An Empirical Study of Training Self-Supervised Vision Transformers, ICCV
-  2021, equation 1 and algorithm 1.
+- MoCo: He et al., CVPR 2020, equations 1 and 2, in the form of its second version (Chen et al.,
+  Improved Baselines with Momentum Contrastive Learning, 2020).
+- MoCo v3: Chen, Xie, He, ICCV 2021, equation 1 and algorithm 1.
 - Momentum that rises to 1: Grill et al., Bootstrap Your Own Latent, NeurIPS 2020, section 3.3.
 
-Dimension key: V views, B batch, A anchors (A = B, or 2B if symmetric), F features, D embedding, Q
-places of the queue, N data set.
+Dimension key: B batch, D embedding.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 - RCL: Tang et al., Relative Contrastive Loss for Unsupervised Representation Learning, ECCV 2022,
   equations 2 and 3, sections 4.3 and 5.3.
-- NNCLR: Dwibedi et al., With a Little Help from My Friends: Nearest-Neighbor Contrastive Learning
-  of Visual Representations, ICCV 2021, equations 1 to 4, in the form of Tang et al.
+- NNCLR: Dwibedi et al., ICCV 2021, equations 1 to 4, in the form of Tang et al.
 
 Dimension key: V views (2), B samples of a step, A = B·V rows, sample-major, D embedding, H
 criteria, P predictors (1 or H), K keys, S support queue, N data set.
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 
 from kinfolk import distributed
 from kinfolk.clustering import dbscan_levels, kmeans_levels
-from kinfolk.clustering.dbscan import count_levels, from_level_2, require_all_samples
+from kinfolk.clustering.dbscan import count_levels, require_all_samples
 from kinfolk.clustering.hierarchy import level_figures
 from kinfolk.clustering.labels import check_falling
 from kinfolk.detectors import Hierarchy
@@ -257,14 +256,11 @@ def by_kmeans(num_samples: int, number: int, num_clusters: Sequence[int] | None)
     level and twice as many at each before, but at most ⅘ N, the proportions of the paper."""
     first = min(1 << (number - 2), 4) * num_samples // 5
     given = num_clusters or [first >> level for level in range(number - 1)]
-    chosen = from_level_2(given, falling=True)
-    if len(chosen) != number - 1 or not all(1 <= each < num_samples for each in chosen):
-        raise ValueError(
-            f"`num_clusters` (={list(chosen)}) must be one number below {num_samples} for each of"
-            f" the criteria 2 to {number} (`criteria`)"
-        )
-    check_falling(chosen)
-    cluster = partial(kmeans_levels, num_clusters=chosen, seed=0, over_ranks=True)
+    fits = len(given) == number - 1 and all(1 <= each < num_samples for each in given)
+    must = f"one number below {num_samples} for each of the criteria 2 to {number} (`criteria`)"
+    require(fits, "num_clusters", list(given), must)
+    check_falling(given)
+    cluster = partial(kmeans_levels, num_clusters=given, seed=0, over_ranks=True)
     return OfflineCriteria(num_samples, number, cluster)
 
 

@@ -200,17 +200,13 @@ def build_encoder(
         adapted.config = {"name": name}
         return adapted
     if name not in ENCODERS:
-        raise UsageError(
-            f"there is no encoder {name!r}{_nearest(name, ENCODERS)}; torchvision/NAME, timm/NAME"
-            " and open_clip/NAME work too"
-        )
+        others = "torchvision/NAME, timm/NAME and open_clip/NAME work too"
+        raise UsageError(f"there is no encoder {name!r}{_nearest(name, ENCODERS)}; {others}")
     if pretrained:
-        raise UsageError(
-            f"`pretrained` has no weights for {name!r}; load a file with `load_weights`, or take"
-            f" 'torchvision/{name}'"
-        )
-    how: dict[str, Any] = {"stem": stem} | ({} if width is None else {"width": width})
-    how |= {} if in_channels == 3 else {"in_channels": in_channels}
+        others = f"load a file with `load_weights`, or take 'torchvision/{name}'"
+        raise UsageError(f"`pretrained` has no weights for {name!r}; {others}")
+    given = {"stem": stem, "width": width, "in_channels": in_channels if in_channels != 3 else None}
+    how: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     build = partial(ENCODERS[name], **how)
     _require_memory(build, width)
     encoder = build()
@@ -275,9 +271,9 @@ def _measure(module: nn.Module, input_size: int) -> int:
         with torch.no_grad(), evaluating(module):
             features = module(image)
     except (RuntimeError, TypeError, AssertionError) as error:
+        what = f"does not accept images of `input_size` (={input_size})"
         raise KinfolkError(
-            f"{type(module).__name__} does not accept images of `input_size` (={input_size}); give"
-            f" another one, or `output_size`: {error}"
+            f"{type(module).__name__} {what}; give another one, or `output_size`: {error}"
         ) from error
     return _as_vectors(features, module).shape[1]
 
@@ -288,10 +284,8 @@ def _as_vectors(features: object, module: nn.Module) -> Tensor:
     if isinstance(features, Tensor) and features.ndim == 2:
         return features
     got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-    raise KinfolkError(
-        f"{type(module).__name__} returns {got}; an encoder must return a tensor (B, F) or (B, F,"
-        " H, W)"
-    )
+    must = "an encoder must return a tensor (B, F) or (B, F, H, W)"
+    raise KinfolkError(f"{type(module).__name__} returns {got}; {must}")
 
 
 _POOLS = ("AdaptiveAvgPool2d", "FastAdaptiveAvgPool")  # the second in timm
@@ -308,10 +302,8 @@ class FeatureMap(nn.Module):
         pools = ([m for m in t.modules() if type(m).__name__ in _POOLS] for t in towers)
         self._pools = [found[-1] for found in pools if found]
         if len(self._pools) != len(towers) and not isinstance(encoder, Adapted):
-            raise UsageError(
-                f"{type(encoder).__name__} has no average pooling whose input could be used; leave"
-                " --unpooled out"
-            )
+            what = "has no average pooling whose input could be used"
+            raise UsageError(f"{type(encoder).__name__} {what}; leave --unpooled out")
 
     def forward(self, x: Tensor) -> Tensor:
         caught: list[Tensor] = []
@@ -328,7 +320,6 @@ class FeatureMap(nn.Module):
         if caught:
             return torch.cat(caught, 1)
         if not isinstance(given, Tensor) or given.ndim != 4:
-            raise UsageError(
-                f"{type(self.encoder).__name__} returns no feature map; leave --unpooled out"
-            )
+            what = "returns no feature map"
+            raise UsageError(f"{type(self.encoder).__name__} {what}; leave --unpooled out")
         return given.flatten(1)

@@ -34,7 +34,6 @@ WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"
 _BUILT_BY = frozenset(("name", "stem", "width", "in_channels"))
 """What a file may set of an encoder; `pretrained` would download weights."""
-_EARLIER = frozenset(("zero_init_residual",))  # in files of earlier versions, without effect
 _WIDEST = 1 << 14
 _NESTED = ("state_dict", "model_state_dict", "model", "net")
 """Keys under which programs put the state dict of a network in their checkpoints."""
@@ -97,17 +96,14 @@ def load_encoder(
         except KinfolkError:
             raise
         except (TypeError, KeyError, ValueError, RuntimeError, AttributeError) as error:
-            raise KinfolkError(
-                f"{file} describes an encoder this version can't build: {first_line(error)}"
-            ) from error
+            why = f"describes an encoder this version can't build: {first_line(error)}"
+            raise KinfolkError(f"{file} {why}") from error
     load_state(encoder, read_state(file), source=str(file))
     meta = description["meta"]
     epoch, epochs = meta.get("epoch"), meta.get("epochs")
     if isinstance(epoch, int) and isinstance(epochs, int) and epoch < epochs:
-        message = (
-            f"the training was interrupted: {file} is the encoder after epoch {epoch} of {epochs}"
-            f" (step {meta.get('step')})"
-        )
+        reached = f"after epoch {epoch} of {epochs} (step {meta.get('step')})"
+        message = f"the training was interrupted: {file} is the encoder {reached}"
         warnings.warn(message, KinfolkWarning, stacklevel=2)
     return encoder.eval(), meta
 
@@ -163,12 +159,9 @@ def load_state(
     except for torchvision's classifier (`fc.*`) and BatchNorm's counter, which it may lack."""
     inner = _inner(encoder)
     needed = inner.state_dict()
-    given = {
-        name: value for name, value in state.items() if name in needed or not name.startswith("fc.")
-    }
-    for name, value in needed.items():
-        if name.endswith("num_batches_tracked"):
-            given.setdefault(name, value)
+    counters = {name: x for name, x in needed.items() if name.endswith("num_batches_tracked")}
+    known = {name: x for name, x in state.items() if name in needed or not name.startswith("fc.")}
+    given = counters | known
     faults = {
         "missing": [name for name in needed if name not in given],
         "not of this network": [name for name in given if name not in needed],
@@ -195,10 +188,10 @@ def _build(config: dict[str, Any]) -> nn.Module:
     if "towers" in config:
         return SplitEncoder([_build(tower) for tower in config["towers"]], config["channels"])
     name, width = config["name"], config.get("width")
-    config = {key: value for key, value in config.items() if key not in _EARLIER}
-    foreign = [key for key in config if key not in _BUILT_BY]
-    if foreign:
-        raise KeyError(f"it has the setting {foreign[0]!r}")
+    # a setting of earlier versions, without effect on weights that are loaded
+    config = {key: value for key, value in config.items() if key != "zero_init_residual"}
+    if foreign := config.keys() - _BUILT_BY:
+        raise KeyError(f"it has the setting {min(foreign)!r}")
     if not isinstance(name, str) or ":" in name or name.count("/") > 1:
         raise KeyError(f"its name {name!r} is not that of a network")
     if width is not None and not (isinstance(width, int) and 0 < width <= _WIDEST):
@@ -281,9 +274,7 @@ def save_towers(
     model: nn.Module, directory: Path | str, meta: Mapping[str, Any] | None = None
 ) -> Path:
     path = Path(directory) / TOWERS
-    state = {
-        name: value for name, value in plain_state(model).items() if name.partition(".")[0] in PARTS
-    }
+    state = _parts_of(plain_state(model))
     text = json.dumps({"format": 1, "kind": "towers", "meta": dict(meta or {})})
     write_safetensors(path, state, {"kinfolk": text})
     return path
@@ -297,24 +288,18 @@ def load_parts(model: nn.Module, path: Path | str) -> list[str]:
     for name, value in state.items():
         part, _, rest = name.partition(".")
         found.setdefault(part, {})[rest] = value
-    if set(found) & {"text_encoder", "encoder"}:
+    if found.keys() & {"text_encoder", "encoder"}:
         chosen = {part: found[part] for part in PARTS if part in found and hasattr(model, part)}
     elif "visual" in found and isinstance(getattr(model, "text_encoder", None), OpenClipText):
-        others = {
-            f"model.{name}": value
-            for name, value in state.items()
-            if not name.startswith(("visual.", "logit_"))
-        }
+        text = (name for name in state if not name.startswith(("visual.", "logit_")))
+        others = {f"model.{name}": state[name] for name in text}
         chosen = {"encoder": found["visual"], "text_encoder": others}
     else:
         chosen = {"encoder": found.get("visual", state)}
     for part, weights in chosen.items():
         load_state(getattr(model, part), weights, source=f"{part} in {path}")
     if not chosen:
-        raise KinfolkError(
-            f"{path} has no weights for {type(model).__name__}; it must hold an encoder, or the"
-            f" parts {', '.join(PARTS)}"
-        )
+        raise KinfolkError(f"{path} has no weights for {', '.join(PARTS)}")
     return list(chosen)
 
 
@@ -323,6 +308,9 @@ def _strip_prefixes(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for prefix in ("framework.", "module."):
         if all(name.startswith(prefix) for name in state):
             state = {name.removeprefix(prefix): value for name, value in state.items()}
-            if prefix == "framework.":
-                state = {name: v for name, v in state.items() if name.partition(".")[0] in PARTS}
+            state = _parts_of(state) if prefix == "framework." else state
     return dict(state)
+
+
+def _parts_of(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value for name, value in state.items() if name.partition(".")[0] in PARTS}
