@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinfolk.clustering.hierarchy_update import (
-    Level,
     Rings,
     components,
     merge_groups,
@@ -71,13 +70,10 @@ def test_components_of_a_long_chain() -> None:
 def test_of_a_large_cluster_the_touched_units_are_looked_at_first() -> None:
     N = 20
     parent = torch.tensor([0] * 12 + [1] * 8)
-    rings = Rings(
-        torch.zeros(N).long(), torch.zeros(N).long(), torch.zeros(N).long(), torch.zeros(N).long()
-    )
+    rings = Rings(*(torch.zeros(N).long() for _ in range(5)), torch.zeros(N, 1))
     rings.rebuild(parent, N)
-    level = Level(rings, torch.zeros(N, 1), parent, rings, torch.zeros(N, 1), torch.zeros(N).long())
     unit, valid, rest = select_units(
-        level, torch.tensor([1, 5, 9, 14]), torch.tensor([0, 1]), torch.tensor([0, 0, 0, 1]), 8
+        rings, torch.tensor([1, 5, 9, 14]), torch.tensor([0, 1]), torch.tensor([0, 0, 0, 1]), 8
     )
     assert rest.tolist() == [True, False]
     assert valid.all()
@@ -86,7 +82,7 @@ def test_of_a_large_cluster_the_touched_units_are_looked_at_first() -> None:
     assert set(unit[0].tolist()) <= set(range(12))
     assert set(unit[1].tolist()) == set(range(12, 20))
     unit, valid, rest = select_units(
-        level, torch.tensor([1, 5, 9, 14]), torch.tensor([0, 1]), torch.tensor([0, 0, 0, 1]), 2
+        rings, torch.tensor([1, 5, 9, 14]), torch.tensor([0, 1]), torch.tensor([0, 0, 0, 1]), 2
     )
     assert unit[0].tolist() == [1, 5]
 

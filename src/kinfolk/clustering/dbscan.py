@@ -96,9 +96,10 @@ def require_finite(features: Tensor) -> None:
 
 
 def require_all_samples(features: Tensor | None, num_samples: int) -> Tensor:
-    assert features is not None
+    shape = None if features is None else tuple(features.shape)
     must = f"of the shape ({num_samples}, any): all samples in data-set order"
-    require(len(features) == num_samples, "features", tuple(features.shape), must)
+    require(shape is not None and shape[0] == num_samples, "features", shape, must)
+    assert features is not None
     require_finite(features)
     return features
 

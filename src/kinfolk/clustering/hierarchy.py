@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from kinfolk import distributed
 from kinfolk.clustering.dbscan import require_finite
-from kinfolk.clustering.hierarchy_update import Level, Moves, Rings, refine
+from kinfolk.clustering.hierarchy_update import Moves, Rings, refine
 from kinfolk.errors import require
 from kinfolk.stores.per_sample import COARSE, Arriving, Exact, check_ids, is_broken, to_device
 
@@ -142,8 +142,6 @@ class Tree(Exact):
                     f"`labels` must be nested: some samples share a cluster at level {level} and"
                     f" not at level {level + 1}"
                 )
-            self.parent[level - 1] = -1
-            self.parent[level - 1, :alive] = above[:alive]
             self.rings(level - 1).rebuild(above, alive)
             below, alive = label, len(names)
             if level < self.levels:
@@ -171,14 +169,11 @@ class Tree(Exact):
             left = int(self.num_free[level]) - len(new_F)
             slot_F = self.free[level, left : left + len(new_F)].clone()
             self.num_free[level] = left
-            self.parent[level, slot_F] = moves.border[new_F]
-            self._send(level, slot_F)
             self.rings(level).put_in(slot_F, moves.border[new_F])
+            self._send(level, slot_F)
             to_M[to_M < 0] = slot_F[which]
-        rings = self.rings(level - 1)
-        rings.take_out(unit_M, from_M)
-        rings.put_in(unit_M, to_M)
-        self.parent[level - 1, unit_M] = to_M
+        self.rings(level - 1).take_out(unit_M)
+        self.rings(level - 1).put_in(unit_M, to_M)
         self._send(level - 1, unit_M)
         sum_MD, size_M = self.sums_at(level - 1)[unit_M], self.sizes[level - 1][unit_M]
         for cluster_M, sign in ((to_M, 1), (from_M, -1)):
@@ -187,8 +182,7 @@ class Tree(Exact):
         left_C = torch.unique(from_M)
         empty_C = left_C[self.units[level - 1][left_C] == 0]
         if len(empty_C):
-            self.rings(level).take_out(empty_C, self.parent[level, empty_C])
-            self.parent[level, empty_C] = -1
+            self.rings(level).take_out(empty_C)
             self.sums[level - 1, empty_C] = 0
             free = int(self.num_free[level])
             self.free[level, free : free + len(empty_C)] = empty_C
@@ -208,18 +202,8 @@ class Tree(Exact):
         return self.features if level == 0 else self.sums[level - 1]
 
     def rings(self, level: int) -> Rings:
-        return Rings(self.after[level], self.before[level], self.entry[level], self.units[level])
-
-    def at(self, level: int) -> Level:
-        below = level - 1
-        return Level(
-            self.rings(below),
-            self.sums_at(below),
-            self.parent[below],
-            self.rings(level),
-            self.sums_at(level),
-            self.parent[level],
-        )
+        held = self.after, self.before, self.entry, self.units, self.parent
+        return Rings(*(each[level] for each in held), self.sums_at(level))
 
     def set_features(self, features: Tensor) -> None:
         dim = self.features.shape[1]
@@ -373,7 +357,8 @@ class OnlineHierarchy(nn.Module):
             for level in range(1, self.levels):
                 touched = torch.unique(self.tree.labels_of(ids_U)[level - 1])
                 limits = self.parts, self.merge_similarity[level - 1], self.max_units
-                self.tree.move(level, refine(self.tree.at(level), touched, *limits))
+                rings = self.tree.rings(level - 1), self.tree.rings(level)
+                self.tree.move(level, refine(*rings, touched, *limits))
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool

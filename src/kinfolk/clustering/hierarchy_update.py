@@ -34,12 +34,15 @@ from torch import Tensor
 class Rings:
     """The units of each cluster of a level in a ring, so that listing, removing and adding cost as
     much as the units that move. (S,) `after` and `before`: the neighbours of each unit; (C,)
-    `entry` and `units`: one unit of each cluster, and how many it has."""
+    `entry` and `units`: one unit of each cluster, and how many it has; (S,) `parent`: the cluster
+    of each unit; (S, D) `sums` of its features."""
 
     after: Tensor
     before: Tensor
     entry: Tensor
     units: Tensor
+    parent: Tensor
+    sums: Tensor
 
     def walk(self, start_K: Tensor, width: int) -> Tensor:
         """(K, width) units from `start` on; a shorter ring is repeated."""
@@ -56,24 +59,21 @@ class Rings:
         place_W = torch.arange(path.shape[1], device=path.device)
         return path[place_W < number_K.unsqueeze(1)]
 
-    def take_out(self, unit_M: Tensor, cluster_M: Tensor) -> None:
-        """Removes distinct units from the rings of their clusters."""
-        if not len(unit_M):
-            return
+    def take_out(self, unit_M: Tensor) -> None:
+        """Removes distinct units from their clusters."""
+        unit_M = unit_M.sort().values
+        cluster_M = self.parent[unit_M]
         self.units.index_add_(0, cluster_M, torch.full_like(cluster_M, -1))
-        unit_M, order = unit_M.sort()
-        cluster_M = cluster_M[order]
         left_M, right_M = _skip(unit_M, self.before[unit_M]), _skip(unit_M, self.after[unit_M])
         # units next to each other in a ring have the same two survivors
         self.after[left_M] = right_M
         self.before[right_M] = left_M
         enters_M = self.entry[cluster_M] == unit_M
         self.entry[cluster_M[enters_M]] = right_M[enters_M]
+        self.parent[unit_M] = -1
 
     def put_in(self, unit_M: Tensor, cluster_M: Tensor) -> None:
-        """Adds units that are in no ring to those of clusters, after the entry."""
-        if not len(unit_M):
-            return
+        """Adds units that are in no cluster, after the entry of its ring."""
         cluster_M, order = cluster_M.sort(stable=True)
         unit_M = unit_M[order]
         cluster_G, number_G = torch.unique_consecutive(cluster_M, return_counts=True)
@@ -88,10 +88,12 @@ class Rings:
         self.after[entry_G], self.before[first_unit_G] = first_unit_G, entry_G
         self.entry[cluster_G] = torch.where(empty_G, first_unit_G, entry_G)
         self.units[cluster_G] += number_G
+        self.parent[unit_M] = cluster_M
 
     def rebuild(self, cluster_S: Tensor, alive: int) -> None:
         self.units.zero_()
         self.entry.fill_(-1)
+        self.parent.fill_(-1)
         self.put_in(torch.arange(alive, device=cluster_S.device), cluster_S[:alive])
 
 
@@ -116,31 +118,19 @@ def by_width(number_K: Tensor) -> Iterator[tuple[Tensor, int]]:
         low, high = high, 2 * high
 
 
-@dataclass(frozen=True)
-class Level:
-    """The units with their sums, the clusters that contain them, and the borders."""
-
-    units: Rings
-    unit_sum: Tensor
-    unit_parent: Tensor
-    siblings: Rings
-    cluster_sum: Tensor
-    cluster_parent: Tensor
-
-
 def select_units(
-    level: Level, touched_T: Tensor, cluster_K: Tensor, owner_T: Tensor, limit: int
+    units: Rings, touched_T: Tensor, cluster_K: Tensor, owner_T: Tensor, limit: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(K, W) units that are used, the touched ones first, (K, W) where there is one, and (K,)
     whether there are more than `limit`."""
-    number_K = level.units.units[cluster_K]
+    number_K = units.units[cluster_K]
     rest_K = number_K > limit
     width = int(number_K.max().clamp(max=limit))
     first_K = torch.searchsorted(owner_T, torch.arange(len(cluster_K), device=owner_T.device))
-    unit_KW = level.units.walk(touched_T[first_K], width)
+    unit_KW = units.walk(touched_T[first_K], width)
     large = rest_K.nonzero().flatten()
     if len(large):
-        span = len(level.unit_parent)
+        span = len(units.parent)
         keys_T = owner_T[rest_K[owner_T]] * span + touched_T[rest_K[owner_T]]
         keys = (large.unsqueeze(1) * span + unit_KW[large]).flatten()
         place = torch.searchsorted(keys_T, keys).clamp(max=len(keys_T) - 1)
@@ -153,12 +143,12 @@ def select_units(
     return unit_KW, valid_KW, rest_K
 
 
-def siblings(level: Level, cluster_K: Tensor, border_K: Tensor, limit: int) -> Tensor:
+def siblings(clusters: Rings, cluster_K: Tensor, border_K: Tensor, limit: int) -> Tensor:
     """Untouched clusters of the touched borders: all, or the next `limit` in the ring."""
     border_P, inverse = torch.unique(border_K, return_inverse=True)
     # the first of each border
     start_P = torch.empty_like(border_P).scatter_(0, inverse.flip(0), cluster_K.flip(0))
-    found = level.siblings.members(start_P, level.siblings.units[border_P].clamp(max=limit))
+    found = clusters.members(start_P, clusters.units[border_P].clamp(max=limit))
     place = torch.searchsorted(cluster_K, found).clamp(max=len(cluster_K) - 1)
     return found[cluster_K[place] != found]
 
@@ -245,28 +235,30 @@ class Moves:
     border: Tensor
 
 
-def refine(level: Level, touched: Tensor, parts: int, similarity: float, max_units: int) -> Moves:
+def refine(
+    units: Rings, clusters: Rings, touched: Tensor, parts: int, similarity: float, max_units: int
+) -> Moves:
     """The moves that refine the clusters of the `touched` units (distinct slots), with m, σ_m, and
     how many units or siblings of one cluster are used. Recomputes the sums of the clusters that are
     used whole, so that rounding errors do not add up."""
-    cluster_T, order = level.unit_parent[touched].sort(stable=True)
+    cluster_T, order = units.parent[touched].sort(stable=True)
     cluster_K, owner_T = torch.unique_consecutive(cluster_T, return_inverse=True)
-    chosen = select_units(level, touched[order], cluster_K, owner_T, max_units)
-    part_KW, number_Km, sum_KmD = _split(level, cluster_K, *chosen, parts)
+    chosen = select_units(units, touched[order], cluster_K, owner_T, max_units)
+    part_KW, number_Km, sum_KmD = _split(units, clusters, cluster_K, *chosen, parts)
     unit_KW, valid_KW, rest_K = chosen
     main_K = torch.where(rest_K, 0, number_Km.argmax(1))  # the rest's part is the first
     owns_Km = torch.arange(parts, device=part_KW.device) == main_K.unsqueeze(1)
     alive_Km = number_Km > 0
     slot_Km = torch.where(owns_Km, cluster_K.unsqueeze(1), -1)
-    border_K = level.cluster_parent[cluster_K]
-    other = siblings(level, cluster_K, border_K, max_units)
+    border_K = clusters.parent[cluster_K]
+    other = siblings(clusters, cluster_K, border_K, max_units)
 
-    sums = torch.cat((sum_KmD[alive_Km], level.cluster_sum[other]))
+    sums = torch.cat((sum_KmD[alive_Km], clusters.sums[other]))
     border_n = torch.cat(
-        (border_K.unsqueeze(1).expand_as(alive_Km)[alive_Km], level.cluster_parent[other])
+        (border_K.unsqueeze(1).expand_as(alive_Km)[alive_Km], clusters.parent[other])
     )
     slot_n = torch.cat((slot_Km[alive_Km], other))
-    number_n = torch.cat((number_Km[alive_Km], level.units.units[other]))
+    number_n = torch.cat((number_Km[alive_Km], units.units[other]))
     target_n = _targets(sums, border_n, slot_n, number_n, similarity)
 
     num_parts = int(alive_Km.sum())
@@ -277,14 +269,15 @@ def refine(level: Level, touched: Tensor, parts: int, similarity: float, max_uni
     leaving = (target_n[num_parts:] != other).nonzero().flatten()
     unit, to = [unit_KW[moves_KW]], [to_KW[moves_KW]]
     if len(leaving):
-        size = level.units.units[other[leaving]].clamp(max=max_units)
-        unit.append(level.units.members(level.units.entry[other[leaving]], size))
+        size = units.units[other[leaving]].clamp(max=max_units)
+        unit.append(units.members(units.entry[other[leaving]], size))
         to.append(target_n[num_parts:][leaving].repeat_interleave(size))
     return Moves(torch.cat(unit), torch.cat(to), border_n)
 
 
 def _split(
-    level: Level,
+    units: Rings,
+    clusters: Rings,
     cluster_K: Tensor,
     unit_KW: Tensor,
     valid_KW: Tensor,
@@ -293,9 +286,9 @@ def _split(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(K, W) the part of every unit, (K, m) the number of units of each part, (K, m, D) its sum.
     The rest of a large cluster is in part 0."""
-    sum_KWD, used_K = level.unit_sum[unit_KW], valid_KW.sum(1)
+    sum_KWD, used_K = units.sums[unit_KW], valid_KW.sum(1)
     total_K1D = valid_KW.unsqueeze(1).to(sum_KWD.dtype) @ sum_KWD
-    others_K1D = level.cluster_sum[cluster_K].unsqueeze(1) - total_K1D
+    others_K1D = clusters.sums[cluster_K].unsqueeze(1) - total_K1D
     sum_KWD = torch.cat((others_K1D, sum_KWD), 1)  # place 0: the rest
     valid_KW = torch.cat((rest_K.unsqueeze(1), valid_KW), 1)
     part_KW = split(F.normalize(sum_KWD, dim=2), valid_KW, rest_K, parts)
@@ -303,8 +296,8 @@ def _split(
     part_m = torch.arange(parts, device=cluster_K.device).view(1, -1, 1)
     held_KmW = (part_KW.unsqueeze(1) == part_m) & valid_KW.unsqueeze(1)
     number_Km, sum_KmD = held_KmW.sum(2), held_KmW.to(sum_KWD.dtype) @ sum_KWD
-    number_Km[:, 0] += torch.where(rest_K, level.units.units[cluster_K] - used_K - 1, 0)
-    level.cluster_sum[cluster_K[~rest_K]] = sum_KmD[~rest_K].sum(1)
+    number_Km[:, 0] += torch.where(rest_K, units.units[cluster_K] - used_K - 1, 0)
+    clusters.sums[cluster_K[~rest_K]] = sum_KmD[~rest_K].sum(1)
     return part_KW[:, 1:], number_Km, sum_KmD
 
 
