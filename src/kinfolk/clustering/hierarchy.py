@@ -203,7 +203,7 @@ class Tree(Exact):
 
     def rings(self, level: int) -> Rings:
         held = self.after, self.before, self.entry, self.units, self.parent
-        return Rings(*(each[level] for each in held), self.sums_at(level))
+        return Rings(*(each[level] for each in held), sums=self.sums_at(level))
 
     def set_features(self, features: Tensor) -> None:
         dim = self.features.shape[1]
@@ -356,9 +356,9 @@ class OnlineHierarchy(nn.Module):
         with torch.autocast("cpu", enabled=False):
             for level in range(1, self.levels):
                 touched = torch.unique(self.tree.labels_of(ids_U)[level - 1])
+                units, clusters = self.tree.rings(level - 1), self.tree.rings(level)
                 limits = self.parts, self.merge_similarity[level - 1], self.max_units
-                rings = self.tree.rings(level - 1), self.tree.rings(level)
-                self.tree.move(level, refine(*rings, touched, *limits))
+                self.tree.move(level, refine(units, clusters, touched, *limits))
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool

@@ -187,24 +187,14 @@ def _repair(rows_NF: Tensor, labels_N: Tensor, centroids_KF: Tensor, spherical: 
     empty = (count_K == 0).nonzero().flatten().tolist()
     if not empty:
         return
-    places_NF = labels_N.unsqueeze(1).expand_as(rows_NF)
-    most_KF, least_KF = (
-        torch.zeros_like(centroids_KF).scatter_reduce(0, places_NF, rows_NF, of, include_self=False)
-        for of in ("amax", "amin")
-    )
-    mixed = (most_KF > least_KF).any(1).tolist()
+    kind_N = torch.unique(rows_NF, dim=0, return_inverse=True)[1]  # equal rows are of one kind
+    spare = int(kind_N.max()) + 1 - int((count_K > 0).sum())
     distance_N = (rows_NF - centroids_KF[labels_N]).square().sum(1)
-    for row in distance_N.argsort(descending=True, stable=True).tolist():
-        if not empty or not any(mixed):
-            return
-        left = int(labels_N[row])
-        if not mixed[left]:
-            continue
-        cluster = empty.pop(0)
-        labels_N[(labels_N == left) & (rows_NF == rows_NF[row]).all(1)] = cluster
+    farthest = iter(distance_N.argsort(descending=True, stable=True).tolist())
+    for cluster in empty[:spare]:
+        row = next(i for i in farthest if (kind_N[labels_N == labels_N[i]] != kind_N[i]).any())
+        labels_N[kind_N == kind_N[row]] = cluster
         centroids_KF[cluster] = F.normalize(rows_NF[row], dim=0) if spherical else rows_NF[row]
-        others_MF = rows_NF[labels_N == left]
-        mixed[left] = bool((others_MF != others_MF[0]).any())
 
 
 @contextmanager

@@ -186,8 +186,8 @@ class PseudoLabels(Exact):
         points_per_cluster: int = 256,
     ) -> None:
         super().__init__()
-        alone = isinstance(num_clusters, int)
-        self.num_clusters = (num_clusters,) if alone else tuple(num_clusters)
+        given = (num_clusters,) if isinstance(num_clusters, int) else num_clusters
+        self.num_clusters = tuple(given)
         require(len(self.num_clusters) > 0, "num_clusters", (), "at least one number")
         rule = f"at least 1 and below the number of samples ({num_samples})"
         for number in self.num_clusters:

@@ -60,7 +60,7 @@ class Framework(OnHost, ABC):
     def __init__(self, encoder: nn.Module, head: nn.Module, objective: Objective) -> None:
         super().__init__()
         self.encoder, self.head, self.objective = encoder, head, objective
-        self.step_shares: Mapping[str, Tensor] = {}
+        self.step_shares: dict[str, Tensor] = {}
         """(2,) counts of the last step, a part and the whole, by name; the log has their ratio."""
 
     @abstractmethod

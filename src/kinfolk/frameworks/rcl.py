@@ -395,7 +395,7 @@ class RCL(ClusteringFramework, SupportFramework):
         place_AK = torch.cat(places, 1)
         entry_AK, there_AK = place_AK.clamp(min=0), place_AK >= 0
         same_HAK = (labels_HA.unsqueeze(2) == labels_HS[:, entry_AK]) & there_AK
-        self._count_keys(ids, support_ids[entry_AK], same_HAK, there_AK)
+        self._count_keys(ids, support_ids[entry_AK], there_AK)
         same_AHK = same_HAK.to(one_AH1.dtype).masked_fill(~there_AK, -1.0).transpose(0, 1)
         # no key: a copy that the loss leaves out
         found_AKD = torch.where(there_AK.unsqueeze(2), support[entry_AK].to(keys.dtype), own_A1D)
@@ -403,22 +403,16 @@ class RCL(ClusteringFramework, SupportFramework):
             one_AH1 = one_AH1.masked_fill(there_AK.any(1).view(-1, 1, 1), -1.0)
         return torch.cat((own_A1D, found_AKD), 1), torch.cat((one_AH1, same_AHK), 2)
 
-    def _count_keys(
-        self, ids_A: Tensor, key_ids_AK: Tensor, same_HAK: Tensor, there_AK: Tensor
-    ) -> None:
-        """Sets `step_shares`: anchors with a retrieved key, and keys with the anchor's label; of
-        all keys, and of those that are positive under each of the criteria 2 … H."""
-        total, shares = ids_A.new_full((), len(ids_A)), dict[str, Tensor]()
-        levels = {f"_{h}": same_AK for h, same_AK in enumerate(same_HAK[1:], 2)}
-        for name, key_AK in {"": there_AK, **levels}.items():
-            shares[f"with_key{name}"] = torch.stack((key_AK.any(1).sum(), total))
-            if self.objective.labels is not None:
-                labels_N = self.objective.labels.to(ids_A.device)
-                one_A1, other_AK = labels_N[ids_A].unsqueeze(1), labels_N[key_ids_AK]
-                known_AK = key_AK & (one_A1 >= 0) & (other_AK >= 0)
-                right_AK = known_AK & (one_A1 == other_AK)
-                shares[f"key_precision{name}"] = torch.stack((right_AK.sum(), known_AK.sum()))
-        self.step_shares = shares
+    def _count_keys(self, ids_A: Tensor, key_ids_AK: Tensor, there_AK: Tensor) -> None:
+        """Sets `step_shares`: anchors with a retrieved key, and keys with the anchor's label."""
+        number = ids_A.new_full((), len(ids_A))
+        self.step_shares = {"with_key": torch.stack((there_AK.any(1).sum(), number))}
+        if self.objective.labels is not None:
+            labels_N = self.objective.labels.to(ids_A.device)
+            one_A1, other_AK = labels_N[ids_A].unsqueeze(1), labels_N[key_ids_AK]
+            known_AK = there_AK & (one_A1 >= 0) & (other_AK >= 0)
+            right_AK = known_AK & (one_A1 == other_AK)
+            self.step_shares["key_precision"] = torch.stack((right_AK.sum(), known_AK.sum()))
 
     def learn(self, keys: Tensor, ids: Tensor, is_finite: Tensor) -> None:
         if self.criteria is not None and self.criteria.started:

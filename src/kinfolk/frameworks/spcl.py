@@ -372,7 +372,7 @@ def reinitialise(heads: Iterable[nn.Module], seed: int) -> None:
             fresh = copy.deepcopy(head).cpu()
             for layer in fresh.modules():
                 if hasattr(layer, "reset_parameters"):
-                    layer.reset_parameters()
+                    layer.reset_parameters()  # type: ignore[operator]
             head.load_state_dict(fresh.state_dict())
 
 

@@ -248,8 +248,7 @@ class KinfolkLoss(nn.Module):
     def _chunks(self, features: Features, step: int) -> Iterator[dict[str, Any]]:
         mask = features.get("attention_mask")
         if not isinstance(mask, Tensor) or mask.ndim != 2:
-            must = "None with a model without padded tokens (attention_mask)"
-            require(False, "mini_batch_size", step, must)
+            raise ValueError("`mini_batch_size` needs a model with padded tokens (attention_mask)")
         for first in range(0, len(mask), step):
             yield {
                 name: value[first : first + step]
