@@ -70,7 +70,7 @@ def test_components_of_a_long_chain() -> None:
 def test_of_a_large_cluster_the_touched_units_are_looked_at_first() -> None:
     N = 20
     parent = torch.tensor([0] * 12 + [1] * 8)
-    rings = Rings(*(torch.zeros(N).long() for _ in range(5)), sums=torch.zeros(N, 1))
+    rings = Rings(*[*(torch.zeros(N).long() for _ in range(5)), torch.zeros(N, 1)])
     rings.rebuild(parent, N)
     unit, valid, rest = select_units(
         rings, torch.tensor([1, 5, 9, 14]), torch.tensor([0, 1]), torch.tensor([0, 0, 0, 1]), 8

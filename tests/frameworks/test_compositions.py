@@ -258,7 +258,7 @@ def test_soft_degrees_are_not_eliminated() -> None:
 @pytest.mark.parametrize("framework", SAME_FEATURES)
 def test_features_are_refused_where_embeddings_are_clustered(framework: str) -> None:
     for detector in ("ifnd", "neighbours"):
-        with pytest.raises(ValueError, match="must use projected embeddings"):
+        with pytest.raises(ValueError, match="must be 'projected'"):
             made(f"{framework}+{detector}", detector_args={"space": "features"})
 
 

@@ -250,9 +250,7 @@ def test_defaults_are_those_of_the_paper_and_wrong_arguments_are_named() -> None
         made(queue_size=N)
     with pytest.warns(KinfolkWarning, match="there will be no prototypes"):
         made(warmup_epochs=4)
-    with pytest.raises(
-        ValueError, match=r"`detector` \(with `space` 'features'\) must use projected embeddings"
-    ):
+    with pytest.raises(ValueError, match=r"`detector.space` \(='features'\) must be 'projected'"):
         made(detector=IFND(num_samples=N, space="features"))
     defaults = PCL(nn.Flatten(), nn.Linear(12, 5), 1000, queue_size=10).prototypes
     assert isinstance(defaults, Prototypes)

@@ -350,7 +350,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"detector": IFND(num_samples=NUM_SAMPLES, num_clusters=(3,), space="features")},
-        "must use projected embeddings",
+        "must be 'projected'",
     ),
 ]
 

@@ -138,10 +138,8 @@ class Tree(Exact):
             names, label = torch.unique(row, return_inverse=True)
             above = torch.zeros_like(below).scatter_(0, below, label)
             if not torch.equal(above[below], label):
-                raise ValueError(
-                    f"`labels` must be nested: some samples share a cluster at level {level} and"
-                    f" not at level {level + 1}"
-                )
+                apart = f"at level {level} and not at level {level + 1}"
+                raise ValueError(f"`labels` must be nested: samples share a cluster {apart}")
             self.rings(level - 1).rebuild(above, alive)
             below, alive = label, len(names)
             if level < self.levels:
@@ -203,7 +201,7 @@ class Tree(Exact):
 
     def rings(self, level: int) -> Rings:
         held = self.after, self.before, self.entry, self.units, self.parent
-        return Rings(*(each[level] for each in held), sums=self.sums_at(level))
+        return Rings(*[*(each[level] for each in held), self.sums_at(level)])
 
     def set_features(self, features: Tensor) -> None:
         dim = self.features.shape[1]
@@ -315,9 +313,9 @@ class OnlineHierarchy(nn.Module):
         Rows of one id count as their mean; rows that are not finite are left out, and so is a step
         whose loss is not. Rows on an accelerator are copied without waiting, and used by `settle`.
         """
-        if ids.is_floating_point() or ids.shape != features.shape[:1]:
-            rule = f"must be integers, one for each row of `features` (={len(features)})"
-            raise ValueError(f"`ids` (={tuple(ids.shape)}, {ids.dtype}) {rule}")
+        fits = not ids.is_floating_point() and ids.shape == features.shape[:1]
+        must = f"integers, one for each row of `features` (={len(features)})"
+        require(fits, "ids", tuple(ids.shape), must)
         check_ids(ids, self.num_samples)
         self.tree.set_features(features)
         self.settle()

@@ -176,8 +176,8 @@ def check_clusterable(features: Tensor, num_clusters: tuple[int, ...]) -> None:
     if not features.isfinite().all():
         row = int((~features.isfinite().all(1)).nonzero()[0])
         raise KinfolkError(
-            f"the features of sample {row} are not finite, so they cannot be clustered; the"
-            " training has diverged, lower the learning rate"
+            f"the features of sample {row} are not finite; the training has diverged, lower the"
+            " learning rate"
         )
 
 

@@ -194,11 +194,8 @@ class ClusteringFramework(Framework, ABC):
 
     def require_projected(self, what: str) -> None:
         for detector in self.detectors:
-            if detector.space != "projected":
-                raise ValueError(
-                    f"`detector` (with `space` {detector.space!r}) must use projected embeddings,"
-                    f" as the {what} do; remove its `space`"
-                )
+            must = f"'projected', as the {what} use projected embeddings"
+            require(detector.space == "projected", "detector.space", detector.space, must)
 
     @abstractmethod
     def cluster(self, features: Tensor | None, progress: float) -> None:

@@ -126,8 +126,8 @@ class CMC(Framework):
     bank of the other part before the step. Arguments and deviations: docs/methods/cmc.md.
 
     Args:
-        encoder, head: (B, 3, H, W) → (B, F) → (B, 2D), where the first half embeds L and the second
-            ab: a `SplitEncoder` with channels (1, 2) and a `SplitHead`.
+        encoder, head: (B, 3, H, W) → (B, F) → (B, 2D), one half for L and one for ab: a
+            `SplitEncoder` with channels (1, 2) and a `SplitHead`.
     """
 
     paper: ClassVar[str] = "Tian et al., ECCV 2020"
@@ -153,11 +153,8 @@ class CMC(Framework):
         light, colour = (bank_objective(temperature, pool_kin, given) for given in (first, second))
         super().__init__(encoder, head, light)
         size = embedding_size(encoder, head)
-        if size % 2:
-            raise ValueError(
-                f"`head` (={size} outputs) must have an even number of outputs: half of them embed"
-                " lightness, half colour"
-            )
+        must = "of an even number of outputs: half of them embed lightness, half colour"
+        require(size % 2 == 0, "head", size, must)
         self.colour_objective = colour
         self.light_bank, self.colour_bank = (
             Bank(num_samples, size // 2, bank_momentum, seed) for seed in (0, 1)

@@ -99,11 +99,7 @@ class MomentumFramework(Framework, ABC):
     queue: Queue
 
     def add_queue(
-        self,
-        num_samples: int,
-        queue_size: int,
-        momentum: float,
-        schedule: MomentumSchedule = "constant",
+        self, num_samples: int, queue_size: int, momentum: float, schedule: MomentumSchedule
     ) -> None:
         """Adds the copy and a queue."""
         require(queue_size >= 1, "queue_size", queue_size, "at least 1")
@@ -201,15 +197,9 @@ class MoCo(MomentumFramework):
 def keys_are_teacher(objective: Objective, symmetric: bool = False) -> bool:
     taught = objective.detector is not None and objective.detector.guide == "teacher"
     if taught and symmetric:
-        raise ValueError(
-            "`symmetric` (=True) must be False with a teacher: the query sees a strong view, and"
-            " the teacher a weak one"
-        )
+        raise ValueError("`symmetric` (=True) must be False with a teacher, which sees a weak view")
     if taught and getattr(teacher_of(objective.detector), "momentum", None) is not None:
-        raise ValueError(
-            "`detector.momentum` must be left out: the teacher is the momentum encoder, see"
-            " `framework.momentum`"
-        )
+        raise ValueError("`detector.momentum` must be left out: it is `framework.momentum`")
     return taught
 
 

@@ -167,7 +167,7 @@ class PCL(ClusteringFramework, MomentumFramework):
         self.schedule, self.final_rate = schedule, final_rate
         self.has_queue = queue_size > 0
         if self.has_queue:
-            self.add_queue(num_samples, queue_size, momentum)
+            self.add_queue(num_samples, queue_size, momentum, "constant")
         if num_clusters is None:
             num_clusters = tuple(max(2, num_samples * share // 100) for share in (2, 4, 8))
         self.prototypes = Prototypes(

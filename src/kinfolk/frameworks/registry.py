@@ -182,10 +182,8 @@ def _require_guide(method: Method, detector: Detector | None) -> None:
         return
     able = ", ".join(name for name, kind in FRAMEWORKS.items() if guide in kind.guides)
     if guide == "modality":
-        raise UsageError(
-            f"the guide of {method} needs features: give --guide FILE (without features a guide"
-            f" works only with {able}, which have a second modality)"
-        )
+        what = "needs features: give --guide FILE (without features a guide works only with"
+        raise UsageError(f"the guide of {method} {what} {able}, which have a second modality)")
     raise UsageError(
         f"{method} has no teacher: use +teacher with {able}, or +guide with features of any model"
     )
@@ -229,7 +227,5 @@ def _require_known(name: str, names: Iterable[str], kind: str, whole: str) -> st
     names = list(names)
     if name in names:
         return name
-    hint = did_you_mean(name, names, limit=2)
-    raise UsageError(
-        f"unknown {kind} {name!r} in the method {whole!r}{hint} (there are: {', '.join(names)})"
-    )
+    hint = f"{did_you_mean(name, names, limit=2)} (there are: {', '.join(names)})"
+    raise UsageError(f"unknown {kind} {name!r} in the method {whole!r}{hint}")

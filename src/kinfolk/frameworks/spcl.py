@@ -89,6 +89,9 @@ class SPCL(ClusteringFramework):
     """
 
     on_host = ("seed", "draws", "begun")
+    seed: Tensor
+    draws: Tensor
+    begun: Tensor
     paper: ClassVar[str] = "Mo et al., 2022"
     loss_kind = NTXentLoss
     needs: ClassVar[str] = "an embedding pass and a clustering per epoch"
@@ -142,9 +145,7 @@ class SPCL(ClusteringFramework):
         truth, clusters = None, None
         if prototypes == "labels":
             if labels is None or not (labels >= 0).any():
-                raise ValueError(
-                    "`prototypes` (='labels') needs labels and the data has none; use 'clusters'"
-                )
+                raise ValueError("`prototypes` (='labels') needs labels and the data has none")
             truth = labels.to(torch.int64)
         else:
             clusters = PseudoLabels(
@@ -164,9 +165,6 @@ class SPCL(ClusteringFramework):
             numbers = self.assigned.num_prototypes
             self.prototype = PrototypeCrossEntropy(size, numbers, reverse_weight, log_zero)
         require_resettable(*self._heads_to_reset())
-        self.seed: Tensor
-        self.draws: Tensor
-        self.begun: Tensor
         self.register_buffer("seed", torch.randint(1 << 62, ()))
         self.register_buffer("draws", torch.tensor(0))
         self.register_buffer("begun", torch.tensor(not warmup_epochs))
@@ -379,7 +377,5 @@ def reinitialise(heads: Iterable[nn.Module], seed: int) -> None:
 def require_resettable(*heads: nn.Module) -> None:
     for layer in (layer for head in heads for layer in head.modules()):
         if list(layer.parameters(recurse=False)) and not hasattr(layer, "reset_parameters"):
-            raise ValueError(
-                "`reinitialise` needs heads whose layers have `reset_parameters`, and"
-                f" {type(layer).__name__} does not"
-            )
+            what = f"layers with `reset_parameters`, which {type(layer).__name__} does not have"
+            raise ValueError(f"`reinitialise` needs {what}")
