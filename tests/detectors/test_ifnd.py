@@ -403,6 +403,6 @@ def test_two_ranks_equal_one(tmp_path: Path) -> None:
 def test_one_number_of_clusters_is_one_level() -> None:
     assert IFND(num_samples=20, num_clusters=5).num_clusters == (5,)
     with pytest.raises(
-        ValueError, match=r"`features` \(=\(19, 3\)\) must have the shape \(20, features\)"
+        ValueError, match=r"`features` \(=\(19, 3\)\) must be of the shape \(20, features\)"
     ):
         IFND(num_samples=20, num_clusters=5, schedule="constant").refresh(torch.randn(19, 3), 0.5)

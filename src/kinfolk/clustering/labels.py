@@ -26,8 +26,7 @@ Schedule = Literal["linear", "step", "constant"]
 Confidence = Literal["sample", "cluster"]
 _BLOCK_ELEMENTS = 1 << 22
 ConfidenceOf = Callable[[Tensor, Tensor, Tensor, int], Tensor]
-"""(S,) the confidence of (S, D) features with (K, D) centroids in their clusters (S,), at a
-level."""
+"""(S, D) features, (K, D) centroids, (S,) clusters, level → (S,) confidence."""
 
 
 # Which labels are accepted
@@ -55,9 +54,7 @@ def concentration(
     require(0 <= clip < 0.5, "clip", clip, "in [0, 0.5)")
     distance_N = torch.linalg.vector_norm(features.double() - centroids.double()[labels], dim=1)
     size_K = torch.bincount(labels, minlength=len(centroids))
-    total_K = torch.zeros(len(centroids), dtype=torch.float64, device=features.device).index_add_(
-        0, labels, distance_N
-    )
+    total_K = distance_N.new_zeros(len(centroids)).index_add_(0, labels, distance_N)
     phi_K = total_K / (size_K * torch.log(size_K + alpha))
     wide_K = (size_K > 1) & (phi_K > 1e-12)
     present_K = size_K > 0
@@ -127,8 +124,9 @@ def accept_most_confident(
     count = round(rate * len(confidence_N))
     distance_N = torch.zeros_like(confidence_N) if distance_N is None else distance_N
     order_N = distance_N.argsort(stable=True)
+    order_N = order_N[confidence_N[order_N].argsort(descending=True, stable=True)]
     accepted_N = torch.zeros_like(confidence_N, dtype=torch.bool)
-    accepted_N[order_N[confidence_N[order_N].argsort(descending=True, stable=True)[:count]]] = True
+    accepted_N[order_N[:count]] = True
     return accepted_N
 
 
@@ -208,12 +206,8 @@ class PseudoLabels(Exact):
             ("confidence", torch.zeros(shape)),
         ):
             self.register_buffer(name, first if accepts else None, persistent=False)
-        self._has_labels = False
-
-    @property
-    def has_labels(self) -> bool:
+        self.has_labels = False
         """Whether any sample has a label, as the host knows."""
-        return self._has_labels
 
     def of(self, ids: Tensor) -> Tensor:
         """(L, …) the labels of the samples `ids`; −1 for a sample that has none."""
@@ -265,7 +259,7 @@ class PseudoLabels(Exact):
             centroids.append(found.centroids)
         self.labels, self.centroids = labels, torch.cat(centroids).to(self.centroids.dtype)
         self.refreshed.fill_(True)
-        self._has_labels = self.accepted is None or self._has_labels
+        self.has_labels = self.accepted is None or self.has_labels
 
     @torch.no_grad()
     def accept(
@@ -294,10 +288,10 @@ class PseudoLabels(Exact):
         """Sets (L, N) which clusters are labels, and their confidence. None: none are accepted."""
         assert self.accepted is not None
         assert self.confidence is not None
-        for name, new in (("accepted", accepted), ("confidence", confidence)):
-            old = getattr(self, name)
-            setattr(self, name, torch.zeros_like(old) if new is None else new.to(old))
-        self._has_labels = bool(self.accepted.any())
+        old, sure = self.accepted, self.confidence
+        self.accepted = torch.zeros_like(old) if accepted is None else accepted.to(old)
+        self.confidence = torch.zeros_like(sure) if confidence is None else confidence.to(sure)
+        self.has_labels = bool(self.accepted.any())
 
     def sizes_of(self) -> Mapping[str, Mapping[str, int]]:
         labels = {"levels": len(self.num_clusters), "num_samples": self.num_samples}
@@ -309,7 +303,7 @@ class PseudoLabels(Exact):
             self.centroids = self.centroids.new_zeros(centroids.shape)  # of any size of a feature
         super()._load_from_state_dict(state_dict, prefix, *others)
         if self.accepted is None:
-            self._has_labels = bool(self.refreshed)
+            self.has_labels = bool(self.refreshed)
 
 
 def kmeans_levels(

@@ -55,10 +55,9 @@ class PatchFeatures(nn.Module):
         stride: int,
     ) -> None:
         super().__init__()
-        self.register_buffer("kernels", kernels_KCss)
-        self.register_buffer("offset", offset_K)
-        self.register_buffer("centre", centre_Q)
-        self.register_buffer("projection", projection_QF)
+        held = kernels_KCss, offset_K, centre_Q, projection_QF
+        for name, value in zip(("kernels", "offset", "centre", "projection"), held, strict=True):
+            self.register_buffer(name, value)
         self.stride = stride
 
     @classmethod

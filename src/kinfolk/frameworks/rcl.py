@@ -251,8 +251,8 @@ def by_dbscan(like: Hierarchy) -> OfflineCriteria:
 
 
 def by_kmeans(num_samples: int, number: int, num_clusters: Sequence[int] | None) -> OfflineCriteria:
-    """k-means for each of the levels 2 … H. The default numbers of clusters are N/5 at the last
-    level and twice as many at each before, but at most ⅘ N, the proportions of the paper."""
+    """k-means for each of the levels 2 … H, by default into N/5 clusters at the last level and
+    twice as many at each before, but at most ⅘ N, the proportions of the paper."""
     first = min(1 << (number - 2), 4) * num_samples // 5
     given = num_clusters or [first >> level for level in range(number - 1)]
     fits = len(given) == number - 1 and all(1 <= each < num_samples for each in given)

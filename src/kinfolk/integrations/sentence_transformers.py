@@ -154,7 +154,7 @@ class KinfolkLoss(nn.Module):
         self.model, self.loss = model, loss
         self.both_directions, self.own_negatives_only = both_directions, own_negatives_only
         self.mini_batch_size, self.known_positives = mini_batch_size, known_positives
-        self.in_trainer: bool | None = None  # set by the callback; None: there is none so far
+        self.in_trainer: bool | None = None  # None: there is no callback so far
 
     def forward(
         self, sentence_features: Iterable[Features], labels: Tensor | None = None
@@ -182,11 +182,7 @@ class KinfolkLoss(nn.Module):
         if not training:
             return loss
         if self.in_trainer is None and (self.loss.state_dict() or self.detectors):
-            warnings.warn(
-                "add callbacks=[KinfolkCallback(loss)] to the trainer: this loss has schedules or"
-                " state",
-                stacklevel=2,
-            )
+            warnings.warn("add callbacks=[KinfolkCallback(loss)] to the trainer", stacklevel=2)
             self.in_trainer = False
         metrics = self.metrics if self.in_trainer else {}
         return Logged(loss, metrics) if metrics else loss  # the trainer fails on an empty one
@@ -265,10 +261,6 @@ class KinfolkLoss(nn.Module):
         model = self.model if wrapped else self._inner
         found: Tensor = model(dict(features))["sentence_embedding"]
         return found
-
-    def get_config_dict(self) -> dict[str, Any]:
-        names = ("both_directions", "own_negatives_only", "mini_batch_size", "known_positives")
-        return {"loss": repr(self.loss), **{name: getattr(self, name) for name in names}}
 
 
 def _without_detector(loss: TwoTowerLoss) -> TwoTowerLoss:
@@ -380,7 +372,7 @@ class KinfolkCallback(TrainerCallback):
 
     @torch.no_grad()
     def _features(self, model: Any, dataset: Any, prompts: Any) -> Tensor:
-        """(N, D) embeddings of the anchors by sample id, and of explicit negatives by theirs."""
+        """(N, D) embeddings of anchors and explicit negatives by their ids."""
         texts, world = self._texts(dataset), distributed.world_size()
         rank = 0 if world == 1 else torch.distributed.get_rank()
         cuts = [len(texts) * each // world for each in range(world + 1)]
