@@ -1,5 +1,5 @@
 """DBSCAN (Ester et al., KDD 1996) at several radii, in memory linear in the data set, and radii
-fitted by the distance to the k-th neighbour (section 4.2 of the paper).
+fitted by the distance to the k-th neighbour (section 4.2).
 
 Dimension key: N samples, n of them that are measured, D features, R radii, b rows of a block.
 """
@@ -164,8 +164,8 @@ class Radii(Exact):
 
     @torch.no_grad()
     def follow(self, features: Tensor) -> None:
-        """Sets fitted radii to those at which as many of (N, D) features are cores as at the first
-        fit, because an encoder that learns spreads its features."""
+        """Sets fitted radii to those at which as many samples are cores as at the first fit: an
+        encoder that learns spreads its features."""
         if self.given is None and self.fitted.all():
             distance_n = _core_distances(features, self.min_samples, _FOLLOW_SAMPLES)
             *lower, last = self.shares.tolist()

@@ -2,9 +2,8 @@
 Representation Learning, ECCV 2022, section 4.3; and the share of samples that conform to a
 hierarchy (section 5.3).
 
-The levels are a tree over all samples: each cluster points to one of the next level, so moving a
-unit writes one pointer. The tree is on the CPU, because splitting and merging depend on values; an
-accelerator has a copy of the pointers.
+The levels are a tree over all samples: each cluster points to one of the next level. It is on the
+CPU, because splitting and merging depend on values; an accelerator has a copy of the pointers.
 
 Dimension key: N data set, D embedding, H levels, B rows of an update, U distinct samples among
 them, F new clusters, M units that move, C clusters, P pairs of a cluster and one above it.
@@ -28,11 +27,9 @@ from kinfolk.stores.per_sample import COARSE, Arriving, Exact, check_ids, is_bro
 
 
 def conforming(labels: Tensor) -> float:
-    """Share in [0, 1] of the samples that conform, of (H, N) labels from the lowest level to the
-    highest.
-
-    A sample conforms if, at every higher level, it is in the same cluster as most samples of each
-    of its lower clusters; nested labels give 1. The paper gives figures without a definition.
+    """Share of the samples that conform to (H, N) labels from the lowest level to the highest: at
+    every higher level, they are in the same cluster as most samples of each of their lower
+    clusters. Nested labels give 1. The paper gives figures without a definition.
 
     Example:
         >>> conforming(torch.tensor([[0, 0, 0, 1], [5, 5, 7, 7]]))
@@ -249,8 +246,7 @@ class OnlineHierarchy(nn.Module):
     State: `tree`, on the CPU; memory is linear in N · H. The same updates give the same state.
 
     Deviates from the paper in: σ_m may differ between the levels; `max_units`; moving averages of
-    the features; the details of density peaks, which the paper leaves to a supplement; units and
-    clusters are compared by their centres alone, without label propagation.
+    the features; the details of density peaks; no label propagation.
 
     Example:
         >>> hierarchy = OnlineHierarchy(4, levels=2, merge_similarity=0.8)

@@ -14,10 +14,10 @@ The prototypes are the m − 1 units with the largest γ and, of the others, the
 δ, because γ never finds a single outlier; every unit joins one of them. d is the distance of the
 unit-norm centres and d_c² the mean of d² in the cluster.
 
-Dimension key: S slots of units, C slots of clusters, K touched clusters, rings or graphs, W places
-of each (padded; place 0 is the rest of a cluster that is too large to use whole), T touched units,
-D embedding, m parts, n nodes (clusters and parts of clusters), E edges, P borders, w nodes of each
-(padded), M units that move.
+Dimension key: S slots of units, C slots of clusters, K touched clusters or rings, W places of each
+(padded; place 0 is the rest of a cluster that is too large to use whole), T touched units, D
+embedding, m parts, n nodes (clusters and parts), E edges, P borders, w nodes of each, M units that
+move.
 """
 
 from __future__ import annotations

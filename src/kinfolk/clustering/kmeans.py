@@ -56,13 +56,7 @@ def kmeans(
         spherical: centroids of unit norm, and samples assigned by the inner product.
         points_per_cluster: centroids are learned from at most this many random samples per cluster.
         device: of the result; None: that of the features. With faiss-gpu, CUDA also computes it.
-        over_ranks: all ranks call this together and receive the result of rank zero, which has the
-            threads of all.
-
-    Example:
-        >>> found = kmeans(torch.tensor([[0.0], [0.1], [9.0], [9.1]]), 2, seed=0)
-        >>> found.labels.unique(return_counts=True)[1]
-        tensor([2, 2])
+        over_ranks: all ranks call this and receive the result of rank zero.
     """
     check_clusterable(features, (num_clusters,))
     require(iterations >= 1, "iterations", iterations, "at least 1")

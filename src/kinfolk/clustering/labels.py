@@ -155,13 +155,6 @@ class PseudoLabels(Exact):
         iterations, points_per_cluster: see `kmeans`.
 
     State: `labels` (L, N), `centroids` (ΣK, D), `refreshed`.
-
-    Example:
-        >>> clusters = PseudoLabels(4, 2, seed=0)
-        >>> clusters.refresh(torch.tensor([[0.0], [0.1], [9.0], [9.1]]))
-        >>> label = clusters.of(torch.arange(4))[0]
-        >>> (label[0] == label[1]).item(), (label[0] == label[2]).item()
-        (True, False)
     """
 
     on_host = ("refreshed",)

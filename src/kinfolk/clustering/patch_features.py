@@ -1,9 +1,7 @@
-"""Features of images without labels, another model or gradient steps: how often, and in which
-quarter of the image, small patches like each of K typical ones occur.
-
-Coates, Lee, Ng, An Analysis of Single-Layer Networks in Unsupervised Feature Learning, AISTATS
-2011; Coates, Ng, The Importance of Encoding Versus Training, ICML 2011. The principal components
-are ours: they make cosine similarity of the features meaningful.
+"""Features of images without another model or gradient steps: how often, and in which quarter of
+the image, small patches like each of K typical ones occur. Coates, Lee, Ng, An Analysis of
+Single-Layer Networks in Unsupervised Feature Learning, AISTATS 2011; Coates, Ng, ICML 2011. The
+principal components are ours: they make cosine similarity of the features meaningful.
 
 Dimension key: B images, C channels, S pixels of a side, M patches, P = C · side² values of a patch,
 K typical patches, Q = 4 · K counts, F features.

@@ -165,7 +165,7 @@ class Framework(OnHost, ABC):
         return None
 
     def silent_reason(self) -> str | None:
-        """Why its detectors cannot flag anything in this training, if they cannot."""
+        """Why nothing can be flagged in this training, if it cannot."""
         reasons = (detector.silent_reason() for detector in self.detectors)
         return next((reason for reason in reasons if reason is not None), None)
 

@@ -273,7 +273,7 @@ _USED_BY_ALL = ("hierarchy", "num_keys", "shared_predictor")
 
 
 def _refuse_unused(given: Mapping[str, Any]) -> None:
-    """Refuses settings that have no effect: without clusters, or with this kind of clustering."""
+    """Refuses settings that have no effect."""
     kind, clusters = given["hierarchy"], given["criteria"] != 1
     used = {*_USED_BY_ALL, *_USED_BY[kind]} if clusters else set()
     unused = {*_USED_BY_ALL, *chain(*_USED_BY.values())} - used

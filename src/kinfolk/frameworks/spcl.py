@@ -280,8 +280,8 @@ def cluster_pair_batches(labels: Tensor, batch_size: int, generator: torch.Gener
 
     Every cluster is cut into chunks of half a batch; the remainders are joined cluster by cluster
     and cut in the same way. S random chunks are the anchors of the S batches. Other samples fill
-    the other halves at random, but not next to a chunk with their cluster as long as there are
-    enough others. The order within a batch is random, so that each rank has samples of both halves.
+    the other halves at random, if possible not next to a chunk with their cluster. The order within
+    a batch is random, so that each rank has samples of both halves.
     """
     must = f"at least 2 and at most the number of samples (={len(labels)})"
     require(2 <= batch_size <= len(labels), "batch_size", batch_size, must)

@@ -66,10 +66,7 @@ class OpenClipLoss(nn.Module):
 
 class ClipLoss(OpenClipLoss):
     """open_clip's `ClipLoss` with a detector: InfoNCE in both directions, with candidates of all
-    ranks. Without detector and groups it is the same loss.
-
-    Args:
-        settings: arguments of `kf.CLIPLoss`, except for the temperature, which the model has.
+    ranks. `settings`: arguments of `kf.CLIPLoss`, except for the temperature, which the model has.
 
     Example:
         >>> import torch, kinfolk as kf
@@ -86,12 +83,8 @@ class ClipLoss(OpenClipLoss):
 
 
 class SigLipLoss(OpenClipLoss):
-    """open_clip's `SigLipLoss` with a detector: each pair is classified by itself.
-
-    Args:
-        settings: arguments of `kf.SigLIPLoss`, except for temperature and bias, which the model
-            has.
-    """
+    """open_clip's `SigLipLoss` with a detector: each pair is classified by itself. `settings`:
+    arguments of `kf.SigLIPLoss`, except for temperature and bias, which the model has."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()

@@ -3,8 +3,7 @@ with `output_size: int` that maps (B, 3, H, W) to (B, output_size)."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -19,6 +18,7 @@ from kinfolk.models.text import import_optional, open_clip_model
 # parameters and without its classifier.
 
 Stem = Literal["cifar", "imagenet"]
+WIDEST = 512  # wider networks would not fit into memory
 
 
 class BasicBlock(nn.Module):
@@ -86,7 +86,7 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         require_choice("stem", stem, get_args(Stem))
-        require(width >= 1, "width", width, "at least 1")
+        require(1 <= width <= WIDEST, "width", width, f"in [1, {WIDEST}]")
         require(in_channels >= 1, "in_channels", in_channels, "at least 1")
         self.config: dict[str, Any] | None = None
         """The arguments of `build_encoder`, so that `load_encoder` can build the same again."""
@@ -111,16 +111,6 @@ class ResNet(nn.Module):
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         out: Tensor = self.avgpool(x).flatten(1)
         return out
-
-
-def _require_memory(build: Callable[[], ResNet], width: int | None) -> None:
-    with torch.device("meta"):
-        size = 4 * sum(parameter.numel() for parameter in build().parameters())
-    if os.name == "posix" and size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
-        raise ValueError(
-            f"`width` (={width}) gives a network whose weights need {size / 2**30:,.0f} GB; choose"
-            " a smaller one"
-        )
 
 
 def _stage(block: Block, in_size: int, size: int, depth: int, stride: int) -> nn.Sequential:
@@ -207,9 +197,7 @@ def build_encoder(
         raise UsageError(f"`pretrained` has no weights for {name!r}; {others}")
     given = {"stem": stem, "width": width, "in_channels": in_channels if in_channels != 3 else None}
     how: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    build = partial(ENCODERS[name], **how)
-    _require_memory(build, width)
-    encoder = build()
+    encoder = ENCODERS[name](**how)
     encoder.config = {"name": name, **how, "width": encoder.bn1.num_features}
     return encoder
 

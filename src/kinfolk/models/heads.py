@@ -28,7 +28,7 @@ def projection_head(
     last_affine: bool = True,
     bias: bool | None = None,
 ) -> nn.Sequential:
-    """Linear, norm, ReLU, …, linear: (B, in_size) → (B, out_size), not normalised to unit length.
+    """Linear, norm, ReLU, …, linear: (B, in_size) → (B, out_size).
 
     Args:
         layers: number of linear layers.

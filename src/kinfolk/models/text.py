@@ -32,11 +32,6 @@ class TextTransformer(nn.Module):
         context: T at most.
         end_id: the token at which a text ends; every row must have one.
         causal: whether a token attends only to those before it, as in CLIP.
-
-    Example:
-        >>> tower = TextTransformer(100, 8, end_id=2, width=32, layers=2, heads=4)
-        >>> tower(torch.tensor([[1, 7, 2, 0, 0, 0, 0, 0]])).shape
-        torch.Size([1, 32])
     """
 
     def __init__(

@@ -34,7 +34,6 @@ WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"
 _BUILT_BY = frozenset(("name", "stem", "width", "in_channels"))
 """What a file may set of an encoder; `pretrained` would download weights."""
-_WIDEST = 1 << 14
 _NESTED = ("state_dict", "model_state_dict", "model", "net")
 """Keys under which programs put the state dict of a network in their checkpoints."""
 TOWERS = "towers.safetensors"
@@ -187,15 +186,13 @@ def _build(config: dict[str, Any]) -> nn.Module:
     """The encoder that a file describes; it must not be able to cause a download."""
     if "towers" in config:
         return SplitEncoder([_build(tower) for tower in config["towers"]], config["channels"])
-    name, width = config["name"], config.get("width")
+    name = config["name"]
     # a setting of earlier versions, without effect on weights that are loaded
     config = {key: value for key, value in config.items() if key != "zero_init_residual"}
     if foreign := config.keys() - _BUILT_BY:
         raise KeyError(f"it has the setting {min(foreign)!r}")
     if not isinstance(name, str) or ":" in name or name.count("/") > 1:
         raise KeyError(f"its name {name!r} is not that of a network")
-    if width is not None and not (isinstance(width, int) and 0 < width <= _WIDEST):
-        raise KeyError(f"its width {width!r} is not in 1 … {_WIDEST}")
     if "/" not in name:
         return build_encoder(**config)
     with _offline():
