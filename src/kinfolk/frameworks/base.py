@@ -34,7 +34,8 @@ class OwnRate:
 
 class Framework(OnHost, ABC):
     """Abstract. An encoder (B, 3, H, W) → (B, F) and a head (B, F) → (B, D) in training, with the
-    loss and its detector. Its `state_dict` is the complete state of the method."""
+    loss and its detector. Its `state_dict` is the complete state of the method. Arguments and
+    deviations from the papers: docs/methods/NAME.md."""
 
     paper: ClassVar[str]
     needs: ClassVar[str] = ""

@@ -190,10 +190,8 @@ class SigLIP(ImageText):
 
 class TextPairs(Bimodal):
     """InfoNCE of anchors against the positives of the batch and all explicit negatives, and of
-    positives against anchors, with one encoder of texts, as `MultipleNegativesRankingLoss` of
-    sentence-transformers. With `own_negatives_only` an explicit negative counts for the anchor of
-    its row only.
-    """
+    positives against anchors, with one encoder of texts. With `own_negatives_only` an explicit
+    negative counts for the anchor of its row only."""
 
     paper: ClassVar[str] = "Henderson et al., 2017"
     needs: ClassVar[str] = "text pairs"

@@ -82,7 +82,7 @@ class IR(BankFramework):
 
         loss_i = −z_i·v_i / t + log( exp(z_i·v_i / t) + Σ_{j drawn, j ≠ i} w_ij exp(z_i·v_j / t) )
 
-    v are the entries of the bank. Arguments and deviations from the paper: docs/methods/ir.md.
+    v are the entries of the bank.
     """
 
     paper: ClassVar[str] = "Wu et al., CVPR 2018"
@@ -200,7 +200,7 @@ def _join(light: Tensor, colour: Tensor) -> Tensor:
 class LA(BankFramework):
     """Contrasts one view of each sample with a bank of all samples, and attracts close neighbours
     relative to the near background (`LocalAggregationLoss`). The detector finds both, by default
-    `Neighbours`. Arguments and deviations: docs/methods/la.md.
+    `Neighbours`.
     """
 
     paper: ClassVar[str] = "Zhuang et al., ICCV 2019"

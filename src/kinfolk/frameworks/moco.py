@@ -86,9 +86,6 @@ class MomentumCopy(nn.Module):
         slow = [param.detach() for part in (self.encoder, self.head) for param in part.parameters()]
         torch._foreach_lerp_(slow, fast, 1 - self.momentum)
 
-    def extra_repr(self) -> str:
-        return f"momentum={self.base_momentum}, schedule={self.schedule!r}"
-
 
 class MomentumFramework(Framework, ABC):
     """Abstract. A framework with a `MomentumCopy` and, after `add_queue`, a queue of the keys that
@@ -144,7 +141,7 @@ class MoCo(MomentumFramework):
         loss_i = −q_i·k_i / t + log( exp(q_i·k_i / t) + Σ_{j in queue, not of sample i} w_ij
         exp(q_i·k_j / t) )
 
-    k_i is the key of the second view. Arguments and deviations: docs/methods/moco.md.
+    k_i is the key of the second view.
     """
 
     paper: ClassVar[str] = "He et al., CVPR 2020; Chen et al., 2020"
@@ -217,7 +214,7 @@ class MoCoV3(MomentumFramework):
         Σ_{j ≠ i} w_ij exp(q_i^a·k_j^b / t) ) )
 
     q^a is the prediction of view a, k^b the key of view b. The negatives are the keys of the same
-    view of the other samples of all ranks. Arguments and deviations: docs/methods/mocov3.md.
+    view of the other samples of all ranks.
     """
 
     paper: ClassVar[str] = "Chen et al., ICCV 2021"

@@ -36,14 +36,8 @@ from kinfolk.stores.per_sample import Exact, check_ids, check_num_samples, to_de
 
 
 class Prototypes(Exact):
-    """`PseudoLabels` of all samples at several granularities with the concentrations of their
-    clusters, equal on all ranks.
-
-    Args:
-        temperature, alpha, clip: see `concentration`.
-        confidence: which samples are accepted first: those in the most concentrated clusters, or
-            those with the highest `sample_confidence`.
-    """
+    """`PseudoLabels` at several granularities with the `concentration` of their clusters.
+    `confidence`: by which samples are accepted first."""
 
     concentration: Tensor
 
@@ -127,7 +121,6 @@ class PCL(ClusteringFramework, MomentumFramework):
     c_s is the prototype (unit-norm centroid) of sample i at a level, φ_j the concentration of
     prototype j, scaled to the mean `temperature`. InfoNCE, to which detector and action apply, is
     that of MoCo, whose momentum embeddings are clustered; with `queue_size=0` it is that of SimCLR.
-    Arguments and deviations from the published code: docs/methods/pcl.md.
     """
 
     on_host = ("draws",)

@@ -62,11 +62,8 @@ def cluster_mates(
     random: Tensor,
     num_samples: int,
 ) -> Tensor:
-    """(A, K) places of entries in the anchor's cluster, each at most once; −1 fills up.
-
-    The (S,) entries of the cluster are arranged in a circle and K evenly spaced ones are taken,
-    starting at one chosen by `random` (A,) in [0, 1). All are equally likely.
-    """
+    """(A, K) places of entries in the anchor's cluster, each at most once; −1 fills up. Of the (S,)
+    entries in a circle, K evenly spaced ones are taken from one that `random` (A,) chooses."""
     # sorted by cluster, then by sample
     names_S, order_S = (support_labels * num_samples + support_ids).sort(stable=True)
     start_A = labels * num_samples
@@ -176,7 +173,7 @@ class NNCLR(SupportFramework):
         exp(q_i·s_j / t) )
 
     n_i is the entry of another sample that is most similar to the key of the other view of i, or
-    the key itself if there is none. Arguments and deviations: docs/methods/nnclr.md.
+    the key itself if there is none.
     """
 
     paper: ClassVar[str] = "Dwibedi et al., ICCV 2021"
@@ -294,7 +291,7 @@ class RCL(ClusteringFramework, SupportFramework):
     queue from other samples. Under criterion 1 every sample is a cluster; clusters grow from 2 to
     H. The keys are that of the other view, positive under all criteria, and up to `num_keys`
     entries of the queue drawn from the anchor's cluster under the last criterion; before the first
-    clustering only the former. Arguments and deviations: docs/methods/rcl.md.
+    clustering only the former.
     """
 
     paper: ClassVar[str] = "Tang et al., ECCV 2022"

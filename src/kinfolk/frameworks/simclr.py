@@ -112,10 +112,8 @@ def arguments_of_second_head(
             "`head.second` (=true) needs a detector with the action 'attract', such as +components"
         )
     if detector.guide is not None:
-        raise ValueError(
-            f"`head.second` (=true) must be false with {detector!r}: a second head follows the"
-            " similarities of the first"
-        )
+        must = f"must be false with {detector!r}, which does not read the first head"
+        raise ValueError(f"`head.second` (=true) {must}")
     return {**given, "detector": InGuideSpace(detector)}
 
 

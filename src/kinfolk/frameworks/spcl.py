@@ -85,7 +85,7 @@ class SPCL(ClusteringFramework):
 
     Prototypes are k-means clusters of the unit-norm features h of all samples, recomputed before
     every epoch. Detector and action apply to NT-Xent. Before the first prototypes, it is the loss,
-    on random batches. Arguments and deviations from the paper: docs/methods/spcl.md.
+    on random batches.
     """
 
     on_host = ("seed", "draws", "begun")

@@ -41,7 +41,6 @@ else:
             "kinfolk.integrations.sentence_transformers needs: pip install '.[sentence]' in a clone"
         ) from error
 
-STATE_FILE = "kinfolk_loss.safetensors"
 LABEL_COLUMNS = ("label", "labels", "score", "scores")  # that the trainer takes for labels
 Features = Mapping[str, Any]  # the tokens of one column of the batch
 TwoTowerLoss = BimodalLoss[Any] | SigLIPLoss
@@ -118,10 +117,9 @@ def _negatives(
 class KinfolkLoss(nn.Module):
     """A loss for `SentenceTransformerTrainer`: a loss of two towers, which here are one encoder.
 
-    Anchors are contrasted with the positives of the batch and with all explicit negatives. Without
-    the column of `add_ids`, rows with the same positive text are still known positives; detectors
-    and losses that look samples up need it. In evaluation mode it is InfoNCE (or SigLIP) without a
-    detector.
+    Anchors are contrasted with the positives of the batch and all explicit negatives. Detectors and
+    losses that look samples up need the column of `add_ids`; without it, equal positive texts are
+    still known positives. In evaluation mode it is InfoNCE (or SigLIP) without a detector.
 
     Args:
         model: the SentenceTransformer.
@@ -310,14 +308,13 @@ class KinfolkCallback(TrainerCallback):
 
     def __init__(self, loss: KinfolkLoss, *, batch_size: int = 128) -> None:
         self.loss, self.batch_size = loss, batch_size
-        self.refreshed, self.file = -1, STATE_FILE
+        self.refreshed, self.file = -1, "kinfolk_loss.safetensors"
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         self.loss.in_trainer, self.refreshed = True, -1
         # a trainer with a loss for each of several data sets has as many callbacks
         number = state.kinfolk_losses = getattr(state, "kinfolk_losses", 0) + 1
-        path = Path(STATE_FILE)
-        self.file = STATE_FILE if number == 1 else f"{path.stem}_{number}{path.suffix}"
+        self.file = f"kinfolk_loss{'' if number == 1 else f'_{number}'}.safetensors"
         if state.global_step > 0:
             self._load(_checkpoint_folder(args, state) / self.file)
 

@@ -280,8 +280,7 @@ _POOLS = ("AdaptiveAvgPool2d", "FastAdaptiveAvgPool")  # the second in timm
 
 
 class FeatureMap(nn.Module):
-    """The output of an encoder before its last average pooling, flattened: (B, 3, H, W) → (B,
-    F·H·W), which the Ring paper evaluates (section 5)."""
+    """The output of an encoder before its last average pooling, flattened (Ring, section 5)."""
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
