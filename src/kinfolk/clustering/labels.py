@@ -259,7 +259,7 @@ class PseudoLabels(Exact):
         self, features: Tensor, rate: float, confidence: ConfidenceOf, ids: Tensor | None = None
     ) -> None:
         """Accepts the most confident share `rate` of the clustered samples at each level.
-        `features`, `ids`: those of the last `refresh`, on this module's device."""
+        `features`, `ids`: as in the last `refresh`."""
         assert self.accepted is not None, "`accepts` must be True"
         ids_S = torch.arange(self.num_samples, device=self.labels.device) if ids is None else ids
         accepted_LN = torch.zeros_like(self.accepted)

@@ -123,7 +123,7 @@ class CMC(Framework):
         l_i(x, Y) = −x_i·Y_i / t + log( exp(x_i·Y_i / t) + Σ_{j drawn, ≠ i} w_ij exp(x_i·Y_j / t) )
 
     x_i is the unit-norm embedding of part x of sample i (of one view, converted to CIE Lab), Y the
-    bank of the other part before the step. Arguments and deviations: docs/methods/cmc.md.
+    bank of the other part before the step.
 
     Args:
         encoder, head: (B, 3, H, W) → (B, F) → (B, 2D), one half for L and one for ab: a

@@ -189,8 +189,7 @@ class NNCLR(SupportFramework):
 
 
 class OnlineCriteria(nn.Module):
-    """The cluster of every sample under each of H criteria, set once by DBSCAN, then refined in
-    every step."""
+    """The cluster of every sample under each of H criteria, refined in every step."""
 
     def __init__(self, hierarchy: Hierarchy) -> None:
         super().__init__()
@@ -206,13 +205,13 @@ class OnlineCriteria(nn.Module):
         return self.hierarchy.clusters.labels_of(ids)
 
     def refresh(self, features: Tensor) -> None:
-        """Sets all levels from the unit-norm embeddings (N, D) of all samples."""
+        """Sets all levels from (N, D) embeddings of all samples."""
         self.hierarchy.refresh(features, 0.0)
 
 
 class OfflineCriteria(OnHost):
-    """As `OnlineCriteria`, but recomputed every few epochs, each level separately, so that levels
-    need not be nested (Table 4). `cluster`: (N, D) embeddings → (H, N) labels in [0, N)."""
+    """Criteria that `cluster`, (N, D) → (H, N), computes every few epochs, each level separately:
+    levels need not be nested (Table 4)."""
 
     on_host = ("started",)
     labels: Tensor

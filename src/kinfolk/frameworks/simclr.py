@@ -58,8 +58,7 @@ class SimCLR(TwoViews):
 
     Args:
         second_head: (B, F) → (B, D), on which kin are attracted, as in WCL (Zheng et al., ICCV
-            2021), so that wrong kin do not spoil the embedding in which kin are found: the loss is
-            the sum of the plain one on the first head and of the one with attraction.
+            2021): the loss is the sum of the plain one on the first head and of that on the second.
         temperature, detector, action, …: see `NTXentLoss`.
     """
 

@@ -302,8 +302,7 @@ def cluster_pair_batches(labels: Tensor, batch_size: int, generator: torch.Gener
 
 @torch.no_grad()
 def pca_whiten(features: Tensor, size: int) -> Tensor:
-    """(N, min(size, F)) the projections of (N, F) features on their first principal axes, each
-    scaled to variance 1, or 0 where there is none."""
+    """(N, min(size, F)) projections of (N, F) features on principal axes, scaled to variance 1."""
     centred = features.double() - features.double().mean(0)
     variance_F, axes_FF = torch.linalg.eigh(centred.T @ centred / len(centred))
     variance_P, axes_FP = variance_F.flip(0)[:size], axes_FF.flip(1)[:, :size]

@@ -67,14 +67,6 @@ class OpenClipLoss(nn.Module):
 class ClipLoss(OpenClipLoss):
     """open_clip's `ClipLoss` with a detector: InfoNCE in both directions, with candidates of all
     ranks. `settings`: arguments of `kf.CLIPLoss`, except for the temperature, which the model has.
-
-    Example:
-        >>> import torch, kinfolk as kf
-        >>> loss = ClipLoss(detector=kf.PositiveMargin())
-        >>> given = {"image_features": torch.eye(4), "text_features": torch.eye(4)}
-        >>> given["logit_scale"] = torch.tensor(2.0)
-        >>> round(loss(**given, output_dict=True)["contrastive_loss"].item(), 4)
-        0.3408
     """
 
     def __init__(self, **settings: Any) -> None:

@@ -137,12 +137,12 @@ SENTENCE = "st/"
 
 
 class SentenceEncoder(nn.Module):
-    """A model of sentence-transformers, (B, T) → (B, output_size). It does not see `end_id` if its
-    tokenizer adds none."""
+    """A model of sentence-transformers, (B, T) → (B, output_size)."""
 
     def __init__(self, model: nn.Module, end_id: int) -> None:
         super().__init__()
         tokenizer: Any = model.tokenizer
+        # the model does not see an end that its tokenizer does not add
         self.adds_end = tokenizer("a")["input_ids"][-1:] == [end_id]
         new = getattr(model, "get_embedding_dimension", None)
         size: Any = new or model.get_sentence_embedding_dimension
@@ -219,8 +219,7 @@ def build_text(
     pretrained: bool = False,
     **sizes: Any,
 ) -> nn.Module:
-    """Builds the text tower called `name`: transformer, open_clip/NAME, or st/NAME of
-    sentence-transformers or transformers, always with its weights.
+    """Builds the text tower `name`: transformer, open_clip/NAME, or st/NAME, which has its weights.
 
     Args:
         vocab_size, context, end_id: of the tokenizer.
