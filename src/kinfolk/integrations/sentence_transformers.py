@@ -82,8 +82,7 @@ def add_ids(dataset: Any, *, ids: str | None = None, known_by: str | Sequence[st
 
 
 def num_ids(dataset: Any) -> int:
-    """`num_samples` of detectors and losses for a data set from `add_ids`: its highest id, plus
-    one."""
+    """`num_samples` of detectors and losses for a data set from `add_ids`."""
     negatives = (len(dataset[0]["label"]) - 2) // 2
     return 1 + max(int(max(row[0], *row[2 : 2 + negatives], 0)) for row in dataset["label"])
 
