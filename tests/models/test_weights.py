@@ -38,6 +38,15 @@ def test_save_and_load_by_folder_and_by_file(tmp_path: Path) -> None:
     assert described["output_size"] == 32
 
 
+def test_weights_of_an_earlier_version_load(tmp_path: Path) -> None:
+    encoder = small()
+    encoder.config = {**encoder.config, "zero_init_residual": True}  # type: ignore[dict-item]
+    loaded, _ = load_encoder(save_encoder(encoder, tmp_path))
+    assert all(
+        torch.equal(a, b) for a, b in zip(loaded.parameters(), encoder.parameters(), strict=True)
+    )
+
+
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
 def test_others_may_read_the_weights_where_they_may_read_new_files(tmp_path: Path) -> None:
     before = os.umask(0o027)
