@@ -232,7 +232,7 @@ def test_saved_and_continued_is_the_same() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"`head` \(=5 outputs\) must have an even number"):
+    with pytest.raises(ValueError, match=r"`head` \(=5\) must be of an even number of outputs"):
         CMC(Tower(3), nn.Linear(7, 5), NUM_SAMPLES)
     with pytest.raises(ValueError, match=r"`num_negatives` \(=0\) must be at least 1"):
         made(0)

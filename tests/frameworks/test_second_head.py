@@ -120,6 +120,6 @@ def test_what_cannot_work_is_refused_with_a_reason() -> None:
     context = Context(N, second_head=nn.Linear(8, 4))
     with pytest.raises(
         UsageError,
-        match=r"`head.second` \(=true\) must be false with sogclr: a second head is for simclr",
+        match=r"`head.second` \(=True\) must be false with sogclr: a second head is for simclr",
     ):
         build(parse("sogclr+components"), nn.Flatten(), nn.Linear(12, 4), context)

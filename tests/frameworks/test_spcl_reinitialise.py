@@ -46,5 +46,5 @@ def test_layers_that_cannot_are_named() -> None:
             self.factor = nn.Parameter(torch.ones(()))
 
     require_resettable(projection_head(6, 8, 4))
-    with pytest.raises(ValueError, match="and Scale does not"):
+    with pytest.raises(ValueError, match="which Scale does not have"):
         require_resettable(nn.Sequential(nn.Linear(2, 2), Scale()))

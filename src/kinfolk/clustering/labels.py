@@ -52,7 +52,8 @@ def concentration(
     require(temperature > 0, "temperature", temperature, "above 0")
     require(0 <= alpha < math.inf, "alpha", alpha, "at least 0")
     require(0 <= clip < 0.5, "clip", clip, "in [0, 0.5)")
-    distance_N = torch.linalg.vector_norm(features.double() - centroids.double()[labels], dim=1)
+    norm = torch.linalg.vector_norm
+    distance_N: Tensor = norm(features.double() - centroids.double()[labels], dim=1)
     size_K = torch.bincount(labels, minlength=len(centroids))
     total_K = distance_N.new_zeros(len(centroids)).index_add_(0, labels, distance_N)
     phi_K = total_K / (size_K * torch.log(size_K + alpha))
