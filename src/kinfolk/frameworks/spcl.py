@@ -328,7 +328,7 @@ def _separate(
     rest: Tensor, cluster_N: Tensor, anchors_SH: Tensor, size: int, generator: torch.Generator
 ) -> Tensor:
     """Swaps samples of `rest` that share a cluster with the anchors of their batch. Every `size`
-    samples belong to one batch, those at the end to none."""
+    samples are of one batch."""
     number = int(cluster_N.max()) + 1
     steps = len(anchors_SH)
     taken: Tensor = torch.unique(torch.arange(steps).unsqueeze(1) * number + cluster_N[anchors_SH])
