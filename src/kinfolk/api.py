@@ -18,7 +18,7 @@ from kinfolk.data.decode import decode, squash
 from kinfolk.data.prepare import cached_size
 from kinfolk.data.text import cut
 from kinfolk.embedding import require_labels, take_parts
-from kinfolk.errors import UsageError, did_you_mean
+from kinfolk.errors import UsageError, require_choice
 from kinfolk.evaluation import protocols
 from kinfolk.report import write_report
 from kinfolk.training.config import parse_settings
@@ -93,8 +93,8 @@ def train(
         report: writes `report.html`.
 
     Returns:
-        The run. Its `rank` is above 0 in processes other than rank zero, and `unchanged` is True if
-        it was finished already.
+        The run. `rank` is above 0 in other processes than rank zero, and `unchanged` is True if it
+        was finished already.
     """
     if guide is not None:
         if not isinstance(guide, str | os.PathLike):
@@ -224,19 +224,12 @@ def evaluate(
         protocol: "knn", "linear", "clusters", or "kin" for the false negatives that the method
             flags.
         k, temperature: of the nearest-neighbour classifier.
-        seed: of classifiers and subsets.
         labels_from_folders: whether the sub-folders of a folder are the classes; None: if the
             folder has no other labels.
         model: as in `load`.
     """
-    if protocol not in PROTOCOLS:
-        raise UsageError(
-            f"unknown protocol {protocol!r}{did_you_mean(protocol, PROTOCOLS)} (there are:"
-            f" {', '.join(PROTOCOLS)})"
-        )
+    require_choice("protocol", protocol, PROTOCOLS)
     opened = open_run(_folder(run), model)
-    if labels_from_folders and not (data is None or isinstance(data, str | os.PathLike)):
-        raise UsageError(f"`labels_from_folders` needs a folder, not {type(data).__name__}")
     images = opened.data(data, labels_from_folders=labels_from_folders, progress=progress)
     if protocol == "kin":
         return measure_kin(opened, images, seed, progress=progress)

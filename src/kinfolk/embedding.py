@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Images(Protocol):
-    """What `embed` needs from the data: (B, H, W, 3) uint8, and (B,) width / height."""
+    """(B, H, W, 3) uint8, and (B,) width / height."""
 
     def __len__(self) -> int: ...
     def pixels(self, ids: Tensor) -> Tensor: ...
@@ -38,7 +38,7 @@ class Images(Protocol):
 
 
 class Preparation(Protocol):
-    """What `embed` needs from the views: (B, 3, S, S), normalised, without randomness."""
+    """(B, 3, S, S), normalised."""
 
     def evaluate(self, pixels: Tensor, aspect: Tensor | None = None) -> Tensor: ...
 
@@ -89,8 +89,9 @@ def embed(
     def prepare(batch: dict[str, Tensor]) -> dict[str, Tensor]:
         return {"images": views.evaluate(batch["pixels"], batch["aspect"])}
 
-    transfer = Transfer(device, prepare)
-    starts = range(0, len(ids), batch_size)
+    def read(start: int) -> dict[str, Tensor]:
+        ids_B = ids[start : start + batch_size]
+        return {"pixels": data.pixels(ids_B), "aspect": data.aspect(ids_B)}
 
     def write(features_BF: Tensor) -> None:
         nonlocal features_NF, done
@@ -99,12 +100,8 @@ def embed(
         features_NF[done : done + len(features_BF)] = features_BF
         done += len(features_BF)
 
-    returning = HostWriter(write)
-
-    def read(start: int) -> dict[str, Tensor]:
-        ids_B = ids[start : start + batch_size]
-        return {"pixels": data.pixels(ids_B), "aspect": data.aspect(ids_B)}
-
+    transfer, returning = Transfer(device, prepare), HostWriter(write)
+    starts = range(0, len(ids), batch_size)
     threads = 2 if transfer.is_ahead else 1
     steps = show_progress(starts, len(starts), "Embedding", enabled=progress)
     with (
@@ -145,14 +142,12 @@ def embed_in_parts(
     """As `embed`, of the samples 0 to N − 1, the same on every rank; each rank computes one part,
     with rank zero's running statistics of BatchNorm, which are in the checkpoint."""
     world = distributed.world_size()
-    share_statistics(model)
-    sizes = [num_samples // world + (rank < num_samples % world) for rank in range(world)]
-    rank = dist.get_rank() if world > 1 else 0
-    first = sum(sizes[:rank])
-    ids = torch.arange(first, first + sizes[rank])
-    features_MF = embed(model, data, views, ids, **options)
     if world == 1:
-        return features_MF
+        return embed(model, data, views, torch.arange(num_samples), **options)
+    share_statistics(model)
+    parts = torch.tensor_split(torch.arange(num_samples), world)  # the first are one longer
+    features_MF = embed(model, data, views, parts[dist.get_rank()], **options)
+    sizes = [len(part) for part in parts]
     return distributed.gather_rows(features_MF.to(device or "cpu"), sizes).cpu()
 
 
@@ -165,12 +160,12 @@ def share_statistics(model: nn.Module) -> None:
                 dist.broadcast(buffer, 0)
 
 
-def normalise_by(data: Images, views: Views, ids: Tensor, *, batch_size: int = 512) -> Views:
-    """The same views, normalised by mean and deviation of the channels over the samples `ids`, as
-    in the transfer of Ring (section 5)."""
+def normalise_by(data: ImageData, views: Views, *, batch_size: int = 512) -> Views:
+    """The same views, normalised by mean and deviation of the channels over the training samples,
+    as in the transfer of Ring (section 5)."""
     plain = Views(**{**views.config(), "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})
     number, (sum_C, square_C) = 0, torch.zeros(2, 3, dtype=torch.float64)
-    for ids_B in ids.cpu().split(batch_size):  # type: ignore[no-untyped-call]
+    for ids_B in torch.split(torch.arange(data.num_train or len(data)), batch_size):
         x_BCSS = plain.evaluate(data.pixels(ids_B), data.aspect(ids_B)).double()
         number += x_BCSS.numel() // 3
         sum_C += x_BCSS.sum((0, 2, 3))

@@ -56,12 +56,7 @@ def without_controls(value: object) -> object:
 
 
 def escape_cell(text: str) -> str:
-    """A text for a cell of a CSV file: printable, not a formula, and different for every text.
-
-    Example:
-        >>> escape_cell("=1+1"), escape_cell("a\\rb")
-        ('\\\\=1+1', 'a\\\\rb')
-    """
+    """A text for a cell of a CSV file: printable, not a formula, and different for every text."""
     text = printable(text.replace("\\", "\\\\"))
     return f"\\{text}" if text[:1] and text[0] in _FORMULA else text
 
@@ -115,23 +110,13 @@ class InterruptedRunError(KinfolkError):
 
 
 def plural(number: int, noun: str) -> str:
-    """A number with its noun.
-
-    Example:
-        >>> plural(1, "epoch"), plural(1200, "class")
-        ('1 epoch', '1,200 classes')
-    """
+    """A number with its noun: 1 epoch, 1,200 classes."""
     ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
     return f"{number:,} {noun}{ending}"
 
 
 def duration(seconds: float) -> str:
-    """A time in its two largest units.
-
-    Example:
-        >>> duration(12.4), duration(200), duration(7500)
-        ('12 s', '3 min 20 s', '2 h 05 min')
-    """
+    """A time in its two largest units: 12 s, 3 min 20 s, 2 h 05 min."""
     minutes, rest = divmod(round(seconds), 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60:02d} min"
@@ -145,12 +130,7 @@ def install_hint(packages: str, extra: str | None = None) -> str:
 
 
 def did_you_mean(name: str, names: Iterable[str], limit: int = 3) -> str:
-    """The hint for an unknown name, or "" if no name is near.
-
-    Example:
-        >>> did_you_mean("alhpa", ["alpha", "betas"])
-        '; did you mean alpha?'
-    """
+    """The hint for an unknown name, or "" if no name is near."""
     close = difflib.get_close_matches(name, dict.fromkeys(names), n=limit, cutoff=0.5)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
@@ -178,14 +158,13 @@ def warn_if_queue_too_large(queue_size: int, num_samples: int) -> None:
     if queue_size >= num_samples:
         _warn(
             f"`queue_size` (={queue_size}) is not smaller than the data set (={num_samples}"
-            " samples): the queue then contains several keys of one sample, some older than an"
-            " epoch, and each of them is a separate negative; choose a smaller queue"
+            " samples), so the queue contains several keys of one sample, each a separate negative;"
+            " choose a smaller queue"
         )
 
 
 def warn_if_warmup_too_long(warmup_epochs: int, num_epochs: int, what: str) -> bool:
-    """Warns about a warm-up as long as the training; returns whether it did. One epoch is a
-    trial."""
+    """Returns whether it warned. One epoch is a trial."""
     too_long = warmup_epochs >= num_epochs > 1
     if too_long:
         _warn(

@@ -247,12 +247,7 @@ def unavailable(package: str) -> str | None:
 
 def network_in(package: str, config: Mapping[str, Any] | None) -> str:
     """The name in `package` of the encoder that `build_encoder` made from `config`; an error if
-    there is none.
-
-    Example:
-        >>> network_in("timm", {"name": "torchvision/resnet50"})
-        'resnet50'
-    """
+    there is none."""
     found = {"name": "", "stem": None, "width": None, "in_channels": 3, **(config or {})}
     home, _, name = str(found["name"]).rpartition("/")
     if home == "timm":  # its names may end in a tag of the pretrained weights

@@ -172,41 +172,35 @@ def from_tensor(tensor: Any) -> NDArray[Any]:
 
 
 def _parquet(path: Path, key: str | None) -> NDArray[Any]:
-    """One column of lists, or all columns of floats. Other columns, such as images, are not
-    read."""
+    """One column of lists; other columns, such as images, are not read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     schema = pq.read_schema(path)
     values = {field.name: getattr(field.type, "value_type", pa.null()) for field in schema}
     lists = [name for name, kind in values.items() if pa.types.is_floating(kind)]
-    floats = [field.name for field in schema if pa.types.is_floating(field.type)]
-    names = [choose_key(lists, key, path)] if lists else floats
-    if not names:
+    if not lists:
         raise UsageError(
-            f"`{path}` has no column of floats or lists of floats; its columns are"
-            f" {', '.join(schema.names)}"
+            f"`{path}` has no column of lists of floats; its columns are {', '.join(schema.names)}"
         )
-    table = pq.read_table(path, columns=names, partitioning=None)
+    table = pq.read_table(path, columns=[choose_key(lists, key, path)], partitioning=None)
     if not len(table):
         raise KinfolkError(f"`{path}` has no rows")
-    empty_N = np.any([column.is_null().to_numpy() for column in table.columns], axis=0)
+    empty_N = table.column(0).is_null().to_numpy()
     if empty_N.any():
         raise KinfolkError(
             f"`{path}` has rows without features: {empty_N.sum():,} of {len(empty_N):,} (the first"
             f" is row {empty_N.argmax()}); remove them"
         )
-    columns = [column.to_numpy() for column in table.columns]
-    if not lists:
-        return np.stack(columns, axis=1)
-    length_N = np.array([len(row) for row in columns[0]])
+    rows = table.column(0).to_numpy()
+    length_N = np.array([len(row) for row in rows])
     if (other_N := length_N != length_N[0]).any():
         row = other_N.argmax()
         raise KinfolkError(
             f"the rows of `{path}` have unequal lengths: {length_N[0]} in row 0 and {length_N[row]}"
             f" in row {row}; write it again"
         )
-    return np.stack(columns[0])
+    return np.stack(rows)
 
 
 _READERS: dict[str, Callable[[Path, str | None], NDArray[Any]]] = {

@@ -48,11 +48,6 @@ def write(kind: str, folder: Path, dtype: type) -> Path:
             pa.table({"v": pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), x.shape[1])}),
             path,
         )
-    elif kind == "columns-parquet":
-        pq.write_table(
-            pa.table({"name": ["a"] * len(x), **{f"f{i}": x[:, i] for i in range(x.shape[1])}}),
-            path,
-        )
     else:
         save_file({"embeddings": x, "other": np.zeros(2, np.float32)}, path)
     return path
@@ -68,7 +63,6 @@ def write(kind: str, folder: Path, dtype: type) -> Path:
         "packed-npz",
         "list-parquet",
         "fixed-parquet",
-        "columns-parquet",
         "safetensors",
     ],
 )
@@ -133,7 +127,7 @@ def test_what_else_may_be_wrong(tmp_path: Path) -> None:
         ("two.npz", None, "contains a, b; call the features"),
         ("two.npz", "c", "contains a, b; call the features"),
         ("int.safetensors", None, "int64. must be float16, float32 or float64"),
-        ("names.parquet", None, "no column of floats"),
+        ("names.parquet", None, "no column of lists of floats"),
         ("ragged.parquet", None, "unequal lengths: 2 in row 0 and 1 in row 1; write it again"),
         ("missing.parquet", None, r"rows without features: 1 of 2 \(the first is row 1\); remove"),
         ("none.parquet", None, "has no rows"),

@@ -119,7 +119,7 @@ def test_eval_takes_the_labelled_samples_from_a_list(
 ) -> None:
     """Keys of an array are train/0, train/1, …"""
     few = tmp_path / "1percent.txt"
-    few.write_text("".join(f"train/{i}\n" for i in range(30)) + "elsewhere/7\n")
+    few.write_text("".join(f"train/{i}\n" for i in range(30)) + "train/777\n")
     command = [
         "eval",
         str(trained),
@@ -135,15 +135,10 @@ def test_eval_takes_the_labelled_samples_from_a_list(
     assert run(*command) == 0
     shown = capsys.readouterr().out
     assert "semi 1percent" in shown
-    assert "30 of 31 listed labels" in " ".join(shown.split())
+    assert "30 labels" in " ".join(shown.split())
     for protocol in ("semi", "finetune"):
         (row,) = result(trained, protocol)["fractions"]
-        assert (row["subset"], row["labels"], row["listed"], row["fraction"]) == (
-            "1percent",
-            30,
-            31,
-            0.125,
-        )
+        assert (row["subset"], row["labels"], row["fraction"]) == ("1percent", 30, 0.125)
     assert result(trained, "finetune")["finetuning"] == "rcl"
     assert run(*command, "--percent", "50") == 0
     assert [row["labels"] for row in result(trained, "semi")["fractions"]] == [120, 30]
@@ -285,12 +280,11 @@ def test_the_kin_protocol_measures_rule_and_exact_thresholds(
     [
         (["--probe", "lbgfs"], "'lbgfs' is not one of"),
         (["--finetuning", "simclr"], "'simclr' is not one of"),
-        (["--subset", "none.txt"], "there is no list none.txt"),
-        (["--subset", __file__, "--subset", __file__], "two files called"),
+        (["--subset", "none.txt"], "'none.txt' does not exist"),
         (["--percent", "10;1"], "--percent (=10;1) must be numbers"),
         (["--percent", "200"], "at most 100"),
-        (["--alpha", "1.5"], "--alpha (=1.5) must be in (0, 1)"),
-        (["--protocol", "transfer", "--label-sets", "none.csv"], "is not a table"),
+        (["--alpha", "1.5"], "less than or equal to 1"),
+        (["--protocol", "transfer", "--label-sets", "none.csv"], "does not exist"),
     ],
 )
 def test_wrong_options_of_eval_end_in_one_sentence(

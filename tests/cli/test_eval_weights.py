@@ -158,7 +158,7 @@ def test_options_of_weights_are_refused_for_a_run(
     ours: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("eval", ours, "--train-seed", "1") == 2
-    assert "--train-seed is for a file of weights" in capsys.readouterr().err
+    assert "--train-seed and --out are for a file of weights" in capsys.readouterr().err
 
 
 def test_another_file_is_no_weights(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

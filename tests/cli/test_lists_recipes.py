@@ -32,8 +32,8 @@ def test_one_recipe_is_printed_with_its_header(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["show"], "give the name of a recipe"),
-        (["print"], "unknown action"),
+        (["show"], "kinfolk recipes show NAME"),
+        (["print"], "kinfolk recipes show NAME"),
         (["show", "demo-digit"], "demo-digits?"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from kinfolk.data.views import Views
 from kinfolk.errors import KinfolkError
-from kinfolk.evaluation.gradient_training import finetune, tuning
+from kinfolk.evaluation.gradient_training import TUNINGS, TuningSettings, finetune, rate_factor
 from kinfolk.models import build_encoder
 from tests.data.images import PixelData
 
@@ -45,9 +46,9 @@ def test_learns_and_leaves_the_encoder_as_it_was(encoder: torch.nn.Module) -> No
     data = Images(80)
     before = {name: value.clone() for name, value in encoder.state_dict().items()}
     random = torch.get_rng_state()
-    found = finetune(
-        encoder, data, VIEWS, data.part(40), data.part(40, 80), epochs=6, batch_size=16
-    )
+    parts: tuple[Any, Any] = data.part(40), data.part(40, 80)
+    settings = TuningSettings(batch_size=16)
+    found = finetune(encoder, data, VIEWS, *parts, settings, epochs=6)
     assert found.accuracy > 0.9
     assert (found.epochs, found.steps) == (6, 18)
     assert math.isnan(found.top5)
@@ -55,16 +56,8 @@ def test_learns_and_leaves_the_encoder_as_it_was(encoder: torch.nn.Module) -> No
     assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
     assert not encoder.training
     assert torch.equal(torch.get_rng_state(), random)
-    assert (
-        finetune(encoder, data, VIEWS, data.part(40), data.part(40, 80), epochs=6, batch_size=16)
-        == found
-    )
-    assert (
-        finetune(
-            encoder, data, VIEWS, data.part(40), data.part(40, 80), epochs=6, batch_size=16, seed=1
-        )
-        != found
-    )
+    assert finetune(encoder, data, VIEWS, *parts, settings, epochs=6) == found
+    assert finetune(encoder, data, VIEWS, *parts, settings, epochs=6, seed=1) != found
 
 
 def test_few_samples_are_met_more_often(
@@ -75,7 +68,8 @@ def test_few_samples_are_met_more_often(
     data = Images(20)
     found = finetune(encoder, data, VIEWS, data.part(2), data.part(2, 20))
     assert (found.epochs, found.steps) == (25, 25)
-    odd = finetune(encoder, data, VIEWS, data.part(3), data.part(3, 20), epochs=1, batch_size=2)
+    pairs = TuningSettings(batch_size=2)
+    odd = finetune(encoder, data, VIEWS, data.part(3), data.part(3, 20), pairs, epochs=1)
     assert odd.steps == 1, "no batch of a single sample"
 
 
@@ -91,23 +85,52 @@ def test_fine_tuning_by_rcl_uses_nesterov_and_a_cosine(encoder: torch.nn.Module)
     """Nesterov momentum and a cosine; the rate goes by the size of the batches, so that a few
     samples do not make it diverge."""
     data = Images(80)
-    given: Any = (encoder, data, VIEWS, data.part(40), data.part(40, 80))
-    found = finetune(*given, epochs=8, **tuning("rcl", 0.1))
+    given: tuple[Any, Any, Any, Any, Any] = (
+        encoder,
+        data,
+        VIEWS,
+        data.part(40),
+        data.part(40, 80),
+    )
+    found = finetune(*given, "rcl", epochs=8)
     assert (found.epochs, found.steps) == (8, 8)
     assert found.loss < 0.69
-    assert finetune(*given, epochs=8, **{**tuning("rcl", 0.1), "schedule": "steps"}) != found
-    assert finetune(*given, epochs=8, **{**tuning("rcl", 0.1), "nesterov": False}) != found
-    with pytest.raises(ValueError, match=r"`name` \(='simclr'\) must be one of ifnd, rcl"):
-        tuning("simclr", 0.1)
+    assert finetune(*given, replace(TUNINGS["rcl"], decay=0.2), epochs=8) != found
+    assert finetune(*given, replace(TUNINGS["rcl"], nesterov=False), epochs=8) != found
+    with pytest.raises(ValueError, match=r"`settings` \(='simclr'\) must be one of ifnd, rcl"):
+        finetune(*given, "simclr")
+
+
+@pytest.mark.parametrize(
+    ("name", "fraction", "epochs"), [("rcl", 0.0999, 30), ("rcl", 0.01, 60), ("ifnd", 0.01, 20)]
+)
+def test_epochs_and_rates_go_by_the_share_of_the_labels(
+    name: str, fraction: float, epochs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received: list[tuple[list[float], int]] = []
+
+    def fake(
+        model: torch.nn.Module, optimizer: torch.optim.Optimizer, decay: Any, epochs: int, *_: Any
+    ) -> list[float]:
+        received.append(([group["lr"] for group in optimizer.param_groups], epochs))
+        return [0.0]
+
+    module = sys.modules["kinfolk.evaluation.gradient_training"]
+    monkeypatch.setattr(module, "_train", fake)
+    monkeypatch.setattr(module, "FEWEST_STEPS", 1)
+    data = Images(20)
+    encoder = build_encoder("resnet10", stem="cifar", width=4).eval()
+    finetune(encoder, data, VIEWS, data.part(10), data.part(10, 20), name, fraction=fraction)
+    ((rates, number),) = received
+    assert rates == pytest.approx([0.8 * 10 / 4096] * 2 if name == "rcl" else [0.01, 1.0])
+    assert number == epochs
 
 
 def test_rates_fall_by_steps_or_by_a_cosine() -> None:
-    from kinfolk.evaluation.gradient_training import _factor
-
-    assert [_factor("steps", epoch, 20) for epoch in (0, 11, 12, 16)] == pytest.approx(
+    assert [rate_factor(0.2, epoch, 20) for epoch in (0, 11, 12, 16)] == pytest.approx(
         [1, 1, 0.2, 0.04]
     )
-    assert [_factor("cosine", epoch, 20) for epoch in (0, 10, 20)] == pytest.approx([1, 0.5, 0])
+    assert [rate_factor("cosine", epoch, 20) for epoch in (0, 10, 20)] == pytest.approx([1, 0.5, 0])
 
 
 def test_wrong_arguments_are_refused_in_one_sentence(encoder: torch.nn.Module) -> None:
@@ -119,9 +142,8 @@ def test_wrong_arguments_are_refused_in_one_sentence(encoder: torch.nn.Module) -
         finetune(encoder, data, VIEWS, one, data.part(5, 10))
     with pytest.raises(KinfolkError, match="test part has no labelled samples"):
         finetune(encoder, data, VIEWS, data.part(5), data.part(0))
-    with pytest.raises(ValueError, match=r"`batch_size` \(=1\)"):
-        finetune(encoder, data, VIEWS, data.part(5), data.part(5, 10), batch_size=1)
     with pytest.raises(ValueError, match=r"`epochs` \(=0\)"):
         finetune(encoder, data, VIEWS, data.part(5), data.part(5, 10), epochs=0)
+    wild = TuningSettings(lr=1e30)
     with pytest.raises(KinfolkError, match="not finite"):
-        finetune(encoder, data, VIEWS, data.part(5), data.part(5, 10), epochs=4, lr=1e30)
+        finetune(encoder, data, VIEWS, data.part(5), data.part(5, 10), wild, epochs=4)

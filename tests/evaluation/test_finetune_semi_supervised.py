@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from kinfolk.embedding import LabelledFeatures
 from kinfolk.errors import KinfolkError
-from kinfolk.evaluation.gradient_training import ListedSubset, label_subset, semi_supervised
+from kinfolk.evaluation.gradient_training import label_subset
 from kinfolk.evaluation.probes import linear_probe
+from kinfolk.evaluation.protocols import run_semi
 
 
 def blobs(count: int, seed: int, classes: int = 4) -> tuple[np.ndarray, np.ndarray]:
@@ -20,52 +22,49 @@ def blobs(count: int, seed: int, classes: int = 4) -> tuple[np.ndarray, np.ndarr
     ).astype(np.float32), y
 
 
+def parts_of(count: int = 200) -> LabelledFeatures:
+    train, test, ids = blobs(count, 1), blobs(count, 2), np.arange(count)
+    return LabelledFeatures(ids, *train, ids + count, *test, "test split")
+
+
 def test_equals_probes_on_the_subsets() -> None:
-    (train_x, train_y), (test_x, test_y) = blobs(200, 1), blobs(200, 2)
-    whole, tenth, few = semi_supervised(
-        train_x, train_y, test_x, test_y, fractions=(0.001, 1, 0.1), draws=2, seed=3
-    )
-    assert [(row.fraction, row.labels) for row in (whole, tenth, few)] == [
-        (1, 200),
-        (0.1, 20),
-        (0.001, 4),
-    ]
-    assert whole.accuracies == (linear_probe(train_x, train_y, test_x, test_y, seed=3).accuracy,)
+    parts = parts_of()
+    data = parts.train_x, parts.train_y, parts.test_x, parts.test_y
+    found = run_semi(parts, 3, fractions=(0.001, 1, 0.1))
+    whole, tenth, few = found["fractions"]
+    labels = [(row["fraction"], row["labels"]) for row in (whole, tenth, few)]
+    assert labels == [(1, 200), (0.1, 20), (0.001, 4)]
+    assert whole["accuracy"] == linear_probe(*data, seed=3).accuracy
     expected = []
-    for seed in (3, 4):
-        used = label_subset(train_y, 0.1, seed)
-        expected.append(
-            linear_probe(train_x[used], train_y[used], test_x, test_y, seed=seed).accuracy
-        )
-    assert tenth.accuracies == tuple(expected)
-    assert tenth.accuracy == pytest.approx(np.mean(expected))
-    assert tenth.deviation == pytest.approx(np.std(expected, ddof=1))
-    assert math.isnan(whole.deviation)
-    assert whole.accuracy > few.accuracy > 0.25
+    for seed in (3, 4, 5):
+        used = label_subset(parts.train_y, 0.1, seed)
+        few_data = parts.train_x[used], parts.train_y[used], *data[2:]
+        expected.append(linear_probe(*few_data, seed=seed).accuracy)
+    assert tenth["accuracy"] == pytest.approx(np.mean(expected))
+    assert tenth["deviation"] == pytest.approx(np.std(expected, ddof=1))
+    assert "deviation" not in whole
+    assert whole["accuracy"] > few["accuracy"] > 0.25
+    rows = (whole, tenth, few)
+    assert found["accuracy"] == pytest.approx(np.mean([row["accuracy"] for row in rows]))
 
 
-def test_missing_labels_and_fractions_out_of_range_are_refused() -> None:
-    (train_x, train_y), (test_x, test_y) = blobs(40, 1), blobs(40, 2)
-    with pytest.raises(ValueError, match=r"`fractions` \(=\(2,\)\)"):
-        semi_supervised(train_x, train_y, test_x, test_y, fractions=(2,))
-    with pytest.raises(ValueError, match=r"`draws` \(=0\)"):
-        semi_supervised(train_x, train_y, test_x, test_y, draws=0)
+def test_one_class_and_fractions_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"`fraction` \(=2\)"):
+        run_semi(parts_of(40), 0, fractions=(2,))
+    parts = parts_of(40)
+    parts.train_y[:] = 0
     with pytest.raises(KinfolkError, match="at least two classes"):
-        semi_supervised(train_x, np.zeros(40, dtype=np.int64), test_x, test_y, fractions=(0.1,))
-    unlabelled = np.where(np.arange(40) < 8, train_y, -1)
-    (row,) = semi_supervised(train_x, unlabelled, test_x, test_y, fractions=(0.1,), draws=1)
-    assert row.labels == 4, "one of each class"
+        run_semi(parts, 0, fractions=(0.1,))
 
 
-def test_a_listed_subset_probes_the_listed_known_labels() -> None:
-    (train_x, train_y), (test_x, test_y) = blobs(200, 1), blobs(200, 2)
-    unknown = train_y.copy()
-    unknown[:20] = -1
+def test_a_listed_subset_probes_the_listed_labels(tmp_path: Path) -> None:
+    parts = parts_of()
     used = np.arange(200) % 7 == 0
-    (row,) = semi_supervised(
-        train_x, unknown, test_x, test_y, fractions=(), subsets=[ListedSubset("few", used, 40)]
-    )
-    chosen = used & (unknown >= 0)
-    assert (row.subset, row.labels, row.listed) == ("few", int(chosen.sum()), 40)
-    assert row.fraction == pytest.approx(chosen.sum() / 180)
-    assert row.accuracy == linear_probe(train_x[chosen], train_y[chosen], test_x, test_y).accuracy
+    (tmp_path / "few.txt").write_text("\n".join(f"{row}.png" for row in np.flatnonzero(used)))
+    keys = [f"train/{row}.png" for row in range(400)]
+    found = run_semi(parts, 0, fractions=(), lists=[tmp_path / "few.txt"], keys=keys)
+    (row,) = found["fractions"]
+    assert (row["subset"], row["labels"]) == ("few", int(used.sum()))
+    assert row["fraction"] == pytest.approx(used.mean())
+    data = parts.train_x[used], parts.train_y[used], parts.test_x, parts.test_y
+    assert row["accuracy"] == linear_probe(*data).accuracy

@@ -133,5 +133,3 @@ def test_a_probe_without_classes_labels_or_finite_features_is_refused() -> None:
         linear_probe(x, y, x, y, strengths=[])
     with pytest.raises(ValueError, match="`strengths`"):
         linear_probe(x, y, x, y, strengths=[0.0])
-    with pytest.raises(ValueError, match=r"`holdout` \(=1\)"):
-        linear_probe(x, y, x, y, holdout=1)

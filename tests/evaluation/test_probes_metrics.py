@@ -23,7 +23,6 @@ def test_mean_per_class_is_scikit_learns_balanced_accuracy() -> None:
     assert mean_per_class(predicted, truth) == pytest.approx(
         balanced_accuracy_score(truth, predicted)
     )
-    assert math.isnan(mean_per_class(np.empty(0), np.empty(0)))
 
 
 def eleven_points(scores: np.ndarray, truth: np.ndarray) -> float:

@@ -108,32 +108,11 @@ def test_fine_tuning_of_the_papers_on_drawn_and_listed_labels(
     chosen.write_text("\n".join(data.samples.keys))
     arguments: Any = (torch.nn.Identity(), data, build_views(config), parts, 0)
     found = run_finetune(*arguments, fractions=(0.1, 0.01), lists=[chosen], settings="rcl")
-    assert [
-        (each["min_epochs"], each["weight_decay"], each["nesterov"], each["lr"])
-        for each in received
-    ] == [
-        (30, 0.0, True, 0.8),
-        (60, 0.0, True, 0.8),
-        (30, 0.0, True, 0.8),
-    ]
+    assert [each["fraction"] for each in received] == [0.1, 0.01, 1.0]
     assert found["finetuning"] == "rcl"
-    assert (
-        found["fractions"][2]["subset"],
-        found["fractions"][2]["listed"],
-        found["fractions"][2]["labels"],
-    ) == (
-        "few",
-        24,
-        found["train"],
-    )
+    listed = found["fractions"][2]
+    assert (listed["subset"], listed["labels"]) == ("few", found["train"])
     assert "top5" not in found["fractions"][0], "of three classes there is none"
-    received.clear()
-    run_finetune(*arguments, fractions=(0.1, 0.0999, 0.01))
-    assert [each["classifier_lr"] for each in received] == [
-        0.1,
-        0.1,
-        1.0,
-    ], "published lists of a tenth have slightly fewer"
 
 
 def test_labels_are_needed() -> None:
@@ -142,7 +121,7 @@ def test_labels_are_needed() -> None:
         assemble(None, None, {"method": "simclr"}, {"model.name": "resnet10", "model.width": 4}),
         source,  # type: ignore[arg-type]
     )
-    with pytest.raises(UsageError, match="have no labels"):
+    with pytest.raises(UsageError, match="share a label"):
         run_kin(build_framework(config, data), data, build_views(config), seed=0)
 
 

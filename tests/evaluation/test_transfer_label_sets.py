@@ -21,17 +21,18 @@ def test_a_row_for_each_label(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text",
     [
-        ("photo,label\na.jpg,dog\n", "no column 'image'"),
-        ("image,label\na.jpg,\n", "contains no labels"),
-        ("image,label\nx.jpg,dog\n", "lists none of the images"),
+        "photo,label\na.jpg,dog\n",
+        "image,name\na.jpg,dog\n",
+        "image,label\na.jpg,\n",
+        "image,label\nx.jpg,dog\n",
     ],
 )
-def test_bad_tables_are_refused(text: str, message: str, tmp_path: Path) -> None:
+def test_bad_tables_are_refused(text: str, tmp_path: Path) -> None:
     file = tmp_path / "voc.csv"
     file.write_text(text)
-    with pytest.raises(KinfolkError, match=message):
+    with pytest.raises(KinfolkError, match=r"must have the columns image and label.*'a\.jpg'"):
         read_label_sets(file, ["a.jpg"])
-    with pytest.raises(KinfolkError, match="is not a table"):
+    with pytest.raises(KinfolkError, match="not a readable table"):
         read_label_sets(tmp_path / "other.csv", ["a.jpg"])

@@ -236,7 +236,7 @@ def test_load_embed_and_evaluate_a_run(tmp_path: Path) -> None:
     assert not encoder.training
     assert encoder.output_size == kf.embed(run).shape[1]
     assert 0 < kf.evaluate(run)["accuracy"] <= 1
-    with pytest.raises(UsageError, match="unknown protocol 'liner'; did you mean linear"):
+    with pytest.raises(UsageError, match=r"`protocol` .='liner'. must be one of knn, linear"):
         kf.evaluate(run, protocol="liner")
     with pytest.raises(UsageError, match=r"`pixels` \(=torch.float32"):
         encoder.preprocess(torch.zeros(1, 8, 8, 3))

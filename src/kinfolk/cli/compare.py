@@ -89,12 +89,11 @@ def show_comparison(found: Comparison) -> None:
         table, unlimited = _table(found, columns), console.options.update(width=10_000)
         return Measurement.get(console, unlimited, table).maximum <= console.width
 
-    parts: list[list[Column]] = []
+    parts: list[list[Column]] = [[]]
     for column in found.columns:
-        if parts and fits([*parts[-1], column]):
-            parts[-1].append(column)
-        else:
-            parts.append([column])
+        if parts[-1] and not fits([*parts[-1], column]):
+            parts.append([])
+        parts[-1].append(column)
     for part in parts:
         console.print(_table(found, part), soft_wrap=False)
     for sentence in found.sentences():

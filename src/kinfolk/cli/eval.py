@@ -65,7 +65,7 @@ def evaluate(
     labels_from_folders: LabelsFromFolders = False,
     label_sets: Annotated[
         Path | None,
-        _data("transfer: table with the columns image and label, one row per label."),
+        _data("transfer: table with the columns image and label, one row per label.", exists=True),
     ] = None,
     protocol: Annotated[
         str,
@@ -106,7 +106,9 @@ def evaluate(
         list[Path] | None,
         _option(
             "semi, finetune: list of file names to use, such as SimCLR's 1percent.txt. Can be"
-            " repeated."
+            " repeated.",
+            exists=True,
+            dir_okay=False,
         ),
     ] = None,
     finetuning: Annotated[
@@ -133,7 +135,9 @@ def evaluate(
     alpha: Annotated[
         float | None,
         _option(
-            "kin: share of pairs above the exact quantile; default: that of the method, or 0.01."
+            "kin: share of pairs above the exact quantile; default: that of the method, or 0.01.",
+            min=0,
+            max=1,
         ),
     ] = None,
     like: Annotated[
@@ -180,30 +184,21 @@ def evaluate(
     A file of weights is evaluated like a run, with the protocols from knn to clusters. The results
     are in a folder next to it, which `kinfolk compare` accepts.
     """
-    words = [name.strip().lower() for name in protocol.split(",") if name.strip()]
-    names, shares, lists = list(dict.fromkeys(words)), _shares(percent), subset or []
-    for unknown in (name for name in names or [""] if name not in PROTOCOLS):
+    names = list(dict.fromkeys(name.strip().lower() for name in protocol.split(",")))
+    shares, lists = _shares(percent), subset or []
+    for unknown in (name for name in names if name not in PROTOCOLS):
         hint = did_you_mean(unknown, PROTOCOLS, limit=1)
         raise UsageError(f"unknown protocol {unknown!r}{hint} (there are: {', '.join(PROTOCOLS)})")
-    if alpha is not None and not 0 < alpha < 1:
-        raise UsageError(f"--alpha (={alpha:g}) must be in (0, 1)")
-    _check_lists(lists)
-    imported: dict[str, Any] = {
-        "like": like,
-        "name": row_name,
-        "model": model,
-        "train_seed": train_seed,
-        "out": out,
-    }
+    imported = {"like": like, "name": row_name, "model": model, "seed": train_seed, "out": out}
     imported = {key: value for key, value in imported.items() if value is not None}
     if run.is_file():
         source = data if like is None else None
-        run = _import_weights(run, names, data=source, from_folders=labels_from_folders, **imported)
+        run = _import_weights(run, names, source, labels_from_folders, imported)
         data = None if like is None else data
     elif imported:
-        first = next(iter(imported)).replace("_", "-")
         raise UsageError(
-            f"--{first} is for a file of weights, and {run} is not a file; leave it out"
+            f"--like, --name, --model, --train-seed and --out are for a file of weights, and {run}"
+            " is not a file; leave them out"
         )
     from kinfolk.embedding import take_parts
     from kinfolk.evaluation import protocols, retrieval
@@ -229,9 +224,6 @@ def evaluate(
     source = data or opened.config.data.source
     features = RunFeatures(opened, images, unpooled, own_mean)
 
-    def fractions(default: tuple[float, ...]) -> Any:
-        return shares or (() if lists else default)
-
     def transfer() -> dict[str, Any]:
         parts = features.parts
         if label_sets is not None:
@@ -254,7 +246,7 @@ def evaluate(
             features.parts,
             seed,
             probe,
-            fractions=fractions(FRACTIONS),
+            fractions=shares or (() if lists else FRACTIONS),
             lists=lists,
             keys=images.samples.keys,
         ),
@@ -264,7 +256,7 @@ def evaluate(
             features.views,
             features.parts,
             seed,
-            fractions=fractions(protocols.FINETUNED),
+            fractions=shares or (() if lists else protocols.FINETUNED),
             settings=finetuning,
             epochs=epochs,
             lists=lists,
@@ -309,14 +301,10 @@ class RunFeatures:
 
     @cached_property
     def views(self) -> Views:
-        import torch
-
         from kinfolk.embedding import normalise_by
 
-        if not self.own_mean:
-            return self.opened.views()
-        ids = torch.arange(self.images.num_train or len(self.images))
-        return normalise_by(self.images, self.opened.views(), ids)
+        views = self.opened.views()
+        return normalise_by(self.images, views) if self.own_mean else views
 
     @cached_property
     def values(self) -> NDArray[np.float32]:
@@ -334,13 +322,7 @@ class RunFeatures:
 
 
 def _import_weights(
-    file: Path,
-    names: list[str],
-    *,
-    data: str | None,
-    from_folders: bool,
-    train_seed: int = 0,
-    **options: Any,
+    file: Path, names: list[str], data: str | None, from_folders: bool, options: dict[str, Any]
 ) -> Path:
     from kinfolk.training.foreign_weights import import_weights
 
@@ -348,49 +330,28 @@ def _import_weights(
         raise UsageError(
             f"{file} is neither a run folder nor a file of weights ({', '.join(WEIGHTS)})"
         )
-    for name in names:
-        if name not in LABEL_PROTOCOLS:
-            raise UsageError(
-                f"--protocol {name} needs a run of kinfolk, and {file} is a file of weights"
-            )
+    if others := [name for name in names if name not in LABEL_PROTOCOLS]:
+        raise UsageError(
+            f"--protocol {others[0]} needs a run of kinfolk, and {file} is a file of weights"
+        )
     folder, network = import_weights(
-        file,
-        data=data,
-        labels_from_folders=from_folders,
-        seed=train_seed,
-        progress=True,
-        **options,
+        file, data=data, labels_from_folders=from_folders, progress=True, **options
     )
     say(f"{file}: {network.describe()}; results in {folder}")
     return folder
 
 
-def _check_lists(lists: list[Path]) -> None:
-    for path in lists:
-        if not path.is_file():
-            raise UsageError(
-                f"there is no list {path}; --subset takes a text file with one file name per line"
-            )
-    if len({path.stem for path in lists}) < len(lists):
-        raise UsageError(
-            f"--subset has two files called {lists[0].stem!r}, the name of their results; rename"
-            " one of them"
-        )
-
-
-def _shares(percent: str | None) -> list[float] | None:
-    if percent is None:
-        return None
+def _shares(percent: str | None) -> list[float]:
     try:
-        shares = [float(text) / 100 for text in percent.split(",") if text.strip()]
+        shares = [float(text) / 100 for text in (percent or "100").split(",")]
     except ValueError:
-        shares = []
-    if shares and all(0 < share <= 1 for share in shares):
-        return shares
-    raise UsageError(
-        f"--percent (={percent}) must be numbers above 0 and at most 100, separated by commas, such"
-        " as 100,10,1"
-    )
+        shares = [0]
+    if not all(0 < share <= 1 for share in shares):
+        raise UsageError(
+            f"--percent (={percent}) must be numbers above 0 and at most 100, separated by commas,"
+            " such as 100,10,1"
+        )
+    return [] if percent is None else shares
 
 
 def show_results(results: Mapping[str, Mapping[str, Any]]) -> None:

@@ -88,8 +88,7 @@ def recipes(
         rows = [(each, recipe_summary(each)) for each in recipe_names()]
         print_table(("recipe", "what it trains"), rows)
     else:
-        what = "give the name of a recipe" if action == "show" else f"unknown action {action!r}"
-        raise UsageError(f"{what}; write `kinfolk recipes` or `kinfolk recipes show NAME`")
+        raise UsageError("write `kinfolk recipes` or `kinfolk recipes show NAME`")
 
 
 SETTINGS_EPILOG = examples(

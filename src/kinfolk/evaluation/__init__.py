@@ -10,14 +10,8 @@ from kinfolk.evaluation.detection import (
     nmi,
     threshold_error,
 )
-from kinfolk.evaluation.gradient_training import (
-    finetune,
-    gradient_probe,
-    label_subset,
-    semi_supervised,
-    tuning,
-)
-from kinfolk.evaluation.probes import knn_accuracy, knn_predict, linear_probe, transfer
+from kinfolk.evaluation.gradient_training import finetune, gradient_probe, label_subset
+from kinfolk.evaluation.probes import knn_accuracy, linear_probe, transfer
 
 __all__ = [
     "detection_quality",
@@ -26,14 +20,11 @@ __all__ = [
     "gradient_probe",
     "kin_similarity",
     "knn_accuracy",
-    "knn_predict",
     "label_nmi",
     "label_subset",
     "linear_probe",
     "mtpr_mtnr",
     "nmi",
-    "semi_supervised",
     "threshold_error",
     "transfer",
-    "tuning",
 ]

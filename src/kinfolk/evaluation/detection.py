@@ -59,13 +59,11 @@ class DetectionQuality:
         labels_R, labels_C = labels_N[block.row_ids], labels_N[block.candidate_ids]
         known_RC = (labels_R >= 0).unsqueeze(1) & (labels_C >= 0) & (block.sim_RC > -2)
         same_RC = known_RC & (labels_R.unsqueeze(1) == labels_C)
-        levels = [
-            flagged_mask(kin, block) for kin in (found if isinstance(found, tuple) else (found,))
-        ]
-        for kin_RC in levels:
-            counts = count(block, kin_RC, (labels_N[block.ids], labels_C))
-            self.stats = self.stats + Stats(counts)
-        pairs = ((levels[0], same_RC), (~levels[0], known_RC & ~same_RC))
+        levels = found if isinstance(found, tuple) else (found,)
+        masks = [flagged_mask(kin, block) for kin in levels]
+        for kin_RC in masks:
+            self.stats += Stats(count(block, kin_RC, (labels_N[block.ids], labels_C)))
+        pairs = ((masks[0], same_RC), (~masks[0], known_RC & ~same_RC))
         for place, (right_RC, of_RC) in enumerate(pairs):
             number_R = of_RC.sum(1)
             rate_R = (right_RC & of_RC).sum(1) / number_R
@@ -73,8 +71,7 @@ class DetectionQuality:
             self.rate_counts[place] += (number_R > 0).sum()
 
 
-@dataclass(frozen=True)
-class DetectionResult:
+class DetectionResult(NamedTuple):
     """Quality of `find` and of flagging everything above the exact quantile, and these (B,)
     quantiles."""
 
@@ -135,10 +132,8 @@ def _blocks(
 ) -> Iterator[Block]:
     num, views, _ = unit_NVD.shape
     candidates_CD, ids_C = other_NVD.flatten(0, 1), torch.arange(num).repeat_interleave(views)
-    step = max(1, _BLOCK_ELEMENTS // (num * views * views))
-    starts = range(0, len(anchors_B), step)
-    for first in show_progress(starts, len(starts), "Comparing all with all", enabled=progress):
-        ids_b = anchors_B[first : first + step]
+    parts = torch.split(anchors_B, max(1, _BLOCK_ELEMENTS // (num * views * views)))
+    for ids_b in show_progress(parts, len(parts), "Comparing all with all", enabled=progress):
         sim_RC = unit_NVD[ids_b].flatten(0, 1) @ candidates_CD.T
         own_RC = ids_b.repeat_interleave(views).unsqueeze(1) == ids_C
         pos_RP = sim_RC[own_RC].view(len(sim_RC), views)
@@ -180,22 +175,19 @@ def kin_similarity(
             of which are positives. None: `embeddings`, without pairs of a view and itself.
     """
     _check_shapes(embeddings, labels)
-    sums = [
-        functional.normalize(each.double(), dim=2).sum(1)
-        for each in (embeddings, embeddings if candidates is None else candidates)
-    ]
+    sides = (embeddings, embeddings if candidates is None else candidates)
+    one_ND, two_ND = (functional.normalize(each.double(), dim=2).sum(1) for each in sides)
     num, views = embeddings.shape[:2]
     itself = views if candidates is None else 0
-    own_N = (sums[0] * sums[1]).sum(1)
+    own_N = (one_ND * two_ND).sum(1)
     known_N = labels >= 0
     class_N = torch.unique(labels[known_N], return_inverse=True)[1]
     size_K = torch.bincount(class_N).double()
-    class_sums = [
+    one_KD, two_KD = (
         each.new_zeros(len(size_K), each.shape[1]).index_add_(0, class_N, each[known_N])
-        for each in sums
-    ]
-    within = (class_sums[0] * class_sums[1]).sum()
-    overall = class_sums[0].sum(0) @ class_sums[1].sum(0)
+        for each in (one_ND, two_ND)
+    )
+    within, overall = (one_KD * two_KD).sum(), one_KD.sum(0) @ two_KD.sum(0)
     number = views**2
     sums_and_pairs = (
         ((own_N - itself).sum(), num * (number - itself)),
@@ -215,15 +207,17 @@ class ThresholdError(NamedTuple):
 
 
 def threshold_error(thresholds: Tensor, exact: Tensor) -> ThresholdError:
-    if thresholds.shape != exact.shape or thresholds.ndim != 1 or not len(exact):
-        raise ValueError(
-            f"`thresholds` (={tuple(thresholds.shape)}) and `exact` (={tuple(exact.shape)}) must"
-            " have one shape (N,)"
-        )
+    _require_vectors(thresholds=thresholds, exact=exact)
     error = thresholds.double() - exact.double()
-    return ThresholdError(
-        float(error.abs().mean()), float(error.square().mean().sqrt()), float(error.mean())
-    )
+    figures = error.abs().mean(), error.square().mean().sqrt(), error.mean()
+    return ThresholdError(*map(float, figures))
+
+
+def _require_vectors(**tensors: Tensor) -> None:
+    shapes = {tuple(each.shape) for each in tensors.values()}
+    if len(shapes) > 1 or len(min(shapes)) != 1:
+        given = " and ".join(f"`{name}` (={tuple(x.shape)})" for name, x in tensors.items())
+        raise ValueError(f"{given} must have one shape (N,)")
 
 
 # Clusters
@@ -255,11 +249,7 @@ def mtpr_mtnr(labels: Array, truth: Array) -> Rates:
         truth: (N,) classes y. Samples of unknown class (below 0) are left out.
     """
     label_N, truth_N = torch.as_tensor(labels).cpu().long(), torch.as_tensor(truth).cpu().long()
-    if label_N.ndim != 1 or truth_N.shape != label_N.shape:
-        raise ValueError(
-            f"`labels` (={tuple(label_N.shape)}) and `truth` (={tuple(truth_N.shape)}) must have"
-            " one shape (N,)"
-        )
+    _require_vectors(labels=label_N, truth=truth_N)
     known_N = truth_N >= 0
     group_N = torch.unique(_number_unlabelled(label_N[known_N]), return_inverse=True)[1]
     class_N = torch.unique(truth_N[known_N], return_inverse=True)[1]
@@ -293,11 +283,10 @@ def label_nmi(labels: Array, truth: Array, normaliser: Normaliser = "arithmetic"
 
 
 def _require_known(truth_N: Tensor) -> Tensor:
-    if not bool((truth_N >= 0).any()):
-        raise KinfolkError(
-            "There are no labelled samples; clusters cannot be compared with labels."
-        )
-    return truth_N >= 0
+    known_N = truth_N >= 0
+    if not bool(known_N.any()):
+        raise KinfolkError("There are no labelled samples to compare clusters with.")
+    return known_N
 
 
 def nmi(
@@ -313,11 +302,6 @@ def nmi(
 
     require(bool(seeds), "seeds", seeds, "at least one seed")
     features_NF, truth_N = torch.as_tensor(features).cpu().float(), torch.as_tensor(truth).cpu()
-    if features_NF.ndim != 2 or truth_N.shape != features_NF.shape[:1]:
-        raise ValueError(
-            f"`features` (={tuple(features_NF.shape)}) and `truth` (={tuple(truth_N.shape)}) must"
-            " have the shapes (N, features), (N,)"
-        )
     known_N = _require_known(truth_N)
     unit_NF, truth_N = functional.normalize(features_NF[known_N], dim=1), truth_N[known_N]
     k = len(torch.unique(truth_N)) if num_clusters is None else num_clusters

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from kinfolk.data.views import Views
@@ -29,6 +30,7 @@ from kinfolk.evaluation.detection import (
     detection_quality,
     kin_similarity,
     nmi,
+    spread,
     threshold_error,
 )
 from kinfolk.evaluation.probes import knn_accuracy, linear_probe, metric_of, transfer
@@ -39,11 +41,12 @@ if TYPE_CHECKING:
     from kinfolk.data.images import ImageData
     from kinfolk.data.text import PairTexts, TextData
     from kinfolk.detectors import Detector
+    from kinfolk.embedding import Preparation
     from kinfolk.frameworks.base import Framework
-    from kinfolk.frameworks.clip import Bimodal
 
 FOLDER = "eval"
 FINETUNED = (0.1, 0.01)
+DRAWS = 3
 MOST_ANCHORS, ALPHA, NUM_VIEWS = 10_000, 0.01, 2
 
 
@@ -104,15 +107,24 @@ def run_knn(parts: LabelledFeatures, k: int, temperature: float) -> dict[str, An
 
 def run_linear(parts: LabelledFeatures, seed: int, probe: str = "lbfgs") -> dict[str, Any]:
     used = divide(parts, seed, "the linear probe")
-    data = (used.train_x, used.train_y, used.test_x, used.test_y)
-    if probe == "lbfgs":
-        found = asdict(linear_probe(*data, seed=seed))
-        del found["held_out"]
-    else:
-        fit = gradient_training.gradient_probe
-        found = asdict(fit(*data, probe, seed=seed))
-    finite = {name: value for name, value in found.items() if value == value}
+    found = _probe(used, slice(None), probe, seed)
+    kept = ("accuracy", "top5", "strength", "converged", "epochs", "steps", "loss")
+    finite = {key: found[key] for key in kept if found.get(key, math.nan) == found.get(key)}
     return {**finite, "probe": probe, **_sizes(used, seed)}
+
+
+def _probe(
+    used: LabelledFeatures,
+    rows: slice | NDArray[np.bool_],
+    probe: str,
+    seed: int,
+    fraction: float = 1.0,
+) -> dict[str, Any]:
+    """A probe fitted on `rows` of the training part: "lbfgs" or a name from `PROBES`."""
+    data = (used.train_x[rows], used.train_y[rows], used.test_x, used.test_y)
+    if probe == "lbfgs":
+        return asdict(linear_probe(*data, seed=seed))
+    return asdict(gradient_training.gradient_probe(*data, probe, fraction=fraction, seed=seed))
 
 
 def run_semi(
@@ -124,24 +136,22 @@ def run_semi(
     lists: Sequence[Path] = (),
     keys: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Linear probes on shares of the labels, or on the labels listed in `lists` by the `keys` of
-    all samples. `accuracy` is the mean over them (GloFND, Table 1)."""
+    """Linear probes on class-balanced shares of the labels, `DRAWS` for each share below 1, or on
+    the labels listed in `lists` by the `keys` of all samples. `accuracy` is the mean over them
+    (GloFND, Tables 1 and 7, Figure 4)."""
     used = divide(parts, seed, "the linear probe")
-    data = (used.train_x, used.train_y, used.test_x, used.test_y)
-    found = gradient_training.semi_supervised(
-        *data,
-        fractions=fractions,
-        subsets=_read_subsets(used, lists, keys),
-        probe=probe,
-        seed=seed,
-    )
-    rows = [asdict(each) for each in found]
-    return {
-        **_over_shares(rows),
-        "draws": gradient_training.DRAWS,
-        "probe": probe,
-        **_sizes(used, seed),
-    }
+    rows = []
+    for about, masks in _shares(used, fractions, lists, keys, seed, DRAWS):
+        found = [
+            _probe(used, mask, probe, seed + draw, about["fraction"])
+            for draw, mask in enumerate(masks)
+        ]
+        accuracy, deviation = spread([each["accuracy"] for each in found])
+        top5 = statistics.fmean(each["top5"] for each in found)
+        labels = int(masks[0].sum())
+        row = {"labels": labels, "accuracy": accuracy, "deviation": deviation, "top5": top5}
+        rows.append({**about, **row})
+    return {**_over_shares(rows), "draws": DRAWS, "probe": probe, **_sizes(used, seed)}
 
 
 def run_finetune(
@@ -161,50 +171,50 @@ def run_finetune(
     cropping = Views(**{**views.config(), "jitter": 0.0, "grey": 0.0, "blur": 0.0, "solarise": 0.0})
     ids, labels = torch.from_numpy(used.train_ids), torch.from_numpy(used.train_y)
     test = torch.from_numpy(used.test_ids), torch.from_numpy(used.test_y)
-    subsets: list[tuple[dict[str, Any], np.ndarray]] = [
-        ({"fraction": fraction}, gradient_training.label_subset(used.train_y, fraction, seed))
-        for fraction in sorted(set(fractions), reverse=True)
-    ]
-    for each in _read_subsets(used, lists, images.samples.keys):
-        of_list = {"fraction": float(each.used.mean()), "subset": each.name, "listed": each.listed}
-        subsets.append((of_list, each.used))
     rows = []
-    for of, mask in subsets:
-        chosen = torch.from_numpy(mask)
+    for about, (mask,) in _shares(used, fractions, lists, images.samples.keys, seed):
         found = gradient_training.finetune(
             encoder,
             images,
             cropping,
-            (ids[chosen], labels[chosen]),
+            (ids[mask], labels[mask]),
             test,
+            settings,
+            fraction=about["fraction"],
             epochs=epochs,
             seed=seed,
             device=_device(),
             progress=progress,
-            **gradient_training.tuning(settings, of["fraction"]),
         )
-        rows.append({**of, "labels": int(chosen.sum()), **asdict(found)})
+        rows.append({**about, "labels": int(mask.sum()), **asdict(found)})
     return {**_over_shares(rows), "finetuning": settings, **_sizes(used, seed)}
 
 
-def _read_subsets(
-    used: LabelledFeatures, lists: Sequence[Path], keys: Sequence[str]
-) -> list[gradient_training.ListedSubset]:
-    among = [keys[row] for row in used.train_ids] if lists else []
-    return [gradient_training.read_subset(path, among) for path in lists]
+def _shares(
+    used: LabelledFeatures,
+    fractions: Sequence[float],
+    lists: Sequence[Path],
+    keys: Sequence[str],
+    seed: int,
+    draws: int = 1,
+) -> Iterator[tuple[dict[str, Any], list[NDArray[np.bool_]]]]:
+    """Each share of the labels, as it is described in the result, with masks of the training
+    samples, one per draw."""
+    for fraction in sorted(set(fractions), reverse=True):
+        seeds = range(seed, seed + (1 if fraction == 1 else draws))
+        subset = gradient_training.label_subset
+        yield {"fraction": fraction}, [subset(used.train_y, fraction, each) for each in seeds]
+    for path in lists:
+        mask = gradient_training.read_subset(path, [keys[row] for row in used.train_ids])
+        yield {"fraction": float(mask.mean()), "subset": path.stem}, [mask]
 
 
 def _over_shares(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Means of `accuracy`, and of `top5` where all rows have one, and the rows."""
-    kept = []
-    for row in rows:
-        missing = {name for name, value in row.items() if value is None or value != value}
-        kept.append({name: row[name] for name in row if name not in {"accuracies", *missing}})
+    kept = [{name: value for name, value in row.items() if value == value} for row in rows]
     names = [name for name in ("accuracy", "top5") if all(name in row for row in kept)]
-    return {
-        **{name: statistics.fmean(row[name] for row in kept) for name in names},
-        "fractions": kept,
-    }
+    means = {name: statistics.fmean(row[name] for row in kept) for name in names}
+    return {**means, "fractions": kept}
 
 
 def run_transfer(
@@ -226,14 +236,7 @@ def run_transfer(
     path = PurePath(source)
     is_file = path.suffix in (".npz", ".npy", ".csv", ".tsv", ".parquet")
     name = path.stem if is_file else path.name
-    result = {
-        "name": name,
-        "accuracy": found.pop("value"),
-        **found,
-        **_sizes(used, seed),
-        "data": source,
-        **(how or {}),
-    }
+    result = {"name": name, **found, **_sizes(used, seed), "data": source, **(how or {})}
     sets = [each for each in (before or {}).get("sets", []) if each.get("name") != name]
     sets = sorted([*sets, result], key=lambda each: str(each["name"]))
     return {
@@ -287,105 +290,75 @@ def run_kin(
     views: Views,
     seed: int,
     *,
+    text: TextData | PairTexts | None = None,
     alpha: float | None = None,
     most_anchors: int = MOST_ANCHORS,
     progress: bool = False,
 ) -> dict[str, Any]:
     """Quality of the method's detection at the end of its training, and of the exact quantile, over
-    all training samples with two views each, in the contrasted space."""
-    num = images.num_train
-    if images.labels is None or not bool((images.labels[:num] >= 0).any()):
-        raise UsageError(
-            "the training samples have no labels, so detected false negatives cannot be checked;"
-            " give labelled data"
-        )
-    ids, labels = torch.arange(num), images.labels[:num]
-    given: Any = {"device": _device(), "progress": progress, "projected": True}
-    augmented = [Augmented(views, seed, view) for view in range(NUM_VIEWS)]
-    z_NVD = torch.stack([embed(framework, images, each, ids, **given) for each in augmented], 1)
-    framework.to("cpu")
-    # several detectors each see a part of the embedding
-    detector = framework.detectors[0] if len(framework.detectors) == 1 else None
-    anchors = _draw_anchors(num, most_anchors, seed)
-    return {
-        **_detection(detector, z_NVD, z_NVD, labels, alpha, anchors, progress),
-        **_similarities(z_NVD, labels),
-        **_describe(anchors, num, NUM_VIEWS, seed),
-    }
+    all training samples with two views each, in the contrasted space.
 
-
-def run_caption_kin(
-    framework: Bimodal,
-    images: ImageData,
-    views: Views,
-    text: TextData | PairTexts,
-    seed: int,
-    *,
-    alpha: float | None = None,
-    most_anchors: int = MOST_ANCHORS,
-    progress: bool = False,
-) -> dict[str, Any]:
-    """As `run_kin`, of a method that learns from captions or text pairs: images against captions
-    and captions against images, by the detector of each direction, and the mean of both. Without
-    augmentation, and with the first caption of each sample.
-
-    In data without labels, false negatives are samples of the same group, which a training never
-    contrasts: the result says whether the detector would find them by itself.
+    With `text`, of a method that learns from captions or text pairs: images against captions and
+    captions against images, by the detector of each direction, and the mean of both. Without
+    augmentation, and with the first caption of each sample. In data without labels, false negatives
+    are samples of the same group, which a training never contrasts: the result says whether the
+    detector would find them by itself.
     """
     num = images.num_train
     ids, labels, truth = torch.arange(num), images.labels, "labels"
-    if labels is None or not bool((labels[:num] >= 0).any()):
+    if text is not None and (labels is None or not bool((labels[:num] >= 0).any())):
         labels, truth = text.groups, "caption groups"
-    labels = labels[:num]
-    if not bool((torch.unique(labels[labels >= 0], return_counts=True)[1] > 1).any()):
+    known = None if labels is None else labels[:num][labels[:num] >= 0]
+    if labels is None or known is None or len(torch.unique(known)) == len(known):
         raise UsageError(
-            "no two training samples share a label, an image or a caption, so detected false"
-            " negatives cannot be checked"
+            "no two training samples share a label, so detected false negatives cannot be checked;"
+            " give labelled data"
         )
-    image_ND = embed(
-        framework, images, views, ids, device=_device(), progress=progress, projected=True
-    )
-    with torch.no_grad():
-        tokens = (
-            text.draw(part, torch.zeros(len(part))).to(_device()) for part in torch.split(ids, 256)
-        )
-        text_ND = torch.cat([framework.embed_text(each).float().cpu() for each in tokens])
-    framework.to("cpu")
-    both = (image_ND.unsqueeze(1), text_ND.unsqueeze(1))
-    anchors = _draw_anchors(num, most_anchors, seed)
-    detectors = [each.detector for each in framework.objectives]
-    detectors += [None] * (2 - len(detectors))  # SigLIP has one direction
+    labels = labels[:num]
+    anchors = torch.arange(num)
+    if num > most_anchors:
+        draw = torch.randperm(num, generator=generator(seed, "kin-anchors"))
+        anchors = draw[:most_anchors].sort().values
+
+    def embed_views(of: Preparation) -> Tensor:
+        given: Any = {"device": _device(), "progress": progress, "projected": True}
+        return embed(framework, images, of, ids, **given)
+
     found: dict[str, Any] = {}
-    for name, detector, (queries, others) in zip(
-        framework.directions, detectors, (both, both[::-1]), strict=True
-    ):
-        found[name] = _detection(detector, queries, others, labels, alpha, anchors, progress)
+    if text is None:
+        queries = torch.stack(
+            [embed_views(Augmented(views, seed, view)) for view in range(NUM_VIEWS)], 1
+        )
+        others = queries
+        framework.to("cpu")
+        # several detectors each see a part of the embedding
+        detector = framework.detectors[0] if len(framework.detectors) == 1 else None
+        found = _detection(detector, queries, others, labels, alpha, anchors, progress)
+    else:
+        bimodal: Any = framework
+        queries = embed_views(views).unsqueeze(1)
+        with torch.no_grad():
+            tokens = (text.draw(part, torch.zeros(len(part))) for part in torch.split(ids, 256))
+            others_ND = [bimodal.embed_text(each.to(_device())).float().cpu() for each in tokens]
+        others = torch.cat(others_ND).unsqueeze(1)
+        framework.to("cpu")
+        detectors = [each.detector for each in bimodal.objectives]
+        detectors += [None] * (2 - len(detectors))  # SigLIP has one direction
+        sides = ((queries, others), (others, queries))
+        for name, detector, side in zip(bimodal.directions, detectors, sides, strict=True):
+            found[name] = _detection(detector, *side, labels, alpha, anchors, progress)
+        found = {**_mean_of(*found.values()), **found, "truth": truth}
+    similarities = kin_similarity(queries, labels, None if text is None else others)
+    few = f"{len(anchors):,} anchors against the "
     return {
-        **_mean_of(*found.values()),
         **found,
-        **_similarities(both[0], labels, both[1]),
-        "truth": truth,
-        **_describe(anchors, num, 1, seed),
+        **dict(zip(("tp_similarity", "fn_similarity", "tn_similarity"), similarities, strict=True)),
+        "anchors": len(anchors),
+        "samples": num,
+        "views": queries.shape[1],
+        "seed": seed,
+        "measured_on": f"{few if len(anchors) < num else ''}train split",
     }
-
-
-def _draw_anchors(num: int, most: int, seed: int) -> Tensor:
-    if num <= most:
-        return torch.arange(num)
-    return torch.randperm(num, generator=generator(seed, "kin-anchors"))[:most].sort().values
-
-
-def _similarities(z_NVD: Tensor, labels: Tensor, others: Tensor | None = None) -> dict[str, float]:
-    found = kin_similarity(z_NVD, labels, others)
-    return dict(zip(("tp_similarity", "fn_similarity", "tn_similarity"), found, strict=True))
-
-
-def _describe(anchors: Tensor, num: int, views: int, seed: int) -> dict[str, Any]:
-    where = "train split"
-    if len(anchors) < num:
-        where = f"{len(anchors):,} anchors against the train split"
-    counts = {"anchors": len(anchors), "samples": num, "views": views}
-    return {**counts, "seed": seed, "measured_on": where}
 
 
 def _detection(
@@ -421,10 +394,7 @@ def _mean_of(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, Any]:
     """The mean of two results, figure by figure; of a figure that only the first has, that."""
     found = {}
     for name, value in one.items():
-        other = two.get(name)
-        if other is None:
-            found[name] = value
-        else:
-            nested = isinstance(value, Mapping)
-            found[name] = _mean_of(value, other) if nested else (value + other) / 2
+        other = two.get(name, value)
+        nested = isinstance(value, Mapping)
+        found[name] = _mean_of(value, other) if nested else (value + other) / 2
     return found

@@ -125,8 +125,6 @@ def _explain(part: Mapping[str, Any]) -> str:
     words += [METRICS[part["metric"]]] if part.get("metric") in METRICS else []
     words += [f"{part['normaliser']} normaliser"] if "normaliser" in part else []
     if is_number(part.get("labels")):
-        listed = part.get("listed", part["labels"])
-        some = "" if listed == part["labels"] else f" of {listed:,} listed"
-        words.append(f"{part['labels']:,}{some} labels")
+        words.append(f"{part['labels']:,} labels")
     words += [str(part["measured_on"])] if part.get("measured_on") else []
     return ", ".join(words)

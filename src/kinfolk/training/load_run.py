@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from kinfolk.data.images import ImageData
 from kinfolk.data.sample_table import Samples, key_difference, samples_digest
-from kinfolk.data.text import TextData, Tokenizer, read_tokenizer
+from kinfolk.data.text import PairTexts, TextData, Tokenizer, read_tokenizer
 from kinfolk.data.views import Views
 from kinfolk.detectors.base import Detector
 from kinfolk.embedding import Preparation, embed
 from kinfolk.errors import KinfolkError, UsageError, short
 from kinfolk.evaluation.detection import flagged_mask
-from kinfolk.evaluation.protocols import run_caption_kin, run_kin
+from kinfolk.evaluation.protocols import run_kin
 from kinfolk.evaluation.retrieval import Towers
 from kinfolk.frameworks import FRAMEWORKS, Framework
 from kinfolk.frameworks.clip import Bimodal
@@ -248,10 +248,10 @@ def measure_kin(
     progress: bool = False,
 ) -> dict[str, Any]:
     framework, views = restore(opened.path, opened.config, data), opened.views()
-    if not isinstance(framework, Bimodal):
-        return run_kin(framework, data, views, seed, alpha=alpha, progress=progress)
-    text = data.texts or TextData(data.samples, opened.tokenizer())
-    return run_caption_kin(framework, data, views, text, seed, alpha=alpha, progress=progress)
+    text: TextData | PairTexts | None = None
+    if isinstance(framework, Bimodal):
+        text = data.texts or TextData(data.samples, opened.tokenizer())
+    return run_kin(framework, data, views, seed, text=text, alpha=alpha, progress=progress)
 
 
 def load_framework(
