@@ -32,11 +32,18 @@ def test_equals_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.recall == pytest.approx({k: first[:, :k].any(1).mean() for k in (1, 5, 10)})
 
 
-def test_a_query_without_a_relevant_candidate_does_not_count() -> None:
+def test_a_query_is_no_candidate_of_itself_and_needs_a_relevant_one() -> None:
     z, keys = drawn(5, 2), torch.tensor([0, 0, 1, 1, 2])
-    found = rank(z[:4], z[:2], keys[:4], keys[:2])
-    assert found == rank(z[:2], z[:2], keys[:2], keys[:2])
-    assert found.queries == 2
+    found = rank(z, z, keys, keys, leave_one_out=True)
+    assert found.queries == 4
+    expected = rank(z[:1], z[1:], keys[:1], keys[1:])
+    assert rank(z, z, torch.tensor([0, 0, 7, 8, 9]), keys, leave_one_out=True).queries == 2
+    others = [
+        rank(z[[i]], z[torch.arange(5) != i], keys[[i]], keys[torch.arange(5) != i])
+        for i in range(4)
+    ]
+    assert found.map == pytest.approx(sum(each.map for each in others) / 4)
+    assert others[0].map == expected.map
 
 
 def test_equal_embeddings_score_low() -> None:

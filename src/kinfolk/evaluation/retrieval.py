@@ -185,10 +185,16 @@ class Ranking:
 
 
 def rank(
-    queries_QD: Tensor, candidates_CD: Tensor, keys_Q: Tensor, candidate_keys_C: Tensor
+    queries_QD: Tensor,
+    candidates_CD: Tensor,
+    keys_Q: Tensor,
+    candidate_keys_C: Tensor,
+    *,
+    leave_one_out: bool = False,
 ) -> Ranking:
     """Ranks all candidates of each query by cosine similarity. Those with the query's key are
-    relevant; they come last among equal similarities."""
+    relevant; they come last among equal similarities. `leave_one_out`: the candidates are the
+    queries, and none is a candidate of itself."""
     _require_finite(queries_QD, candidates_CD)
     discount_K = 1 / torch.arange(2, DEPTH + 2).double().log2()
     sums, number = torch.zeros(len(KS) + 2, dtype=torch.float64), 0
@@ -196,6 +202,9 @@ def rank(
     for start in range(0, len(queries_QD), size):
         sim_RC = queries_QD[start : start + size] @ candidates_CD.T
         own_RC = keys_Q[start : start + size, None] == candidate_keys_C
+        if leave_one_out:
+            sim_RC.diagonal(start).fill_(-torch.inf)
+            own_RC.diagonal(start).fill_(False)
         kept_R = own_RC.any(1)
         sim_RC, own_RC = sim_RC[kept_R], own_RC[kept_R]
         lower_RC = sim_RC.nextafter(sim_RC.new_tensor(-torch.inf))
@@ -216,7 +225,8 @@ def rank(
 
 def run_pair_retrieval(towers: Towers, data: ImageData, seed: int = 0) -> dict[str, Any]:
     """Recall, mAP and nDCG@10 in both directions over the test split, or over all samples. Each
-    distinct text is one candidate; relevant are the texts of the query's group."""
+    distinct text is one candidate; relevant are the texts of the query's group. With labels also
+    mAP and nDCG@10 of anchors that search other anchors of their label."""
     assert data.texts is not None
     ids, where = evaluated_ids(data)
     if len(ids) > MOST_PAIRS:
@@ -228,14 +238,20 @@ def run_pair_retrieval(towers: Towers, data: ImageData, seed: int = 0) -> dict[s
     for side in (0, 1):
         first = {texts[side]: row for row, texts in reversed(list(enumerate(pairs)))}
         rows = torch.tensor(list(first.values()))
-        sides.append((towers.texts(list(first)), groups_N[rows]))
-    (anchors, anchor_keys), (positives, positive_keys) = sides
+        sides.append((towers.texts(list(first)), groups_N[rows], rows))
+    (anchors, anchor_keys, anchor_rows), (positives, positive_keys, _) = sides
     forward = rank(anchors, positives, anchor_keys, positive_keys)
     backward = rank(positives, anchors, positive_keys, anchor_keys)
     found: dict[str, Any] = {}
     for name, ranking in (("anchor_to_positive", forward), ("positive_to_anchor", backward)):
         recalls = {f"R@{k}": share for k, share in ranking.recall.items()}
         found[name] = {**recalls, "mAP": ranking.map, "nDCG@10": ranking.ndcg}
+    if data.labels is not None:
+        labels_A = data.labels[ids][anchor_rows]
+        if int((labels_A >= 0).sum()) > 1:
+            z, labels = anchors[labels_A >= 0], labels_A[labels_A >= 0]
+            ranking = rank(z, z, labels, labels, leave_one_out=True)
+            found |= {"label_map": ranking.map, "label_ndcg": ranking.ndcg}
     return {
         **found,
         "mean": fmean((*forward.recall.values(), *backward.recall.values())),

@@ -27,6 +27,8 @@ CLUSTERS = {"mtpr": "MTPR", "mtnr": "MTNR"}
 SIMILARITIES = {"tp_similarity": "TP similarity", "fn_similarity": "FN similarity"}
 SHARES = {
     "top5": "top 5",
+    "label_map": "mAP by label",
+    "label_ndcg": "nDCG@10 by label",
     **DETECTION_NAMES,
     **CLUSTERS,
     **SIMILARITIES,
