@@ -53,7 +53,7 @@ def test_every_protocol_measures_a_model_of_texts(
     assert (result["anchors"], result["positives"]) == (12, 12)
     assert result["anchor_to_positive"]["R@10"] > 10 / 12 - 0.3
     assert set(result["positive_to_anchor"]) == {"R@1", "R@5", "R@10", "mAP", "nDCG@10"}
-    assert 0 < result["label_map"] <= 1
+    assert result["label_map"] is None  # no two of the distinct anchors share a label
     scored = [
         {"anchor": row["anchor"], "positive": row["positive"], "score": str(number)}
         for number, row in enumerate(rows()[:5])
@@ -64,11 +64,10 @@ def test_every_protocol_measures_a_model_of_texts(
     shown = capsys.readouterr().out
     assert "Spearman" in shown
     assert "a→p nDCG@10" in shown
-    assert "mAP by label" in shown
     assert run("eval", trained, "--protocol", "sts") == 2
     assert "the data has no column `score`" in capsys.readouterr().err
     assert run("report", trained) == 0
-    assert "Text similarity, Spearman" in (trained / "report.html").read_text()
+    assert "Spearman" in (trained / "report.html").read_text()
 
 
 def test_texts_are_embedded_to_a_file(trained: Path, tmp_path: Path) -> None:

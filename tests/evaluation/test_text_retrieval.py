@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -10,9 +13,13 @@ import torch
 import torch.nn.functional as F
 from sklearn.metrics import average_precision_score, ndcg_score
 
+from kinfolk.data.open_source import open_source
+from kinfolk.data.prepare import prepare
 from kinfolk.errors import KinfolkError
 from kinfolk.evaluation import retrieval
-from kinfolk.evaluation.retrieval import rank, rank_correlation
+from kinfolk.evaluation.retrieval import Towers, rank, rank_correlation, run_pair_retrieval
+from kinfolk.report.results import figures_of_result
+from tests.training.text_table import write_table
 
 
 def drawn(number: int, seed: int) -> torch.Tensor:
@@ -44,6 +51,22 @@ def test_a_query_is_no_candidate_of_itself_and_needs_a_relevant_one() -> None:
     ]
     assert found.map == pytest.approx(sum(each.map for each in others) / 4)
     assert others[0].map == expected.map
+
+
+def test_anchors_search_anchors_of_their_label(tmp_path: Path) -> None:
+    rows = [{"anchor": f"a{n}", "positive": f"p{n}", "label": "xyz"[n % 3]} for n in range(9)]
+    data = prepare(open_source(write_table(tmp_path / "pairs.csv", rows)), image_size=1)
+    z = {f"a{n}": vector for n, vector in enumerate(drawn(9, 3))}
+    z |= {f"p{n}": vector for n, vector in enumerate(drawn(9, 4))}
+    towers = SimpleNamespace(texts=lambda texts: torch.stack([z[text] for text in texts]))
+    result = run_pair_retrieval(cast(Towers, towers), data)
+    anchors = torch.stack([z[f"a{n}"] for n in range(9)])
+    labels = torch.arange(9) % 3
+    expected = rank(anchors, anchors, labels, labels, leave_one_out=True)
+    assert result["label_map"] == pytest.approx(expected.map)
+    assert result["label_ndcg"] == pytest.approx(expected.ndcg)
+    figures = figures_of_result("retrieval", result)
+    assert figures["retrieval mAP by label"] == pytest.approx(100 * expected.map)
 
 
 def test_equal_embeddings_score_low() -> None:
