@@ -457,15 +457,14 @@ def by_precision(results: Mapping[str, Mapping[str, Rows]]) -> dict[str, Any]:
                             "showlegend": not bound or len(some) == len(points),
                             "x": [point[0] for point in some],
                             "y": [point[1] for point in some],
-                            "text": [
-                                "" if bound or _crowded(point) else f" {point[2]}" for point in some
-                            ],
+                            "text": ["" if bound else f" {point[2]}" for point in some],
                             "textposition": "middle right",
                             "textfont": {"size": 10, "color": INK},
                             "marker": marker,
                             **({"xaxis": "x2", "yaxis": "y2"} if bound else {}),
                         }
                     )
+    _clear_names(traces)
     axis = {"gridcolor": GRID, "zeroline": True, "zerolinecolor": INK, "ticks": "outside"}
     precision = {**axis, "title": {"text": "precision of the flagged pairs, last epoch"}}
     layout = {
@@ -485,9 +484,21 @@ def by_precision(results: Mapping[str, Mapping[str, Rows]]) -> dict[str, Any]:
     return {"data": traces, "layout": layout}
 
 
-def _crowded(point: tuple[float, float, str, int]) -> bool:
-    """Whether a point of the figure has too many neighbours for its name to be read."""
-    return point[0] < 0.5 and abs(point[1]) < 0.8
+def _clear_names(traces: Sequence[dict[str, Any]]) -> None:
+    """Removes the names, on the right of points, that would cover a point or another name."""
+    points = [
+        (trace["text"], number, x, y)
+        for trace in traces
+        if "xaxis" not in trace
+        for number, (x, y) in enumerate(zip(trace["x"], trace["y"], strict=True))
+    ]
+    boxes = [(x - 0.01, x + 0.01, y) for _, _, x, y in points]
+    for names, number, x, y in points:
+        left, right = x + 0.011, x + 0.02 + 0.0095 * len(names[number])
+        if any(left < b and a < right and abs(y - other) < 0.13 for a, b, other in boxes):
+            names[number] = ""
+        else:
+            boxes.append((left, right, y))
 
 
 def _mean(values: Sequence[float]) -> str:
