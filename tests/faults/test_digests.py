@@ -88,4 +88,4 @@ def test_flips_and_other_damage_are_held(tmp_path: Path) -> None:
     tally = Tally()
     flips(6, random.Random(0), tmp_path, tally)
     assert tally.all_held
-    assert sum(tally.tried.values()) >= 40
+    assert sum(tally.tried.values()) >= 49, "six bits and one other damage of seven files"
