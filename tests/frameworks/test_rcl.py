@@ -318,6 +318,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"criteria": 0}, r"`criteria` \(=0\) must be at least 1"),
     ({"num_keys": 0}, r"`num_keys` \(=0\) must be at least 1"),
     ({"hierarchy": "tree"}, r"`hierarchy` \(='tree'\) must be one of online, kmeans, dbscan"),
+    ({"retrieval": "all"}, r"`retrieval` \(='all'\) must be one of hierarchy, each"),
     (
         {"hierarchy": "kmeans", "num_clusters": (5,), "criteria": 3},
         (

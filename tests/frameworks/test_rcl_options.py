@@ -10,7 +10,7 @@ import torch
 
 from kinfolk.detectors import Hierarchy
 from kinfolk.frameworks import RCL
-from tests.frameworks.test_rcl import LABELS, NUM_SAMPLES, clustered, everybody, made
+from tests.frameworks.test_rcl import LABELS, NUM_SAMPLES, batch, clustered, everybody, made
 
 
 def test_label_propagation_is_gone() -> None:
@@ -46,7 +46,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"hierarchy": "dbscan", "parts": 4}, "`parts` .* has no effect"),
     ({"every": 2}, "`every` .* has no effect"),
     ({"criteria": 1, "num_keys": 2}, "`num_keys` .* has no effect"),
+    ({"criteria": 1, "own_key": False}, "`own_key` .* has no effect"),
     ({"criteria": 1, "radii": ()}, "`radii` .* has no effect"),
+    ({"criteria": 1, "retrieval": "each"}, "`retrieval` .* has no effect"),
     ({"criteria": 1, "hierarchy": "kmeans"}, "`hierarchy` .* has no effect"),
     ({"criteria": 1, "shared_predictor": True}, "`shared_predictor` .* has no effect"),
     ({"num_keys": 0}, "`num_keys` .* must be at least 1"),
@@ -68,6 +70,34 @@ def retrieved(framework: RCL) -> tuple[Any, Any, Any]:
     found, same = framework.retrieve(keys, ids, keys[support_ids], support_ids)
     near = (found.flatten(0, 1) @ keys.T).argmax(1).view(found.shape[:2])
     return ids, near, same
+
+
+def test_each_criterion_retrieves_keys_from_its_own_clusters() -> None:
+    framework = clustered(retrieval="each", num_keys=2)
+    ids, key_ids, same = retrieved(framework)
+    assert key_ids.shape == (NUM_SAMPLES, 1 + 2 * 2), (
+        "the other view, and two keys of each of the criteria 2 and 3"
+    )
+    labels = framework.labels
+    there = same[:, 0, 1:] >= 0
+    assert (labels[2][ids].unsqueeze(1) == labels[2][key_ids[:, 1:3]])[there[:, :2]].all(), (
+        "of the last criterion"
+    )
+    assert (labels[1][ids].unsqueeze(1) == labels[1][key_ids[:, 3:]])[there[:, 2:]].all(), (
+        "of the second criterion"
+    )
+    assert there.any(0).all()
+
+
+def test_without_the_own_view_it_is_a_key_only_where_none_is_retrieved() -> None:
+    framework = clustered(own_key=False)
+    _, _, same = retrieved(framework)
+    own, other = same[:, 0, 0], same[:, 0, 1]
+    assert ((own >= 0) != (other >= 0)).all()
+    assert (other >= 0).any()
+    loss = framework(*batch(0))
+    assert loss.isfinite()
+    loss.backward()
 
 
 def test_the_step_counts_anchors_with_a_key_and_keys_of_the_same_label() -> None:

@@ -1,13 +1,15 @@
-"""SPCL as in the authors' code: whitening, halves contrasted apart."""
+"""SPCL as in the authors' code: whitening, halves contrasted apart; and batches of exactly one
+prototype."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
-from kinfolk.frameworks.spcl import pca_whiten
+from kinfolk.frameworks.spcl import one_prototype_batches, pca_whiten
 from kinfolk.objectives import NTXentLoss
 from kinfolk.objectives.siamese import draw_partners
 from kinfolk.training.settings import load_recipe
@@ -51,6 +53,39 @@ def test_each_half_of_the_batch_is_contrasted_alone() -> None:
     assert int(framework.stats.negatives) == sum(2 * size * 2 * (size - 1) for size in sizes)
 
 
+@pytest.mark.parametrize("sizes", [(20, 20), (30, 9, 1), (13, 13, 14)])
+def test_every_batch_is_half_of_one_prototype(sizes: tuple[int, ...]) -> None:
+    labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))[torch.randperm(40)]
+    met = set()
+    for seed in range(20):
+        for order in one_prototype_batches(labels, 8, torch.Generator().manual_seed(seed)).view(
+            5, 8
+        ):
+            ids, counts = torch.unique(labels[order], return_counts=True)
+            half = ids[counts == 4].tolist()
+            assert half, "four of the eight are of one prototype, and no other of it"
+            met |= set(half)
+            anchors = [id for id in order.tolist() if labels[id] == half[0]]
+            if len(half) == 1 and sizes[half[0]] >= 4:
+                assert len(set(anchors)) == 4
+    assert met == set(range(len(sizes)))
+
+
+def test_samples_of_a_batch_repeat_only_where_there_are_too_few() -> None:
+    """Of samples without a prototype, none is half a batch of itself."""
+    labels = torch.cat((torch.tensor([0, 1]).repeat_interleave(12), -1 - torch.arange(16)))
+    for seed in range(20):
+        for order in one_prototype_batches(labels, 20, torch.Generator().manual_seed(seed)).view(
+            2, 20
+        ):
+            assert len(order.unique()) == 20
+            assert 10 in [int((labels[order] == p).sum()) for p in (0, 1)]
+    few = torch.tensor([0, 0, 1, 1, 1, 1, 1, 1])
+    for order in one_prototype_batches(few, 8, torch.Generator().manual_seed(0)).view(1, 8):
+        # the two of the small prototype twice, be they the anchors or the others
+        assert sorted(torch.unique(order, return_counts=True)[1].tolist()) == [1, 1, 1, 1, 2, 2]
+
+
 def test_the_recipe_of_the_code_has_every_difference() -> None:
     framework = load_recipe("spcl-cifar10-code").framework
     assert {
@@ -74,6 +109,7 @@ def test_a_training_with_all_of_it_ends(tmp_path: Path) -> None:
         "num_clusters": [6],
         "whiten": 4,
         "contrast_apart": True,
+        "batch_mode": "one_prototype",
         "decoupled": False,
     }
     settings = {**BARE, **{f"framework.{name}": value for name, value in own.items()}}

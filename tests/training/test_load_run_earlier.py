@@ -62,9 +62,9 @@ def test_an_argument_that_is_gone_is_left_out_where_it_changed_nothing() -> None
     assert current_names({"every": 2, **kmeans}, "cave") == {"every": 2}
     assert current_names({**kmeans, "iterations": 9}, "cave") == {"iterations": 9}
     assert current_names({"rho": 6.5, "individual_lr": None}, "fastclip") == {"rho": 6.5}
-    given = {"retrieval": "hierarchy", "own_key": True, "max_units": 32, "cluster_seed": 0}
+    given = {"max_units": 32, "cluster_seed": 0}
     assert current_names({**given, "num_keys": 2}, "rcl") == {"num_keys": 2}
-    given = {"warm_start": True, "warm_iterations": 5, "batch_mode": "chunks"}
+    given = {"warm_start": True, "warm_iterations": 5}
     assert current_names({**given, "every": 1}, "spcl") == {"every": 1}
     assert current_names({"cluster_seed": 1}, "pcl") == {"cluster_seed": 1}
 

@@ -38,6 +38,7 @@ from kinfolk.stores.per_sample import OnHost, StepRandom, check_ids, is_broken, 
 
 _BLOCK_ELEMENTS = 1 << 22
 Kind = Literal["online", "kmeans", "dbscan"]
+Retrieval = Literal["hierarchy", "each"]
 
 
 class RowRandom(StepRandom):
@@ -265,7 +266,7 @@ _USED_BY = {
     "kmeans": ("num_clusters", "every"),
 }
 """The settings of each kind of clustering."""
-_USED_BY_ALL = ("hierarchy", "num_keys", "shared_predictor")
+_USED_BY_ALL = ("hierarchy", "retrieval", "num_keys", "own_key", "shared_predictor")
 
 
 def _refuse_unused(given: Mapping[str, Any]) -> None:
@@ -289,8 +290,8 @@ class RCL(ClusteringFramework, SupportFramework):
     q_h is the prediction of criterion h for a view of sample i, and s_j are the entries of the
     queue from other samples. Under criterion 1 every sample is a cluster; clusters grow from 2 to
     H. The keys are that of the other view, positive under all criteria, and up to `num_keys`
-    entries of the queue drawn from the anchor's cluster under the last criterion; before the first
-    clustering only the former.
+    entries of the queue drawn from the anchor's cluster under the last criterion, or under each;
+    before the first clustering only the former.
     """
 
     paper: ClassVar[str] = "Tang et al., ECCV 2022"
@@ -303,7 +304,9 @@ class RCL(ClusteringFramework, SupportFramework):
         num_samples: int,
         criteria: int | None = None,
         hierarchy: Kind = "online",
+        retrieval: Retrieval = "hierarchy",
         num_keys: int = 1,
+        own_key: bool = True,
         shared_predictor: bool = False,
         queue_size: int = 98304,
         momentum: float = 0.996,
@@ -322,6 +325,7 @@ class RCL(ClusteringFramework, SupportFramework):
     ) -> None:
         settings = dict(locals())
         require_choice("hierarchy", hierarchy, get_args(Kind))
+        require_choice("retrieval", retrieval, get_args(Retrieval))
         _refuse_unused(settings)
         if criteria is None:
             criteria = count_levels(radii if num_clusters is None else num_clusters)
@@ -335,6 +339,7 @@ class RCL(ClusteringFramework, SupportFramework):
             self.require_projected("criteria")
         self.set_schedule(warmup_epochs if clusters else 0, every)
         self.num_samples, self.num_criteria, self.num_keys = num_samples, criteria, num_keys
+        self.retrieval, self.own_key = retrieval, own_key
         self.chance = RowRandom()
         self.criteria: OnlineCriteria | OfflineCriteria | None = None
         if clusters and hierarchy == "kmeans":
@@ -377,14 +382,21 @@ class RCL(ClusteringFramework, SupportFramework):
         self.objective.check_ids(ids)
         labels_HA, labels_HS = self.criteria.labels_of(ids), self.criteria.labels_of(support_ids)
         chance_A = self.chance.rows(len(ids), ids.device)
-        labelled = labels_HA[-1], ids, labels_HS[-1], support_ids
-        place_AK = cluster_mates(*labelled, self.num_keys, chance_A, self.num_samples)
+        number = self.num_criteria - 1 if self.retrieval == "each" else 1
+        places = []
+        for h in range(number):  # from the last criterion down, each with another draw
+            labelled = labels_HA[-1 - h], ids, labels_HS[-1 - h], support_ids
+            draw_A = (chance_A + h / number) % 1
+            places.append(cluster_mates(*labelled, self.num_keys, draw_A, self.num_samples))
+        place_AK = torch.cat(places, 1)
         entry_AK, there_AK = place_AK.clamp(min=0), place_AK >= 0
         same_HAK = (labels_HA.unsqueeze(2) == labels_HS[:, entry_AK]) & there_AK
         self._count_keys(ids, support_ids[entry_AK], there_AK)
         same_AHK = same_HAK.to(one_AH1.dtype).masked_fill(~there_AK, -1.0).transpose(0, 1)
         # no key: a copy that the loss leaves out
         found_AKD = torch.where(there_AK.unsqueeze(2), support[entry_AK].to(keys.dtype), own_A1D)
+        if not self.own_key:
+            one_AH1 = one_AH1.masked_fill(there_AK.any(1).view(-1, 1, 1), -1.0)
         return torch.cat((own_A1D, found_AKD), 1), torch.cat((one_AH1, same_AHK), 2)
 
     def _count_keys(self, ids_A: Tensor, key_ids_AK: Tensor, there_AK: Tensor) -> None:

@@ -27,9 +27,11 @@ from kinfolk.objectives.siamese import SiameseMetric, draw_partners
 from kinfolk.pairs import integer_ids
 from kinfolk.seeding import step_generator
 from kinfolk.stats import Stats
+from kinfolk.stores.memory_bank import distinct
 from kinfolk.stores.per_sample import check_ids, check_num_samples
 
 Source = Literal["clusters", "labels"]
+Batches = Literal["chunks", "one_prototype"]
 Head = Literal["contrast", "metric", "prototype"]
 
 
@@ -117,6 +119,7 @@ class SPCL(ClusteringFramework):
         decoupled: bool = True,
         whiten: int | None = None,
         contrast_apart: bool = False,
+        batch_mode: Batches = "chunks",
         **given: Any,
     ) -> None:
         objective = NTXentLoss(temperature=temperature, decoupled=decoupled, **given)
@@ -137,9 +140,10 @@ class SPCL(ClusteringFramework):
         alone = "0 if `contrast_weight` is 0, because there would be no loss before"
         require(not warmup_epochs or contrast_weight > 0, "warmup_epochs", warmup_epochs, alone)
         require_choice("prototypes", prototypes, get_args(Source))
+        require_choice("batch_mode", batch_mode, get_args(Batches))
         require(whiten is None or whiten >= 1, "whiten", whiten, "at least 1")
         self.num_samples, self.reinitialise = num_samples, reinitialise
-        self.contrast_apart = contrast_apart
+        self.contrast_apart, self.batch_mode = contrast_apart, batch_mode
         self._stats: Stats | None = None
         size = embedding_size(encoder, nn.Identity())
         truth, clusters = None, None
@@ -199,7 +203,8 @@ class SPCL(ClusteringFramework):
         if not self._with_prototypes:
             return None
         all_ids = torch.arange(self.num_samples, device=next(self.assigned.buffers()).device)
-        return cluster_pair_batches(self.assigned.first(all_ids), batch_size, generator)
+        compose = cluster_pair_batches if self.batch_mode == "chunks" else one_prototype_batches
+        return compose(self.assigned.first(all_ids), batch_size, generator)
 
     @property
     def stats(self) -> Stats:
@@ -283,8 +288,7 @@ def cluster_pair_batches(labels: Tensor, batch_size: int, generator: torch.Gener
     the other halves at random, if possible not next to a chunk with their cluster. The order within
     a batch is random, so that each rank has samples of both halves.
     """
-    must = f"at least 2 and at most the number of samples (={len(labels)})"
-    require(2 <= batch_size <= len(labels), "batch_size", batch_size, must)
+    _check_batch_size(labels, batch_size)
     _, cluster_N = torch.unique(labels.cpu(), return_inverse=True)
     steps, half = len(labels) // batch_size, batch_size // 2
     chunked_N = _order_by_chunks(cluster_N, half, generator)
@@ -298,6 +302,41 @@ def cluster_pair_batches(labels: Tensor, batch_size: int, generator: torch.Gener
     batches_SB = torch.cat((anchors_SH, others), 1)
     places_SB = torch.rand(steps, batch_size, generator=generator, dtype=torch.float64).argsort(1)
     return batches_SB.gather(1, places_SB).flatten()
+
+
+def one_prototype_batches(labels: Tensor, batch_size: int, generator: torch.Generator) -> Tensor:
+    """(S·B,) samples of an epoch, batch after batch. Every batch is half of exactly one cluster,
+    and half of samples of the others (section 3.2 to the letter).
+
+    Of a cluster with fewer samples, some are repeated, so an epoch repeats samples and leaves
+    others out. A sample with a label below 0 is never in the first half.
+    """
+    _check_batch_size(labels, batch_size)
+    label_K, cluster_N, size_K = torch.unique(labels.cpu(), return_inverse=True, return_counts=True)
+    steps, half = len(labels) // batch_size, batch_size // 2
+    anchors = (label_K >= 0).nonzero().flatten()
+    if len(size_K) < 2 or not len(anchors):
+        return torch.randperm(len(labels), generator=generator)[: steps * batch_size]
+    by_cluster_N, start_K = cluster_N.argsort(stable=True), size_K.cumsum(0) - size_K
+    batches = []
+    for draw in torch.randint(len(anchors), (steps,), generator=generator).tolist():
+        start, size = int(start_K[anchors[draw]]), int(size_K[anchors[draw]])
+        others = _in_turns(len(labels) - size, batch_size - half, generator)
+        others += size * (others >= start)
+        places = torch.cat((start + _in_turns(size, half, generator), others))
+        batches.append(by_cluster_N[places[torch.randperm(batch_size, generator=generator)]])
+    return torch.cat(batches)
+
+
+def _in_turns(size: int, number: int, generator: torch.Generator) -> Tensor:
+    """(number,) random numbers in [0, size), each repeated only after all of them were drawn."""
+    turns = [torch.randperm(size, generator=generator) for _ in range(number // size)]
+    return torch.cat((*turns, distinct(size, number % size, generator)))
+
+
+def _check_batch_size(labels: Tensor, batch_size: int) -> None:
+    must = f"at least 2 and at most the number of samples (={len(labels)})"
+    require(2 <= batch_size <= len(labels), "batch_size", batch_size, must)
 
 
 @torch.no_grad()

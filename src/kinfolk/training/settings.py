@@ -146,16 +146,10 @@ def check_arguments(
 _ITERATIONS = {"iterations": 20, "warm_iterations": 5}
 _KMEANS = {"warm_start": True, "cluster_seed": 0, "points_per_cluster": 256, **_ITERATIONS}
 REMOVED: Mapping[str, Mapping[str, object]] = {
-    "rcl": {
-        "rule": "centres",
-        "max_units": 32,
-        "cluster_seed": 0,
-        "retrieval": "hierarchy",
-        "own_key": True,
-    },
+    "rcl": {"rule": "centres", "max_units": 32, "cluster_seed": 0},
     "hierarchy": {"rule": "centres", "max_units": 32},
     "pcl": _KMEANS,
-    "spcl": {**_KMEANS, "batch_mode": "chunks"},
+    "spcl": _KMEANS,
     "ring": {"boundaries": "exact"},
     "fastclip": {"individual_lr": None},
     "ifnd": _ITERATIONS,
