@@ -1,7 +1,4 @@
-"""Reads what `kinfolk audit` is given: features, a run, images or texts, and their labels.
-
-Dimension key: N data set.
-"""
+"""What `kinfolk audit` is given: features, a run, images or texts, and labels. N: data set."""
 
 from __future__ import annotations
 
@@ -32,10 +29,9 @@ if TYPE_CHECKING:
     from kinfolk.training.load_run import OpenedRun
 
 GUIDES = (".npy", ".safetensors")
-"""Files of features that `kinfolk train --guide` takes."""
 TABLES = (".csv", ".tsv", ".parquet")
 ORIGIN = "kinfolk.origin"
-"""Key of the origin of features in the metadata of the Parquet file that `kinfolk embed` writes."""
+"""Key in the metadata of the Parquet file that `kinfolk embed` writes."""
 PIXELS = 64
 """Side at which images are read for the comparison of pixels."""
 LABEL_COLUMNS = ("label",)
@@ -45,8 +41,6 @@ KEY_COLUMNS = ("key", "file", "filename", "file_name", "path", "image")
 
 @dataclass(frozen=True)
 class AuditInput:
-    """Features to audit, and what is known of their rows."""
-
     features: NDArray[Any]
     labels: list[Any] | None = None
     keys: Sequence[str] | None = None
@@ -70,17 +64,8 @@ def read_input(
     workers: int | None = None,
     progress: bool = True,
 ) -> AuditInput:
-    """Reads features, a run or images, and joins labels and texts from files.
-
-    Args:
-        given: a file of features, a run folder, or images (anything that `kinfolk train --data`
-            takes; a file only with `encoder`).
-        images: images of the rows of a file of features.
-        encoder: a run folder, torchvision/NAME, timm/NAME, open_clip/NAME or patches (default),
-            to embed images with. For text pairs a run folder or st/NAME.
-        key: name of the features in a file with several arrays.
-        as_images: take a file as images, not as features.
-    """
+    """`given`: features, a run folder, or images, also in a file with `encoder` or `as_images`. The
+    other arguments are the options of `kinfolk audit`."""
     path, data = Path(given), str(given)
     is_run = (path / "config.yaml").is_file() and not as_images and encoder is None
     is_file = path.suffix.lower() in SUFFIXES and encoder is None and not as_images
@@ -116,7 +101,7 @@ def read_input(
 
 
 def _open_features(path: Path, key: str | None) -> AuditInput:
-    """Features, with keys, labels and origin from the table that `kinfolk embed` writes."""
+    """Takes keys, labels and origin from the table that `kinfolk embed` writes."""
     suffix, table = path.suffix.lower(), path.with_suffix(".parquet")
     columns, names, origin = dict[str, list[Any]](), list[str](), UNKNOWN
     if suffix in (".npy", ".parquet") and table.is_file():
@@ -153,7 +138,6 @@ def _refuse_text_pairs(data: str, option: str) -> UsageError:
 def _add_images(
     found: AuditInput, features: str, images: str, labels_from_folders: bool, **options: Any
 ) -> AuditInput:
-    """The features with the images of their rows."""
     from kinfolk.data.open_source import open_source
     from kinfolk.data.prepare import prepare
 
@@ -185,8 +169,7 @@ def _add_images(
 def _embed_by_run(
     path: str | Path, data: str | None, labels_from_folders: bool, **options: Any
 ) -> AuditInput:
-    """The training samples of a run, or other `data`, embedded by its encoder. An image with
-    several captions is one sample, with all of them as its text."""
+    """An image with several captions is one sample, with all of them as its text."""
     from kinfolk.data.labels import captions_of
     from kinfolk.data.open_source import open_source
     from kinfolk.training.load_run import open_run
@@ -222,7 +205,6 @@ def _embed_by_run(
 
 
 def run_origin(opened: OpenedRun, data: str | None) -> Provenance:
-    """Of features by the encoder of a run, of its training data or of other `data`."""
     from kinfolk.training.guides import PATCHES
 
     config, source = opened.config, opened.config.data.source
@@ -254,7 +236,6 @@ def rows_by_image(keys: Sequence[str]) -> list[list[int]]:
 def _embed_images(
     data: str, encoder: str | None, option: str, labels_from_folders: bool, **options: Any
 ) -> AuditInput:
-    """Embeds images as `kinfolk train --guide` does."""
     from kinfolk.data.open_source import open_source
     from kinfolk.data.prepare import prepare
     from kinfolk.models.encoders import PACKAGES
@@ -294,7 +275,6 @@ def _from_images(
 
 
 def _label_names(images: ImageData) -> list[Any] | None:
-    """Labels of the training samples, by name if classes have names; None without labels."""
     labels, classes = images.samples.labels, images.samples.classes
     if labels is None or not (labels[: images.num_train] >= 0).any():
         return None
@@ -303,7 +283,6 @@ def _label_names(images: ImageData) -> list[Any] | None:
 
 
 def _embed_texts(data: str, encoder: str, progress: bool) -> AuditInput:
-    """Text pairs, embedded by a model of sentence-transformers."""
     import torch
 
     from kinfolk.data.open_source import open_source
@@ -331,7 +310,7 @@ def _embed_texts(data: str, encoder: str, progress: bool) -> AuditInput:
 def _from_texts(
     images: ImageData, origin: Provenance, embed: Callable[[Any], NDArray[np.float32]]
 ) -> AuditInput:
-    """The anchors of the training pairs, each distinct text once. `embed`: ids → features."""
+    """The anchors of the training pairs, each distinct text once."""
     import torch
 
     assert images.texts is not None
@@ -352,7 +331,7 @@ def _from_texts(
 
 @dataclass(frozen=True)
 class KeyedColumn:
-    """Values from a file, with the keys of their samples, or their numbers (column `id`)."""
+    """`keys`: of the samples, or their numbers (column `id`)."""
 
     path: Path
     values: list[Any]
@@ -363,7 +342,6 @@ class KeyedColumn:
 def read_column(
     path: Path, option: str = "--labels", names: Sequence[str] = LABEL_COLUMNS
 ) -> KeyedColumn:
-    """One value for each sample, from the column of a table with one of `names`, .txt or .npy."""
     suffix, kinds = path.suffix.lower(), ".npy, .csv, .tsv, .parquet or .txt"
     if not path.is_file():
         raise UsageError(f"there is no file `{path}`; {option} takes {kinds}")
@@ -410,8 +388,8 @@ def _choose_column(path: Path, table: dict[str, list[Any]], names: Sequence[str]
 
 
 def align(column: KeyedColumn, keys: Sequence[str] | None, num_samples: int) -> list[Any]:
-    """(N,) the values in the order of the samples, by key where there are keys, otherwise by row;
-    None for samples that the file does not name."""
+    """(N,) the values by key, or by row if the file has no keys; None for samples that it does not
+    name."""
     if column.keys is None:
         return column.values
     name = f"`{column.path}`"
@@ -459,8 +437,7 @@ def _match(given: Sequence[str], keys: Sequence[str]) -> list[int | None] | None
 
 
 def encode(values: Any, num_samples: int, name: str = "`labels`") -> tuple[Ints, list[str] | None]:
-    """(N,) class of each sample, −1 where it is unknown, and the names of the classes if they have
-    names."""
+    """(N,) class of each sample, −1 where it is unknown, and the names of the classes."""
     from kinfolk.data.labels import encode_labels
 
     listed = values.tolist() if hasattr(values, "tolist") else list(values)

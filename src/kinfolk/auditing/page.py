@@ -1,4 +1,4 @@
-"""audit.html: the page of an audit, one file that needs nothing else."""
+"""audit.html, the page of an audit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ANCHORS, WRONG, HUBS, GROUPS, MEMBERS, DOUBTFUL = 60, 20, 12, 24, 8, 24
 
 
 class Thumbnails:
-    """Square thumbnails of samples, from the originals in `source` where they can be read."""
+    """Square thumbnails, from the originals in `source` where they can be read."""
 
     def __init__(self, images: ImageData, source: Source | None = None) -> None:
         self.images, self.source = images, source
@@ -65,7 +65,7 @@ def write_audit_page(
     images: ImageData | Thumbnails | None = None,
     origin: Provenance = UNKNOWN,
 ) -> None:
-    """Writes the page; without `images` the gallery shows keys or texts."""
+    """Without `images` the gallery shows keys or texts."""
     from kinfolk.report.maps import sprite_sheet
 
     ids, shown = gallery(audit)
@@ -109,8 +109,8 @@ def write_audit_page(
 
 
 def gallery(audit: Audit) -> tuple[list[int], dict[str, Any]]:
-    """Ids of the samples that are shown, and data for the page's script, which refers to samples by
-    their position among these."""
+    """Ids of the samples that are shown, and data for the script, which refers to samples by their
+    position among these."""
     anchors, kin_of = _choose_anchors(audit), audit.pairs["anchor"]
     first, last = (np.searchsorted(kin_of, anchors, side) for side in ("left", "right"))
     pairs = [audit.pairs[one:end] for one, end in zip(first, last, strict=True)]
@@ -150,8 +150,7 @@ def gallery(audit: Audit) -> tuple[list[int], dict[str, Any]]:
 
 
 def _choose_anchors(audit: Audit) -> Ints:
-    """Random anchors and, with labels, anchors whose closest kin has another label; in random
-    order."""
+    """Random anchors and, with labels, anchors whose closest kin has another label."""
     random = np.random.default_rng(0)
     chosen = random.permutation(np.unique(audit.pairs["anchor"]))[:ANCHORS]
     if audit.labels is not None:
@@ -165,7 +164,7 @@ def _choose_anchors(audit: Audit) -> Ints:
 
 
 def _describe(audit: Audit, samples: list[int]) -> dict[str, Any]:
-    """Keys, texts and labels, in the form that the report uses too."""
+    """Has the form that the report uses too."""
     keys, labels, classes = audit.keys, None, []
     if audit.labels is not None:
         present, place = np.unique(audit.labels[samples], return_inverse=True)
@@ -233,7 +232,7 @@ def lead(audit: Audit, encoder: str | None = None) -> str:
 
 
 def tiles(audit: Audit) -> list[tuple[str, str, str]]:
-    """Label, value and note of the tiles at the top."""
+    """Label, value and note of the tiles."""
     flagged, (alpha, why) = int(audit.flagged.sum()), suggest_alpha(audit)
     number = f"{flagged / 1e6:.3g} M" if flagged >= 1_000_000 else f"{flagged:,}"
     found = [

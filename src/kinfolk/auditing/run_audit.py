@@ -58,7 +58,6 @@ PAIR = np.dtype(
 )
 TABLES = ("pairs.csv", "groups.csv", "hubs.csv", "mislabels.csv")
 WRITTEN = ("thresholds.parquet", "pairs.parquet", *TABLES, "summary.json", "audit.html")
-"""Files that `save` may write into a folder."""
 SAMPLES = "kinfolk.samples"
 """Key of the number of audited samples in the metadata of the Parquet files."""
 
@@ -221,13 +220,12 @@ class Audit:
     @property
     def best_alpha(self) -> float | None:
         """The α with the highest F1 among those at which at least half of the flagged pairs are
-        right by the labels; None if there is none."""
+        right by the labels, if any."""
         return self.curve.best_alpha()
 
     @property
     def suggested_alpha(self) -> float | None:
-        """The share of all pairs that stands out; None if it is less than one pair for each
-        anchor."""
+        """The share of all pairs that stands out, if it is at least one pair for each anchor."""
         share = self.outstanding.share
         return share if share * (len(self) - 1) >= 1 else None
 
@@ -238,7 +236,7 @@ class Audit:
         return f"<Audit: {text}>"
 
     def summary(self, origin: Provenance = UNKNOWN) -> dict[str, Any]:
-        """The contents of summary.json; see `save`."""
+        """The contents of summary.json."""
         same = ("alpha", "suggested_alpha", "best_alpha", "kin_share", "precision", "recall", "f1")
         figures = {
             "samples": len(self),
@@ -265,11 +263,10 @@ class Audit:
         }
 
     def num_groups(self, kind: str) -> int:
-        """Number of groups of a kind: "duplicate" or "near-duplicate"."""
+        """`kind`: "duplicate" or "near-duplicate"."""
         return len(np.unique(self.groups["group"][self.groups["kind"] == kind]))
 
     def class_name(self, label: int) -> str:
-        """The name of a class, or its number as text; empty for an unknown label."""
         return "" if label < 0 else self.classes[label] if self.classes else str(label)
 
     def save(
@@ -299,7 +296,6 @@ class Audit:
         return out
 
     def _columns(self, name: str) -> dict[str, Any]:
-        """The columns of a table, with the keys and texts of its samples."""
         rows: NDArray[Any] = getattr(self, name)
         columns: dict[str, Any] = {column: rows[column] for column in rows.dtype.names or ()}
         if name == "pairs":
@@ -309,7 +305,7 @@ class Audit:
         return columns | self._describe({"": rows["sample"]})
 
     def _describe(self, samples: dict[str, NDArray[np.int64]]) -> dict[str, list[str]]:
-        """The keys and texts of samples, if there are any, by the prefix of the columns' names."""
+        """Keys and texts of samples by the prefix of the columns' names."""
         return {
             prefix + name: [utf8_key(values[sample]) for sample in ids]
             for name, values in (("key", self.keys), ("text", self.texts))

@@ -40,12 +40,10 @@ NAN = float("nan")
 
 
 def num_kin(alpha: float, others: int) -> int:
-    """Number of `others` similarities above their (1 − α) quantile: ⌊α · others⌋."""
     return min(others - 1, int(alpha * others + 1e-9))
 
 
 def column_sample(num_samples: int, limit: int) -> Ints:
-    """Ids of a random part of the samples, the same in every call."""
     if num_samples <= limit:
         return np.arange(num_samples, dtype=np.int64)
     random = np.random.default_rng(num_samples)
@@ -55,7 +53,7 @@ def column_sample(num_samples: int, limit: int) -> Ints:
 def full_rows(
     features: Features, anchors_A: Ints, progress: bool = False, title: str = ""
 ) -> Iterator[tuple[Ints, Floats]]:
-    """Yields ids (R,) and all similarities (R, N) of some anchors, −inf to itself."""
+    """Yields ids (R,) and similarities (R, N) of some anchors, −inf to itself."""
     num = len(features)
     step = max(1, _BLOCK_ELEMENTS // num)
     starts = range(0, len(anchors_A), step)
@@ -77,8 +75,7 @@ def full_rows(
 
 
 class AllPairs:
-    """Of all samples the (1 − α) quantile of the similarities, the nearest neighbours, closest
-    first, the number of samples that each flags, and of those that flag it."""
+    """Neighbours are closest first; `occurrence_N` counts the anchors that flag a sample."""
 
     def __init__(self, num_samples: int, nearest: int) -> None:
         self.threshold_N = np.zeros(num_samples, np.float32)
@@ -137,7 +134,6 @@ class _RowSearch:
         self.rank = math.ceil(expected + 4 * math.sqrt(expected) + 4)
 
     def block(self, ids_R: Ints) -> Iterator[tuple[Ints, Kept]]:
-        """Yields consecutive ids and what is kept of their rows, in parts."""
         again_R = ids_R
         if self.rank < len(self.sample_M) < len(self.features):
             kept = self._above_floor(ids_R)
@@ -180,7 +176,6 @@ class _RowSearch:
 
 
 def _largest(values: Floats, rank: int) -> Any:
-    """The value of a rank along the last axis; 1 is the largest."""
     place = values.shape[-1] - rank
     return np.partition(values, place)[..., place]
 
@@ -195,7 +190,7 @@ MOSTLY_RIGHT = 0.5
 
 @dataclass(frozen=True)
 class Point:
-    """What one α flags, against the labels; NaN where no labels are known."""
+    """NaN where no labels are known."""
 
     alpha: float
     precision: float
@@ -211,12 +206,10 @@ class AlphaCurve:
     num_anchors: int = 0
 
     def at(self, alpha: float) -> Point:
-        """The point of `alpha`; of NaN without labels."""
         found = (point for point in self.points if point.alpha == alpha)
         return next(found, Point(alpha, NAN, NAN, NAN))
 
     def best_alpha(self, precision: float = MOSTLY_RIGHT) -> float | None:
-        """The α with the highest F1 among those with at least this precision."""
         points = [p for p in self.points if np.isfinite(p.f1) and p.precision >= precision]
         return max(points, key=lambda point: point.f1).alpha if points else None
 
@@ -224,7 +217,7 @@ class AlphaCurve:
 def measure_curve(
     features: Features, alpha: float, labels_N: Ints, progress: bool = False
 ) -> AlphaCurve:
-    """Compares anchors with about fifty million pairs with the labels; all of a small data set."""
+    """Compares about fifty million pairs with the labels; all of a small data set."""
     num, others = len(features), len(features) - 1
     anchors_A = column_sample(num, max(FEWEST_ANCHORS, CURVE_PAIRS // num))
     alphas = sorted({*ALPHAS, alpha})
@@ -252,8 +245,8 @@ def measure_curve(
 
 
 def kin_shares(labels_N: Ints | None, otherwise: float) -> NDArray[np.float64]:
-    """(A,) share of the others with the same label, for each sample with a known label;
-    `otherwise` if there are fewer than two."""
+    """(A,) share of the others with the same label, for each sample with a known label; `otherwise`
+    if there are fewer than two."""
     known = np.empty(0) if labels_N is None else labels_N[labels_N >= 0]
     if len(known) < 2:
         return np.full(1, otherwise)
@@ -263,14 +256,14 @@ def kin_shares(labels_N: Ints | None, otherwise: float) -> NDArray[np.float64]:
 
 
 def kin_share(labels_N: Ints | None) -> float:
-    """Share of pairs with equal labels among the pairs with two known labels; NaN without such."""
+    """Share of pairs with equal labels; NaN without labels."""
     return float(kin_shares(labels_N, NAN).mean())
 
 
 def kin_share_range(labels_N: Ints) -> tuple[float, float]:
-    """95 % confidence interval of `kin_share` in the whole data set, if the labelled samples are a
-    random part of it: that of a U-statistic, corrected for the labelled part, on a logarithmic
-    scale, because the share is small."""
+    """95 % confidence interval of `kin_share` if the labelled samples are a random part of all:
+    that of a U-statistic, corrected for the labelled part, on a logarithmic scale, because the
+    share is small."""
     share, num = kin_share(labels_N), int((labels_N >= 0).sum())
     known = num / len(labels_N)
     if num < 3 or share in (0, 1):
@@ -289,8 +282,7 @@ BATCH_SIZES = (64, 128, 256, 512, 1024, 4096)
 
 @dataclass(frozen=True)
 class BatchLine:
-    """Expected false negatives among the `negatives` of an anchor in a batch, and the chance of at
-    least one."""
+    """Expected false negatives of an anchor, and the chance of at least one."""
 
     batch_size: int
     negatives: int
@@ -299,8 +291,7 @@ class BatchLine:
 
 
 def batch_line(shares_A: NDArray[np.float64], size: int, views: int) -> BatchLine:
-    """`shares_A`: of the other samples that are false negatives, see `kin_shares`; `views` of each
-    sample are among the negatives."""
+    """`shares_A`: see `kin_shares`; `views` of each sample are among the negatives."""
     negatives, chance = views * (size - 1), float((1 - (1 - shares_A) ** (size - 1)).mean())
     return BatchLine(size, negatives, negatives * float(shares_A.mean()), chance)
 
@@ -312,7 +303,6 @@ WIDEST, ROUNDS = 512, 4
 CLEAR = 0.5
 """Share of the flagged pairs that must stand out at some α; noise stays below."""
 FEWEST = 20
-"""Anchors and other samples below which nothing is measured."""
 
 
 @dataclass(frozen=True)
@@ -325,8 +315,8 @@ class Outstanding:
 
     @property
     def share(self) -> float:
-        """Share of all pairs that stands out: the largest α · stands, rounded down to two digits,
-        or 0 if no α has `CLEAR`. It is also the suggested α."""
+        """Share of all pairs: the largest α · stands, rounded down to two digits, or 0 if no α has
+        `CLEAR`. It is also the suggested α."""
         if max(self.stands, default=0.0) < CLEAR:
             return 0.0
         share = max(alpha * stands for alpha, stands in zip(self.alphas, self.stands, strict=True))
@@ -338,7 +328,6 @@ class Outstanding:
 
 
 def measure_standing_out(features: Features, alphas: Sequence[float]) -> Outstanding:
-    """Compares random anchors with other samples and with their decoys."""
     order = np.random.default_rng(len(features)).permutation(len(features))
     num_anchors = min(ANCHORS, len(features) // 2)
     others = np.sort(order[num_anchors : num_anchors + OTHERS])

@@ -81,7 +81,6 @@ class LabelCheck:
 
     @property
     def can_tell(self) -> bool:
-        """Whether the features can tell label errors from hard samples."""
         return self.recall >= LEAST_RECALL
 
     @property
@@ -100,7 +99,6 @@ class LabelCheck:
 
 
 def check_labels(features: Features, labels_N: Ints | None, near_NK: Ints) -> LabelCheck:
-    """Checks the labels of all classes with at least `FEWEST` samples; −1 is unknown."""
     sizes = np.bincount(labels_N[labels_N >= 0]) if labels_N is not None else np.zeros(0)
     classes_C = np.flatnonzero(sizes >= FEWEST)
     if labels_N is None or len(classes_C) < 2:
@@ -137,8 +135,7 @@ def check_labels(features: Features, labels_N: Ints | None, near_NK: Ints) -> La
 
 class _Classifier:
     """Ridge regression on the principal components and votes of the nearest neighbours, both
-    without the sample itself; `class_N` is −1 for samples that are not checked. Regularisation,
-    weights and noise are those with the highest likelihood."""
+    without the sample itself; `class_N` is −1 for samples that are not checked."""
 
     def __init__(self, features: Features, class_N: Ints, near_NK: Ints) -> None:
         self.features, self.class_N, self.near_NK = features, class_N, near_NK
@@ -159,7 +156,6 @@ class _Classifier:
         self._fit()
 
     def parts(self) -> list[Ints]:
-        """The ids of the checked samples in blocks."""
         return [self.ids[start : start + _ROWS] for start in range(0, len(self.ids), _ROWS)]
 
     def _components(self, ids_R: Ints) -> Floats:
@@ -190,7 +186,6 @@ class _Classifier:
         self.noise = float(MOST_NOISE * expit(noise))
 
     def scores(self, ids_R: Ints, regularisation: float) -> tuple[Matrix, Matrix]:
-        """(R, C), (R, C) scores of the regression, and votes of the neighbours."""
         total = len(self.ids)
         scale_F = 1 / (total * (self.variance_F + regularisation * self.variance_F.sum()))
         z_RF = self._components(ids_R).astype(np.float64)
@@ -205,7 +200,6 @@ class _Classifier:
         return ridge_RC, votes_RC
 
     def probabilities(self, ids_R: Ints) -> Matrix:
-        """(R, C) q(label)."""
         from scipy.special import softmax
 
         ridge_RC, votes_RC = self.scores(ids_R, self.regularisation)
@@ -225,9 +219,9 @@ def find_groups(
     features: Features, near_NK: Ints, near_sim_NK: Floats, copies_M2: Ints | None = None
 ) -> NDArray[Any]:
     """Rows of group, sample and kind, largest groups first: connected components of copies and of
-    samples with equal features. A group in which all rows are equal is of the kind "duplicate".
-    Without `copies_M2`, pairs of copies by their pixels, near-duplicates are neighbours whose
-    distance is at most `NEAR` times the median distance to the nearest sample that is not equal."""
+    samples with equal features ("duplicate" if all are equal). Without `copies_M2`, near-duplicates
+    are neighbours whose distance is at most `NEAR` times the median distance to the nearest sample
+    that is not equal."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -254,7 +248,7 @@ def find_groups(
 
 
 def first_of_equal(features: Features) -> Ints:
-    """(N,) the first sample whose features are exactly equal to those of each."""
+    """(N,) the first sample whose features are exactly equal."""
     seen: dict[bytes, int] = {}
     first_N = np.empty(len(features), dtype=np.int64)
     for start in range(0, len(features), _ROWS):
@@ -265,7 +259,7 @@ def first_of_equal(features: Features) -> Ints:
 
 
 def find_hubs(occurrence_N: Ints) -> NDArray[Any]:
-    """Samples that more anchors flag than three deviations above the mean, the largest first."""
+    """Samples that more anchors flag than three deviations above the mean."""
     mean, deviation = float(occurrence_N.mean()), float(occurrence_N.std())
     order = np.argsort(-occurrence_N, kind="stable")
     found = order[occurrence_N[order] > mean + 3 * deviation] if deviation else order[:0]
@@ -311,7 +305,7 @@ def find_copies(images: ImageData, near_NK: Ints, progress: bool = False) -> NDA
 
 
 def thumbnails(images: ImageData, number: int) -> Tensor:
-    """(N, 1, S, S) grey thumbnails in [0, 1] of the first samples, without uniform borders."""
+    """(N, 1, S, S) grey in [0, 1], without uniform borders."""
     found = torch.empty(number, 1, SIDE, SIDE)
     for start in range(0, number, _IMAGES):
         ids = torch.arange(start, min(number, start + _IMAGES))
@@ -411,7 +405,7 @@ def _parts_agree(one_P1SS: Tensor, other_P1SS: Tensor) -> Tensor:
 def _keep_better(
     images_P1SS: Tensor, whole_PD: Tensor, crop_P4: Tensor, best_P: Tensor, best_crop_P4: Tensor
 ) -> None:
-    """Tries one crop (scale and shift along x and y) of each image; keeps it where it is better."""
+    """`crop_P4`: scale and shift along x and y."""
     detail_P1SS = _without_low_frequencies(_crop(images_P1SS, crop_P4))
     value_P = (_normalise(detail_P1SS) * whole_PD).sum(1)
     better = value_P > best_P
@@ -426,7 +420,7 @@ def _crop(images_P1SS: Tensor, crop_P4: Tensor) -> Tensor:
 
 
 def _rough(images_P1SS: Tensor) -> Tensor:
-    """(P, D) a coarse version that a slight crop changes little."""
+    """A coarse version that a slight crop changes little."""
     return _normalise(F.avg_pool2d(images_P1SS, 4))
 
 

@@ -1,6 +1,5 @@
-"""The verdict of an audit in plain sentences: what was measured on this data, and what is worth a
-try. Which method helps is not known before it has been trained, so it names methods, not gains.
-"""
+"""The verdict of an audit: what was measured, and what is worth a try. Which method helps is not
+known before it has been trained, so it names methods, not gains."""
 
 from __future__ import annotations
 
@@ -17,11 +16,9 @@ if TYPE_CHECKING:
 
 BATCH = 256
 MOST = 0.5
-"""α from which the audit warns that most negatives are flagged."""
 ABOVE_CHANCE = 2.0
 """Times the share of equal labels that the precision must have to be better than chance."""
 REFERENCES = (("ImageNet-1k", 0.001), ("CIFAR-100", 0.01), ("CIFAR-10", 0.1))
-"""Share of pairs with equal labels in well-known data sets: one over the number of classes."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +57,13 @@ UNKNOWN = Provenance()
 
 @dataclass(frozen=True)
 class Candidate:
-    """A method that is worth a try: its purpose in words, the name of its run, and settings."""
-
     purpose: str
     name: str
     method: str
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def command(self, data: str) -> str:
-        """The command that trains it on `data`, a quoted source with its options."""
+        """`data`: a quoted source with its options."""
         command = f"kinfolk train --data {data} --out runs/{self.name} --method {self.method}"
         for key, value in self.settings.items():
             guide = key == "detector.features"
@@ -78,7 +73,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of an audit in sentences, and commands with what each is for."""
+    """`commands` are given with what each is for."""
 
     amount: str
     alpha: str
@@ -98,7 +93,7 @@ def verdict(audit: Audit, origin: Provenance = UNKNOWN) -> Verdict:
 
 def suggest_alpha(audit: Audit) -> tuple[float | None, str]:
     """The α of the commands and why: with labels `Audit.best_alpha`, otherwise the share that
-    stands out; None where there is none."""
+    stands out."""
     if math.isnan(audit.kin_share):
         if audit.suggested_alpha is None:
             return None, "no pairs stand out clearly"
@@ -198,7 +193,7 @@ def _advice(audit: Audit, origin: Provenance) -> str:
 
 
 def candidates(audit: Audit, origin: Provenance = UNKNOWN) -> list[Candidate]:
-    """The methods that are worth a try; the first has no detector, to compare with."""
+    """The first has no detector, to compare with."""
     base, (alpha, _) = origin.framework, suggest_alpha(audit)
     found = [Candidate("Without a detector, to compare with", base, base)]
     if not beats_chance(audit):

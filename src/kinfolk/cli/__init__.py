@@ -146,7 +146,6 @@ def _raise_for_one_ctrl_c() -> None:
 
 
 def _report_interruption() -> int:
-    """Prints that the command was interrupted and returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own shutdown
     error = InterruptedRunError.latest
     _print("Interrupted", "ended by Ctrl-C." if error is None else str(error))

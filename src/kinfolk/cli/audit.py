@@ -232,7 +232,6 @@ def _audit(given: AuditInput, out: Path, alpha: float, pairs: int = 10) -> Audit
 
 
 TRIAL, GUIDE, LABELS = "try", "guide.npy", "labels.npy"
-"""The folder of a trial in that of an advice, and its files."""
 
 
 def try_methods(
@@ -244,8 +243,8 @@ def try_methods(
     audited: tuple[Audit, AuditInput] | None = None,
     has_file: bool = False,
 ) -> None:
-    """Starts a trial on what was audited, or continues the one in `out`, and prints its result.
-    `has_file`: the labels come from a file of the user, not from the data."""
+    """Starts a trial on what was audited, or continues the one in `out`. `has_file`: the labels
+    come from a file of the user, not from the data."""
     import numpy as np
 
     from kinfolk.auditing.verdict import Candidate, candidates

@@ -287,7 +287,7 @@ def evaluate(
 
 
 class RunFeatures:
-    """Features of a data source by a run, computed once for all protocols."""
+    """Computed once for all protocols."""
 
     def __init__(
         self, opened: OpenedRun, images: ImageData, unpooled: bool, own_mean: bool
@@ -355,7 +355,6 @@ def _shares(percent: str | None) -> list[float]:
 
 
 def show_results(results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Prints a row for each figure, as in `kinfolk compare`."""
     from kinfolk.report.results import result_rows
 
     print_table(("figure", "result", "measured on"), result_rows(results), right=("result",))

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def screen() -> Console:
-    """The console for results on stdout. Long lines, such as paths, are not wrapped."""
+    """Long lines, such as paths, are not wrapped."""
     from rich.console import Console
 
     return Console(soft_wrap=True, highlight=False)
 
 
 def say(text: str, style: str = "") -> None:
-    """Prints a line, without markup in it, that is not wrapped."""
+    """Prints without markup, and without wrapping."""
     from rich.text import Text
 
     screen().print(Text("\n".join(map(printable, text.split("\n"))), style))
@@ -70,7 +70,6 @@ def print_table(
     right: tuple[str, ...] = (),
     name_style: str = "",
 ) -> None:
-    """Prints rows of texts, without markup in them."""
     from rich.text import Text
 
     table = plain_table(*columns, right=right)
@@ -99,8 +98,8 @@ SOURCE_HELP = "Folder, .npz, .npy, .csv, .tsv, .parquet, CIFAR archive, shards (
 def option(
     about: str, *flags: str, metavar: str | None = None, panel: str | None = None, **more: Any
 ) -> Any:
-    """An option with a value. A default that is not the one of the parameter stands after
-    "; default: "; `name_values` sets a missing metavar."""
+    """An option with a value. A default that is not the one of the parameter stands after ";
+    default: "; `name_values` sets a missing metavar."""
     text, _, default = about.partition("; default: ")
     if default:
         text += f". [dim]Default: {default}[/]"
@@ -121,7 +120,6 @@ def name_values(command: Callable[..., None]) -> None:
 
 
 def flag(name: str, about: str, panel: str | None = RUNNING) -> Any:
-    """An option without a value."""
     return option(about, name, metavar="", panel=panel)
 
 
@@ -171,9 +169,9 @@ Workers = Annotated[
 
 
 def with_settings(keys: Mapping[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replaces the parameter `chosen` of a command by options for settings; the command receives
-    in it those that were given. `keys`: the key of each setting by the names of its option, such as
-    "--method -m"."""
+    """Replaces the parameter `chosen` of a command by options for settings; it receives those that
+    were given. `keys`: the key of each setting by the names of its option, such as "--method
+    -m"."""
     from kinfolk.training.config import list_settings
 
     settings = {setting.key: setting for setting in list_settings()}
@@ -221,7 +219,7 @@ def with_settings(keys: Mapping[str, str]) -> Callable[[Callable[..., None]], Ca
 
 
 def wrap_help(text: str) -> str:
-    """A help text whose paragraphs are wrapped by the terminal. One with wide gaps is a table."""
+    """The terminal wraps paragraphs. One with wide gaps is a table."""
     return "\n\n".join(
         paragraph if "   " in paragraph else paragraph.replace("\n", " ")
         for paragraph in text.split("\n\n")

@@ -40,7 +40,6 @@ def write_comparison(comparison: Comparison, path: Path) -> None:
 
 
 def _minus(text: str) -> str:
-    """A text with minus signs instead of hyphens before numbers."""
     return re.sub(r"(?<![\w-])-(?=\d)", "−", text)
 
 
@@ -49,7 +48,6 @@ def _words(key: str) -> str:
 
 
 def caption(comparison: Comparison) -> str:
-    """What the numbers of the table are."""
     numbers = {len(record["seeds"]) for record in comparison.records}
     seeds = "seeds" if len(numbers) > 1 else f"{max(numbers)} seeds"
     text = f"Mean ± standard deviation over {seeds}, in percent."
@@ -70,7 +68,6 @@ def caption(comparison: Comparison) -> str:
 
 
 def _runs(comparison: Comparison, folder: Path) -> list[dict[str, Any]]:
-    """An entry for each run, with a link to its report or folder."""
     found = []
     for name, runs in comparison.rows.items():
         for run in runs:
@@ -90,7 +87,7 @@ SHIFT = 0.22
 
 
 def interval_panels(comparison: Comparison) -> list[Panel]:
-    """The gains, if there is a base, and the figure itself: means with intervals, and each seed."""
+    """The gains, if there is a base, and the figure itself."""
     key, panels = comparison.figure, list[Panel]()
     values = {
         name: {run.seed: run.figures[key] for run in runs if key in run.figures}
@@ -123,7 +120,6 @@ def _points(
     seeds: Sequence[Mapping[int, float]],
     axis: str,
 ) -> dict[str, Any]:
-    """A point with its interval in each row, and a dot for each of several seeds below it."""
     names, rows = [record["method"] for record in records], list(range(len(records)))
     halves = [
         ((record[f"{key}_high"] or 0) - (record[f"{key}_low"] or 0)) / 2 for record in records

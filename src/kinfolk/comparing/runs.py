@@ -1,6 +1,5 @@
 """Finds and reads the runs to compare, and checks that they are comparable: the same training
-samples, measured in the same way. Shares are in percent.
-"""
+samples, measured in the same way."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ SECONDS = "seconds"
 
 
 def figures_of(record: Record) -> dict[str, float]:
-    """Figures by name: results of the protocols (`linear`, `semi 10 %`, …), `TRAINING_METRICS` of
-    the last epoch, and the median seconds of an epoch."""
+    """Shares are in percent. `seconds` is the median of the epochs."""
     last = record.epochs[-1] if record.epochs else {}
     found = {name: 100 * last[name] for name in TRAINING_METRICS if name in last}
     for protocol, result in record.results.items():
@@ -54,18 +52,14 @@ def figures_of(record: Record) -> dict[str, float]:
 # ---- reading
 
 NOT_IN_ROWS = ("method", "seed", "trainer", *WITHOUT_EFFECT)
-"""Settings that do not distinguish rows."""
 OF_DATA = ("data.image_size",)
-"""Settings of the data that do; whether the data are the same is checked by the samples."""
+"""Settings of the data that distinguish rows; whether the data are the same is checked by the
+samples."""
 DEPTH = 3
-"""How deep below a folder runs are searched."""
 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run with its figures, its flattened settings, what each protocol was measured on, and the
-    number of its epochs."""
-
     path: Path
     method: str
     seed: int
@@ -159,8 +153,7 @@ def _distinguishes_rows(key: str) -> bool:
 
 
 def require_unedited(folder: Path, config: TrainConfig) -> None:
-    """Refuses a run whose config.yaml was changed after its training: a copy with another seed is
-    not a second seed."""
+    """A copy of a run with another seed in config.yaml is not a second seed."""
     meta = exported_meta(folder)
     if meta.get("settings") in {None, *digests_of_stored(config)}:
         return
@@ -177,9 +170,8 @@ def require_unedited(folder: Path, config: TrainConfig) -> None:
 
 
 HOW = ("probe", "k", "temperature", "normaliser", "finetuning", "features", "normalised_by")
-"""Settings of a protocol that must be equal in all results."""
 EARLIER_DEFAULTS = {"normaliser": "arithmetic", "finetuning": "ifnd"}
-"""Settings of results of earlier versions, which do not record them."""
+"""Results of earlier versions do not record these settings."""
 
 
 def where_measured(result: Mapping[str, Any], source: str | None) -> str:
@@ -198,7 +190,6 @@ def where_measured(result: Mapping[str, Any], source: str | None) -> str:
 
 
 def require_same_data(runs: Sequence[ComparedRun]) -> None:
-    """Refuses runs with other training samples than the first, or measured in another way."""
     import pyarrow.parquet as pq
 
     def samples(run: ComparedRun) -> Any:

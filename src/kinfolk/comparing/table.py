@@ -20,7 +20,6 @@ from kinfolk.report.results import is_distance
 from kinfolk.training.load_run import FOREIGN
 
 LEVEL = 0.95
-"""Of confidence intervals; a difference is significant if p is below 1 − LEVEL."""
 ORACLES = ("oracle:attract", "oracle")
 
 Runs = Sequence[ComparedRun]
@@ -80,7 +79,6 @@ def compare(
 
 
 def group_rows(runs: Runs) -> dict[str, list[ComparedRun]]:
-    """Runs of one method and configuration as rows, one run for each seed."""
     by_method: dict[str, list[list[ComparedRun]]] = {}
     for run in runs:
         groups = by_method.setdefault(run.method, [])
@@ -129,7 +127,7 @@ def _text(value: Any) -> str:
 
 
 def _differences(rows: Rows) -> list[str]:
-    """A note on settings, other than those of method and detector, in which the rows differ."""
+    """A note on settings, other than those of framework and detector, in which the rows differ."""
     known = [runs[0].settings for runs in rows.values() if not (runs[0].path / FOREIGN).is_file()]
     keys = [
         key
@@ -166,7 +164,7 @@ def oracle_of(
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
-    """95 % confidence interval of the mean by Student's t; None for fewer than two values."""
+    """Confidence interval of the mean by Student's t."""
     if len(values) < 2:
         return None, None
     from scipy.stats import sem, t
@@ -210,7 +208,6 @@ def p_value(
 
 
 def _values(key: str, runs: Runs) -> dict[int, float]:
-    """The figure of each seed."""
     return {run.seed: run.figures[key] for run in runs if key in run.figures}
 
 
@@ -227,7 +224,7 @@ def _statistics(key: str, runs: Runs) -> dict[str, Any]:
 
 
 def _tests(key: str, runs: Runs, base: Runs, oracle: Runs) -> dict[str, Any]:
-    """Differences of a row to its base and its oracle; tests pair the seeds that both have."""
+    """Tests pair the seeds that both have."""
     values, others, best = (_values(key, each) for each in (runs, base, oracle))
     seeds = [seed for seed in values if seed in others]
     pairs = [values[seed] for seed in seeds], [others[seed] for seed in seeds]
@@ -249,8 +246,7 @@ def _difference(values: Mapping[int, float], others: Mapping[int, float]) -> flo
 
 
 def _add_verdicts(records: list[dict[str, Any]], key: str) -> None:
-    """Adds the corrected p-values and the verdicts. The oracle is a reference, so its test does not
-    count for the correction."""
+    """The oracle is a reference, so its test does not count for the correction."""
     tested = [record for record in records if record["oracle"] != record["method"]]
     corrected = holm([record[f"{key}_p"] for record in tested])
     by_name = {record["method"]: p for record, p in zip(tested, corrected, strict=True)}
@@ -266,7 +262,6 @@ def _add_verdicts(records: list[dict[str, Any]], key: str) -> None:
 
 
 def sentence(record: Mapping[str, Any], key: str) -> str:
-    """How a method compares with its base, in words."""
     gain, pairs, p = record[f"{key}_gain"], record[f"{key}_pairs"], record[f"{key}_p_holm"]
     digits, unit = (4, "") if is_distance(key) else (1, " points")
     text = f"{record['method']}: {gain:+.{digits}f}{unit} of {key} against {record['base']}"
@@ -295,13 +290,11 @@ TESTS = {
     "verdict": "verdict",
     "to_oracle": "to oracle",
 }
-"""Headers of the columns of tests, by their kind."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: key of the records, text of the header, and "spread" (mean ± deviation),
-    "seeds", or the kind of a test."""
+    """`kind`: "spread" (mean ± deviation), "seeds", or the kind of a test."""
 
     key: str
     head: str
@@ -374,13 +367,11 @@ class Comparison:
         return csv_text(list(rows[0]), [list(row.values()) for row in rows])
 
     def sentences(self) -> list[str]:
-        """The comparison of each method with its base in words."""
         compared = [each for each in self.records if each[f"{self.figure}_gain"] is not None]
         return [sentence(record, self.figure) for record in compared]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a .csv file or, with the ending .html, a page with intervals and every seed drawn.
-        Its links are relative to its folder."""
+        """Writes a .csv file or a .html page, whose links are relative to its folder."""
         path = Path(path)
         if path.suffix not in (".csv", ".html"):
             raise UsageError(f"the file (={path}) must end in .csv or .html")

@@ -1,9 +1,7 @@
-"""Quality of false-negative detection, and of the clusters behind it, over a whole data set with
-labels. docs/evaluation.md says which table of which paper each figure is.
+"""Quality of false-negative detection, and of the clusters behind it, over a whole data set.
 
 Dimension key: N samples, V views, D embedding, B anchor samples, b samples of a block, R = b·V
-rows, C = N·V candidates, F features.
-"""
+rows, C = N·V candidates, F features."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 
 _BLOCK_ELEMENTS = 1 << 23
 Find = Callable[[Block], Kin | tuple[Kin, ...]]
-"""Returns the flagged candidates of a block, such as `Detector.find`."""
+"""Such as `Detector.find`."""
 
 
 class Rates(NamedTuple):
@@ -146,7 +144,7 @@ def _blocks(
 
 
 def flagged_mask(kin: Kin, block: Block, with_ignored: bool = False) -> Tensor:
-    """(R, C) bool: the candidates that are kin; `with_ignored`: also those that are ignored."""
+    """(R, C) True where candidates are kin; `with_ignored`: also those that are ignored."""
     if kin.degree is None:
         return torch.zeros_like(block.sim_RC, dtype=torch.bool)
     kin_RC = (kin.degree > 0) & (block.sim_RC > -2)
@@ -233,7 +231,7 @@ class Spread(NamedTuple):
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Mean and sample standard deviation (NaN of a single value)."""
+    """The deviation of a single value is NaN."""
     deviation = statistics.stdev(values) if len(values) > 1 else math.nan
     return Spread(statistics.fmean(values), deviation)
 

@@ -193,7 +193,7 @@ def _train(
     epochs: int,
     batches: Callable[[int], Iterator[tuple[Tensor, Tensor]]],
 ) -> Iterator[float]:
-    """Yields the sum of the cross-entropies of each epoch; `batches`: epoch → inputs, classes."""
+    """Yields the sum of the cross-entropies of each epoch."""
     scheduler = LambdaLR(optimizer, lambda epoch: rate_factor(decay, epoch, epochs))
     for epoch in range(epochs):
         total = 0.0

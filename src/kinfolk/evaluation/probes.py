@@ -94,7 +94,6 @@ def _tensor(array: Array) -> Tensor:
 
 
 def _labelled(x: Array, y: Array, part: str) -> tuple[Tensor, Tensor]:
-    """The samples with a label, checked."""
     x, y = _tensor(x), _tensor(y)
     if x.ndim != 2 or y.shape != x.shape[:1]:
         raise ValueError(
@@ -111,7 +110,7 @@ def _labelled(x: Array, y: Array, part: str) -> tuple[Tensor, Tensor]:
 
 
 def labelled_arrays(x: Array, y: Array, part: str) -> tuple[np.ndarray, np.ndarray]:
-    """As numpy arrays; (N, K) labels of several per sample are kept where any is known."""
+    """(N, K) labels of several per sample are kept where any is known."""
     sets = None
     if y.ndim > 1:
         sets = np.asarray(y)[(np.asarray(y) >= 0).any(1)]
@@ -157,7 +156,6 @@ def average_precision(scores: np.ndarray, truth: np.ndarray, points: int | None 
 def mean_average_precision(
     scores: np.ndarray, truth: np.ndarray, points: int | None = None
 ) -> float:
-    """The mean over the labels (M, K) that have a positive."""
     found = [average_precision(scores[:, k], truth[:, k], points) for k in range(truth.shape[1])]
     finite = [value for value in found if math.isfinite(value)]
     return float(np.mean(finite)) if finite else math.nan
@@ -266,8 +264,8 @@ def _search(
     of_mean: bool,
     max_iter: int = MAX_ITERATIONS,
 ) -> ProbeResult:
-    """Tests with the strength that has the best mean metric on the held-out parts of `train`, the
-    stronger one in a tie, or with the middle one if nothing can be held out."""
+    """Uses the strength that has the best mean metric on the held-out parts, the stronger one in a
+    tie, or the middle one if nothing can be held out."""
     good = bool(strengths) and min(strengths) > 0
     require(good, "strengths", tuple(strengths), "one or more numbers above 0")
     (x, y), ordered = train, sorted(strengths, reverse=True)

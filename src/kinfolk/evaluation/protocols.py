@@ -1,8 +1,5 @@
-"""The protocols of `kinfolk eval` on images, and their results on disk: each `run_…` function
-returns what `RUN/eval/PROTOCOL.json` contains.
-
-Dimension key: N training samples, V views, D embedding, B anchors.
-"""
+"""The protocols of `kinfolk eval` on images: each `run_…` function returns what
+`RUN/eval/PROTOCOL.json` contains."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ MOST_ANCHORS, ALPHA, NUM_VIEWS = 10_000, 0.01, 2
 
 
 def write_result(run: Path | str, protocol: str, result: Mapping[str, Any]) -> Path:
-    """Writes `RUN/eval/PROTOCOL.json`. NaN and infinity become null."""
+    """NaN and infinity become null."""
     folder = Path(run) / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{protocol}.json"
@@ -120,7 +117,7 @@ def _probe(
     seed: int,
     fraction: float = 1.0,
 ) -> dict[str, Any]:
-    """A probe fitted on `rows` of the training part: "lbfgs" or a name from `PROBES`."""
+    """`probe`: "lbfgs" or a name from `PROBES`."""
     data = (used.train_x[rows], used.train_y[rows], used.test_x, used.test_y)
     if probe == "lbfgs":
         return asdict(linear_probe(*data, seed=seed))
@@ -137,8 +134,7 @@ def run_semi(
     keys: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Linear probes on class-balanced shares of the labels, `DRAWS` for each share below 1, or on
-    the labels listed in `lists` by the `keys` of all samples. `accuracy` is the mean over them
-    (GloFND, Tables 1 and 7, Figure 4)."""
+    the labels listed in `lists` by the `keys` of all samples (GloFND, Tables 1 and 7, Figure 4)."""
     used = divide(parts, seed, "the linear probe")
     rows = []
     for about, masks in _shares(used, fractions, lists, keys, seed, DRAWS):
@@ -210,7 +206,6 @@ def _shares(
 
 
 def _over_shares(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Means of `accuracy`, and of `top5` where all rows have one, and the rows."""
     kept = [{name: value for name, value in row.items() if value == value} for row in rows]
     names = [name for name in ("accuracy", "top5") if all(name in row for row in kept)]
     means = {name: statistics.fmean(row[name] for row in kept) for name in names}
@@ -226,8 +221,8 @@ def run_transfer(
     *,
     how: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Logistic regression on one more data set. Results `before` on other data sets are kept;
-    `accuracy` is the mean over the data sets. `how`: further entries about the features."""
+    """Results `before` on other data sets are kept; `accuracy` is the mean over the data sets.
+    `how`: further entries about the features."""
     used = divide(parts, seed, "transfer")
     chosen: Any = metric or ("map" if used.train_y.ndim == 2 else metric_of(source))
     data = (used.train_x, used.train_y, used.test_x, used.test_y)
@@ -370,8 +365,7 @@ def _detection(
     anchors: Tensor,
     progress: bool,
 ) -> dict[str, Any]:
-    """Quality of a detector and of the exact quantile, and the error of learned thresholds, of (N,
-    V, D) anchors and candidates."""
+    """`queries`, `others`: (N, V, D) anchors and candidates."""
     parts = () if detector is None else detector.modules()
     learner = next((part for part in parts if isinstance(part, GloFND)), None)
     given = None if learner is None else learner.alpha
@@ -391,7 +385,7 @@ def _detection(
 
 
 def _mean_of(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, Any]:
-    """The mean of two results, figure by figure; of a figure that only the first has, that."""
+    """Figure by figure; of a figure that only the first has, that."""
     found = {}
     for name, value in one.items():
         other = two.get(name, value)

@@ -41,8 +41,7 @@ def recall(
     ks: Sequence[int] = KS,
 ) -> dict[int, float]:
     """Share of queries that have a candidate with their key among the k nearest by cosine
-    similarity, of unit-norm embeddings. Equal similarities are ranked in random order, in
-    expectation."""
+    similarity. Equal similarities are ranked in random order, in expectation."""
     _require_finite(queries, candidates)
     hits = dict.fromkeys(ks, 0.0)
     size = max(1, _ENTRIES // len(candidates))
@@ -78,8 +77,8 @@ def class_embeddings(
     classes: Sequence[str],
     templates: Sequence[str] = TEMPLATES,
 ) -> Tensor:
-    """(K, D) unit-norm mean embedding of the templates with the name of each class in place of {}.
-    `embed`: texts → unit-norm embeddings."""
+    """(K, D) unit-norm mean embedding of the templates with the name of each class in place of
+    {}."""
     if not classes:
         raise UsageError(
             "zero-shot classification needs the names of the classes; give labelled data whose"
@@ -93,8 +92,6 @@ def class_embeddings(
 
 @dataclass(frozen=True)
 class Towers:
-    """Both towers of a run, the preparation of its images, and its tokenizer."""
-
     pair: Pair
     views: Preparation
     tokenizer: Tokenizer
@@ -114,8 +111,8 @@ class Towers:
 
 
 def run_retrieval(towers: Towers, data: ImageData, *, progress: bool = False) -> dict[str, Any]:
-    """Recall in both directions over the test split, or over all samples. An image that several
-    samples share counts once, with the captions of all of them."""
+    """Over the test split, or over all samples. An image that several samples share counts once,
+    with the captions of all of them."""
     ids, where = evaluated_ids(data)
     text = TextData(data.samples, towers.tokenizer)
     captions, samples_M = text.all_of(ids)
@@ -136,7 +133,6 @@ def run_retrieval(towers: Towers, data: ImageData, *, progress: bool = False) ->
 
 
 def run_zero_shot(towers: Towers, data: ImageData, *, progress: bool = False) -> dict[str, Any]:
-    """Accuracy over the labelled samples of the test split, or of all."""
     if data.labels is None:
         raise UsageError(
             "the data has no labels, which zero-shot accuracy needs; give labelled data, or"
@@ -175,8 +171,7 @@ def evaluated_ids(data: ImageData) -> tuple[Tensor, str]:
 
 @dataclass(frozen=True)
 class Ranking:
-    """How well candidates are ranked, as means over the `queries` that have a relevant
-    candidate."""
+    """Means over the `queries` that have a relevant candidate."""
 
     recall: dict[int, float]
     map: float
@@ -192,9 +187,8 @@ def rank(
     *,
     leave_one_out: bool = False,
 ) -> Ranking:
-    """Ranks all candidates of each query by cosine similarity. Those with the query's key are
-    relevant; they come last among equal similarities. `leave_one_out`: the candidates are the
-    queries, and none is a candidate of itself."""
+    """Candidates with the query's key are relevant; they come last among equal similarities.
+    `leave_one_out`: the candidates are the queries, and none is a candidate of itself."""
     _require_finite(queries_QD, candidates_CD)
     discount_K = 1 / torch.arange(2, DEPTH + 2).double().log2()
     sums, number = torch.zeros(len(KS) + 2, dtype=torch.float64), 0
@@ -224,9 +218,9 @@ def rank(
 
 
 def run_pair_retrieval(towers: Towers, data: ImageData, seed: int = 0) -> dict[str, Any]:
-    """Recall, mAP and nDCG@10 in both directions over the test split, or over all samples. Each
-    distinct text is one candidate; relevant are the texts of the query's group. With labels also
-    mAP and nDCG@10 of anchors that search other anchors of their label."""
+    """In both directions over the test split, or over all samples. Each distinct text is one
+    candidate; relevant are the texts of the query's group. With labels also mAP and nDCG@10 of
+    anchors that search other anchors of their label."""
     assert data.texts is not None
     ids, where = evaluated_ids(data)
     if len(ids) > MOST_PAIRS:
@@ -264,7 +258,7 @@ def run_pair_retrieval(towers: Towers, data: ImageData, seed: int = 0) -> dict[s
 
 def run_sts(towers: Towers, data: ImageData) -> dict[str, Any]:
     """Spearman's correlation of the cosine similarity of anchor and positive with the column
-    `score`, over the test split, or over all samples."""
+    `score`."""
     if data.texts is None or data.texts.scores is None:
         raise UsageError(
             "the data has no column `score`, with the similarity of the two texts by people; give"

@@ -11,7 +11,7 @@ __all__ = ["write_report"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the page on first use; reading the small files of a run needs no torch."""
+    """Reading the small files of a run needs no torch."""
     if name != "write_report":
         raise AttributeError(f"module 'kinfolk.report' has no attribute {name!r}")
     from kinfolk.report.page import write_report

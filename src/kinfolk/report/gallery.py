@@ -2,11 +2,10 @@
 image-text runs the retrieval in both directions.
 
 The run's detector is applied after the training to one augmented view of each sample, because
-detectors see augmented views in training. Without a detector the gallery shows nearest neighbours.
+detectors see augmented views in training.
 
 Dimension key: N samples of the map, M training samples among them, D embedding, R rows of a block,
-K kin shown, I images, Q queries, C candidates.
-"""
+K kin shown, I images, Q queries, C candidates."""
 
 from __future__ import annotations
 
@@ -70,8 +69,8 @@ class Compared:
 @dataclass(frozen=True)
 class Gallery:
     """Places of the anchors (M,) on the map, and of their closest kin (M, K) with cosines; −1 and
-    −inf where there are fewer. Number of all kin (M,), and of kin with the anchor's label; None
-    without a detector or without labels. Learned thresholds (M,), if there are any."""
+    −inf where there are fewer. `flagged`, `right`: number of all kin (M,), and of those with the
+    anchor's label."""
 
     anchors: NDArray[np.int64]
     kin: NDArray[np.int64]
@@ -99,7 +98,7 @@ class Gallery:
         return f"{number}, {what} Click an image to make it the anchor, or use the arrow keys."
 
     def as_json(self) -> dict[str, Any]:
-        """Data for the page's script, in random order, as samples are often sorted by class."""
+        """In random order, as samples are often sorted by class."""
         order = torch.randperm(len(self.anchors), generator=generator(0, "gallery")).numpy()
 
         def rounded(values: NDArray[np.float32]) -> list[float]:
@@ -123,7 +122,7 @@ def embed_samples(
     *,
     progress: bool = False,
 ) -> Compared:
-    """Embeds the training samples among `ids_N`. `framework`: in evaluation mode."""
+    """Only the training samples among `ids_N`. `framework`: in evaluation mode."""
     places = np.flatnonzero(ids_N < data.num_train)
     ids_M = torch.from_numpy(ids_N[places])
     if len(framework.detectors) != 1:
@@ -137,7 +136,7 @@ def embed_samples(
 def find_kin(
     compared: Compared, labels: Tensor | None, thresholds: Tensor | None = None
 ) -> Gallery:
-    """Applies the detector to all pairs; without a detector the nearest neighbours are shown."""
+    """Without a detector the nearest neighbours are shown."""
     detector, ids_M = compared.detector, compared.ids
     label_M = torch.full_like(ids_M, -1) if labels is None else labels[ids_M]
     kin, similarity, flagged, right = [], [], [], []
@@ -171,8 +170,8 @@ def bounds_of(compared: Compared) -> list[Bound]:
 
 
 def level_panels(compared: Compared, batch_size: int, seed: int) -> list[Panel]:
-    """A panel with the distribution of each bound: learned, exact and, for thresholds, what FNC
-    would use in a batch (GloFND paper, Figure 3a). Empty without bounds or with too few samples."""
+    """The distribution of each bound: learned, exact and, for thresholds, what FNC would use in a
+    batch (GloFND paper, Figure 3a)."""
     bounds = bounds_of(compared)
     if not bounds or len(compared.ids) < 3:
         return []
@@ -204,7 +203,6 @@ def level_panels(compared: Compared, batch_size: int, seed: int) -> list[Panel]:
 
 
 def exact_level(compared: Compared, bound: Bound) -> Tensor:
-    """(M,) the exact quantile over all other samples."""
     n_R = torch.full((ROWS,), len(compared.ids) - 1)
     levels = (
         batch_quantile(sim_RM, n_R[: len(sim_RM)], bound.above)
@@ -234,7 +232,7 @@ Shown = dict[str, str]
 
 @dataclass(frozen=True)
 class Side:
-    """The images or the texts: embeddings (C, D), ids of their samples (C,), what to show."""
+    """Embeddings (C, D), ids of their samples (C,), and what to show."""
 
     embeddings: Tensor
     ids: Tensor
@@ -242,8 +240,7 @@ class Side:
 
 
 def draw_retrieval(opened: OpenedRun, data: ImageData, *, progress: bool = False) -> Markup:
-    """The retrieval section of the page. Queries and candidates are training samples, because a
-    detector has state for these only."""
+    """Queries and candidates are training samples, because a detector has state for these only."""
     towers, config, name = opened.towers(), opened.config, ""
     if data.texts is None:
         titles = "Captions for an image", "Images for a caption"
@@ -287,7 +284,7 @@ def _images_and_captions(
 
 
 def _both_texts(data: ImageData, towers: Towers, seed: int) -> tuple[Side, Tensor, Side]:
-    """Anchors and positives of some text pairs, each distinct text once."""
+    """Each distinct text once."""
     assert data.texts is not None
     ids = torch.from_numpy(choose(data.num_train, seed, NUM_IMAGES))
     pairs = data.texts.of(ids)
@@ -304,8 +301,8 @@ def _both_texts(data: ImageData, towers: Towers, seed: int) -> tuple[Side, Tenso
 def _search(
     queries: Side, others: Side, groups: Tensor, detector: Detector | None, seed: int
 ) -> list[dict[str, Any]]:
-    """Random queries of one side (`shown`), the number of candidates of the other side that are
-    `flagged`, and the nearest `results`, each with `shown`, `similarity` and `mark`."""
+    """Random queries of one side, the number of candidates of the other side that are `flagged`,
+    and the nearest `results`."""
     at_Q = torch.from_numpy(choose(len(queries.ids), seed, NUM_QUERIES))
     ids_Q, sim_QC = queries.ids[at_Q], queries.embeddings[at_Q] @ others.embeddings.T
     positive_QC = groups[ids_Q][:, None] == groups[others.ids]

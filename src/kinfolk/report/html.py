@@ -1,10 +1,8 @@
-"""Composes an HTML page as one file that needs no network and no other file, with its figures and
-the curves over the epochs.
+"""Composes an HTML page as one file that needs no network and no other file.
 
 All text of the data is escaped by the template, scripts read JSON without angle brackets, and the
 page's content security policy allows no other script and no request. A figure is a dictionary for
-plotly.js with colours of the page's palette (`accent`, `second`, `third`).
-"""
+plotly.js with colours of the page's palette (`accent`, `second`, `third`)."""
 
 from __future__ import annotations
 
@@ -41,17 +39,10 @@ def write_page(
     sheet: str | None = None,
     **words: Any,
 ) -> None:
-    """Writes a page. Templates and scripts are named by their path in this package.
-
-    Args:
-        template: the template, which extends `report/shell.html`.
-        scripts: scripts that run in this order after `shell.js`.
-        data: what the scripts read, by name; None is left out.
-        title: title of the browser's tab.
-        sections: id and name of each section, for the bar at the top.
-        sheet: data URI of the sprite sheet.
-        words: other variables of the template.
-    """
+    """Templates and scripts are named by their path in this package. `template` extends
+    `report/shell.html`; `scripts` run in this order after `shell.js`, and read `data` by name;
+    `sections` are ids and names for the bar at the top; `sheet` is the data URI of the sprite
+    sheet."""
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
@@ -78,7 +69,7 @@ def write_page(
 
 
 def render_template(template: str, **words: Any) -> Markup:
-    """A template, or a part of a page, with all text of the data escaped."""
+    """All text of the data is escaped."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -95,20 +86,20 @@ def render_template(template: str, **words: Any) -> Markup:
 
 
 def mark_code(text: str) -> Markup:
-    """A text as HTML in which what stands between backticks is code."""
+    """What stands between backticks becomes code."""
     from markupsafe import Markup, escape
 
     return Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(without_controls(text)))))
 
 
 def script_json(value: Any) -> str:
-    """JSON for a script element; no character in it can end the element or open another."""
+    """No character in it can end the script element or open another."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def policy(*scripts: str) -> str:
-    """Content security policy that allows these scripts, images inside the page, and no network."""
+    """Allows these scripts, images inside the page, and no network."""
     digests = (
         base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts
     )
@@ -142,7 +133,7 @@ class Panel:
 def line(
     name: str, x: Iterable[Any], y: Iterable[Any], colour: str, dash: str = "solid", **more: Any
 ) -> dict[str, Any]:
-    """A curve; values that are not finite become gaps."""
+    """Values that are not finite become gaps."""
     x, y = ([float(f"{value:.6g}") for value in values] for values in (x, y))
     return {
         "type": "scatter",
@@ -170,7 +161,7 @@ def outlines(groups: Sequence[tuple[str, Any, str, str]]) -> list[dict[str, Any]
 
 
 def figure(traces: list[dict[str, Any]], axis: str, *, share: bool = False) -> dict[str, Any]:
-    """The figure of a panel. With `share` the y axis is in percent."""
+    """With `share` the y axis is in percent."""
     layout: dict[str, Any] = {
         "height": 220,
         "margin": {"l": 52, "r": 12, "t": 8, "b": 34},
@@ -190,7 +181,7 @@ COLOURS = ("accent", "second", "third")
 
 @dataclass(frozen=True)
 class Curve:
-    """One panel of curves over the epochs: `lines` names each metric in the legend."""
+    """`lines` names each metric in the legend."""
 
     id: str
     title: str
@@ -270,7 +261,6 @@ CURVES = (
 
 
 def curve_panels(epochs: Sequence[dict[str, float]], labelled: bool = True) -> list[Panel]:
-    """One panel for each curve with a finite value; without labels not those that need them."""
     panels = []
     for curve in CURVES if labelled else [each for each in CURVES if not each.needs_labels]:
         traces, described, drawn_epochs = [], [], set[int]()

@@ -42,7 +42,7 @@ MAX_SHEET, QUALITIES = 7_000_000, (72, 45, 20, 5)
 
 @dataclass(frozen=True)
 class Sprites:
-    """All thumbnails in one image; tile i is at column `i % columns`, row `i // columns`."""
+    """All thumbnails in one image, row by row."""
 
     uri: str
     size: int
@@ -56,8 +56,6 @@ class Sprites:
 
 @dataclass(frozen=True)
 class EmbeddingMap:
-    """The points of the map, with the contents of their tooltips. Label −1: no label."""
-
     method: str
     total: int
     points_N2: NDArray[np.float32]
@@ -67,7 +65,6 @@ class EmbeddingMap:
     sprites: Sprites | None
 
     def as_json(self) -> dict[str, Any]:
-        """Data for the page's script."""
         x, y = ([round(float(value), 3) for value in axis] for axis in self.points_N2.T)
         tile = None if self.sprites is None else self.sprites.layout
         described = {"keys": self.keys, "labels": self.labels, "classes": self.classes}
@@ -85,7 +82,7 @@ def choose(total: int, seed: int, limit: int = MAX_POINTS) -> NDArray[np.int64]:
 def draw_map(
     data: ImageData, ids_N: NDArray[np.int64], features_NF: NDArray[np.float32], seed: int
 ) -> EmbeddingMap:
-    """The map of the samples `ids_N`. Text pairs have their anchors instead of keys and images."""
+    """Text pairs have their anchors instead of keys and images."""
     points_N2, method = project(features_NF, seed)
     samples = data.samples
     labels = None if samples.labels is None else samples.labels[ids_N].tolist()
@@ -101,7 +98,7 @@ def draw_map(
 
 
 def _class_names(data: ImageData) -> list[str]:
-    """A name for each label; its number where the source gives no name."""
+    """A number where the source gives no name."""
     labels = data.samples.labels
     if labels is None:
         return []
@@ -110,8 +107,8 @@ def _class_names(data: ImageData) -> list[str]:
 
 
 def project(features_NF: NDArray[np.float32], seed: int) -> tuple[NDArray[np.float32], str]:
-    """(N, 2) coordinates and the name of the method: t-SNE of unit-norm features, or the first two
-    principal components of too few points for t-SNE."""
+    """(N, 2) coordinates and the method: t-SNE of unit-norm features, or the first two principal
+    components of too few points for t-SNE."""
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
@@ -137,8 +134,6 @@ def project(features_NF: NDArray[np.float32], seed: int) -> tuple[NDArray[np.flo
 
 @dataclass(frozen=True)
 class Strip:
-    """One sample as one image: the original, a gap, and its views."""
-
     key: str
     label: str
     uri: str
@@ -148,7 +143,6 @@ class Strip:
 
 
 def draw_strips(data: ImageData, views: Views, seed: int) -> list[Strip]:
-    """Some random training samples, each with some of its augmented views."""
     from PIL import Image
 
     ids, samples, size = choose(data.num_train, seed, NUM_SAMPLES), data.samples, views.size
@@ -187,7 +181,6 @@ def square_images(data: ImageData, ids: NDArray[np.int64], size: int) -> list[ND
 
 
 def sprite_sheet(images: Sequence[NDArray[np.uint8]], size: int) -> Sprites | None:
-    """Packs (H, W, 3) images into one WebP of `size` × `size` tiles."""
     if not images:
         return None
     from PIL import Image

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     Known = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 COSTS = ("lr", "cost")
-"""Panels that come last."""
 
 
 @dataclass
@@ -99,7 +98,6 @@ def _draw(
     framework: Framework | None,
     progress: bool,
 ) -> None:
-    """Draws views and map, then retrieval or the gallery of kin."""
     opened = open_run(run)
     config, seed = opened.config, opened.config.seed
     data = opened.data(progress=progress) if data is None else data
@@ -139,7 +137,6 @@ def add_missing(
 
 
 def _write(path: Path, record: Record, drawn: Drawn) -> None:
-    """Sections without data are left out."""
     curves, gallery, embedding = (
         curve_panels(record.epochs, record.labelled),
         drawn.gallery,

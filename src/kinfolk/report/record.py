@@ -27,9 +27,8 @@ from kinfolk.training.documents import (
 
 @dataclass(frozen=True)
 class Record:
-    """The small files of a run: `config.yaml`, one entry of `metrics.jsonl` for each
-    epoch, `eval/*.json` by protocol, the number of training samples (0 if not known) and of refused
-    files, and whether the samples have labels (True if it is not known)."""
+    """`epochs`: one entry of `metrics.jsonl` for each. `num_train` is 0 and `labelled` True if they
+    are not known."""
 
     path: Path
     config: dict[str, Any]
@@ -44,7 +43,6 @@ class Record:
         return str(self.config.get("method", ""))
 
     def values(self, metric: str) -> list[float]:
-        """The finite values of a metric."""
         values = (row.get(metric, math.nan) for row in self.epochs)
         return [value for value in values if math.isfinite(value)]
 
@@ -54,7 +52,7 @@ class Record:
 
 
 def read_record(run: Path) -> Record:
-    """Reads the run folder; every file but `config.yaml` may be missing."""
+    """Every file but `config.yaml` may be missing."""
     hint = "give the folder that `kinfolk train --out` wrote"
     if not run.is_dir():
         raise UsageError(f"there is no run folder at {run}; {hint}")
@@ -87,7 +85,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_epochs(path: Path) -> list[dict[str, float]]:
-    """Reads the metrics. A line that was cut off, as by a killed run, is skipped with a warning."""
+    """A line that was cut off, as by a killed run, is skipped with a warning."""
     rows, torn = read_rows(path)
     if torn:
         warnings.warn(describe_torn_lines(path, torn), KinfolkWarning, stacklevel=2)
@@ -119,7 +117,6 @@ def number(value: Any) -> str:
 
 
 def percent(value: Any) -> str:
-    """A share with one decimal, more where it is tiny."""
     if not is_number(value) or math.isnan(value):
         return "—"
     return f"{value:.3%}" if 0 < abs(value) < 0.001 else f"{value:.1%}"
@@ -129,11 +126,9 @@ def percent(value: Any) -> str:
 
 
 LEARNS_FROM = {("image",): "images", ("image", "text"): "captions", ("text",): "text pairs"}
-"""What a sample is, by the modalities of the framework."""
 
 
 def describe_training(record: Record) -> str:
-    """The sentence under the title."""
     from kinfolk.frameworks import FRAMEWORKS
 
     epochs, planned = len(record.epochs), record.config.get("epochs")
@@ -146,8 +141,7 @@ def describe_training(record: Record) -> str:
 
 
 def facts_of(record: Record) -> list[tuple[str, str]]:
-    """Label and value of the main settings, as far as the run records them; all are in the
-    configuration."""
+    """Label and value of the main settings, as far as the run records them."""
 
     def setting(section: str, name: str) -> Any:
         inside = record.config.get(section)
@@ -167,7 +161,7 @@ def facts_of(record: Record) -> list[tuple[str, str]]:
 
 
 def tiles(record: Record) -> list[tuple[str, str, str]]:
-    """Name, value and note of the tiles at the top, for the metrics that the run has."""
+    """Name, value and note of the tiles, for the metrics that the run has."""
     found, epochs = [], len(record.epochs)
     if record.labelled and (knn := record.values("knn")):
         found.append(("kNN accuracy", percent(knn[-1]), f"best {percent(max(knn))}"))
@@ -191,7 +185,7 @@ def tiles(record: Record) -> list[tuple[str, str, str]]:
 
 
 def configuration(config: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The settings by section, general settings first, without empty sections."""
+    """General settings come first; empty sections are left out."""
     sections: dict[str, list[tuple[str, str]]] = {"run": []}
     for key, value in config.items():
         if not isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The figures of evaluation results, named alike in `kinfolk eval`, the report and comparisons."""
+"""The figures of results, named alike in `kinfolk eval`, the report and comparisons."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ DIRECTIONS = {
     "positive_to_anchor": "p→a",
 }
 MAIN = {"accuracy": "", "nmi": "NMI", "mean": "mean recall", "spearman": "Spearman"}
-"""Main figures of protocols, with their names: the figure is named after the protocol alone, others
-as in `kin F1`."""
+"""A main figure is named after the protocol alone, others as in `kin F1`."""
 DETECTION_NAMES = {
     "precision": "precision",
     "recall": "recall",
@@ -72,8 +71,8 @@ def figures_of_result(protocol: str, result: Mapping[str, Any]) -> dict[str, flo
 
 
 def parts_of(protocol: str, result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The parts of a result by name: shares of the labels (`semi 10 %`, or `semi 10percent` by a
-    list), or data sets (`transfer cifar100`)."""
+    """By name: shares of the labels (`semi 10 %`, or `semi 10percent` by a list), or data sets
+    (`transfer cifar100`)."""
     parts = {}
     for kind in ("fractions", "sets"):
         listed = result.get(kind)
@@ -103,7 +102,7 @@ def _walk(name: str, result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def result_rows(results: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-    """Figure, value and what it was measured on, of results by protocol."""
+    """Figure, value, and what it was measured on."""
     rows = []
     for name, result in results.items():
         parts, figures = parts_of(name, result), figures_of_result(name, result)
