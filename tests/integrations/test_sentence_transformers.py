@@ -239,6 +239,36 @@ def test_ids_and_groups_of_a_data_set() -> None:
         add_ids(dataset, known_by="url")
 
 
+def test_an_explicit_negative_that_is_an_anchor_is_no_negative_of_its_row() -> None:
+    from datasets import Dataset
+
+    from kinfolk.integrations.sentence_transformers import add_ids
+
+    given = {"q": ["a", "b", "c"], "p": ["1", "2", "3"], "n": ["b", "3", "a"]}
+    labels = add_ids(Dataset.from_dict(given))["label"][:]
+    assert labels == [[0, 0, 3, 1], [1, 1, 2, 2], [2, 2, 4, 0]]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"q": [], "p": []}, "at least one row"),
+        ({"q": ["a", "b"], "p": ["c", None]}, "row 1 of the column 'p' is None, not a text"),
+        ({"q": ["a", "b"], "p": ["c", " "]}, "row 1 of the column 'p' is ' ', not a text"),
+        ({"q": ["a"], "p": ["c"], "views": [3]}, "row 0 of the column 'views' is 3, not a text"),
+    ],
+)
+def test_data_sets_that_are_not_texts_are_refused(given: dict[str, Any], message: str) -> None:
+    from datasets import Dataset
+
+    from kinfolk.integrations.sentence_transformers import add_ids
+
+    with pytest.raises(ValueError, match=message):
+        add_ids(Dataset.from_dict(given))
+    with pytest.raises(ValueError, match="which an IterableDataset or a dict is not"):
+        add_ids(Dataset.from_dict({"q": ["a"], "p": ["b"]}).to_iterable_dataset())
+
+
 def thresholds(number: int) -> kf.Detector:
     return kf.GloFND(num_samples=number, alpha=0.1, init="quantile")
 

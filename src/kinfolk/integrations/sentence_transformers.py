@@ -42,6 +42,7 @@ else:
         ) from error
 
 LABEL_COLUMNS = ("label", "labels", "score", "scores")  # that the trainer takes for labels
+_DATASET = "a datasets.Dataset of at least one row, which an IterableDataset or a dict is not"
 Features = Mapping[str, Any]  # the tokens of one column of the batch
 TwoTowerLoss = BimodalLoss[Any] | SigLIPLoss
 
@@ -52,7 +53,7 @@ def add_ids(dataset: Any, *, ids: str | None = None, known_by: str | Sequence[st
     All other columns must be texts in the order anchor, positive[, negative, …]. Rows with an equal
     anchor, positive or value of `known_by`, also through other rows, form a group of known
     positives. An explicit negative that is the positive of a row has its id and group; others have
-    ids from N on.
+    ids from N on, and the group of a row of which they are the anchor.
 
     Args:
         dataset: a `datasets.Dataset`.
@@ -61,6 +62,8 @@ def add_ids(dataset: Any, *, ids: str | None = None, known_by: str | Sequence[st
         known_by: columns such as a document's name, removed from the texts; "" and None link
             nothing.
     """
+    sized = hasattr(dataset, "__len__") and isinstance(getattr(dataset, "column_names", None), list)
+    require(sized and len(dataset) > 0, "dataset", type(dataset).__name__, _DATASET)
     keys = [known_by] if isinstance(known_by, str) else list(known_by)
     removed = keys if ids is None else [*keys, ids]
     names: list[str] = list(dataset.column_names)
@@ -74,9 +77,10 @@ def add_ids(dataset: Any, *, ids: str | None = None, known_by: str | Sequence[st
             " or in `known_by`"
         )
     require(len(texts) >= 2, "dataset", names, "of two or more columns of texts")
+    columns = [_texts_of(dataset, name) for name in texts]
     id_N = list(range(len(dataset))) if ids is None else _numbers(dataset[ids])
-    group_N = _groups(id_N, [dataset[name] for name in (*keys, *texts[:2])])
-    numbers = [id_N, group_N, *_negatives(dataset, texts, id_N, group_N)]
+    group_N = _groups(id_N, [*(dataset[key] for key in keys), *columns[:2]])
+    numbers = [id_N, group_N, *_negatives(columns, id_N, group_N)]
     rows = [list(row) for row in zip(*numbers, strict=True)]
     return dataset.remove_columns(removed).add_column("label", rows)
 
@@ -94,21 +98,34 @@ def _numbers(values: Sequence[Any]) -> list[int]:
     return [number.setdefault(value, len(number)) for value in values]
 
 
+def _texts_of(dataset: Any, name: str) -> list[str]:
+    texts = list(dataset[name])
+    for row, text in enumerate(texts):
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(
+                f"row {row} of the column {name!r} is {text!r}, not a text: remove the row, or the"
+                " column if it has no texts"
+            )
+    return texts
+
+
 def _groups(ids: list[int], columns: Iterable[Sequence[Any]]) -> list[int]:
     links = [[() if value in (None, "") else (value,) for value in each] for each in columns]
     roots: list[int] = linked_rows(len(ids), ((number,) for number in ids), *links).tolist()
     return roots
 
 
-def _negatives(
-    dataset: Any, texts: list[str], ids: list[int], groups: list[int]
-) -> list[list[int]]:
+def _negatives(columns: list[list[str]], ids: list[int], groups: list[int]) -> list[list[int]]:
     """The ids of each column of explicit negatives, then the groups of each."""
-    known = dict(zip(dataset[texts[1]], zip(ids, groups, strict=True), strict=True))
-    new_ids = itertools.count(max(ids) + 1)
+    anchors, positives, *negatives = columns
+    known = dict(zip(positives, zip(ids, groups, strict=True), strict=True))
+    group_of, new_ids = dict(zip(anchors, groups, strict=True)), itertools.count(max(ids) + 1)
     found = [
-        [known.get(text) or known.setdefault(text, (next(new_ids), -1)) for text in dataset[name]]
-        for name in texts[2:]
+        [
+            known.get(text) or known.setdefault(text, (next(new_ids), group_of.get(text, -1)))
+            for text in column
+        ]
+        for column in negatives
     ]
     return [[entry[part] for entry in column] for part in (0, 1) for column in found]
 
