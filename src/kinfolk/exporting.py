@@ -121,8 +121,8 @@ def export(
         )
     if weights.is_file() and str(meta_of(weights).get("method")).partition("+")[0] == "pairs":
         raise UsageError(
-            f"{path} was trained on texts, and exports are of image encoders; use `kf.load`, or its"
-            " folder sentence-transformer"
+            f"{path} was trained on texts, and exports are of image encoders; use `kf.load`, or"
+            " the folder sentence-transformer that a run with --model st/NAME has"
         )
     if format == "onnx":
         missing = next((why for each in ONNX_PACKAGES if (why := unavailable(each))), None)

@@ -64,6 +64,9 @@ def test_every_protocol_measures_a_model_of_texts(
     shown = capsys.readouterr().out
     assert "Spearman" in shown
     assert "a→p nDCG@10" in shown
+    equal = write_table(tmp_path / "equal.csv", [{**row, "score": "1"} for row in scored])
+    assert run("eval", trained, "--data", equal, "--protocol", "sts") == 2
+    assert "the 5 pairs have one score" in capsys.readouterr().err
     assert run("eval", trained, "--protocol", "sts") == 2
     assert "the data has no column `score`" in capsys.readouterr().err
     assert run("report", trained) == 0

@@ -50,6 +50,8 @@ def test_columns_of_pairs_are_found_by_name_or_option(tmp_path: Path) -> None:
         UsageError, match=r"has no column 'image'.*text pairs has the columns anchor"
     ):
         open_source(half)
+    with pytest.raises(UsageError, match=r"or others that --set data.anchor_column=NAME"):
+        open_source(half)
     assert open_source(half, positive_column="answer").has_texts
     with pytest.raises(UsageError, match="has no column 'x' for `anchor_column`"):
         open_source(path, anchor_column="x")

@@ -134,14 +134,22 @@ def test_a_model_guides_with_its_positives(tmp_path: Path) -> None:
         torch.stack((guide.features[0], guide.positives[0])).float(), expected, atol=2e-3
     )
     assert list((run.path / "cache").glob("guide-*.npy"))
-    with pytest.raises(UsageError, match="must be a model of sentence-transformers"):
-        train(
-            data,
-            tmp_path / "no",
-            method="pairs+guide",
-            settings={**SMALL, "detector.features": "timm/resnet18"},
-            progress=False,
-        )
+    pair = {"anchor": sentence(0, 4), "positive": sentence(0, 5), "negative": sentence(1, 6)}
+    other_pair = {name: text + " c" for name, text in pair.items()}
+    hard = write_table(tmp_path / "hard.csv", [pair, other_pair])
+    np.save(tmp_path / "f.npy", np.ones((2, 4), dtype=np.float32))
+    for table_of, named, why in (
+        (data, "timm/resnet18", "must be a model of sentence-transformers"),
+        (hard, str(tmp_path / "f.npy"), "has features of the anchors alone, and the explicit"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            train(
+                table_of,
+                tmp_path / "no",
+                method="pairs+guide",
+                settings={**SMALL, "detector.features": named},
+                progress=False,
+            )
 
 
 def test_an_audit_embeds_texts_with_a_sentence_model(tmp_path: Path) -> None:

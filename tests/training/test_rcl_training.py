@@ -36,6 +36,9 @@ def test_suspicious_metrics_are_warnings() -> None:
     assert "0.3%" in found["clustered"]
     assert "60%" in found["with_key"]
     assert "-0.28" in found["tp_similarity"]
+    assert "fewer keys" in found["tp_similarity"]
+    without_keys = row_warnings({"tp_similarity": -0.28})["tp_similarity"]
+    assert "the encoder has learned nothing so far" in without_keys
     assert (
         "epoch 4"
         in first_warnings(

@@ -25,6 +25,12 @@ Columns = Mapping[str, str | None]
 """Role → the name of its column; None: the column that is named like its role, if it exists."""
 
 
+_OF_PAIRS = (
+    "; a table of text pairs has the columns anchor and positive, or others that --set"
+    " data.anchor_column=NAME and data.positive_column=NAME name"
+)
+
+
 def find_column(role: str, columns: Columns, names: Collection[str], table: str) -> str | None:
     chosen = columns.get(role)
     column: str = chosen or role
@@ -35,7 +41,7 @@ def find_column(role: str, columns: Columns, names: Collection[str], table: str)
     raise UsageError(
         f"{table} has no column {column!r} for `{role}_column`; its columns are"
         f" {', '.join(map(repr, names))}; choose one by --set data.{role}_column=NAME"
-        + ("; a table of text pairs has the columns anchor and positive" * (role == "image"))
+        + (_OF_PAIRS if role == "image" else "")
     )
 
 

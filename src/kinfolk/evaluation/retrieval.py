@@ -271,6 +271,8 @@ def run_sts(towers: Towers, data: ImageData) -> dict[str, Any]:
     pairs = data.texts.of(ids)
     one, other = (towers.texts([texts[side] for texts in pairs]) for side in (0, 1))
     spearman = rank_correlation((one * other).sum(1), data.texts.scores[ids])
+    if math.isnan(spearman):
+        raise UsageError(f"the {len(ids)} pairs have one score, or one similarity: no correlation")
     return {"spearman": spearman, "pairs": len(ids), "measured_on": where}
 
 

@@ -117,12 +117,12 @@ def result_rows(results: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str
             if is_number(part.get("deviation")) and figure in (name, *parts):
                 text = f"{value:.1f} ± {100 * part['deviation']:.1f} %"
             if not math.isnan(value):
-                rows.append((figure, text, _explain(part)))
+                rows.append((figure, text, _explain(part, figure in (name, *parts))))
     return rows
 
 
-def _explain(part: Mapping[str, Any]) -> str:
-    words = [text for key, text in MAIN.items() if key in part and text]
+def _explain(part: Mapping[str, Any], main: bool) -> str:
+    words = [text for key, text in MAIN.items() if main and key in part and text]
     words += [METRICS[part["metric"]]] if part.get("metric") in METRICS else []
     words += [f"{part['normaliser']} normaliser"] if "normaliser" in part else []
     if is_number(part.get("labels")):

@@ -89,7 +89,12 @@ def row_warnings(row: Mapping[str, float]) -> dict[str, str]:
     if round(row.get("tp_similarity", 0), 2) < 0:
         found["tp_similarity"] = (
             f"the similarity of anchors and their positives is {row['tp_similarity']:.2f} {where},"
-            " below 0; use a head with `head.last_norm=true`, or fewer keys"
+            " below 0; "
+            + (
+                "use a head with `head.last_norm=true`, or fewer keys"
+                if "with_key" in row
+                else "the encoder has learned nothing so far"
+            )
         )
     return found
 

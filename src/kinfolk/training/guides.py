@@ -68,14 +68,19 @@ def guide_features(named: str | Path, data: ImageData, cache: Path | None = None
 def text_guide(named: str | Path, data: ImageData, cache: Path | None = None) -> dict[str, Tensor]:
     """The arguments `features` and `positives` of a guide for text pairs, (num_ids, F) each, with
     explicit negatives at the end. A file has features of the anchors alone."""
+    assert data.texts is not None
     if Path(named).is_file():
+        if data.texts.negatives:
+            raise UsageError(
+                f"the guide `{named}` has features of the anchors alone, and the explicit negatives"
+                " need some too; give --guide st/NAME"
+            )
         return {"features": guide_features(named, data)}
     if not str(named).startswith(SENTENCE):
         raise UsageError(
             f"the guide `{named}` must be a model of sentence-transformers (st/NAME) or a file of"
             " features (.npy, .safetensors) for text pairs"
         )
-    assert data.texts is not None
     pairs, others = data.texts.of(torch.arange(data.num_train)), data.texts.negatives
     sides = [[*(texts[side] for texts in pairs), *others] for side in (0, 1)]
 
