@@ -215,22 +215,6 @@ class Adapter(nn.Module):
         return changed
 
 
-class Either(kf.Detector):
-    """Kin are the candidates that one of two detectors without state finds."""
-
-    def __init__(self, one: kf.Detector, other: kf.Detector) -> None:
-        super().__init__()
-        self.one, self.other, self.num_samples = one, other, one.num_samples or other.num_samples
-
-    def find(self, block: kf.Block) -> kf.Kin:
-        one, other = self.one.find(block), self.other.find(block)
-        assert isinstance(one, kf.Kin)
-        assert isinstance(other, kf.Kin)
-        assert one.degree is not None
-        assert other.degree is not None
-        return kf.Kin(one.degree | other.degree)
-
-
 def make_detector(method: Method, chosen: Mapping[str, Any], data: Data) -> kf.Detector | None:
     number, given = len(data.train), dict(chosen)
     classes = int(data.train_y.max()) + 1
@@ -246,7 +230,7 @@ def make_detector(method: Method, chosen: Mapping[str, Any], data: Data) -> kf.D
     if method.detector == "positive_margin":
         return kf.PositiveMargin(**given)
     if method.detector == "union":
-        return Either(kf.Guide(data.train, **given), kf.FNC(**given))
+        return kf.Union(kf.Guide(data.train, **given), kf.FNC(**given))
     if method.detector == "ring":
         return kf.Ring(**given)
     if method.detector == "glofnd":

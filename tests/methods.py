@@ -24,6 +24,7 @@ from kinfolk.detectors import (
     Ring,
     StartAt,
     Teacher,
+    Union,
 )
 from kinfolk.frameworks.registry import Context, build_detector, parse
 from kinfolk.objectives import (
@@ -81,6 +82,14 @@ DETECTORS: dict[str, Callable[[], Detector | None]] = {
     "teacher, soft": Teacher,
     "guide": lambda: Guide(
         torch.randn(N, 5, generator=torch.Generator().manual_seed(4)), alpha=0.2
+    ),
+    "guide, degrees": lambda: Guide(
+        torch.randn(N, 5, generator=torch.Generator().manual_seed(4)), alpha=0.2, degrees=True
+    ),
+    "union": lambda: Union(
+        GloFND(num_samples=N, alpha=0.1, init="quantile"),
+        IFND(num_samples=N, num_clusters=(3, 5), schedule="constant"),
+        StartAt(Guide(torch.eye(N)[:, :5] + 0.1, alpha=0.1), epoch=1),
     ),
     "guide, soft": lambda: Guide(
         torch.randn(N, 5, generator=torch.Generator().manual_seed(4)), temperature=0.2

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # isort: off
         StartAt as StartAt,
         StopAt as StopAt,
         Teacher as Teacher,
+        Union as Union,
     )
     from kinfolk.exporting import export as export
     from kinfolk.objectives import (
@@ -58,7 +59,7 @@ _NAMES = {
     "clustering": "PatchFeatures",
     "comparing": "compare",
     "detectors": "FNC IFND Cave Components Detector GloFND Guide Hierarchy Known Neighbours"
-    " Oracle PositiveMargin Ring StartAt StopAt Teacher",
+    " Oracle PositiveMargin Ring StartAt StopAt Teacher Union",
     "exporting": "export",
     "objectives": "BimodalSogCLRLoss CLIPLoss FastCLIPLoss LocalAggregationLoss NTXentLoss"
     " RelativeContrastLoss SigLIPLoss SogCLRLoss group_ids_of",

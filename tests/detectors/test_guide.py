@@ -14,10 +14,11 @@ from torch import Tensor
 import kinfolk as kf
 from kinfolk.detectors import Guide, Oracle
 from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.frameworks.registry import Context, build_detector, detector_arguments, parse
 from kinfolk.objectives import CLIPLoss, NTXentLoss, SogCLRLoss
 from kinfolk.pairs import ACTIONS, OUT, Action, Block
-from tests.detectors.blocks import kin
-from tests.reference.guide import soft_targets
+from tests.detectors.blocks import kin, random_block
+from tests.reference.guide import soft_targets, weighted_attraction
 
 N, B = 12, 7
 
@@ -334,6 +335,66 @@ def test_equal_tables_are_one_table() -> None:
             for table in (None, features())
         )
         torch.testing.assert_close(one(z1, z2, ids), two(z1, z2, ids))
+
+
+@pytest.mark.parametrize("given", [{"alpha": 0.3}, {"margin": 0.8}])
+def test_kin_have_degrees_by_their_cosine(given: Any) -> None:
+    block = random_block(0, [3, 5, 0, 7], dtype=torch.float64)
+    plain, graded = (Guide(features(), degrees=d, **given).find(block) for d in (False, True))
+    assert plain.degree is not None
+    assert graded.degree is not None
+    unit = F.normalize(features(), dim=1)
+    assert 0 < plain.degree.double().mean() < 1
+    for row, i in enumerate(block.row_ids.tolist()):
+        for column, j in enumerate(block.candidate_ids.tolist()):
+            degree = float(1 + unit[i] @ unit[j]) / 2 if plain.degree[row, column] else 0.0
+            assert float(graded.degree[row, column]) == pytest.approx(degree, abs=1e-12)
+
+
+@pytest.mark.parametrize("own_weight", [None, 0.4])
+def test_kin_are_attracted_by_their_degree(own_weight: float | None) -> None:
+    z1, z2, ids = views()
+    unit = F.normalize(features(), dim=1)[ids]
+    sim = (unit @ unit.T).repeat(2, 2)
+    degree = (1 + sim) / 2 * (sim > 1 - 0.8)
+    assert ((degree > 0) & (degree < 0.99)).any()
+    loss_fn = NTXentLoss(
+        temperature=0.3,
+        detector=Guide(features(), margin=0.8, degrees=True),
+        action="attract",
+        own_weight=own_weight,
+        block_rows=4,
+    )
+    expected = weighted_attraction(z1, z2, 0.3, degree, own_weight)
+    require_equal(loss_fn(z1, z2, ids), expected, z1, z2)
+
+
+def test_a_degree_is_taken_from_the_weight_of_a_negative() -> None:
+    z1, z2, ids = views()
+    unit = F.normalize(features(), dim=1)[ids]
+    sim = unit @ unit.T
+    degree = (1 + sim) / 2 * (sim > 1 - 0.8)
+    guide = Guide(features(), margin=0.8, degrees=True)
+    loss_fn = NTXentLoss(temperature=0.3, detector=guide, action="reweight")
+    z, losses = [v / v.norm() for v in [*z1, *z2]], []
+    for i in range(2 * B):
+        positive = torch.exp(z[i] @ z[(i + B) % (2 * B)] / 0.3)
+        total = positive
+        for j in range(2 * B):
+            if j % B != i % B:
+                total = total + (1 - degree[i % B, j % B]) * torch.exp(z[i] @ z[j] / 0.3)
+        losses.append(torch.log(total) - torch.log(positive))
+    require_equal(loss_fn(z1, z2, ids), torch.stack(losses).mean(), z1, z2)
+
+
+def test_degrees_are_a_setting_of_a_training() -> None:
+    for method in ("simclr+guide:attract", "clip+guide:reweight"):
+        built = build_detector(parse(method), Context(N), {"degrees": True})
+        assert isinstance(built, Guide)
+        assert (built.alpha, built.degrees) == (0.1, True)
+    assert "degrees" not in detector_arguments(parse("simclr+fnc"))
+    with pytest.raises(ValueError, match=r"`degrees` \(=True\) needs `alpha` or `margin`"):
+        Guide(features(), temperature=0.1, degrees=True)
 
 
 def test_tables_that_do_not_fit_are_refused() -> None:

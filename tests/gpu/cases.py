@@ -116,6 +116,7 @@ CASES: dict[str, Case] = {
     "NTXent + Guide, degrees": ntxent(
         lambda N: kf.Guide(random(N, 4), temperature=0.5), action="attract"
     ),
+    "NTXent + Union": ntxent(lambda N: kf.Union(kf.FNC(top_k=2), oracle(N))),
     "NTXent + Ring": ntxent(lambda N: kf.Ring(lower=0.3, upper=0.8)),
     "NTXent + Cave": ntxent(cave),
     "NTXent + IFND, two levels": ntxent(ifnd, action="attract"),

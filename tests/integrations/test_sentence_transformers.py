@@ -277,7 +277,11 @@ def clusters(number: int) -> kf.Detector:
     return kf.IFND(num_samples=number, num_clusters=(3, 5), schedule="constant")
 
 
-@pytest.mark.parametrize("make", [thresholds, clusters])
+def both(number: int) -> kf.Detector:
+    return kf.Union(thresholds(number), clusters(number))
+
+
+@pytest.mark.parametrize("make", [thresholds, clusters, both])
 def test_resuming_equals_an_undisturbed_training(
     tmp_path: Path, make: Callable[[int], kf.Detector]
 ) -> None:

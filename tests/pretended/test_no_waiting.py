@@ -46,11 +46,10 @@ def batch(step: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def answer(detector: str) -> str:
     """The kind of answer that a detector gives."""
-    if detector == "none" or "soft" in detector:
+    if detector == "none" or "soft" in detector or "degrees" in detector:
         return "none" if detector == "none" else "degrees"
-    return (
-        "levels" if detector.partition(",")[0] in ("ifnd", "neighbours", "hierarchy") else "flags"
-    )
+    leveled = ("ifnd", "neighbours", "hierarchy", "union")
+    return "levels" if detector.partition(",")[0] in leveled else "flags"
 
 
 def cases() -> list[tuple[str, str, Action]]:

@@ -46,3 +46,33 @@ def soft_targets(
             sum((-y * (z[i] @ z[j] / t - log_all) for j, y in target.items()), torch.zeros(()))
         )
     return torch.stack(losses).mean()
+
+
+def weighted_attraction(
+    z1: Tensor, z2: Tensor, t: float, degree: Tensor, own_weight: float | None
+) -> Tensor:
+    """Mean over 2B anchors of −Σ y log p in loops; `degree` (2B, 2B), views of z1 first."""
+    z = [v / v.norm() for v in [*z1, *z2]]
+    n, losses = len(z1), []
+    for i in range(2 * n):
+        own = (i + n) % (2 * n)
+        others = [j for j in range(2 * n) if j not in (i, own)]
+        mass = sum(float(degree[i, j]) for j in others)
+        log_all = torch.log(
+            sum((torch.exp(z[i] @ z[j] / t) for j in [own, *others]), torch.zeros(()))
+        )
+        loss = torch.zeros((), dtype=torch.float64)
+        for j in [own, *others]:
+            share = 1.0 if j == own else float(degree[i, j])
+            y = share / (1 + mass)
+            if own_weight is not None:
+                y = (
+                    (own_weight if mass else 1.0)
+                    if j == own
+                    else (1 - own_weight) * share / mass
+                    if mass
+                    else 0.0
+                )
+            loss = loss - y * (z[i] @ z[j] / t - log_all)
+        losses.append(loss)
+    return torch.stack(losses).mean()

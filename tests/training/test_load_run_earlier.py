@@ -58,6 +58,10 @@ def test_an_argument_that_is_gone_is_left_out_where_it_changed_nothing() -> None
     assert current_names(given, "ring") == {"lower": 0.5}
     assert current_names({"boundaries": "learned"}, "ring") == {"boundaries": "learned"}
     assert current_names({"top_k": 2, "degrees": True}, "fnc") == {"top_k": 2}
+    assert current_names({"alpha": 0.1, "degrees": True}, "guide") == {
+        "alpha": 0.1,
+        "degrees": True,
+    }
     kmeans = {"iterations": 20, "warm_iterations": 5, "points_per_cluster": 256}
     assert current_names({"every": 2, **kmeans}, "cave") == {"every": 2}
     assert current_names({**kmeans, "iterations": 9}, "cave") == {"iterations": 9}

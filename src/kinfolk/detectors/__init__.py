@@ -17,6 +17,7 @@ from kinfolk.detectors.hierarchy import Hierarchy
 from kinfolk.detectors.ifnd import IFND
 from kinfolk.detectors.known import Known, Oracle
 from kinfolk.detectors.ring import Ring
+from kinfolk.detectors.union import Union
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
@@ -41,5 +42,6 @@ __all__ = [
     "StartAt",
     "StopAt",
     "Teacher",
+    "Union",
     "register",
 ]

@@ -57,8 +57,9 @@ class Guide(Detector):
     and captions compares an image's candidate captions with its caption, and the other way round.
 
     With `temperature` and "attract", the attraction is divided among positive and candidates as
-    softmax(s_ij / t_g), the positive with s⁺: X-CLR's targets. On a CPU a file stays mapped into
-    memory. Features are data, so they are not in `state_dict()`.
+    softmax(s_ij / t_g), the positive with s⁺: X-CLR's targets. With `degrees`, kin by `alpha` or
+    `margin` have the degree (1 + s_ij) / 2, as in CWCL. On a CPU a file stays mapped into memory.
+    Features are data, so they are not in `state_dict()`.
 
     Args:
         features: (N, F) in data-set order, any norm, a tensor or a NumPy array; or a .npy or
@@ -68,6 +69,7 @@ class Guide(Detector):
         margin: in [0, 2]; the larger, the more candidates are kin.
         temperature: t_g > 0. Exactly one of the three is given.
         relative: whether `margin` is a share of s⁺ or a difference.
+        degrees: whether kin by `alpha` or `margin` have degrees, for "attract" and "reweight".
         num_samples: N, which the features must match.
 
     Example:
@@ -90,6 +92,7 @@ class Guide(Detector):
         margin: float | None = None,
         temperature: float | None = None,
         relative: bool = False,
+        degrees: bool = False,
         num_samples: int | None = None,
     ) -> None:
         super().__init__()
@@ -104,11 +107,15 @@ class Guide(Detector):
         require(above_0, "temperature", temperature, "above 0")
         if relative and margin is None:
             raise ValueError("`relative` (=True) needs `margin`")
+        if degrees and temperature is not None:
+            raise ValueError(
+                "`degrees` (=True) needs `alpha` or `margin`; with `temperature` kin have degrees"
+            )
         if positives is not None and features is None:
             raise ValueError("`positives` must be given with `features`, those of the anchors")
         warn_if_most_are_flagged(alpha)
         self.alpha, self.margin = alpha, margin
-        self.temperature, self.relative = temperature, relative
+        self.temperature, self.relative, self.degrees = temperature, relative, degrees
         features_NF = None if features is None else _read_table(features, "features", num_samples)
         positives_MF = None if positives is None else _read_table(positives, "positives")
         if features_NF is not None and positives_MF is not None:
@@ -159,7 +166,8 @@ class Guide(Detector):
             level_R1 = level_below(pos_R1, self.margin, self.relative)
         else:
             level_R1 = self._quantile(sim_RC, block)
-        return Kin(sim_RC > level_R1.clamp(min=-2))
+        kin_RC = sim_RC > level_R1.clamp(min=-2)
+        return Kin(kin_RC * (1 + sim_RC).clamp(0, 2) / 2 if self.degrees else kin_RC)
 
     def _similarities(self, block: Block) -> tuple[Tensor, Tensor]:
         """(R, C) of the guide, `OUT` at the anchor's sample; and s⁺, (R, 1) or (1, 1)."""

@@ -167,7 +167,8 @@ def current_names(given: Mapping[str, Any], owner: str) -> dict[str, Any]:
     if owner in ("simclr", "spcl") and "positive_in_denominator" in given:
         is_decoupled = not given.pop("positive_in_denominator")
         given["decoupled"] = is_decoupled or given.get("decoupled", False)
-    given.pop("degrees", None)  # of every detector; it never changed what is flagged
+    if owner != "guide":  # it was of every detector, and never changed what is flagged
+        given.pop("degrees", None)
     removed = REMOVED.get(owner, {})
     return {name: x for name, x in given.items() if name not in removed or x != removed[name]}
 
