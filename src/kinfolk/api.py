@@ -148,7 +148,7 @@ class Encoder(nn.Module):
         return features
 
     def tokenize(self, texts: Sequence[str]) -> Tensor:
-        """(B, T) tokens of texts, for a run of text pairs."""
+        """(B, T), for a run of text pairs."""
         tokenizer = self.run.tokenizer()
         return cut(tokenizer.encode(texts), tokenizer.end_id)
 

@@ -38,8 +38,6 @@ State = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Policy:
-    """What a loss does about kin."""
-
     action: Action = "eliminate"
     kin_weight: float = 0.5  # of kin without degrees with "reweight"
     min_negatives: int = 1  # of each anchor, the least similar, are never removed
@@ -98,8 +96,6 @@ def spare(sim_RC: Tensor, out_RC: Tensor, gone_RC: Tensor, min_negatives: int) -
 
 @dataclass(frozen=True)
 class Rows:
-    """What a loss sees of a block."""
-
     ids: Tensor  # (b,) sample ids, `num_views` rows for each
     num_views: int
     t: Tensor  # (R,) temperature
@@ -161,8 +157,6 @@ class LogSumExp(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Contrast:
-    """How the loss of a batch is computed."""
-
     row_loss: Callable[[Rows], tuple[Tensor, State]]  # (R,) losses, and (b,) state to write
     policy: Policy = Policy()
     find: Callable[[Block], Kin | tuple[Kin, ...]] | None = None  # of a detector
@@ -177,8 +171,8 @@ BlockLoss = Callable[..., Summed]
 
 
 def block_loss(how: Contrast, pairs: Pairs, t: Tensor, *parameters: Tensor) -> Summed:
-    """The summed loss of a block; its counts; and the state that detector, (b, …), and loss,
-    (b, L), propose."""
+    """The summed loss of a block; its counts; and the state that detector, (b, …), and loss, (b,
+    L), propose."""
     sim_RC = pairs.anchors @ pairs.candidates.T
     pos_RP = (pairs.anchors.unsqueeze(1) * pairs.positives).sum(2)
     own_RC, levels, counts, update = find_kin(how, pairs, sim_RC.detach(), pos_RP.detach())
@@ -223,8 +217,8 @@ def find_kin(
 
 
 def compile_block_loss() -> BlockLoss:
-    """`block_loss` through `torch.compile`, as a new function: the compiler keeps at most eight
-    variants of a function, and then silently runs it as it is."""
+    """Each call compiles a new function: the compiler keeps at most eight variants of a function,
+    and then silently runs it as it is."""
     new = types.FunctionType(block_loss.__code__.replace(), block_loss.__globals__)
     return torch.compile(new, dynamic=True)
 
@@ -245,8 +239,8 @@ def contrast(
     *parameters: Tensor,
     run: BlockLoss = block_loss,
 ) -> Outcome:
-    """The mean loss of all anchors of `pairs`, which have unit norm. `parameters`: learned
-    scalars besides the temperature; `run`: `block_loss`, perhaps compiled."""
+    """The mean loss of all anchors of `pairs`, which have unit norm. `parameters`: learned scalars
+    besides the temperature."""
     samples, number = len(pairs.ids), how.num_anchors or len(pairs.anchors)
     inputs = (pairs.anchors, pairs.candidates, pairs.positives, temperature, *parameters)
     by_row = [True, False, True] + [False] * (1 + len(parameters))
@@ -261,7 +255,7 @@ def contrast(
     step = max(1, (how.block_rows or many) // pairs.num_views)
 
     def cut(x: Tensor | None, first: int) -> Any:
-        """The rows of the samples of a block, equally many for each sample."""
+        """The rows of the samples of a block."""
         if x is not None:
             return x[first * len(x) // samples : (first + step) * len(x) // samples]
         return None

@@ -33,8 +33,8 @@ def is_rank_zero() -> bool:
 
 @contextmanager
 def equal_batches(equal: bool = True) -> Iterator[None]:
-    """Within, batches of all ranks have one size, which saves a collective and a wait in every
-    step. With unequal batches, the collectives fail or hang."""
+    """Saves a collective and a wait in every step. With unequal batches, the collectives fail or
+    hang."""
     global _equal_batches
     before, _equal_batches = _equal_batches, equal
     try:
@@ -44,7 +44,6 @@ def equal_batches(equal: bool = True) -> Iterator[None]:
 
 
 def batch_sizes(local: int, device: torch.device) -> list[int]:
-    """The number of rows of each rank."""
     if _equal_batches:
         return [local] * world_size()
     sizes = torch.empty(world_size(), dtype=torch.int64, device=device)
@@ -70,7 +69,7 @@ def threads_of_waiting_ranks() -> Iterator[None]:
 
 
 def _all_gather(gathered: Tensor, own: Tensor) -> None:
-    """Fills `gathered`, (W·n,), with the (n,) entries of all W ranks."""
+    """`gathered` is (W·n,) of (n,) on W ranks."""
     try:
         _collective("all_gather_single", "all_gather_into_tensor")(gathered, own)
     except RuntimeError as error:
@@ -79,7 +78,7 @@ def _all_gather(gathered: Tensor, own: Tensor) -> None:
 
 
 def _reduce_scatter(own: Tensor, whole: Tensor) -> None:
-    """Fills `own` with this rank's part, of W equal ones, of the sum of `whole` over ranks."""
+    """Fills `own` with this rank's part of the sum of `whole` over ranks."""
     try:
         _collective("reduce_scatter_single", "reduce_scatter_tensor")(own, whole)
     except RuntimeError as error:
@@ -90,14 +89,14 @@ def _reduce_scatter(own: Tensor, whole: Tensor) -> None:
 
 
 def _collective(name: str, before: str) -> Callable[[Tensor, Tensor], object]:
-    """The collective of this name, or as it was called before torch 2.13."""
+    """`before`: its name before torch 2.13."""
     found: Callable[[Tensor, Tensor], object] = getattr(dist, name, None) or getattr(dist, before)
     return found
 
 
 def _require_unsupported(error: RuntimeError) -> None:
-    """Raises the error again, unless the backend lacks the collective, as MPI and older versions
-    of gloo do. It is then raised on all ranks before anything is sent."""
+    """Raises the error again, unless the backend lacks the collective, as MPI and older versions of
+    gloo do. It is then raised on all ranks before anything is sent."""
     if not any(words in str(error) for words in ("not support", "no support")):
         raise error
 
@@ -153,8 +152,7 @@ def sum_over_ranks(value: Tensor) -> Tensor:
 
 
 def average_gradient(parameter: Tensor) -> Tensor:
-    """The parameter, with a gradient that is averaged over ranks, where no
-    DistributedDataParallel does it."""
+    """For a parameter whose gradient no DistributedDataParallel averages."""
     if world_size() == 1:
         return parameter
     same: Tensor = _Average.apply(parameter)  # type: ignore[no-untyped-call]
@@ -172,7 +170,6 @@ def from_rank_zero(compute: Callable[[], Tensor], empty: Tensor) -> Tensor:
 
 
 def overwrite_from_rank_zero(tensors: Sequence[Tensor], device: torch.device) -> None:
-    """Overwrites tensors on the CPU with those of rank zero, by `device`."""
     if world_size() > 1:
         for tensor in tensors:
             there = tensor.to(device)

@@ -1,4 +1,4 @@
-"""Features of a whole data set, and their division into parts that train and test a classifier.
+"""Features of a whole data set, and their parts that train and test a classifier.
 
 Dimension key: N samples, B batch, C = 3 channels, S pixels of a side, F features, K labels, M
 samples of a rank.
@@ -177,14 +177,13 @@ def normalise_by(data: ImageData, views: Views, *, batch_size: int = 512) -> Vie
 
 
 HELD_OUT = 0.2
-"""Share of the samples that a classifier is tested on if the data has no test split."""
+"""Share of the samples that a classifier is tested on without a test split."""
 
 
 @dataclass(frozen=True)
 class LabelledFeatures:
-    """Labelled features for training and for testing a classifier; the latter are empty without a
-    test split. Labels are classes (N,), or (N, K) for samples with several labels. `measured_on`
-    describes the test part, "" if there is none."""
+    """Labels are classes (N,), or (N, K) for samples with several. The test part is empty without a
+    test split; `measured_on` describes it, "" if there is none."""
 
     train_ids: NDArray[np.int64]
     train_x: NDArray[np.float32]
@@ -228,7 +227,7 @@ def require_labels(labels: NDArray[np.int64] | None) -> NDArray[np.int64]:
 
 
 def divide(parts: LabelledFeatures, seed: int, what: str) -> LabelledFeatures:
-    """The parts, with a fifth of each class held out if there is no test split."""
+    """Holds out a fifth of each class if there is no test split."""
     if parts.measured_on:
         return parts
     several = parts.train_y.ndim > 1
@@ -245,7 +244,7 @@ def divide(parts: LabelledFeatures, seed: int, what: str) -> LabelledFeatures:
 
 
 def held_out_part(y: np.ndarray, share: float, seed: int, repeat: int = 0) -> np.ndarray:
-    """(N,) True for held-out samples: a `share` of each class, at least one and never all."""
+    """(N,) True for a `share` of each class, at least one sample and never all."""
     key = ("linear-holdout", repeat) if repeat else ("linear-holdout",)
     order = torch.randperm(len(y), generator=generator(seed, *key)).numpy()
     held = np.zeros(len(y), dtype=bool)

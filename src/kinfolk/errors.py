@@ -37,7 +37,7 @@ def require_choice(name: str, value: object, choices: Sequence[str]) -> None:
 
 
 def short(text: str, longest: int = LONGEST) -> str:
-    """A text for a message: printable, without the middle of a long one."""
+    """Printable, without the middle of a long text."""
     text = printable(text)
     return text if len(text) <= longest else f"{text[: longest // 2]}…{text[1 - longest // 2 :]}"
 
@@ -124,7 +124,7 @@ def duration(seconds: float) -> str:
 
 
 def install_hint(packages: str, extra: str | None = None) -> str:
-    """How to install optional packages; kinfolk's `extra` is installed from a clone."""
+    """kinfolk's `extra` is installed from a clone."""
     clone = "" if extra is None else f", or with `pip install '.[{extra}]'` in a clone of kinfolk"
     return f"install it with `pip install {packages}`{clone}"
 
@@ -136,7 +136,7 @@ def did_you_mean(name: str, names: Iterable[str], limit: int = 3) -> str:
 
 
 def similar_path(path: Path) -> str:
-    """The hint for a path that does not exist, or "" if there is none like it."""
+    """The hint for a path that does not exist, or ""."""
     present = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
     close = difflib.get_close_matches(path.name, present, n=1, cutoff=0.7)
     return f"; did you mean `{short(str(path.with_name(close[0])))}`?" if close else ""
@@ -198,7 +198,7 @@ def warn_about_dropped_settings(recipe: str, method: str, dropped: Sequence[str]
 def show_progress(
     values: Iterable[Value], total: int, title: str, *, enabled: bool
 ) -> Iterator[Value]:
-    """Yields `values` and shows on standard error how many of `total` have been yielded."""
+    """Yields `values` and shows on standard error how many of `total` there were."""
     if not enabled:
         yield from values
         return

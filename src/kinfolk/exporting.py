@@ -1,5 +1,5 @@
-"""Writes the encoder of a run for other software: safetensors, torchvision, timm and ONNX. The
-target package loads each file, if it is installed, and must return the same features."""
+"""Writes the encoder of a run for other software. The target package loads each file, if it is
+installed, and must return the same features."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 PACKAGES = ("torchvision", "timm")
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE = 1e-4
-"""Largest difference, relative to the largest feature; rounding alone causes about 1e-6."""
+"""Relative to the largest feature; rounding alone causes about 1e-6."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,6 @@ class Exported:
 
 @dataclass(frozen=True)
 class ExportedEncoder:
-    """An encoder with the size and normalisation of its input images."""
-
     module: nn.Module
     views: Mapping[str, Any]
 
@@ -141,7 +139,7 @@ def export(
 
 @torch.no_grad()
 def _require_finite(encoder: ExportedEncoder, path: Path) -> None:
-    """Refuses an encoder of a training that diverged; finite weights may give infinite features."""
+    """Finite weights may give infinite features."""
     parts = list(plain_state(encoder.module).values())
     if "size" in encoder.views:  # otherwise the size of its images is unknown
         parts.append(encoder.module(encoder.example_images()))
@@ -231,7 +229,7 @@ FORMATS: dict[str, tuple[str, Callable[[ExportedEncoder, Path], tuple[str, str]]
     "timm": ("timm", _timm),
     "onnx": ("encoder.onnx", _onnx),
 }
-"""Formats with their default names in `RUN/export/`, a folder for timm, and writers."""
+"""The default names in `RUN/export/`, a folder for timm, and the writers."""
 
 
 def unavailable(package: str) -> str | None:
@@ -284,7 +282,7 @@ def load_timm(name: str, path: Path) -> nn.Module:
 
 
 def write_onnx(encoder: nn.Module, images: Tensor, path: Path, notes: Mapping[str, Any]) -> None:
-    """Writes one file; `notes` go into its metadata, each as JSON."""
+    """`notes` go into the metadata of the file, each as JSON."""
     onnx: Any = importlib.import_module("onnx")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():

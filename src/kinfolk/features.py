@@ -1,6 +1,5 @@
-"""Features of samples: the one reader of feature files, and blocks of unit-norm rows.
-
-Reading a file never runs code in it.
+"""Features of samples: the reader of feature files, which runs no code in them, and blocks of unit-
+norm rows.
 
 Dimension key: N data set, D embedding, R rows of a block.
 """
@@ -30,8 +29,7 @@ KEYS = ("features", "embeddings", "embedding", "x")
 
 
 class Features:
-    """(N, D) features, possibly memory-mapped, checked once; `rows` and `take` return unit-norm
-    float32."""
+    """(N, D), possibly memory-mapped, checked once; `rows` and `take` return unit-norm float32."""
 
     def __init__(self, array: NDArray[Any], name: str = "`features`") -> None:
         if array.ndim != 2 or array.shape[1] < 1 or len(array) < FEWEST:
@@ -89,7 +87,7 @@ class Features:
 
 
 def open_features(path: str | os.PathLike[str], key: str | None = None) -> NDArray[Any]:
-    """The (N, D) array in a file with one of `SUFFIXES`; `key` names it if there are several."""
+    """(N, D) in a file with one of `SUFFIXES`; `key` names the array if there are several."""
     path = Path(path)
     suffix, kinds = path.suffix.lower(), ", ".join(SUFFIXES)
     if not path.exists():

@@ -1,9 +1,6 @@
-"""Atomic and durable writing of files, and digests that detect damaged ones.
-
-Every file is written under a temporary name, flushed to the disk and then renamed. Checkpoints have
-a digest of all their bytes in the comment of their zip archive, safetensors files in their
-metadata.
-"""
+"""Atomic and durable writing of files, and digests that detect damaged ones. Checkpoints have a
+digest of all their bytes in the comment of their zip archive, safetensors files in their
+metadata."""
 
 from __future__ import annotations
 
@@ -25,9 +22,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 UNFINISHED = ".unfinished"
-"""Part of the name of a file that is being written; a killed process may leave it behind."""
+"""In the name of a file that is being written; a killed process may leave it behind."""
 DIGEST = "kinfolk.digest"
-"""Key of the digest in the metadata of a safetensors file."""
 
 _SEAL = b"kinfolk blake2b "
 _HEX = 32
@@ -55,9 +51,8 @@ class DamagedFileError(KinfolkError):
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Writes a file under a temporary name and renames it to `path` once its bytes are on the disk.
-    The folder of `path` is created if it is missing, but not the one above it: a run folder that
-    was removed is an error."""
+    """Renames the file to `path` once its bytes are on the disk. The folder of `path` is created if
+    it is missing, but not the one above it: a run folder that was removed is an error."""
 
     def write_to(unfinished: Path) -> None:
         with open(unfinished, "wb") as file:
@@ -108,7 +103,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_sealed_text(path: Path, text: str) -> None:
-    """As `write_text`, with a first line that is the digest of the rest."""
+    """The first line is the digest of the rest."""
     write_text(path, f"{_text_digest(text)}\n{text}")
 
 
@@ -136,8 +131,7 @@ def append_line(path: Path, line: str) -> None:
 
 @contextlib.contextmanager
 def explain_write_errors(path: Path) -> Iterator[None]:
-    """Turns an error of the file system into a sentence about `path`, also inside a RuntimeError of
-    torch."""
+    """Turns an error of the file system into a sentence, also inside a RuntimeError of torch."""
     try:
         yield
     except KinfolkError:
@@ -196,7 +190,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """The message of an error as one printable line without a full stop."""
+    """The message as one printable line without a full stop."""
     if isinstance(error, OSError) and error.strerror:
         return short(str(error.strerror))
     return short((str(error).strip() or type(error).__name__).splitlines()[0]).rstrip(".")
@@ -210,8 +204,7 @@ def why_failed(error: BaseException) -> str:
 
 
 def write_sealed_zip(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Writes a zip archive atomically, with the digest of its bytes as its comment. `write` must
-    not seek."""
+    """The comment of the archive is the digest of its bytes. `write` must not seek."""
 
     def write_with_seal(file: BinaryIO) -> None:
         hashing = _Hashing(file)
@@ -247,7 +240,7 @@ def check_sealed_zip(path: Path) -> None:
 def write_safetensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Writes tensors atomically, with the digest of the whole file in its metadata."""
+    """The metadata has the digest of the whole file."""
     from safetensors.torch import save
 
     data = memoryview(save(dict(tensors)))

@@ -1,5 +1,4 @@
-"""LARS, the optimiser of a training, the scaling of its learning rate, and its schedule. Biases and
-norms are never decayed."""
+"""LARS, the optimiser of a training, its learning rate and schedule."""
 
 from __future__ import annotations
 
@@ -95,7 +94,7 @@ def _adapt(
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Trainable parameters with more than one dimension, with `weight_decay`, and the others."""
+    """Only parameters with more than one dimension are decayed."""
     trainable = [param for param in module.parameters() if param.requires_grad]
     groups = [
         {"params": [param for param in trainable if param.ndim > 1], "weight_decay": weight_decay},
@@ -115,7 +114,6 @@ def build_optimizer(
     betas: tuple[float, float] = (0.9, 0.999),
     trust: float = 0.001,
 ) -> Optimizer:
-    """The optimiser called `name` over the trainable parameters of `module`."""
     groups = parameter_groups(module, weight_decay)
     if not groups:
         raise ValueError(f"{type(module).__name__} has no parameters to train")
@@ -127,7 +125,6 @@ def build_optimizer(
 
 
 def move_to_own_group(optimizer: Optimizer, parameters: Iterable[nn.Parameter], lr: float) -> None:
-    """Moves `parameters` to a group with learning rate `lr` and without weight decay."""
     moved = list(parameters)
     ids = {id(parameter) for parameter in moved}
     for group in optimizer.param_groups:
@@ -174,7 +171,7 @@ def lr_factor(
 def build_scheduler(
     optimizer: Optimizer, factor: Callable[[int], float], others: Sequence[Callable[[], float]] = ()
 ) -> LambdaLR:
-    """A scheduler of each step. The last groups, one for each of `others`, use these factors."""
+    """The last groups, one for each of `others`, use these factors."""
     # plain functions are not saved in a checkpoint
     own: list[Callable[[int], float]] = [lambda _, other=other: other() for other in others]  # type: ignore[misc]
     shared = [lambda step: factor(step)] * (len(optimizer.param_groups) - len(own))

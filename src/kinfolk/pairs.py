@@ -141,7 +141,6 @@ def same_key(key_R: Tensor, key_C: Tensor) -> Tensor:
 
 
 def check_answer(answer: object, block: Block) -> tuple[Kin, ...]:
-    """The levels of a detector's answer."""
     levels, right = answer if isinstance(answer, tuple) else (answer,), tuple(block.sim_RC.shape)
     for kin in levels or (answer,):
         if not isinstance(kin, Kin):
@@ -161,7 +160,7 @@ def check_answer(answer: object, block: Block) -> tuple[Kin, ...]:
 
 
 def integer_ids(ids: Tensor, device: torch.device | None = None, name: str = "ids") -> Tensor:
-    """The ids as int64. Floats are refused: float32 cannot distinguish numbers above 2²⁴."""
+    """Floats are refused: float32 cannot distinguish numbers above 2²⁴."""
     if not isinstance(ids, Tensor):
         what = f"`{name}` (={type(ids).__name__})"
         raise TypeError(f"{what} must be an integer tensor: torch.as_tensor({name})")
@@ -185,7 +184,7 @@ def two_views(z1: Tensor, z2: Tensor, ids: Tensor) -> Pairs:
 
 
 def unit(z: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """The same directions with unit norm, in float32 at least."""
+    """In float32 at least, and with unit norm."""
     if z.is_complex():
         raise ValueError("embeddings must be real numbers; received complex ones")
     dtype = dtype or (torch.float64 if z.dtype == torch.float64 else torch.float32)
@@ -193,7 +192,7 @@ def unit(z: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def to_unit(pairs: Pairs) -> Pairs:
-    """The pairs with unit norm, in float32, or in float64 if one of them is."""
+    """In float32, or in float64 if one of the pairs is."""
     given = (pairs.anchors, pairs.candidates, pairs.positives)
     dtype = torch.float64 if any(z.dtype == torch.float64 for z in given) else torch.float32
     if pairs.unit and all(z.dtype == dtype for z in given):

@@ -50,7 +50,6 @@ def register_framework(name: str, framework: type) -> None:
 
 
 def load_plugins(names: Iterable[str]) -> None:
-    """Imports modules or .py files."""
     for name in names:
         _load(name)
 

@@ -1,5 +1,4 @@
-"""Seeding: a random generator is a function of seed and key, so no random state has to be saved or
-restored."""
+"""A random generator is a function of seed and key, so no random state has to be saved."""
 
 from __future__ import annotations
 
@@ -11,8 +10,7 @@ import torch
 
 
 def derive_seed(seed: int, *key: int | str) -> int:
-    """The 63-bit seed of `seed` and `key`, equal in every process, on every platform and in every
-    version."""
+    """A 63-bit seed, equal in every process, on every platform and in every version."""
     digest = hashlib.blake2b(digest_size=8)
     for part in (seed, *key):
         if isinstance(part, bool) or not isinstance(part, int | str):
@@ -26,20 +24,19 @@ def derive_seed(seed: int, *key: int | str) -> int:
 
 
 def generator(seed: int, *key: int | str, device: torch.device | str = "cpu") -> torch.Generator:
-    """A fresh generator on `device` for `seed` and `key`, e.g. `generator(0, "views", epoch,
-    step)`."""
+    """For example `generator(0, "views", epoch, step)`."""
     return torch.Generator(device=device).manual_seed(derive_seed(seed, *key))
 
 
 def step_generator(seed: int, count: int) -> torch.Generator:
-    """The generator of the `count`-th step of a module that stores its own random 62-bit `seed`."""
+    """For the `count`-th step of a module that stores its random 62-bit `seed`."""
     return torch.Generator().manual_seed(seed ^ count)
 
 
 @contextlib.contextmanager
 def preserve_random_state() -> Iterator[None]:
-    """Restores the global random state of torch at the end. GPUs are included only if CUDA is in
-    use: reading their state would initialise CUDA, and the process could not fork."""
+    """GPUs are included only if CUDA is in use: reading their state would initialise CUDA, and the
+    process could not fork."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices=devices):
         yield

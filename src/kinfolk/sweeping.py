@@ -1,5 +1,5 @@
-"""Several trainings and the table that compares them: `kf.sweep`, and `kinfolk advise --try` within
-a time limit. Repeated with the same arguments, both continue.
+"""Several trainings and the table that compares them: `kf.sweep`, and `kinfolk advise --try`.
+Repeated with the same arguments, both continue.
 
 Dimension key: N samples, F features.
 """
@@ -146,8 +146,7 @@ class Clock:
 def combinations(
     methods: Sequence[str], settings: Mapping[str, Sequence[Any]]
 ) -> dict[str, tuple[str, dict[str, Any]]]:
-    """(method, settings) of each combination, by the name of its folder, as in
-    `simclr+fnc,alpha=0.1`."""
+    """(method, settings) by the name of the folder, as in `simclr+fnc,alpha=0.1`."""
     found: dict[str, tuple[str, dict[str, Any]]] = {}
     for method in methods:
         keys = [key for key in settings if "+" in method or not key.startswith("detector.")]
@@ -192,7 +191,7 @@ PLAN = "plan.json"
 PLANNED_SEEDS, MOST_SEEDS = 3, 10
 FEWEST_EPOCHS, MOST_EPOCHS = 3, 100
 USED, SLOWER = 0.8, 1.15
-"""Share of the time that is planned, and how much slower than in the pilot an epoch may be."""
+"""Share of the time that is planned, and how much slower an epoch may be than in the pilot."""
 COMPARED = 2000
 """Samples whose views are compared with each other."""
 CRITERIA = {
@@ -365,7 +364,7 @@ def _train(
     labels: NDArray[np.int64] | None,
     progress: bool,
 ) -> bool:
-    """Trains and measures a run; False if the deadline ended it."""
+    """False if the deadline ended the run."""
     resume = run.config.exists()
     given: dict[str, Any] = {} if resume else {"recipe": plan.recipe}
     try:
@@ -398,7 +397,7 @@ def _train(
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Ends a training that runs inside after `seconds`, with a checkpoint, as SIGTERM does."""
+    """Ends a training that runs inside, with a checkpoint, as SIGTERM does."""
     done = threading.Event()
 
     def interrupt() -> None:

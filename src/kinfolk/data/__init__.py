@@ -1,2 +1,1 @@
-"""Data: images from any source, each with a stable sample id, decoded once, and their augmented
-views."""
+"""Data: images with stable sample ids, decoded once, and their augmented views."""

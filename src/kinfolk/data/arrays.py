@@ -1,5 +1,5 @@
-"""Images as arrays: in memory, in a `.npz`, in a memory-mapped `.npy`, and in the official archives
-of CIFAR. No file can run code."""
+"""Images as arrays: in memory, `.npz`, memory-mapped `.npy`, and the archives of CIFAR. No file can
+run code."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def find_layout(images: Pixels, what: str) -> Pixels:
 
 
 def find_factor(images: Pixels, what: str) -> int:
-    """What all values are multiplied by for uint8: 255 for bool and floats in [0, 1], else 1."""
+    """The factor for uint8: 255 for bool and floats in [0, 1], else 1."""
     if images.dtype.kind not in "biuf":
         raise KinfolkError(
             f"{what} has the type {images.dtype}; images must be numbers, preferably uint8"
@@ -147,7 +147,7 @@ def open_arrays(path: Path, labels: npt.ArrayLike | None = None) -> ArraySource:
 
 
 def _check_size(archive: zipfile.ZipFile, array: str) -> None:
-    """Refuses an array with a false header, for which numpy would allocate the memory first."""
+    """For a false header, numpy would allocate the memory first."""
     info = archive.getinfo(f"{array}.npy" if f"{array}.npy" in archive.namelist() else array)
     with archive.open(info) as member:
         is_first = npy.read_magic(member) == (1, 0)
@@ -180,8 +180,6 @@ _MAX_BYTES = 1 << 30
 
 
 class Layout(NamedTuple):
-    """Where the parts of an archive are."""
-
     folder: str
     train: tuple[str, ...]
     test: str
@@ -204,8 +202,8 @@ _CIFAR = (
 
 
 def find_cifar(path: Path) -> tuple[Path, Layout] | None:
-    """The archive, the extracted folder or the folder above it, if `path` is one of these. A `.tar`
-    that can't be read to its end is none, because shards are read as far as possible."""
+    """The archive, the extracted folder or the folder above it. A `.tar` that can't be read to its
+    end is none, because shards are read as far as possible."""
     if path.is_dir():
         for kind in _CIFAR:
             for folder in (path, path / kind.folder):

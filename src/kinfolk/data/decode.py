@@ -29,7 +29,7 @@ _MAX_FILE_BYTES = 1 << 30
 _ORIENTATION = 0x0112
 
 Place = str | tuple[str, int, int]
-"""Where the bytes of an image are: a file, or (file, offset, length) of a part of one."""
+"""A file, or (file, offset, length) of a part of one."""
 
 
 class RefusedError(Exception):
@@ -88,7 +88,7 @@ def read_file(
 
 
 def decode(data: bytes | npt.NDArray[Any], height: int, width: int, pixel_cap: int) -> Decoded:
-    """Pixels of `height` × `width` (squashed, not cropped) from a file's bytes or an array."""
+    """Squashed to `height` × `width`, not cropped."""
     if isinstance(data, np.ndarray):
         _check_cap(data.shape[1], data.shape[0], pixel_cap)
         if data.shape == (height, width, 3) and data.dtype == np.uint8:
@@ -133,7 +133,7 @@ def squash(
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any mode as RGB: 16 bits scaled to 8, transparency on a white background."""
+    """16 bits are scaled to 8, transparency is on white."""
     if image.mode.startswith("I") or image.mode == "F":
         return Image.fromarray(_to_bytes(np.asarray(image), image.mode)).convert("RGB")
     if image.has_transparency_data:
@@ -145,7 +145,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def digest(data: bytes | npt.NDArray[Any]) -> str:
-    """16 hexadecimal digits that identify the content; for an array also its shape."""
+    """Identifies the content, and the shape of an array."""
     state = hashlib.blake2b(digest_size=8)
     if isinstance(data, np.ndarray):
         state.update(f"{data.dtype.str}{data.shape}".encode())

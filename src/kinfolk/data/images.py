@@ -1,4 +1,4 @@
-"""The prepared data set, by sample id; and its batches on their way to the training device."""
+"""The prepared data set, by sample id, and its batches on their way to the training device."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ImageData:
         return self.num_train + (0 if self.texts is None else len(self.texts.negatives))
 
     def of_ids(self, values: Tensor) -> Tensor:
-        """(num_ids,) of (N,) values: those of the training samples, and −1 for other ids."""
+        """(num_ids,) of (N,): the values of training samples, and −1 for other ids."""
         train = values[: self.num_train]
         return nn.functional.pad(train, (0, self.num_ids - self.num_train), value=-1)
 
@@ -88,7 +88,7 @@ class ImageData:
         return self._cache.index_select(0, rows)
 
     def at(self, ids: npt.NDArray[np.int64]) -> ImageData:
-        """The images of `ids` (B,) as a data set with ids from zero. Not for streamed data."""
+        """The images of `ids` as a data set with ids from zero. Not for streamed data."""
         rows = torch.from_numpy(ids)
         shared = rows if self.rows is None else self.rows.index_select(0, rows)
         found = ImageData(self.samples.at(ids), self._cache, shared, self.quarantine)
@@ -123,7 +123,7 @@ Batch = dict[str, Any]
 
 
 class SentBatch(NamedTuple):
-    """A batch on the device, and the event after which it may be used there."""
+    """A batch on the device, and the event after which it may be used."""
 
     batch: Batch
     event: Any
@@ -135,7 +135,7 @@ def _map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
 
 @final
 class Transfer:
-    """Copies batches to a device, and calls `prepare` with each there, e.g. to make its views."""
+    """Copies batches to a device, and calls `prepare` with each there."""
 
     def __init__(
         self, device: torch.device, prepare: Callable[[Batch], Batch] | None = None
@@ -148,8 +148,7 @@ class Transfer:
         self.stream = torch.cuda.Stream(device) if self.has_streams else None  # type: ignore[no-untyped-call]
 
     def enter_thread(self) -> None:
-        """A thread starts with GPU 0 as its device, where pinning would make a context of every
-        rank."""
+        """A thread starts with GPU 0, where pinning would make a context of every rank."""
         if self.has_streams:
             torch.cuda.set_device(self.device)
 
@@ -166,7 +165,7 @@ class Transfer:
         return SentBatch(batch, event)
 
     def receive(self, sent: SentBatch) -> Batch:
-        """The batch, for the current stream, which waits for it; the host does not."""
+        """The current stream waits for the batch; the host does not."""
         if sent.event is not None:
             current = torch.cuda.current_stream(self.device)
             current.wait_event(sent.event)
@@ -179,7 +178,7 @@ class Transfer:
 def transfer_batches(
     read: Callable[[int], Batch], steps: Sequence[int], transfer: Transfer, threads: int
 ) -> Generator[Batch, None, None]:
-    """The batches `read(step)` in order, on the device; `threads` are read at a time."""
+    """Batches in order, on the device; `threads` are read at a time."""
     todo = iter(steps)
     with ThreadPoolExecutor(threads, "kinfolk-batches", transfer.enter_thread) as reader:
         reading: deque[Future[Batch]] = deque()

@@ -1,5 +1,4 @@
-"""Annotations of samples: splits, labels as class indices, captions, groups of known positives;
-and tables."""
+"""Annotations of samples: splits, labels, captions, groups; and tables."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ Caption = str | tuple[str, ...]
 
 VALIDATION_SPLITS = ("val", "valid", "validation")
 TEST_SPLITS = ("test", *VALIDATION_SPLITS)
-"""Those that accuracy is measured on, in order of preference."""
+"""Splits to measure accuracy on, in order of preference."""
 SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 SPLITS |= dict.fromkeys(VALIDATION_SPLITS, "val")
 """Names of folders at the top of a source, and the splits they are."""
@@ -29,7 +28,7 @@ _ALIASES = {**SPLITS, "dev": "val", "": "train"}
 
 
 def split_name(given: str) -> str:
-    """ "train", "val" or "test" for a name such as "Validation" or "dev"; other names stay."""
+    """ "train", "val" or "test" for "Validation" or "dev"; other names stay."""
     name = given.strip().lower()
     return _ALIASES.get(name, name)
 
@@ -105,7 +104,7 @@ def normalise_caption(caption: str) -> str:
 
 
 def to_text(value: Any) -> str | None:
-    """A cell as text. Bytes that are not UTF-8 become lone surrogates."""
+    """Bytes that are not UTF-8 become lone surrogates."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "surrogateescape")
     return None if value is None or value != value else str(value)
@@ -126,8 +125,8 @@ def why_refused(
 
 
 def usable_captions(value: Any) -> tuple[Caption | None, list[tuple[int, str]]]:
-    """The usable captions of a cell, and (number, reason) of each that can't be used; number 0 is
-    the cell as a whole."""
+    """The usable captions of a cell, and (number, reason) of the others; number 0 is the whole
+    cell."""
     if not isinstance(value, list | tuple):
         text = to_text(value)
         reason = why_refused(text)
@@ -147,8 +146,8 @@ def group_ids(
     captions: Sequence[Caption | None] | None,
     groups: Sequence[str | None] | None,
 ) -> Ints:
-    """(N,) the known positives of each sample: the id of the first sample of its group, whose
-    samples share, also through others, the image's bytes, a caption or a group of the user."""
+    """(N,) the known positives: the id of the first sample of the group, whose samples share, also
+    through others, the image's bytes, a caption or a group of the user."""
     return linked_rows(
         len(digests),
         ((digest,) for digest in digests),
@@ -158,8 +157,7 @@ def group_ids(
 
 
 def linked_rows(number: int, *columns: Iterable[Iterable[Hashable]]) -> Ints:
-    """(N,) the first of the rows that share a key with this one in any of the columns, also through
-    other rows."""
+    """(N,) the first row that shares a key with this one in any column, also through other rows."""
     parents = list(range(number))
 
     def root(row: int) -> int:
@@ -182,7 +180,7 @@ _LONGEST_CELL = 1 << 27
 
 
 def read_columns(path: Path) -> dict[str, list[Any]]:
-    """The columns of a table by name; cells of CSV and TSV are texts."""
+    """Cells of CSV and TSV are texts."""
     return _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
 
 

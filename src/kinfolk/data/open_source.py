@@ -123,8 +123,8 @@ def typical_side(source: Source) -> int | None:
 
 
 def digits() -> ArraySource:
-    """1,797 handwritten digits, 8 × 8 (Alpaydin and Kaynak, UCI 1998), from scikit-learn; every
-    fifth image of each class is a test image."""
+    """1,797 handwritten digits, 8 × 8 (Alpaydin and Kaynak, UCI 1998); every fifth image of each
+    class is a test image."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -212,8 +212,8 @@ _IMAGE = frozenset(
 
 
 def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
-    """All images below `root`, sorted by their relative path. `train/` at the top, alone or with
-    `test/` or `val/`, makes splits; otherwise everything is "train"."""
+    """All images below `root`, sorted by relative path. `train/` at the top, alone or with `test/`
+    or `val/`, makes splits; otherwise everything is "train"."""
     found: list[tuple[str, str, str, str | None]] = []
     refused: Refusals = []
     splits: dict[str, str] = {}

@@ -41,7 +41,6 @@ Pixels = npt.NDArray[np.uint8]
 
 
 def available_memory() -> int:
-    """Bytes that the system, and a control group, still allow."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         (free,) = (int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
@@ -155,8 +154,7 @@ class Contents(NamedTuple):
 
 @final
 class CacheFolder:
-    """The folder below `root` for one combination of source, size and pixel cap; `state`: of the
-    source."""
+    """The folder for one combination of source, size and pixel cap; `state`: of the source."""
 
     def __init__(self, root: str | Path, state: str, **setting: int | str) -> None:
         name = _digest(json.dumps([_VERSION, setting], sort_keys=True).encode())[:16]

@@ -1,5 +1,5 @@
-"""Preparing data: every image is read, checked and decoded once, into pixels by sample id. The
-other processes of a training map the result."""
+"""Preparing data: every image is read, checked and decoded once. The other processes of a training
+map the result."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def one_writer(folder: Path) -> Iterator[None]:
 
 
 def cached_size(native: tuple[int, int] | None, image_size: int) -> tuple[int, int]:
-    """(height, width) of the pixels that are kept; `native`: of arrays of one size."""
+    """`native`: (height, width) of arrays of one size."""
     if native is not None and max(native) <= max(image_size, _NATIVE_SIDE):
         return native
     return image_size, image_size
@@ -188,8 +188,7 @@ def _decode_loaded(data: Any, size: tuple[int, int], *setting: int) -> Read:
 
 @final
 class Listing:
-    """The items of a source in the order of their ids. `images`: index of the first item of each
-    image."""
+    """Items in the order of their ids. `images`: index of the first item of each image."""
 
     def __init__(self, source: Source) -> None:
         self._source, self._items = source, source.items()
@@ -219,7 +218,7 @@ class Listing:
     def tabulate(
         self, reads: Iterable[Read], store: MemoryStore | FileStore
     ) -> tuple[Samples, Refusals]:
-        """Stores the pixels; returns the table of their images, and the others."""
+        """Stores the pixels; returns the table of their images, and what was refused."""
         good: list[tuple[Item, Read]] = []
         refused: Refusals = []
         for index, read in zip(self.images, reads, strict=True):
@@ -335,7 +334,7 @@ def describe_refused(
 
 
 def add_to_quarantine(key: str, reason: str, path: str | Path) -> None:
-    """Appends one row, unless the file has one for this key from another rank or epoch."""
+    """Appends a row, unless another rank or epoch has added this key."""
     path = Path(path)
     if not path.exists():
         write_quarantine([], path)

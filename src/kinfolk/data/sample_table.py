@@ -1,5 +1,4 @@
-"""The table of samples: one row per sample, by its id; the first difference between two tables; and
-a digest of a table."""
+"""The table of samples, one row per id; the difference of two tables; and a digest of one."""
 
 from __future__ import annotations
 
@@ -382,7 +381,7 @@ def _shorten(value: object) -> str:
 
 
 def samples_digest(samples: Samples) -> str:
-    """32 hexadecimal digits of all columns that a training depends on."""
+    """A digest of all columns that a training depends on."""
     state = hashlib.blake2b(digest_size=16)
     state.update(repr(samples.classes).encode("utf-8", "surrogatepass"))
     for texts in (samples.keys, samples.splits, samples.digests, samples.captions, samples.groups):

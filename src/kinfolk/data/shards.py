@@ -1,8 +1,6 @@
 """Webdataset shards: `.tar` files of images, captions (`.txt`) and labels (`.cls`), read in place.
-
-The first pass makes a table of samples, in a file that is named by a digest of path, size, time and
-readability of each shard.
-"""
+The first pass makes a table of samples, in a file named by a digest of path, size, time and
+readability of each shard."""
 
 from __future__ import annotations
 
@@ -28,12 +26,11 @@ from kinfolk.files import first_line, read_sealed_text, remove_unfinished, write
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 Splits = dict[str, list[Path]]
-"""The shards of each split."""
 
 
 def expand(pattern: str) -> list[Path]:
-    """The `.tar` files of a pattern with `{000..331}` or `*`. A file of a range need not exist: it
-    is reported later."""
+    """The `.tar` files of a pattern with `{000..331}` or `*`. A missing file of a range is reported
+    later."""
     if not pattern.lower().endswith(".tar"):
         return []
     if (found := _RANGE.search(pattern)) is None:
@@ -68,7 +65,7 @@ def _tars(folder: Path) -> list[Path]:
 
 
 def _names(paths: list[Path]) -> dict[Path, str]:
-    """The name of each archive in keys: its file name, with its folder if two have the same."""
+    """The file name, with its folder if two have the same."""
     count = Counter(path.name for path in paths)
     return {
         path: short(path.name if count[path.name] == 1 else f"{path.parent.name}/{path.name}")
@@ -82,9 +79,8 @@ _VERSION = 4
 
 
 def open_shards(splits: Splits, name: str, index_dir: str | Path | None = None) -> FileSource:
-    """The samples of all archives, in order; keys are `archive/key`. A sample without an image, or
-    (if any sample has a caption) without a usable caption is refused by name. `index_dir`: a cache
-    folder for the table."""
+    """Samples of all archives in order; keys are `archive/key`. A sample without an image, or (if
+    any has a caption) without a usable caption, is refused. `index_dir`: a cache for the table."""
     samples, refused = (
         _read_shards(splits, name)
         if index_dir is None
@@ -105,7 +101,7 @@ def open_shards(splits: Splits, name: str, index_dir: str | Path | None = None) 
 
 
 def index_shards(splits: Splits, name: str, folder: Path) -> tuple[Samples, Refusals]:
-    """The table of samples of all shards, mapped from a file in `folder`, and what was refused."""
+    """The table of samples, mapped from a file in `folder`, and what was refused."""
     state: list[Any] = [_VERSION]
     for split, path in _in_order(splits):
         try:
@@ -144,7 +140,7 @@ def _in_order(splits: Splits) -> list[tuple[str, Path]]:
 
 
 def _read_shards(splits: Splits, name: str) -> tuple[Samples, Refusals]:
-    """Reads one shard after the other, and keeps only compact columns of each."""
+    """Keeps only compact columns of each shard."""
     import pyarrow as pa
 
     shards, refused = _in_order(splits), list[tuple[str, str]]()
@@ -209,8 +205,8 @@ _LONGEST_TEXT = 1 << 20  # more than the longest caption
 
 @dataclass
 class Entry:
-    """The files of one key in a shard: offset and length of the image, the contents of the others
-    by extension, and why the entry can't be used."""
+    """The files of one key: offset and length of the image, the contents of the others by
+    extension, and why the entry can't be used."""
 
     image: tuple[int, int] | None = None
     texts: dict[str, bytes] = field(default_factory=dict)
@@ -228,7 +224,7 @@ class Entry:
 
 
 def _usable(path: Path, name: str, refused: Refusals) -> list[tuple[str, Entry]]:
-    """Key and entry of all complete images of an archive; adds the others to `refused`."""
+    """All complete images of an archive; the others are added to `refused`."""
     entries, fault = read_shard(path)
     if fault is not None:
         refused.append((name, fault))

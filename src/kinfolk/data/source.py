@@ -1,4 +1,4 @@
-"""Data sources: samples with keys, splits, labels and image bytes or pixels."""
+"""Data sources: samples with keys, splits, labels and images."""
 
 from __future__ import annotations
 
@@ -76,16 +76,16 @@ class Source(ABC):
         return self._items
 
     def label(self, index: int) -> int | None:
-        """The label of an item; called after `load(index)`."""
+        """Called after `load(index)`."""
         label = self._items[index].label
         return None if label is None or label < 0 else label
 
     def path(self, index: int) -> Place | None:
-        """The file, or part of a file, that holds an item, for workers to read."""
+        """The file, or part of one, that holds an item, for workers to read."""
         return None
 
     def stat(self, index: int) -> tuple[int, int] | None:
-        """(size in bytes, modification time in ns) of the file of an item, if known."""
+        """(size in bytes, modification time in ns) of the file, if known."""
         return None
 
     def release(self) -> None:
@@ -113,7 +113,6 @@ class FileSource(Source):
 
 
 def arrange(items: Sequence[Item]) -> list[int]:
-    """The order of ids: training samples first."""
     splits = [item.split for item in items]
     order = range(len(splits))
     return sorted(order, key=lambda index: (SPLIT_RANK.get(splits[index], 3), splits[index]))
@@ -122,8 +121,7 @@ def arrange(items: Sequence[Item]) -> list[int]:
 def tabulate(
     items: Sequence[Item], labels: Ints, classes: list[str] | None, **columns: Any
 ) -> Samples:
-    """The table of samples of `items`, which are in the order of ids. Of other `columns` that are
-    not given, numbers are zero."""
+    """`items` are in the order of ids. Numbers that are not given are zero."""
     nothing = np.zeros(len(items), dtype=np.int64)
     captions = same_type([item.caption for item in items])
     groups = [item.group for item in items]
@@ -153,8 +151,6 @@ def all_refused(
 
 @final
 class TableRows:
-    """Makes items of the rows of a table."""
-
     def __init__(
         self,
         number: int,
@@ -178,7 +174,7 @@ class TableRows:
         same_as: int | None = None,
         caption: Caption | None = None,
     ) -> bool:
-        """Adds the item of a row; returns False if it is refused for its caption."""
+        """Returns False if the row is refused for its caption."""
         captions, groups, splits = (self._columns[role] for role in ("caption", "group", "split"))
         if captions is not None:
             caption, faults = usable_captions(captions[row])
@@ -202,7 +198,7 @@ AnySource = TypeVar("AnySource", bound=Source)
 
 
 def exclude(source: AnySource, path: str | None) -> AnySource:
-    """The source without the samples that a file names, and others of their images."""
+    """Leaves out the samples that a file names, and others that have their images."""
     if path is None:
         return source
     keys, items = {utf8_key(key) for key in read_excluded(Path(path))}, source.items()

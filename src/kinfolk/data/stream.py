@@ -1,4 +1,4 @@
-"""Streamed data: images that are read and decoded whenever they are needed, by sample id."""
+"""Streamed data: images that are read and decoded whenever they are needed."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _GONE = ("can't be read", "truncated: the archive")
 
 @final
 class StreamOrder:
-    """The training samples of one epoch, each once, as a function of seed and epoch: shards
-    shuffled, then samples shuffled within windows of consecutive shards, so that reads stay close
-    together. `starts`: (S + 1,) the first id of each shard, and the number of training samples."""
+    """The training samples of one epoch, as a function of seed and epoch: shards shuffled, then
+    samples within windows of consecutive shards, so that reads stay close together. `starts`: (S +
+    1,) the first id of each shard, and the number of training samples."""
 
     def __init__(self, starts: npt.NDArray[np.int64], window: int, seed: int, epoch: int) -> None:
         self.starts, self.size, self.seed, self.epoch = starts, window, seed, epoch
@@ -107,7 +107,7 @@ class StreamedPixels:
         return StreamOrder(np.append(starts, self.num_train), self.window, seed, epoch)
 
     def read(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(G, H, W, 3) pixels, (G,) aspects and (G,) positions in `ids` (B,) of the good images."""
+        """(G, H, W, 3) pixels, (G,) aspects and (G,) positions in `ids` of the good images."""
         readable = [place for place, id_ in enumerate(ids.tolist()) if id_ not in self._bad]
         rows = ids[readable].tolist()
         reads = self.pool.read([self.samples.place(row) for row in rows])
@@ -134,7 +134,7 @@ class StreamedPixels:
         return everything
 
     def aspect(self, ids: Tensor) -> Tensor:
-        """(B,) width / height of the original images; 1 for a refused image."""
+        """(B,), 1 for a refused image."""
         rows = ids.numpy()
         unknown = ids[self._aspects[rows] == 0]
         if len(unknown):
@@ -162,7 +162,7 @@ class StreamedPixels:
 def open_stream(
     spec: str | os.PathLike[str], index_dir: Path, *, labels_from_folders: bool | None = False
 ) -> FileSource:
-    """Opens shards or a folder of images: a source with `samples`, mapped from `index_dir`."""
+    """A source with `samples`, mapped from `index_dir`."""
     path, name = Path(spec), f"`{short(str(spec))}`"
     if path.is_dir() or (path.is_file() and path.suffix.lower() == ".tar"):
         shards = find_shards(path)

@@ -22,7 +22,7 @@ _ROLES = ("caption", "label", "group", "split")
 
 
 Columns = Mapping[str, str | None]
-"""Role → the name of its column; None: the column that is named like its role, if it exists."""
+"""Role → the name of its column; None: named like its role, if it exists."""
 
 
 _OF_PAIRS = (
@@ -122,7 +122,6 @@ def _has_images(path: Path, image_column: str) -> bool:
 
 
 def open_hugging_face(path: Path, name: str, columns: Columns) -> HuggingFaceSource:
-    """Keys are `split/row`."""
     try:
         package = importlib.import_module("datasets")
     except ImportError as error:

@@ -44,7 +44,7 @@ from kinfolk.files import write_text
 
 @final
 class TextData:
-    """The captions of all samples. `groups` (N,): known positives; see `labels.group_ids`."""
+    """The captions of all samples. `groups` (N,): see `labels.group_ids`."""
 
     def __init__(self, samples: Samples, tokenizer: Tokenizer) -> None:
         require_captions(samples)
@@ -116,7 +116,6 @@ class Tokenizer:
         inner.enable_truncation(context)
 
     def encode(self, texts: Sequence[str]) -> Tensor:
-        """(M, T) int32."""
         tokens_MT = torch.full((len(texts), self.context), self.pad_id, dtype=torch.int32)
         for start in range(0, len(texts), _CHUNK):
             encoded = self._inner.encode_batch(list(texts[start : start + _CHUNK]))
@@ -135,7 +134,7 @@ class Tokenizer:
 
 
 def train_tokenizer(captions: Iterable[str], *, vocab_size: int, context: int) -> Tokenizer:
-    """Learns the pairs from `captions`, normalised to NFC and lower case as in CLIP."""
+    """Text is normalised to NFC and lower case, as in CLIP."""
     rule = "at least 259: 3 special tokens and all bytes"
     require(vocab_size >= 259, "vocab_size", vocab_size, rule)
     library = _library()
@@ -226,9 +225,9 @@ def open_pairs(
     texts: tuple[str, str],
     pick: Callable[[str], list[Any] | None],
 ) -> PairSource:
-    """The source of a table `rows` with the anchors and positives `texts`, explicit negatives
-    `negative`, `negative_1`, …, and a similarity `score`. `pick` returns the column of a role. A
-    row with a text that can't be used is refused by name."""
+    """The source of a table with the anchors and positives `texts`, explicit negatives `negative`,
+    `negative_1`, …, and a similarity `score`. `pick` returns the column of a role. A row with a
+    text that can't be used is refused."""
     name = f"`{path}`"
     negatives = [column for column in rows if _NEGATIVE.fullmatch(column)]
     columns = [*texts, *sorted(negatives, key=lambda column: int(column.partition("_")[2] or 0))]
@@ -318,8 +317,8 @@ class PairTexts:
 
     @property
     def negative_ids(self) -> Tensor | None:
-        """(N, K) of the explicit negatives of the training pairs: the id of the first training pair
-        with this text, or one from N on."""
+        """(N, K) of explicit negatives: the first training pair with this text, or an id from N
+        on."""
         return self._numbered[0]
 
     @property
@@ -359,7 +358,7 @@ class PairTexts:
 
 @final
 class NumberedTexts:
-    """The texts by id: the anchors of the training pairs, then the explicit negatives."""
+    """The anchors of the training pairs, then the explicit negatives."""
 
     stream: None = None
 

@@ -27,7 +27,7 @@ LARGE = 64 * 64  # pixels per image from which a CPU resizes images one by one
 
 @lru_cache(maxsize=256)
 def constant(values: Any, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A read-only tensor of (nested tuples of) numbers, copied to each device once."""
+    """A read-only tensor, copied to each device once."""
     return torch.tensor(values, dtype=dtype).to(device)
 
 
@@ -74,8 +74,8 @@ def draw(
     width: int,
     aspect_B: Tensor | None = None,
 ) -> Draws:
-    """The parameters from `NUM_UNIFORM` numbers in [0, 1) per image and view. Each number has one
-    use, whatever the settings."""
+    """The parameters from `NUM_UNIFORM` numbers in [0, 1) per image and view, each with one use,
+    whatever the settings."""
     low_V1U, span_V1U, probability_V1U = _ranges(tuple(hows), uniform_VBU.device)
     value_VBU = low_V1U + span_V1U * uniform_VBU
     chosen_VBU = uniform_VBU < probability_V1U
@@ -187,7 +187,7 @@ def centred_boxes(
 def resize_weights(
     start_B: Tensor, length_B: Tensor, in_size: int, out_size: int, flip_B: Tensor | None = None
 ) -> Tensor:
-    """Weights (B, S, in_size) that resize the pixels `start` to `start + length` to `out_size`."""
+    """(B, S, in_size), to resize pixels `start` to `start + length` to `out_size`."""
     start_B1, length_B1 = start_B[..., None], length_B[..., None]
     step_B1 = length_B1 / out_size
     reach_B1 = step_B1.clamp(min=1)
@@ -225,7 +225,7 @@ def resample(pixels_BHWC: Tensor, rows_BSH: Tensor, columns_BSW: Tensor) -> Tens
 def resample_each(
     pixels_BHWC: Tensor, box_B4: Tensor, size: int, flip_B: Tensor | None = None
 ) -> Tensor:
-    """The same with torch's resizing of bytes, rounded to whole bytes as by torchvision."""
+    """As `resample`, with torch's resizing of bytes, rounded to whole bytes as by torchvision."""
     out = torch.empty(len(pixels_BHWC), pixels_BHWC.shape[3], size, size, dtype=torch.float32)
     flips = [False] * len(out) if flip_B is None else flip_B.tolist()
     boxes = box_B4.long().tolist()

@@ -48,7 +48,7 @@ Triple = tuple[float, ...]
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 SPACES = {"rgb": (IMAGENET_MEAN, IMAGENET_STD), "lab": (LAB_MEAN, LAB_STD)}
-"""Colour spaces of the views, with the default mean and standard deviation of their channels."""
+"""Colour spaces, with the default mean and standard deviation of their channels."""
 _CHUNK_BYTES = 2**24  # working memory at a time on the CPU: what fits its cache
 
 
@@ -151,7 +151,7 @@ class Views:
         return images
 
     def config(self) -> dict[str, Any]:
-        """All resolved settings: `Views(**views.config())` makes the same views."""
+        """`Views(**views.config())` makes the same views."""
         settings: dict[str, Any] = {"preset": self.preset, "size": self.size, "space": self.space}
         settings |= {"mean": list(self.mean), "std": list(self.std)}
         for field in fields(Augmentation):
@@ -174,7 +174,7 @@ class Views:
         out_RCSS.copy_((to_lab(out_RCSS) - mean_C11) / std_C11)
 
     def _parts(self, pixels: Tensor) -> Iterator[slice]:
-        """Parts of the batch to process at a time; on an accelerator the whole batch."""
+        """What to process at a time; on an accelerator the whole batch."""
         batch, height, width, _ = pixels.shape
         step = max(batch, 1)
         if pixels.device.type == "cpu":
@@ -194,7 +194,7 @@ def render(
     std: Triple,
     out_RCSS: Tensor,
 ) -> None:
-    """Makes views of uint8 pixels in `out_RCSS`. `draws` are of all views, view after view."""
+    """Writes views of uint8 pixels to `out_RCSS`. `draws` are of all views, view after view."""
     size = out_RCSS.shape[-1]
     num_taps = taps_for(size) if any(how.blur > 0 for how in hows) else 0
     image_RCSS = resize(pixels_BHWC, draws.box, size, draws.flip, draws, num_taps)
@@ -215,7 +215,7 @@ def resize(
     draws: Draws | None = None,
     num_taps: int = 0,
 ) -> Tensor:
-    """(R, C, S, S) float32 in [0, 255]; with `num_taps`, also blurred as drawn."""
+    """Float32 in [0, 255]; with `num_taps`, also blurred as drawn."""
     _, height, width, _ = pixels_BHWC.shape
     if pixels_BHWC.device.type == "cpu" and height * width >= transforms.LARGE:
         image_RCSS = resample_each(pixels_BHWC, box_R4, size, flip_R)
@@ -247,7 +247,7 @@ def normalise(
     std: Triple,
     out_RCSS: Tensor,
 ) -> None:
-    """Applies a colour map to values in [0, 255], clamps and normalises them into `out_RCSS`."""
+    """Applies a colour map to values in [0, 255], clamps and normalises them."""
     mean_C, std_C = constant((mean, std), image_RCSS.device)
     scale_C1, low_C11, high_C11 = _scale_and_limits(mean, std, image_RCSS.device)
     recolour(
@@ -276,7 +276,7 @@ def _scale_and_limits(
 
 
 def solarise(image_BCSS: Tensor, chosen_B: Tensor, mean: Triple, std: Triple) -> None:
-    """Inverts the values from 128 / 255 on, of normalised images where `chosen_B`, in place."""
+    """Inverts values from 128 / 255 on, of normalised images, in place."""
     mean_C11, std_C11 = constant((mean, std), image_BCSS.device)[:, :, None, None]
     limit_C11, twice_C11 = (128 / 255 - mean_C11) / std_C11, (1 - 2 * mean_C11) / std_C11
     if image_BCSS.device.type == "cpu":  # only a CPU gains by leaving images out

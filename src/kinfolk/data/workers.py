@@ -1,4 +1,4 @@
-"""Decoding in worker processes; results are returned in the order of the files."""
+"""Decoding in worker processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def default_workers() -> int:
 def read_files(
     places: Sequence[Place], height: int, width: int, pixel_cap: int, workers: int
 ) -> Iterator[Read]:
-    """Decodes in `workers` processes. A file that crashes its worker is refused."""
+    """In the order of `places`. A file that crashes its worker is refused."""
     pool = DecodePool(height, width, pixel_cap, workers, digests=True)
     ahead: deque[Future[list[Read]]] = deque()
     try:

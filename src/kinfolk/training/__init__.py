@@ -1,2 +1,1 @@
-"""Training: configuration, recipes, and Lightning around a framework. Loaded when it is used,
-because it pulls in Lightning."""
+"""Training: configuration, recipes, and Lightning around a framework."""

@@ -56,7 +56,7 @@ from kinfolk.training.guides import guide_features, text_guide
 from kinfolk.training.run_folder import Run
 
 MOST_TOKENIZED = 100_000
-"""Text pairs whose texts the tokenizer is learned from, about."""
+"""About how many text pairs the tokenizer is learned from."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,7 @@ def build_framework(
     parts: Parts = NO_PARTS,
     cache: Path | None = None,
 ) -> Framework:
-    """The untrained framework; with `resumed`, no initial weights are read. `cache`: see
-    `guide_features`."""
+    """The untrained framework; with `resumed`, no initial weights are read."""
     parts.require(config)
     method = parse(config.method)
     if config.python.action is not None:
@@ -166,7 +165,7 @@ def _check_guides(framework: Framework, data: ImageData) -> None:
 def networks(
     config: TrainConfig, channels: tuple[int, ...], module: nn.Module | None = None
 ) -> tuple[nn.Module, nn.Module]:
-    """Encoder and head, for each group of channels. `module`: an encoder from Python."""
+    """`module`: an encoder from Python."""
     if module is not None:
         if len(channels) > 1:
             raise UsageError(
@@ -197,7 +196,7 @@ def _head(config: TrainConfig, encoder: nn.Module) -> nn.Module:
 
 
 def text_networks(config: TrainConfig, tokenizer: Tokenizer) -> tuple[nn.Module, nn.Module]:
-    """The text tower and its head, a linear map without bias as in CLIP, if images have one."""
+    """The text tower and its head, a linear map without bias as in CLIP, if there are images."""
     names = {"context", "width", "layers", "heads", "causal", "pretrained"}
     options: dict[str, Any] = config.text.model_dump(include=names)
     tower = build_text(

@@ -1,4 +1,4 @@
-"""Checkpoints: the callback that saves them, and the reading of one."""
+"""Checkpoints: saving and reading them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from kinfolk.training.module import TrainingModule
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Loads a checkpoint without running code from it; a damaged one raises `DamagedFileError`."""
+    """Runs no code from the checkpoint; a damaged one raises `DamagedFileError`."""
     try:
         check_sealed_zip(path)
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
@@ -59,7 +59,6 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def restore_error(error: Exception, path: Path) -> KinfolkError:
-    """The error for a state that cannot be loaded, such as a store of another size."""
     lines = str(error).splitlines()
     listed = len(lines) > 1 and "loading state_dict" in lines[0]
     reason = lines[1].strip(" \t.") if listed else why_failed(error)
@@ -83,7 +82,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 NOTHING, SAVE, STOP = 0, 1, 2
 AGREE_EVERY = 10
-"""Steps between two agreements of several GPUs on what to do; the host waits for the answer."""
+"""Steps between two agreements of several GPUs; the host waits for the answer."""
 CHECKED_SAMPLES = 16
 """Samples of the last batch whose features must be finite before a checkpoint is saved."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -203,7 +202,7 @@ class CheckpointSaver(pl.Callback):
         self._saved_at = time.monotonic()
 
     def _shift(self) -> None:
-        """`last.ckpt` becomes `last-1.ckpt`, from which a run that is killed now continues."""
+        """A run that is killed now continues from `last-1.ckpt`."""
         numbers = range(1, self.settings.keep)
         kept = [self.path, *(self.path.with_name(f"last-{number}.ckpt") for number in numbers)]
         for new, old in pairwise(reversed(kept)):
@@ -227,7 +226,6 @@ class CheckpointSaver(pl.Callback):
             )
 
     def _agreed_action(self, device: torch.device) -> int:
-        """The strongest action that any rank needs."""
         due = time.monotonic() - self._saved_at > self.every_seconds
         action = STOP if self.received is not None else SAVE if due else NOTHING
         if distributed.world_size() == 1:
@@ -267,8 +265,7 @@ def _ignore_signals() -> None:
 
 
 def not_finite(framework: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> str | None:
-    """What is not finite of parameters, BatchNorm statistics and optimisers. Other buffers, such as
-    thresholds, may be infinite on purpose."""
+    """Only BatchNorm's buffers count: others, such as thresholds, may be infinite on purpose."""
     named: dict[str, Any] = dict(framework.named_parameters())
     names = {id(parameter): name for name, parameter in named.items()}
     for path, part in framework.named_modules():
@@ -292,7 +289,7 @@ def not_finite(framework: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 
 @torch.no_grad()
 def not_finite_feature(module: TrainingModule, batch: dict[str, torch.Tensor]) -> str | None:
-    """Which features are not finite: products of finite weights may overflow."""
+    """Products of finite weights may overflow."""
     device, framework = module.device, module.framework
     if not isinstance(module.views, Views):
         return None

@@ -33,7 +33,6 @@ from kinfolk.errors import UsageError, did_you_mean
 from kinfolk.training.documents import parse_yaml, read_yaml
 
 WIDEST = 1 << 14
-"""The largest width of a network."""
 
 
 class Section(BaseModel):
@@ -58,7 +57,6 @@ Arguments = dict[str, Annotated[Any, AfterValidator(_require_finite)]]
 
 
 def _split_name(value: Any) -> Any:
-    """A single name as a list of one; `none` or an empty name as an empty list."""
     return (() if value in ("", "none") else (value,)) if isinstance(value, str) else value
 
 
@@ -332,7 +330,6 @@ class TrainConfig(Section):
 
     @classmethod
     def of(cls, document: Mapping[str, Any], where: str = "the configuration") -> TrainConfig:
-        """Checks a nested mapping; the error is one sentence about the first invalid value."""
         try:
             return cls.model_validate(document)
         except ValidationError as error:
@@ -340,7 +337,7 @@ class TrainConfig(Section):
 
     @classmethod
     def of_stored(cls, document: Mapping[str, Any], where: str) -> TrainConfig:
-        """As `of`, for a run folder or recipe that may be of an earlier version."""
+        """As `of`, for a document that an earlier version may have written."""
         kept, removed = dict(document), dict[str, Any]()
         for name in REMOVED:
             section, _, key = name.rpartition(".")
@@ -355,7 +352,7 @@ class TrainConfig(Section):
 
     @property
     def removed(self) -> Mapping[str, Any]:
-        """The settings of an earlier version that are ignored and belong to the digest."""
+        """Settings of an earlier version that are ignored and belong to the digest."""
         return self._removed
 
     @classmethod
@@ -397,7 +394,6 @@ class TrainConfig(Section):
 
 
 def parse_settings(settings: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """`["optimizer.lr=0.1"]` as `{"optimizer.lr": 0.1}`; values are YAML."""
     if isinstance(settings, Mapping):
         return dict(settings)
     parsed: dict[str, Any] = {}
@@ -434,8 +430,8 @@ def validation_message(
     model: type[BaseModel] | None = None,
     where: str = "",
 ) -> str:
-    """The first error of a validation as a sentence: "`optimizer.lr` (=-1) must be greater than
-    0". Unknown keys of `model`, read from `where`, come first."""
+    """The first error as a sentence: "`optimizer.lr` (=-1) must be greater than 0". Unknown keys of
+    `model`, read from `where`, come first."""
     errors = error.errors(include_url=False)
     first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
     parts = [str(part) for part in first["loc"] if part not in ("int", "float")]
@@ -458,7 +454,7 @@ def validation_message(
 
 
 def suggest(name: str, valid: Iterable[str], also: Iterable[str] = ()) -> str:
-    """The end of a message about an unknown name: the nearest ones, and all of `valid`."""
+    """The end of a message about an unknown name."""
     valid = list(valid)
     inner = [other for other in also if other.split(".")[-1] == name]
     hint = f"; did you mean {' or '.join(inner)}?" if inner else did_you_mean(name, [*valid, *also])
@@ -500,7 +496,7 @@ def list_settings(prefix: str = "") -> list[Setting]:
 
 
 def sections() -> dict[str, str]:
-    """The sections with the first sentence of their docstring; the settings of none come first."""
+    """The sections with their docstrings; the settings of none come first."""
     found = {name: section_of(field) for name, field in TrainConfig.model_fields.items()}
     return {"": "The method and the length of the training."} | {
         name: " ".join((kind.__doc__ or "").split()) for name, kind in found.items() if kind
@@ -531,7 +527,7 @@ BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 def describe_type(field: FieldInfo) -> str:
-    """The type of a setting in words, such as "number or null, > 0"."""
+    """The type in words, such as "number or null, > 0"."""
     signs = ((rule, name) for rule in field.metadata for name in BOUNDS if hasattr(rule, name))
     bounds = " and ".join(f"{BOUNDS[name]} {getattr(rule, name):g}" for rule, name in signs)
     return _join(_choices(field.annotation)) + (f", {bounds}" if bounds else "")

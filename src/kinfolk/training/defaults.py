@@ -70,12 +70,11 @@ TEXT_TOWERS: tuple[tuple[float, dict[str, int]], ...] = (
 )
 """The default text tower by the largest number of captions; the last is CLIP's, not for a CPU."""
 LARGEST_CONTEXT, COUNTED_CAPTIONS = 77, 100_000
-"""CLIP's number of tokens, and the captions that are counted to choose a smaller one."""
+"""CLIP's number of tokens; captions that are counted to choose a smaller one."""
 PATHS = (
     *("data.source", "data.exclude", "model.init", "text.tokenizer"),
     *("detector.pairs", "detector.features", "detector.labels_file"),
 )
-"""Settings that may be paths."""
 
 
 def assemble(
@@ -250,7 +249,7 @@ def fit_text(config: TrainConfig, samples: Samples) -> TrainConfig:
 
 
 def with_absolute_paths(config: TrainConfig) -> TrainConfig:
-    """The configuration with absolute paths, for a resume from any working directory."""
+    """For a resume from any working directory."""
     found: dict[str, Any] = {}
     for key, value in flat(config.model_dump(mode="json")).items():
         named = value.removeprefix(SENTENCE) if isinstance(value, str) else ""
@@ -263,7 +262,6 @@ def with_absolute_paths(config: TrainConfig) -> TrainConfig:
 
 
 def fit_to_data(config: TrainConfig, source: Source) -> TrainConfig:
-    """Fits resolution, encoder, stem and the features of a guide to the images and the device."""
     if contrasts_texts(config) != source.has_texts:
         raise UsageError(
             f"{source.name} is a table of text pairs, and {config.method} learns from images; give"
@@ -305,7 +303,7 @@ def fit_size(config: TrainConfig, source: Source, largest: int = LARGEST) -> dic
 
 def fit_batch(config: TrainConfig, num_train: int, chosen: bool) -> TrainConfig:
     """Reduces a batch that is larger than the data. Unless the size is `chosen`, small data sets
-    get a batch of a power of two with several steps per epoch."""
+    get a power of two with several steps per epoch."""
     processes, size = num_processes(config), config.batch_size
     if not chosen and num_train < FEW_SAMPLES:
         fits = 2 ** int(math.log2(max(num_train // STEPS_PER_EPOCH, 1)))
@@ -323,11 +321,10 @@ def fit_batch(config: TrainConfig, num_train: int, chosen: bool) -> TrainConfig:
 
 
 def learns_from_text(config: TrainConfig) -> bool:
-    """Whether the method learns from texts: captions of images, or text pairs."""
     return "text" in FRAMEWORKS[parse(config.method).framework].modalities
 
 
 def contrasts_texts(config: TrainConfig) -> bool:
-    """Whether the method learns from text pairs; the name of imported weights is no method."""
+    """The name of imported weights is no method."""
     framework = FRAMEWORKS.get(config.method.partition("+")[0])
     return framework is not None and "image" not in framework.modalities

@@ -52,7 +52,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
-    """The lines of a metrics.jsonl, and the numbers (from 1) of those that are torn."""
+    """The lines of a metrics.jsonl, and the numbers (from 1) of torn ones."""
     rows, torn = [], []
     for number, line in enumerate(path.read_bytes().split(b"\n") if path.is_file() else (), 1):
         if not line.strip():

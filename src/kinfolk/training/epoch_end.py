@@ -1,4 +1,4 @@
-"""Between epochs: the refresh of methods that use all samples at once, and measurements.
+"""Between epochs: refreshes and measurements.
 
 Dimension key: N training samples, L levels, F features.
 """
@@ -53,7 +53,7 @@ class Knn:
         self._last: list[tuple[Tensor, Tensor]] = []
 
     def last_features(self) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
-        """Ids, ascending, and features of the samples that were embedded after the last epoch."""
+        """Ascending ids, and features, of the samples that were embedded after the last epoch."""
         if not self._last:
             return None
         ids, features = (torch.cat(each) for each in zip(*self._last, strict=True))
@@ -107,8 +107,8 @@ def require_knn(framework: Framework, knn: Knn, method: str) -> None:
 def _parts(
     data: ImageData, splits: tuple[str, ...], max_samples: int, seed: int
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Ids of the labelled samples for training, and of the first of `splits` that has any; each
-    image once."""
+    """Ids of the labelled training samples, and of the first of `splits` that has any; each image
+    once."""
     if data.labels is None:
         return None, None
     labelled = data.labels >= 0
@@ -125,7 +125,7 @@ def _parts(
 
 
 def _subsample(ids: Tensor, limit: int, seed: int, what: str) -> Tensor:
-    """At most `limit` random ids: samples are often sorted by class."""
+    """Random, because samples are often sorted by class."""
     if len(ids) <= limit:
         return ids
     order = torch.randperm(len(ids), generator=generator(seed, "knn", what))
@@ -166,7 +166,6 @@ def pseudo_labels(framework: Framework) -> tuple[Tensor, Tensor] | None:
 
 
 def criteria_labels(framework: Framework) -> Tensor | None:
-    """(H, N) levels of the hierarchy of RCL or of a hierarchy detector."""
     for part in framework.modules():
         if isinstance(part, RCL):
             return part.labels
@@ -178,10 +177,8 @@ def criteria_labels(framework: Framework) -> Tensor | None:
 class Refresh(pl.Callback):
     """Calls `framework.refresh` before each epoch that needs it and `framework.finish` after the
     last one, and measures the time. Must come before `MetricsLog`, whose time does not include it.
-
-    Streamed data is not read a second time: in the epoch before a refresh each batch is embedded
-    without augmentation right after its step, and only what the epoch left out is read.
-    """
+    In the epoch before a refresh of streamed data, each batch is embedded without augmentation
+    right after its step, and only what the epoch left out is read again."""
 
     def __init__(self, data: ImageData | NumberedTexts) -> None:
         self.data = data
@@ -256,7 +253,7 @@ class Refresh(pl.Callback):
             self.collected.load_state_dict(state["collected"])
 
     def _features(self, module: TrainingModule) -> Tensor | None:
-        """(N, F) the features to cluster, equal on all ranks; None if the framework has its own."""
+        """(N, F), equal on all ranks; None if the framework has its own."""
         framework = module.framework
         self._returning.finish()
         if framework.collects:

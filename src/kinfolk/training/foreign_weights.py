@@ -25,9 +25,9 @@ from kinfolk.training.run_folder import Run, open_data, read_data
 from kinfolk.training.settings import digest_of, settings_digest
 
 CLASSIFIERS = ("fc.", "linear.", "classifier.", "head.")
-"""Prefixes of a classifier or a projection on top of the encoder, which is left out."""
+"""Prefixes of a classifier or projection, which is left out."""
 COPIES = ("_k.", "momentum", "ema", "teacher", "target", "key")
-"""Parts of the names of a second, slower copy of an encoder. The other one is taken."""
+"""Parts of the names of a second, slower copy of an encoder, which is not used."""
 ANCHOR = "layer1.0.conv1.weight"
 NAME_IT = "name its network with --model, as in --model timm/NAME"
 
@@ -49,7 +49,7 @@ class Network:
 
 def find_network(state: Mapping[str, Tensor], source: str, model: str | None = None) -> Network:
     """The encoder of a state dict, without classifier, projection head and momentum copy: a ResNet
-    with the names of torchvision and timm, after any prefix, or the `model` of `build_encoder`."""
+    with the names of torchvision and timm after any prefix, or the `model` of `build_encoder`."""
     named = {name.replace(".shortcut.", ".downsample."): value for name, value in state.items()}
     prefix = _prefix(named) if model is None or "resnet" in model else ""
     if prefix is None:

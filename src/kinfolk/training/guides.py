@@ -28,9 +28,9 @@ from kinfolk.models.weights import load_encoder
 from kinfolk.training.config import TrainConfig
 
 SMALL, SMALL_SIDE, SIDE = 64, 128, 224
-"""Models of other packages see images of 224 pixels, and images of up to 64 enlarged to 128."""
+"""Models of other packages see 224 pixels, and images of up to 64 enlarged to 128."""
 PATCHES, PATCHES_SIDE, PATCHES_IMAGES = "patches", 32, 10_000
-"""The guide that is made from the images themselves, and how many pixels and images it sees."""
+"""The guide made from the images themselves; how many pixels and images it sees."""
 
 
 def guide_features(named: str | Path, data: ImageData, cache: Path | None = None) -> Tensor:
@@ -99,7 +99,6 @@ def text_guide(named: str | Path, data: ImageData, cache: Path | None = None) ->
 
 
 def _once(compute: Callable[[], Tensor], named: str, data: ImageData, cache: Path | None) -> Tensor:
-    """The features, or those that an earlier call wrote for the same guide, samples and size."""
     if cache is None:
         return compute()
     about = f"{named} {samples_digest(data.samples)} {data.num_train} {data.height} {data.width}"
@@ -163,7 +162,7 @@ def _rows_by_key(path: Path, number: int, data: ImageData) -> Tensor | None:
 
 
 def _embed_in_half(encoder: nn.Module, views: Views, data: ImageData) -> Tensor:
-    """(N, F) in half precision, of unit norm so that nothing overflows in it."""
+    """(N, F) in half precision, of unit norm so that nothing overflows."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     features_NF = embed(encoder, data, views, torch.arange(data.num_train), device=device)
     return nn.functional.normalize(features_NF, dim=1).half()

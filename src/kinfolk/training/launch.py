@@ -1,4 +1,4 @@
-"""What `auto` means on this machine, and how several ranks start and stop together."""
+"""What `auto` means on this machine, and how ranks start and stop together."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ CPU_BFLOAT16 = ("avx512_bf16", "amx_bf16")
 
 
 def resolve_trainer(config: TrainerConfig) -> TrainerConfig:
-    """Replaces `auto` by the values for this machine."""
     accelerator = "cuda" if config.accelerator == "gpu" else config.accelerator
     if accelerator == "auto":
         has_mps = not torch.cuda.device_count() and torch.backends.mps.is_available()
@@ -84,7 +83,6 @@ def resolve_trainer(config: TrainerConfig) -> TrainerConfig:
 
 @contextlib.contextmanager
 def float32_products(precision: str) -> Iterator[None]:
-    """Sets the precision of products of float32 matrices (`trainer.matmul_precision`)."""
     try:
         before = torch.get_float32_matmul_precision()
     except RuntimeError:  # the user chose it for one backend, as torch allows from 2.9 on
@@ -113,7 +111,7 @@ def _cpu_has_bfloat16() -> bool:
 
 
 def global_rank(devices: int) -> int:
-    """By the environment variables of Lightning, torchrun or SLURM; 0 without them."""
+    """By the environment of Lightning, torchrun or SLURM."""
     environment = os.environ
     if "RANK" in environment:
         return int(environment["RANK"])
@@ -129,12 +127,12 @@ def _is_slurm_task() -> bool:
 
 
 PREPARED = "KINFOLK_PREPARED"
-"""Environment variable of the processes that Lightning starts: the number of the last training of
-this program that rank zero has prepared."""
+"""Set for the processes that Lightning starts: the number of the last training of this program that
+rank zero has prepared."""
 START, PREPARATION = timedelta(minutes=5), timedelta(days=2)
 """How long a rank waits for rank zero to start, and to prepare the data."""
 BEAT, GRACE = 2.0, 60.0
-"""Seconds between two looks for rank zero, and for a rank to end by itself after rank zero."""
+"""Seconds between two looks for rank zero, and for a rank to end by itself after it."""
 _GONE = ("gloo", "nccl", "connection", "broken pipe", "tcpstore", "socket timeout", "wait timeout")
 """Words in the error of a collective that another process has left."""
 _trainings = itertools.count(1)
@@ -217,7 +215,6 @@ def _explain_lost_store(reason: str) -> Iterator[None]:
 
 
 def _address() -> tuple[str, int] | None:
-    """Of the process group, if the launcher has set it."""
     if _is_slurm_task():
         from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
@@ -229,8 +226,7 @@ def _address() -> tuple[str, int] | None:
 
 @contextlib.contextmanager
 def explain_lost_ranks(describe_saved: Callable[[], str]) -> Iterator[None]:
-    """Turns the error of a collective that another process has left into a sentence that ends with
-    `describe_saved()`."""
+    """Turns the error of a collective that another process has left into a sentence."""
     try:
         yield
     except KinfolkError:

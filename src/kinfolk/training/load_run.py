@@ -49,29 +49,29 @@ from kinfolk.training.run_folder import Run, open_data, read_data
 from kinfolk.training.settings import digests_of_stored, require_identity
 
 FOREIGN = "weights.json"
-"""The file that marks a folder as weights from elsewhere; see `foreign_weights`."""
+"""Marks a folder as weights from elsewhere; see `foreign_weights`."""
 UNUSED = (".detector.store.tail",)
 """State of learned thresholds in checkpoints of earlier versions, needed only to train on."""
 
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A finished or interrupted run. Files are read when they are needed."""
+    """A finished or interrupted run, whose files are read when they are needed."""
 
     path: Path
     config: TrainConfig
     model: nn.Module | None = None
-    """The module to fill, for a run that was trained with a module passed from Python."""
+    """The module to fill, for a run that was trained with a module from Python."""
 
     @property
     def modalities(self) -> tuple[str, ...]:
-        """What the method learns from: "image", "text" or both. Imported weights encode images."""
+        """ "image", "text" or both. Imported weights encode images."""
         if (self.path / FOREIGN).is_file():
             return ("image",)
         return FRAMEWORKS[parse(self.config.method).framework].modalities
 
     def encoder(self) -> nn.Module:
-        """The encoder, in evaluation mode. A file that another run has exported is refused."""
+        """In evaluation mode. A file that another run has exported is refused."""
         if self.config.python.model is not None and self.model is None:
             raise UsageError(
                 f"{self.path} was trained with a {self.config.python.model} passed from Python;"
@@ -137,8 +137,7 @@ class OpenedRun:
         workers: int | None = None,
         progress: bool = False,
     ) -> ImageData:
-        """The images of the run or of another source (a path or arrays), at the resolution of the
-        run."""
+        """The data of the run or of another source, at the resolution of the run."""
         stored, run = self.config.data, Run(self.path)
         if source is None and stored.source is None:
             raise UsageError(
@@ -279,7 +278,6 @@ def load_framework(
 
 
 def _with_saved_model(config: TrainConfig, path: Path) -> TrainConfig:
-    """The configuration with the run's copy of a model of sentence-transformers, if it has one."""
     copy = Run(path).sentence_transformer
     return config.with_settings({"model.name": f"{SENTENCE}{copy}"}) if copy.is_dir() else config
 
@@ -293,8 +291,7 @@ def flagged_candidates(
     own_QC: Tensor,
     pos_QP: Tensor | None = None,
 ) -> Tensor:
-    """(Q, C) True where the detector flags the candidate of the query; never where `own_QC` is
-    True. `pos_QP`: similarities to the positives."""
+    """(Q, C), never True where `own_QC` is."""
     sim_QC = sim_QC.masked_fill(own_QC, OUT)
     block = Block(sim_QC, ids_Q, candidate_ids_C, 1, (~own_QC).sum(1), pos_QP)
     found = detector.find(block)

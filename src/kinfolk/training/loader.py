@@ -18,7 +18,7 @@ from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.seeding import generator
 
 NUM_READERS = 4
-"""Batches that are read at the same time, of streamed data and for a GPU."""
+"""Batches that are read at a time, of streamed data and for a GPU."""
 
 
 class PixelSource(Protocol):

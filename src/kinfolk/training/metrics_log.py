@@ -31,7 +31,7 @@ from kinfolk.training.run_folder import Run
 LOG = logging.getLogger("kinfolk.training")
 SECONDS_PER_UPDATE = 0.5
 Measurement = Callable[[TrainingModule, int], dict[str, float]]
-"""(module, number of finished epochs) → metrics for the line of the epoch; called on rank zero."""
+"""(module, number of finished epochs) → metrics of the epoch; called on rank zero."""
 
 
 class MetricsLog(pl.Callback):
@@ -175,7 +175,7 @@ class _Screen(logging.Handler):
 
 
 class _File(logging.FileHandler):
-    """Writes printable lines. An unwritable log does not end the training."""
+    """An unwritable log does not end the training."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
@@ -225,7 +225,7 @@ def collect_warnings() -> Iterator[list[str]]:
 
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
-    """Silences Lightning's tips and hints about loaders, which do not apply here."""
+    """Silences hints about loaders that do not apply here."""
     names = ("lightning", "lightning.pytorch", "lightning.fabric")
     levels = {logging.getLogger(name): logging.getLogger(name).level for name in names}
     for logger in levels:
@@ -242,8 +242,7 @@ def quiet_lightning() -> Iterator[None]:
 
 
 class ProgressBar(pl.Callback):
-    """Shows one bar on `console`, or without a terminal one line per epoch. Must come after
-    `MetricsLog` in the list of callbacks: it shows its last line."""
+    """Must come after `MetricsLog` in the list of callbacks: it shows its last line."""
 
     def __init__(self, console: Console | None, metrics_log: MetricsLog, epochs: int) -> None:
         self.console, self.metrics_log, self.epochs = console, metrics_log, epochs

@@ -136,7 +136,7 @@ class TrainingModule(pl.LightningModule):
         return loss
 
     def make_views(self, batch: dict[str, Any]) -> Tensor:
-        """(V, B, 3, H, W) the views of one batch, computed in float32."""
+        """(V, B, 3, H, W), computed in float32."""
         draw = generator(
             self.seed, "views", batch["epoch"], batch["step"], self.global_rank, device=self.device
         )
@@ -172,7 +172,6 @@ class TrainingModule(pl.LightningModule):
         self.require_finite_losses()
 
     def embed_samples(self, data: Images, ids: Tensor, projected: bool = False) -> Tensor:
-        """(N, F) features of the samples `ids` of `data`; see `embed`."""
         where: dict[str, Any] = {"device": self.device, "autocast": self.autocast}
         return embed(self.framework, data, self.views, ids, projected=projected, **where)
 
@@ -187,9 +186,9 @@ class TrainingModule(pl.LightningModule):
 
 @contextmanager
 def one_pixel_in_float32(module: nn.Module) -> Iterator[None]:
-    """Within this context, convolutions of `module` are computed in float32 where their input is
-    one pixel wide or high, on a CPU under autocast: in bfloat16, oneDNN does not write the gradient
-    of the taps that see only padding (v3.12, torch 2.13). It must include the backward pass."""
+    """Within, convolutions whose input is one pixel wide or high are computed in float32 under
+    autocast on a CPU: in bfloat16, oneDNN does not write the gradient of the taps that see only
+    padding (v3.12, torch 2.13). Must include the backward pass."""
     patched = [
         part
         for part in module.modules()
@@ -219,8 +218,8 @@ def _convolve_one_pixel(conv: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 def _crashes_channels_last(module: nn.Module) -> bool:
-    """Whether a part is a strided 1×1 convolution of 2 to 15 channels a group, with which oneDNN
-    writes beyond its workspace in channels-last layout (issue 6035, v3.12, torch 2.13)."""
+    """In channels-last layout, oneDNN writes beyond its workspace for a strided 1×1 convolution of
+    2 to 15 channels a group (issue 6035, v3.12, torch 2.13)."""
     return any(
         isinstance(part, nn.Conv2d)
         and 1 < part.in_channels // part.groups < 16

@@ -1,5 +1,4 @@
-"""The folder of a run: its files, the lock that keeps a second training out, and the preparation
-before the first step."""
+"""The folder of a run: its files, its lock, and the preparation before the first step."""
 
 from __future__ import annotations
 
@@ -38,14 +37,14 @@ LOG = logging.getLogger("kinfolk.training")
 LOCK = ".lock"
 
 BEFORE_CONFIG = ("cache", "samples.parquet", "quarantine.csv", "tokenizer.json")
-"""Files that are written before config.yaml, which is the last file of a start."""
+"""Written before config.yaml, which is the last file of a start."""
 WRITTEN = (
     *BEFORE_CONFIG,
     *("config.yaml", "metrics.jsonl", "train.log", "report.html"),
     *("model.safetensors", "model.json", "towers.safetensors", "sentence-transformer"),
     *("checkpoints", "snapshots", "eval", "export", "tensorboard", "wandb", "mlflow"),
 )
-"""Everything that kinfolk writes into a run folder, and therefore all that `overwrite` removes."""
+"""Everything that kinfolk writes into a run folder: all that `overwrite` removes."""
 
 
 class _Inside:
@@ -96,7 +95,6 @@ class Run:
         return [found[number] for number in sorted(found) if number >= 0]
 
     def epochs(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl; warns about torn lines."""
         rows, torn = read_rows(self.metrics)
         if torn:
             _warn(describe_torn_lines(self.metrics, torn))
@@ -111,7 +109,7 @@ class Run:
             )
 
     def require_unused(self) -> None:
-        """Refuses a folder that is in use. Files of a failed start are allowed."""
+        """Files of a failed start are allowed."""
         if self._foreign():
             is_run = any((self.path / name).exists() for name in WRITTEN)
             what = "already holds a run" if is_run else "is not empty"
@@ -145,8 +143,8 @@ class Run:
             entry.unlink()
 
     def truncate_metrics(self, step: int, epochs: int = 0) -> None:
-        """Drops the lines after `step` and torn lines; warns if any of the `epochs` that are done
-        are among them."""
+        """Drops torn lines and those after `step`; warns if that loses any of the finished
+        `epochs`."""
         rows, torn = read_rows(self.metrics)
         kept = [row for row in rows if row.get("step", 0) <= step]
         if len(kept) < epochs:
@@ -171,7 +169,7 @@ def _is_half_written(name: str) -> bool:
 
 @contextmanager
 def lock_run_folder(folder: Path, rank: int = 0) -> Iterator[None]:
-    """Locks `folder` on rank zero. Folders that it made and that are still empty are removed."""
+    """Rank zero locks; empty folders that it made are removed."""
     if rank > 0:
         yield
         return
@@ -242,8 +240,8 @@ def read_data(
 
 
 def last_checkpoint_state(run: Run, config: TrainConfig) -> dict[str, Any] | None:
-    """The `kinfolk` entry of the last checkpoint, if there is one. A damaged or missing one is
-    replaced by the newest good one before it, with a warning; one of another run is refused."""
+    """The `kinfolk` entry of the last checkpoint. A damaged or missing one is replaced by the
+    newest good one before it, with a warning; one of another run is refused."""
     saved = [path for path in (run.checkpoint, *run.older_checkpoints()) if path.exists()]
     if saved and saved[0] != run.checkpoint:
         _warn(f"{run.checkpoint} is missing; the one before it is used instead")

@@ -1,5 +1,5 @@
-"""Recipes, a change of method, the arguments of frameworks and detectors, and what ties a
-checkpoint to its run."""
+"""Recipes, changes of method, arguments of frameworks and detectors, and what ties a checkpoint to
+its run."""
 
 from __future__ import annotations
 
@@ -48,15 +48,12 @@ def recipe_summary(recipe: str | os.PathLike[str]) -> str:
 
 
 ANY_DETECTOR = ("start_epoch", "update_from", "stop_epoch")
-"""Settings of every detector: when it starts and stops."""
+"""Settings of every detector."""
 
 
 def with_method(config: TrainConfig, name: str) -> tuple[TrainConfig, list[str]]:
-    """The configuration with the method `name`, and the settings of the old one that were dropped.
-
-    Settings of another framework are kept if both have them with the same type, such as
-    `temperature`; of another detector those in `ANY_DETECTOR`.
-    """
+    """Returns also the dropped settings. Settings of another framework are kept if both have them
+    with the same type, such as `temperature`; of another detector those in `ANY_DETECTOR`."""
     old, new = parse(config.method), parse(name)
     document = config.model_dump(mode="json") | {"method": name}
     document["framework"] = current_names(config.framework, old.framework)
@@ -87,7 +84,6 @@ SHOWN = (
     *("batch_size", "epochs", "optimizer.name", "optimizer.lr", "optimizer.lr_scaling"),
     *("trainer.accelerator", "trainer.devices", "trainer.precision"),
 )
-"""Settings that are shown before a training."""
 
 
 def describe_settings(config: TrainConfig) -> list[str]:
@@ -183,17 +179,16 @@ WITHOUT_EFFECT = (
 """Settings that do not change the result; `knn` does if the detector uses the accuracy. The data
 may have been moved: the samples themselves are compared."""
 CHANGEABLE = ("epochs", "model.init", "text.tokenizer", *WITHOUT_EFFECT)
-"""Settings that may change when a run is resumed."""
 PROCESSES = "trainer.devices × trainer.num_nodes"
 FILES = ("detector.pairs", "detector.features")
-"""Files that are read again on resuming: their content is compared, not their path."""
+"""Files whose content, not path, must be the same on resuming."""
 ADDED = {"head.second": False, "framework.rescale_kept": False, "framework.epsilon": 1e-14}
-"""Settings that earlier run folders do not have, with their defaults; they count only if they have
-another value."""
+"""Settings that earlier run folders do not have, with their defaults; they count only with another
+value."""
 
 
 def result_settings(config: TrainConfig, files: bool = True) -> dict[str, Any]:
-    """The settings that must not change on resuming, by key; without `files`, none is read."""
+    """The settings that must not change on resuming; without `files`, none is read."""
     settings = {**config.removed, **flat(config.model_dump(mode="json"))}
     devices, nodes = settings.pop("trainer.devices"), settings.pop("trainer.num_nodes")
     settings["method"] = config.method.removesuffix(":eliminate")  # the default
@@ -230,7 +225,7 @@ def identity(config: TrainConfig, samples: str, num_train: int) -> dict[str, Any
 
 
 def settings_digest(config: TrainConfig) -> str:
-    """32 hexadecimal digits of the settings that determine the result."""
+    """A digest of the settings that determine the result."""
     return _digest(result_settings(config, files=False))
 
 
@@ -285,7 +280,7 @@ def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _first_difference(
     before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> tuple[str, str, str] | None:
-    """A key and both values; a key that only `now` has is newer than the run, and may be False."""
+    """A key that only `now` has is newer than the run, and may be False."""
     for key in {**before, **now}:
         old, new = before.get(key), now.get(key)
         if old != new and (key in before or new is not False):
@@ -294,7 +289,7 @@ def _first_difference(
 
 
 def _content(file: Any) -> Any:
-    """A digest of a file; the name of something else as it is."""
+    """A digest of a file; anything else as it is."""
     is_file = file is not None and Path(str(file)).is_file()
     return f"file {digest_of(Path(str(file)))}" if is_file else file
 

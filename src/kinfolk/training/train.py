@@ -95,7 +95,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("kinfolk.training")
 NAMED = {"lr": "optimizer.lr", "image_size": "views.size"}
-"""Arguments of `kf.train` that have another name than their setting."""
+"""Arguments of `kf.train` whose setting has another name."""
 
 
 def train(
@@ -112,8 +112,8 @@ def train(
     progress: bool = True,
     **named: Any,
 ) -> Run:
-    """Trains an encoder and writes the run folder `out`, without the report. `kinfolk.api.train`
-    documents the arguments; `named` are settings."""
+    """Trains without a report. `kinfolk.api.train` documents the arguments; `named` are
+    settings."""
     if out is None:
         raise UsageError("`out` is required: the folder to write the run into")
     if resume and overwrite:
