@@ -1,5 +1,4 @@
-"""The similarities of all samples: thresholds, neighbours and flagged pairs, precision and recall
-along α, false negatives of a batch, and the share of pairs that stands out.
+"""What an audit measures from the similarities of all samples.
 
 **All pairs** are compared exactly, a tile of the product at a time. Only the values of a row above
 a floor are kept, which is estimated from a random part of the columns; a row with too few of them,
@@ -12,8 +11,8 @@ None imitates every noise exactly, so a share is given only if at least `CLEAR` 
 stand out at some α.
 
 Dimension key: N data set, D embedding, A anchors, R rows of a block, C columns of a tile, M sampled
-columns or other samples, S values kept of a row, K nearest neighbours kept, P pairs or values of α.
-"""
+columns or other samples, S values kept of a row, K nearest neighbours kept, P pairs or values of
+α."""
 
 from __future__ import annotations
 

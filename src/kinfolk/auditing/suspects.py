@@ -63,15 +63,10 @@ Matrix = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class LabelCheck:
-    """Likely label errors.
-
-    Args:
-        found: rows of sample, label, suggested label and the probability that this one is right;
-            the clearest first.
-        accuracy: share of the labels that the features predict without having seen them.
-        noise: estimated share of random labels, ε.
-        recall: estimated share of random errors that would be listed.
-    """
+    """`found`: rows of sample, label, suggested label and the probability that this one is right,
+    the clearest first. `accuracy`: share of the labels that the features predict without having
+    seen them. Estimates: `noise` is the share of random labels, ε, and `recall` the share of random
+    errors that would be listed."""
 
     found: NDArray[Any]
     accuracy: float = float("nan")
@@ -272,8 +267,8 @@ SIDE = 32
 COPY, PARTS = 0.85, 0.5
 """Correlation of whole images, and of nearly all their parts, from which two images are copies."""
 _UNIFORM, _HARD, _LEAST, _STRUCTURE = 0.06, 0.1, 0.3, 0.02
-"""Range of grey in a uniform border, its mean difference from what it borders on, share of a side
-that is kept at least, and deviation of a part with structure."""
+"""Range of grey in a uniform border, its mean difference from what it borders on, least share of a
+side that is kept, and deviation of a part with structure."""
 _PLAUSIBLE, _PROMISING = 0.6, 0.55
 """Correlation of whole thumbnails from which crops are tried, and of the best crop from which it is
 refined."""

@@ -24,16 +24,10 @@ REFERENCES = (("ImageNet-1k", 0.001), ("CIFAR-100", 0.01), ("CIFAR-10", 0.1))
 @dataclass(frozen=True)
 class Provenance:
     """Where audited samples and features come from, for the words and commands of the verdict.
-
-    Args:
-        data, guide, model: of a training with these samples, this guide, and this encoder of
-            sentences.
-        has_labels: whether a training on `data` finds labels.
-        encoder: what computed the features, in words.
-        same_samples: whether that was trained on the same samples without labels or another model.
-        framework: that of the run, or simclr; pairs for sentences.
-        captions: whether the run was trained on captions, or the samples are sentences.
-    """
+    `data`, `guide` and `model` (an encoder of sentences) are for a training with these samples, and
+    `has_labels` says whether it finds labels. `encoder` says in words what computed the features,
+    `same_samples` whether it was trained on the same samples without labels or another model,
+    `captions` whether with captions, or the samples are sentences."""
 
     data: str | None = None
     labels_from_folders: bool = False

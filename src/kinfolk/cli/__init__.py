@@ -1,7 +1,5 @@
-"""The command line `kinfolk COMMAND`: the application with all its commands, and its exit codes.
-
-Heavy modules are imported only when a command runs, so that `--help` is fast.
-"""
+"""The application `kinfolk COMMAND` and its exit codes. Heavy modules are imported only when a
+command runs, so that `--help` is fast."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`kinfolk audit` finds the false negatives of any embedding, and `kinfolk advise` says what to do
-about them; with `--try` it trains the methods on the data and compares them."""
+"""`kinfolk audit` and `kinfolk advise`."""
 
 from __future__ import annotations
 

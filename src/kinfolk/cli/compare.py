@@ -1,5 +1,4 @@
-"""`kinfolk compare` prints one table over runs and seeds; `kinfolk sweep` trains combinations of
-methods, settings and seeds first."""
+"""`kinfolk compare` and `kinfolk sweep`."""
 
 from __future__ import annotations
 
@@ -78,7 +77,7 @@ def compare(
 
 
 def show_comparison(found: Comparison) -> None:
-    """One table if the terminal is wide enough, else several that fit."""
+    """Prints one table if the terminal is wide enough, else several that fit."""
     from rich.measure import Measurement
 
     from kinfolk.comparing.page import caption

@@ -1,4 +1,4 @@
-"""`kinfolk eval`: evaluates the encoder of a run with labels, and prints a table of the results."""
+"""`kinfolk eval`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LABEL_PROTOCOLS = ("knn", "linear", "semi", "finetune", "transfer", "clusters")
 CAPTION_PROTOCOLS = ("retrieval", "zero-shot", "sts")
 PROTOCOLS = (*LABEL_PROTOCOLS, "kin", *CAPTION_PROTOCOLS)
 WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin", ".tar")
-"""Endings of files of weights; MoCo's end in .pth.tar."""
+"""MoCo's end in .pth.tar."""
 Probe = Literal["lbfgs", "glofnd", "ifnd", "ring", "rcl"]
 PROBES = get_args(Probe)
 SETTINGS = "Protocol settings"

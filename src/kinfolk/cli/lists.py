@@ -1,5 +1,4 @@
-"""`kinfolk methods`, `recipes` and `settings` list what can be composed, ready configurations and
-every key of the configuration; `kinfolk data` lists what is in a data source."""
+"""Commands that list methods, recipes, settings, and what is in a data source."""
 
 from __future__ import annotations
 

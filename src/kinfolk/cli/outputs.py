@@ -1,5 +1,4 @@
-"""`kinfolk embed`, `kinfolk export` and `kinfolk report`: write features, the encoder for other
-software, and the page of a run."""
+"""`kinfolk embed`, `kinfolk export` and `kinfolk report`."""
 
 from __future__ import annotations
 

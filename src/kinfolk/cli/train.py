@@ -1,4 +1,4 @@
-"""`kinfolk train`: trains an encoder on images or text pairs."""
+"""`kinfolk train`."""
 
 from __future__ import annotations
 

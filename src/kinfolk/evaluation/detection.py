@@ -152,8 +152,7 @@ def flagged_mask(kin: Kin, block: Block, with_ignored: bool = False) -> Tensor:
 
 
 class Similarity(NamedTuple):
-    """Mean cosines of views of a sample (true positives), of samples of one class (false negatives)
-    and of different classes (true negatives)."""
+    """Mean cosines of views of a sample, of samples of one class, and of different classes."""
 
     true_positive: float
     false_negative: float
@@ -197,7 +196,7 @@ def kin_similarity(
 
 
 class ThresholdError(NamedTuple):
-    """Mean absolute error, root mean square error, and mean difference of thresholds."""
+    """Mean absolute error, root mean square error, and mean difference."""
 
     mae: float
     rmse: float

@@ -91,9 +91,8 @@ def _sizes(used: LabelledFeatures, seed: int) -> dict[str, Any]:
 def run_knn(parts: LabelledFeatures, k: int, temperature: float) -> dict[str, Any]:
     test_x, test_y = (parts.test_x, parts.test_y) if parts.measured_on else (None, None)
     data = (parts.train_x, parts.train_y, test_x, test_y)
-    device = "cuda" if torch.cuda.is_available() else None
     return {
-        "accuracy": knn_accuracy(*data, k=k, temperature=temperature, device=device),
+        "accuracy": knn_accuracy(*data, k=k, temperature=temperature, device=_device()),
         "k": k,
         "temperature": temperature,
         "train": len(parts.train_y),
@@ -293,12 +292,11 @@ def run_kin(
     """Quality of the method's detection at the end of its training, and of the exact quantile, over
     all training samples with two views each, in the contrasted space.
 
-    With `text`, of a method that learns from captions or text pairs: images against captions and
-    captions against images, by the detector of each direction, and the mean of both. Without
-    augmentation, and with the first caption of each sample. In data without labels, false negatives
-    are samples of the same group, which a training never contrasts: the result says whether the
-    detector would find them by itself.
-    """
+    With `text` it is that of images against captions and of captions against images, by the
+    detector of each direction, and the mean of both, without augmentation and with the first
+    caption of each sample. In data without labels, false negatives are samples of the same group,
+    which a training never contrasts: the result says whether the detector would find them by
+    itself."""
     num = images.num_train
     ids, labels, truth = torch.arange(num), images.labels, "labels"
     if text is not None and (labels is None or not bool((labels[:num] >= 0).any())):

@@ -1,7 +1,6 @@
 """Images of the report: the embedding map with its thumbnails, and the grid of augmented views.
 
-Dimension key: N samples on the map, F features, V views, B images, C channels, H, W image.
-"""
+Dimension key: N samples on the map, F features, V views, B images, C channels, H, W image."""
 
 from __future__ import annotations
 

@@ -137,11 +137,8 @@ def add_missing(
 
 
 def _write(path: Path, record: Record, drawn: Drawn) -> None:
-    curves, gallery, embedding = (
-        curve_panels(record.epochs, record.labelled),
-        drawn.gallery,
-        drawn.map,
-    )
+    curves = curve_panels(record.epochs, record.labelled)
+    gallery, embedding = drawn.gallery, drawn.map
     costs = [panel for panel in curves if panel.id in COSTS]
     panels = [*(panel for panel in curves if panel not in costs), *drawn.levels, *costs]
     results = result_rows(record.results)
