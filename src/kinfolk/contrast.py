@@ -78,9 +78,9 @@ def weigh(
 
 
 def spare(sim_RC: Tensor, out_RC: Tensor, gone_RC: Tensor, min_negatives: int) -> Tensor:
-    """(R, C) bool: kin that stay negatives, the least similar ones, because their row would have
-    fewer than `min_negatives`. `sim_RC`: `OUT` where `out_RC`. Ties, up to rounding, are treated
-    alike, so that the order of the candidates does not matter."""
+    """(R, C) bool: the least similar kin, which stay negatives because their row would have fewer
+    than `min_negatives`. `sim_RC`: `OUT` where `out_RC`. Ties, up to rounding, are treated alike,
+    so that the order of the candidates does not matter."""
     columns = sim_RC.shape[1]
     number = min(min_negatives, columns)
     missing_R1 = number - columns + (out_RC | gone_RC).sum(1, dtype=torch.int32, keepdim=True)

@@ -275,12 +275,8 @@ def run_trial(
 ) -> Trial:
     """Trains the candidates within `minutes` and compares them by one of `CRITERIA`; continues the
     plan in `out`. A pilot sets the number of epochs such that every method fits with
-    `PLANNED_SEEDS` seeds; a round of seeds that is not expected to fit is not started.
-
-    Args:
-        settings, recipe: of all runs.
-        labels: (N,) of the training samples, below 0 where unknown, if `data` itself has none.
-    """
+    `PLANNED_SEEDS` seeds; a round of seeds that is not expected to fit is not started. `labels`:
+    (N,) of the training samples, below 0 where unknown, if `data` itself has none."""
     deadline = time.monotonic() + 60 * minutes
     plan = Plan(data, tuple(candidates), settings or {}, recipe)
     if (out / PLAN).exists():

@@ -24,16 +24,11 @@ if TYPE_CHECKING:
 
 @final
 class ImageData:
-    """All images as uint8, in memory, memory-mapped or streamed. Ids are positions.
-
-    Args:
-        cache: (R, H, W, 3) uint8; for streamed data, the reader of images.
-        rows: (N,) the row of the cache of each sample, if samples share images.
-        quarantine: (path, reason) of every refused image.
-
-    Attributes: folder: of a mapped cache. verify: raises if rows of the cache are damaged. texts:
-    of text pairs, whose `pixels` are (B, T) tokens of the anchors.
-    """
+    """All images as uint8, in memory, memory-mapped or streamed. Ids are positions. `cache`: (R, H,
+    W, 3), or the reader of streamed images; `rows`: (N,) the row of the cache of each sample, if
+    samples share images; `quarantine`: (path, reason) of every refused image; `verify` raises if
+    rows of a mapped cache are damaged; `texts`: of text pairs, whose `pixels` are (B, T) tokens of
+    the anchors."""
 
     folder: Path | None = None
     verify: Callable[[Tensor], None] | None = None

@@ -43,17 +43,11 @@ def open_source(
     index_dir: str | Path | None = None,
     **columns: str | None,
 ) -> Source:
-    """Opens a data source by its name, its path or its object.
-
-    Args:
-        spec: "digits"; a path (see "Sources" in docs/data.md); an array or tensor of images, or
-            (images, labels); or a map-style `Dataset`, or a mapping from split to `Dataset`.
-        labels: of an array, a tensor or a `.npy` file.
-        labels_from_folders: the first folder (below `train/` …) of a file is its class; None: if
-            `spec` is a folder of images.
-        index_dir: a cache folder for the table of shards.
-        columns: of a table, as in `label_column="class"`.
-    """
+    """`spec`: "digits"; a path (see "Sources" in docs/data.md); an array or tensor of images, or
+    (images, labels); or a map-style `Dataset`, or a mapping from split to `Dataset`.
+    `labels_from_folders`: the first folder (below `train/` …) of a file is its class; None: if
+    `spec` is a folder of images. `index_dir`: a cache folder for the table of shards. `columns`: of
+    a table, as in `label_column="class"`."""
     if isinstance(spec, tuple) and len(spec) == 2 and labels is None:
         spec, labels = spec
     if isinstance(spec, torch.Tensor):

@@ -67,17 +67,12 @@ def prepare(
     progress: bool = False,
     shared: bool = False,
 ) -> ImageData:
-    """Reads every image once. Bad images are refused with a reason, never replaced.
-
-    Images are squashed to `image_size` × `image_size`; arrays of one size keep it if no side is
-    above 64 or `image_size`. Pixels are kept in memory if they take less than half of what is free,
-    and in a mapped file otherwise, or if `shared` by processes, or if there is a `cache_dir` and
-    they take more than 64 MiB. A complete file in `cache_dir` for the same images is used again.
-
-    Args:
-        workers: processes that decode files; None: one per processor; 0: none.
-        pixel_cap: largest width × height, read from the header.
-    """
+    """Reads every image once. Bad images are refused with a reason, never replaced. Images are
+    squashed to `image_size` × `image_size`; arrays of one size keep it if no side is above 64 or
+    `image_size`. Pixels are kept in memory if they take less than half of what is free, and in a
+    mapped file otherwise, or if `shared` by processes, or if there is a `cache_dir` and they take
+    more than 64 MiB. `workers`: None: one per processor; 0: none. `pixel_cap`: largest width ×
+    height, read from the header."""
     if source.has_texts:
         return read_pairs(source)
     require(image_size >= 1, "image_size", image_size, "1 or more")

@@ -47,10 +47,9 @@ class Item:
 
 
 class Source(ABC):
-    """Images with keys, splits and perhaps labels. Nothing is read before `load`.
-
-    Attributes: refused: without being read. native_size: (height, width) if all images have the
-    same size. has_texts: samples are text pairs. samples: the table of streamed data."""
+    """Images with keys, splits and perhaps labels. Nothing is read before `load`. `refused`:
+    without being read. `native_size`: (height, width) if all images have the same. `samples`: of
+    streamed data."""
 
     has_texts: bool = False
     samples: Samples | None = None

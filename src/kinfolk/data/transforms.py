@@ -140,14 +140,10 @@ def crop_boxes(
     limits: Sequence[Tensor | float],
     aspect_B: Tensor | None = None,
 ) -> Tensor:
-    """Boxes (B, 4) as by torchvision's `RandomResizedCrop`: the first try that fits, or the largest
-    centred box with a ratio inside `limits`.
-
-    Args:
-        area_BT, ratio_BT: share of the area and width / height of each try.
-        place_B2: the vertical and the horizontal position, in [0, 1).
-        aspect_B: width / height of the originals, if the pixels, and so the boxes, are squashed.
-    """
+    """Boxes (B, 4) as by torchvision's `RandomResizedCrop`: the first of T tries that fits, or the
+    largest centred box with a ratio inside `limits`. `place_B2`: the vertical and the horizontal
+    position, in [0, 1). `aspect_B`: of the originals, if the pixels, and so the boxes, are
+    squashed."""
     size_2 = constant((height, width), area_BT.device, area_BT.dtype)
     aspect_B1 = constant((width / height,), area_BT.device, area_BT.dtype)
     if aspect_B is not None:

@@ -91,14 +91,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class CheckpointSaver(pl.Callback):
     """Saves checkpoints, and ends the training after the current step when a signal arrives, at
     once at a second Ctrl-C. Nothing is saved within an accumulation of gradients, before the
-    metrics of an epoch are written, or if the state is not finite.
-
-    Args:
-        path: last.ckpt; older checkpoints next to it are last-1.ckpt, last-2.ckpt, …
-        identity: see `settings.identity`.
-        export: called on rank zero with the finished epochs and steps before each checkpoint.
-        state: the `kinfolk` entry of the checkpoint that is resumed.
-    """
+    metrics of an epoch are written, or if the state is not finite. `export` is called on rank zero
+    with the finished epochs and steps before each checkpoint; `state`: of the checkpoint that is
+    resumed."""
 
     def __init__(
         self,

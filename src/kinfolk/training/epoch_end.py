@@ -37,13 +37,10 @@ from kinfolk.training.module import TrainingModule
 
 
 class Knn:
-    """Measures `knn`, and optionally `features_nmi` of k-means of the same features, where there
-    are labels.
-
-    The test or validation samples are classified by the training samples, or without either each
-    training sample by the others. A detector that uses the accuracy receives `steering_knn`, which
-    never uses the test samples.
-    """
+    """Measures `knn`, and optionally `features_nmi` of k-means of the same features. The test or
+    validation samples are classified by the training samples, or without either each training
+    sample by the others. A detector that uses the accuracy receives `steering_knn`, which never
+    uses the test samples."""
 
     def __init__(self, data: ImageData, config: TrainConfig) -> None:
         self.data, self.config, self.epochs = data, config.knn, config.epochs
@@ -134,8 +131,8 @@ def _subsample(ids: Tensor, limit: int, seed: int, what: str) -> Tensor:
 
 class ClusterQuality:
     """Measures `mtpr` and `mtnr` of the pseudo-labels, where a sample that was not accepted is
-    alone, and `nmi` of the clusters against the training labels: of k-means at the first level, of
-    a hierarchy at the levels 2 … H, as `mtpr_2`."""
+    alone, and `nmi` of the clusters: of k-means at the first level, of a hierarchy at the levels 2
+    … H, as `mtpr_2`."""
 
     def __init__(self, data: ImageData, normaliser: Normaliser = "arithmetic") -> None:
         self.normaliser = normaliser

@@ -34,8 +34,6 @@ NAME_IT = "name its network with --model, as in --model timm/NAME"
 
 @dataclass(frozen=True)
 class Network:
-    """An encoder, the arguments of `build_encoder` that made it, and its number of tensors."""
-
     encoder: nn.Module
     arguments: dict[str, Any]
     used: int
@@ -114,15 +112,9 @@ def import_weights(
     seed: int = 0,
     progress: bool = False,
 ) -> tuple[Path, Network]:
-    """Writes the encoder in `file` as a run folder; returns it, with what was found.
-
-    Args:
-        out: the folder; None: next to the file, called NAME-eval.
-        data, labels_from_folders: the samples that it is measured on; None: those of `like`.
-        like: a run folder whose data, size of views and normalisation are used.
-        name: the row in `kinfolk compare`; None: the name of the file.
-        seed: of the training that made the weights.
-    """
+    """Writes the encoder in `file` as the run folder `out` (None: NAME-eval, next to the file), to
+    be measured on `data` or on the data of the run `like`, whose size of views and normalisation
+    are used. `seed`: of the training that made the weights."""
     out = file.with_name(f"{file.stem}-eval") if out is None else out
     if data is None and like is None:
         raise UsageError(

@@ -34,14 +34,11 @@ PATCHES, PATCHES_SIDE, PATCHES_IMAGES = "patches", 32, 10_000
 
 
 def guide_features(named: str | Path, data: ImageData, cache: Path | None = None) -> Tensor:
-    """(N, F) features of the training samples in data-set order.
-
-    Args:
-        named: a file; a run folder, whose encoder embeds the images; timm/NAME, torchvision/NAME,
-            open_clip/NAME; or `patches`. Rows of a file are matched by name if the .parquet file of
-            `kinfolk embed` is next to it; otherwise they must be the training samples, or all.
-        cache: a folder for features that are computed from a name, for a resume and other ranks.
-    """
+    """(N, F) features of the training samples in data-set order. `named`: a file; a run folder,
+    whose encoder embeds the images; timm/NAME, torchvision/NAME, open_clip/NAME; or `patches`. Rows
+    of a file are matched by name if the .parquet file of `kinfolk embed` is next to it; otherwise
+    they must be the training samples, or all. `cache`: a folder for features that are computed from
+    a name, for a resume and other ranks."""
     path = Path(named)
     is_name = str(named).partition("/")[0] in PACKAGES and not path.exists()
     if is_name or str(named) == PATCHES:  # ./patches is a file or a run

@@ -144,12 +144,9 @@ class RankLeftError(KinfolkError):
 
 @final
 class Rendezvous:
-    """Where ranks wait until rank zero has prepared data and run folder: the TCPStore of the
-    process group, which breaks off when rank zero ends. Rank zero needs none if it starts the
-    others itself, after the preparation.
-
-    Use it as a context manager around the training.
-    """
+    """A context manager around the training, where ranks wait until rank zero has prepared data and
+    run folder: the TCPStore of the process group, which breaks off when rank zero ends. Rank zero
+    needs none if it starts the others itself, after the preparation."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.number, self._over = rank, next(_trainings), threading.Event()

@@ -55,16 +55,11 @@ def check_batch_size(batch_size: int, num_train: int, world_size: int) -> None:
 
 
 class BatchLoader:
-    """Yields this rank's part of every global batch, read ahead in threads.
-
-    The global batch is `batch_size` ids of the epoch's permutation, of `order`, or of the shards of
-    streamed data; rank r gets its r-th part. The last, smaller batch of an epoch is dropped, and so
-    is an image of a stream that turns out to be corrupt.
-
-    Yields:
-        `pixels` (B, H, W, 3) uint8, `aspect` (B,), `ids` (B,), `epoch` and `step`; with `text` also
-        `tokens` (B, T), of one caption for each sample, and what it knows of them.
-    """
+    """Yields this rank's part of every global batch, read ahead in threads: `pixels` (B, H, W, 3)
+    uint8, `aspect`, `ids`, `epoch` and `step`; with `text` also `tokens` (B, T) of one caption for
+    each sample. A global batch is `batch_size` ids of the epoch's permutation, of `order`, or of
+    the shards of streamed data; rank r gets its r-th part. The last, smaller batch of an epoch is
+    dropped, and so is an image of a stream that turns out to be corrupt."""
 
     def __init__(
         self,

@@ -41,8 +41,7 @@ class NonFiniteLossError(KinfolkError):
 class TrainingModule(pl.LightningModule):
     """Makes the views of a batch on the device, calls the framework, and stops if a loss is not
     finite. All randomness of a step is a function of seed, epoch, step and rank, so a resumed
-    training has no random state to restore. `optimizers`: (framework, steps per epoch) → the return
-    value of `configure_optimizers`."""
+    training has no random state to restore."""
 
     def __init__(
         self,

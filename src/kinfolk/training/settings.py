@@ -107,12 +107,8 @@ def check_arguments(
     written: bool = False,
 ) -> dict[str, Any]:
     """The arguments of a call of `target`: `given`, converted by annotation, and defaults.
-
-    Args:
-        parameters: those that a user may set.
-        section, owner: names for messages, such as "detector" and "glofnd".
-        written: return the plain types of config.yaml, where a tuple is a list.
-    """
+    `section`, `owner`: for messages, such as "detector" and "glofnd". `written`: return the plain
+    types of config.yaml, where a tuple is a list."""
     refused: Mapping[str, str] = getattr(target, "refused", {})
     given = current_names(given, owner)
     for key, value in given.items():
