@@ -224,8 +224,6 @@ def compile_block_loss() -> BlockLoss:
 
 
 class Outcome(NamedTuple):
-    """A loss with its gradient, the counts, and the state that detector and loss propose."""
-
     loss: Tensor
     stats: Stats
     found: State  # (B, …)
@@ -255,7 +253,6 @@ def contrast(
     step = max(1, (how.block_rows or many) // pairs.num_views)
 
     def cut(x: Tensor | None, first: int) -> Any:
-        """The rows of the samples of a block."""
         if x is not None:
             return x[first * len(x) // samples : (first + step) * len(x) // samples]
         return None

@@ -69,7 +69,6 @@ def threads_of_waiting_ranks() -> Iterator[None]:
 
 
 def _all_gather(gathered: Tensor, own: Tensor) -> None:
-    """`gathered` is (W·n,) of (n,) on W ranks."""
     try:
         _collective("all_gather_single", "all_gather_into_tensor")(gathered, own)
     except RuntimeError as error:

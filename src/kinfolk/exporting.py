@@ -233,7 +233,6 @@ FORMATS: dict[str, tuple[str, Callable[[ExportedEncoder, Path], tuple[str, str]]
 
 
 def unavailable(package: str) -> str | None:
-    """Why the package can't be imported, or None."""
     try:
         importlib.import_module(package)
     except (ImportError, RuntimeError, OSError) as error:

@@ -118,8 +118,6 @@ def sweep(
 
 @final
 class Clock:
-    """Shows which run begins, and how long all will take by the mean of those so far."""
-
     def __init__(self, total: int, shown: bool, what: str = "sweep") -> None:
         self.total, self.number, self._what = total, 0, what
         self._seconds, self._since = list[float](), time.monotonic()
@@ -228,8 +226,6 @@ class Plan:
 
 @dataclass(frozen=True)
 class Trial:
-    """The seeds that all methods have, and their comparison."""
-
     plan: Plan
     seeds: int
     table: Comparison | None
@@ -416,7 +412,6 @@ def _criterion(run: Run, labels: NDArray[np.int64] | None) -> str:
 
 
 def _measure(run: Run, labels: NDArray[np.int64] | None) -> float:
-    """The accuracy by `labels`, or without them the agreement of views."""
     opened = open_run(run.path)
     images = opened.data()
     number = images.num_train

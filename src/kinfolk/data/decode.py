@@ -45,8 +45,6 @@ class Decoded(NamedTuple):
 
 
 class Read(NamedTuple):
-    """The pixels of a sample, or the reason why there are none."""
-
     size_bytes: int
     modified_ns: int
     digest: str = ""

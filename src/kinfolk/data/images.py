@@ -205,7 +205,7 @@ def transfer_batches(
 
 @final
 class HostCopy:
-    """A tensor on its way to the host; `value` waits for this copy alone."""
+    """`value` waits for this copy alone."""
 
     def __init__(self, tensor: Tensor) -> None:
         tensor = tensor.detach()
@@ -225,7 +225,7 @@ class HostCopy:
 
 @final
 class HostWriter:
-    """Calls `write` with results on the host, one batch behind, so that it hardly waits."""
+    """Calls `write` one batch behind, so that it hardly waits."""
 
     def __init__(self, write: Callable[..., object]) -> None:
         self.write = write

@@ -180,7 +180,6 @@ _LONGEST_CELL = 1 << 27
 
 
 def read_columns(path: Path) -> dict[str, list[Any]]:
-    """Cells of CSV and TSV are texts."""
     return _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
 
 

@@ -120,8 +120,6 @@ class FileStore:
 
 @final
 class Verify:
-    """Compares mapped pixels with their checksums when they are first read."""
-
     def __init__(self, path: Path, cache: Tensor, checksums: npt.NDArray[np.uint32]) -> None:
         self.path, self._array, self._checksums = path, cache.numpy(), checksums
         self._good = np.zeros(len(checksums), dtype=bool)
@@ -162,7 +160,6 @@ class CacheFolder:
         self.verify: Verify | None = None
 
     def find(self) -> Contents | None:
-        """What `publish` wrote for the same state, if it is complete."""
         try:
             index = _read_index(self.path)
             cache, verify = _map(self.path, index)

@@ -213,7 +213,6 @@ class Listing:
     def tabulate(
         self, reads: Iterable[Read], store: MemoryStore | FileStore
     ) -> tuple[Samples, Refusals]:
-        """Stores the pixels; returns the table of their images, and what was refused."""
         good: list[tuple[Item, Read]] = []
         refused: Refusals = []
         for index, read in zip(self.images, reads, strict=True):

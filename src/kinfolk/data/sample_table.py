@@ -191,7 +191,6 @@ class Samples:
         return TextColumn.of(self.splits).rows_of(split)
 
     def at(self, rows: Ints) -> Samples:
-        """With new ids."""
         return replace(self._take(rows), ids=np.arange(len(rows)))
 
     def place(self, row: int) -> str | tuple[str, int, int]:

@@ -101,7 +101,6 @@ def open_shards(splits: Splits, name: str, index_dir: str | Path | None = None) 
 
 
 def index_shards(splits: Splits, name: str, folder: Path) -> tuple[Samples, Refusals]:
-    """The table of samples, mapped from a file in `folder`, and what was refused."""
     state: list[Any] = [_VERSION]
     for split, path in _in_order(splits):
         try:
@@ -224,7 +223,6 @@ class Entry:
 
 
 def _usable(path: Path, name: str, refused: Refusals) -> list[tuple[str, Entry]]:
-    """All complete images of an archive; the others are added to `refused`."""
     entries, fault = read_shard(path)
     if fault is not None:
         refused.append((name, fault))

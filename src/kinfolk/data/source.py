@@ -197,7 +197,6 @@ AnySource = TypeVar("AnySource", bound=Source)
 
 
 def exclude(source: AnySource, path: str | None) -> AnySource:
-    """Leaves out the samples that a file names, and others that have their images."""
     if path is None:
         return source
     keys, items = {utf8_key(key) for key in read_excluded(Path(path))}, source.items()

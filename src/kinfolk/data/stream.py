@@ -186,7 +186,6 @@ def open_stream(
 
 
 def stream_images(source: Source, image_size: int, **options: Any) -> ImageData:
-    """The data of `open_stream`; `options` are those of `StreamedPixels`."""
     assert source.samples is not None
     pixels = StreamedPixels(source.samples, image_size, image_size, **options)
     return ImageData(source.samples, pixels, None, list(source.refused))

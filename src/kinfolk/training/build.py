@@ -101,7 +101,7 @@ def build_framework(
     parts: Parts = NO_PARTS,
     cache: Path | None = None,
 ) -> Framework:
-    """The untrained framework; with `resumed`, no initial weights are read."""
+    """With `resumed`, no initial weights are read."""
     parts.require(config)
     method = parse(config.method)
     if config.python.action is not None:

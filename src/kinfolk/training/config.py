@@ -454,7 +454,6 @@ def validation_message(
 
 
 def suggest(name: str, valid: Iterable[str], also: Iterable[str] = ()) -> str:
-    """The end of a message about an unknown name."""
     valid = list(valid)
     inner = [other for other in also if other.split(".")[-1] == name]
     hint = f"; did you mean {' or '.join(inner)}?" if inner else did_you_mean(name, [*valid, *also])

@@ -64,7 +64,7 @@ def guide_features(named: str | Path, data: ImageData, cache: Path | None = None
 
 def text_guide(named: str | Path, data: ImageData, cache: Path | None = None) -> dict[str, Tensor]:
     """The arguments `features` and `positives` of a guide for text pairs, (num_ids, F) each, with
-    explicit negatives at the end. A file has features of the anchors alone."""
+    explicit negatives at the end."""
     assert data.texts is not None
     if Path(named).is_file():
         if data.texts.negatives:

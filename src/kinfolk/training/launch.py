@@ -111,7 +111,6 @@ def _cpu_has_bfloat16() -> bool:
 
 
 def global_rank(devices: int) -> int:
-    """By the environment of Lightning, torchrun or SLURM."""
     environment = os.environ
     if "RANK" in environment:
         return int(environment["RANK"])
@@ -223,7 +222,6 @@ def _address() -> tuple[str, int] | None:
 
 @contextlib.contextmanager
 def explain_lost_ranks(describe_saved: Callable[[], str]) -> Iterator[None]:
-    """Turns the error of a collective that another process has left into a sentence."""
     try:
         yield
     except KinfolkError:

@@ -137,7 +137,6 @@ class OpenedRun:
         workers: int | None = None,
         progress: bool = False,
     ) -> ImageData:
-        """The data of the run or of another source, at the resolution of the run."""
         stored, run = self.config.data, Run(self.path)
         if source is None and stored.source is None:
             raise UsageError(

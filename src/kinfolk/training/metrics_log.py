@@ -35,8 +35,6 @@ Measurement = Callable[[TrainingModule, int], dict[str, float]]
 
 
 class MetricsLog(pl.Callback):
-    """Writes the line of metrics of each epoch, also of one that was interrupted and resumed."""
-
     state_key = "Journal"  # in checkpoints, also those of older versions
 
     def __init__(self, run: Run, measurements: Sequence[Measurement], log_every: int) -> None:

@@ -119,7 +119,6 @@ class Run:
             )
 
     def _foreign(self) -> list[str]:
-        """The names in the folder that a failed start does not leave behind."""
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"`out` (={self.path}) is a file; give the name of a folder")
         names = {entry.name for entry in self.path.glob("*")} - {*BEFORE_CONFIG, LOCK}

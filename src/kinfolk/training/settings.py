@@ -221,7 +221,6 @@ def identity(config: TrainConfig, samples: str, num_train: int) -> dict[str, Any
 
 
 def settings_digest(config: TrainConfig) -> str:
-    """A digest of the settings that determine the result."""
     return _digest(result_settings(config, files=False))
 
 
@@ -285,7 +284,6 @@ def _first_difference(
 
 
 def _content(file: Any) -> Any:
-    """A digest of a file; anything else as it is."""
     is_file = file is not None and Path(str(file)).is_file()
     return f"file {digest_of(Path(str(file)))}" if is_file else file
 
